@@ -1,0 +1,67 @@
+# One command sets up a fresh machine (Python 3.11+, Docker) and runs every check and test: `make test`.
+VENV ?= .venv
+CODEGEN ?= .venv-codegen
+PYTHON ?= python3
+BIN := $(VENV)/bin
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+.PHONY: help install system image proto check lint types generated unit integration test demo bench clean
+
+help:  ## what there is
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
+
+install: $(VENV)/.installed  ## the package and its tools in $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@echo "== installing into $(VENV)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,local-model,reasoning-gym,metrics]'
+	@touch $@
+
+$(CODEGEN)/.installed: requirements-codegen.txt
+	@test -x $(CODEGEN)/bin/python || $(PYTHON) -m venv $(CODEGEN)
+	@$(CODEGEN)/bin/python -m pip install --quiet -r requirements-codegen.txt
+	@touch $@
+
+system:  ## system packages, where this user can install them
+	@bash tests/system-packages.sh
+
+image: install system  ## the sandbox image
+	@echo "== sandbox image"
+	@$(BIN)/orchestrator image build
+
+proto: $(CODEGEN)/.installed  ## regenerate the wire code
+	@PATH="$(CURDIR)/$(CODEGEN)/bin:$$PATH" $(CODEGEN)/bin/python -m grpc_tools.protoc -I proto \
+	  --python_out=proto --pyi_out=proto --grpc_python_out=proto --mypy_grpc_out=quiet:proto \
+	  proto/rollout_api/v1/*.proto
+
+check: lint types generated  ## linters, types, wire contract
+
+lint: install
+	@echo "== lint"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/buf lint
+
+types: install
+	@echo "== types"
+	@$(BIN)/mypy
+
+generated: $(CODEGEN)/.installed
+	@echo "== generated code"
+	@bash tests/generated-code.sh $(CURDIR)/$(CODEGEN)/bin
+
+unit: install  ## quick tests: no Docker, no network
+	@echo "== unit tests"
+	@$(BIN)/pytest -n 2 tests/unit
+
+integration: image  ## tests with real containers, sockets and servers
+	@echo "== integration and end-to-end tests"
+	@$(BIN)/pytest tests/integration tests/e2e
+
+test: check unit integration  ## everything a change must pass
+
+clean:  ## caches and environments; not the image
+	rm -rf $(VENV) $(CODEGEN) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,147 @@
+"""`orchestrator COMMAND`: which command, with which configuration, and the exit code of its end.
+
+Commands are modules under `commands/`, imported when asked for: help must not wait for the engine.
+Exit codes: 0 all done, 1 some not, 2 usage, 3 environment unusable, 128 + n after a signal.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from orchestrator import __version__
+from orchestrator.errors import AuthenticationError, ConfigError, EnvironmentUnusable, RunLocked
+from orchestrator.flags import OPTIONS, Command, parse
+from orchestrator.setting import Layer, Setting, nearest
+from orchestrator.settings import (
+    ENDPOINT,
+    LIMITS,
+    OUTPUT,
+    ROLLOUTS,
+    SAMPLING,
+    SANDBOX,
+    SCORING,
+    TASKS,
+)
+from orchestrator.values import File, Flag, Text
+
+COMMANDS = (
+    Command(
+        "process",
+        "runs tasks and writes groups of scored rollouts to a JSONL file, with an HTML report",
+        uses=(TASKS, ROLLOUTS, LIMITS, SANDBOX, SAMPLING, SCORING, OUTPUT, ENDPOINT),
+    ),
+    Command(
+        "image build",
+        "builds the image that sandboxes are made from",
+        uses=("env.sandbox_image",),
+        options=(
+            Setting(None, Text("an image", "IMAGE"), OPTIONS, "what to build on", "chosen", name="base_image"),
+            Setting(False, Flag(), OPTIONS, "build even if the image is up to date", name="force"),
+        ),
+    ),
+    Command(
+        "verify",
+        "checks whether a groups file or a whole run is what it must be",
+        arguments=(Setting(None, File(), OPTIONS, "a groups file or a run directory", name="path"),),
+    ),
+    Command("cleanup", "removes what killed runs left: containers, sockets, temporary files"),
+)
+USAGE = 2
+UNUSABLE = 3
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry of the `orchestrator` script. Returns the exit code."""
+    try:
+        return _main(list(sys.argv[1:] if argv is None else argv))
+    except ConfigError as error:
+        return _failed(error, USAGE)
+    except (EnvironmentUnusable, AuthenticationError) as error:
+        return _failed(error, UNUSABLE)
+    except RunLocked as error:
+        return _failed(error, 1)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _main(argv: list[str]) -> int:
+    if not argv or argv[0] in ("--help", "-h"):
+        _say(_overview())
+        return 0 if argv else USAGE
+    if argv[0] == "--version":
+        _say(f"rollout-orchestrator {__version__}")
+        return 0
+    command, rest = find_command(argv, COMMANDS)
+    if "--help" in rest or "-h" in rest:
+        from orchestrator.help import command_help
+
+        _say(command_help(command))
+        return 0
+    return run_command(command, rest)
+
+
+def find_command(argv: Sequence[str], commands: Sequence[Command]) -> tuple[Command, list[str]]:
+    """The command in front, of one word or two, and what follows it. Raises ConfigError."""
+    by_name = {command.name: command for command in commands}
+    for words in (2, 1):
+        command = by_name.get(" ".join(argv[:words]))
+        if command is not None:
+            return command, list(argv[words:])
+    second = [name for name in by_name if name.startswith(argv[0] + " ")]
+    if second:
+        raise ConfigError(f"{argv[0]!r} needs a second word: {', '.join(second)}")
+    given = " ".join(argv[:1])
+    raise ConfigError(f"unknown command {given!r}{nearest(given, by_name)}; see orchestrator --help")
+
+
+def run_command(command: Command, argv: Sequence[str]) -> int:
+    """Reads flags, environment and YAML, then hands over to the command's module."""
+    given = parse(argv, command.flags(), command.arguments)
+    _warn_of_keys(given)
+    own = {
+        row.name: given[row.key].value if row.key in given else row.default
+        for row in (*command.options, *command.arguments)
+    }
+    if not command.uses:
+        return int(import_module(command.module).run(**own))
+    from orchestrator.config import resolve
+
+    config = resolve(given)
+    if command.samples:
+        config.require_endpoint()
+    return int(import_module(command.module).run(config, **own))
+
+
+def _warn_of_keys(given: Layer) -> None:
+    from orchestrator.redact import Secret
+
+    labels = [value.label for value in given.values() if isinstance(value.value, Secret)]
+    if labels:
+        print(
+            f"orchestrator: warning: {' and '.join(labels)}: every user of this machine can see keys on a "
+            "command line; better set OPENAI_API_KEY and TAVILY_API_KEY, or use .env",
+            file=sys.stderr,
+        )
+
+
+def _overview() -> str:
+    from orchestrator.help import overview
+
+    return overview(COMMANDS)
+
+
+def _say(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # `| head` has read enough. What is left in the buffer must not fail again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _failed(error: Exception, code: int) -> int:
+    print(f"orchestrator: {' '.join(str(error).split())}", file=sys.stderr)
+    return code

@@ -1,0 +1,27 @@
+"""`orchestrator image build`: the image that sandboxes are made from."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING
+
+from orchestrator.launch.image import ensure_image
+
+if TYPE_CHECKING:
+    from orchestrator.config import Config
+
+
+def run(config: Config, base_image: str | None, force: bool) -> int:
+    """0: the image is there. Raises EnvironmentUnusable."""
+    image = asyncio.run(ensure_image(config.env.sandbox_image, base_image=base_image, force=force, progress=_say))
+    built = f"built in {image.seconds:.0f} s" if image.fresh else "up to date"
+    print(
+        f"{image.tag} {built}: {image.image_id[:19]}, {image.size_bytes / 1e6:.0f} MB, "
+        f"Python {image.python}, on {image.base}"
+    )
+    return 0
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

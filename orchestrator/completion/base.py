@@ -1,0 +1,86 @@
+"""What every way of sampling offers, and how a prompt becomes ids."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from orchestrator.types import Completion, Message, Sampling
+
+PROBE_HEADER = {"x-orchestrator-probe": "1"}
+_HOSTED = re.compile(
+    r"(^|\.)(openai\.com|openai\.azure\.com|anthropic\.com|googleapis\.com|openrouter\.ai|together\.xyz"
+    r"|together\.ai|mistral\.ai|deepseek\.com|groq\.com|fireworks\.ai|x\.ai|cohere\.com|perplexity\.ai)$"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where completions come from. The key is in no repr and must be in no text."""
+
+    base_url: str
+    model: str
+    api_key: str = field(default="", repr=False)
+    timeout_s: float = 1200.0
+
+    @property
+    def hosted(self) -> bool:
+        """A paid service for everybody: only OpenAI's own parameters, and no probe that samples."""
+        return _HOSTED.search(urlsplit(self.base_url).hostname or "") is not None
+
+    def redact(self, text: str) -> str:
+        """`text` on one line, shortened, without the key or anything that looks like one."""
+        if self.api_key:
+            text = text.replace(self.api_key, "[key]")
+        text = re.sub(r"\b(sk|pk|tvly|hf|xai|gsk)[-_][\w*.-]{4,}", "[key]", text)
+        text = re.sub(r"(?i)bearer\s+\S+", "Bearer [key]", text)
+        return " ".join(text.split())[:300]
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """One completion to sample. `prompt_ids` is set for endpoints that take ids, and then is the prompt."""
+
+    messages: tuple[Message, ...]
+    prompt_ids: tuple[int, ...] | None
+    stop: tuple[str, ...]
+    sampling: Sampling
+    rollout_id: str
+    task_id: str
+    index: int
+    sequence: int
+
+
+class Completer(Protocol):
+    """One kind of inference endpoint."""
+
+    @property
+    def takes_ids(self) -> bool:
+        """Whether prompts go in as ids and sampled ids come back."""
+
+    async def sample(self, request: CompletionRequest) -> Completion:
+        """One completion. Cancelling the call cancels it upstream.
+
+        Raises CompletionError (after its own retries), AuthenticationError, ContextLengthError.
+        """
+
+    async def aclose(self) -> None:
+        """Closes connections. Idempotent."""
+
+
+class Tokenizer(Protocol):
+    """Text to ids and back, and the model's chat template."""
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text`, special tokens in it recognised, nothing added."""
+
+    def decode(self, ids: list[int] | tuple[int, ...]) -> str:
+        """Text of `ids`, special tokens included, no clean-up."""
+
+    def is_end(self, token_id: int) -> bool:
+        """Whether this id ends a turn or the text (a special token, never part of what a model says)."""
+
+    def render(self, messages: tuple[Message, ...], *, generation_prompt: bool) -> str:
+        """The chat template's text."""

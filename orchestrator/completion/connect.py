@@ -1,0 +1,186 @@
+"""Finds out how an endpoint can be sampled from, with at most three small requests, and connects.
+
+1. The model list: whether anybody answers, takes the key, and what kind of server it is.
+2. One token through that server's id-in dialect: whether ids and log-probs really come back and both
+   sides have the same tokenizer.
+3. vLLM, llama.cpp: a text through the server's own tokenizer. Without ids: one token of chat.
+
+Hosted services are asked for the model list only.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Literal
+
+from orchestrator.completion.atropos_generate import AtroposDialect
+from orchestrator.completion.base import PROBE_HEADER, Completer, CompletionRequest, Endpoint
+from orchestrator.completion.ids import (
+    Dialect,
+    HttpClient,
+    IdCompleter,
+    Refusal,
+    Unreadable,
+    WrongTokenizer,
+)
+from orchestrator.completion.llamacpp import LlamaCppDialect
+from orchestrator.completion.retry import Retryable
+from orchestrator.completion.sglang import SglangDialect
+from orchestrator.completion.tokenizer import HubTokenizer
+from orchestrator.completion.vllm import VllmDialect
+from orchestrator.errors import (
+    AuthenticationError,
+    CompletionError,
+    ContextLengthError,
+    EnvironmentUnusable,
+)
+from orchestrator.types import Message, Sampling
+
+log = logging.getLogger(__name__)
+
+TokenPolicy = Literal["auto", "exact", "retokenize"]
+ServerType = Literal["auto", "openai", "vllm", "sglang", "llamacpp", "atropos", "trl"]
+PROBE_TIMEOUT_S = 60.0
+LIST_TIMEOUT_S = 10.0
+_TEXT = "Thought: I add 12 and 30.\n<code>\nprint(12 + 30)\n</code>"
+
+
+async def connect(
+    endpoint: Endpoint,
+    tokenizer: HubTokenizer | None,
+    *,
+    server_type: ServerType = "auto",
+    tokens: TokenPolicy = "auto",
+    temperature: float = 1.0,
+    notes: list[str] | None = None,
+) -> Completer:
+    """A completer that was seen to work. Raises EnvironmentUnusable with what to do."""
+    notes = notes if notes is not None else []
+    client = HttpClient(endpoint)
+    try:
+        owner = await _owner(client)
+        dialect = _dialect(owner, server_type)
+        if endpoint.hosted or tokens == "retokenize" or tokenizer is None or dialect is None:
+            why = "it is asked for text" if tokens == "retokenize" else _why_no_ids(endpoint, tokenizer)
+        else:
+            try:
+                return await _ids(dialect, client, tokenizer, temperature, notes)
+            except WrongTokenizer as error:
+                raise EnvironmentUnusable(
+                    f"the tokenizer is not the endpoint's: {error}; set --env.tokenizer_name to the model's own"
+                ) from error
+            except AuthenticationError as error:
+                raise EnvironmentUnusable(str(error)) from error
+            except (CompletionError, ContextLengthError) as error:
+                why = f"as {dialect.name} it answered: {error}"
+        if tokens == "exact":
+            raise EnvironmentUnusable(
+                f"the endpoint {endpoint.base_url} gives no exact token ids ({why}); "
+                "use vLLM, SGLang or llama.cpp, or set --env.token_source retokenize"
+            )
+        notes.append(f"tokens are made from text: {why}")
+    except BaseException:
+        await client.aclose()
+        raise
+    await client.aclose()
+    return await _chat(endpoint, requests=1 if dialect is not None and tokenizer is not None else 2)
+
+
+async def _owner(client: HttpClient) -> str | None:
+    """What the model list says of the server: `vllm`, `sglang`, `llamacpp` …; None: it has no list."""
+    url = client.endpoint.base_url
+    try:
+        answer = await client.get("/v1/models", timeout_s=LIST_TIMEOUT_S, headers=PROBE_HEADER)
+    except AuthenticationError as error:
+        raise EnvironmentUnusable(str(error)) from error
+    except (Refusal, ContextLengthError, Unreadable):
+        return None
+    except CompletionError as error:
+        if isinstance(error, Retryable) and error.status is not None:
+            return None  # something answers; the next request will tell
+        raise EnvironmentUnusable(
+            f"no answer from the endpoint {url}: {error}; start it or set --openai.base_url"
+        ) from error
+    try:
+        return str(answer["data"][0].get("owned_by", ""))
+    except (KeyError, TypeError, IndexError, AttributeError):
+        return ""
+
+
+def _dialect(owner: str | None, server_type: ServerType) -> Dialect | None:
+    """The id-in dialect to try; None: text only."""
+    if server_type in ("openai", "trl"):
+        return None
+    if server_type == "atropos" or (server_type == "vllm" and owner is None):
+        return AtroposDialect()
+    if server_type == "sglang" or owner == "sglang":
+        return SglangDialect()
+    if server_type == "llamacpp" or owner == "llamacpp":
+        return LlamaCppDialect()
+    # An unknown server with a model list may well be vLLM behind a gateway: one token will tell.
+    return VllmDialect() if owner is not None else AtroposDialect()
+
+
+async def _ids(
+    dialect: Dialect, client: HttpClient, tokenizer: HubTokenizer, temperature: float, notes: list[str]
+) -> IdCompleter:
+    """An exact completer, probed. Raises what `IdCompleter.probe` raises."""
+    completer = IdCompleter(dialect, client, tokenizer)
+    text = tokenizer.render((Message("user", "1+1="),), generation_prompt=True)
+    sampling = Sampling(temperature=1.0, top_p=1.0, max_tokens=1, seed=1)
+    request = CompletionRequest((), tuple(tokenizer.encode(text)), (), sampling, "probe", "probe", 0, 0)
+    try:
+        await completer.probe(request, PROBE_TIMEOUT_S)
+    except Refusal as error:
+        if not isinstance(dialect, SglangDialect) or "sampling_seed" not in str(error):
+            raise
+        completer = IdCompleter(SglangDialect(seeded=False), client, tokenizer)
+        await completer.probe(request, PROBE_TIMEOUT_S)
+        notes.append("this SGLang knows no sampling_seed: rollouts are not repeatable by seed")
+    if isinstance(dialect, VllmDialect | LlamaCppDialect):
+        await _compare_tokenizers(dialect, client, tokenizer)
+    if isinstance(dialect, SglangDialect) and temperature != 1.0:
+        notes.append(
+            "SGLang's log-probs are of the distribution at the sampling temperature "
+            "unless it was started with SGLANG_RETURN_ORIGINAL_LOGPROB=1"
+        )
+    return completer
+
+
+async def _compare_tokenizers(dialect: Dialect, client: HttpClient, tokenizer: HubTokenizer) -> None:
+    """Whether the server's tokenizer gives our ids. Raises WrongTokenizer; a server without one is let be."""
+    body = (
+        {"content": _TEXT, "add_special": False}
+        if isinstance(dialect, LlamaCppDialect)
+        else {"model": client.endpoint.model, "prompt": _TEXT, "add_special_tokens": False}
+    )
+    try:
+        answer = await client.post("/tokenize", body, timeout_s=LIST_TIMEOUT_S, headers=PROBE_HEADER)
+        theirs = answer["tokens"]
+    except AuthenticationError:
+        raise
+    except (CompletionError, ContextLengthError, KeyError, TypeError) as error:
+        log.debug("no /tokenize at %s: %s", client.endpoint.base_url, error)
+        return
+    if isinstance(theirs, list) and theirs != tokenizer.encode(_TEXT):
+        raise WrongTokenizer(f"it makes {len(theirs)} other ids of a text of ours")
+
+
+async def _chat(endpoint: Endpoint, requests: int) -> Completer:
+    # The client costs 0.8 s of imports: only where it is used.
+    from orchestrator.completion.openai import OpenAICompleter
+
+    completer = OpenAICompleter(endpoint)
+    try:
+        if not endpoint.hosted:
+            await completer.probe(requests)
+    except BaseException:
+        await completer.aclose()
+        raise
+    return completer
+
+
+def _why_no_ids(endpoint: Endpoint, tokenizer: HubTokenizer | None) -> str:
+    if endpoint.hosted:
+        return "a hosted service gives no ids"
+    return "there is no tokenizer" if tokenizer is None else "its server type gives no ids"

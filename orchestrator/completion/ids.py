@@ -1,0 +1,301 @@
+"""What the id-in dialects share: HTTP through aiohttp, retries, and the checks on every answer.
+
+A dialect says how a request looks and how an answer is read; this module sends it, classifies
+errors and refuses answers that do not hold one log-prob per sampled id. Sampled text is decoded
+from the ids here, never taken from the server: what completes a stop string may carry more text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import aiohttp
+
+from orchestrator.completion.base import PROBE_HEADER, CompletionRequest, Endpoint
+from orchestrator.completion.line import visible_text
+from orchestrator.completion.retry import (
+    Retryable,
+    RetryPolicy,
+    is_context_length,
+    retry_after_s,
+    with_retries,
+)
+from orchestrator.completion.tokenizer import HubTokenizer
+from orchestrator.errors import AuthenticationError, CompletionError, ContextLengthError
+from orchestrator.types import Completion
+
+MAX_BODY_BYTES = 64 << 20
+MAX_LINE_BYTES = 1 << 20  # of a streamed answer
+CONNECT_TIMEOUT_S = 10.0
+UNTOLD = -1  # a dialect whose servers may not say how long the prompt was
+ROUNDING = 1e-6  # a log-prob above zero by less than this is a rounding error
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """An answer as a dialect read it, before it is checked.
+
+    `prompt_ids`: what the server says it was given. `text`: the ids as the server decodes them, used
+    to find out at the start whether both sides have the same tokenizer.
+    """
+
+    ids: list[Any]
+    logprobs: list[Any]
+    finish_reason: str
+    prompt_tokens: int
+    prompt_ids: list[Any] | None = None
+    policy_version: str | None = None
+    text: str | None = None
+
+
+class Dialect(Protocol):
+    """One server's way of taking ids and giving ids."""
+
+    name: str
+    path: str
+    streams: bool
+
+    def body(self, request: CompletionRequest, model: str) -> dict[str, Any]:
+        """The JSON to post. Every sampling parameter is in it."""
+
+    def read(self, answer: Any) -> Sampled:
+        """Ids and log-probs of an answer (of the list of events where it streams).
+
+        Raises KeyError, TypeError, IndexError, ValueError for anything else than it expects.
+        """
+
+
+class HttpClient:
+    """One endpoint's connections. Errors come as Retryable, CompletionError, ContextLengthError."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def root(self) -> str:
+        """The server without the OpenAI prefix."""
+        return self.endpoint.base_url.rstrip("/").removesuffix("/v1")
+
+    def session(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            headers = {"Authorization": f"Bearer {self.endpoint.api_key}"} if self.endpoint.api_key else {}
+            self._session = aiohttp.ClientSession(
+                headers=headers,
+                connector=aiohttp.TCPConnector(limit=0),  # the sandbox budget is the limit
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+                read_bufsize=1 << 18,
+            )
+        return self._session
+
+    async def aclose(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def get(self, path: str, *, timeout_s: float, headers: Mapping[str, str] | None = None) -> Any:
+        async with self._request("GET", path, None, timeout_s, headers) as response:
+            return await self._json(response)
+
+    async def post(
+        self, path: str, body: Any, *, timeout_s: float, headers: Mapping[str, str] | None = None
+    ) -> Any:
+        async with self._request("POST", path, body, timeout_s, headers) as response:
+            return await self._json(response)
+
+    async def stream(
+        self, path: str, body: Any, *, timeout_s: float, headers: Mapping[str, str] | None = None
+    ) -> list[Any]:
+        """All events of a server-sent stream, `[DONE]` left out."""
+        events: list[Any] = []
+        size = 0
+        async with self._request("POST", path, body, timeout_s, headers) as response:
+            if not response.headers.get("content-type", "").startswith("text/event-stream"):
+                raise Retryable(f"no event stream: {self._short(await self._text(response))}")
+            async for line in response.content:
+                size += len(line)
+                if size > MAX_BODY_BYTES or len(line) > MAX_LINE_BYTES:
+                    raise CompletionError("an answer without end")
+                if line.startswith(b"error:"):
+                    raise self._refusal(500, self._short(line.decode("utf-8", "replace")), None)
+                if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
+                    events.append(_loads(data))
+        return events
+
+    @asynccontextmanager
+    async def _request(
+        self, method: str, path: str, body: Any, timeout_s: float, headers: Mapping[str, str] | None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        try:
+            async with self.session().request(
+                method,
+                f"{self.root}{path}",
+                json=body,
+                headers=headers,
+                timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S),
+            ) as response:
+                if response.status >= 400:
+                    text = self._short(await self._text(response))
+                    raise self._refusal(response.status, text, response.headers.get("retry-after"))
+                yield response
+        except TimeoutError as error:
+            raise CompletionError(f"no answer within {timeout_s:g} s") from error
+        except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
+            text = self._short(str(error) or type(error).__name__)
+            raise Retryable(f"connection failed: {text}") from error
+
+    def _refusal(self, status: int, text: str, after: str | None) -> Exception:
+        if status in (401, 403):
+            what = "the key" if self.endpoint.api_key else "a request without a key"
+            return AuthenticationError(
+                f"the endpoint {self.endpoint.base_url} refuses {what} (HTTP {status}); "
+                "set --openai.api_key or OPENAI_API_KEY"
+            )
+        if is_context_length(status, text):
+            return ContextLengthError(text)
+        if status in (408, 409, 425, 429) or status >= 500:
+            return Retryable(f"HTTP {status}: {text}", retry_after_s(after), status)
+        return Refusal(f"HTTP {status}: {text}")
+
+    async def _json(self, response: aiohttp.ClientResponse) -> Any:
+        return _loads(await self._read(response))
+
+    async def _text(self, response: aiohttp.ClientResponse) -> str:
+        return (await self._read(response)).decode("utf-8", "replace")
+
+    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        body = bytearray()
+        async for chunk in response.content.iter_chunked(1 << 16):
+            body += chunk
+            if len(body) > MAX_BODY_BYTES:
+                raise CompletionError(f"an answer over {MAX_BODY_BYTES} bytes")
+        return bytes(body)
+
+    def _short(self, text: str) -> str:
+        return self.endpoint.redact(text)
+
+
+class Refusal(CompletionError):
+    """A 4xx that no retry helps against: a parameter the server does not know, a wrong path."""
+
+
+class Unreadable(Retryable):
+    """Somebody answers, but no JSON."""
+
+
+class WrongTokenizer(CompletionError):
+    """The endpoint's model has another tokenizer than ours."""
+
+
+class IdCompleter:
+    """Completions of one endpoint that takes ids, in one dialect."""
+
+    takes_ids = True
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        client: HttpClient,
+        tokenizer: HubTokenizer,
+        retry: RetryPolicy | None = None,
+    ) -> None:
+        self.dialect = dialect
+        self.endpoint = client.endpoint
+        self._client = client
+        self._tokenizer = tokenizer
+        self._retry = retry or RetryPolicy()
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+    async def sample(self, request: CompletionRequest) -> Completion:
+        completion, _ = await with_retries(lambda: self.call(request), self._retry, self.endpoint.timeout_s)
+        return completion
+
+    async def call(self, request: CompletionRequest) -> Completion:
+        """One request without retries. Raises Retryable, CompletionError, ContextLengthError."""
+        return self._checked(await self._sampled(request, self.endpoint.timeout_s, None), request)
+
+    async def probe(self, request: CompletionRequest, timeout_s: float) -> None:
+        """One request before the first task. Raises WrongTokenizer besides what `call` raises."""
+        sampled = await self._sampled(request, timeout_s, PROBE_HEADER)
+        completion = self._checked(sampled, request)
+        ids = completion.tokens_T or ()
+        if sampled.text is None or self._tokenizer.is_end(ids[-1]):
+            return
+        ours, theirs = completion.text.strip(), sampled.text.strip()
+        if ours != theirs and "\ufffd" not in ours + theirs:
+            raise WrongTokenizer(
+                f"the endpoint decodes id {ids[0]} to {theirs[:40]!r}, the tokenizer to {ours[:40]!r}"
+            )
+
+    async def _sampled(
+        self, request: CompletionRequest, timeout_s: float, headers: Mapping[str, str] | None
+    ) -> Sampled:
+        send = self._client.stream if self.dialect.streams else self._client.post
+        body = self.dialect.body(request, self.endpoint.model)
+        answer = await send(self.dialect.path, body, timeout_s=timeout_s, headers=headers)
+        try:
+            return self.dialect.read(answer)
+        except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
+            raise Retryable(f"an answer that is none of {self.dialect.name}: {type(error).__name__}") from error
+
+    def _checked(self, sampled: Sampled, request: CompletionRequest) -> Completion:
+        prompt = request.prompt_ids or ()
+        ids = tuple(sampled.ids)
+        if not ids:
+            raise Retryable("an empty answer")
+        if not all(type(i) is int and 0 <= i < self._tokenizer.size for i in ids):
+            raise Retryable(f"an id outside the tokenizer's {self._tokenizer.size}")
+        if len(sampled.logprobs) != len(ids):
+            raise Retryable(f"{len(ids)} ids but {len(sampled.logprobs)} log-probs")
+        logprobs = []
+        for value in sampled.logprobs:
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise Retryable("a log-prob that is no number")
+            if value > ROUNDING:
+                raise Retryable(f"a log-prob above zero ({value})")
+            logprobs.append(min(0.0, float(value)))
+        if len(ids) > request.sampling.max_tokens:
+            raise Retryable(f"{len(ids)} ids where {request.sampling.max_tokens} were asked for")
+        if sampled.prompt_ids is not None and tuple(sampled.prompt_ids) != prompt:
+            raise Retryable("the server sampled from another prompt than it was given")
+        if sampled.prompt_tokens not in (len(prompt), UNTOLD):
+            raise Retryable(f"the server saw {sampled.prompt_tokens} prompt ids, it was given {len(prompt)}")
+        text, visible = visible_text(self._tokenizer, ids, request.stop)
+        return Completion(
+            text=text,
+            visible=visible,
+            finish_reason=_finish(sampled.finish_reason),
+            tokens_T=ids,
+            logprobs_T=tuple(logprobs),
+            prompt_tokens=len(prompt),
+            completion_tokens=len(ids),
+            policy_version=sampled.policy_version,
+        )
+
+
+def _finish(reason: str) -> Literal["stop", "length"]:
+    if reason == "length":
+        return "length"
+    if reason == "stop":
+        return "stop"
+    raise Retryable(f"an answer that ended by {str(reason)[:40]!r}")
+
+
+def _loads(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise Unreadable("an answer that is no JSON") from error
+
+
+def version_text(value: Any) -> str | None:
+    """A policy version as the server tells it, bounded."""
+    return None if value is None else str(value)[:200]

@@ -1,0 +1,114 @@
+"""The id lines of one episode: how the next prompt continues the ids that exist already.
+
+Rendering a conversation again gives other ids than were sampled, so a line is only ever appended
+to: previous ids + sampled ids + encoded suffix. The suffix is what the chat template prints after
+the assistant's text, found by rendering a marker in its place; the turn's end is thereby derived
+from the template. A request that does not continue any line opens a new one (a segment).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from orchestrator.completion.base import Tokenizer
+from orchestrator.types import Completion, Message
+
+MARKER = "assistantsaysthishere0123456789"
+
+
+@dataclass(slots=True)
+class _Segment:
+    """One line: its ids, and the conversation they stand for up to the last completion."""
+
+    number: int
+    ids: list[int] = field(default_factory=list)
+    messages: tuple[Message, ...] = ()
+    completion: Completion | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The next prompt. `ids` is the whole line; `added` are the ids this turn puts behind it."""
+
+    segment: int
+    ids: tuple[int, ...]
+    added: tuple[int, ...]
+    closing: str
+
+
+class TokenLine:
+    """All segments of one episode. `closing_tag` is what the agent may append to a completion."""
+
+    def __init__(self, tokenizer: Tokenizer, closing_tag: str) -> None:
+        self._tokenizer = tokenizer
+        self._closing_tag = closing_tag
+        self._segments: list[_Segment] = []
+
+    def prompt(self, messages: tuple[Message, ...]) -> Prompt:
+        """The ids to sample from. Nothing changes until `append`."""
+        for segment in reversed(self._segments):
+            if (suffix := self._suffix(segment, messages)) is not None:
+                closing, text = suffix
+                added = tuple(self._tokenizer.encode(text))
+                return Prompt(segment.number, (*segment.ids, *added), added, closing)
+        ids = tuple(self._tokenizer.encode(self._tokenizer.render(messages, generation_prompt=True)))
+        return Prompt(len(self._segments), ids, ids, "")
+
+    def append(self, prompt: Prompt, messages: tuple[Message, ...], completion: Completion) -> None:
+        """Puts the prompt's ids and the sampled ids behind the line."""
+        if completion.tokens_T is None:
+            raise ValueError("a line grows by sampled ids; this completion has none")
+        if prompt.segment == len(self._segments):
+            self._segments.append(_Segment(prompt.segment))
+        segment = self._segments[prompt.segment]
+        segment.ids.extend(prompt.added)
+        segment.ids.extend(completion.tokens_T)
+        segment.messages = messages
+        segment.completion = completion
+
+    def _suffix(self, segment: _Segment, messages: tuple[Message, ...]) -> tuple[str, str] | None:
+        """(text the agent appended, text to encode behind the line); None: not this line's continuation."""
+        completion, seen = segment.completion, segment.messages
+        if completion is None or len(messages) <= len(seen) or messages[: len(seen)] != seen:
+            return None
+        said = messages[len(seen)]
+        if said.role != "assistant":
+            return None
+        visible = completion.visible.strip()
+        if not said.content.startswith(visible):
+            return None
+        appended = said.content[len(visible) :].strip()
+        if appended not in ("", self._closing_tag):
+            return None
+        after = self._after_assistant(messages, len(seen))
+        if after is None:
+            return None
+        tokens = completion.tokens_T or ()
+        if tokens and self._tokenizer.is_end(tokens[-1]):
+            end = self._tokenizer.decode(tokens[-1:])
+            # The model ended the turn itself: what the agent appended has no place behind that.
+            return "", after.removeprefix(end)
+        if appended and appended in completion.text[len(completion.visible) :]:
+            appended = ""  # the stop string was sampled: the ids hold it already
+        return appended, appended + after
+
+    def _after_assistant(self, messages: tuple[Message, ...], index: int) -> str | None:
+        """What the template prints from the end of message `index` to the next generation prompt."""
+        marked = (*messages[:index], Message("assistant", MARKER), *messages[index + 1 :])
+        parts = self._tokenizer.render(marked, generation_prompt=True).split(MARKER)
+        return parts[1] if len(parts) == 2 else None
+
+
+def visible_text(tokenizer: Tokenizer, tokens_T: tuple[int, ...], stop: tuple[str, ...]) -> tuple[str, str]:
+    """(all that was sampled, what the agent gets): without the end token, cut before the first stop string."""
+    text = tokenizer.decode(tokens_T)
+    said = text
+    if tokens_T and tokenizer.is_end(tokens_T[-1]):
+        said = tokenizer.decode(tokens_T[:-1])
+    return text, cut_at_stop(said, stop)
+
+
+def cut_at_stop(text: str, stop: tuple[str, ...]) -> str:
+    """`text` up to the first of the stop strings."""
+    places = [at for s in stop if s and (at := text.find(s)) >= 0]
+    return text[: min(places)] if places else text

@@ -1,0 +1,70 @@
+"""SGLang: `/generate` with `input_ids`.
+
+`meta_info.output_token_logprobs` is one `[log-prob, id, text]` per sampled id, end token and stop
+string included. They are of the distribution at the sampling temperature unless the server runs
+with SGLANG_RETURN_ORIGINAL_LOGPROB=1, so another temperature than 1 is noted at the start.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orchestrator.completion.base import CompletionRequest
+from orchestrator.completion.ids import Sampled, version_text
+
+
+class SglangDialect:
+    """SGLang's own endpoint."""
+
+    name = "sglang"
+    path = "/generate"
+    streams = False
+
+    def __init__(self, *, seeded: bool = True) -> None:
+        # Servers before 0.5.2 know no sampling_seed and refuse the whole request for it.
+        self.seeded = seeded
+
+    def body(self, request: CompletionRequest, model: str) -> dict[str, Any]:
+        sampling = request.sampling
+        parameters: dict[str, Any] = {
+            "max_new_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": -1,
+            "min_p": 0.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "repetition_penalty": 1.0,
+            "stop": list(request.stop),
+            "n": 1,
+            "ignore_eos": False,
+            "min_new_tokens": 0,
+            "skip_special_tokens": False,
+            "spaces_between_special_tokens": False,
+            "no_stop_trim": True,
+        }
+        if self.seeded:
+            parameters["sampling_seed"] = sampling.seed
+        return {
+            "input_ids": list(request.prompt_ids or ()),
+            "sampling_params": parameters,
+            "return_logprob": True,
+            "logprob_start_len": -1,
+            "top_logprobs_num": 0,
+            "return_text_in_logprobs": False,
+            "stream": False,
+        }
+
+    def read(self, answer: Any) -> Sampled:
+        answer = answer[0] if isinstance(answer, list) else answer
+        meta = answer["meta_info"]
+        pairs = meta["output_token_logprobs"]
+        reason = meta["finish_reason"]
+        return Sampled(
+            ids=[pair[1] for pair in pairs],
+            logprobs=[pair[0] for pair in pairs],
+            finish_reason=reason["type"] if isinstance(reason, dict) else reason,
+            prompt_tokens=meta["prompt_tokens"],
+            policy_version=version_text(meta.get("weight_version")),
+            text=answer.get("text"),
+        )

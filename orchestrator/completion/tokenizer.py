@@ -1,0 +1,134 @@
+"""The model's tokenizer and chat template, from a folder or the hub.
+
+Whether a name can be loaded at all is found out before transformers is imported: without network
+its hub client would retry for most of a minute.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from orchestrator.errors import EnvironmentUnusable
+from orchestrator.types import Message
+
+HUB_TIMEOUT_S = 1.5
+_FLAG = "--env.tokenizer_name"
+
+
+class HubTokenizer:
+    """A `transformers` tokenizer behind the `Tokenizer` protocol."""
+
+    def __init__(self, tokenizer: Any, name: str) -> None:
+        self._tokenizer = tokenizer
+        self.name = name
+        self.size = len(tokenizer)
+        self._special = frozenset(tokenizer.all_special_ids)
+        ends = {tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>")}
+        self._ends = frozenset(i for i in ends if i is not None) | self._special
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, ids: list[int] | tuple[int, ...]) -> str:
+        return str(
+            self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        )
+
+    def is_end(self, token_id: int) -> bool:
+        return token_id in self._ends
+
+    def render(self, messages: tuple[Message, ...], *, generation_prompt: bool) -> str:
+        # transformers 5 returns a BatchEncoding unless told not to tokenize.
+        return str(
+            self._tokenizer.apply_chat_template(
+                [{"role": m.role, "content": m.content} for m in messages],
+                tokenize=False,
+                add_generation_prompt=generation_prompt,
+            )
+        )
+
+
+def load_tokenizer(name: str) -> HubTokenizer:
+    """Blocking: seconds of imports. Raises EnvironmentUnusable within about 3 s when it cannot be had."""
+    offline = _source(name)
+    before = {k: os.environ.get(k) for k in ("HF_HUB_OFFLINE", "TRANSFORMERS_VERBOSITY")}
+    if offline:
+        os.environ["HF_HUB_OFFLINE"] = "1"
+    # transformers announces at import that it found no torch; nobody here needs one.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    try:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except Exception as error:  # transformers raises anything from OSError to KeyError here
+        first = str(error).strip().split("\n")[0][:200]
+        raise EnvironmentUnusable(
+            f"tokenizer {name!r} cannot be loaded ({type(error).__name__}: {first}); "
+            f"set {_FLAG} to a folder or hub id with a tokenizer"
+        ) from error
+    finally:
+        for key, value in before.items():
+            if value is None:
+                os.environ.pop(key, None)
+            else:
+                os.environ[key] = value
+    if not getattr(tokenizer, "chat_template", None):
+        raise EnvironmentUnusable(
+            f"tokenizer {name!r} has no chat template; set {_FLAG} to the one of an instruct or chat model"
+        )
+    return HubTokenizer(tokenizer, name)
+
+
+def _source(name: str) -> bool:
+    """True: everything is on this machine; False: the hub has to be asked. Raises EnvironmentUnusable."""
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not any((folder / f).is_file() for f in ("tokenizer.json", "tokenizer_config.json", "vocab.json")):
+            raise EnvironmentUnusable(
+                f"{name!r} holds no tokenizer; set {_FLAG} to a folder with a tokenizer.json"
+            )
+        return True
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise EnvironmentUnusable(f"tokenizer folder {name!r} does not exist; set {_FLAG} to one that does")
+    if _cached(name):
+        return True
+    if os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0"):
+        raise EnvironmentUnusable(
+            f"tokenizer {name!r} is not on this machine and HF_HUB_OFFLINE is set; set {_FLAG} to a local folder"
+        )
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+    request = urllib.request.Request(f"{endpoint}/api/models/{name}", method="HEAD")  # noqa: S310 - fixed scheme
+    try:
+        urllib.request.urlopen(request, timeout=HUB_TIMEOUT_S).close()  # noqa: S310
+    except urllib.error.HTTPError as error:
+        # Gated models answer 401 or 403 without a token; transformers may still have one.
+        if error.code == 404 or (error.code == 401 and not _hub_token()):
+            raise EnvironmentUnusable(
+                f"tokenizer {name!r} is not on the hub, or not open to you; "
+                f"set {_FLAG} to a local folder or another hub id"
+            ) from error
+    except (OSError, ValueError) as error:
+        raise EnvironmentUnusable(
+            f"tokenizer {name!r} is not on this machine and the hub cannot be reached; "
+            f"set {_FLAG} to a local folder (or to none for `process` without token ids)"
+        ) from error
+    return False
+
+
+def _cached(name: str) -> bool:
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+    snapshots = cache / ("models--" + name.replace("/", "--")) / "snapshots"
+    with contextlib.suppress(OSError):
+        return any(snapshots.glob("*/tokenizer_config.json"))
+    return False
+
+
+def _hub_token() -> bool:
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    return bool(os.environ.get("HF_TOKEN")) or (home / "token").is_file()

@@ -1,0 +1,60 @@
+"""Stock vLLM: `/v1/completions` with a list of ids as prompt and `return_token_ids`.
+
+`token_ids` holds every sampled id, end token and stop string included; `logprobs: 0` adds the
+sampled id's own log-prob to each, raw by default (`--logprobs-mode raw_logprobs`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orchestrator.completion.base import CompletionRequest
+from orchestrator.completion.ids import Sampled, version_text
+
+
+class VllmDialect:
+    """vLLM's OpenAI server, as released."""
+
+    name = "vllm"
+    path = "/v1/completions"
+    streams = False
+
+    def body(self, request: CompletionRequest, model: str) -> dict[str, Any]:
+        sampling = request.sampling
+        return {
+            "model": model,
+            "prompt": list(request.prompt_ids or ()),
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": -1,
+            "min_p": 0.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "repetition_penalty": 1.0,
+            "seed": sampling.seed,
+            "stop": list(request.stop),
+            "n": 1,
+            "stream": False,
+            "echo": False,
+            "ignore_eos": False,
+            "min_tokens": 0,
+            "logprobs": 0,
+            "return_token_ids": True,
+            "add_special_tokens": False,
+            "skip_special_tokens": False,
+            "spaces_between_special_tokens": False,
+            "include_stop_str_in_output": True,
+        }
+
+    def read(self, answer: Any) -> Sampled:
+        choice = answer["choices"][0]
+        return Sampled(
+            ids=choice["token_ids"],
+            logprobs=choice["logprobs"]["token_logprobs"],
+            finish_reason=choice["finish_reason"],
+            prompt_tokens=answer["usage"]["prompt_tokens"],
+            prompt_ids=choice.get("prompt_token_ids"),
+            policy_version=version_text(answer.get("weight_version")),
+            text=choice.get("text"),
+        )

@@ -1,0 +1,225 @@
+"""The engine: tasks in, groups out. `process` and `evaluate` use it directly, Atropos through its adapter.
+
+async with Orchestrator(config) as orchestrator:
+    async for group in orchestrator.groups(tasks):
+        ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from orchestrator.executor import Executor
+from orchestrator.grade import grade
+from orchestrator.group import GroupPolicy, run_group
+from orchestrator.plan import backfill, plan_group
+from orchestrator.rollout import Surroundings
+from orchestrator.scorers import make_scorer
+from orchestrator.types import Attempt, BadTask, Group, Member, RolloutPlan, Task
+
+if TYPE_CHECKING:
+    from orchestrator.config import Config
+
+log = logging.getLogger(__name__)
+
+READY_GROUPS = 16  # finished groups nobody has taken yet; past it the sandboxes wait
+
+
+@dataclass(slots=True)
+class Observer:
+    """What a front end may want to hear of. `recorded` is called before an attempt counts."""
+
+    started: Callable[[RolloutPlan], None] = lambda plan: None
+    recorded: Callable[[Member | Attempt], None] = lambda result: None
+    bad_task: Callable[[BadTask, int], None] = lambda task, number: None
+    notes: list[str] = field(default_factory=list)
+
+
+class Orchestrator:
+    """Everything a run needs, opened on entry and closed on exit: launcher, endpoint, tokenizer."""
+
+    def __init__(self, config: Config, observer: Observer | None = None) -> None:
+        self.config = config
+        self.observer = observer or Observer()
+        self.seed = config.env.seed if config.env.seed is not None else secrets.randbits(31)
+        self._stack = AsyncExitStack()
+        self._around: Surroundings | None = None
+        self._draining = False
+
+    async def __aenter__(self) -> Orchestrator:
+        """Checks and opens everything. Raises EnvironmentUnusable before any task is touched."""
+        from orchestrator.surroundings import open_surroundings
+
+        async with AsyncExitStack() as stack:
+            self._around = await open_surroundings(self.config, stack, self.observer.notes)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._around = None
+        await self._stack.aclose()
+
+    @property
+    def around(self) -> Surroundings:
+        """What every rollout shares. Only while open."""
+        if self._around is None:
+            raise RuntimeError("the orchestrator is not open: use `async with Orchestrator(config)`")
+        return self._around
+
+    async def facts(self) -> dict[str, object]:
+        """What run.json says besides the configuration: image, endpoint, how tokens come about."""
+        completer = self.around.completer
+        return {
+            "token_ids": "exact" if completer.takes_ids else "from text",
+            "sandbox": await self.around.launcher.describe(self.config.sandbox_spec()),
+        }
+
+    def drain(self) -> None:
+        """No further group is opened; those that are open come to their end."""
+        self._draining = True
+
+    def summary(self) -> str:
+        """One line for people: what was found and how much may be alive at once."""
+        env = self.config.env
+        source = "exact token ids" if self.around.completer.takes_ids else "text"
+        return (
+            f"{self.config.openai[0].model_name} at {self.config.openai[0].base_url} ({source}); "
+            f"groups of {env.group_size}, at most {env.max_concurrent_sandboxes} sandboxes"
+        )
+
+    async def groups(self, tasks: Iterable[Task | BadTask]) -> AsyncIterator[Group]:
+        """Groups as they come to an end, complete or with a reason; bad tasks go to the observer.
+
+        `env.total_steps` groups, or one per task for -1; more than there are tasks: round again with
+        new seeds. Leaving the loop early cancels what is running and removes its sandboxes.
+        """
+        if self._around is None:
+            async with self:
+                async for group in self.groups(tasks):
+                    yield group
+            return
+        env = self.config.env
+        finished: asyncio.Queue[Group | BaseException | None] = asyncio.Queue(READY_GROUPS)
+        producer = asyncio.create_task(self._produce(tasks, finished), name="groups")
+        try:
+            while (item := await finished.get()) is not None:
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+        finally:
+            producer.cancel()
+            await asyncio.wait([producer])
+            if not producer.cancelled() and (error := producer.exception()) is not None:
+                log.debug("group producer ended with %r", error)
+        log.debug("all groups done, group_size %d", env.group_size)
+
+    async def _produce(
+        self, tasks: Iterable[Task | BadTask], finished: asyncio.Queue[Group | BaseException | None]
+    ) -> None:
+        """Keeps the sandboxes busy: opens the next group when fewer rollouts are open than there are slots."""
+        env = self.config.env
+        executor = self._executor()
+        outstanding = 0
+        changed = asyncio.Event()
+
+        async def one(task: Task, number: int, epoch: int) -> None:
+            nonlocal outstanding
+            try:
+                await finished.put(await self.run_group(task, number, epoch, executor))
+            finally:
+                outstanding -= env.group_size
+                changed.set()
+
+        try:
+            async with asyncio.TaskGroup() as tg:
+                stream = self._stream(tasks)
+                # Sources read files or the network: off the event loop, one task at a time.
+                while not self._draining and (item := await asyncio.to_thread(next, stream, None)):
+                    task, number, epoch = item
+                    if isinstance(task, BadTask):
+                        self.observer.bad_task(task, number)
+                        continue
+                    while outstanding >= env.max_concurrent_sandboxes:
+                        changed.clear()
+                        await changed.wait()
+                    outstanding += env.group_size
+                    tg.create_task(one(task, number, epoch), name=f"group {number}")
+        except BaseExceptionGroup as errors:
+            await finished.put(first_error(errors))
+        else:
+            await finished.put(None)
+
+    def _stream(self, tasks: Iterable[Task | BadTask]) -> Iterator[tuple[Task | BadTask, int, int]]:
+        """(task, number in the stream, epoch), good ones counted against `env.total_steps`."""
+        wanted = self.config.env.total_steps
+        number = epoch = good = 0
+        while True:
+            good_before = good
+            for task in tasks:
+                if 0 <= wanted <= good:
+                    return
+                if epoch and isinstance(task, BadTask):
+                    continue  # reported in the first round
+                yield task, number, epoch
+                number += 1
+                good += isinstance(task, Task)
+            epoch += 1
+            if wanted < 0 or good == good_before:
+                return
+
+    async def run_group(self, task: Task, number: int, epoch: int, executor: Executor) -> Group:
+        """One group, whatever becomes of it."""
+        config = self.config
+        plans = plan_group(
+            task,
+            number=number,
+            group_size=config.env.group_size,
+            epoch=epoch,
+            seed=self.seed,
+            sampling=config.sampling(),
+            agent=config.agent_spec(),
+            sandbox=config.sandbox_spec(),
+            limits=config.limits(),
+        )
+        return await run_group(
+            task,
+            plans,
+            executor,
+            GroupPolicy.parse(config.env.group_policy),
+            lambda plan: backfill(plan, self.seed, epoch),
+        )
+
+    def _executor(self) -> Executor:
+        env, around = self.config.env, self.around
+        scorer = make_scorer(
+            env.scoring_strategy, length_penalty_weight=env.length_penalty_weight, debug=env.debug_scoring
+        )
+
+        def graded(attempt: Attempt) -> Member | Attempt:
+            return grade(attempt, around.tokenizer, scorer)
+
+        return Executor(
+            around,
+            max_sandboxes=env.max_concurrent_sandboxes,
+            max_retries=env.max_retries,
+            graded=graded,
+            recorded=self.observer.recorded,
+            started=self.observer.started,
+        )
+
+
+def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first leaf: what really happened, without the scaffolding around it."""
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

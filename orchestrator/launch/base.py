@@ -1,0 +1,43 @@
+"""What every launcher offers: one sandbox per call, gone when its block is left."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Protocol
+
+from orchestrator.types import SandboxExit, SandboxSpec
+
+
+class Sandbox(Protocol):
+    """One running sandbox, used for one rollout."""
+
+    @property
+    def sandbox_id(self) -> str:
+        """Container id, or whatever names the isolated place on this machine."""
+
+    async def exited(self) -> SandboxExit:
+        """Waits until the sandbox has ended by itself. Raises SandboxLostError, DockerError."""
+
+    async def cpu_s(self) -> float | None:
+        """CPU seconds used so far by everything inside; None where nobody counts."""
+
+
+class Launcher(Protocol):
+    """Makes sandboxes and removes them."""
+
+    async def check(self, spec: SandboxSpec) -> None:
+        """Whether this machine can launch `spec`. Raises EnvironmentUnusable with what to do."""
+
+    async def describe(self, spec: SandboxSpec) -> dict[str, str]:
+        """Versions and image digest, for the run's record. Raises DockerError."""
+
+    def launch(self, spec: SandboxSpec, channel: Path) -> AbstractAsyncContextManager[Sandbox]:
+        """A sandbox whose runner connects to the socket `s` in the directory `channel`.
+
+        On any exit of the block, cancellation included, the sandbox is removed.
+        Raises LaunchError, DockerError.
+        """
+
+    async def aclose(self) -> None:
+        """Lets go of clients and threads. Idempotent."""

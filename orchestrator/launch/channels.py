@@ -1,0 +1,67 @@
+"""The host's side of the sandboxes' sockets: one directory of the run, one inside it per sandbox.
+
+Paths end up in /proc/self/mountinfo of the sandbox, so nothing in them has a meaning.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+from orchestrator.launch.names import SOCKET_NAME
+from orchestrator.launch.owner import owner_label
+
+PREFIX = "orchestrator-"
+OWNER_FILE = "owner"
+_MAX_SOCKET_PATH_BYTES = 100  # the kernel takes 107; some libraries less
+_NAME_BYTES = 6  # 8 characters
+
+
+def make_owned_directory(run: str, parent: Path) -> Path:
+    """A new directory that only we can enter, and that the reaper knows to be this process'."""
+    directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+    (directory / OWNER_FILE).write_text(json.dumps({"owner": owner_label(), "run": run}))
+    return directory
+
+
+class Channels:
+    """Where the sandboxes of one run find their sockets. Closing removes it all; idempotent."""
+
+    def __init__(self, run: str, parent: Path | None = None) -> None:
+        self.root = make_owned_directory(run, parent or _parent())
+
+    def __enter__(self) -> Channels:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    @contextmanager
+    def directory(self) -> Iterator[Path]:
+        """A directory for one sandbox's socket, which it can enter but not list or write."""
+        path = self.root / secrets.token_urlsafe(_NAME_BYTES)
+        path.mkdir()
+        path.chmod(0o711)
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _parent() -> Path:
+    """TMPDIR, unless a socket's path below it would be too long for the kernel."""
+    parent = Path(tempfile.gettempdir())
+    longest = parent / f"{PREFIX}{'x' * 8}" / ("x" * 8) / SOCKET_NAME
+    return parent if len(os.fsencode(longest)) < _MAX_SOCKET_PATH_BYTES else Path("/tmp")  # noqa: S108

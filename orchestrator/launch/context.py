@@ -1,0 +1,75 @@
+"""What the sandbox image is built from: found, listed, hashed, packed. Knows neither Docker nor wheels."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import orchestrator
+from orchestrator.errors import EnvironmentUnusable
+
+DOCKERFILE = "Dockerfile.sandbox"
+REQUIREMENTS = "sandbox/requirements.txt"
+_PACKAGES = ("sandbox", "proto/rollout_api")
+
+
+def context_root() -> Path:
+    """The folder with `Dockerfile.sandbox`: inside the installed package, or the source checkout."""
+    package = Path(orchestrator.__file__).resolve().parent
+    for root in (package / "context", package.parent):
+        if (root / DOCKERFILE).is_file():
+            return root
+    raise EnvironmentUnusable(f"{DOCKERFILE} is missing from this installation: reinstall rollout-orchestrator")
+
+
+@dataclass(frozen=True, slots=True)
+class BuildContext:
+    """Name and content of every file the image is made of, wheels aside."""
+
+    files: tuple[tuple[str, bytes], ...]
+
+    @classmethod
+    def read(cls, root: Path) -> BuildContext:
+        """Exactly the Dockerfile, the requirements and the Python files of the two packages: no cache,
+        no test, no link, nothing that merely lies beside them. Raises EnvironmentUnusable."""
+        names = {DOCKERFILE, REQUIREMENTS}
+        for package in _PACKAGES:
+            names |= {p.relative_to(root).as_posix() for p in (root / package).rglob("*.py") if not p.is_symlink()}
+        try:
+            return cls(tuple((name, (root / name).read_bytes()) for name in sorted(names)))
+        except OSError as error:
+            raise EnvironmentUnusable(f"cannot read {error.filename}: reinstall rollout-orchestrator") from None
+
+    def __getitem__(self, name: str) -> bytes:
+        return dict(self.files)[name]
+
+    @property
+    def digest(self) -> str:
+        """Changes with any name or content, and with nothing else."""
+        digest = hashlib.sha256()
+        for name, content in self.files:
+            digest.update(f"{name}\0{len(content)}\0".encode())
+            digest.update(content)
+        return digest.hexdigest()
+
+    def pack(self, wheels: Iterable[Path], out: IO[bytes]) -> None:
+        """Writes the tar the Engine wants, `wheels` as a folder of that name; leaves `out` at its start."""
+        with tarfile.open(fileobj=out, mode="w") as tar:
+            for name, content in self.files:
+                tar.addfile(_entry(name, len(content)), io.BytesIO(content))
+            for wheel in wheels:
+                with wheel.open("rb") as file:
+                    tar.addfile(_entry(f"wheels/{wheel.name}", wheel.stat().st_size), file)
+        out.seek(0)
+
+
+def _entry(name: str, size_bytes: int) -> tarfile.TarInfo:
+    entry = tarfile.TarInfo(name)
+    entry.size = size_bytes
+    entry.mode = 0o644
+    return entry

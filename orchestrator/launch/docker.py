@@ -1,0 +1,224 @@
+"""Sandboxes as containers of the local Docker Engine: created, verified, watched, removed.
+
+What they are confined to is said in `hardening` and checked by `verification`; what a killed process
+leaves behind is `reaper`'s part. Four calls of the Engine per sandbox: create, start, inspect, remove.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from orchestrator.errors import DockerError, EnvironmentUnusable, LaunchError, SandboxLostError
+from orchestrator.launch.cpu_clock import cpu_file
+from orchestrator.launch.docker_sandbox import DockerSandbox
+from orchestrator.launch.engine_calls import Engine
+from orchestrator.launch.engine_events import ContainerEvent, EngineEvents
+from orchestrator.launch.engine_facts import advice, describe, image_problem, missing_features
+from orchestrator.launch.hardening import sandbox_config, tmpfs_mounts
+from orchestrator.launch.names import LABEL_DEADLINE, LABEL_OWNER, LABEL_PROJECT, LABEL_RUN, PROJECT
+from orchestrator.launch.owner import owner_label
+from orchestrator.launch.uids import UidPair, UidSlots
+from orchestrator.launch.uninterrupted import uninterrupted
+from orchestrator.launch.verification import NO_MEASURES, demand, verify
+from orchestrator.types import SandboxSpec
+
+log = logging.getLogger(__name__)
+
+ENGINE_GRACE_S = 15.0  # an Engine that restarts is away for some seconds
+_STARTS_AT_ONCE = 8  # more only queue up inside the Engine
+_SPARE_THREADS = 2  # removals must not wait behind starts
+_REMOVAL_PAUSES_S = (0.0, 0.2, 1.0, 3.0)
+
+
+class DockerLauncher:
+    """A `Launcher`: at most `max_sandboxes` containers at a time, those coming and going included.
+
+    `waived` names measures of `verification` that need not hold. `lifetime_s`: after it a container is
+    garbage to every reaper, whatever became of us.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        *,
+        max_sandboxes: int,
+        waived: frozenset[str] = NO_MEASURES,
+        allow_localhost_tcp: bool = False,
+        lifetime_s: float = 48 * 3600.0,
+        engine_grace_s: float = ENGINE_GRACE_S,
+    ) -> None:
+        starts = min(max_sandboxes, _STARTS_AT_ONCE)
+        self._run_id = run_id
+        self._max_sandboxes = max_sandboxes
+        self._waived = waived
+        self._allow_localhost_tcp = allow_localhost_tcp
+        self._lifetime_s = lifetime_s
+        self._engine_grace_s = engine_grace_s
+        self._engine = Engine(threads=starts + _SPARE_THREADS)
+        self._slots = asyncio.Semaphore(max_sandboxes)
+        self._starting = asyncio.Semaphore(starts)
+        self._uids = UidSlots()
+        self._live: dict[str, DockerSandbox] = {}
+        self._unremoved: dict[str, UidPair] = {}  # containers that may still be there, by name
+        self._sweeping: asyncio.Task[None] | None = None
+        self._events: EngineEvents | None = None
+        self._giving_up: asyncio.TimerHandle | None = None
+
+    async def check(self, spec: SandboxSpec) -> None:
+        """Raises EnvironmentUnusable: no Docker, no image, a limit nobody enforces. ConfigError: too little
+        memory asked for."""
+        tmpfs_mounts(spec.memory_bytes, UidPair(0, 0))
+        try:
+            await self._engine.open()
+            info = await self._engine.info()
+            image = await self._engine.image(spec.image)
+        except DockerError as error:
+            raise EnvironmentUnusable(str(error)) from None
+        demand(missing_features(info, self._waived))
+        if problem := image_problem(spec, info, image):
+            raise EnvironmentUnusable(problem)
+        for line in advice(info, spec, self._max_sandboxes):
+            log.warning("%s", line)
+
+    async def describe(self, spec: SandboxSpec) -> dict[str, str]:
+        """Versions and image digest. Raises DockerError."""
+        return describe(await self._engine.info(), await self._engine.image(spec.image), spec)
+
+    @asynccontextmanager
+    async def launch(self, spec: SandboxSpec, channel: Path) -> AsyncIterator[DockerSandbox]:
+        """A running, verified container. On any exit it is removed, cancellation included.
+
+        Raises LaunchError, DockerError; EnvironmentUnusable when it is not confined as it must be.
+        """
+        async with self._slots:
+            await self._engine.open()
+            self._follow_events()
+            sandbox = DockerSandbox(self._engine, self._uids.take())
+            self._live[sandbox.name] = sandbox
+            try:
+                async with self._starting:
+                    await self._start(sandbox, spec, channel)
+                yield sandbox
+            finally:
+                await uninterrupted(self._remove(sandbox))
+
+    async def aclose(self) -> None:
+        """Removes what could not be removed before; ends the threads. Idempotent."""
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+        if self._events is not None:
+            await self._events.aclose()
+            self._events = None
+        if self._sweeping is not None:
+            await asyncio.wait([self._sweeping])
+        await self._sweep()
+        await self._engine.aclose()
+
+    # ------------------------------------------------------------ one container
+
+    async def _start(self, sandbox: DockerSandbox, spec: SandboxSpec, channel: Path) -> None:
+        labels = {
+            LABEL_PROJECT: PROJECT,
+            LABEL_RUN: self._run_id,
+            LABEL_OWNER: owner_label(),
+            LABEL_DEADLINE: str(int(time.time() + self._lifetime_s)),
+        }
+        config = sandbox_config(spec, sandbox.uids, channel, labels, allow_localhost_tcp=self._allow_localhost_tcp)
+        try:
+            sandbox.in_doubt = True
+            sandbox.sandbox_id = await self._engine.create(config, sandbox.name)
+            sandbox.in_doubt = False
+        except LaunchError:
+            sandbox.in_doubt = False
+            raise
+        await self._engine.start(sandbox.sandbox_id)
+        inspected = await self._engine.inspect(sandbox.sandbox_id)
+        if inspected is None:
+            raise LaunchError("the container was removed by somebody else while it started")
+        sandbox.running_since_s = asyncio.get_running_loop().time()
+        demand(verify(inspected, config, self._waived))
+        sandbox.cpu_counter = cpu_file(inspected["State"]["Pid"], sandbox.sandbox_id)
+
+    async def _remove(self, sandbox: DockerSandbox) -> None:
+        """Bounded. What resists is logged, tried again when the Engine is back and at the end, and left to
+        the reaper; its uids stay taken."""
+        try:
+            removed = await self._removed(sandbox.name)
+        except DockerError as error:
+            self._unremoved[sandbox.name] = sandbox.uids
+            log.error(
+                "container %s (%s) could not be removed, `orchestrator cleanup` will: %s",
+                sandbox.name,
+                sandbox.sandbox_id[:12] or "id unknown",
+                error,
+            )
+        else:
+            if removed or not sandbox.in_doubt:
+                self._uids.release(sandbox.uids)
+            else:  # the create call without an answer may still be on its way
+                self._unremoved[sandbox.name] = sandbox.uids
+        finally:
+            del self._live[sandbox.name]
+
+    async def _removed(self, name: str) -> bool:
+        """Whether it was there. Raises the last DockerError when the Engine does not do it."""
+        for pause_s in _REMOVAL_PAUSES_S[:-1]:
+            try:
+                return await self._engine.remove(name)
+            except DockerError as error:
+                log.debug("removing %s: %s", name, error)
+                await asyncio.sleep(pause_s)
+        return await self._engine.remove(name)
+
+    async def _sweep(self) -> None:
+        for name, uids in list(self._unremoved.items()):
+            try:
+                await self._engine.remove(name)
+            except DockerError as error:
+                log.debug("removing %s again: %s", name, error)
+            else:
+                del self._unremoved[name]
+                self._uids.release(uids)
+
+    # ------------------------------------------------------------ events, in the loop
+
+    def _follow_events(self) -> None:
+        if self._events is None:
+            self._events = EngineEvents(f"{LABEL_RUN}={self._run_id}", self)
+            self._events.start()
+
+    def on_event(self, event: ContainerEvent) -> None:
+        """To the sandbox it is about. Others' containers, and those gone meanwhile, are nobody's."""
+        if (sandbox := self._live.get(event.name)) is not None:
+            sandbox.on_event(event)
+
+    def on_listing(self, states: Mapping[str, str], asked_s: float) -> None:
+        """The Engine is there (again): catch up with what happened meanwhile."""
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+            self._giving_up = None
+        for name, sandbox in self._live.items():
+            if sandbox.running_since_s is None or sandbox.running_since_s > asked_s:
+                continue
+            if name not in states:
+                sandbox.lose(SandboxLostError("the container was removed by somebody else"))
+            elif states[name] in ("exited", "dead"):
+                sandbox.end()
+        if self._unremoved and (self._sweeping is None or self._sweeping.done()):
+            self._sweeping = asyncio.create_task(self._sweep(), name="remove leftovers")
+
+    def on_interruption(self, error: str) -> None:
+        """Sandboxes live on without the Engine; only when it stays away are they given up."""
+        if self._giving_up is None:
+            log.warning("no events from the Docker Engine: %s", error)
+            loop = asyncio.get_running_loop()
+            self._giving_up = loop.call_later(self._engine_grace_s, self._give_up, error)
+
+    def _give_up(self, error: str) -> None:
+        for sandbox in self._live.values():
+            sandbox.lose(DockerError(f"the Docker Engine went away: {error}"))

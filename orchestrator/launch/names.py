@@ -1,0 +1,22 @@
+"""Names that the image, the launchers and the reaper must agree on."""
+
+from __future__ import annotations
+
+from orchestrator import __version__
+
+IMAGE_REPOSITORY = "rollout-orchestrator-sandbox"
+DEFAULT_IMAGE = f"{IMAGE_REPOSITORY}:{__version__}"
+BASE_REPOSITORY = "rollout-orchestrator-base"
+
+CHANNEL_GID = 990  # owns /run/channel in the image: only the runner has it
+CHANNEL_MOUNT = "/run/channel/box"
+SOCKET_NAME = "s"
+ATTACHMENTS_DIR = "/attachments"
+WORKSPACE_DIR = "/workspace"
+
+LABEL_PROJECT = "orchestrator.project"  # value PROJECT on everything of ours
+LABEL_RUN = "orchestrator.run"
+LABEL_OWNER = "orchestrator.owner"  # host:pid:start time of the orchestrator process
+LABEL_DEADLINE = "orchestrator.deadline"  # unix time after which it is garbage in any case
+LABEL_STAGE = "orchestrator.stage"  # intermediate images of a build
+PROJECT = "rollout-orchestrator"

@@ -1,0 +1,65 @@
+"""Who made a container or a directory, and whether that process still lives."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A process, named so that a later one with the same pid is told apart.
+
+    Orchestrators that share one Engine need host names of their own.
+    """
+
+    host: str
+    pid: int
+    started: int  # clock ticks since boot; 0 where the system does not say
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.pid}:{self.started}"
+
+    @classmethod
+    def parse(cls, text: str) -> Owner | None:
+        """None: not one of ours."""
+        host, pid, started = (["", "", "", *text.rsplit(":", 2)])[-3:]
+        if host and pid.isdecimal() and started.isdecimal():
+            return cls(host, int(pid), int(started))
+        return None
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the process is known to have ended. A process of another host is never known to have."""
+        if self.host != socket.gethostname():
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            pass  # somebody else's: its start time tells
+        state, started = _state_and_start(self.pid)
+        return state == "Z" or (started != 0 and started != self.started)
+
+
+def this_process() -> Owner:
+    """Asked anew each time: a forked child is another owner."""
+    return Owner(socket.gethostname(), os.getpid(), _state_and_start(os.getpid())[1])
+
+
+def owner_label() -> str:
+    """The value of LABEL_OWNER for what this process makes."""
+    return str(this_process())
+
+
+def _state_and_start(pid: int) -> tuple[str, int]:
+    """Fields 3 and 22 of /proc/pid/stat. The name before them may hold anything, even parentheses."""
+    try:
+        stat = Path("/proc", str(pid), "stat").read_text("utf-8", "replace")
+    except OSError:
+        return "", 0
+    fields = stat.rpartition(")")[2].split()
+    return fields[0], int(fields[19])

@@ -1,0 +1,155 @@
+"""Sandboxes as plain processes of this machine: the same protocol and NO isolation.
+
+For working on the agent or the wire without Docker. Model-written code runs as this user, with its files
+and its network; only keys in the environment are kept from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+from orchestrator.errors import EnvironmentUnusable, LaunchError
+from orchestrator.launch.channels import make_owned_directory
+from orchestrator.launch.context import context_root
+from orchestrator.launch.uninterrupted import uninterrupted
+from orchestrator.types import SandboxExit, SandboxSpec
+
+log = logging.getLogger(__name__)
+
+_TERMINATE_GRACE_S = 2.0  # in it the supervisor ends whatever model-written code has started
+_KILL_GRACE_S = 5.0
+_TAIL_BYTES = 2000
+
+
+class ProcessSandbox:
+    """A `Sandbox`: `python -m sandbox` in a session of its own, all its files in `directory`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.sandbox_id = f"process-{secrets.token_hex(8)}"
+        self._directory = directory
+        self._started: Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._tail = bytearray()
+
+    async def start(self, channel: Path) -> None:
+        """Not to be cancelled: the process would be nobody's. Raises LaunchError."""
+        places = {name: self._directory / name for name in ("attachments", "workspace", "tmp")}
+        arguments = {"channel": channel, **{name: places[name] for name in ("attachments", "workspace")}}
+        try:
+            for place in places.values():
+                place.mkdir()
+            self._started = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "sandbox"),
+                *(text for name, value in arguments.items() for text in (f"--{name}", str(value))),
+                stdin=DEVNULL,
+                stdout=DEVNULL,
+                stderr=PIPE,
+                cwd=self._directory,
+                env=_environment(places["workspace"], places["tmp"]),
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise LaunchError(f"cannot start a process: {error}") from error
+        self._reading = asyncio.create_task(self._read_output(), name=self.sandbox_id)
+
+    async def exited(self) -> SandboxExit:
+        """Waits until it has ended by itself."""
+        assert self._started is not None
+        status = await self._started.wait()
+        code = status if status >= 0 else 128 - status
+        last_line = self._tail.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        return SandboxExit(code, oom_killed=False, reason=f"exit code {code}: {last_line}".rstrip(": "))
+
+    async def cpu_s(self) -> float | None:
+        """None: the children of model-written code are nobody's to count."""
+        return None
+
+    async def remove(self) -> None:
+        """Ends it and what it started, and removes its files. Bounded."""
+        if (process := self._started) is not None:
+            for number, grace_s in ((signal.SIGTERM, _TERMINATE_GRACE_S), (signal.SIGKILL, _KILL_GRACE_S)):
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, number)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(grace_s):
+                        await process.wait()
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait([self._reading])
+        await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
+
+    async def _read_output(self) -> None:
+        """Keeps the end of what it prints, so that it never waits for a reader."""
+        assert self._started is not None
+        assert self._started.stderr is not None
+        while chunk := await self._started.stderr.read(65536):
+            self._tail += chunk
+            del self._tail[:-_TAIL_BYTES]
+
+
+class ProcessLauncher:
+    """A `Launcher`: at most `max_sandboxes` at a time. Limits of memory, CPU and processes do not apply."""
+
+    def __init__(self, run_id: str, *, max_sandboxes: int) -> None:
+        self._run_id = run_id
+        self._slots = asyncio.Semaphore(max_sandboxes)
+        log.warning(
+            "the launcher `process` does not isolate: model-written code runs as this user, with this user's "
+            "files and network"
+        )
+
+    async def check(self, spec: SandboxSpec) -> None:
+        """Raises EnvironmentUnusable."""
+        context_root()
+        for module in ("smolagents", "grpc"):
+            if find_spec(module) is None:
+                raise EnvironmentUnusable(f"{module} is not installed: run `pip install rollout-orchestrator`")
+
+    async def describe(self, spec: SandboxSpec) -> dict[str, str]:
+        """The interpreter."""
+        return {"isolation": "none", "python": sys.version.split()[0], "executable": sys.executable}
+
+    @asynccontextmanager
+    async def launch(self, spec: SandboxSpec, channel: Path) -> AsyncIterator[ProcessSandbox]:
+        """On any exit its processes are ended and its files removed. Raises LaunchError."""
+        async with self._slots:
+            try:
+                directory = make_owned_directory(self._run_id, Path(tempfile.gettempdir()))
+            except OSError as error:
+                raise LaunchError(f"no directory for a sandbox: {error}") from error
+            sandbox = ProcessSandbox(directory)
+            try:
+                await uninterrupted(sandbox.start(channel))
+                yield sandbox
+            finally:
+                await uninterrupted(sandbox.remove())
+
+    async def aclose(self) -> None:
+        """Nothing is held beyond the sandboxes."""
+
+
+def _environment(home: Path, temporary: Path) -> dict[str, str]:
+    """As in the image; nothing of ours, where keys may be."""
+    root = context_root()
+    return {
+        "PATH": os.defpath,
+        "PYTHONPATH": os.pathsep.join((str(root), str(root / "proto"))),
+        "PYTHONHASHSEED": "0",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "LANG": "C.UTF-8",
+        "TZ": "UTC",
+        "HOME": str(home),
+        "TMPDIR": str(temporary),
+    }

@@ -1,0 +1,158 @@
+"""Removes what orchestrators that no longer live have left: containers, directories, stages of images.
+
+Each carries the name of the process that made it; a live one's are never touched, nor is anything
+without such a name. Runs at every start and as `orchestrator cleanup`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.errors import DockerError
+from orchestrator.launch.channels import OWNER_FILE, PREFIX
+from orchestrator.launch.engine_calls import Engine
+from orchestrator.launch.names import LABEL_DEADLINE, LABEL_OWNER, LABEL_PROJECT, LABEL_RUN, LABEL_STAGE, PROJECT
+from orchestrator.launch.owner import Owner
+
+log = logging.getLogger(__name__)
+
+_ABANDONED_S = 3600.0  # no build takes so long; no directory waits so long for its owner file
+_OWNER_FILE_BYTES = 4096
+_THREADS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Reaped:
+    """How many of each were removed."""
+
+    containers: int
+    directories: int
+    images: int
+
+
+async def reap(*, run: str | None = None) -> Reaped:
+    """Removes what is left of dead orchestrators; with `run`, of that run only.
+
+    What resists is logged and left. Raises EnvironmentUnusable, DockerError when there is no Engine to ask;
+    the directories are gone by then.
+    """
+    directories = await asyncio.to_thread(reap_directories, run=run)
+    engine = Engine(threads=_THREADS)
+    try:
+        containers = [c for c in await engine.containers(f"{LABEL_PROJECT}={PROJECT}") if _is_left(c, run)]
+        removed = await _remove_containers(engine, containers)
+        images = 0
+        if run is None:
+            builds = [c for c in await engine.containers(LABEL_STAGE) if _is_abandoned_stage(c)]
+            removed += await _remove_containers(engine, builds)
+            images = await _remove_stages(engine)
+    finally:
+        await engine.aclose()
+    return Reaped(removed, directories, images)
+
+
+def reap_directories(*, run: str | None = None) -> int:
+    """Removes socket and temporary directories of dead orchestrators. Blocks."""
+    count = 0
+    for directory in _owned_directories():
+        if _is_left_directory(directory, run):
+            shutil.rmtree(directory, ignore_errors=True)
+            count += not directory.exists()
+    return count
+
+
+# ---------------------------------------------------------------- containers
+
+
+def _is_left(container: Mapping[str, Any], run: str | None) -> bool:
+    labels = container["Labels"]
+    owner = Owner.parse(labels.get(LABEL_OWNER, ""))
+    if owner is None or (run is not None and labels.get(LABEL_RUN) != run):
+        return False
+    deadline = labels.get(LABEL_DEADLINE, "")
+    return owner.is_dead or (deadline.isdecimal() and int(deadline) < time.time())
+
+
+async def _remove_containers(engine: Engine, containers: list[dict[str, Any]]) -> int:
+    removals = await asyncio.gather(*(engine.remove(c["Id"]) for c in containers), return_exceptions=True)
+    for container, result in zip(containers, removals, strict=True):
+        if isinstance(result, DockerError):
+            log.warning("container %s could not be removed: %s", container["Id"][:12], result)
+        elif isinstance(result, BaseException):
+            raise result
+    return removals.count(True)
+
+
+# ---------------------------------------------------------------- stages of image builds
+
+
+def _is_abandoned_stage(labelled: Mapping[str, Any]) -> bool:
+    """By the builder's name in the label where there is one, else by age."""
+    owner = Owner.parse(labelled["Labels"][LABEL_STAGE])
+    return owner.is_dead if owner else time.time() - labelled["Created"] > _ABANDONED_S
+
+
+async def _remove_stages(engine: Engine) -> int:
+    """Parents refuse to go before their children: rounds until nothing goes any more."""
+    count = 0
+    while True:
+        stages = [image for image in await engine.images(LABEL_STAGE) if _is_abandoned_stage(image)]
+        before = count
+        for image in stages:
+            try:
+                await engine.remove_image(image["Id"])
+            except DockerError as error:
+                log.debug("stage %s stays for now: %s", image["Id"], error)
+            else:
+                count += 1
+        if count == before:
+            return count
+
+
+# ---------------------------------------------------------------- directories
+
+
+def _owned_directories() -> Iterator[Path]:
+    """Candidates: our prefix, real directories, of this user."""
+    for parent in {Path(tempfile.gettempdir()), Path("/tmp")}:  # noqa: S108
+        try:
+            entries = list(os.scandir(parent))
+        except OSError:
+            continue
+        for entry in entries:
+            ours = entry.name.startswith(PREFIX) and entry.is_dir(follow_symlinks=False)
+            if ours and entry.stat(follow_symlinks=False).st_uid == os.geteuid():
+                yield Path(entry.path)
+
+
+def _is_left_directory(directory: Path, run: str | None) -> bool:
+    try:
+        with open(os.open(directory / OWNER_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return False
+            told = json.loads(file.read(_OWNER_FILE_BYTES))
+        owner = Owner.parse(str(told["owner"]))
+        return owner is not None and owner.is_dead and run in (None, told["run"])
+    except FileNotFoundError:
+        return run is None and _is_unfinished(directory)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _is_unfinished(directory: Path) -> bool:
+    """Made by somebody who died before saying who: empty, and long ago."""
+    try:
+        return not any(directory.iterdir()) and time.time() - directory.stat().st_mtime > _ABANDONED_S
+    except OSError:
+        return False

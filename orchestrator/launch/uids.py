@@ -1,0 +1,52 @@
+"""User ids of live sandboxes: each has two of its own.
+
+The kernel counts processes, inotify instances, pipe buffers, keys and message queues per uid over all
+containers: with a shared uid one sandbox can use up its neighbours'.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from threading import Lock
+
+FIRST_UID = 20_000
+LAST_UID = 59_999
+SLOTS = (LAST_UID - FIRST_UID + 1) // 2
+
+
+@dataclass(frozen=True, slots=True)
+class UidPair:
+    """The identities inside one sandbox: agent loop, and model-written code."""
+
+    runner: int
+    worker: int
+
+
+class UidSlots:
+    """Hands out pairs that no other live sandbox of this process has. Safe in threads.
+
+    The start is random, so that several orchestrators on one machine seldom meet; a released pair comes
+    round last, so that a late process of its former owner meets nobody.
+    """
+
+    def __init__(self, start: int | None = None) -> None:
+        self._next = random.randrange(SLOTS) if start is None else start  # noqa: S311
+        self._taken: set[int] = set()
+        self._lock = Lock()
+
+    def take(self) -> UidPair:
+        """A free pair. Raises RuntimeError when 20,000 sandboxes are alive."""
+        with self._lock:
+            for step in range(SLOTS):
+                slot = (self._next + step) % SLOTS
+                if slot not in self._taken:
+                    self._taken.add(slot)
+                    self._next = slot + 1
+                    return UidPair(FIRST_UID + 2 * slot, FIRST_UID + 2 * slot + 1)
+        raise RuntimeError("every user id is in use")
+
+    def release(self, pair: UidPair) -> None:
+        """The sandbox is gone, every process of it ended."""
+        with self._lock:
+            self._taken.discard((pair.runner - FIRST_UID) // 2)

@@ -1,0 +1,116 @@
+"""The one place that decides what became of a rollout. Pure.
+
+| what ended it | outcome |
+|---|---|
+| a result: final answer | `finished`; `invalid_answer` unless it is UTF-8 text of at most 64 KiB |
+| a result: steps used up, no answer | `max_steps`, `no_answer` |
+| a result: the worker was killed for memory three times | `out_of_memory` |
+| a result: the runner broke; or the container ended without a result | see below |
+| the proxy refused to serve on | its name: `budget`, `context_length`, `max_steps`, `llm_error`, `bad_task` |
+| the rollout's own clock | `timeout` |
+| the deadline | `llm_error` if most of the time was spent waiting for the endpoint, else `timeout` |
+| the Engine failed, the sandbox vanished or never came up | `docker_error`, `sandbox_lost`, `launch_error` |
+
+A sandbox that crashes before the first completion was served ran none of the model's code:
+`sandbox_lost`. After it, what happens inside is the policy's doing and no redraw can be earned:
+`out_of_memory` when the kernel killed pid 1 or the runner for memory, else `sandbox_crashed`.
+An exit code alone proves nothing: 0 is what `os._exit(0)` gives, 137 any kill, and the Engine's
+OOM flag is also set when only a child died and the container went on to exit by itself.
+Nothing is scored without a sampled token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orchestrator.errors import CompletionError, DockerError, LaunchError, RolloutError, SandboxLostError
+from orchestrator.proxy.leases import MAX_ANSWER_BYTES, Refused, Submission
+from orchestrator.types import Ended, EndedName, Failed, FailedName, Outcome, Record, SandboxExit
+
+KILLED = 137  # 128 + SIGKILL
+
+
+@dataclass(frozen=True, slots=True)
+class ClockExpired:
+    """The sandbox used up its own time."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlineExpired:
+    """The wall clock of the assignment ran out."""
+
+
+Ending = Submission | Refused | SandboxExit | ClockExpired | DeadlineExpired | RolloutError
+
+_BY_ERROR: dict[type[RolloutError], FailedName] = {
+    CompletionError: FailedName.LLM_ERROR,
+    DockerError: FailedName.DOCKER_ERROR,
+    LaunchError: FailedName.LAUNCH_ERROR,
+    SandboxLostError: FailedName.SANDBOX_LOST,
+}
+_ENDED = frozenset(str(name) for name in EndedName)
+_BY_REASON = {
+    "max_steps": EndedName.MAX_STEPS,
+    "no_answer": EndedName.NO_ANSWER,
+    "out_of_memory": EndedName.OUT_OF_MEMORY,
+}
+
+
+def decide(ending: Ending, record: Record) -> tuple[Outcome, str | None]:
+    """(the outcome, the accepted answer)."""
+    outcome, answer = _decide(ending, record)
+    if isinstance(outcome, Ended) and record.sampled_tokens == 0:
+        if outcome.name is EndedName.CONTEXT_LENGTH:
+            return Failed(FailedName.BAD_TASK, f"the task does not fit: {outcome.detail}"), None
+        return Failed(FailedName.SANDBOX_LOST, f"{outcome.name} without a sampled token"), None
+    return outcome, answer
+
+
+def _decide(ending: Ending, record: Record) -> tuple[Outcome, str | None]:
+    match ending:
+        case Submission(reason="final_answer", answer=answer):
+            return _answered(answer)
+        case Submission(reason="crashed", detail=detail):
+            return _crashed(record, SandboxExit(None, oom_killed=False, reason=detail)), None
+        case Submission(reason=reason, detail=detail):
+            return Ended(_BY_REASON[reason], detail), None
+        case Refused(name=name, detail=detail):
+            if name in _ENDED:
+                return Ended(EndedName(name), detail), None
+            return Failed(FailedName(name), detail), None
+        case RolloutError():
+            return failed(ending), None
+        case SandboxExit():
+            return _crashed(record, ending), None
+        case ClockExpired():
+            return Ended(EndedName.TIMEOUT, "the rollout's own clock"), None
+        case DeadlineExpired():
+            if record.waiting_s > record.duration_s / 2:
+                return Failed(FailedName.LLM_ERROR, "deadline passed, mostly waiting for the endpoint"), None
+            return Ended(EndedName.TIMEOUT, "the deadline"), None
+
+
+def failed(error: RolloutError) -> Failed:
+    """The outcome of a failure that is nobody's policy."""
+    return Failed(_BY_ERROR.get(type(error), FailedName.SANDBOX_LOST), str(error))
+
+
+def _answered(answer: bytes | None) -> tuple[Outcome, str | None]:
+    if answer is None:
+        return Ended(EndedName.NO_ANSWER), None
+    if len(answer) > MAX_ANSWER_BYTES:
+        return Ended(EndedName.INVALID_ANSWER, f"over {MAX_ANSWER_BYTES} bytes"), None
+    try:
+        return Ended(EndedName.FINISHED), answer.decode("utf-8")
+    except UnicodeDecodeError:
+        return Ended(EndedName.INVALID_ANSWER, "no UTF-8 text"), None
+
+
+def _crashed(record: Record, how: SandboxExit) -> Outcome:
+    code = "?" if how.exit_code is None else how.exit_code
+    detail = how.reason or f"exit code {code}"
+    if not record.turns:
+        return Failed(FailedName.SANDBOX_LOST, f"ended before the first completion: {detail}")
+    if how.oom_killed and how.exit_code == KILLED:
+        return Ended(EndedName.OUT_OF_MEMORY, detail)
+    return Ended(EndedName.SANDBOX_CRASHED, detail)

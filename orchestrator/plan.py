@@ -1,0 +1,80 @@
+"""One task × group size → rollout plans. Pure: equal arguments give equal plans."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+from orchestrator.types import AgentSpec, Limits, RolloutPlan, Sampling, SandboxSpec, Task
+
+_SEED_BITS = 31  # what every inference server takes as a seed, room left for one per completion
+
+
+def plan_group(
+    task: Task,
+    *,
+    number: int,
+    group_size: int,
+    epoch: int,
+    seed: int,
+    sampling: Sampling,
+    agent: AgentSpec,
+    sandbox: SandboxSpec,
+    limits: Limits,
+) -> tuple[RolloutPlan, ...]:
+    """First attempts of a group. `number` counts tasks in the stream; `epoch` how often this one came by."""
+    agent, limits = _with_task_limits(task, agent, limits)
+    return tuple(
+        RolloutPlan(
+            rollout_id=rollout_id(number, index, 0),
+            task=task,
+            group=number,
+            index=index,
+            attempt=0,
+            sampling=replace(sampling, seed=derive_seed(seed, task.task_id, epoch, index, 0)),
+            agent=agent,
+            sandbox=replace(sandbox, image=task.image) if task.image else sandbox,
+            limits=limits,
+        )
+        for index in range(group_size)
+    )
+
+
+def next_attempt(plan: RolloutPlan) -> RolloutPlan:
+    """The same rollout once more, after a failure of the infrastructure: same seed, next attempt."""
+    attempt = plan.attempt + 1
+    return replace(plan, attempt=attempt, rollout_id=rollout_id(plan.group, plan.index, attempt))
+
+
+def backfill(plan: RolloutPlan, seed: int, epoch: int) -> RolloutPlan:
+    """Another rollout in the place of one that is lost: next attempt, a seed of its own."""
+    following = next_attempt(plan)
+    fresh = derive_seed(seed, plan.task.task_id, epoch, plan.index, following.attempt)
+    return replace(following, sampling=replace(plan.sampling, seed=fresh))
+
+
+def rollout_id(group: int, index: int, attempt: int) -> str:
+    """Unique in a run: group number, place in the group, attempt."""
+    return f"g{group:06d}-r{index:02d}-a{attempt}"
+
+
+def derive_seed(seed: int, task_id: str, epoch: int, index: int, attempt: int) -> int:
+    """hash(seed, task, epoch, index, attempt) in 31 bits."""
+    text = f"{seed}\0{task_id}\0{epoch}\0{index}\0{attempt}".encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) >> (64 - _SEED_BITS + 1)
+
+
+def _with_task_limits(task: Task, agent: AgentSpec, limits: Limits) -> tuple[AgentSpec, Limits]:
+    """A task may narrow or widen its own limits; names are the flags' names."""
+    known = task.limits
+    if "max_steps" in known:
+        agent = replace(agent, max_steps=int(known["max_steps"]))
+    if "step_timeout" in known:
+        agent = replace(agent, step_timeout_s=float(known["step_timeout"]))
+    if "rollout_timeout" in known:
+        limits = replace(limits, rollout_timeout_s=float(known["rollout_timeout"]))
+    if "rollout_deadline" in known:
+        limits = replace(limits, deadline_s=float(known["rollout_deadline"]))
+    if "max_token_length" in known:
+        limits = replace(limits, max_token_length=int(known["max_token_length"]))
+    return agent, limits

@@ -1,0 +1,37 @@
+"""Objects the operator names as `python:MODULE:NAME`: task factories, scorers, tools.
+
+Only command line and configuration may name one. A dataset never can: it would be code from a file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from orchestrator.errors import ConfigError
+
+PREFIX = "python:"
+
+
+def load_object(spec: str, flag: str) -> Any:
+    """What `python:MODULE:NAME` names; modules of the current directory are found too.
+
+    Raises ConfigError, naming `flag`, when there is no such thing or importing it fails.
+    """
+    module_name, separator, name = spec.removeprefix(PREFIX).rpartition(":")
+    if not spec.startswith(PREFIX) or not separator or not module_name or not name:
+        raise ConfigError(f"{flag}: {spec!r} is not of the form python:MODULE:NAME")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        # A console script has its own folder in front, not the one it is called from.
+        sys.path.append(here)
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # importing runs the operator's code: anything can come out of it
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise ConfigError(f"{flag}: cannot load {spec!r}: {reason}") from error
+    return found

@@ -1,0 +1,329 @@
+"""What one sandbox may still do: its budgets, its sequence numbers, its record.
+
+A lease is granted with a plan and ends exactly once. Everything the trajectory will be made of is
+recorded here, from what was asked for and served; the sandbox's own words are kept apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+from orchestrator.completion.base import Completer, CompletionRequest, Tokenizer
+from orchestrator.completion.line import Prompt, TokenLine
+from orchestrator.errors import (
+    AuthenticationError,
+    CompletionError,
+    ContextLengthError,
+    ProtocolError,
+    ToolError,
+)
+from orchestrator.proxy.clock import OwnClock
+from orchestrator.tools.base import HostTool
+from orchestrator.types import Completion, CompletionKind, Message, RolloutPlan, Step, ToolCall, Turn
+
+log = logging.getLogger(__name__)
+
+MAX_ANSWER_BYTES = 64 * 1024
+MAX_STEPS_RECORDED = 1_000
+MAX_STEP_CHARS = 1 << 20  # of all steps together, for display
+MAX_TOOL_CHARS = 1 << 20
+_MESSAGE_OVERHEAD = 8  # tokens a chat template puts around a message, roughly; for chat endpoints only
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """What the sandbox says became of the episode."""
+
+    reason: str
+    answer: bytes | None
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The lease ended because something could not be served. `name` is an outcome's name."""
+
+    name: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Answer to Complete: a completion, or the name of the outcome that ended the lease."""
+
+    completion: Completion | None = None
+    ended: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolReply:
+    """Answer to CallTool."""
+
+    output: str | None = None
+    error: str | None = None
+    ended: str | None = None
+
+
+class SequenceError(Exception):
+    """A sequence number used again with other content, or skipped ahead. Becomes ABORTED."""
+
+
+class _Once(Generic[T]):
+    """Answers numbered requests once: the same request again gets the same answer, never a second one."""
+
+    def __init__(self) -> None:
+        self._sequence = 0
+        self._digest = b""
+        self._task: asyncio.Task[T] | None = None
+
+    async def answer(self, sequence: int, content: bytes, make: Callable[[], Awaitable[T]]) -> T:
+        digest = hashlib.blake2b(content, digest_size=16).digest()
+        if sequence == self._sequence + 1:
+            if self._task is not None and not self._task.done():
+                raise SequenceError(f"call {self._sequence} is still being answered")
+            self._sequence, self._digest = sequence, digest
+            self._task = asyncio.ensure_future(make())
+        elif self._task is None or sequence != self._sequence or digest != self._digest:
+            raise SequenceError(f"call {sequence} after call {self._sequence}")
+        # Shielded: a client that goes away and asks again must find the same answer.
+        return await asyncio.shield(self._task)
+
+    async def aclose(self) -> None:
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+
+class Lease:
+    """One sandbox's right to completions and tools, for one plan."""
+
+    def __init__(
+        self,
+        plan: RolloutPlan,
+        completer: Completer,
+        tokenizer: Tokenizer | None,
+        tools: Mapping[str, HostTool],
+    ) -> None:
+        self.plan = plan
+        self.tools = tools
+        self.clock = OwnClock(plan.limits.rollout_timeout_s)
+        self.turns: list[Turn] = []
+        self.tool_calls: list[ToolCall] = []
+        self.steps: list[Step] = []
+        self.fatal: AuthenticationError | None = None
+        self._completer = completer
+        self._tokenizer = tokenizer
+        self._line = TokenLine(tokenizer, plan.agent.code_tags[1]) if tokenizer and completer.takes_ids else None
+        self._conversation: tuple[Message, ...] = ()
+        self._counted = 0  # tokens of the conversation so far, where only text goes in
+        self._completions: _Once[Reply] = _Once()
+        self._tool_replies: _Once[ToolReply] = _Once()
+        self._step_chars = 0
+        self._ended: asyncio.Future[Submission | Refused] = asyncio.get_running_loop().create_future()
+
+    @property
+    def live(self) -> bool:
+        """Whether anything is still served."""
+        return not self._ended.done()
+
+    async def ended(self) -> Submission | Refused:
+        """Waits for a result, or for the refusal that ended the lease."""
+        return await asyncio.shield(self._ended)
+
+    async def aclose(self) -> None:
+        """Revokes the lease: what is being sampled is cancelled upstream. Idempotent."""
+        if not self._ended.done():
+            self._ended.cancel()
+        await self._completions.aclose()
+        await self._tool_replies.aclose()
+
+    # ------------------------------------------------------------ completions
+
+    async def complete(
+        self, sequence: int, content: bytes, kind: CompletionKind, messages: tuple[Message, ...]
+    ) -> Reply:
+        """The answer to one numbered request. Raises SequenceError."""
+        return await self._completions.answer(sequence, content, lambda: self._complete(sequence, kind, messages))
+
+    async def _complete(self, sequence: int, kind: CompletionKind, messages: tuple[Message, ...]) -> Reply:
+        with self.clock.waiting():
+            try:
+                return Reply(completion=await self._sample(sequence, kind, messages))
+            except _Over as over:
+                return Reply(ended=self.refuse(over.name, over.detail))
+            except ContextLengthError as error:
+                return Reply(ended=self.refuse("context_length", str(error)))
+            except AuthenticationError as error:
+                self.fatal = error
+                return Reply(ended=self.refuse("llm_error", str(error)))
+            except CompletionError as error:
+                return Reply(ended=self.refuse("llm_error", str(error)))
+
+    async def _sample(self, sequence: int, kind: CompletionKind, messages: tuple[Message, ...]) -> Completion:
+        plan, started_s = self.plan, self.clock.elapsed_s
+        prompt = self._line.prompt(messages) if self._line else None
+        length = len(prompt.ids) if prompt else self._length(messages)
+        max_tokens = self._reserve(kind, length)
+        request = CompletionRequest(
+            messages=messages,
+            prompt_ids=prompt.ids if prompt else None,
+            stop=stop_strings(kind, plan.agent.code_tags),
+            sampling=replace(plan.sampling, max_tokens=max_tokens, seed=plan.sampling.seed + sequence),
+            rollout_id=plan.rollout_id,
+            task_id=plan.task.task_id,
+            index=plan.index,
+            sequence=sequence,
+        )
+        completion = await self._completer.sample(request)
+        self._record(sequence, kind, messages, prompt, completion, started_s)
+        return completion
+
+    def _reserve(self, kind: CompletionKind, prompt_length: int) -> int:
+        """Tokens this completion may sample. Raises _Over before anything is spent."""
+        limits, agent = self.plan.limits, self.plan.agent
+        if len(self.turns) >= limits.completions:
+            raise _Over("budget", f"{limits.completions} completions")
+        actions = sum(turn.kind is CompletionKind.ACTION for turn in self.turns)
+        if kind is CompletionKind.ACTION and actions >= agent.max_steps:
+            raise _Over("max_steps", f"{agent.max_steps} steps")
+        if kind is CompletionKind.FINAL and not agent.final_answer_at_max_steps:
+            raise _Over("max_steps", f"{agent.max_steps} steps")
+        if sum(t.completion.prompt_tokens for t in self.turns) + prompt_length > limits.prompt_tokens:
+            raise _Over("budget", f"{limits.prompt_tokens} prompt tokens")
+        sampled_left = limits.completion_tokens - sum(t.completion.completion_tokens for t in self.turns)
+        if sampled_left < 1:
+            raise _Over("budget", f"{limits.completion_tokens} sampled tokens")
+        room = limits.max_token_length - prompt_length
+        if room < 1:
+            raise _Over(
+                "context_length",
+                f"a prompt of {prompt_length} tokens for a line of {limits.max_token_length}",
+            )
+        return min(self.plan.sampling.max_tokens, sampled_left, room)
+
+    def _length(self, messages: tuple[Message, ...]) -> int:
+        """Tokens of a conversation sent as text; only what is new in it is counted anew. 0: unknown."""
+        if self._tokenizer is None:
+            return 0
+        kept = _common(self._conversation, messages)
+        if kept < len(self._conversation):
+            self._counted = 0
+            kept = 0
+        new = messages[kept:]
+        return self._counted + sum(len(self._tokenizer.encode(m.content)) + _MESSAGE_OVERHEAD for m in new)
+
+    def _record(
+        self,
+        sequence: int,
+        kind: CompletionKind,
+        messages: tuple[Message, ...],
+        prompt: Prompt | None,
+        completion: Completion,
+        started_s: float,
+    ) -> None:
+        kept = _common(self._conversation, messages)
+        if prompt is None and self._tokenizer is not None:
+            self._counted = self._length(messages)
+        if self._line is not None and prompt is not None:
+            self._line.append(prompt, messages, completion)
+        self.turns.append(
+            Turn(
+                sequence=sequence,
+                kind=kind,
+                kept=kept,
+                messages=messages[kept:],
+                segment=prompt.segment if prompt else self._text_segment(kept),
+                prompt_ids=prompt.added if prompt else None,
+                closing=prompt.closing if prompt else "",
+                completion=completion,
+                started_s=started_s,
+                ended_s=self.clock.elapsed_s,
+            )
+        )
+        self._conversation = messages
+
+    def _text_segment(self, kept: int) -> int:
+        """A conversation that does not extend the previous one is another segment, in text as in ids."""
+        if not self.turns:
+            return 0
+        continues = kept == len(self._conversation)
+        return self.turns[-1].segment if continues else max(t.segment for t in self.turns) + 1
+
+    # ------------------------------------------------------------ tools, steps, result
+
+    async def call_tool(self, sequence: int, content: bytes, name: str, arguments: dict[str, Any]) -> ToolReply:
+        """The answer to one numbered tool call. Raises SequenceError."""
+        return await self._tool_replies.answer(
+            sequence, content, lambda: self._call_tool(sequence, name, arguments)
+        )
+
+    async def _call_tool(self, sequence: int, name: str, arguments: dict[str, Any]) -> ToolReply:
+        if len(self.tool_calls) >= self.plan.limits.tool_calls:
+            return ToolReply(ended=self.refuse("budget", f"{self.plan.limits.tool_calls} tool calls"))
+        started_s = self.clock.elapsed_s
+        output: str | None = None
+        error: str | None = None
+        with self.clock.waiting():
+            tool = self.tools.get(name)
+            try:
+                if tool is None:
+                    raise ToolError(f"there is no tool {name[:80]!r}")
+                output = (await tool.call(arguments))[:MAX_TOOL_CHARS]
+            except ToolError as failure:
+                error = str(failure)[:MAX_TOOL_CHARS]
+        self.tool_calls.append(ToolCall(sequence, name, arguments, output, error, started_s, self.clock.elapsed_s))
+        return ToolReply(output=output, error=error)
+
+    def record_step(self, step: Step) -> None:
+        """Keeps a step for display; past the caps it is dropped in silence, as nothing depends on it."""
+        size = len(step.model_output) + len(step.code) + len(step.observations) + len(step.error)
+        if len(self.steps) < MAX_STEPS_RECORDED and self._step_chars + size <= MAX_STEP_CHARS:
+            self.steps.append(step)
+            self._step_chars += size
+
+    def submit(self, submission: Submission) -> None:
+        """The first result wins. Raises ProtocolError for a later one."""
+        if not self.live:
+            raise ProtocolError("the episode has ended already")
+        self._ended.set_result(submission)
+
+    def refuse(self, name: str, detail: str) -> str:
+        """Ends the lease with an outcome's name, which is returned."""
+        if self.live:
+            self._ended.set_result(Refused(name, detail))
+        return name
+
+
+class _Over(Exception):
+    """Nothing more may be spent. `name` is an outcome's name."""
+
+    def __init__(self, name: str, detail: str) -> None:
+        super().__init__(detail)
+        self.name = name
+        self.detail = detail
+
+
+def stop_strings(kind: CompletionKind, code_tags: tuple[str, str]) -> tuple[str, ...]:
+    """The strings smolagents stops at. A closing tag that is part of the opening one would stop too early."""
+    if kind is CompletionKind.PLAN:
+        return ("<end_plan>",)
+    if kind is CompletionKind.FINAL:
+        return ()
+    opening, closing = code_tags
+    return ("Observation:", "Calling tools:", *(() if closing in opening else (closing,)))
+
+
+def _common(a: tuple[Message, ...], b: tuple[Message, ...]) -> int:
+    """How many leading messages are equal."""
+    count = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        count += 1
+    return count

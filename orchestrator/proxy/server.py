@@ -1,0 +1,100 @@
+"""One gRPC server on one Unix socket: the only door of one sandbox.
+
+`context.peer()` is the same for every Unix socket, so one server on many sockets could not tell
+sandboxes apart; a server costs 30 KB and a fraction of a millisecond.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from types import TracebackType
+
+import grpc
+import grpc.aio
+from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
+
+from orchestrator.errors import EnvironmentUnusable, LaunchError, ProtocolError
+from orchestrator.launch.names import SOCKET_NAME
+from orchestrator.proxy.leases import Lease
+from orchestrator.proxy.service import SandboxService
+from orchestrator.types import Confinement
+
+log = logging.getLogger(__name__)
+
+MAX_RECEIVE_BYTES = 4 << 20
+MAX_SEND_BYTES = 8 << 20
+STOP_GRACE_S = 0.05  # for the answer to SubmitResult to leave
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
+    ("grpc.max_send_message_length", MAX_SEND_BYTES),
+    ("grpc.max_metadata_size", 16 * 1024),
+    ("grpc.max_concurrent_streams", 8),
+    # Without it one sandbox could hold a thousand of our file descriptors.
+    ("grpc.max_allowed_incoming_connections", 2),
+    ("grpc.server_handshake_timeout_ms", 5_000),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 4),
+    ("grpc.so_reuseport", 0),
+)
+_MAX_RPCS = 6
+
+
+class SandboxServer:
+    """`async with SandboxServer(directory) as server`: serves `directory/s` until the block is left."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._server: grpc.aio.Server | None = None
+        self._service: SandboxService | None = None
+        self._lease: Lease | None = None
+
+    async def __aenter__(self) -> SandboxServer:
+        self._service = SandboxService()
+        self._server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_MAX_RPCS)
+        pb_grpc.add_SandboxServiceServicer_to_server(self._service, self._server)
+        path = self.directory / SOCKET_NAME
+        try:
+            self._server.add_insecure_port(f"unix:{path}")
+            await self._server.start()
+            # The runner has another uid; the directories above keep everybody else away.
+            path.chmod(0o666)
+        except (RuntimeError, OSError) as error:
+            await self._server.stop(None)
+            raise LaunchError(f"cannot serve {path}: {error}") from error
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._server is not None
+        if self._lease is not None:
+            await self._lease.aclose()
+        service = self._service
+        if service is not None:
+            for future in (service.parked, service.assigned):
+                if not future.done():
+                    future.cancel()
+                elif not future.cancelled():
+                    future.exception()  # seen: asyncio must not report it as lost
+        await self._server.stop(STOP_GRACE_S)
+
+    async def parked(self) -> Confinement:
+        """Waits until the sandbox is ready for an assignment. EnvironmentUnusable: an image of another time."""
+        assert self._service is not None
+        try:
+            return await asyncio.shield(self._service.parked)
+        except ProtocolError as error:
+            raise EnvironmentUnusable(str(error)) from error
+
+    def assign(self, lease: Lease) -> None:
+        """Gives the sandbox its one rollout; the server closes the lease when it ends."""
+        assert self._service is not None
+        if self._service.assigned.done():
+            raise AssertionError("a sandbox is used for one rollout")
+        self._lease = lease
+        self._service.assigned.set_result(lease)

@@ -1,0 +1,176 @@
+"""Between the wire's messages and our types: functions in pairs, hostile input refused here."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from google.protobuf.duration_pb2 import Duration
+from rollout_api.v1 import sandbox_pb2 as pb
+
+from orchestrator.errors import ProtocolError
+from orchestrator.proxy.leases import Reply, Submission, ToolReply
+from orchestrator.tools.base import HostTool
+from orchestrator.types import AgentSpec, CompletionKind, Confinement, Message, Role, Step, Task
+
+CONTRACT = 1
+CHUNK_BYTES = 256 * 1024
+MAX_MESSAGES = 2_000
+MAX_ARGUMENT_BYTES = 256 * 1024
+MAX_TEXT_CHARS = 64 * 1024  # of one step's texts, for display
+MAX_DETAIL_CHARS = 4 * 1024
+
+_ROLES: dict[int, Role] = {
+    pb.ROLE_SYSTEM: "system",
+    pb.ROLE_USER: "user",
+    pb.ROLE_ASSISTANT: "assistant",
+}
+_KINDS = {
+    pb.COMPLETION_KIND_ACTION: CompletionKind.ACTION,
+    pb.COMPLETION_KIND_PLAN: CompletionKind.PLAN,
+    pb.COMPLETION_KIND_FINAL: CompletionKind.FINAL,
+}
+_FINISH = {"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH}
+
+
+def confinement(request: pb.ParkRequest) -> Confinement:
+    """What the sandbox says of its own limits. Raises ProtocolError for another contract."""
+    if request.contract != CONTRACT:
+        raise ProtocolError(
+            f"the sandbox image speaks contract {request.contract}, this orchestrator {CONTRACT}; "
+            "rebuild it with `orchestrator image build`"
+        )
+    told = request.confinement
+    return Confinement(
+        capability_bounding_set=told.capability_bounding_set,
+        no_new_privileges=told.no_new_privileges,
+        seccomp_mode=told.seccomp_mode,
+        network_interfaces=tuple(told.network_interfaces),
+        root_read_only=told.root_read_only,
+        runner_uid=told.runner_uid,
+        worker_uid=told.worker_uid,
+    )
+
+
+def assignment(task: Task, agent: AgentSpec, tools: Mapping[str, HostTool]) -> pb.Assignment:
+    """What the sandbox is told of a task: the question, the files' names, never the answer."""
+    return pb.Assignment(
+        question=task.question,
+        attachments=[pb.AttachmentFile(name=a.name, size_bytes=a.size_bytes) for a in task.attachments],
+        agent=pb.AgentSettings(
+            max_steps=agent.max_steps,
+            step_timeout=_duration(agent.step_timeout_s),
+            planning_interval=agent.planning_interval or 0,
+            code_tag_open=agent.code_tags[0],
+            code_tag_close=agent.code_tags[1],
+            final_answer_at_max_steps=agent.final_answer_at_max_steps,
+            authorized_imports=agent.authorized_imports,
+            instructions=agent.instructions,
+            verbosity=agent.verbosity,
+            max_output_chars=agent.max_output_chars,
+        ),
+        host_tools=[
+            pb.HostTool(
+                name=name,
+                description=tool.description,
+                inputs_json=json.dumps(tool.inputs),
+                output_type=tool.output_type,
+            )
+            for name, tool in tools.items()
+        ],
+    )
+
+
+def completion_request(request: pb.CompleteRequest) -> tuple[CompletionKind, tuple[Message, ...]]:
+    """Kind and conversation. Raises ProtocolError."""
+    kind = _KINDS.get(request.kind)
+    if kind is None:
+        raise ProtocolError(f"unknown completion kind {request.kind}")
+    if not 1 <= len(request.messages) <= MAX_MESSAGES:
+        raise ProtocolError(f"{len(request.messages)} messages; 1 to {MAX_MESSAGES} are accepted")
+    messages = []
+    for message in request.messages:
+        role = _ROLES.get(message.role)
+        if role is None:
+            raise ProtocolError(f"unknown role {message.role}")
+        messages.append(Message(role, message.content))
+    return kind, tuple(messages)
+
+
+def completion_response(reply: Reply) -> pb.CompleteResponse:
+    """The pair of `completion_request`."""
+    if reply.ended is not None:
+        return pb.CompleteResponse(ended=pb.EpisodeEnded(outcome=reply.ended))
+    completion = reply.completion
+    assert completion is not None
+    return pb.CompleteResponse(
+        completion=pb.Completion(
+            # A lone surrogate cannot travel as UTF-8; the record keeps what was sampled.
+            text=completion.visible.encode("utf-8", "replace").decode("utf-8"),
+            finish_reason=_FINISH[completion.finish_reason],
+            prompt_tokens=completion.prompt_tokens,
+            completion_tokens=completion.completion_tokens,
+        )
+    )
+
+
+def tool_request(request: pb.CallToolRequest) -> tuple[str, dict[str, Any]]:
+    """Name and arguments. Raises ProtocolError."""
+    if len(request.arguments_json) > MAX_ARGUMENT_BYTES:
+        raise ProtocolError(f"tool arguments over {MAX_ARGUMENT_BYTES} bytes")
+    try:
+        arguments = json.loads(request.arguments_json or "{}", parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError("tool arguments that are no JSON") from error
+    if not isinstance(arguments, dict):
+        raise ProtocolError("tool arguments that are no JSON object")
+    return request.name[:200], arguments
+
+
+def tool_response(reply: ToolReply) -> pb.CallToolResponse:
+    """The pair of `tool_request`."""
+    if reply.ended is not None:
+        return pb.CallToolResponse(ended=pb.EpisodeEnded(outcome=reply.ended))
+    if reply.error is not None:
+        return pb.CallToolResponse(error=reply.error)
+    return pb.CallToolResponse(output=reply.output or "")
+
+
+def step(request: pb.RecordStepRequest) -> Step:
+    """A step as the sandbox tells it: cut, for display."""
+    return Step(
+        step_number=request.step_number,
+        model_output=request.model_output[:MAX_TEXT_CHARS],
+        code=request.code[:MAX_TEXT_CHARS],
+        observations=request.observations[:MAX_TEXT_CHARS],
+        error_type=request.error_type[:200],
+        error=request.error[:MAX_TEXT_CHARS],
+        is_final_answer=request.is_final_answer,
+        duration_s=_seconds(request.duration),
+    )
+
+
+def submission(request: pb.SubmitResultRequest) -> Submission:
+    """A result. Raises ProtocolError for an unknown reason."""
+    if request.stop_reason not in pb.StopReason.values() or not request.stop_reason:
+        raise ProtocolError(f"unknown stop reason {request.stop_reason}")
+    return Submission(
+        reason=pb.StopReason.Name(request.stop_reason).removeprefix("STOP_REASON_").lower(),
+        answer=request.answer if request.HasField("answer") else None,
+        detail=request.detail[:MAX_DETAIL_CHARS],
+    )
+
+
+def _duration(seconds: float) -> Duration:
+    whole = math.floor(seconds)
+    return Duration(seconds=whole, nanos=int((seconds - whole) * 1e9))
+
+
+def _seconds(duration: Duration) -> float:
+    return max(0.0, min(duration.seconds + duration.nanos / 1e9, 1e6))
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")

@@ -1,0 +1,53 @@
+"""Keeps keys out of whatever is printed, logged or written."""
+
+from __future__ import annotations
+
+import re
+
+_URL_USER = re.compile(r"(?<=://)[^/?#\s]*@")
+_QUERY_KEY = re.compile(r"(?i)([?&][^=&#\s]*(?:key|token|secret|passw|sig)[^=&#\s]*=)[^&#\s]+")
+_KEY = re.compile(r"\b(?:sk|pk|tvly|hf|xai|gsk|ghp)[-_][\w*.-]{4,}")
+_SHOWN_CHARACTERS = 60
+
+
+class Secret:
+    """A key. Only `reveal` gives it out; repr, str and format do not."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: str = "") -> None:
+        self._value = value
+
+    def reveal(self) -> str:
+        """The key itself; empty: none is known."""
+        return self._value
+
+    def __bool__(self) -> bool:
+        return bool(self._value)
+
+    def __repr__(self) -> str:
+        return "Secret('***')" if self._value else "Secret('')"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and self._value == other._value
+
+    def __hash__(self) -> int:
+        return hash(self._value)
+
+
+def redact(text: str, *secrets: Secret) -> str:
+    """`text` without these secrets, without credentials in URLs and without what looks like a key."""
+    for secret in secrets:
+        if secret:
+            text = text.replace(secret.reveal(), "[key]")
+    text = _URL_USER.sub("", text)
+    text = _QUERY_KEY.sub(r"\1[key]", text)
+    return _KEY.sub("[key]", text)
+
+
+def shown(value: object) -> str:
+    """A refused value as an error line quotes it: one line, shortened, without keys."""
+    text = redact(value if isinstance(value, str) else str(value))
+    if len(text) > _SHOWN_CHARACTERS:
+        text = text[:_SHOWN_CHARACTERS] + "..."
+    return repr(text) if isinstance(value, str) else " ".join(text.split())

@@ -1,0 +1,75 @@
+"""The report of a run: one HTML file to open anywhere, offline, made from the run directory.
+
+Everything read is hostile (models, sandboxes and data sets wrote it) and may be torn; everything
+shown is text. Large runs keep every group in the table and the details of some rollouts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from orchestrator.completion.base import Tokenizer
+from orchestrator.report.details import TokenTable, rollout_details
+from orchestrator.report.page import Page, as_block
+from orchestrator.report.summary import Row, Run, outcome_kinds, read_run
+from orchestrator.report.values import read_at
+
+__all__ = ["write_report"]
+
+MAX_DETAILED = 200
+MAX_DETAIL_BYTES = 30_000_000
+
+
+def write_report(
+    run_directory: Path, groups_file: Path, html: Path, *, tokenizer: Tokenizer | None = None
+) -> None:
+    """Writes `html`, whole or not at all. Blocking: seconds for a large run. Raises OSError on writing.
+
+    Unusable lines are counted in the page. Without `tokenizer` tokens are shown as ids.
+    """
+    run = read_run(run_directory, groups_file)
+    with Page(html) as page:
+        table = TokenTable(tokenizer)
+        left_out = _write_details(page, run, run_directory / "rollouts.jsonl", groups_file, table)
+        page.data("token-table", as_block(table.entries))
+        page.data("run", as_block(_overview(run, left_out)))
+
+
+def _write_details(page: Page, run: Run, rollouts: Path, groups_file: Path, table: TokenTable) -> int:
+    """Details of the rollouts that say most, up to a number and a size. How many were left out."""
+    room, detailed, left_out = MAX_DETAIL_BYTES, 0, 0
+    group_at, group = -1, dict[str, Any]()
+    for row in run.best_first():
+        row["detail"] = None
+        if detailed >= MAX_DETAILED:
+            left_out += 1
+            continue
+        details = rollout_details(read_at(rollouts, run.places[row["id"]]))
+        offset, place = run.written.get(row["id"], (-1, 0))
+        if offset != group_at:
+            group_at, group = offset, read_at(groups_file, offset) if offset >= 0 else {}
+        block = as_block({**details, "tokens": table.member(group, place)})
+        if len(block) > room:
+            left_out += 1
+            continue
+        room -= len(block)
+        row["detail"] = detailed
+        page.data(f"detail-{detailed}", block)
+        detailed += 1
+    return left_out
+
+
+def _overview(run: Run, left_out: int) -> dict[str, Any]:
+    groups: list[Row] = sorted(run.groups.values(), key=lambda group: group["number"])
+    return {
+        "facts": run.facts,
+        "notes": run.notes,
+        "kinds": outcome_kinds(),
+        "groups": groups,
+        "rollouts": sorted(run.rollouts.values(), key=lambda r: (r["group"], r["index"], r["attempt"])),
+        "bad_tasks": run.bad_tasks,
+        "skipped": asdict(run.skipped),
+        "left_out": left_out,
+    }

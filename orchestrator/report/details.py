@@ -1,0 +1,165 @@
+"""The heavy part of the report: one rollout step by step, and its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from orchestrator.completion.base import Tokenizer
+from orchestrator.report.values import count, mapping, number, numbers, objects, text, texts
+from orchestrator.writers import MASKED
+
+MAX_TOKENS = 32_768
+
+
+def rollout_details(line: dict[str, Any]) -> dict[str, Any]:
+    """What the page shows of one line of rollouts.jsonl besides its row, tokens excepted."""
+    plan = mapping(line.get("plan"))
+    tags = texts(mapping(plan.get("agent")).get("code_tags"), 40)
+    return {
+        "code_tags": tags if len(tags) == 2 and all(tags) else ["<code>", "</code>"],
+        "sampling": numbers(plan.get("sampling")),
+        "exit": _exit(mapping(mapping(line.get("sandbox")).get("exit"))),
+        "notes": texts(line.get("notes")),
+        "completions": [_completion(c) for c in objects(line.get("completions"))],
+        "tool_calls": [_tool_call(c) for c in objects(line.get("tool_calls"))],
+        "steps": [_step(s) for s in objects(line.get("steps"))],
+    }
+
+
+def _exit(ended: dict[str, Any]) -> str:
+    said = [
+        f"code {count(ended['exit_code'])}" if number(ended.get("exit_code")) is not None else "",
+        "killed for memory" if ended.get("oom_killed") is True else "",
+        text(ended.get("reason"), 300),
+    ]
+    return ", ".join(part for part in said if part)
+
+
+def _completion(completion: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "kind": text(completion.get("kind"), 20),
+        "messages": [
+            {"role": text(m.get("role"), 20), "content": text(m.get("content"))}
+            for m in objects(completion.get("messages"))
+        ],
+        "segment": count(completion.get("segment")),
+        "text": text(completion.get("text")),
+        "finish_reason": text(completion.get("finish_reason"), 20),
+        "tokens": count(completion.get("completion_tokens")),
+        "prompt_tokens": count(completion.get("prompt_tokens")),
+        "policy_version": text(completion.get("policy_version"), 80),
+        "started_s": number(completion.get("started_s")),
+        "ended_s": number(completion.get("ended_s")),
+        "retries": count(completion.get("retries")),
+    }
+
+
+def _tool_call(call: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "name": text(call.get("name"), 80),
+        "arguments": text(call.get("arguments"), 8000),
+        "output": None if call.get("output") is None else text(call["output"]),
+        "error": None if call.get("error") is None else text(call["error"]),
+        "started_s": number(call.get("started_s")),
+        "ended_s": number(call.get("ended_s")),
+    }
+
+
+def _step(step: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "step_number": count(step.get("step_number")),
+        "code": text(step.get("code")),
+        "observations": text(step.get("observations")),
+        "error_type": text(step.get("error_type"), 80),
+        "error": text(step.get("error")),
+        "is_final_answer": step.get("is_final_answer") is True,
+        "duration_s": number(step.get("duration_s")),
+    }
+
+
+class TokenTable:
+    """Every different (id, text) of the report once; token lines point into it.
+
+    A token's text depends on its neighbours (a character made of several tokens, a leading space that
+    some tokenizers print only inside a line), so it is what the line's text grows by when it is added.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self.entries: list[tuple[int, str | None]] = []
+        self._tokenizer = tokenizer
+        self._places: dict[tuple[int, str | None], int] = {}
+        self._grown: dict[tuple[tuple[int, ...], tuple[int, ...]], str] = {}
+
+    def member(self, group: dict[str, Any], place: int) -> dict[str, Any] | None:
+        """The tokens of one member of a groups-file line; None when it holds none that make sense.
+
+        `runs` are lengths: not trained, trained, not trained …; `logprobs` in thousandths, negated,
+        one per trained token.
+        """
+        ids, masks = _column(group, "tokens", place), _column(group, "masks", place)
+        if not ids or len(ids) != len(masks) or not all(_is_id(i) for i in ids):
+            return None
+        total, ids, masks = len(ids), ids[:MAX_TOKENS], masks[:MAX_TOKENS]
+        logprobs = _column(group, "inference_logprobs", place)[:MAX_TOKENS]
+        trained = [mask != MASKED for mask in masks]
+        known = len(logprobs) == len(ids)
+        return {
+            "total": total,
+            "tokens": [self._entry(i, piece) for i, piece in zip(ids, self._pieces(ids), strict=True)],
+            "runs": _runs(trained),
+            "logprobs": [_thousandths(p) for p, t in zip(logprobs, trained, strict=True) if t] if known else None,
+        }
+
+    def _entry(self, token: int, piece: str | None) -> int:
+        place = self._places.setdefault((token, piece), len(self.entries))
+        if place == len(self.entries):
+            self.entries.append((token, piece))
+        return place
+
+    def _pieces(self, ids: Sequence[int]) -> list[str | None]:
+        if self._tokenizer is None:
+            return [None] * len(ids)
+        pieces: list[str | None] = []
+        before = read = 0
+        for place in range(len(ids)):
+            piece = self._growth(tuple(ids[before:read]), tuple(ids[read : place + 1]))
+            if piece.endswith("�") and place - read < 3:
+                pieces.append("")  # the character is not whole yet; UTF-8 has four bytes at most
+            else:
+                pieces.append(piece)
+                before, read = read, place + 1
+        return pieces
+
+    def _growth(self, before: tuple[int, ...], added: tuple[int, ...]) -> str:
+        assert self._tokenizer is not None
+        if (grown := self._grown.get((before, added))) is None:
+            start = self._tokenizer.decode(before) if before else ""
+            grown = self._tokenizer.decode(before + added)[len(start) :]
+            self._grown[before, added] = grown
+        return grown
+
+
+def _column(group: dict[str, Any], name: str, place: int) -> list[Any]:
+    column = group.get(name)
+    values = column[place] if isinstance(column, list) and place < len(column) else None
+    return values if isinstance(values, list) else []
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+
+
+def _runs(trained: list[bool]) -> list[int]:
+    runs, state = [0], False
+    for flag in trained:
+        if flag is not state:
+            runs.append(0)
+            state = flag
+        runs[-1] += 1
+    return runs
+
+
+def _thousandths(logprob: object) -> int | None:
+    value = number(logprob)
+    return round(-value * 1000) if value is not None and value <= 0 else None

@@ -1,0 +1,80 @@
+// What is shown, by the address; keys.
+
+const home = document.getElementById("overview");
+const view = document.getElementById("view");
+let homeScroll = 0;
+
+// What the address names: {group} or {group, rollout}; null for the overview.
+function addressed() {
+  let hash = location.hash.slice(1);
+  try {
+    hash = decodeURIComponent(hash);
+  } catch {
+    return null;
+  }
+  if (hash.startsWith("rollout-")) {
+    const rollout = rolloutOf.get(hash.slice(8));
+    return rollout ? { rollout, group: groupOf.get(rollout.group) } : null;
+  }
+  const group = /^group-\d+$/.test(hash) ? groupOf.get(Number(hash.slice(6))) : undefined;
+  return group ? { group } : null;
+}
+
+function route() {
+  const what = addressed();
+  if (!home.hidden) homeScroll = scrollY;
+  home.hidden = what !== null;
+  view.hidden = what === null;
+  view.replaceChildren();
+  if (what === null) {
+    document.title = "Run report";
+    scrollTo(0, homeScroll);
+    return;
+  }
+  const { group, rollout } = what;
+  view.replaceChildren(...(rollout ? rolloutView(rollout) : groupView(group)).filter(Boolean));
+  applyToggles();
+  document.title = rollout ? `${plain(rollout.id.slice(0, 40))} – run report` : `Group ${group.number} – run report`;
+  scrollTo(0, 0);
+}
+
+function choose(step) {
+  const rows = document.querySelectorAll(".groups tbody tr");
+  if (!rows.length) return;
+  table.chosen = Math.max(0, Math.min(rows.length - 1, table.chosen + step));
+  rows.forEach((row, place) => row.classList.toggle("chosen", place === table.chosen));
+  rows[table.chosen].scrollIntoView({ block: "nearest" });
+}
+
+function goTo(group) {
+  if (group) location.hash = `#group-${group.number}`;
+}
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const what = addressed();
+  if (event.target.closest("input[type=search], select")) {
+    if (event.key === "Escape") event.target.blur();
+    return;
+  }
+  if (event.key === "/") {
+    event.preventDefault();
+    if (what !== null) {
+      location.hash = "#";
+      route();
+    }
+    document.getElementById("search").focus();
+  } else if (event.key === "j" || event.key === "k") {
+    const step = event.key === "j" ? 1 : -1;
+    if (what === null) choose(step);
+    else goTo(neighbour(what.group, step));
+  } else if (event.key === "Enter" && what === null && table.chosen >= 0 && event.target === document.body) {
+    goTo(table.rows[table.chosen]);
+  } else if (event.key === "Escape" && what !== null) {
+    location.hash = what.rollout ? `#group-${what.group.number}` : "#";
+  }
+});
+
+home.append(...overview().filter(Boolean));
+addEventListener("hashchange", route);
+route();

@@ -1,0 +1,241 @@
+// One group side by side, and one rollout step by step.
+
+const PARTS = { thought: true, code: true, output: true };
+const TOKENS_AT_ONCE = 3000;
+const CHANCES = [[0.9, "≥ 90 %"], [0.5, "≥ 50 %"], [0.2, "≥ 20 %"], [0.05, "≥ 5 %"], [0.01, "≥ 1 %"], [0, "< 1 %"]];
+
+function groupView(group) {
+  const broken = group.attempts.filter((r) => r.score === null);
+  const beside = (text, other) => other ? link(`#group-${other.number}`, "step", text) : el("span", "step", text);
+  return [
+    el("nav", "path", link("#", "", "Run"), el("span", "", `Group ${group.number}`), el("span", "space"),
+      beside("← previous", neighbour(group, -1)), beside("next →", neighbour(group, 1))),
+    el("header", "", el("h1", "", shown(group.task)), el("p", "",
+      group.written ? null : el("span", "badge dropped", "not written to the groups file"),
+      group.mixed ? el("span", "badge mixed", "mixed scores") : null,
+      shown([group.level && `level ${group.level}`, group.source].filter(Boolean).join(" · ")))),
+    group.question ? el("pre", "question", shown(group.question)) : null,
+    facts([["mean score", score(group.mean)], ["spread", score(group.spread)],
+      ["scored rollouts", whole(group.members.length)], ["attempts", whole(group.attempts.length)],
+      ["tokens, mean", whole(group.tokens)], ["seconds, mean", seconds(group.seconds)]]),
+    group.members.length ? el("div", "cards", ...group.members.map(memberCard)) : el("p", "none", "No rollout of this group was scored."),
+    broken.length ? el("section", "panel wide", el("h2", "", "Attempts that broke"),
+      el("p", "none", "Never scored: nothing here was the policy’s doing."), brokenList(broken)) : null,
+  ];
+}
+
+function memberCard(rollout) {
+  const parts = Object.entries(rollout.parts).map(([name, value]) => {
+    const bar = el("i", "share");
+    bar.style.setProperty("--share", Math.max(0, Math.min(1, value)));
+    return [name, el("span", "", el("span", "track", bar), score(value))];
+  });
+  const place = el("span", "score", score(rollout.score));
+  if (isCorrect(rollout)) place.classList.add("correct");
+  return el("article", "card",
+    el("div", "top", place, badge(rollout.outcome)),
+    rollout.reason ? el("p", "reason", shown(rollout.reason)) : null,
+    el("h3", "", "Answer"),
+    rollout.answer === null ? el("p", "none", "none") : el("pre", "answer", shown(rollout.answer)),
+    parts.length ? el("h3", "", "Score parts") : null,
+    facts(parts, "parts"),
+    facts([["steps", whole(rollout.steps)], ["tool calls", whole(rollout.calls)], ["tokens", whole(rollout.tokens)],
+      ["time", seconds(rollout.duration_s)], ["CPU", seconds(rollout.cpu_s)]], "small"),
+    link(rolloutHash(rollout), "open", rollout.detail === null ? "Facts only" : "Step by step →"));
+}
+
+function brokenList(rollouts) {
+  const list = el("ul", "rows");
+  for (const rollout of rollouts) {
+    list.append(el("li", "", badge(rollout.outcome), " ", link(rolloutHash(rollout), "", shown(rollout.id)), " ",
+      el("span", "reason", shown(rollout.reason))));
+  }
+  return list;
+}
+
+function rolloutHash(rollout) {
+  return `#rollout-${encodeURIComponent(rollout.id)}`;
+}
+
+function rolloutView(rollout) {
+  const group = groupOf.get(rollout.group);
+  const details = rollout.detail === null ? null : JSON.parse(document.getElementById(`detail-${rollout.detail}`).textContent);
+  const siblings = group.attempts;
+  const place = siblings.indexOf(rollout);
+  const beside = (text, other) => other ? link(rolloutHash(other), "step", text) : el("span", "step", text);
+  const page = [
+    el("nav", "path", link("#", "", "Run"), link(`#group-${group.number}`, "", `Group ${group.number}`),
+      el("span", "", shown(rollout.id)), el("span", "space"),
+      beside("← previous", siblings[place - 1]), beside("next →", siblings[place + 1])),
+    el("header", "", el("h1", "", shown(group.task)),
+      el("p", "", badge(rollout.outcome), rollout.reason ? el("span", "reason", shown(rollout.reason)) : null)),
+    facts([["score", score(rollout.score)],
+      ...Object.entries(rollout.parts).map(([name, value]) => [name, score(value)]),
+      ["steps", whole(rollout.steps)], ["tokens sampled", whole(rollout.tokens)], ["prompt tokens", whole(rollout.prompt_tokens)],
+      ["its own clock", seconds(rollout.duration_s)], ["waiting", seconds(rollout.waiting_s)],
+      ["CPU", seconds(rollout.cpu_s)], ["launch", seconds(rollout.launch_s)], ["token ids", rollout.token_source || "–"],
+      ...(details && details.exit ? [["sandbox ended", details.exit]] : []),
+      ...(details && details.sampling.seed !== undefined ? [["sampling seed", String(details.sampling.seed)]] : [])]),
+    rollout.answer === null ? null : el("section", "panel wide", el("h2", "", "Answer"), el("pre", "answer", shown(rollout.answer))),
+  ];
+  if (details === null) {
+    return [...page, el("p", "warning box", "The steps of this attempt are not in this file, to keep it small. They are in rollouts.jsonl.")];
+  }
+  for (const note of details.notes) page.push(el("p", "warning box", shown(note)));
+  return [...page, tokenPanel(details.tokens), toggles(), timeline(details)];
+}
+
+function toggles() {
+  const bar = el("div", "toggles", "Show");
+  for (const part of Object.keys(PARTS)) {
+    const box = el("input");
+    Object.assign(box, { type: "checkbox", checked: PARTS[part] });
+    box.addEventListener("change", () => { PARTS[part] = box.checked; applyToggles(); });
+    bar.append(el("label", "", box, part));
+  }
+  return bar;
+}
+
+function applyToggles() {
+  for (const part of Object.keys(PARTS)) view.classList.toggle(`no-${part}`, !PARTS[part]);
+}
+
+// The place of the last completion that had ended when the call began.
+function askedBy(call, completions) {
+  return Math.max(0, completions.findLastIndex((c) => c.ended_s <= call.started_s));
+}
+
+// Steps come from the sandbox in order, one for each action completion; tool calls are placed by time.
+function timeline(details) {
+  const steps = [...details.steps].sort((a, b) => a.step_number - b.step_number);
+  const list = el("div", "timeline");
+  let action = 0;
+  details.completions.forEach((completion, place) => {
+    const calls = details.tool_calls.filter((call) => askedBy(call, details.completions) === place);
+    const step = completion.kind === "action" ? steps[action++] : undefined;
+    const title = completion.kind === "action" ? `Step ${action}` : completion.kind === "plan" ? "Plan" : "Final answer";
+    list.append(completionCard(title, completion, step, calls, details.code_tags));
+  });
+  if (!details.completions.length) list.append(el("p", "none", "No completion was served."));
+  for (const step of steps.slice(action)) {
+    list.append(el("article", "turn", el("h2", "", `Step ${step.step_number}, without a recorded completion`), ...output(step)));
+  }
+  return list;
+}
+
+function completionCard(title, completion, step, calls, tags) {
+  const took = completion.started_s === null || completion.ended_s === null ? null : completion.ended_s - completion.started_s;
+  const told = [counted(completion.tokens, "token"), `sampled in ${seconds(took)}`, `prompt of ${whole(completion.prompt_tokens)}`,
+    completion.finish_reason === "length" ? "cut by length" : null,
+    completion.retries ? counted(completion.retries, "retry", "retries") : null,
+    completion.segment ? `token line ${completion.segment + 1}` : null,
+    completion.policy_version ? `policy ${completion.policy_version}` : null,
+    step && step.duration_s !== null ? `ran ${seconds(step.duration_s)}` : null];
+  return el("article", "turn",
+    el("h2", "", title, el("small", "", shown(told.filter(Boolean).join(" · ")))),
+    promptParts(completion),
+    ...modelText(completion.text, tags),
+    calls.length ? el("div", "part-output", ...calls.map(toolCall)) : null,
+    ...(step ? output(step) : []));
+}
+
+function promptParts(completion) {
+  if (!completion.messages.length) return null;
+  const system = completion.messages.filter((m) => m.role === "system");
+  const others = completion.messages.filter((m) => m.role !== "system");
+  const box = (label, messages) => folded([label], "prompt", () => el("div", "", ...messages.map((m) =>
+    el("div", "message", el("h3", "", shown(m.role)), el("pre", "", shown(m.content))))));
+  return el("div", "prompts", system.length ? box("System prompt", system) : null,
+    others.length ? box(`${counted(others.length, "new message")} in the prompt`, others) : null);
+}
+
+// What the model wrote, in its own order: thought, code between the agent's tags, thought again.
+function modelText(text, [open, close]) {
+  const pieces = [];
+  const add = (kind, piece) => {
+    if (!piece.trim()) return;
+    pieces.push(el("div", `part part-${kind}`, el("h3", "", kind),
+      el("pre", "", kind === "code" ? coloured(piece.replace(/^\n+|\s+$/g, "")) : shown(piece.trim()))));
+  };
+  let from = 0;
+  for (;;) {
+    const start = text.indexOf(open, from);
+    if (start < 0) break;
+    const end = text.indexOf(close, start + open.length);
+    add("thought", text.slice(from, start));
+    add("code", text.slice(start + open.length, end < 0 ? text.length : end));
+    from = end < 0 ? text.length : end + close.length;
+  }
+  add("thought", text.slice(from));
+  return pieces.length ? pieces : [el("p", "none", "The completion is empty.")];
+}
+
+function toolCall(call) {
+  const took = call.started_s === null || call.ended_s === null ? null : call.ended_s - call.started_s;
+  return el("div", "part tool", el("h3", "", "tool ", el("code", "", shown(call.name)), el("small", "", seconds(took))),
+    el("pre", "arguments", shown(call.arguments)),
+    call.output === null ? null : el("pre", "", shown(call.output)),
+    call.error === null ? null : el("pre", "error", shown(call.error)));
+}
+
+function output(step) {
+  const error = step.error_type || step.error;
+  return [
+    step.observations ? el("div", "part part-output", el("h3", "", "output"), el("pre", "", shown(step.observations))) : null,
+    error ? el("div", "part part-output failed", el("h3", "", "error ", el("code", "", shown(step.error_type))),
+      el("pre", "error", shown(step.error))) : null,
+    step.is_final_answer ? el("p", "final part-output", "This step gave the final answer.") : null,
+  ];
+}
+
+function tokenPanel(line) {
+  if (line === null) return el("p", "none", "No tokens: this attempt is not in the groups file, or without token ids.");
+  const trained = line.runs.reduce((sum, length, place) => sum + (place % 2 ? length : 0), 0);
+  return folded(["Tokens", el("small", "", `${counted(line.total, "token")}, ${whole(trained)} trained`)], "panel wide tokens",
+    () => tokenView(line));
+}
+
+function tokenView(line) {
+  const entries = JSON.parse(document.getElementById("token-table").textContent);
+  const told = el("p", "told", "Point at a token to see its id and probability.");
+  const text = el("div", "ids");
+  const classes = line.runs.flatMap((length, place) => Array(length).fill(place % 2 === 1));
+  const logprobs = [];
+  const first = classes.indexOf(true);
+  let next = 0;
+  for (const trained of classes) logprobs.push(trained && line.logprobs ? line.logprobs[next++] : null);
+
+  function token(place) {
+    const [id, piece] = entries[line.tokens[place]];
+    const chance = logprobs[place] === null ? null : Math.exp(-logprobs[place] / 1000);
+    const level = chance === null ? "unknown" : CHANCES.findIndex(([least]) => chance >= least);
+    const span = el("span", classes[place] ? `t p-${level}` : "m");
+    if (piece === null) span.append(`${id} `);
+    else if (piece === "") span.append(el("span", "control", "·"));  // its character begins or ends in a neighbour
+    else span.append(shown(piece.replace(/\n/g, "\u23ce\n")));
+    span.dataset.place = place;
+    if (place === first) requestAnimationFrame(() => { text.scrollTop = span.offsetTop - text.offsetTop - 80; });
+    return span;
+  }
+
+  function more(from) {
+    const until = Math.min(from + TOKENS_AT_ONCE, line.tokens.length);
+    for (let place = from; place < until; place += 1) text.append(token(place));
+    if (until < line.tokens.length) requestAnimationFrame(() => more(until));
+    else if (line.total > until) text.append(` … ${counted(line.total - until, "more token")} in the groups file`);
+  }
+
+  text.addEventListener("pointerover", (event) => {
+    const span = event.target.closest("[data-place]");
+    if (!span) return;
+    const place = Number(span.dataset.place);
+    const id = entries[line.tokens[place]][0];
+    const logprob = logprobs[place] === null ? "" : `, log-prob ${(-logprobs[place] / 1000).toFixed(3)}, probability ${(100 * Math.exp(-logprobs[place] / 1000)).toFixed(2)} %`;
+    told.textContent = span.title = `place ${place}, id ${id}, ${classes[place] ? "trained" : "masked"}${logprob}`;
+  });
+  more(0);
+  const legend = el("p", "legend", el("span", "m", "masked"));
+  if (line.logprobs) for (const [place, [, label]] of CHANCES.entries()) legend.append(el("span", `t p-${place}`, label));
+  else legend.append(el("span", "t p-unknown", "trained, no log-probs"));
+  return el("div", "", legend, told, text);
+}

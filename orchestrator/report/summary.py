@@ -1,0 +1,200 @@
+"""The light part of the report: one row per attempt and per group, and what the run was.
+
+One pass over each file, nothing heavy kept; where a line lies is remembered for `details`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from orchestrator.report.values import (
+    Skipped,
+    count,
+    json_lines,
+    mapping,
+    number,
+    numbers,
+    objects,
+    parse,
+    text,
+    texts,
+)
+from orchestrator.types import EndedName, FailedName, TokenSource
+
+Row = dict[str, Any]
+_TOKEN_SOURCES: dict[TokenSource, str] = {
+    "retokenized": "retokenized, that is their ids were made from text again and may differ from those sampled",
+    "none": "without token ids: the endpoint gave none and no tokenizer was set",
+}
+
+
+@dataclass(slots=True)
+class Run:
+    """What the page's overview shows, and where the rest lies.
+
+    `places[rollout_id]` is the offset of its line in rollouts.jsonl; `written[rollout_id]` the offset
+    of its group's line in the groups file and its place in that group.
+    """
+
+    facts: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    rollouts: dict[str, Row] = field(default_factory=dict)
+    groups: dict[int, Row] = field(default_factory=dict)
+    bad_tasks: list[Row] = field(default_factory=list)
+    skipped: Skipped = field(default_factory=Skipped)
+    places: dict[str, int] = field(default_factory=dict)
+    written: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def best_first(self) -> Iterator[Row]:
+        """Attempts in the order they deserve details: those of groups that disagree before others."""
+
+        def rank(row: Row) -> tuple[bool, bool, bool, int, int, int]:
+            group = self.groups[row["group"]]
+            disagrees = not group["divided"], not group["mixed"], not group["written"]
+            return *disagrees, row["group"], row["index"], row["attempt"]
+
+        return iter(sorted(self.rollouts.values(), key=rank))
+
+
+def read_run(run_directory: Path, groups_file: Path) -> Run:
+    """Everything but the details."""
+    run = Run()
+    for offset, line in json_lines(groups_file):
+        overrides = objects(line.get("overrides")) if line else []
+        run.skipped.group_lines += not overrides
+        for place, override in enumerate(overrides):
+            run.written[text(override.get("rollout_id"), 200)] = offset, place
+    for offset, line in json_lines(run_directory / "rollouts.jsonl"):
+        if line is None or not _take(run, line, offset):
+            run.skipped.rollout_lines += 1
+    _compare(run)
+    _describe(run, run_directory)
+    return run
+
+
+def outcome_kinds() -> dict[str, str]:
+    """Each outcome's name: `ended` ones are the policy's and scored, `failed` ones are nobody's policy."""
+    return {**{str(name): "ended" for name in EndedName}, **{str(name): "failed" for name in FailedName}}
+
+
+def _compare(run: Run) -> None:
+    """Whether the members of a group were written, and whether they differ in score and correctness."""
+    members: dict[int, list[Row]] = {key: [] for key in run.groups}
+    for row in run.rollouts.values():
+        if row["score"] is not None:
+            members[row["group"]].append(row)
+    for key, group in run.groups.items():
+        group["written"] = any(row["id"] in run.written for row in members[key])
+        group["mixed"] = len({row["score"] for row in members[key]}) > 1
+        group["divided"] = len({row["parts"].get("correctness", 0.0) >= 1 for row in members[key]}) > 1
+
+
+def _take(run: Run, line: dict[str, Any], offset: int) -> bool:
+    """One line of rollouts.jsonl into its rows. False: it is not one."""
+    rollout_id, outcome, place = line.get("rollout_id"), line.get("outcome"), count(line.get("group"))
+    if not isinstance(rollout_id, str) or not isinstance(outcome, str) or place != line.get("group"):
+        return False
+    if "plan" not in line:
+        run.bad_tasks.append({"task": text(line.get("task_id"), 300), "reason": text(line.get("reason"), 1000)})
+        return True
+    row = _rollout(line, text(rollout_id, 200), place)
+    run.rollouts[row["id"]] = row  # a resumed run may have tried it again: the last line holds
+    run.places[row["id"]] = offset
+    group = run.groups.setdefault(place, _group(line, place))
+    group["question"] = group["question"] or _question(line)
+    return True
+
+
+def _group(line: dict[str, Any], place: int) -> Row:
+    return {
+        "number": place,
+        "task": text(line.get("task_id"), 300),
+        "level": text(line.get("level"), 40),
+        "source": text(line.get("source"), 80),
+        "question": "",
+    }
+
+
+def _rollout(line: dict[str, Any], rollout_id: str, group: int) -> Row:
+    completions = objects(line.get("completions"))
+    score = number(line.get("score"))
+    return {
+        "id": rollout_id,
+        "group": group,
+        "index": count(line.get("index")),
+        "attempt": count(line.get("attempt")),
+        "outcome": text(line.get("outcome"), 60),
+        "reason": text(line.get("reason"), 500),
+        "answer": None if line.get("answer") is None else text(line.get("answer"), 500),
+        "score": score,
+        "parts": numbers(line.get("score_parts")),
+        "token_source": text(line.get("token_source"), 20),
+        "started_at": number(line.get("started_at")),
+        "launch_s": number(line.get("launch_s")),
+        "duration_s": number(line.get("duration_s")),
+        "waiting_s": number(line.get("waiting_s")),
+        "cpu_s": number(line.get("cpu_s")),
+        "steps": sum(c.get("kind") == "action" for c in completions),
+        "tokens": sum(count(c.get("completion_tokens")) for c in completions),
+        "prompt_tokens": sum(count(c.get("prompt_tokens")) for c in completions),
+        "calls": len(objects(line.get("tool_calls"))),
+    }
+
+
+def _question(line: dict[str, Any]) -> str:
+    """The task as the agent was told it: the first user message, without smolagents' first line."""
+    for completion in objects(line.get("completions")):
+        for message in objects(completion.get("messages")):
+            if message.get("role") == "user":
+                return text(message.get("content"), 2000).removeprefix("New task:\n")
+    return ""
+
+
+def _describe(run: Run, run_directory: Path) -> None:
+    try:
+        told = parse((run_directory / "run.json").read_bytes()) or {}
+    except OSError:
+        told = {}
+    if not told:
+        run.notes.append("run.json is missing or cannot be read: what ran is not known")
+    config = mapping(told.get("config"))
+    env, openai = mapping(config.get("env")), config.get("openai")
+    server = (objects(openai) or [mapping(openai)])[0]
+    sandbox = mapping(told.get("sandbox"))
+    facts: list[tuple[str, object]] = [
+        ("model", server.get("model_name")),
+        ("endpoint", _host(text(server.get("base_url")))),
+        ("tasks", told.get("tasks") or env.get("dataset")),
+        ("group size", env.get("group_size")),
+        ("seed", told.get("seed")),
+        ("temperature", env.get("temperature")),
+        ("most steps", env.get("max_steps")),
+        ("scoring", env.get("scoring_strategy")),
+        ("token ids", told.get("token_ids")),
+        ("docker", sandbox.get("docker")),
+        ("isolation", sandbox.get("isolation") or sandbox.get("runtime")),
+        ("image", sandbox.get("image")),
+        ("image id", sandbox.get("image_id")),
+        ("version", told.get("version")),
+    ]
+    run.facts = [(text(name, 40), text(value, 200)) for name, value in facts if value not in (None, "")]
+    run.notes += texts(told.get("notes"))
+    sources = Counter(row["token_source"] for row in run.rollouts.values())
+    run.notes += [f"{sources[s]} rollouts are {note}" for s, note in _TOKEN_SOURCES.items() if sources[s]]
+
+
+def _host(base_url: str) -> str:
+    """Where the endpoint is: no user, no password, no query; of a recorded run only its name."""
+    if base_url.startswith("replay:"):
+        return f"replay of {Path(base_url).name}"
+    try:
+        parts = urlsplit(base_url)
+        port = f":{parts.port}" if parts.port else ""
+    except ValueError:
+        return ""
+    return f"{parts.hostname}{port}" if parts.hostname else ""

@@ -1,0 +1,101 @@
+"""Reading what nobody vouches for: lines of JSON that may be torn, and fields of any type.
+
+Everything here gives a value of the type its name says, or a plain default; nothing raises on content.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+MAX_LINE_BYTES = 256 << 20  # a longer line is no rollout; it is passed over in pieces
+MAX_TEXT_CHARS = 32_768
+
+
+@dataclass(slots=True)
+class Skipped:
+    """How many lines could not be used."""
+
+    rollout_lines: int = 0
+    group_lines: int = 0
+
+
+def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """(offset, object) of each line; None for a line that is torn or no JSON object. No file: no lines."""
+    try:
+        file = path.open("rb")
+    except OSError:
+        return
+    with file:
+        offset = 0
+        while line := file.readline(MAX_LINE_BYTES):
+            if line.strip():
+                yield offset, parse(line)
+            offset += len(line)
+
+
+def read_at(path: Path, offset: int) -> dict[str, Any]:
+    """The object of the line at `offset`; empty when it is no longer one."""
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return parse(file.readline(MAX_LINE_BYTES)) or {}
+    except OSError:
+        return {}
+
+
+def parse(text: bytes) -> dict[str, Any] | None:
+    """Strict JSON: NaN, lone surrogates and broken UTF-8 are refused with the whole line."""
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def text(value: object, limit: int = MAX_TEXT_CHARS) -> str:
+    """The text, or its beginning and how much is missing. What is no text becomes JSON."""
+    if value is None:
+        return ""
+    whole = value if isinstance(value, str) else orjson.dumps(value).decode()
+    if len(whole) <= limit:
+        return whole
+    return f"{whole[:limit]}… [{len(whole) - limit:,} more characters in rollouts.jsonl]"
+
+
+def number(value: object) -> float | None:
+    """A finite number, or None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if abs(value) < 1e15 and math.isfinite(value) else None
+
+
+def count(value: object) -> int:
+    """A whole number from 0 up; 0 for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**15 else 0
+
+
+def mapping(value: object) -> dict[str, Any]:
+    """The object, or an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def objects(value: object) -> list[dict[str, Any]]:
+    """The objects of an array."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def texts(value: object, limit: int = 2000) -> list[str]:
+    """The elements of an array as texts."""
+    return [text(item, limit) for item in value] if isinstance(value, list) else []
+
+
+def numbers(value: object) -> dict[str, float]:
+    """The entries of an object that are finite numbers."""
+    found = {name: number(item) for name, item in mapping(value).items()}
+    return {name: item for name, item in found.items() if item is not None}

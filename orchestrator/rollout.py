@@ -1,0 +1,122 @@
+"""One attempt, launch to result."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import time
+from typing import Any
+
+from orchestrator.completion.base import Completer, Tokenizer
+from orchestrator.errors import LaunchError, RolloutError
+from orchestrator.launch.base import Launcher, Sandbox
+from orchestrator.outcome import ClockExpired, DeadlineExpired, Ending, decide
+from orchestrator.proxy.leases import Lease
+from orchestrator.proxy.server import SandboxServer
+from orchestrator.tools.base import HostTool
+from orchestrator.types import (
+    Attempt,
+    Confinement,
+    Record,
+    RolloutPlan,
+    SandboxExit,
+    SandboxSpec,
+)
+
+log = logging.getLogger(__name__)
+
+PARK_TIMEOUT_S = 60.0  # create to parked takes about half a second; under load some seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What every rollout of a run shares."""
+
+    launcher: Launcher
+    completer: Completer
+    tokenizer: Tokenizer | None
+    channel_directory: Callable[[], AbstractContextManager[Path]]
+    verify: Callable[[Confinement], None]
+    tools: Mapping[str, HostTool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedSandbox:
+    """A sandbox that waits for its one assignment."""
+
+    sandbox: Sandbox
+    server: SandboxServer
+
+
+@asynccontextmanager
+async def parked_sandbox(spec: SandboxSpec, around: Surroundings) -> AsyncIterator[ParkedSandbox]:
+    """A fresh sandbox, verified and parked. On any exit it is removed, socket and directory with it.
+
+    Raises LaunchError, DockerError; EnvironmentUnusable when its confinement is not what it must be.
+    """
+    with around.channel_directory() as directory:
+        async with SandboxServer(directory) as server, around.launcher.launch(spec, directory) as sandbox:
+            try:
+                async with asyncio.timeout(PARK_TIMEOUT_S):
+                    parked = await first_of(server.parked(), sandbox.exited())
+            except TimeoutError as error:
+                raise LaunchError(f"the sandbox was not ready within {PARK_TIMEOUT_S:g} s") from error
+            if isinstance(parked, SandboxExit):
+                raise LaunchError(f"the sandbox ended at start: {parked.reason or parked.exit_code}")
+            around.verify(parked)
+            yield ParkedSandbox(sandbox, server)
+
+
+async def run_rollout(plan: RolloutPlan, around: Surroundings) -> Attempt:
+    """Carries out one plan. Raises RolloutError with nothing left behind, AuthenticationError to stop the run."""
+    launched_at, loop = time(), asyncio.get_running_loop()
+    launch_start = loop.time()
+    async with parked_sandbox(plan.sandbox, around) as parked:
+        lease = Lease(plan, around.completer, around.tokenizer, around.tools)
+        launch_s = loop.time() - launch_start
+        parked.server.assign(lease)
+        ending = await _ending(lease, parked.sandbox)
+        record = Record(
+            started_at=launched_at + launch_s,
+            turns=tuple(lease.turns),
+            tool_calls=tuple(lease.tool_calls),
+            steps=tuple(lease.steps),
+            sandbox_id=parked.sandbox.sandbox_id,
+            exit=ending if isinstance(ending, SandboxExit) else None,
+            launch_s=launch_s,
+            duration_s=lease.clock.elapsed_s,
+            waiting_s=lease.clock.waiting_s,
+            cpu_s=await parked.sandbox.cpu_s(),
+        )
+        if lease.fatal is not None:
+            raise lease.fatal
+    outcome, answer = decide(ending, record)
+    return Attempt(plan, replace(record, answer=answer), outcome)
+
+
+async def _ending(lease: Lease, sandbox: Sandbox) -> Ending:
+    """Whatever ends the rollout first."""
+    try:
+        async with asyncio.timeout(lease.plan.limits.deadline_s):
+            ending: Ending | None = await first_of(lease.ended(), sandbox.exited(), lease.clock.expired())
+    except TimeoutError:
+        return DeadlineExpired()
+    except RolloutError as error:  # the record so far is kept: tokens were paid for
+        return error
+    return ClockExpired() if ending is None else ending
+
+
+async def first_of(*waits: Coroutine[Any, Any, Any]) -> Any:
+    """The first result or exception; in a tie the earlier argument's. The others are cancelled and awaited."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return next(task for task in tasks if task.done()).result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,333 @@
+"""All settings: the one table from which flags, environment variables, YAML keys, help and checks derive.
+
+Where values come from, and which of them wins, is `config`'s; what a row can do is `setting`'s.
+"""
+# ruff: noqa: RUF009 - `setting` makes dataclass fields, and their defaults are immutable
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+from urllib.parse import urlsplit
+
+from orchestrator.errors import ConfigError
+from orchestrator.launch.names import DEFAULT_IMAGE
+from orchestrator.redact import Secret
+from orchestrator.setting import AUTO, Setting, Settings, setting
+from orchestrator.types import EndedName
+from orchestrator.values import Choice, File, Flag, Key, Number, Size, Text, Whole, Words, seconds
+
+TASKS = "Tasks"
+ROLLOUTS = "Rollouts and groups"
+LIMITS = "Limits of one rollout"
+SANDBOX = "Sandbox"
+SAMPLING = "Sampling and tokens"
+SCORING = "Scoring"
+OUTPUT = "Output"
+ENDPOINT = "Endpoint"
+ATROPOS = "Atropos"  # its own names: accepted everywhere, of effect where a trainer is fed
+GROUPS = (TASKS, ROLLOUTS, LIMITS, SANDBOX, SAMPLING, SCORING, OUTPUT, ENDPOINT, ATROPOS)
+
+_MEBIBYTE = 1 << 20
+_TOKENS = 100_000_000
+_OBJECT = r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*"
+_DATASET = re.compile(rf"gaia|(?:jsonl|csv|hf|reasoning_gym):\S.*|python:{_OBJECT}")
+_SCORING = re.compile(rf"basic|correctness|combined|python:{_OBJECT}")
+_GROUP_POLICY = re.compile(r"backfill|drop|partial:[1-9][0-9]{0,5}")
+_IMAGE = re.compile(r"[A-Za-z0-9][\w.:/@-]*")
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def _is_endpoint(text: str) -> bool:
+    return not text or _is_url(text) or (text.startswith("replay:") and text != "replay:")
+
+
+_NAMED = Text("a name", "NAME", _NAME.fullmatch)
+_SCALE = Number(at_least=0, at_most=1)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class EnvSettings(Settings):
+    """What is rolled out, how, and where to: `env.*`."""
+
+    section: ClassVar[str] = "env"
+
+    # Tasks
+    dataset: str = setting(
+        "gaia",
+        Text(
+            "one of gaia, jsonl:PATH, csv:PATH, hf:NAME, reasoning_gym:NAME?seed=..&size=.., "
+            "python:MODULE:FACTORY",
+            "SOURCE",
+            _DATASET.fullmatch,
+        ),
+        TASKS,
+        "where tasks come from",
+    )
+    dataset_path: Path = setting(
+        Path("data/gaia"), File(), TASKS, "the GAIA folder, metadata.jsonl or parquet layout"
+    )
+    split: str = setting("validation", _NAMED, TASKS, "which part of the dataset")
+    eval_split: str | None = setting(None, _NAMED, TASKS, "the part for `evaluate`, never trained on")
+    total_steps: int = setting(
+        -1,
+        Whole(1, special=(-1,)),
+        TASKS,
+        "groups to make; -1: every task once (`serve`: without end); more than there are tasks: round "
+        "again with new seeds",
+    )
+
+    # Rollouts and groups
+    group_size: int = setting(8, Whole(1, 1024), ROLLOUTS, "rollouts per task, compared with each other")
+    max_steps: int = setting(12, Whole(1, 10_000), ROLLOUTS, "agent steps")
+    planning_interval: int | None = setting(None, Whole(1, 10_000), ROLLOUTS, "steps between two plans")
+    final_answer_at_max_steps: bool = setting(
+        False, Flag(), ROLLOUTS, "one more completion for an answer when the steps are used up"
+    )
+    instructions: str | None = setting(None, Text(), ROLLOUTS, "added to the agent's system prompt")
+    max_retries: int = setting(2, Whole(0, 100), ROLLOUTS, "new attempts after a failure of the infrastructure")
+    group_policy: str = setting(
+        "backfill",
+        Text("one of backfill, drop, partial:K (K up to group_size)", "POLICY", _GROUP_POLICY.fullmatch),
+        ROLLOUTS,
+        "a rollout that failed for good: another in its place, no group, or a group of at least K",
+    )
+    untrained_outcomes: tuple[str, ...] = setting(
+        (), Words(tuple(EndedName)), ROLLOUTS, "outcomes masked in training instead of scored 0"
+    )
+    drain_timeout: float = setting(
+        5.0, seconds(at_least=0), ROLLOUTS, "what running rollouts still get after a signal"
+    )
+
+    # Limits of one rollout
+    rollout_timeout: float = setting(
+        240.0,
+        seconds(above=0),
+        LIMITS,
+        "its own clock: time in the sandbox, not waiting for completions or host tools",
+        also=("process_timeout",),
+    )
+    rollout_deadline: float = setting(3600.0, seconds(above=0), LIMITS, "wall clock from its assignment")
+    step_timeout: float = setting(60.0, seconds(above=0), LIMITS, "one code step")
+    max_output_chars: int = setting(
+        20_000, Whole(100, 1_000_000), LIMITS, "printed output of a step, in characters"
+    )
+    max_completions: int | None = setting(
+        None, Whole(1, 100_000), LIMITS, "completions; auto: 4 x max_steps + 16", unset=AUTO
+    )
+    max_tool_calls: int = setting(64, Whole(0, 100_000), LIMITS, "calls of host tools")
+    max_prompt_tokens: int = setting(2_000_000, Whole(1, _TOKENS), LIMITS, "prompt tokens of all its completions")
+    max_sampled_tokens: int = setting(200_000, Whole(1, _TOKENS), LIMITS, "tokens sampled in all its completions")
+
+    # Sandbox
+    max_concurrent_sandboxes: int = setting(
+        8,
+        Whole(1, 10_000),
+        SANDBOX,
+        "rollouts at a time; each has a sandbox of its own",
+        also=("max_concurrent_processes",),
+    )
+    warm_sandboxes: int | None = setting(
+        None,
+        Whole(0, 10_000),
+        SANDBOX,
+        "sandboxes kept ready on top; auto: up to a quarter of max_concurrent_sandboxes",
+        unset=AUTO,
+    )
+    launcher: Literal["docker", "process", "ray"] = setting(
+        "docker",
+        Choice(("docker", "process", "ray")),
+        SANDBOX,
+        "what makes sandboxes; process: no isolation, model-written code runs as you",
+    )
+    sandbox_image: str = setting(
+        DEFAULT_IMAGE,
+        Text("the name of an image", "IMAGE", _IMAGE.fullmatch),
+        SANDBOX,
+        "made by `orchestrator image build`",
+    )
+    sandbox_memory: int = setting(1 << 30, Size(256 * _MEBIBYTE), SANDBOX, "memory, swap included")
+    sandbox_cpus: float = setting(1.0, Number(at_least=0.01, at_most=1024), SANDBOX, "CPU cores")
+    sandbox_pids: int = setting(128, Whole(64, 4_194_304), SANDBOX, "processes and threads")
+    docker_runtime: str | None = setting(
+        None, _NAMED, SANDBOX, "a container runtime Docker knows, like runsc", unset="none: Docker's own"
+    )
+
+    # Sampling and tokens
+    temperature: float = setting(1.0, Number(at_least=0), SAMPLING, "of sampling; 0: always the likeliest token")
+    top_p: float = setting(1.0, Number(above=0, at_most=1), SAMPLING, "nucleus sampling; 1: off")
+    max_completion_tokens: int = setting(1024, Whole(1, _TOKENS), SAMPLING, "tokens of one completion")
+    max_token_length: int = setting(
+        16_384, Whole(16, _TOKENS), SAMPLING, "tokens of a whole rollout's line, prompts included"
+    )
+    seed: int | None = setting(
+        None,
+        Whole(0, 2**63 - 1),
+        SAMPLING,
+        "each rollout's own seed is hash(seed, task, index)",
+        unset="none: drawn at the start and kept in run.json",
+    )
+    tokenizer_name: str | None = setting(
+        None,
+        Text("a folder, a hub id or none (`process` without token ids)", "NAME"),
+        SAMPLING,
+        "the tokenizer; auto: openai.model_name where that loads, else a default",
+        unset=AUTO,
+    )
+    token_source: Literal["auto", "exact", "retokenize"] = setting(
+        "auto",
+        Choice(("auto", "exact", "retokenize")),
+        SAMPLING,
+        "where token ids come from; auto: exact ones where the endpoint can; exact: refuse otherwise",
+    )
+    use_chat_completion: bool = setting(
+        True,
+        Flag(),
+        SAMPLING,
+        "chat rather than plain completions, where the endpoint takes no token ids",
+    )
+
+    # Scoring
+    scoring_strategy: str = setting(
+        "combined",
+        Text("one of basic, correctness, combined, python:MODULE:SCORER", "STRATEGY", _SCORING.fullmatch),
+        SCORING,
+        "how answers are scored; correctness is recommended for reinforcement learning",
+    )
+    length_penalty_weight: float = setting(0.1, Number(at_least=0), SCORING, "weight of the length penalty")
+    debug_scoring: bool = setting(False, Flag(), SCORING, "log how each score came about")
+
+    # Output
+    data_path_to_save_groups: Path | None = setting(
+        None,
+        File(),
+        OUTPUT,
+        "the groups file, with an HTML report beside it; an existing file gets a fresh name",
+        unset="RUN_DIR/groups.jsonl",
+    )
+    run_dir: Path | None = setting(
+        None, File(), OUTPUT, "what the run was asked and all that happened", unset="runs/TIME"
+    )
+    resume: Path | None = setting(None, File(), OUTPUT, "the run directory of a run to continue")
+    include_messages: bool = setting(True, Flag(), OUTPUT, "messages in the groups file")
+    save_full_traces: bool = setting(True, Flag(), OUTPUT, "the agent's steps in rollouts.jsonl")
+    agent_verbosity: int = setting(0, Whole(0, 3), OUTPUT, "how much the agent logs in its sandbox")
+
+    # Atropos' own names (BaseEnvConfig); a test compares them with the installed version's
+    rollout_server_url: str = setting(
+        "http://localhost:8000",
+        Text("a URL with http:// or https://", "URL", _is_url),
+        ATROPOS,
+        "Atropos' run-api, which hands groups to the trainer",
+    )
+    max_num_workers: int = setting(-1, Whole(1, special=(-1,)), ATROPOS, "groups at a time; -1: per node")
+    max_num_workers_per_node: int = setting(8, Whole(1), ATROPOS, "groups at a time per endpoint")
+    max_eval_workers: int = setting(16, Whole(1), ATROPOS, "evaluation tasks at a time")
+    max_batches_offpolicy: int = setting(3, Whole(1), ATROPOS, "batches that may wait for the trainer")
+    batch_size: int = setting(-1, Whole(1, special=(-1,)), ATROPOS, "-1: the trainer says")
+    min_batch_allocation: float | None = setting(None, _SCALE, ATROPOS, "least part of a batch from here")
+    inference_weight: float = setting(1.0, Number(), ATROPOS, "of this environment; -1: ignored")
+    worker_timeout: float = setting(
+        -1.0, seconds(above=0, special=(-1.0,)), ATROPOS, "for a whole group; -1: none, rollouts have theirs"
+    )
+    steps_per_eval: int = setting(100, Whole(1), ATROPOS, "trainer steps between two evaluations")
+    eval_handling: Literal["STOP_TRAIN", "LIMIT_TRAIN", "NONE"] = setting(
+        "STOP_TRAIN",
+        Choice(("STOP_TRAIN", "LIMIT_TRAIN", "NONE")),
+        ATROPOS,
+        "what an evaluation does to training rollouts",
+    )
+    eval_limit_ratio: float = setting(0.5, _SCALE, ATROPOS, "part of the workers left by LIMIT_TRAIN")
+    data_dir_to_save_evals: Path | None = setting(None, File(), ATROPOS, "where evaluations are written")
+    ensure_scores_are_not_same: bool = setting(False, Flag(), ATROPOS, "drop groups of equal scores")
+    use_wandb: bool = setting(False, Flag(), ATROPOS, "report to Weights & Biases")
+    wandb_name: str | None = setting("smolagents", Text(), ATROPOS, "name to be grouped by", unset="none")
+    num_rollouts_to_keep: int = setting(32, Whole(0), ATROPOS, "rollouts shown in Weights & Biases")
+    num_rollouts_per_group_for_logging: int = setting(
+        1, Whole(1, special=(-1,)), ATROPOS, "rollouts of a group shown there; -1: all"
+    )
+    min_items_sent_before_logging: int = setting(2, Whole(), ATROPOS, "0 or less: log every time")
+    thinking_mode: bool = setting(False, Flag(), ATROPOS, "ask the endpoint for reasoning")
+    reasoning_effort: str | None = setting(
+        None,
+        Choice(("none", "minimal", "low", "medium", "high", "xhigh")),
+        ATROPOS,
+        "how much reasoning to ask for",
+        unset="null",
+    )
+    max_reasoning_tokens: int | None = setting(None, Whole(1024, 32_000), ATROPOS, "most tokens of reasoning")
+    custom_thinking_prompt: str | None = setting(None, Text(), ATROPOS, "system prompt in front for reasoning")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        kept = self.group_policy.removeprefix("partial:")
+        if kept.isdecimal() and int(kept) > self.group_size:
+            raise ConfigError(
+                f"env.group_policy: partial:{kept} asks for more rollouts than env.group_size "
+                f"({self.group_size}) has"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class OpenAISettings(Settings):
+    """One inference endpoint: `openai.*`. All but `weight` are Atropos' names (APIServerConfig)."""
+
+    section: ClassVar[str] = "openai"
+
+    base_url: str = setting(
+        "",
+        Text("a URL with http:// or https://, or replay:RUN_DIR", "URL", _is_endpoint),
+        ENDPOINT,
+        "where completions come from, like http://localhost:8000/v1",
+    )
+    model_name: str = setting("default", Text("a name", "NAME"), ENDPOINT, "the model to ask for")
+    api_key: Secret = setting(
+        Secret(),
+        Key(),
+        ENDPOINT,
+        "or --api-key; x or nothing: the environment's OPENAI_API_KEY, which other users cannot see",
+    )
+    server_type: Literal["auto", "openai", "vllm", "sglang", "llamacpp", "atropos", "trl"] = setting(
+        "auto",
+        Choice(("auto", "openai", "vllm", "sglang", "llamacpp", "atropos", "trl")),
+        ENDPOINT,
+        "its dialect; auto: it is asked",
+    )
+    timeout: float = setting(1200.0, seconds(above=0), ENDPOINT, "for one completion")
+    weight: float = setting(
+        1.0, Number(above=0), ENDPOINT, "its part of the rollouts, among several servers of a --config"
+    )
+    num_requests_for_eval: int = setting(64, Whole(1), ENDPOINT, "evaluation requests at a time")
+
+    num_max_requests_at_once: int = setting(512, Whole(1), ATROPOS, "requests at a time")
+    tokenizer_name: str = setting("none", Text(), ATROPOS, "none: model_name; see env.tokenizer_name")
+    rolling_buffer_length: int = setting(1000, Whole(1), ATROPOS, "requests that metrics are made of")
+    n_kwarg_is_ignored: bool = setting(False, Flag(), ATROPOS, "the endpoint does not know `n`")
+    health_check: bool = setting(False, Flag(), ATROPOS, "ask every second whether it is alive")
+
+    def key(self) -> str:
+        """The key to send; empty: none."""
+        return self.api_key.reveal()
+
+
+SECTIONS: Mapping[str, type[Settings]] = {"env": EnvSettings, "openai": OpenAISettings}
+TAVILY_KEY = Setting(
+    Secret(), Key(), ENDPOINT, "for web search and page visits; or TAVILY_API_KEY", name="tavily_api_key"
+)
+
+
+def section_rows(section: str) -> dict[str, Setting]:
+    """Name → row of one section, aliases included."""
+    rows = SECTIONS[section].rows()
+    return {**rows, **{alias: row for row in rows.values() for alias in row.aliases}}

@@ -1,0 +1,136 @@
+"""Opens what every rollout of a run shares, each thing checked before any task is touched."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable
+from contextlib import AbstractContextManager, AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from orchestrator.completion.base import Completer, Endpoint
+from orchestrator.completion.connect import connect
+from orchestrator.completion.replay import ReplayCompleter
+from orchestrator.completion.route import RoutedCompleter
+from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
+from orchestrator.errors import DockerError, EnvironmentUnusable
+from orchestrator.launch.base import Launcher
+from orchestrator.launch.channels import Channels
+from orchestrator.rollout import Surroundings
+from orchestrator.types import Confinement
+
+if TYPE_CHECKING:
+    from orchestrator.config import Config
+    from orchestrator.settings import OpenAISettings
+
+log = logging.getLogger(__name__)
+
+REPLAY = "replay:"
+FALLBACK_TOKENIZER = "NousResearch/DeepHermes-3-Llama-3-8B-Preview"  # the predecessor's default
+
+
+async def open_surroundings(config: Config, stack: AsyncExitStack, notes: list[str]) -> Surroundings:
+    """Docker, image, tokenizer, endpoint. Raises EnvironmentUnusable, everything opened so far closed."""
+    launcher, channel_directory, verify = await _launcher(config, stack)
+    await launcher.check(config.sandbox_spec())
+    if config.env.launcher == "docker":
+        await _remove_leftovers()
+    tokenizer = await asyncio.to_thread(_tokenizer, config)
+    completer = await _completer(config, tokenizer, stack, notes)
+    return Surroundings(launcher, completer, tokenizer, channel_directory, verify)
+
+
+def _tokenizer(config: Config) -> HubTokenizer | None:
+    """The one asked for; else the model's own where it loads, else the predecessor's default."""
+    name = config.env.tokenizer_name
+    if name is not None:
+        return None if name.lower() == "none" else load_tokenizer(name)
+    for candidate in (config.openai[0].model_name, FALLBACK_TOKENIZER):
+        try:
+            return load_tokenizer(candidate)
+        except EnvironmentUnusable as error:
+            failure = error
+    raise EnvironmentUnusable(
+        f"no tokenizer: neither the model's name nor the default can be loaded ({failure}); set "
+        "--env.tokenizer_name to the model's folder or hub id, or to none for `process` without token ids"
+    )
+
+
+async def _completer(
+    config: Config, tokenizer: HubTokenizer | None, stack: AsyncExitStack, notes: list[str]
+) -> Completer:
+    completers: list[Completer] = []
+    for server in config.openai:
+        if server.base_url.startswith(REPLAY):
+            recorded = Path(server.base_url.removeprefix(REPLAY))
+            completers.append(await asyncio.to_thread(ReplayCompleter.open, recorded))
+            continue
+        completer = await connect(
+            endpoint(server),
+            tokenizer,
+            server_type=server.server_type,
+            tokens=config.env.token_source,
+            temperature=config.env.temperature,
+            notes=notes,
+        )
+        stack.push_async_callback(completer.aclose)
+        completers.append(completer)
+    if len({completer.takes_ids for completer in completers}) > 1:
+        raise EnvironmentUnusable(
+            "some of the endpoints give token ids and some do not; "
+            "set --env.token_source retokenize or use one kind of server"
+        )
+    weights = [server.weight for server in config.openai]
+    return completers[0] if len(completers) == 1 else RoutedCompleter(completers, weights)
+
+
+def endpoint(server: OpenAISettings) -> Endpoint:
+    """An address alone means OpenAI's usual prefix."""
+    base_url = server.base_url.rstrip("/")
+    if urlsplit(base_url).path == "":
+        base_url += "/v1"
+    return Endpoint(base_url, server.model_name, server.key(), server.timeout)
+
+
+async def _remove_leftovers() -> None:
+    """What killed runs left is gone before this one starts; what resists is no reason not to start."""
+    from orchestrator.launch.reaper import reap
+
+    try:
+        reaped = await reap()
+    except DockerError as error:
+        raise EnvironmentUnusable(str(error)) from error
+    if reaped.containers or reaped.directories:
+        log.warning("removed %d containers and %d directories of dead runs", reaped.containers, reaped.directories)
+
+
+async def _launcher(
+    config: Config, stack: AsyncExitStack
+) -> tuple[Launcher, Callable[[], AbstractContextManager[Path]], Callable[[Confinement], None]]:
+    """(launcher, where sandboxes find their sockets, what refuses a badly confined one)."""
+    env = config.env
+    run_id = secrets.token_hex(8)
+    if env.launcher == "docker":
+        from orchestrator.launch.docker import DockerLauncher
+        from orchestrator.launch.verification import demand, verify_confinement
+
+        launcher: Launcher = DockerLauncher(run_id, max_sandboxes=env.max_concurrent_sandboxes)
+
+        def verify(confinement: Confinement) -> None:
+            demand(verify_confinement(confinement))
+    elif env.launcher == "process":
+        from orchestrator.launch.process import ProcessLauncher
+
+        launcher = ProcessLauncher()
+
+        def verify(confinement: Confinement) -> None:
+            """There is nothing to hold: the operator asked for no isolation."""
+    else:
+        raise EnvironmentUnusable(f"the {env.launcher} launcher is not in this version; use --env.launcher docker")
+    stack.push_async_callback(launcher.aclose)
+    channels = await asyncio.to_thread(Channels, run_id)
+    stack.callback(channels.close)
+    return launcher, channels.directory, verify

@@ -1,0 +1,97 @@
+"""`csv:PATH`: a header with the names of `jsonl:` rows, one task per record; files lie beside it.
+
+A cell is text. `files` holds a JSON list or names separated by `;`; `metadata` and `limits` hold JSON.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from orchestrator.errors import ConfigError
+from orchestrator.tasks.lines import MAX_LINE_BYTES, check_readable, read_lines
+from orchestrator.tasks.rows import make_task, one_line
+from orchestrator.tasks.source import BadRow, Source
+from orchestrator.types import BadTask, Task
+
+_FLAG = "env.dataset"
+_QUESTION = ("question", "Question")
+_JSON = ("metadata", "Annotator Metadata", "limits")
+
+
+def csv_tasks(path: Path, *, name: str) -> Source:
+    """Raises ConfigError when the file cannot be read or its header is not understood."""
+    check_readable(path, _FLAG)
+    _header(_reader(path), path)
+    return Source(name, lambda: _read(path, name))
+
+
+def _reader(path: Path) -> Any:
+    # Process-wide in the csv module, whose own limit is below our longest question.
+    csv.field_size_limit(MAX_LINE_BYTES)
+    return csv.reader(_text_lines(path), strict=True)
+
+
+def _text_lines(path: Path) -> Iterator[str]:
+    """Broken UTF-8 is kept as it is, so that it spoils its own row and no other."""
+    for number, line in read_lines(path, _FLAG):
+        if line is None:
+            raise ConfigError(f"{_FLAG}: {path} line {number} has more than {MAX_LINE_BYTES} bytes")
+        yield line.decode("utf-8", "surrogateescape") + "\n"
+
+
+def _header(records: Any, path: Path) -> list[str]:
+    try:
+        header = [column.strip() for column in next(records, [])]
+    except csv.Error as error:
+        raise ConfigError(f"{_FLAG}: {path} has no readable header: {one_line(error)}") from error
+    if len(set(header)) != len(header) or not set(_QUESTION) & set(header):
+        shown = ascii(", ".join(header))[:200]
+        raise ConfigError(f"{_FLAG}: {path} needs different columns and one `question`; it has {shown}")
+    return header
+
+
+def _read(path: Path, source: str) -> Iterator[Task | BadTask]:
+    records = _reader(path)
+    header = _header(records, path)
+    while True:
+        place = f"line {records.line_num + 1}"
+        try:
+            record = next(records)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield BadTask(place, f"no CSV: {one_line(error)}")
+            continue
+        if not any(cell.strip() for cell in record):
+            continue
+        try:
+            row = _row(header, record)
+        except BadRow as error:
+            yield BadTask(place, str(error))
+            continue
+        yield make_task(row, source=source, place=place, root=path.parent)
+
+
+def _row(header: list[str], record: list[str]) -> dict[str, Any]:
+    if len(record) != len(header):
+        raise BadRow(f"{len(record)} cells under a header of {len(header)}")
+    row: dict[str, Any] = dict(zip(header, record, strict=True))
+    for column in _JSON:
+        if row.get(column):
+            row[column] = _json(row[column], column)
+    if files := row.get("files"):
+        listed = files.lstrip().startswith("[")
+        row["files"] = _json(files, "files") if listed else [n.strip() for n in files.split(";") if n.strip()]
+    return row
+
+
+def _json(text: str, column: str) -> Any:
+    try:
+        return orjson.loads(text)
+    except (orjson.JSONDecodeError, UnicodeEncodeError) as error:
+        raise BadRow(f"{column} is no JSON: {one_line(error)}") from error

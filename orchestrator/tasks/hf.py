@@ -1,0 +1,60 @@
+"""`hf:NAME?question=COLUMN&answer=COLUMN&split=..&config=..`: a data set of the Hugging Face hub, streamed.
+
+Columns that are not named are looked for under the names of `jsonl:` rows. Rows with files are bad
+tasks: a streamed data set has no folder to find them in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from orchestrator.errors import ConfigError
+from orchestrator.tasks.query import split_query
+from orchestrator.tasks.rows import make_task, one_line
+from orchestrator.tasks.source import Source
+from orchestrator.types import BadTask, Task
+
+_COLUMNS = ("question", "answer", "task_id", "level", "metadata")
+_SETTINGS = (*_COLUMNS, "split", "config")
+
+
+def hf_tasks(text: str, *, split: str) -> Source:
+    """`split` is used where the text names none. Raises ConfigError: unknown data set, column or setting."""
+    name, settings = split_query(text, "hf")
+    if unknown := sorted(set(settings) - set(_SETTINGS)):
+        raise ConfigError(f"env.dataset: hf: has no setting {unknown[0]!r}; valid are {', '.join(_SETTINGS)}")
+    columns = {ours: settings[ours] for ours in _COLUMNS if ours in settings}
+    chosen = settings.get("split", split)
+    rows = _load(name, settings.get("config"), chosen)
+    known = rows.column_names  # None where only reading would tell
+    if known is not None and (missing := sorted(set(columns.values()) - set(known))):
+        raise ConfigError(f"env.dataset: hf:{name} has no column {missing[0]!r}; it has {', '.join(known)}")
+    return Source(f"hf:{text}", lambda: _read(rows, f"hf:{name}", columns))
+
+
+def _load(name: str, config: str | None, split: str) -> Any:
+    import datasets  # slow: only where it is needed
+
+    try:
+        return datasets.load_dataset(name, config, split=split, streaming=True)
+    except Exception as error:  # the hub, the network, the files: datasets raises them all
+        hint = "name another with ?split=, or check the name, your login and the network"
+        raise ConfigError(
+            f"env.dataset: cannot load hf:{name} split {split!r}: {one_line(error)}; {hint}"
+        ) from error
+
+
+def _read(rows: Any, source: str, columns: Mapping[str, str]) -> Iterator[Task | BadTask]:
+    stream = iter(rows)
+    number = 0
+    while True:
+        number += 1
+        try:
+            row = next(stream)
+        except StopIteration:
+            return
+        except Exception as error:  # as above, in the middle of the stream
+            raise ConfigError(f"env.dataset: {source} ended at row {number}: {one_line(error)}") from error
+        mapped = {**row, **{ours: row.get(theirs) for ours, theirs in columns.items()}}
+        yield make_task(mapped, source=source, place=f"row {number}", root=None)

@@ -1,0 +1,50 @@
+"""`python:MODULE:FACTORY`: tasks from the operator's own code.
+
+The factory is called without arguments each time the tasks are read, and gives Tasks or rows as in
+`jsonl:` files; their files are looked for below the current directory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from orchestrator.errors import ConfigError
+from orchestrator.plugins import load_object
+from orchestrator.tasks.rows import make_task, one_line
+from orchestrator.tasks.source import Source
+from orchestrator.types import BadTask, Task
+
+_FLAG = "env.dataset"
+
+
+def python_tasks(spec: str) -> Source:
+    """Raises ConfigError when there is no such factory."""
+    factory = load_object(spec, _FLAG)
+    if not callable(factory):
+        raise ConfigError(f"{_FLAG}: {spec} is no function; it must return the tasks when called")
+    return Source(spec, lambda: _read(factory, spec))
+
+
+def _read(factory: Any, spec: str) -> Iterator[Task | BadTask]:
+    try:
+        rows: Iterable[object] = factory()
+        for number, row in enumerate(rows, start=1):
+            yield _checked(row, spec, f"row {number}")
+    except ConfigError:
+        raise
+    except Exception as error:  # the operator's code
+        raise ConfigError(f"{_FLAG}: {spec} raised {type(error).__name__}: {one_line(error)}") from error
+
+
+def _checked(row: object, spec: str, place: str) -> Task | BadTask:
+    if isinstance(row, BadTask):
+        return row
+    if not isinstance(row, Task):
+        return make_task(row, source=spec, place=place, root=Path.cwd())
+    if not isinstance(row.task_id, str) or not row.task_id.strip():
+        return BadTask(place, "the task_id is missing")
+    if not isinstance(row.question, str) or not row.question.strip():
+        return BadTask(row.task_id, "the question is missing")
+    return row

@@ -1,0 +1,224 @@
+"""One row of a dataset → Task or BadTask: the boundary that every source of rows shares.
+
+Rows are mappings with the names of `jsonl:` files or GAIA's. Whatever is wrong with one becomes a
+reason of one line; nothing is raised. Reading rows from files is the sources' part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from orchestrator.scorers.base import NEEDS_NO_ANSWER, ROW_SCORERS
+from orchestrator.tasks.attachments import attach
+from orchestrator.tasks.source import BadRow
+from orchestrator.types import Attachment, BadTask, Task
+
+MAX_QUESTION_BYTES = 1 << 20
+MAX_ANSWER_BYTES = 64 << 10
+MAX_ID_CHARS = 256
+MAX_LEVEL_CHARS = 64
+
+# What a task may set for itself: the flag's name, and how far a dataset may go.
+LIMITS: Mapping[str, float] = {
+    "max_steps": 1_000,
+    "step_timeout": 3_600.0,
+    "rollout_timeout": 86_400.0,
+    "rollout_deadline": 604_800.0,
+    "max_token_length": 10_000_000,
+}
+_COUNTS = frozenset({"max_steps", "max_token_length"})
+_IMAGE = re.compile(r"[A-Za-z0-9][\w./:@-]{0,254}", re.ASCII)
+_HIDDEN = "?"  # what GAIA's test split has in the answer's place
+
+
+def make_task(row: object, *, source: str, place: str, root: Path | None) -> Task | BadTask:
+    """`place` names a row without an id, as in `line 17`; files are looked for below `root`."""
+    task_id = place
+    try:
+        if not isinstance(row, Mapping):
+            raise BadRow(f"a row is an object with a question and an answer, not {_kind(row)}")
+        question = _question(row)
+        task_id = _task_id(row, place, question)
+        scorer, metadata = _scorer(row), _metadata(row)
+        return Task(
+            task_id=task_id,
+            question=question,
+            answer=_answer(row, scorer, metadata),
+            attachments=_attachments(row, root),
+            level=_level(row),
+            source=source,
+            metadata=metadata,
+            scorer=scorer,
+            image=_image(row),
+            limits=_limits(row),
+        )
+    except BadRow as error:
+        if isinstance(row, Mapping) and task_id == place:
+            task_id = _id_text(row) or place  # the question was at fault; the row may still have a name
+        return BadTask(task_id[:MAX_ID_CHARS], str(error))
+
+
+def one_line(error: BaseException) -> str:
+    """What a library raised, for a reason: one line, bounded."""
+    return (" ".join(str(error).split()) or type(error).__name__)[:300]
+
+
+def _first(row: Mapping[Any, Any], *names: str) -> Any:
+    """The first of the columns that holds something."""
+    return next((row[name] for name in names if row.get(name) not in (None, "")), None)
+
+
+def _kind(value: object) -> str:
+    return "null" if value is None else type(value).__name__
+
+
+def _text(value: object, what: str, max_bytes: int) -> str:
+    if not isinstance(value, str):
+        raise BadRow(f"{what} must be text, not {_kind(value)}")
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise BadRow(f"{what} is no valid UTF-8") from None
+    if size > max_bytes:
+        raise BadRow(f"{what} has {size} bytes, at most {max_bytes} are allowed")
+    return value
+
+
+def _number_text(value: float, what: str) -> str:
+    """A number as people write it: 3 stays 3, and no float pretends to be one of many digits."""
+    if isinstance(value, int):
+        if value.bit_length() > 1024:
+            raise BadRow(f"{what} is a number of more than 300 digits; write it as text")
+        return str(value)
+    if not math.isfinite(value):
+        raise BadRow(f"{what} is {value}, which is no number")
+    return str(int(value)) if value.is_integer() and abs(value) < 2**53 else repr(value)
+
+
+def _text_or_number(value: object, what: str, max_bytes: int) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return _number_text(value, what)
+    return _text(value, what, max_bytes)
+
+
+def _question(row: Mapping[Any, Any]) -> str:
+    value = _first(row, "question", "Question")
+    if value is None:
+        raise BadRow("the question is missing")
+    question = _text(value, "question", MAX_QUESTION_BYTES)
+    if not question.strip():
+        raise BadRow("the question is blank")
+    return question
+
+
+def _task_id(row: Mapping[Any, Any], place: str, question: str) -> str:
+    value = _first(row, "task_id")
+    if value is None:
+        # The same row gets the same id in every run, and another one when its question changes.
+        digest = hashlib.blake2b(question.encode(), digest_size=4).hexdigest()
+        return f"{place.replace(' ', '-')}-{digest}"
+    task_id = _text_or_number(value, "task_id", 4 * MAX_ID_CHARS)
+    if not task_id.strip() or len(task_id) > MAX_ID_CHARS:
+        raise BadRow(f"task_id must have 1 to {MAX_ID_CHARS} characters and not be blank")
+    return task_id
+
+
+def _id_text(row: Mapping[Any, Any]) -> str:
+    value = row.get("task_id")
+    try:
+        return "" if value is None else _text_or_number(value, "task_id", 4 * MAX_ID_CHARS).strip()
+    except BadRow:
+        return ""
+
+
+def _scorer(row: Mapping[Any, Any]) -> str | None:
+    value = _first(row, "scorer")
+    if value is not None and value not in ROW_SCORERS:
+        raise BadRow(f"scorer {ascii(value)[:60]} is none of {', '.join(ROW_SCORERS)}")
+    return value  # type: ignore[no-any-return]  # None or a member of ROW_SCORERS
+
+
+def _answer(row: Mapping[Any, Any], scorer: str | None, metadata: Mapping[str, Any]) -> str | None:
+    value = _first(row, "answer", "Final answer")
+    if scorer in NEEDS_NO_ANSWER:
+        missing = [key for key in NEEDS_NO_ANSWER[scorer] if key not in metadata]
+        if missing:
+            raise BadRow(f"scorer {scorer} needs {', '.join(missing)} in metadata")
+        if value is None:
+            return None
+    if value is None:
+        raise BadRow("the answer is missing")
+    answer = _text_or_number(value, "answer", MAX_ANSWER_BYTES)
+    if not answer.strip():
+        raise BadRow("the answer is blank")
+    if answer.strip() == _HIDDEN and "Final answer" in row:
+        raise BadRow("the answer is hidden, as in GAIA's test split: nothing to score against")
+    return answer
+
+
+def _level(row: Mapping[Any, Any]) -> str | None:
+    value = _first(row, "level", "Level")
+    if value is None:
+        return None
+    level = _text_or_number(value, "level", 4 * MAX_LEVEL_CHARS).strip()
+    if len(level) > MAX_LEVEL_CHARS:
+        raise BadRow(f"level has {len(level)} characters, at most {MAX_LEVEL_CHARS} are allowed")
+    return level or None
+
+
+def _metadata(row: Mapping[Any, Any]) -> Mapping[str, Any]:
+    value = _first(row, "metadata", "Annotator Metadata")
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise BadRow(f"metadata must be an object, not {_kind(value)}")
+    # Without recursion: the nesting is the dataset's.
+    values: list[Any] = [value]
+    while values:
+        item = values.pop()
+        if isinstance(item, float) and not math.isfinite(item):
+            raise BadRow(f"metadata holds {item}, which is no number")
+        if isinstance(item, Mapping):
+            values.extend(item.values())
+        elif isinstance(item, list | tuple):
+            values.extend(item)
+    return dict(value)
+
+
+def _attachments(row: Mapping[Any, Any], root: Path | None) -> tuple[Attachment, ...]:
+    value = _first(row, "files", "file_name")
+    names = [value] if isinstance(value, str | bytes) else ([] if value is None else value)
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str | bytes) for name in names):
+        raise BadRow("files must be a list of file names")
+    if names and root is None:
+        raise BadRow("the row names files, and this kind of dataset has no folder to find them in")
+    return attach(root, names) if root is not None and names else ()
+
+
+def _image(row: Mapping[Any, Any]) -> str | None:
+    value = _first(row, "image")
+    if value is not None and not (isinstance(value, str) and _IMAGE.fullmatch(value)):
+        raise BadRow(f"image {ascii(value)[:60]} is no image name")
+    return value
+
+
+def _limits(row: Mapping[Any, Any]) -> Mapping[str, float]:
+    value = _first(row, "limits")
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise BadRow(f"limits must be an object, not {_kind(value)}")
+    for name, number in value.items():
+        if name not in LIMITS:
+            raise BadRow(f"limit {ascii(name)[:60]} is none of {', '.join(LIMITS)}")
+        if isinstance(number, bool) or not isinstance(number, int if name in _COUNTS else int | float):
+            wanted = "a whole number" if name in _COUNTS else "a number of seconds"
+            raise BadRow(f"limit {name} must be {wanted}, not {_kind(number)}")
+        if not 0 < number <= LIMITS[name]:
+            raise BadRow(f"limit {name} must be above 0 and at most {LIMITS[name]:g}")
+    return dict(value)

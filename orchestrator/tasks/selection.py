@@ -1,0 +1,96 @@
+"""Which tasks of a source, and in which order: pure functions on streams of tasks.
+
+A BadTask passes every filter (it has no level to filter by, and must be reported) and counts as no
+task.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from orchestrator.tasks.base import TaskSource
+from orchestrator.tasks.source import Source
+from orchestrator.types import BadTask, Task
+
+SHUFFLE_WINDOW = 10_000
+
+Tasks = Iterable[Task | BadTask]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Applied in this order. Empty, None and 0 leave the tasks as they are."""
+
+    levels: frozenset[str] = frozenset()
+    tags: frozenset[str] = frozenset()
+    shuffle_seed: int | None = None
+    skip: int = 0
+    count: int | None = None
+
+
+def select(source: TaskSource, selection: Selection) -> TaskSource:
+    """The source with the selection applied each time it is read; the same order every time."""
+
+    def read() -> Iterator[Task | BadTask]:
+        tasks = with_tags(of_levels(source, selection.levels), selection.tags)
+        if selection.shuffle_seed is not None:
+            tasks = shuffled(tasks, selection.shuffle_seed)
+        return first(islice(tasks, selection.skip, None), selection.count)
+
+    return Source(source.name, read)
+
+
+def of_levels(tasks: Tasks, levels: Collection[str]) -> Iterator[Task | BadTask]:
+    """Tasks of one of the levels; all of them where none is named."""
+    return (task for task in tasks if isinstance(task, BadTask) or not levels or task.level in levels)
+
+
+def with_tags(tasks: Tasks, tags: Collection[str]) -> Iterator[Task | BadTask]:
+    """Tasks with at least one of the tags in `metadata["tags"]`; all of them where none is named."""
+    return (task for task in tasks if isinstance(task, BadTask) or not tags or not tags_of(task).isdisjoint(tags))
+
+
+def tags_of(task: Task) -> frozenset[str]:
+    """The texts in the task's `metadata["tags"]`."""
+    tags = task.metadata.get("tags", ())
+    return (
+        frozenset(tag for tag in tags if isinstance(tag, str)) if isinstance(tags, list | tuple) else frozenset()
+    )
+
+
+def shuffled(tasks: Tasks, seed: int, window: int = SHUFFLE_WINDOW) -> Iterator[Task | BadTask]:
+    """A seeded shuffle in bounded memory: exact up to `window` tasks, within a moving window beyond."""
+    draw = random.Random(seed)  # noqa: S311 - an order, not a secret
+    stream = iter(tasks)
+    held = list(islice(stream, window))
+    draw.shuffle(held)
+    for task in stream:
+        place = draw.randrange(window)
+        held[place], task = task, held[place]
+        yield task
+    draw.shuffle(held)
+    yield from held
+
+
+def first(tasks: Tasks, count: int | None) -> Iterator[Task | BadTask]:
+    """Up to and with the `count`th good task."""
+    good = 0
+    for task in tasks:
+        if count is not None and good >= count:
+            return
+        good += isinstance(task, Task)
+        yield task
+
+
+def held_out(task_id: str, fraction: float, seed: int = 0) -> bool:
+    """Whether a task belongs to the evaluation part: blake2b(seed, task_id) as a share of 1 < fraction.
+
+    Depends on nothing else, so the split stays when tasks come, go or change their order.
+    """
+    text = f"{seed}\0{task_id}".encode("utf-8", "surrogatepass")
+    share = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) / 2**64
+    return share < fraction

@@ -1,0 +1,313 @@
+"""Kinds of settings: how a value is read from text, YAML or Python, and the words that say what is valid.
+
+`read` takes what was given and returns the value, or raises ValueError; reading a value that was read
+before changes nothing. The error carries no text: `valid` says it all, in help and errors alike.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from orchestrator.redact import Secret
+
+TRUE_WORDS = frozenset({"true", "yes", "1"})
+FALSE_WORDS = frozenset({"false", "no", "0"})
+
+_WHOLE = re.compile(r"[+-]?[0-9]{1,19}")
+_DURATION = re.compile(r"([0-9.]+)\s*(ms|s|m|h|d)")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
+
+
+class Kind(Protocol):
+    """One way of reading a value."""
+
+    @property
+    def metavar(self) -> str:
+        """What stands for the value in help."""
+
+    @property
+    def valid(self) -> str:
+        """What may be given, in words."""
+
+    def read(self, raw: object) -> Any:
+        """The value. Raises ValueError."""
+
+    def show(self, value: Any) -> str:
+        """The value as it could be given on a command line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A whole number. `special` are allowed outside the range."""
+
+    at_least: int | None = None
+    at_most: int | None = None
+    special: tuple[int, ...] = ()
+    metavar: str = "N"
+
+    @property
+    def valid(self) -> str:
+        words = "".join(f"{number}, or " for number in self.special)
+        return words + "a whole number" + _range(self.at_least, self.at_most)
+
+    def read(self, raw: object) -> int:
+        if isinstance(raw, str) and _WHOLE.fullmatch(raw.strip()):
+            raw = int(raw)
+        if not isinstance(raw, int) or isinstance(raw, bool):
+            raise ValueError
+        if raw not in self.special and not _within(raw, self.at_least, self.at_most):
+            raise ValueError
+        return raw
+
+    def show(self, value: int) -> str:
+        return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A finite number."""
+
+    at_least: float | None = None
+    at_most: float | None = None
+    above: float | None = None
+    special: tuple[float, ...] = ()
+    metavar: str = "NUMBER"
+
+    @property
+    def valid(self) -> str:
+        words = "".join(f"{number:g}, or " for number in self.special)
+        return words + "a number" + _range(self.at_least, self.at_most, self.above)
+
+    def read(self, raw: object) -> float:
+        if isinstance(raw, str):
+            raw = self._parse(raw.strip())
+        if isinstance(raw, bool) or not isinstance(raw, int | float):
+            raise ValueError
+        try:
+            number = float(raw)
+        except OverflowError:
+            raise ValueError from None
+        if not math.isfinite(number):
+            raise ValueError
+        if number not in self.special:
+            if self.above is not None and number <= self.above:
+                raise ValueError
+            if not _within(number, self.at_least, self.at_most):
+                raise ValueError
+        return number
+
+    def show(self, value: float) -> str:
+        return f"{value:g}"
+
+    def _parse(self, text: str) -> float:
+        return float(text)
+
+
+class Duration(Number):
+    """Seconds, also written 90s, 5m, 1h. At most a year: what waits for longer has no limit at all."""
+
+    __slots__ = ()
+
+    @property
+    def valid(self) -> str:
+        words = "".join(f"{number:g}, or " for number in self.special)
+        return f"{words}seconds{_range(self.at_least, None, self.above)} (or 90s, 5m, 1h), at most a year"
+
+    def _parse(self, text: str) -> float:
+        match = _DURATION.fullmatch(text)
+        return float(match[1]) * _SECONDS[match[2]] if match else float(text)
+
+
+def seconds(
+    *, above: float | None = None, at_least: float | None = None, special: tuple[float, ...] = ()
+) -> Duration:
+    """A duration within these bounds."""
+    return Duration(at_least, 365 * _SECONDS["d"], above, special, "SECONDS")
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Bytes, also written 512m, 1GiB. As in Docker, all units are powers of 1024."""
+
+    at_least: int
+    metavar: str = "SIZE"
+
+    @property
+    def valid(self) -> str:
+        return f"bytes, or a size like 512m or 1.5GiB, at least {self.show(self.at_least)}"
+
+    def read(self, raw: object) -> int:
+        if isinstance(raw, str):
+            match = _SIZE.fullmatch(raw.strip())
+            if match is None:
+                raise ValueError
+            raw = int(float(match[1]) * 1024 ** _POWERS[match[2].lower()])
+        return Whole(self.at_least, 1 << 50).read(raw)
+
+    def show(self, value: int) -> str:
+        for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
+            if value and value % 1024**power == 0:
+                return f"{value // 1024**power}{unit}"
+        return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """True or false."""
+
+    metavar: str = "[true|false]"
+    valid: str = "true, false, yes, no, 1 or 0"
+
+    def read(self, raw: object) -> bool:
+        if isinstance(raw, bool):
+            return raw
+        word = str(raw).strip().lower() if isinstance(raw, str | int) else ""
+        if word in TRUE_WORDS:
+            return True
+        if word in FALSE_WORDS:
+            return False
+        raise ValueError
+
+    def show(self, value: bool) -> str:
+        return "true" if value else "false"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One word of several."""
+
+    words: tuple[str, ...]
+
+    @property
+    def metavar(self) -> str:
+        return "|".join(self.words)
+
+    @property
+    def valid(self) -> str:
+        return "one of " + ", ".join(self.words)
+
+    def read(self, raw: object) -> str:
+        if not isinstance(raw, str) or raw.strip() not in self.words:
+            raise ValueError
+        return raw.strip()
+
+    def show(self, value: str) -> str:
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Text of one form."""
+
+    valid: str = "text"
+    metavar: str = "TEXT"
+    fits: Callable[[str], Any] = bool
+
+    def read(self, raw: object) -> str:
+        if not isinstance(raw, str) or _CONTROL.search(raw) or not self.fits(raw.strip()):
+            raise ValueError
+        return raw.strip()
+
+    def show(self, value: str) -> str:
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A path on this machine; whether something is there is for its user to see."""
+
+    valid: str = "a path"
+    metavar: str = "PATH"
+
+    def read(self, raw: object) -> Path:
+        if not isinstance(raw, str | Path) or not str(raw).strip() or _CONTROL.search(str(raw)):
+            raise ValueError
+        return Path(raw).expanduser()
+
+    def show(self, value: Path) -> str:
+        return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Several words out of some, given as a JSON list."""
+
+    words: tuple[str, ...]
+    metavar: str = "JSON"
+
+    @property
+    def valid(self) -> str:
+        return f'a JSON list like ["{self.words[0]}"] of ' + ", ".join(self.words)
+
+    def read(self, raw: object) -> tuple[str, ...]:
+        if isinstance(raw, str):
+            raw = json_value(raw)
+        if not isinstance(raw, Collection) or isinstance(raw, str | bytes | dict):
+            raise ValueError
+        if not all(isinstance(word, str) and word in self.words for word in raw):
+            raise ValueError
+        return tuple(dict.fromkeys(raw))
+
+    def show(self, value: tuple[str, ...]) -> str:
+        return json.dumps(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key for a service. `x`, `none` and nothing at all mean that none is given."""
+
+    valid: str = "a key of printable characters without spaces"
+    metavar: str = "KEY"
+
+    def read(self, raw: object) -> Secret:
+        if raw is None:
+            return Secret()
+        text = raw.reveal() if isinstance(raw, Secret) else raw
+        if not isinstance(text, str):
+            raise ValueError
+        text = text.strip()
+        if text.lower() in ("", "x", "none", "null"):
+            return Secret()
+        if not (text.isascii() and text.isprintable() and " " not in text):
+            raise ValueError
+        return Secret(text)
+
+    def show(self, value: Secret) -> str:
+        return "none"
+
+
+def json_value(text: str) -> Any:
+    """Raises ValueError, also for what JSON does not know: NaN, Infinity."""
+
+    def refuse(word: str) -> None:
+        raise ValueError(word)
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except RecursionError:
+        raise ValueError from None
+
+
+def _within(number: float, low: float | None, high: float | None) -> bool:
+    return (low is None or number >= low) and (high is None or number <= high)
+
+
+def _range(low: float | None, high: float | None, above: float | None = None) -> str:
+    """` from 1 to 10`, ` of at least 1`, ` above 0, at most 1`."""
+    if low is not None and high is not None:
+        return f" from {low} to {high}"
+    words = [
+        f"{word} {bound}"
+        for word, bound in (("of at least", low), ("above", above), ("at most", high))
+        if bound is not None
+    ]
+    return " " * bool(words) + ", ".join(words)

@@ -1,0 +1,263 @@
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROLE_UNSPECIFIED: _ClassVar[Role]
+    ROLE_SYSTEM: _ClassVar[Role]
+    ROLE_USER: _ClassVar[Role]
+    ROLE_ASSISTANT: _ClassVar[Role]
+
+class CompletionKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    COMPLETION_KIND_UNSPECIFIED: _ClassVar[CompletionKind]
+    COMPLETION_KIND_ACTION: _ClassVar[CompletionKind]
+    COMPLETION_KIND_PLAN: _ClassVar[CompletionKind]
+    COMPLETION_KIND_FINAL: _ClassVar[CompletionKind]
+
+class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
+    FINISH_REASON_STOP: _ClassVar[FinishReason]
+    FINISH_REASON_LENGTH: _ClassVar[FinishReason]
+
+class StopReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STOP_REASON_UNSPECIFIED: _ClassVar[StopReason]
+    STOP_REASON_FINAL_ANSWER: _ClassVar[StopReason]
+    STOP_REASON_MAX_STEPS: _ClassVar[StopReason]
+    STOP_REASON_NO_ANSWER: _ClassVar[StopReason]
+    STOP_REASON_OUT_OF_MEMORY: _ClassVar[StopReason]
+    STOP_REASON_CRASHED: _ClassVar[StopReason]
+ROLE_UNSPECIFIED: Role
+ROLE_SYSTEM: Role
+ROLE_USER: Role
+ROLE_ASSISTANT: Role
+COMPLETION_KIND_UNSPECIFIED: CompletionKind
+COMPLETION_KIND_ACTION: CompletionKind
+COMPLETION_KIND_PLAN: CompletionKind
+COMPLETION_KIND_FINAL: CompletionKind
+FINISH_REASON_UNSPECIFIED: FinishReason
+FINISH_REASON_STOP: FinishReason
+FINISH_REASON_LENGTH: FinishReason
+STOP_REASON_UNSPECIFIED: StopReason
+STOP_REASON_FINAL_ANSWER: StopReason
+STOP_REASON_MAX_STEPS: StopReason
+STOP_REASON_NO_ANSWER: StopReason
+STOP_REASON_OUT_OF_MEMORY: StopReason
+STOP_REASON_CRASHED: StopReason
+
+class ParkRequest(_message.Message):
+    __slots__ = ("contract", "confinement")
+    CONTRACT_FIELD_NUMBER: _ClassVar[int]
+    CONFINEMENT_FIELD_NUMBER: _ClassVar[int]
+    contract: int
+    confinement: Confinement
+    def __init__(self, contract: _Optional[int] = ..., confinement: _Optional[_Union[Confinement, _Mapping]] = ...) -> None: ...
+
+class Confinement(_message.Message):
+    __slots__ = ("capability_bounding_set", "no_new_privileges", "seccomp_mode", "network_interfaces", "root_read_only", "runner_uid", "worker_uid")
+    CAPABILITY_BOUNDING_SET_FIELD_NUMBER: _ClassVar[int]
+    NO_NEW_PRIVILEGES_FIELD_NUMBER: _ClassVar[int]
+    SECCOMP_MODE_FIELD_NUMBER: _ClassVar[int]
+    NETWORK_INTERFACES_FIELD_NUMBER: _ClassVar[int]
+    ROOT_READ_ONLY_FIELD_NUMBER: _ClassVar[int]
+    RUNNER_UID_FIELD_NUMBER: _ClassVar[int]
+    WORKER_UID_FIELD_NUMBER: _ClassVar[int]
+    capability_bounding_set: int
+    no_new_privileges: bool
+    seccomp_mode: int
+    network_interfaces: _containers.RepeatedScalarFieldContainer[str]
+    root_read_only: bool
+    runner_uid: int
+    worker_uid: int
+    def __init__(self, capability_bounding_set: _Optional[int] = ..., no_new_privileges: bool = ..., seccomp_mode: _Optional[int] = ..., network_interfaces: _Optional[_Iterable[str]] = ..., root_read_only: bool = ..., runner_uid: _Optional[int] = ..., worker_uid: _Optional[int] = ...) -> None: ...
+
+class ParkResponse(_message.Message):
+    __slots__ = ("assignment", "chunk", "start")
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    assignment: Assignment
+    chunk: AttachmentChunk
+    start: Start
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., chunk: _Optional[_Union[AttachmentChunk, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ...) -> None: ...
+
+class Assignment(_message.Message):
+    __slots__ = ("question", "attachments", "agent", "host_tools")
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
+    ATTACHMENTS_FIELD_NUMBER: _ClassVar[int]
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    HOST_TOOLS_FIELD_NUMBER: _ClassVar[int]
+    question: str
+    attachments: _containers.RepeatedCompositeFieldContainer[AttachmentFile]
+    agent: AgentSettings
+    host_tools: _containers.RepeatedCompositeFieldContainer[HostTool]
+    def __init__(self, question: _Optional[str] = ..., attachments: _Optional[_Iterable[_Union[AttachmentFile, _Mapping]]] = ..., agent: _Optional[_Union[AgentSettings, _Mapping]] = ..., host_tools: _Optional[_Iterable[_Union[HostTool, _Mapping]]] = ...) -> None: ...
+
+class AttachmentFile(_message.Message):
+    __slots__ = ("name", "size_bytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    size_bytes: int
+    def __init__(self, name: _Optional[str] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+
+class AgentSettings(_message.Message):
+    __slots__ = ("max_steps", "step_timeout", "planning_interval", "code_tag_open", "code_tag_close", "final_answer_at_max_steps", "authorized_imports", "instructions", "verbosity", "max_output_chars")
+    MAX_STEPS_FIELD_NUMBER: _ClassVar[int]
+    STEP_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    PLANNING_INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    CODE_TAG_OPEN_FIELD_NUMBER: _ClassVar[int]
+    CODE_TAG_CLOSE_FIELD_NUMBER: _ClassVar[int]
+    FINAL_ANSWER_AT_MAX_STEPS_FIELD_NUMBER: _ClassVar[int]
+    AUTHORIZED_IMPORTS_FIELD_NUMBER: _ClassVar[int]
+    INSTRUCTIONS_FIELD_NUMBER: _ClassVar[int]
+    VERBOSITY_FIELD_NUMBER: _ClassVar[int]
+    MAX_OUTPUT_CHARS_FIELD_NUMBER: _ClassVar[int]
+    max_steps: int
+    step_timeout: _duration_pb2.Duration
+    planning_interval: int
+    code_tag_open: str
+    code_tag_close: str
+    final_answer_at_max_steps: bool
+    authorized_imports: _containers.RepeatedScalarFieldContainer[str]
+    instructions: str
+    verbosity: int
+    max_output_chars: int
+    def __init__(self, max_steps: _Optional[int] = ..., step_timeout: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., planning_interval: _Optional[int] = ..., code_tag_open: _Optional[str] = ..., code_tag_close: _Optional[str] = ..., final_answer_at_max_steps: bool = ..., authorized_imports: _Optional[_Iterable[str]] = ..., instructions: _Optional[str] = ..., verbosity: _Optional[int] = ..., max_output_chars: _Optional[int] = ...) -> None: ...
+
+class HostTool(_message.Message):
+    __slots__ = ("name", "description", "inputs_json", "output_type")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_JSON_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TYPE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    description: str
+    inputs_json: str
+    output_type: str
+    def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., inputs_json: _Optional[str] = ..., output_type: _Optional[str] = ...) -> None: ...
+
+class AttachmentChunk(_message.Message):
+    __slots__ = ("index", "content")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    content: bytes
+    def __init__(self, index: _Optional[int] = ..., content: _Optional[bytes] = ...) -> None: ...
+
+class Start(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Message(_message.Message):
+    __slots__ = ("role", "content")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    role: Role
+    content: str
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., content: _Optional[str] = ...) -> None: ...
+
+class CompleteRequest(_message.Message):
+    __slots__ = ("sequence", "kind", "messages")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    kind: CompletionKind
+    messages: _containers.RepeatedCompositeFieldContainer[Message]
+    def __init__(self, sequence: _Optional[int] = ..., kind: _Optional[_Union[CompletionKind, str]] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ...) -> None: ...
+
+class CompleteResponse(_message.Message):
+    __slots__ = ("completion", "ended")
+    COMPLETION_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    completion: Completion
+    ended: EpisodeEnded
+    def __init__(self, completion: _Optional[_Union[Completion, _Mapping]] = ..., ended: _Optional[_Union[EpisodeEnded, _Mapping]] = ...) -> None: ...
+
+class Completion(_message.Message):
+    __slots__ = ("text", "finish_reason", "prompt_tokens", "completion_tokens")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    finish_reason: FinishReason
+    prompt_tokens: int
+    completion_tokens: int
+    def __init__(self, text: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ...) -> None: ...
+
+class EpisodeEnded(_message.Message):
+    __slots__ = ("outcome",)
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    outcome: str
+    def __init__(self, outcome: _Optional[str] = ...) -> None: ...
+
+class CallToolRequest(_message.Message):
+    __slots__ = ("sequence", "name", "arguments_json")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_JSON_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    name: str
+    arguments_json: str
+    def __init__(self, sequence: _Optional[int] = ..., name: _Optional[str] = ..., arguments_json: _Optional[str] = ...) -> None: ...
+
+class CallToolResponse(_message.Message):
+    __slots__ = ("output", "error", "ended")
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    output: str
+    error: str
+    ended: EpisodeEnded
+    def __init__(self, output: _Optional[str] = ..., error: _Optional[str] = ..., ended: _Optional[_Union[EpisodeEnded, _Mapping]] = ...) -> None: ...
+
+class RecordStepRequest(_message.Message):
+    __slots__ = ("step_number", "model_output", "code", "observations", "error_type", "error", "is_final_answer", "duration")
+    STEP_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    MODEL_OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    OBSERVATIONS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_TYPE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    IS_FINAL_ANSWER_FIELD_NUMBER: _ClassVar[int]
+    DURATION_FIELD_NUMBER: _ClassVar[int]
+    step_number: int
+    model_output: str
+    code: str
+    observations: str
+    error_type: str
+    error: str
+    is_final_answer: bool
+    duration: _duration_pb2.Duration
+    def __init__(self, step_number: _Optional[int] = ..., model_output: _Optional[str] = ..., code: _Optional[str] = ..., observations: _Optional[str] = ..., error_type: _Optional[str] = ..., error: _Optional[str] = ..., is_final_answer: bool = ..., duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class RecordStepResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SubmitResultRequest(_message.Message):
+    __slots__ = ("stop_reason", "answer", "episode_duration", "detail")
+    STOP_REASON_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    EPISODE_DURATION_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    stop_reason: StopReason
+    answer: bytes
+    episode_duration: _duration_pb2.Duration
+    detail: str
+    def __init__(self, stop_reason: _Optional[_Union[StopReason, str]] = ..., answer: _Optional[bytes] = ..., episode_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class SubmitResultResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -1,0 +1,149 @@
+"""The channel to the orchestrator: deadlines, retries, sequence numbers. The only gRPC in the sandbox.
+
+A call that finds the orchestrator unavailable is repeated with the same sequence number, for which
+the orchestrator gives the recorded answer. When it stays away for RECONNECT_S the sandbox ends.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, TypeVar
+
+import grpc
+from rollout_api.v1 import sandbox_pb2 as pb
+from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
+
+from sandbox import wire
+from sandbox.errors import ChannelLost, EpisodeCrashed, LeaseEnded, ToolFailure
+from sandbox.types import Assignment, Box, Completion, Confinement, Kind, Message, Result, StepReport
+
+RECONNECT_S = 10.0
+COMPLETE_LIMIT_S = 2 * 3600.0  # the orchestrator's own deadlines come first
+TOOL_LIMIT_S = 1800.0
+SUBMIT_LIMIT_S = 60.0
+RECORD_LIMIT_S = 10.0
+MAX_ARGUMENT_BYTES = 256 * 1024
+
+_OPTIONS = (
+    ("grpc.max_receive_message_length", 16 << 20),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    # A frozen orchestrator keeps its socket open; only pings tell.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 30_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.enable_http_proxy", 0),
+)
+_PAUSE_S = 0.1
+# Too many calls at once: after a reconnection the server may still be busy with the call that was cut.
+_AGAIN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
+R = TypeVar("R")
+
+
+class Client:
+    """`with Client(box) as client`: this sandbox's conversation with the orchestrator."""
+
+    def __init__(self, box: Box) -> None:
+        self._box = box
+        self._channel = grpc.insecure_channel(f"unix:{box.socket}", options=_OPTIONS)
+        self._stub = pb_grpc.SandboxServiceStub(self._channel)
+        self._completions = 0
+        self._tool_calls = 0
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._channel.close()
+
+    def park(self, confinement: Confinement) -> Iterator[pb.ParkResponse]:
+        """Waits for an assignment, yields what comes with it. Raises ChannelLost, LeaseEnded, EpisodeCrashed."""
+        stream = self._call(lambda: self._begin_parking(confinement))
+        try:
+            yield from stream
+        except grpc.RpcError as error:
+            raise _end(error) from error
+
+    def complete(self, kind: Kind, messages: tuple[Message, ...]) -> Completion:
+        """One completion. Raises LeaseEnded, ChannelLost, EpisodeCrashed."""
+        self._completions += 1
+        request = wire.complete_request(self._completions, kind, messages)
+        response = self._call(lambda: self._stub.Complete(request, timeout=COMPLETE_LIMIT_S))
+        if response.WhichOneof("result") != "completion":
+            raise LeaseEnded(response.ended.outcome)
+        return wire.completion(response.completion)
+
+    def call_tool(self, name: str, arguments_json: str) -> str:
+        """The tool's output. Raises ToolFailure, LeaseEnded, ChannelLost, EpisodeCrashed."""
+        if len(arguments_json) > MAX_ARGUMENT_BYTES:
+            raise ToolFailure(f"{name}(): arguments of more than {MAX_ARGUMENT_BYTES} bytes")
+        self._tool_calls += 1
+        request = pb.CallToolRequest(sequence=self._tool_calls, name=name, arguments_json=arguments_json)
+        response = self._call(lambda: self._stub.CallTool(request, timeout=TOOL_LIMIT_S))
+        match response.WhichOneof("result"):
+            case "output":
+                return response.output
+            case "error":
+                raise ToolFailure(response.error)
+        raise LeaseEnded(response.ended.outcome)
+
+    def record_step(self, step: StepReport) -> None:
+        """Shows a step. Nothing depends on it: a failure is a line on stderr."""
+        try:
+            self._stub.RecordStep(wire.step_request(step), timeout=RECORD_LIMIT_S)
+        except grpc.RpcError as error:
+            print(f"step {step.step_number} was not recorded: {_told(error)}", file=sys.stderr, flush=True)
+
+    def submit(self, result: Result, duration_s: float) -> None:
+        """Ends the episode. Raises LeaseEnded, ChannelLost, EpisodeCrashed."""
+        request = wire.result_request(result, duration_s)
+        self._call(lambda: self._stub.SubmitResult(request, timeout=SUBMIT_LIMIT_S))
+
+    def _begin_parking(self, confinement: Confinement) -> Iterator[pb.ParkResponse]:
+        """Waits for the connection only: a stream that has begun is never begun again."""
+        grpc.channel_ready_future(self._channel).result(timeout=RECONNECT_S)
+        return self._stub.Park(wire.park_request(confinement, self._box))
+
+    def _call(self, attempt: Callable[[], R]) -> R:
+        unavailable_since: float | None = None
+        while True:
+            try:
+                return attempt()
+            except grpc.FutureTimeoutError as error:
+                raise ChannelLost(f"nobody listens at {self._box.socket}") from error
+            except grpc.RpcError as error:
+                now = time.monotonic()
+                unavailable_since = unavailable_since or now
+                if error.code() not in _AGAIN or now - unavailable_since > RECONNECT_S:
+                    raise _end(error) from error
+            time.sleep(_PAUSE_S)
+
+
+def assigned(first: pb.ParkResponse) -> Assignment:
+    """The assignment that opens the stream. Raises EpisodeCrashed."""
+    if first.WhichOneof("item") != "assignment":
+        raise EpisodeCrashed("the stream does not begin with an assignment")
+    try:
+        return wire.assignment(first.assignment)
+    except ValueError as error:
+        raise EpisodeCrashed(f"an assignment that cannot be used: {error}") from error
+
+
+def _end(error: Any) -> LeaseEnded | ChannelLost | EpisodeCrashed:
+    match error.code():
+        case grpc.StatusCode.FAILED_PRECONDITION:
+            return LeaseEnded(error.details())
+        case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
+            return ChannelLost(_told(error))
+    return EpisodeCrashed(f"the orchestrator refused a call: {_told(error)}")
+
+
+def _told(error: Any) -> str:
+    return f"{error.code().name}: {error.details()}"

@@ -1,0 +1,107 @@
+"""The line between pid 1 and the runner: requests for a fresh worker, news of a worker's end.
+
+One message per packet, JSON; a fresh worker's pipes travel with the message that announces it. The
+line is inherited by fork; the worker never sees it.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_MAX_MESSAGE_BYTES = 4096
+_REPLACE = b"replace"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStarted:
+    """A fresh worker: the ends of its pipes that are the runner's."""
+
+    number: int
+    commands: int
+    frames: int
+    output: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEnded:
+    """A worker ended by itself. `status`: exit code, or minus the signal that killed it."""
+
+    number: int
+    status: int
+
+
+class ControlLost(Exception):
+    """The other end is gone."""
+
+
+def control_line() -> tuple[SupervisorEnd, RunnerEnd]:
+    """Both ends; each process closes the one that is not its own."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    return SupervisorEnd(ours), RunnerEnd(theirs)
+
+
+class _End:
+    def __init__(self, line: socket.socket) -> None:
+        self._line = line
+
+    def fileno(self) -> int:
+        """For poll."""
+        return self._line.fileno()
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._line.close()
+
+
+class SupervisorEnd(_End):
+    """Pid 1's end."""
+
+    def replacement_wanted(self) -> bool:
+        """Reads one request. Raises ControlLost."""
+        request = self._line.recv(_MAX_MESSAGE_BYTES)
+        if not request:
+            raise ControlLost
+        return request == _REPLACE
+
+    def announce_start(self, number: int, pipes: Sequence[int]) -> None:
+        """Hands over the runner's ends of the pipes: commands, frames, output. Raises ControlLost."""
+        message = json.dumps({"started": number}).encode()
+        try:
+            socket.send_fds(self._line, [message], list(pipes))
+        except OSError as error:
+            raise ControlLost from error
+
+    def announce_end(self, number: int, status: int) -> None:
+        """Raises ControlLost."""
+        try:
+            self._line.send(json.dumps({"ended": number, "status": status}).encode())
+        except OSError as error:
+            raise ControlLost from error
+
+
+class RunnerEnd(_End):
+    """The runner's end."""
+
+    def ask_for_replacement(self) -> None:
+        """Pid 1 kills all that is left of the worker and starts a fresh one. Raises ControlLost."""
+        try:
+            self._line.send(_REPLACE)
+        except OSError as error:
+            raise ControlLost from error
+
+    def receive(self) -> WorkerStarted | WorkerEnded:
+        """The next piece of news. Raises ControlLost."""
+        try:
+            message, fds, _, _ = socket.recv_fds(self._line, _MAX_MESSAGE_BYTES, 3)
+        except OSError as error:
+            raise ControlLost from error
+        if not message:
+            raise ControlLost
+        news = json.loads(message)
+        if "ended" in news:
+            return WorkerEnded(news["ended"], news["status"])
+        commands, frames, output = fds
+        return WorkerStarted(news["started"], commands, frames, output)

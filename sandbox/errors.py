@@ -1,0 +1,60 @@
+"""What can end a step, and what can end the episode.
+
+Step errors are ordinary exceptions: smolagents turns them into an observation and goes on. Ends of
+the episode are `BaseException`s, because smolagents catches every `Exception` around a completion
+and would hand it to the model as text.
+"""
+
+from __future__ import annotations
+
+
+class CodeError(Exception):
+    """The step's code failed; `str(error)` is the observation."""
+
+
+class ToolFailure(Exception):
+    """A host tool failed; the model-written code that called it gets this text."""
+
+
+class WorkerLost(Exception):
+    """The code worker cannot be used any more; `replace` it."""
+
+
+class StepTimeout(WorkerLost):
+    """The step's time is over."""
+
+
+class WorkerDied(WorkerLost):
+    """The worker process ended by itself. `status`: exit code, or minus the signal that killed it."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"exit status {status}")
+        self.status = status
+
+
+class WorkerMisbehaved(WorkerLost):
+    """What came through the worker's pipe is not what our harness sends."""
+
+
+class EpisodeEnd(BaseException):
+    """The agent loop stops here."""
+
+
+class LeaseEnded(EpisodeEnd):
+    """The orchestrator ended the rollout: there is nothing left to say."""
+
+
+class ChannelLost(EpisodeEnd):
+    """The orchestrator cannot be reached any more."""
+
+
+class StepsUsedUp(EpisodeEnd):
+    """The agent took all its steps without an answer."""
+
+
+class MemoryUsedUp(EpisodeEnd):
+    """The code worker was killed for memory in too many steps running."""
+
+
+class EpisodeCrashed(EpisodeEnd):
+    """The runner failed by itself; `str(error)` says how."""

@@ -1,0 +1,191 @@
+"""smolagents' PythonExecutor over the code worker: what happens in a step becomes an observation.
+
+smolagents' contract: `send_tools`, `send_variables`, a call that returns a CodeOutput or raises an
+ordinary exception whose text is the observation, and `state["_print_outputs"]`, the only way in which
+prints before an exception reach the model.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from smolagents.local_python_executor import CodeOutput, PythonExecutor
+
+from sandbox.errors import (
+    CodeError,
+    EpisodeCrashed,
+    MemoryUsedUp,
+    StepTimeout,
+    ToolFailure,
+    WorkerDied,
+    WorkerLost,
+    WorkerMisbehaved,
+)
+from sandbox.texts import ANSWER_CHARS, clip
+from sandbox.types import AgentSettings, ToolSpec
+from sandbox.worker_link import WorkerLink
+
+MAX_MEMORY_KILLS = 3  # in steps running; then the episode is over
+MAX_VALUE_CHARS = 20_000  # smolagents cuts the last value there, and would cut our note too
+MAX_OBSERVATION_BYTES = 1 << 20
+_SETUP_LIMIT_S = 30.0
+_GONE = "A fresh Python process takes its place: all variables, imports and background processes are gone."
+
+CallTool = Callable[[str, str], str]  # name, arguments as JSON -> output; raises ToolFailure
+
+
+class WorkerExecutor(PythonExecutor):
+    """Runs code steps. `answer` is what `final_answer` was given, once `answered`."""
+
+    def __init__(
+        self,
+        link: WorkerLink,
+        settings: AgentSettings,
+        host_tools: tuple[ToolSpec, ...],
+        call_tool: CallTool,
+        memory_kills: Callable[[], int | None],
+    ) -> None:
+        self.state: dict[str, Any] = {"_print_outputs": ""}
+        self.answered = False
+        self.answer: bytes | None = None
+        self._link = link
+        self._settings = settings
+        self._host_tools = host_tools
+        self._call_tool = call_tool
+        self._memory_kills = memory_kills
+        self._kills_seen = memory_kills()
+        self._killed_in_a_row = 0
+        self._variables: dict[str, Any] = {}
+        self._step = 0
+        link.limit_output(settings.max_output_chars)
+
+    def send_tools(self, tools: Mapping[str, Any]) -> None:
+        """The worker gets its tools from the assignment; smolagents' objects are for the prompt."""
+
+    def send_variables(self, variables: Mapping[str, Any]) -> None:
+        """Called at each run. They are given again to every worker that replaces another."""
+        self._variables.update(variables)
+        self._set_up()
+
+    def __call__(self, code_action: str) -> CodeOutput:
+        """One step. Raises CodeError: an observation; MemoryUsedUp: the end."""
+        self._step += 1
+        self.state["_print_outputs"] = ""
+        try:
+            done = self._run(code_action)
+        except WorkerLost as lost:
+            self._replace_after(lost)
+        self._killed_in_a_row = 0
+        printed = self.state["_print_outputs"] = self._printed()
+        if done["answered"]:
+            self.answered = True
+            text = done["answer"]
+            self.answer = None if text is None else text.encode("utf-8", "surrogatepass")[:ANSWER_CHARS]
+            return CodeOutput(output=_sayable(text or ""), logs=printed, is_final_answer=True)
+        if done["error"] is not None:
+            raise CodeError(_sayable(done["error"]))
+        value = done["value"]
+        return CodeOutput(output=None if value is None else _sayable(value), logs=printed, is_final_answer=False)
+
+    def _run(self, code: str) -> dict[str, Any]:
+        """The step's last frame. Host tools it calls are served here, off the step's clock."""
+        deadline = time.monotonic() + self._settings.step_timeout_s
+        self._link.send({"kind": "step", "step": self._step, "code": code}, deadline)
+        while True:
+            frame = self._link.receive(deadline)
+            if frame.get("step") != self._step:
+                raise WorkerMisbehaved("it sent a frame of another step")
+            if frame.get("kind") == "done":
+                return _checked_done(frame)
+            started = time.monotonic()
+            reply = self._serve_tool(frame)
+            deadline += time.monotonic() - started
+            self._link.send(reply, deadline)
+
+    def _serve_tool(self, frame: Mapping[str, Any]) -> dict[str, Any]:
+        name, arguments = frame.get("name"), frame.get("arguments")
+        if frame.get("kind") != "call" or not isinstance(name, str) or not isinstance(arguments, str):
+            raise WorkerMisbehaved("it sent what is no frame")
+        if name not in {tool.name for tool in self._host_tools}:
+            return {"output": None, "error": f"there is no tool {name[:80]!r}"}
+        try:
+            return {"output": self._call_tool(name, arguments), "error": None}
+        except ToolFailure as failure:
+            return {"output": None, "error": str(failure)}
+
+    def _replace_after(self, lost: WorkerLost) -> NoReturn:
+        """A fresh worker, and what became of the old one as an observation."""
+        killed = isinstance(lost, WorkerDied) and self._was_memory(lost.status)
+        self._killed_in_a_row = self._killed_in_a_row + 1 if killed else 0
+        self.state["_print_outputs"] = self._printed()
+        self._link.replace()
+        if self._killed_in_a_row >= MAX_MEMORY_KILLS:
+            raise MemoryUsedUp
+        self._set_up()
+        raise CodeError(f"{self._told(lost, killed)} {_GONE}") from None
+
+    def _told(self, lost: WorkerLost, killed_for_memory: bool) -> str:
+        match lost:
+            case StepTimeout():
+                return f"The code ran longer than {self._settings.step_timeout_s:g} seconds and was stopped."
+            case WorkerDied() if killed_for_memory:
+                return "The code was killed because it used too much memory."
+            case WorkerDied(status=status) if status < 0:
+                return f"The code's Python process was killed by signal {_signal_name(-status)}."
+            case WorkerDied(status=status):
+                return f"The code's Python process ended with exit code {status}."
+        return f"The code broke the Python process it runs in: {lost}."
+
+    def _was_memory(self, status: int) -> bool:
+        """Killed for memory, by the kernel's count where there is one, else by the signal alone."""
+        before, self._kills_seen = self._kills_seen, self._memory_kills()
+        if status != -signal.SIGKILL:
+            return False
+        return before is None or self._kills_seen is None or self._kills_seen > before
+
+    def _set_up(self) -> None:
+        setup = {
+            "kind": "setup",
+            "max_chars": min(self._settings.max_output_chars, MAX_VALUE_CHARS),
+            "variables": self._variables,
+            "tools": [
+                {
+                    "name": tool.name,
+                    "required": [name for name, shape in tool.inputs.items() if not shape.get("nullable")],
+                    "optional": [name for name, shape in tool.inputs.items() if shape.get("nullable")],
+                }
+                for tool in self._host_tools
+            ],
+        }
+        try:
+            self._link.send(setup, time.monotonic() + _SETUP_LIMIT_S)
+        except WorkerLost as lost:  # no code has run in it yet: this is our own failure
+            raise EpisodeCrashed(f"a fresh code worker was lost: {lost}") from lost
+
+    def _printed(self) -> str:
+        self._link.drain_output()
+        return self._link.take_output()
+
+
+def _checked_done(frame: dict[str, Any]) -> dict[str, Any]:
+    texts = [frame.get("value"), frame.get("error"), frame.get("answer")]
+    if not all(text is None or isinstance(text, str) for text in texts):
+        raise WorkerMisbehaved("it sent what is no frame")
+    if not isinstance(frame.get("answered"), bool):
+        raise WorkerMisbehaved("it sent what is no frame")
+    return {name: frame.get(name) for name in ("value", "error", "answer", "answered")}
+
+
+def _sayable(text: str) -> str:
+    """Text that can be sent on: encodable, and no longer than an honest worker would make it."""
+    return clip(text, MAX_OBSERVATION_BYTES)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)

@@ -1,0 +1,100 @@
+"""What a freshly forked process does to itself before it becomes the runner or the code worker.
+
+Kernel calls only, in the order the kernel needs them: limits before the uid, the death signal and
+dumpability after it (changing the uid resets both). Both identities end without any capability.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import struct
+from pathlib import Path
+
+from sandbox.types import Box
+
+WORKER_NICE = 10
+WORKER_OOM_SCORE = 1000
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_NO_NEW_PRIVS = 38
+_CAPABILITY_VERSION_3 = 0x20080522
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def become_supervisor() -> None:
+    """Orphans of the worker come to us, as they come to a container's pid 1 anyway."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def become_runner(box: Box) -> None:
+    """The identity that owns the channel. Its memory and environment are closed to the worker."""
+    supervisor = os.getppid()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if box.identities is not None:
+        _take_identity(box.identities.runner_uid, box.identities.channel_gid)
+    _drop_capabilities()
+    _prctl(_PR_SET_DUMPABLE, 0)
+    _die_with(supervisor)
+
+
+def become_worker(box: Box) -> None:
+    """The identity of model-written code: first to be killed for memory, last to be scheduled."""
+    supervisor = os.getppid()
+    os.setsid()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # Some kernels (gVisor's) have no such file; then the memory limit picks by size alone.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(WORKER_OOM_SCORE))
+    os.nice(WORKER_NICE)
+    os.umask(0o022)
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    if box.identities is not None:
+        # Counted per uid, so it only makes sense for a uid of its own. It leaves the supervisor room
+        # below the container's own limit: a fork bomb cannot keep it from wiping the worker.
+        resource.setrlimit(resource.RLIMIT_NPROC, (box.worker_processes, box.worker_processes))
+        _take_identity(box.identities.worker_uid, box.identities.worker_uid)
+    _drop_capabilities()
+    # As any process that was executed: /proc/self belongs to the code that runs here.
+    _prctl(_PR_SET_DUMPABLE, 1)
+    _die_with(supervisor)
+
+
+def kill_everything_of(uid: int) -> None:
+    """Takes a uid and kills every other process that has it. For a forked child, which ends here."""
+    status = 1
+    try:
+        _take_identity(uid, uid)
+        os.kill(-1, signal.SIGKILL)
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _take_identity(uid: int, gid: int) -> None:
+    os.setgroups([])
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+
+
+def _drop_capabilities() -> None:
+    """Empties the effective, permitted and inheritable sets; the ambient set follows them."""
+    header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
+    if _libc.capset(header, bytes(24)) != 0:
+        raise OSError(ctypes.get_errno(), "capset")
+
+
+def _die_with(supervisor: int) -> None:
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != supervisor:  # it died before the line above took effect
+        os._exit(1)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option})")

@@ -1,0 +1,80 @@
+"""smolagents' Model over the orchestrator: a conversation goes out as text, a completion comes back.
+
+Nothing that goes wrong here may reach the agent: smolagents would show it to the model, or take it
+for the answer. So every failure leaves as an EpisodeEnd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from smolagents.models import ChatMessage, MessageRole, Model
+from smolagents.monitoring import TokenUsage
+
+from sandbox.errors import EpisodeCrashed
+from sandbox.types import Completion, Kind, Message, Role
+
+Complete = Callable[[Kind, tuple[Message, ...]], Completion]
+
+_PLAN_STOP = "<end_plan>"
+_ROLES: dict[MessageRole, Role] = {
+    MessageRole.SYSTEM: "system",
+    MessageRole.USER: "user",
+    MessageRole.TOOL_RESPONSE: "user",
+    MessageRole.ASSISTANT: "assistant",
+}
+
+
+class OrchestratorModel(Model):
+    """Asks `complete` for each answer. Model, sampling and stop strings are the orchestrator's."""
+
+    def __init__(self, complete: Complete) -> None:
+        super().__init__(flatten_messages_as_text=True, model_id="orchestrator")
+        self._complete = complete
+
+    def generate(
+        self, messages: list[ChatMessage], stop_sequences: list[str] | None = None, **kwargs: Any
+    ) -> ChatMessage:
+        """One completion; raises nothing but an EpisodeEnd."""
+        try:
+            answer = self._complete(_kind(stop_sequences), conversation(messages))
+        except Exception as error:
+            raise EpisodeCrashed(f"asking for a completion: {type(error).__name__}: {error}") from error
+        return ChatMessage(
+            role=MessageRole.ASSISTANT,
+            content=answer.text,
+            token_usage=TokenUsage(answer.prompt_tokens, answer.completion_tokens),
+        )
+
+
+def conversation(messages: Iterable[ChatMessage]) -> tuple[Message, ...]:
+    """Text only, neighbours of one role joined by a newline as smolagents does.
+
+    "Calling tools:" echoes are left out before joining: joined, they would become part of what the
+    model is said to have written, and stand behind its end-of-turn token.
+    """
+    joined: list[Message] = []
+    for message in messages:
+        role = MessageRole(message.role)
+        if role is MessageRole.TOOL_CALL:
+            continue
+        text = _text(message.content)
+        if joined and joined[-1].role == _ROLES[role]:
+            joined[-1] = Message(_ROLES[role], f"{joined[-1].content}\n{text}")
+        else:
+            joined.append(Message(_ROLES[role], text))
+    return tuple(joined)
+
+
+def _text(content: str | list[dict[str, Any]] | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(part["text"] for part in content if part["type"] == "text")
+
+
+def _kind(stop_sequences: list[str] | None) -> Kind:
+    """smolagents does not say what a completion is for, but stops each kind differently."""
+    if stop_sequences is None:
+        return "final"
+    return "plan" if _PLAN_STOP in stop_sequences else "action"

@@ -1,0 +1,93 @@
+"""What the kernel tells in /proc and /sys: our confinement, the processes around us, memory kills."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandbox.types import Confinement
+
+_CGROUP_COUNTERS = (
+    Path("/sys/fs/cgroup/memory.events"),  # v2
+    Path("/sys/fs/cgroup/memory/memory.oom_control"),  # v1
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process. `uid` is its real user id."""
+
+    pid: int
+    parent: int
+    uid: int
+
+
+def confinement() -> Confinement:
+    """The limits the calling process runs under."""
+    status = _status("self")
+    return Confinement(
+        capability_bounding_set=int(status.get("CapBnd", "0"), 16),
+        no_new_privileges=status.get("NoNewPrivs") == "1",
+        seccomp_mode=int(status.get("Seccomp", "0")),
+        network_interfaces=tuple(_network_interfaces()),
+        root_read_only=bool(os.statvfs("/").f_flag & os.ST_RDONLY),
+    )
+
+
+def processes_of(uid: int) -> list[int]:
+    """Process ids of everything that runs as `uid`."""
+    return [process.pid for process in _processes() if process.uid == uid]
+
+
+def descendants_of(ancestor: int, but_not: int) -> list[int]:
+    """Process ids of everything below `ancestor`, the branch that starts at `but_not` left out."""
+    children: dict[int, list[int]] = {}
+    for process in _processes():
+        children.setdefault(process.parent, []).append(process.pid)
+    found: list[int] = []
+    branches = [ancestor]
+    while branches:
+        for pid in children.get(branches.pop(), []):
+            if pid != but_not:
+                found.append(pid)
+                branches.append(pid)
+    return found
+
+
+def memory_kills() -> int | None:
+    """How often the kernel killed in our control group for memory; None where it does not say."""
+    for path in _CGROUP_COUNTERS:
+        try:
+            lines = path.read_text().splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            name, _, count = line.partition(" ")
+            if name == "oom_kill" and count.isdecimal():
+                return int(count)
+    return None
+
+
+def _processes() -> Iterator[Process]:
+    for entry in os.listdir("/proc"):
+        if entry.isdecimal():
+            try:
+                status = _status(entry)
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it ended meanwhile
+            yield Process(int(entry), int(status["PPid"]), int(status["Uid"].split()[0]))
+
+
+def _status(pid: str) -> dict[str, str]:
+    # Bytes beyond ASCII can only be in a process' name, which nobody reads here.
+    text = Path("/proc", pid, "status").read_text("utf-8", "replace")
+    fields = (line.partition(":") for line in text.splitlines())
+    return {name: value.strip() for name, _, value in fields}
+
+
+def _network_interfaces() -> Iterator[str]:
+    lines = Path("/proc/net/dev").read_text().splitlines()
+    for line in lines[2:]:  # two lines of headings
+        yield line.partition(":")[0].strip()

@@ -1,0 +1,110 @@
+"""One episode: rehearse, park, take the assignment, run the agent, submit exactly one result."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from sandbox import procfs
+from sandbox.agent import OnStep, build_agent
+from sandbox.attachments import receive_attachments
+from sandbox.client import Client, assigned
+from sandbox.control import RunnerEnd
+from sandbox.errors import ChannelLost, EpisodeCrashed, LeaseEnded, MemoryUsedUp, StepsUsedUp
+from sandbox.executor import CallTool, WorkerExecutor
+from sandbox.model import Complete, OrchestratorModel
+from sandbox.texts import ANSWER_CHARS
+from sandbox.types import AgentSettings, Assignment, Box, Completion, Confinement, Kind, Message, Result
+from sandbox.worker_link import WorkerLink
+
+EXIT_FAILED = 1
+
+
+def main(box: Box, control: RunnerEnd, confinement: Confinement) -> int:
+    """The runner's whole life; returns its exit code."""
+    link = WorkerLink(control)
+    rehearse(link)
+    with Client(box) as client:
+        try:
+            return _episode(box, client, link, confinement)
+        except LeaseEnded:
+            return 0
+        except ChannelLost as lost:
+            print(f"the orchestrator is gone: {lost}", file=sys.stderr, flush=True)
+            return EXIT_FAILED
+
+
+def _episode(box: Box, client: Client, link: WorkerLink, confinement: Confinement) -> int:
+    """From parking to the result. Raises LeaseEnded, ChannelLost."""
+    responses = client.park(confinement)
+    first = next(responses, None)
+    if first is None:
+        raise ChannelLost("the stream ended without an assignment")
+    started = time.monotonic()
+    try:
+        assignment = assigned(first)
+        files = receive_attachments(responses, assignment.attachments, box.attachments)
+        started = time.monotonic()
+        result = solve(
+            assignment, files, link, client.complete, call_tool=client.call_tool, on_step=client.record_step
+        )
+    except (Exception, EpisodeCrashed) as error:
+        traceback.print_exc()
+        result = Result("crashed", detail=f"{type(error).__name__}: {error}")
+    client.submit(result, time.monotonic() - started)
+    return EXIT_FAILED if result.stop_reason == "crashed" else 0
+
+
+def solve(
+    assignment: Assignment,
+    files: tuple[Path, ...],
+    link: WorkerLink,
+    complete: Complete,
+    *,
+    call_tool: CallTool,
+    on_step: OnStep,
+) -> Result:
+    """Runs the agent. Raises LeaseEnded, ChannelLost, EpisodeCrashed, and whatever breaks in smolagents."""
+    settings = assignment.agent
+    executor = WorkerExecutor(link, settings, assignment.host_tools, call_tool, procfs.memory_kills)
+    agent = build_agent(settings, OrchestratorModel(complete), executor, assignment.host_tools, on_step)
+    try:
+        last_words = agent.run(prompt(assignment.question, files))
+    except StepsUsedUp:
+        return Result("max_steps")
+    except MemoryUsedUp:
+        return Result("out_of_memory")
+    if not executor.answered:  # smolagents' extra completion after the last step, where it was asked for
+        return Result("final_answer", str(last_words).encode("utf-8", "surrogatepass")[:ANSWER_CHARS])
+    if executor.answer is None:
+        return Result("no_answer")
+    return Result("final_answer", executor.answer)
+
+
+def prompt(question: str, files: tuple[Path, ...]) -> str:
+    """The task as the agent gets it: the question, and where its files are."""
+    if not files:
+        return question
+    places = "\n".join(f"- {place}" for place in files)
+    return f"{question}\n\nThe task comes with these files (read-only, given by their absolute paths):\n{places}"
+
+
+def rehearse(link: WorkerLink) -> None:
+    """A whole run with canned completions, so that the real one finds everything loaded.
+
+    It takes most of the time between assignment and first completion away. The worker that took part
+    in it is replaced: the real run gets one in which nothing has happened.
+    """
+    lines = iter(["x = 6 * 7\nprint(x)", "final_answer(x)"])
+
+    def canned(kind: Kind, messages: tuple[Message, ...]) -> Completion:
+        return Completion(f"Thought: a rehearsal.\n<code>\n{next(lines)}\n</code>", 1, 1)
+
+    link.replace()
+    rehearsal = Assignment("What is 6 * 7?", (), AgentSettings(max_steps=2, step_timeout_s=30.0), ())
+    result = solve(rehearsal, (), link, canned, call_tool=lambda name, arguments: "", on_step=lambda step: None)
+    if result.answer != b"42":
+        raise RuntimeError(f"the rehearsal ended with {result}")
+    link.replace()

@@ -1,0 +1,206 @@
+"""Pid 1: forks the runner and the code workers, wipes workers, reaps, ends with the runner.
+
+Single-threaded, imports everything once so that its children share it, holds no task data, opens
+no channel. It cannot kill by right (no CAP_KILL): a worker's processes are killed by a child that
+takes the worker's uid. Without identities of their own they are found as our descendants.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import select
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from types import FrameType
+from typing import NoReturn
+
+from sandbox import identity, procfs
+from sandbox.control import ControlLost, RunnerEnd, SupervisorEnd, control_line
+from sandbox.types import Box, Confinement
+from sandbox.worker import EXIT_BROKEN, Worker
+from sandbox.worker_setup import clean_process, place_pipes
+
+WIPE_LIMIT_S = 5.0
+EXIT_CANNOT_WIPE = 71
+_WIPE_PAUSE_MS = 5
+
+
+RunnerMain = Callable[[Box, RunnerEnd, Confinement], int]
+
+
+class Supervisor:
+    """`run()` once."""
+
+    def __init__(self, box: Box, runner_main: RunnerMain) -> None:
+        self._box = box
+        self._runner_main = runner_main
+        self._confinement = procfs.confinement()
+        self._runner = 0
+        self._runner_status: int | None = None
+        self._worker = 0
+        self._number = 0
+        self._terminated_by: int | None = None
+        self._control: SupervisorEnd
+        self._wakeup = -1
+
+    def run(self) -> int:
+        """Until the runner ends; returns the exit code of this process."""
+        identity.become_supervisor()
+        self._wakeup = self._catch_signals()
+        # Objects made so far are never looked at again: a collection would copy the pages they share.
+        gc.freeze()
+        self._control, theirs = control_line()
+        self._runner = self._fork(lambda: self._be_runner(theirs))
+        theirs.close()
+        try:
+            self._serve()
+        except ControlLost:
+            self._await_runner()
+        finally:
+            self._wipe()
+        if self._terminated_by is not None:
+            return 128 + self._terminated_by
+        status = self._runner_status
+        return 1 if status is None else status if status >= 0 else 128 - status
+
+    def _serve(self) -> None:
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        poll.register(self._wakeup, select.POLLIN)
+        while self._runner_status is None and self._terminated_by is None:
+            ready = [fd for fd, _ in poll.poll()]
+            if self._wakeup in ready:
+                os.read(self._wakeup, 4096)
+                self._reap()
+            if self._control.fileno() in ready and self._control.replacement_wanted():
+                self._replace_worker()
+
+    def _await_runner(self) -> None:
+        """The runner has closed its line: it is about to end."""
+        while self._runner_status is None and self._terminated_by is None:
+            select.select([self._wakeup], [], [])
+            os.read(self._wakeup, 4096)
+            self._reap()
+
+    # ------------------------------------------------------------ processes
+
+    def _replace_worker(self) -> None:
+        self._worker = 0  # its end is no news any more
+        self._wipe()
+        commands_in, commands_out = os.pipe()
+        frames_in, frames_out = os.pipe()
+        output_in, output_out = os.pipe()
+        self._number += 1
+        self._worker = self._fork(lambda: self._be_worker(commands_in, frames_out, output_out))
+        self._control.announce_start(self._number, (commands_out, frames_in, output_in))
+        for fd in (commands_in, commands_out, frames_in, frames_out, output_in, output_out):
+            os.close(fd)
+
+    def _be_runner(self, control: RunnerEnd) -> int:
+        self._control.close()
+        identity.become_runner(self._box)
+        return self._runner_main(self._box, control, self._confinement)
+
+    def _be_worker(self, commands: int, frames: int, output: int) -> int:
+        place_pipes(commands, frames, output)
+        identity.become_worker(self._box)
+        clean_process(self._box.workspace)
+        worker = Worker(self._box.workspace)
+        try:
+            worker.serve()
+        except BaseException:  # model-written code broke the harness; our traceback would only puzzle the model
+            return EXIT_BROKEN
+        return 0
+
+    def _fork(self, main: Callable[[], int]) -> int:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            self._child(main)
+        return pid
+
+    def _child(self, main: Callable[[], int]) -> NoReturn:
+        status = EXIT_BROKEN
+        try:
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            status = main()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(OSError, ValueError):
+                sys.stderr.flush()
+            os._exit(status)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, wait_status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            status = os.waitstatus_to_exitcode(wait_status)
+            if pid == self._runner:
+                self._runner_status = status
+            elif pid == self._worker:
+                self._worker = 0
+                with contextlib.suppress(ControlLost):  # the runner's own end follows, or came first
+                    self._control.announce_end(self._number, status)
+
+    # ------------------------------------------------------------ wiping
+
+    def _wipe(self) -> None:
+        """Kills all that is left of the worker. Ends this process, and so the sandbox, if it cannot."""
+        deadline = time.monotonic() + WIPE_LIMIT_S
+        while True:
+            self._reap()
+            left = self._left_of_worker()
+            if not left:
+                return
+            if time.monotonic() > deadline:
+                print(f"{len(left)} processes of the code worker cannot be killed", file=sys.stderr, flush=True)
+                os._exit(EXIT_CANNOT_WIPE)
+            self._kill(left)
+            if select.select([self._wakeup], [], [], _WIPE_PAUSE_MS / 1000)[0]:
+                os.read(self._wakeup, 4096)
+
+    def _left_of_worker(self) -> list[int]:
+        if self._box.identities is not None:
+            return procfs.processes_of(self._box.identities.worker_uid)
+        return procfs.descendants_of(os.getpid(), but_not=self._runner)
+
+    def _kill(self, pids: list[int]) -> None:
+        if self._box.identities is not None:
+            # No room for another process is a state that passes: the caller comes back.
+            with contextlib.suppress(BlockingIOError):
+                killer = os.fork()
+                if killer == 0:
+                    identity.kill_everything_of(self._box.identities.worker_uid)
+                os.waitpid(killer, 0)
+            return
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    # ------------------------------------------------------------ signals
+
+    def _catch_signals(self) -> int:
+        """A descriptor that becomes readable with every signal."""
+        readable, writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._terminate)
+        return readable
+
+    def _terminate(self, number: int, frame: FrameType | None) -> None:
+        self._terminated_by = number

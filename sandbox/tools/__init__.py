@@ -1,0 +1,1 @@
+"""Tools that live in the sandbox. Those that need keys or a network are the orchestrator's."""

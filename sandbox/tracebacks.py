@@ -1,0 +1,34 @@
+"""Tracebacks as the model sees them: the lines it wrote, not those of the harness or of libraries.
+
+Used inside the worker, so it looks builtins up in its own copy (see `worker`).
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Iterator
+from traceback import StackSummary, TracebackException
+
+from sandbox.texts import shorten
+
+globals()["__builtins__"] = dict(vars(builtins))
+
+
+def describe_error(error: BaseException, max_chars: int) -> str:
+    """The traceback, causes and exception groups included; just the type if the code broke `traceback`."""
+    try:
+        told = TracebackException.from_exception(error)
+        for part in _parts(told):
+            own = [frame for frame in part.stack if frame.filename.startswith("<step ")]
+            part.stack = StackSummary.from_list(own)
+        shown = told.format() if told.stack else told.format_exception_only()
+        return shorten("".join(shown).rstrip("\n"), max_chars)
+    except BaseException:
+        return f"{type(error).__name__} (its traceback cannot be shown)"
+
+
+def _parts(told: TracebackException) -> Iterator[TracebackException]:
+    yield told
+    for nested in (told.__cause__, told.__context__, *(getattr(told, "exceptions", None) or ())):
+        if nested is not None:
+            yield from _parts(nested)

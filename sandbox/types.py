@@ -1,0 +1,136 @@
+"""The vocabulary of the sandbox: frozen values, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+SOCKET_NAME = "s"  # of the orchestrator's socket, in the channel directory
+
+
+@dataclass(frozen=True, slots=True)
+class Identities:
+    """Who is who inside the container. Model-written code runs as `worker_uid` and nothing else does."""
+
+    runner_uid: int
+    worker_uid: int
+    channel_gid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """The places and identities this sandbox was started with. `identities` None: all are one user."""
+
+    channel: Path
+    attachments: Path
+    workspace: Path
+    identities: Identities | None
+    worker_processes: int
+
+    @property
+    def socket(self) -> Path:
+        """Where the orchestrator listens."""
+        return self.channel / SOCKET_NAME
+
+
+@dataclass(frozen=True, slots=True)
+class Confinement:
+    """What pid 1 sees of its own limits."""
+
+    capability_bounding_set: int
+    no_new_privileges: bool
+    seccomp_mode: int
+    network_interfaces: tuple[str, ...]
+    root_read_only: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """A tool as smolagents describes it. `inputs`: argument name to type, description, nullable."""
+
+    name: str
+    description: str
+    inputs: Mapping[str, Mapping[str, Any]]
+    output_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """How the agent is built and what a code step may use."""
+
+    max_steps: int
+    step_timeout_s: float
+    planning_interval: int | None = None
+    code_tags: tuple[str, str] = ("<code>", "</code>")
+    final_answer_at_max_steps: bool = False
+    authorized_imports: tuple[str, ...] = ("*",)
+    instructions: str | None = None
+    verbosity: int = 0
+    max_output_chars: int = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class AttachmentFile:
+    """A file that comes with the task, before its bytes arrive."""
+
+    name: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """One rollout: what to solve and under which rules."""
+
+    question: str
+    attachments: tuple[AttachmentFile, ...]
+    agent: AgentSettings
+    host_tools: tuple[ToolSpec, ...]
+
+
+Kind = Literal["action", "plan", "final"]
+Role = Literal["system", "user", "assistant"]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One chat message, text only."""
+
+    role: Role
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One sampled answer, cut before its stop string."""
+
+    text: str
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One step as seen from here; the orchestrator shows it and trusts nothing of it."""
+
+    step_number: int
+    model_output: str
+    code: str
+    observations: str
+    error_type: str
+    error: str
+    is_final_answer: bool
+    duration_s: float
+
+
+StopReason = Literal["final_answer", "max_steps", "no_answer", "out_of_memory", "crashed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How the episode ended. `answer` is bytes: whether they are text is the orchestrator's to say."""
+
+    stop_reason: StopReason
+    answer: bytes | None = None
+    detail: str = ""

@@ -1,0 +1,139 @@
+"""Between the wire's messages and our types."""
+
+from __future__ import annotations
+
+import json
+
+from google.protobuf.duration_pb2 import Duration
+from rollout_api.v1 import sandbox_pb2 as pb
+
+from sandbox.texts import clip
+from sandbox.types import (
+    AgentSettings,
+    Assignment,
+    AttachmentFile,
+    Box,
+    Completion,
+    Confinement,
+    Kind,
+    Message,
+    Result,
+    Role,
+    StepReport,
+    StopReason,
+    ToolSpec,
+)
+
+CONTRACT = 1
+MAX_STEP_TEXT_BYTES = 64 * 1024
+MAX_DETAIL_BYTES = 4 * 1024
+MAX_CONVERSATION_BYTES = 4 << 20
+
+_ROLES: dict[Role, pb.Role] = {
+    "system": pb.ROLE_SYSTEM,
+    "user": pb.ROLE_USER,
+    "assistant": pb.ROLE_ASSISTANT,
+}
+_KINDS: dict[Kind, pb.CompletionKind] = {
+    "action": pb.COMPLETION_KIND_ACTION,
+    "plan": pb.COMPLETION_KIND_PLAN,
+    "final": pb.COMPLETION_KIND_FINAL,
+}
+_STOP_REASONS: dict[StopReason, pb.StopReason] = {
+    "final_answer": pb.STOP_REASON_FINAL_ANSWER,
+    "max_steps": pb.STOP_REASON_MAX_STEPS,
+    "no_answer": pb.STOP_REASON_NO_ANSWER,
+    "out_of_memory": pb.STOP_REASON_OUT_OF_MEMORY,
+    "crashed": pb.STOP_REASON_CRASHED,
+}
+
+
+def park_request(confinement: Confinement, box: Box) -> pb.ParkRequest:
+    """Says what this sandbox is."""
+    identities = box.identities
+    return pb.ParkRequest(
+        contract=CONTRACT,
+        confinement=pb.Confinement(
+            capability_bounding_set=confinement.capability_bounding_set,
+            no_new_privileges=confinement.no_new_privileges,
+            seccomp_mode=confinement.seccomp_mode,
+            network_interfaces=confinement.network_interfaces,
+            root_read_only=confinement.root_read_only,
+            runner_uid=identities.runner_uid if identities else 0,
+            worker_uid=identities.worker_uid if identities else 0,
+        ),
+    )
+
+
+def assignment(message: pb.Assignment) -> Assignment:
+    """Raises ValueError for a tool whose inputs are no JSON object."""
+    agent = message.agent
+    return Assignment(
+        question=message.question,
+        attachments=tuple(AttachmentFile(file.name, file.size_bytes) for file in message.attachments),
+        agent=AgentSettings(
+            max_steps=agent.max_steps,
+            step_timeout_s=agent.step_timeout.ToTimedelta().total_seconds(),
+            planning_interval=agent.planning_interval or None,
+            code_tags=(agent.code_tag_open, agent.code_tag_close),
+            final_answer_at_max_steps=agent.final_answer_at_max_steps,
+            authorized_imports=tuple(agent.authorized_imports),
+            instructions=agent.instructions if agent.HasField("instructions") else None,
+            verbosity=agent.verbosity,
+            max_output_chars=agent.max_output_chars,
+        ),
+        host_tools=tuple(_tool(tool) for tool in message.host_tools),
+    )
+
+
+def complete_request(sequence: int, kind: Kind, messages: tuple[Message, ...]) -> pb.CompleteRequest:
+    """A lone surrogate cannot travel as UTF-8: it becomes `?`."""
+    return pb.CompleteRequest(
+        sequence=sequence,
+        kind=_KINDS[kind],
+        messages=[
+            pb.Message(role=_ROLES[m.role], content=clip(m.content, MAX_CONVERSATION_BYTES)) for m in messages
+        ],
+    )
+
+
+def completion(message: pb.Completion) -> Completion:
+    """One sampled answer."""
+    return Completion(message.text, message.prompt_tokens, message.completion_tokens)
+
+
+def step_request(step: StepReport) -> pb.RecordStepRequest:
+    """Every text cut to what the orchestrator takes."""
+    return pb.RecordStepRequest(
+        step_number=step.step_number,
+        model_output=clip(step.model_output, MAX_STEP_TEXT_BYTES),
+        code=clip(step.code, MAX_STEP_TEXT_BYTES),
+        observations=clip(step.observations, MAX_STEP_TEXT_BYTES),
+        error_type=step.error_type,
+        error=clip(step.error, MAX_STEP_TEXT_BYTES),
+        is_final_answer=step.is_final_answer,
+        duration=_duration(step.duration_s),
+    )
+
+
+def result_request(result: Result, duration_s: float) -> pb.SubmitResultRequest:
+    """The end of the episode."""
+    return pb.SubmitResultRequest(
+        stop_reason=_STOP_REASONS[result.stop_reason],
+        answer=result.answer,
+        episode_duration=_duration(duration_s),
+        detail=clip(result.detail, MAX_DETAIL_BYTES),
+    )
+
+
+def _tool(message: pb.HostTool) -> ToolSpec:
+    inputs = json.loads(message.inputs_json)
+    if not isinstance(inputs, dict) or not all(isinstance(shape, dict) for shape in inputs.values()):
+        raise ValueError(f"the inputs of tool {message.name!r} are no JSON object of objects")
+    return ToolSpec(message.name, message.description, inputs, message.output_type)
+
+
+def _duration(seconds: float) -> Duration:
+    duration = Duration()
+    duration.FromNanoseconds(int(seconds * 1e9))
+    return duration

@@ -1,0 +1,242 @@
+"""The code worker: runs model-written code as plain CPython, one step at a time, its state kept.
+
+It is forked from pid 1 and knows nothing of the task, the channel or the agent. Steps arrive as
+frames on one pipe, what became of them leaves on another; what the code prints goes to the file
+descriptors 1 and 2 and is collected by the runner. A frame is a big-endian length of four bytes and
+that much JSON, always with the number of the step it belongs to.
+
+The code shares this process and may replace anything in it. So this module looks builtins up in a
+copy of its own, holds on to the system calls it needs, and encodes with the C half of `json` alone.
+Code that breaks the harness all the same only loses its worker, which the runner replaces.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from json.decoder import JSONDecoder
+from json.encoder import JSONEncoder, c_make_encoder, encode_basestring_ascii  # type: ignore[attr-defined]
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+from sandbox.steps import StepRunner
+from sandbox.texts import answer_text, value_text
+from sandbox.tools.files import FileTools
+from sandbox.tracebacks import describe_error
+
+globals()["__builtins__"] = dict(vars(builtins))
+
+COMMANDS_FD = 3
+FRAMES_FD = 4
+EXIT_BROKEN = 70  # of a worker whose pipes are gone
+
+_os_read, _os_write, _getpid, _exit = os.read, os.write, os.getpid, os._exit
+_setitimer, _ITIMER_REAL = signal.setitimer, signal.ITIMER_REAL
+_encode = c_make_encoder(None, JSONEncoder().default, encode_basestring_ascii, None, ":", ",", False, False, False)
+_decode = JSONDecoder().scan_once  # type: ignore[attr-defined]
+
+
+class FinalAnswer(BaseException):
+    """Ends the step in which `final_answer` was called."""
+
+
+class ToolError(RuntimeError):
+    """A tool of the host failed, or was called in a way that cannot work."""
+
+
+ToolError.__module__ = "builtins"  # so that tracebacks show its bare name
+
+
+class Worker:
+    """The harness around the steps of one worker process."""
+
+    def __init__(self, workspace: Path) -> None:
+        self._pid = _getpid()
+        self._step = 0
+        self._running = False
+        self._calling = threading.RLock()  # one tool call at a time, whichever thread makes it
+        self._answered = False
+        self._answer: str | None = None
+        self._max_chars = 0
+        self._stdout = _text_stream(1)
+        self._stderr = _text_stream(2)
+        self._main = _fresh_main()
+        self._steps = StepRunner(self._main)
+        self._files = FileTools(workspace)
+
+    def serve(self) -> None:
+        """Runs steps until the runner closes its end."""
+        while (message := _receive()) is not None:
+            if message["kind"] == "setup":
+                self._setup(message)
+            else:
+                self._run(message["step"], message["code"])
+
+    def _setup(self, message: dict[str, Any]) -> None:
+        self._max_chars = message["max_chars"]
+        names = self._main.__dict__
+        names.update(self._files.functions())
+        for tool in message["tools"]:
+            names[tool["name"]] = self._host_tool(tool["name"], tool["required"], tool["optional"])
+        names.update(message["variables"])
+
+    def _run(self, step: int, code: str) -> None:
+        self._step, self._running = step, True
+        self._main.__dict__["final_answer"] = self._final_answer()
+        self._open_streams()
+        value: str | None = None
+        error: str | None = None
+        try:
+            result = self._steps.run(step, code)
+            value = None if result is None else value_text(result, self._max_chars)
+        except FinalAnswer:
+            pass
+        except BaseException as raised:  # SystemExit and KeyboardInterrupt are a step's failure, not ours
+            error = describe_error(raised, self._max_chars)
+        if _getpid() != self._pid:
+            self._end_fork(error)
+        _setitimer(_ITIMER_REAL, 0)  # an alarm that was left on must not ring between steps
+        self._flush()
+        with self._calling:  # a call that a left-over thread has under way ends first
+            self._running = False
+            _send(
+                {
+                    "kind": "done",
+                    "step": step,
+                    "value": value,
+                    "error": error,
+                    "answered": self._answered,
+                    "answer": self._answer,
+                }
+            )
+
+    def _final_answer(self) -> Callable[[object], NoReturn]:
+        def final_answer(answer: object) -> NoReturn:
+            # Turned into text here: an object whose __str__ fails or hangs is the step's own trouble.
+            text = answer_text(answer)
+            if not self._answered:
+                self._answered, self._answer = True, text
+            raise FinalAnswer
+
+        final_answer.__qualname__ = "final_answer"
+        final_answer.__module__ = "__main__"
+        return final_answer
+
+    def _host_tool(self, name: str, required: list[str], optional: list[str]) -> Callable[..., str]:
+        def call(*args: object, **kwargs: object) -> str:
+            return self._call_host(name, _bind(name, required, optional, args, kwargs))
+
+        call.__name__ = call.__qualname__ = name
+        call.__module__ = "__main__"
+        return call
+
+    def _call_host(self, name: str, arguments: dict[str, object]) -> str:
+        try:
+            encoded = "".join(_encode(arguments, 0))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ToolError(
+                f"{name}(): the arguments must be plain text, numbers, lists, dicts: {error}"
+            ) from None
+        if _getpid() != self._pid:
+            raise ToolError(f"{name}() works only in the main process, not in a child of it")
+        with self._calling:
+            if not self._running:
+                raise ToolError(f"{name}() works only while a step runs")
+            _send({"kind": "call", "step": self._step, "name": name, "arguments": encoded})
+            reply = _receive()
+        if reply is None:
+            _exit(EXIT_BROKEN)
+        if reply["error"] is not None:
+            raise ToolError(reply["error"])
+        return str(reply["output"])
+
+    def _open_streams(self) -> None:
+        """Each step prints to the real streams, whatever the one before did to them."""
+        if self._stdout.closed:
+            self._stdout = _text_stream(1)
+        if self._stderr.closed:
+            self._stderr = _text_stream(2)
+        sys.stdout = sys.__stdout__ = self._stdout  # type: ignore[misc]
+        sys.stderr = sys.__stderr__ = self._stderr  # type: ignore[misc]
+
+    def _flush(self) -> None:
+        for stream in {id(s): s for s in (sys.stdout, sys.stderr, self._stdout, self._stderr)}.values():
+            try:
+                stream.flush()
+            except Exception:  # noqa: S112  closed or replaced by the code: its output is lost, nothing else
+                continue
+
+    def _end_fork(self, error: str | None) -> NoReturn:
+        """A child that the code forked came out of the step: it must not go on as the worker."""
+        try:
+            if error is not None:
+                sys.stderr.write(error + "\n")
+            self._flush()
+        finally:
+            _exit(0 if error is None else 1)
+
+
+def _bind(
+    name: str, required: list[str], optional: list[str], args: tuple[object, ...], kwargs: dict[str, object]
+) -> dict[str, object]:
+    """Positional and keyword arguments by the tool's declared inputs, as a function would take them."""
+    inputs = [*required, *optional]
+    if len(args) > len(inputs):
+        raise TypeError(f"{name}() takes {len(inputs)} arguments ({', '.join(inputs)}), {len(args)} were given")
+    bound = dict(zip(inputs, args, strict=False))
+    for key, value in kwargs.items():
+        if key not in inputs:
+            raise TypeError(f"{name}() has no argument {key!r}; it takes {', '.join(inputs)}")
+        if key in bound:
+            raise TypeError(f"{name}() got two values for argument {key!r}")
+        bound[key] = value
+    missing = [key for key in required if key not in bound]
+    if missing:
+        raise TypeError(f"{name}() misses {', '.join(missing)}")
+    return bound
+
+
+def _text_stream(fd: int) -> Any:
+    """Line by line, so that it keeps its place among what child processes print."""
+    return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+
+
+def _fresh_main() -> ModuleType:
+    """The module the steps share. It is the real `__main__`, so classes defined in it can be pickled."""
+    main = ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = main
+    return main
+
+
+def _receive() -> dict[str, Any] | None:
+    header = _read_exactly(4)
+    if header is None:
+        return None
+    body = _read_exactly(int.from_bytes(header, "big"))
+    if body is None:
+        return None
+    message, _ = _decode(body.decode("ascii"), 0)
+    return message  # type: ignore[no-any-return]
+
+
+def _read_exactly(size: int) -> bytes | None:
+    chunks = bytearray()
+    while len(chunks) < size:
+        chunk = _os_read(COMMANDS_FD, size - len(chunks))
+        if not chunk:
+            return None
+        chunks += chunk
+    return bytes(chunks)
+
+
+def _send(message: dict[str, Any]) -> None:
+    body = "".join(_encode(message, 0)).encode("ascii")
+    rest = memoryview(len(body).to_bytes(4, "big") + body)
+    while rest:
+        rest = rest[_os_write(FRAMES_FD, rest) :]

@@ -1,0 +1,60 @@
+"""Turns a process forked from pid 1 into a clean place for model-written code.
+
+What pid 1 needed itself (its pipes, its environment, its import path, its smolagents with stand-ins)
+is taken away before any such code runs.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from sandbox.worker import COMMANDS_FD, FRAMES_FD
+
+_OURS = ("sandbox", "smolagents", "rollout_api")
+_FIRST_FREE_FD = 5
+_kept_alive: list[ModuleType] = []  # freeing them would copy the memory this process shares with pid 1
+
+
+def place_pipes(commands: int, frames: int, output: int) -> None:
+    """Descriptors 0 to 4 and no others: /dev/null, output twice, commands, frames."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    # Moved out of the way first: one of them may sit where another one has to go.
+    sources = [fcntl.fcntl(fd, fcntl.F_DUPFD, 16) for fd in (null, output, output, commands, frames)]
+    for target, source in enumerate(sources):
+        # Child processes inherit the standard three and nothing of our protocol.
+        os.dup2(source, target, inheritable=target not in (COMMANDS_FD, FRAMES_FD))
+    os.closerange(_FIRST_FREE_FD, os.sysconf("SC_OPEN_MAX"))
+
+
+def clean_process(workspace: Path) -> None:
+    """Own environment, working directory and import path, none of our packages importable."""
+    ours = {"", os.getcwd(), *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
+    # As in an interactive Python: the working directory comes first.
+    sys.path[:] = ["", *(entry for entry in sys.path if entry not in ours)]
+    sys.argv[:] = [""]
+    temporary = {"TMPDIR": os.environ["TMPDIR"]} if "TMPDIR" in os.environ else {}
+    os.environ.clear()
+    os.environ.update(
+        {
+            **temporary,
+            "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
+            "HOME": str(workspace),
+            "PWD": str(workspace),
+            "LANG": "C.UTF-8",
+            "TZ": "UTC",
+            "PYTHONHASHSEED": "0",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+    )
+    os.chdir(workspace)
+    for module in _our_modules():
+        _kept_alive.append(module)
+        del sys.modules[module.__name__]
+
+
+def _our_modules() -> list[ModuleType]:
+    return [module for name, module in sys.modules.items() if name.partition(".")[0] in _OURS]

@@ -1,0 +1,128 @@
+"""A launcher whose sandboxes are coroutines in this process, for tests of what is built on launchers.
+
+Each sandbox runs `inhabitant(channel)`; the default one parks on the real socket, as a runner does, and
+stays until the orchestrator hangs up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import grpc.aio
+from rollout_api.v1 import sandbox_pb2 as pb
+from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
+
+from orchestrator.errors import LaunchError, SandboxLostError
+from orchestrator.launch.names import SOCKET_NAME
+from orchestrator.launch.uninterrupted import uninterrupted
+from orchestrator.types import SandboxExit, SandboxSpec
+
+Inhabitant = Callable[[Path], Awaitable[SandboxExit]]
+
+CONFINED = pb.Confinement(
+    capability_bounding_set=0xC0,
+    no_new_privileges=True,
+    seccomp_mode=2,
+    network_interfaces=["lo"],
+    root_read_only=True,
+    runner_uid=20000,
+    worker_uid=20001,
+)
+
+
+async def parked_inhabitant(channel: Path) -> SandboxExit:
+    """Parks and waits; exit code 1 when the orchestrator is gone, as the real runner."""
+    async with grpc.aio.insecure_channel(f"unix:{channel / SOCKET_NAME}") as connection:
+        stub = pb_grpc.SandboxServiceStub(connection)
+        try:
+            async for _ in stub.Park(pb.ParkRequest(contract=1, confinement=CONFINED)):
+                pass
+        except grpc.aio.AioRpcError:
+            return SandboxExit(1, oom_killed=False, reason="the orchestrator is gone")
+    return SandboxExit(0, oom_killed=False)
+
+
+class FakeSandbox:
+    """A `Sandbox` whose end can also be brought about by the test."""
+
+    def __init__(self, sandbox_id: str, life: Awaitable[SandboxExit]) -> None:
+        self.sandbox_id = sandbox_id
+        self.life = asyncio.ensure_future(life)
+        self._fate: asyncio.Future[SandboxExit] = asyncio.get_running_loop().create_future()
+
+    def end(self, how: SandboxExit) -> None:
+        """It ends like this, whatever the inhabitant does."""
+        self._fate.set_result(how)
+
+    def lose(self) -> None:
+        """Somebody else removes it."""
+        self._fate.set_exception(SandboxLostError("the container was removed by somebody else"))
+
+    async def exited(self) -> SandboxExit:
+        await asyncio.wait([self.life, self._fate], return_when=asyncio.FIRST_COMPLETED)
+        return self._fate.result() if self._fate.done() else self.life.result()
+
+    async def cpu_s(self) -> float | None:
+        return 0.25
+
+    async def remove(self) -> None:
+        self.life.cancel()
+        await asyncio.wait([self.life])
+        if self._fate.done():
+            self._fate.exception()
+
+
+class FakeLauncher:
+    """A `Launcher`. `failures` launches fail before the first one works."""
+
+    def __init__(
+        self,
+        inhabitant: Inhabitant = parked_inhabitant,
+        *,
+        max_sandboxes: int = 8,
+        failures: int = 0,
+        create_s: float = 0.0,
+    ) -> None:
+        self.live: dict[str, FakeSandbox] = {}
+        self.launched = 0
+        self.most_at_once = 0
+        self.closed = False
+        self._inhabitant = inhabitant
+        self._failures = failures
+        self._create_s = create_s
+        self._slots = asyncio.Semaphore(max_sandboxes)
+        self._numbers = itertools.count(1)
+
+    async def check(self, spec: SandboxSpec) -> None:
+        """Anything goes."""
+
+    async def describe(self, spec: SandboxSpec) -> dict[str, str]:
+        return {"isolation": "fake"}
+
+    @asynccontextmanager
+    async def launch(self, spec: SandboxSpec, channel: Path) -> AsyncIterator[FakeSandbox]:
+        async with self._slots:
+            await asyncio.sleep(self._create_s)
+            if self._failures > 0:
+                self._failures -= 1
+                raise LaunchError("this launch was told to fail")
+            sandbox = FakeSandbox(f"fake-{next(self._numbers)}", self._inhabitant(channel))
+            self.live[sandbox.sandbox_id] = sandbox
+            self.launched += 1
+            self.most_at_once = max(self.most_at_once, len(self.live))
+            try:
+                yield sandbox
+            finally:
+                await uninterrupted(self._remove(sandbox))
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+    async def _remove(self, sandbox: FakeSandbox) -> None:
+        await sandbox.remove()
+        del self.live[sandbox.sandbox_id]

@@ -1,0 +1,73 @@
+"""Plans, records and results for tests that are not about how they come about."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from orchestrator.types import (
+    AgentSpec,
+    Attempt,
+    Completion,
+    CompletionKind,
+    Ended,
+    EndedName,
+    Limits,
+    Member,
+    Message,
+    Outcome,
+    Record,
+    RolloutPlan,
+    Sampling,
+    SandboxSpec,
+    Score,
+    Task,
+    Trajectory,
+    Turn,
+)
+from tests.fakes.completers import text_completion
+
+TALK = (Message("system", "You are an agent."), Message("user", "What is 6 times 7?"))
+
+
+def a_plan(index: int = 0, attempt: int = 0, **changes: object) -> RolloutPlan:
+    plan = RolloutPlan(
+        rollout_id=f"g000000-r{index:02d}-a{attempt}",
+        task=Task("task", "What is 6 times 7?", "42"),
+        group=0,
+        index=index,
+        attempt=attempt,
+        sampling=Sampling(temperature=1.0, top_p=1.0, max_tokens=100, seed=1000 * index),
+        agent=AgentSpec(),
+        sandbox=SandboxSpec("image"),
+        limits=Limits(),
+    )
+    return replace(plan, **changes)  # type: ignore[arg-type]
+
+
+def a_turn(text: str = "Thought\n<code>1</code>", sequence: int = 1, completion: Completion | None = None) -> Turn:
+    return Turn(
+        sequence=sequence,
+        kind=CompletionKind.ACTION,
+        kept=0,
+        messages=TALK,
+        segment=0,
+        prompt_ids=None,
+        closing="",
+        completion=completion or text_completion(text),
+        started_s=0.0,
+        ended_s=1.0,
+    )
+
+
+def a_record(turns: int = 1, **changes: object) -> Record:
+    record = Record(started_at=0.0, turns=tuple(a_turn(sequence=i + 1) for i in range(turns)), duration_s=10.0)
+    return replace(record, **changes)  # type: ignore[arg-type]
+
+
+def an_attempt(outcome: Outcome | None = None, index: int = 0, attempt: int = 0) -> Attempt:
+    return Attempt(a_plan(index, attempt), a_record(), outcome or Ended(EndedName.FINISHED))
+
+
+def a_member(index: int = 0, score: float = 1.0) -> Member:
+    line = Trajectory((1, 2, 3), (False, True, True), (1.0, -0.5, -0.1), TALK, "sampled")
+    return Member(an_attempt(index=index), line, Score(score, {"correctness": score}))

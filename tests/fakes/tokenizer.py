@@ -1,0 +1,93 @@
+"""A small real tokenizer with a chat template, made on the spot.
+
+Byte-level BPE trained on smolagents' own prompt files, so that code tags and prompt text come out in
+tokens of plausible length while anything beyond ASCII is split into bytes. Saved the way models save
+theirs: a folder that `AutoTokenizer` loads without torch and without network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.resources
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+ENTRIES = 1500
+END, START, END_OF_TEXT = "<|im_end|>", "<|im_start|>", "<|endoftext|>"
+DEFAULT_SYSTEM = "You are a small test model, created by nobody. You are a helpful assistant."
+
+# Qwen's: punctuation takes the line breaks behind it along, so a token may carry text beyond a stop string.
+_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+CHAT_TEMPLATE = (
+    "{%- if messages[0].role != 'system' -%}"
+    "{{- '<|im_start|>system\\n" + DEFAULT_SYSTEM + "<|im_end|>\\n' -}}"
+    "{%- endif -%}"
+    "{%- for message in messages -%}"
+    "{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' -}}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
+)
+
+
+def tokenizer_folder(entries: int = ENTRIES) -> Path:
+    """A folder with the tokenizer, made by whoever asks first. Another `entries`: other ids of the same text."""
+    corpus = _corpus()
+    recipe = "\0".join((str(entries), _SPLIT, CHAT_TEMPLATE, *corpus))
+    key = hashlib.blake2b(recipe.encode(), digest_size=8).hexdigest()
+    home = Path(tempfile.gettempdir()) / f"rollout-orchestrator-tests-{os.getuid()}"
+    home.mkdir(mode=0o700, exist_ok=True)
+    folder = home / f"tokenizer-{key}"
+    if not folder.is_dir():
+        fresh = Path(tempfile.mkdtemp(dir=home))
+        _make(fresh, corpus, entries)
+        try:
+            fresh.rename(folder)
+        except OSError:  # another process was quicker, and made the same
+            shutil.rmtree(fresh)
+    return folder
+
+
+def _corpus() -> list[str]:
+    prompts = importlib.resources.files("smolagents") / "prompts"
+    files = sorted((f for f in prompts.iterdir() if f.name.endswith(".yaml")), key=lambda f: f.name)
+    return [
+        file.read_text("utf-8")
+        .replace("{{code_block_opening_tag}}", "<code>")
+        .replace("{{code_block_closing_tag}}", "</code>")
+        for file in files
+    ]
+
+
+def _make(folder: Path, corpus: list[str], entries: int) -> None:
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=entries,
+        special_tokens=[END_OF_TEXT, START, END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(corpus, trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END,
+        pad_token=END_OF_TEXT,
+        additional_special_tokens=[START],
+        clean_up_tokenization_spaces=False,
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    fast.save_pretrained(folder)

@@ -1,0 +1,182 @@
+"""The sandbox in its real container: what model-written code cannot reach, and what it cannot break."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+
+import pytest
+
+from orchestrator.launch.channels import Channels
+from orchestrator.launch.docker import DockerLauncher
+from orchestrator.launch.image import ensure_image
+from orchestrator.launch.names import DEFAULT_IMAGE
+from orchestrator.types import SandboxSpec
+from tests.fakes.scripted_orchestrator import Script, ScriptedOrchestrator, action
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
+
+DEADLINE_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def image() -> str:
+    """The default image; rebuilt only where the one at hand is not of this source."""
+    asyncio.run(ensure_image(progress=print))
+    return DEFAULT_IMAGE
+
+
+@pytest.fixture
+async def launcher(image: str) -> AsyncIterator[DockerLauncher]:
+    launcher = DockerLauncher("inside-the-container", max_sandboxes=1)
+    yield launcher
+    await launcher.aclose()
+
+
+async def run(launcher: DockerLauncher, script: Script) -> ScriptedOrchestrator:
+    """One container from start to end; it must end by itself and without an error of ours."""
+    with Channels("inside-the-container") as channels, channels.directory() as channel:
+        async with (
+            ScriptedOrchestrator(channel, script) as served,
+            launcher.launch(SandboxSpec(DEFAULT_IMAGE), channel) as sandbox,
+            asyncio.timeout(DEADLINE_S),
+        ):
+            end = await sandbox.exited()
+    assert end.exit_code == 0, end
+    return served
+
+
+def statuses(text: str) -> dict[str, dict[str, str]]:
+    """By process id: the /proc status lines that a step printed."""
+    found: dict[str, dict[str, str]] = {}
+    for pid, name, value in re.findall(r"^(\d+) (\w+):\t(.*)$", text, re.MULTILINE):
+        found.setdefault(pid, {})[name] = value
+    return found
+
+
+async def test_neither_identity_keeps_a_capability(launcher: DockerLauncher) -> None:
+    look = (
+        "import os\nfor pid in filter(str.isdecimal, os.listdir('/proc')):\n"
+        "    for line in open(f'/proc/{pid}/status'):\n        print(pid, line, end='')"
+    )
+    served = await run(launcher, Script([action(look), action("final_answer(1)")]))
+    assert served.park is not None
+    told = served.park.confinement
+    assert (told.seccomp_mode, told.no_new_privileges, told.root_read_only) == (2, True, True)
+    assert list(told.network_interfaces) == ["lo"]
+    assert told.capability_bounding_set == 0b11000000  # SETGID, SETUID
+
+    processes = statuses(served.observations[0])
+    by_uid = {status["Uid"].split()[0]: status for status in processes.values()}
+    assert set(by_uid) == {"0", str(told.runner_uid), str(told.worker_uid)}
+    assert by_uid["0"]["Threads"] == "1"
+    for uid in (told.runner_uid, told.worker_uid):
+        status = by_uid[str(uid)]
+        assert set(status["Uid"].split()) == {str(uid)}
+        assert {int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")} == {0}
+    assert by_uid[str(told.worker_uid)]["Groups"].strip() == ""
+    assert by_uid[str(told.runner_uid)]["Gid"].split() == ["990"] * 4
+
+
+FORBIDDEN = (
+    ("socket.socket(socket.AF_UNIX).connect('/run/channel/box/s')", "PermissionError"),
+    ("os.listdir('/run/channel')", "PermissionError"),
+    ("open(f'/proc/{runner}/mem', 'rb')", "PermissionError"),
+    ("open(f'/proc/{runner}/mem', 'wb')", "PermissionError"),
+    ("open(f'/proc/{runner}/environ').read()", "PermissionError"),
+    ("open(f'/proc/{runner}/maps').read()", "PermissionError"),
+    ("os.listdir(f'/proc/{runner}/fd')", "PermissionError"),
+    ("os.listdir(f'/proc/{runner}/root/attachments')", "PermissionError"),
+    ("open('/proc/1/mem', 'rb')", "PermissionError"),
+    ("open('/proc/1/environ').read()", "PermissionError"),
+    ("os.kill(runner, signal.SIGKILL)", "PermissionError"),
+    ("os.kill(runner, signal.SIGSTOP)", "PermissionError"),
+    ("os.kill(1, signal.SIGTERM)", "PermissionError"),
+    ("os.setuid(0)", "PermissionError"),
+    ("os.setgid(990)", "PermissionError"),
+    ("socket.socket(socket.AF_INET)", "PermissionError"),
+    ("open('/attachments/secret.txt', 'a')", "PermissionError"),
+    ("os.unlink('/attachments/secret.txt')", "PermissionError"),
+    ("open('/opt/sandbox/x', 'w')", "Read-only file system"),
+    ("os.nice(-5)", "PermissionError"),
+    ("resource.setrlimit(resource.RLIMIT_NPROC, (4096, 4096))", "ValueError"),
+    ("ctypes.CDLL(None, use_errno=True).ptrace(16, runner, 0, 0) or [][ctypes.get_errno()]", "IndexError"),
+)
+
+
+async def test_the_code_reaches_neither_the_channel_nor_the_runner_nor_pid_1(launcher: DockerLauncher) -> None:
+    find_runner = (
+        "import ctypes, os, resource, signal, socket\n"
+        "[runner] = {int(p) for p in os.listdir('/proc') if p.isdecimal()} - {1, os.getpid()}"
+    )
+    script = Script(
+        [action(find_runner), *(action(code) for code, _ in FORBIDDEN), action("final_answer('intact')")],
+        attachments={"secret.txt": b"the question's own file"},
+        max_steps=len(FORBIDDEN) + 2,
+    )
+    served = await run(launcher, script)
+    outcomes = dict(zip((code for code, _ in FORBIDDEN), served.observations[1:], strict=True))
+    for code, refusal in FORBIDDEN:
+        assert refusal in outcomes[code], f"{code}: {outcomes[code]}"
+    assert served.answer == b"intact"
+    assert len(served.results) == 1
+
+
+async def test_what_breaks_a_worker_is_an_observation(launcher: DockerLauncher) -> None:
+    bomb = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
+    script = Script(
+        [
+            action("while True: pass"),
+            action("import os\nos._exit(9)"),
+            action("x = bytearray(2 << 30)"),
+            action(bomb),
+            action("open('/workspace/full', 'wb').write(bytes(2 << 30))"),
+            action("[open('/dev/null') for _ in range(10**5)]"),
+            action("import os\nlen([p for p in os.listdir('/proc') if p.isdecimal()])"),
+            action("final_answer('finished')"),
+        ],
+        step_timeout_s=3.0,
+    )
+    served = await run(launcher, script)
+    endless, exited, memory, forks, disk, files, processes = served.observations
+    assert "longer than 3 seconds" in endless
+    assert "ended with exit code 9" in exited
+    assert "used too much memory" in memory
+    assert "longer than 3 seconds" in forks
+    assert "used too much memory" in disk or "No space left" in disk
+    assert "Too many open files" in files
+    assert processes.endswith("\n3")  # pid 1, the runner, the worker: of the fork bomb nothing is left
+    assert served.answer == b"finished"
+
+
+async def test_three_memory_kills_running_end_the_episode(launcher: DockerLauncher) -> None:
+    served = await run(launcher, Script([action("x = bytearray(2 << 30)")] * 5))
+    assert served.stop_reason == "OUT_OF_MEMORY"
+    assert len(served.completions) == 3
+
+
+async def test_the_deferred_packages_and_subprocesses_work_in_the_image(launcher: DockerLauncher) -> None:
+    script = Script(
+        [
+            action("import PIL.Image, requests, huggingface_hub, rich.markdown\nPIL.Image.new('1', (2, 3)).size"),
+            action(
+                "import subprocess\n"
+                "subprocess.check_output(['python', '-c', 'import sys; print(sys.version_info[:2])'])"
+            ),
+            action("import multiprocessing\nlock = multiprocessing.Lock()\nlock.acquire()"),
+            action(
+                "from concurrent.futures import ProcessPoolExecutor\n"
+                "with ProcessPoolExecutor(2) as pool:\n"
+                "    squares = list(pool.map(pow, [1, 2, 3], [2, 2, 2]))\nsquares"
+            ),
+            action("final_answer(0.1 + 0.2)"),
+        ]
+    )
+    served = await run(launcher, script)
+    size, version, lock, squares = served.observations
+    assert size.endswith("(2, 3)")
+    assert re.search(r"b'\(3, \d+\)", version)
+    assert lock.endswith("True")
+    assert squares.endswith("[1, 4, 9]")
+    assert served.answer == b"0.30000000000000004"

@@ -1,0 +1,252 @@
+"""The report in a real browser: what is seen, and that nothing in it runs."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.report import write_report
+from tests.fakes.synthetic_run import HOSTILE, write_synthetic_run
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync")
+FLAGS += ("--disable-background-networking", "--disable-component-update")
+HOSTILE_GROUP = 9
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> str:
+    run = tmp_path_factory.mktemp("run")
+    tokenizer = write_synthetic_run(run)
+    write_report(run, run / "groups.jsonl", run / "groups.html", tokenizer=tokenizer)
+    return (run / "groups.html").as_uri()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[object]:
+    with playwright.sync_playwright() as api:
+        chromium = api.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def page(browser, report: str):
+    """The opened report. Afterwards nothing may have complained, run, asked or been fetched."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    page.set_default_timeout(10_000)
+    seen: list[str] = []
+    page.on("console", lambda message: seen.append(f"console: {message.text}"))
+    page.on("pageerror", lambda error: seen.append(f"error: {error}"))
+    page.on("dialog", lambda dialog: (seen.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+    page.on("request", lambda request: request.url.split("#")[0] == report or seen.append(request.url))
+    page.add_init_script(
+        "addEventListener('securitypolicyviolation', (e) => console.log('violation ' + e.violatedDirective))"
+    )
+    page.goto(report)
+    yield page
+    assert page.title() != "owned"
+    assert page.locator("img, iframe, object, svg[onload], main script").count() == 0
+    assert seen == []
+    context.close()
+
+
+def groups(page) -> list[str]:
+    return page.locator(".groups tbody .c-group").all_text_contents()
+
+
+def open_at(page, report: str, place: str) -> None:
+    page.goto(f"{report}{place}")
+
+
+def test_the_table_has_a_row_for_every_group_and_the_summary_counts_them(page):
+    assert groups(page) == [str(number) for number in range(10)]
+    assert page.locator(".tile b").first.text_content() == "9"
+    assert page.locator(".histogram rect.correct").count() == 20
+    failed = page.locator(".bars").nth(1).locator(".name").all_text_contents()
+    assert sorted(failed) == ["bad_task", "llm_error", "sandbox_lost"]
+    assert (
+        page.locator(".notices .warning").text_content() == "Unreadable and not shown: 1 line of rollouts.jsonl."
+    )
+
+
+def test_columns_sort_both_ways(page):
+    mean = page.locator("th.c-mean button")
+    mean.click()
+    rising = [float(text) for text in page.locator(".groups tbody .c-mean").all_text_contents()]
+    assert rising == sorted(rising)
+    assert page.locator("th.c-mean").get_attribute("aria-sort") == "ascending"
+    mean.click()
+    falling = [float(text) for text in page.locator(".groups tbody .c-mean").all_text_contents()]
+    assert falling == rising[::-1]
+
+
+def test_groups_are_filtered_by_outcome_kind_and_text(page):
+    page.select_option("#outcome", "sandbox_lost")
+    assert groups(page) == ["8"]
+    page.select_option("#outcome", label="any outcome")
+    page.select_option("#which", "dropped")
+    assert groups(page) == ["8"]
+    page.select_option("#which", "divided")
+    assert 0 < len(groups(page)) < 10
+    page.select_option("#which", label="all groups")
+    page.fill("#search", "NORTHERN week 3?")
+    assert groups(page) == ["2"]
+    assert page.locator(".tools .told").text_content() == "1 of 10 groups"
+    page.fill("#search", "nothing has this")
+    assert groups(page) == []
+
+
+def test_a_group_shows_its_members_side_by_side_and_what_broke(page):
+    page.click(".groups tbody tr:nth-child(4) .c-mean")
+    page.wait_for_url("**#group-3")
+    assert page.locator(".card").count() == 4
+    tops = page.locator(".card").evaluate_all("cards => cards.map(card => card.offsetTop)")
+    assert len(set(tops)) == 1
+    assert "503" in page.locator("#view .rows li").text_content()
+    assert page.locator(".card .parts dt").first.text_content() == "correctness"
+    assert (
+        page.locator(".card i.share").first.evaluate("bar => bar.parentElement.offsetHeight - bar.offsetHeight")
+        == 0
+    )
+
+
+def test_a_rollout_shows_thought_code_output_error_and_tool_calls(page, report: str):
+    open_at(page, report, "#rollout-g000001-r01-a0")
+    assert page.locator(".turn").count() == 3
+    second = page.locator(".turn").nth(1)
+    assert second.locator(".part-thought pre").text_content() == "Thought: I add them up."
+    assert second.locator(".part-code pre").text_content() == "total = sum(row['amount'] for row in rows)"
+    assert "TypeError" in second.locator(".part-output pre.error").text_content()
+    page.get_by_label("code").uncheck()
+    assert not second.locator(".part-code").is_visible()
+    assert second.locator(".part-thought").is_visible()
+
+    open_at(page, report, "#rollout-g000001-r00-a0")
+    tools = page.locator(".part.tool")
+    assert tools.locator("h3 code").all_text_contents() == ["web_search", "visit_webpage"]
+    assert '"query"' in tools.first.locator(".arguments").text_content()
+    assert tools.nth(1).locator(".error").text_content() == "404: not found"
+
+
+def test_the_system_prompt_is_built_when_it_is_opened(page, report: str):
+    open_at(page, report, "#rollout-g000001-r00-a0")
+    prompt = page.locator(".turn").first.locator("details").first
+    assert prompt.locator("pre").count() == 0
+    prompt.locator("summary").click()
+    assert "expert assistant" in prompt.locator("pre").text_content()
+
+
+def test_tokens_are_coloured_by_mask_and_probability(page, report: str):
+    open_at(page, report, "#rollout-g000001-r00-a0")
+    assert page.locator(".ids").count() == 0
+    page.click(".tokens > summary")
+    trained = page.locator(".ids .t")
+    page.wait_for_function("document.querySelectorAll('.ids .t').length > 20")
+    assert page.locator(".ids .m").count() > 100
+    assert trained.first.text_content() == "Thought"
+    colours = trained.evaluate_all("all => all.map(one => getComputedStyle(one).backgroundColor)")
+    assert len(set(colours)) >= 4
+    clear = "rgba(0, 0, 0, 0)"
+    assert clear not in colours
+    assert page.locator(".ids .m").first.evaluate("one => getComputedStyle(one).backgroundColor") == clear
+    trained.first.hover()
+    assert "trained, log-prob -" in page.locator(".tokens .told").text_content()
+    assert "id " in trained.first.get_attribute("title")
+
+
+def test_retokenized_tokens_have_no_probability(page, report: str):
+    open_at(page, report, "#rollout-g000002-r00-a0")
+    page.click(".tokens > summary")
+    page.wait_for_selector(".ids .p-unknown")
+    assert page.locator(".ids .t:not(.p-unknown)").count() == 0
+    assert "retokenized" in page.locator("#view .facts").first.text_content()
+
+
+def test_a_lost_attempt_can_be_opened_and_has_no_tokens(page, report: str):
+    open_at(page, report, "#rollout-g000008-r00-a2")
+    assert page.locator("#view header .badge").text_content() == "sandbox_lost"
+    assert "vanished" in page.locator("#view header").text_content()
+    assert page.locator(".tokens").count() == 0
+
+
+def test_hostile_text_is_shown_and_does_nothing(page, report: str):
+    for place in (f"#group-{HOSTILE_GROUP}", *(f"#rollout-g00000{HOSTILE_GROUP}-r0{i}-a0" for i in range(4))):
+        open_at(page, report, place)
+        page.wait_for_selector("#view:not([hidden]) h1")
+        heading = page.locator("#view h1").text_content()
+        assert heading.startswith("</script><script>document.title='owned'</script><img src=x onerror=")
+        assert "U+202E" in heading
+        assert "ESC" in heading
+        assert not set(heading) & set("\u202e\u2066\x00\x1b\u200b")
+        for summary in page.locator("summary").all():
+            summary.click()
+        width = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+        assert width[0] <= width[1]
+    page.keyboard.press("Escape")
+    page.wait_for_url(f"**#group-{HOSTILE_GROUP}")
+    page.locator("#view .rows a").click()
+    page.wait_for_selector(".turn")
+    assert page.locator("#view header .badge").text_content() == "llm_error"
+    assert HOSTILE[:40] in page.locator(".path").text_content()
+
+
+def test_very_long_lines_are_cut_and_say_so(page, report: str):
+    open_at(page, report, f"#rollout-g00000{HOSTILE_GROUP}-r00-a0")
+    code = page.locator(".part-code pre").first.text_content()
+    assert "more characters in rollouts.jsonl" in page.locator(".turn").first.text_content()
+    assert len(code) < 40_000
+
+
+@pytest.mark.parametrize("width", [800, 1280])
+@pytest.mark.parametrize("place", ["#", "#group-3", "#group-9", "#rollout-g000001-r01-a0"])
+def test_nothing_is_wider_than_the_window(page, report: str, width: int, place: str):
+    page.set_viewport_size({"width": width, "height": 900})
+    open_at(page, report, place)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_the_keys_search_walk_the_groups_and_go_back(page):
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.id") == "search"
+    page.keyboard.type("sales")
+    page.keyboard.press("Escape")
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**#group-1")
+    page.keyboard.press("j")
+    page.wait_for_url("**#group-2")
+    page.keyboard.press("k")
+    page.wait_for_url("**#group-1")
+    page.locator(".card .open").first.click()
+    page.wait_for_url("**#rollout-g000001-r00-a0")
+    page.keyboard.press("Escape")
+    page.wait_for_url("**#group-1")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#overview:not([hidden])")
+    assert groups(page) == [str(number) for number in range(8)]
+
+
+def test_an_address_of_nothing_shows_the_run(page, report: str):
+    for place in ("#group-99", "#rollout-no", "#%E0%A4%A", "#__proto__"):
+        open_at(page, report, place)
+        assert page.locator("#overview").is_visible()
+
+
+def test_a_report_of_an_empty_run_opens(page, tmp_path: Path):
+    write_report(tmp_path, tmp_path / "groups.jsonl", tmp_path / "empty.html")
+    empty = page.context.new_page()
+    errors: list[str] = []
+    empty.on("pageerror", lambda error: errors.append(str(error)))
+    empty.goto((tmp_path / "empty.html").as_uri())
+    assert empty.locator(".tile b").first.text_content() == "0"
+    assert "no rollout was scored" in empty.locator(".panels").text_content()
+    assert errors == []

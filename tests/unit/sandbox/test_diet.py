@@ -1,0 +1,36 @@
+"""Deferred packages: absent while smolagents is imported, real for whoever asks later."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+
+
+def python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_smolagents_is_imported_without_the_deferred_packages() -> None:
+    printed = python(
+        "import sys\nfrom sandbox.diet import DEFERRED, deferred_imports\n"
+        "with deferred_imports():\n    import smolagents.agents\n"
+        "print([name for name in DEFERRED if name in sys.modules])"
+    )
+    assert printed == "[]\n"
+
+
+def test_the_real_packages_can_be_imported_afterwards() -> None:
+    printed = python(
+        "from sandbox.diet import DEFERRED, deferred_imports\n"
+        "with deferred_imports():\n    import smolagents.agents\n"
+        "import importlib\n"
+        "print(all(importlib.import_module(name).__file__ for name in DEFERRED))\n"
+        "from PIL import Image\nfrom rich.markdown import Markdown\n"
+        "print(Image.new('1', (2, 3)).size, Markdown.__init__.__code__.co_argcount > 2)"
+    )
+    assert printed == "True\n(2, 3) True\n"

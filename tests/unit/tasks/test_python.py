@@ -1,0 +1,69 @@
+"""Tasks from code in the current directory."""
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import ConfigError
+from orchestrator.tasks import open_tasks
+from orchestrator.types import BadTask, Task
+
+MODULE = """
+from orchestrator.types import BadTask, Task
+
+def rows():
+    yield {"task_id": "a", "question": "What?", "answer": 1, "files": ["note.txt"]}
+    yield {"question": ""}
+    yield Task("b", "Who?", "me")
+    yield Task("c", " ", "me")
+    yield Task("b", "Twice?", "me")
+    yield BadTask("d", "mine")
+    yield 17
+
+def broken():
+    yield {"task_id": "a", "question": "What?", "answer": 1}
+    raise RuntimeError("two\\nlines")
+
+class Sets:
+    @staticmethod
+    def listed():
+        return [{"task_id": "a", "question": "What?", "answer": 1}]
+
+number = 3
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The module's name; another one for each test, since imports are remembered."""
+    name = f"tasks_of_{abs(hash(tmp_path))}"
+    (tmp_path / f"{name}.py").write_text(MODULE)
+    (tmp_path / "note.txt").write_text("x")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(__import__("sys").path))
+    return name
+
+
+def read(spec: str) -> list[Task | BadTask]:
+    source = open_tasks(spec, dataset_path=Path("."), split="validation")
+    assert list(source) == list(source)
+    return list(source)
+
+
+def test_rows_and_tasks_are_checked_alike(module: str) -> None:
+    tasks = read(f"python:{module}:rows")
+    assert [type(task) for task in tasks] == [Task, BadTask, Task, BadTask, BadTask, BadTask, BadTask]
+    assert [task.task_id for task in tasks] == ["a", "row 2", "b", "c", "b", "d", "row 7"]
+    assert isinstance(tasks[0], Task)
+    assert tasks[0].attachments[0].name == "note.txt"
+
+
+def test_a_factory_may_return_a_list_and_lie_in_a_class(module: str) -> None:
+    assert [task.task_id for task in read(f"python:{module}:Sets.listed")] == ["a"]
+
+
+@pytest.mark.parametrize("name", ["number", "nothing", "broken", "a:b"])
+def test_a_factory_that_does_not_work_is_one_line(module: str, name: str) -> None:
+    with pytest.raises(ConfigError, match=module) as refused:
+        read(f"python:{module}:{name}")
+    assert "\n" not in str(refused.value)

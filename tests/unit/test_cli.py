@@ -1,0 +1,217 @@
+"""The entry: commands, help, exit codes, and that help does not wait for anything."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from orchestrator import __version__, cli
+from orchestrator.config import Config
+from orchestrator.errors import AuthenticationError, ConfigError, EnvironmentUnusable, RunLocked
+from orchestrator.help import WIDTH, command_help
+from orchestrator.settings import EnvSettings
+
+URL = ("--openai.base_url", "http://localhost:8000/v1")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty working directory, and none of the variables that are read."""
+    monkeypatch.chdir(tmp_path)
+    for name in os.environ:
+        if name.startswith("ORCHESTRATOR_") or name in ("OPENAI_API_KEY", "TAVILY_API_KEY"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def carried_out(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """What commands are called with, instead of being carried out."""
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def run(*args: Any, **own: Any) -> int:
+        calls.append((args, own))
+        return 0
+
+    for command in cli.COMMANDS:
+        module = ModuleType(command.module)
+        module.run = run  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, command.module, module)
+    return calls
+
+
+def ends_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`process` raises this."""
+
+    def run(config: Config) -> int:
+        raise error
+
+    module = ModuleType("process")
+    module.run = run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "orchestrator.commands.process", module)
+
+
+def python(*argv: str) -> subprocess.CompletedProcess[str]:
+    environ = {"PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}", "PATH": os.environ["PATH"]}
+    return subprocess.run([sys.executable, *argv], capture_output=True, text=True, env=environ, timeout=60)
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS, ids=lambda command: command.name)
+def test_every_listed_command_is_there(command: Any) -> None:
+    assert importlib.util.find_spec(command.module) is not None
+
+
+def test_without_a_command_the_list_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    printed = capsys.readouterr().out
+    assert all(command.name in printed for command in cli.COMMANDS)
+    assert cli.main(["--help"]) == 0
+    assert capsys.readouterr().out == printed
+
+
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert __version__ in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (["proces"], "unknown command 'proces'; did you mean process?"),
+        (["image"], "'image' needs a second word: image build"),
+        (["image", "bild"], "'image' needs a second word: image build"),
+        (["--env.seed", "1", "process"], "unknown command '--env.seed'"),
+        (["process"], "no inference endpoint: set --openai.base_url URL"),
+        (["process", *URL, "junk"], "unexpected 'junk'"),
+        (["process", *URL, "--env.grop_size=1"], "did you mean --env.group_size?"),
+        (["process", *URL, "--env.group_size", "0"], "--env.group_size: must be a whole number from 1"),
+        (["process", *URL, "--env.group_policy", "partial:9"], "more rollouts than env.group_size (8)"),
+        (["cleanup", "--env.group_size", "3"], "this command does not use --env.group_size"),
+        (["verify"], "PATH is missing"),
+    ],
+)
+def test_usage_errors_are_one_line_and_exit_2(
+    argv: list[str], text: str, capsys: pytest.CaptureFixture[str], carried_out: list[Any]
+) -> None:
+    assert cli.main(argv) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("orchestrator: ")
+    assert printed.err.count("\n") == 1
+    assert text in printed.err
+    assert carried_out == []
+
+
+def test_command_gets_its_configuration(carried_out: list[Any]) -> None:
+    assert cli.main(["process", *URL, "--env.group_size", "4", "--env.batch_size", "16"]) == 0
+    [((config,), own)] = carried_out
+    assert (config.env.group_size, config.env.batch_size, own) == (4, 16, {})
+
+
+def test_command_gets_its_own_options_and_arguments(carried_out: list[Any]) -> None:
+    assert cli.main(["image", "build", "--force", "--base-image", "debian:13"]) == 0
+    assert cli.main(["verify", "some/run"]) == 0
+    assert carried_out[0][1] == {"base_image": "debian:13", "force": True}
+    assert carried_out[1] == ((), {"path": Path("some/run")})
+
+
+def test_key_on_the_command_line_works_with_one_warning(
+    carried_out: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["process", *URL, "--api-key", "canary-1", "--tavily-api-key", "canary-2"]) == 0
+    warning = capsys.readouterr().err
+    assert warning.count("\n") == 1
+    assert "OPENAI_API_KEY" in warning
+    assert "canary" not in warning
+    assert carried_out[0][0][0].openai[0].key() == "canary-1"
+
+
+def test_placeholder_key_is_no_reason_to_warn(carried_out: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["process", *URL, "--openai.api_key", "x"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("two\nlines"), 2),
+        (EnvironmentUnusable("no Docker"), 3),
+        (AuthenticationError("wrong key"), 3),
+        (RunLocked("another"), 1),
+    ],
+)
+def test_errors_of_a_command_are_one_line_and_an_exit_code(
+    error: Exception, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ends_with(error, monkeypatch)
+    assert cli.main(["process", *URL]) == code
+    assert capsys.readouterr().err == f"orchestrator: {' '.join(str(error).split())}\n"
+
+
+def test_interrupt_exits_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends_with(KeyboardInterrupt(), monkeypatch)
+    assert cli.main(["process", *URL]) == 130
+
+
+def test_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends_with(ZeroDivisionError(), monkeypatch)
+    with pytest.raises(ZeroDivisionError):  # the interpreter prints it and exits 1
+        cli.main(["process", *URL])
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS, ids=lambda command: command.name)
+def test_help_fits_the_screen_and_names_every_flag(command: Any) -> None:
+    text = command_help(command)
+    assert max(len(line) for line in text.splitlines()) <= WIDTH
+    for row in command.rows():
+        assert f"  {row.flag} " in text
+
+
+def test_help_tells_defaults_constraints_and_choices(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["process", "--env.nonsense", "-h"]) == 0
+    text = capsys.readouterr().out
+    assert "--env.group_size N  (default: 8)" in text
+    assert "Rollouts per task, compared with each other. A whole number from 1 to 1024." in " ".join(text.split())
+    assert "--env.token_source auto|exact|retokenize  (default: auto)" in text
+    assert "--env.sandbox_memory SIZE  (default: 1GiB)" in text
+    assert "--env.process_timeout" in text
+    assert "--env.rollout_server_url" not in text
+
+
+def test_help_imports_nothing_heavy() -> None:
+    script = (
+        "import sys; from orchestrator.cli import main; main(['process', '--help']); main([]);"
+        "heavy = {'pydantic', 'yaml', 'grpc', 'docker', 'openai', 'transformers', 'atroposlib', 'asyncio'};"
+        "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
+    )
+    ended = python("-c", script)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_configuration_does_not_import_atropos() -> None:
+    ended = python("-c", "import orchestrator.config, sys; sys.exit('atroposlib' in sys.modules)")
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_help_into_a_closed_pipe_is_quiet() -> None:
+    script = "import sys; from orchestrator.cli import main; sys.exit(main(['process', '--help']))"
+    command = f'{sys.executable} -c "{script}" | true'
+    environ = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
+    ended = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, env=environ, timeout=60, check=False
+    )
+    assert ended.stderr == ""
+
+
+def test_process_help_shows_every_setting_that_is_ours() -> None:
+    process = next(command for command in cli.COMMANDS if command.name == "process")
+    shown = {row.key for row in process.rows()}
+    missing = {row.key for row in EnvSettings.rows().values() if row.group != "Atropos"} - shown
+    assert missing == set()

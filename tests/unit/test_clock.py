@@ -1,0 +1,83 @@
+"""The rollout's own clock stands still while the sandbox waits for us."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from orchestrator.proxy.clock import OwnClock
+
+
+class ManualLoop(asyncio.SelectorEventLoop):
+    """Time jumps to the next timer instead of passing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now = 0.0
+
+    def time(self) -> float:
+        return self._now
+
+    def _run_once(self) -> None:
+        live = [timer._when for timer in self._scheduled if not timer._cancelled]  # type: ignore[attr-defined]
+        if live and not self._ready:  # type: ignore[attr-defined]
+            self._now = max(self._now, min(live))
+        super()._run_once()  # type: ignore[misc]
+
+
+def manual(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Runs a test on a loop whose time is made."""
+
+    @functools.wraps(test)
+    def run() -> None:
+        loop = ManualLoop()
+        try:
+            loop.run_until_complete(test())
+        finally:
+            loop.close()
+
+    del run.__wrapped__  # pytest would see a coroutine function behind it
+    return run
+
+
+@manual
+async def test_waiting_uses_up_nothing() -> None:
+    clock = OwnClock(10.0)
+    clock.start()
+    expired = asyncio.ensure_future(clock.expired())
+    await asyncio.sleep(6)
+    with clock.waiting():
+        await asyncio.sleep(1000)
+    assert not expired.done()
+    assert clock.own_s == pytest.approx(6)
+    assert clock.waiting_s == pytest.approx(1000)
+    before = asyncio.get_running_loop().time()
+    await expired
+    assert asyncio.get_running_loop().time() - before == pytest.approx(4)
+
+
+@manual
+async def test_overlapping_waits_count_once() -> None:
+    clock = OwnClock(10.0)
+    clock.start()
+    with clock.waiting():
+        await asyncio.sleep(3)
+        with clock.waiting():
+            await asyncio.sleep(3)
+    assert clock.waiting_s == pytest.approx(6)
+    assert clock.own_s == pytest.approx(0)
+
+
+@manual
+async def test_nothing_expires_before_the_start() -> None:
+    clock = OwnClock(1.0)
+    expired = asyncio.ensure_future(clock.expired())
+    await asyncio.sleep(50)
+    assert not expired.done()
+    clock.start()
+    await expired
+    assert clock.own_s == pytest.approx(1.0)

@@ -1,0 +1,303 @@
+"""What the Engine is asked for, and what is refused when it did not obey. No Engine needed."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import ConfigError, EnvironmentUnusable
+from orchestrator.launch.engine_facts import advice, image_problem, missing_features
+from orchestrator.launch.hardening import (
+    MIB,
+    MIN_MEMORY_BYTES,
+    PROCESS_BYTES,
+    sandbox_config,
+    seccomp_profile,
+    tmpfs_mounts,
+)
+from orchestrator.launch.names import CHANNEL_MOUNT, DEFAULT_IMAGE
+from orchestrator.launch.uids import UidPair
+from orchestrator.launch.verification import MEASURE_NAMES, MEASURES, demand, verify, verify_confinement
+from orchestrator.types import Confinement, SandboxSpec
+
+SPEC = SandboxSpec(image=DEFAULT_IMAGE)
+UIDS = UidPair(20_000, 20_001)
+CONFIG = sandbox_config(SPEC, UIDS, Path("/channel"), {"orchestrator.run": "r"})
+
+
+def obeyed() -> dict[str, Any]:
+    """What the Engine answers to inspect for a container that is as CONFIG asks; shapes of Engine 20.10."""
+    host = copy.deepcopy(CONFIG["HostConfig"])
+    host |= {"Privileged": False, "PidMode": "", "UTSMode": "", "UsernsMode": "", "Runtime": "runc"}
+    host |= {"Devices": None, "DeviceRequests": None, "DeviceCgroupRules": None, "OomKillDisable": False}
+    return {
+        "Config": {"User": "0:0"},
+        "HostConfig": host,
+        "Mounts": [{"Type": "bind", "Source": "/channel", "Destination": CHANNEL_MOUNT, "RW": False}],
+        "NetworkSettings": {"Networks": {"none": {"IPAddress": ""}}},
+    }
+
+
+def host(**changes: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda inspected: inspected["HostConfig"].update(changes)
+
+
+def network(inspected: dict[str, Any]) -> None:
+    inspected["NetworkSettings"]["Networks"]["bridge"] = {"IPAddress": "172.17.0.2"}
+
+
+def writable_channel(inspected: dict[str, Any]) -> None:
+    inspected["Mounts"][0]["RW"] = True
+
+
+def anonymous_volume(inspected: dict[str, Any]) -> None:
+    inspected["Mounts"].append({"Type": "volume", "Destination": "/data", "RW": True})
+
+
+def other_user(inspected: dict[str, Any]) -> None:
+    inspected["Config"]["User"] = "nobody"
+
+
+def without_seccomp(inspected: dict[str, Any]) -> None:
+    inspected["HostConfig"]["SecurityOpt"] = ["no-new-privileges", "seccomp=unconfined"]
+
+
+def without_no_new_privileges(inspected: dict[str, Any]) -> None:
+    inspected["HostConfig"]["SecurityOpt"].remove("no-new-privileges")
+
+
+def bigger_tmp(inspected: dict[str, Any]) -> None:
+    inspected["HostConfig"]["Tmpfs"]["/tmp"] = "size=1g"
+
+
+WEAKENED = [
+    ("network", network),
+    ("read_only_root", host(ReadonlyRootfs=False)),
+    ("tmpfs", bigger_tmp),
+    ("tmpfs", host(Tmpfs=None)),
+    ("mounts", writable_channel),
+    ("mounts", anonymous_volume),
+    ("privileged", host(Privileged=True)),
+    ("capabilities", host(CapAdd=["SETGID", "SETUID", "SYS_ADMIN"])),
+    ("capabilities", host(CapDrop=None)),
+    ("no_new_privileges", without_no_new_privileges),
+    ("seccomp", without_seccomp),
+    ("seccomp", host(SecurityOpt=["no-new-privileges"])),
+    ("memory", host(Memory=0)),
+    ("swap", host(MemorySwap=-1)),
+    ("oom_kill", host(OomKillDisable=True)),
+    ("cpus", host(NanoCpus=0)),
+    ("pids", host(PidsLimit=None)),
+    ("ulimits", host(Ulimits=[])),
+    ("ipc", host(IpcMode="host")),
+    ("namespaces", host(PidMode="host")),
+    ("namespaces", host(UsernsMode="host")),
+    ("devices", host(Devices=[{"PathOnHost": "/dev/kmsg"}])),
+    ("devices", host(DeviceRequests=[{"Count": -1}])),
+    ("hidden_paths", host(MaskedPaths=[])),
+    ("hidden_paths", host(ReadonlyPaths=None)),
+    ("log_limits", host(LogConfig={"Type": "json-file", "Config": {}})),
+    ("user", other_user),
+]
+
+
+def test_container_that_is_as_asked_passes() -> None:
+    assert verify(obeyed(), CONFIG) == []
+
+
+@pytest.mark.parametrize(("name", "weaken"), WEAKENED)
+def test_each_weakened_setting_is_named_and_can_be_waived(
+    name: str, weaken: Callable[[dict[str, Any]], None]
+) -> None:
+    inspected = obeyed()
+    weaken(inspected)
+    (problem,) = verify(inspected, CONFIG)
+    assert problem.startswith(f"{name} is ")
+    assert verify(inspected, CONFIG, frozenset({name})) == []
+    with pytest.raises(EnvironmentUnusable, match=name):
+        demand([problem])
+
+
+def test_every_measure_has_a_weakened_case() -> None:
+    assert {name for name, _ in WEAKENED} == {measure.name for measure in MEASURES}
+
+
+def test_newer_engines_spell_the_same_settings_differently() -> None:
+    inspected = obeyed()
+    inspected["HostConfig"]["CapAdd"] = ["CAP_SETUID", "CAP_SETGID"]
+    profile = seccomp_profile(allow_localhost_tcp=False)
+    inspected["HostConfig"]["SecurityOpt"] = [f"seccomp={profile}", "no-new-privileges:true"]
+    inspected["HostConfig"]["UTSMode"] = "private"
+    assert verify(inspected, CONFIG) == []
+
+
+@pytest.mark.parametrize("memory_bytes", [MIN_MEMORY_BYTES, 1 << 29, 1 << 30, 3_333_333_333, 1 << 34])
+def test_full_tmpfs_always_leave_memory_for_the_processes(memory_bytes: int) -> None:
+    mounts = tmpfs_mounts(memory_bytes, UIDS)
+    sizes = [int(option.removeprefix("size=")) for m in mounts.values() for option in m.split(",")[:1]]
+    assert len(sizes) == 4
+    assert min(sizes) >= 1 * MIB
+    assert sum(sizes) <= memory_bytes - PROCESS_BYTES
+    assert all("nr_inodes=" in m and "noexec" in m and "nosuid" in m and "nodev" in m for m in mounts.values())
+
+
+@pytest.mark.parametrize("spec", [replace(SPEC, memory_bytes=255 * MIB), replace(SPEC, pids=47)])
+def test_limits_nothing_can_run_under_are_refused(spec: SandboxSpec) -> None:
+    with pytest.raises(ConfigError, match="at least"):
+        sandbox_config(spec, UIDS, Path("/channel"), {})
+
+
+def test_runtime_is_named_only_when_asked_for() -> None:
+    assert "Runtime" not in CONFIG["HostConfig"]
+    config = sandbox_config(replace(SPEC, runtime="runsc"), UIDS, Path("/channel"), {})
+    assert config["HostConfig"]["Runtime"] == "runsc"
+
+
+def test_nothing_of_the_environment_enters_the_container() -> None:
+    assert "Env" not in CONFIG
+    assert json.loads(json.dumps(CONFIG)) == CONFIG
+
+
+def rules(profile: str) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for rule in json.loads(profile)["syscalls"]:
+        for name in rule["names"]:
+            found.setdefault(name, []).append(rule)
+    return found
+
+
+DANGEROUS = {
+    *("io_uring_setup", "io_uring_enter", "io_uring_register", "io_setup", "userfaultfd", "memfd_secret"),
+    *("ptrace", "process_vm_readv", "process_vm_writev", "process_madvise", "pidfd_getfd", "kcmp"),
+    *("bpf", "perf_event_open", "keyctl", "add_key", "request_key", "seccomp", "socketcall", "modify_ldt"),
+    *("mount", "umount", "umount2", "move_mount", "open_tree", "fsopen", "fsconfig", "fsmount", "fspick"),
+    *("mount_setattr", "pivot_root", "chroot", "unshare", "setns", "open_by_handle_at", "name_to_handle_at"),
+    *("init_module", "finit_module", "delete_module", "kexec_load", "reboot", "swapon", "swapoff", "acct"),
+    *("quotactl", "syslog", "iopl", "ioperm", "lookup_dcookie", "settimeofday", "clock_settime", "vhangup"),
+    *("fanotify_init", "fanotify_mark", "sync", "syncfs"),
+}
+
+
+def test_profile_denies_what_is_not_listed_and_lists_nothing_dangerous() -> None:
+    profile = seccomp_profile(allow_localhost_tcp=False)
+    assert json.loads(profile)["defaultAction"] == "SCMP_ACT_ERRNO"
+    assert "architectures" not in json.loads(profile)
+    assert "archMap" not in json.loads(profile)  # native only: no 32-bit socketcall around the rules
+    assert DANGEROUS & set(rules(profile)) == set()
+
+
+def test_only_unix_sockets_unless_localhost_is_allowed() -> None:
+    def families(profile: str, call: str) -> set[int]:
+        return {rule["args"][0]["value"] for rule in rules(profile)[call]}
+
+    strict, open_ = seccomp_profile(allow_localhost_tcp=False), seccomp_profile(allow_localhost_tcp=True)
+    assert families(strict, "socket") == {1}
+    assert families(open_, "socket") == {1, 2, 10}
+    assert families(open_, "socketpair") == {1}
+    assert all(len(r["args"]) == 2 for r in rules(open_)["socket"] if r["args"][0]["value"] != 1)
+
+
+def test_clone3_is_answered_with_enosys_so_that_libc_falls_back() -> None:
+    (rule,) = rules(seccomp_profile(allow_localhost_tcp=False))["clone3"]
+    assert (rule["action"], rule["errnoRet"]) == ("SCMP_ACT_ERRNO", 38)
+
+
+CONFINED = Confinement(
+    capability_bounding_set=0xC0,
+    no_new_privileges=True,
+    seccomp_mode=2,
+    network_interfaces=("lo",),
+    root_read_only=True,
+    runner_uid=20_000,
+    worker_uid=20_001,
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("capabilities", {"capability_bounding_set": 0xC0 | 1 << 21}),
+        ("no_new_privileges", {"no_new_privileges": False}),
+        ("seccomp", {"seccomp_mode": 0}),
+        ("network", {"network_interfaces": ("lo", "eth0")}),
+        ("read_only_root", {"root_read_only": False}),
+        ("identities", {"runner_uid": 0, "worker_uid": 0}),
+        ("identities", {"worker_uid": 20_000}),
+    ],
+)
+def test_what_the_sandbox_sees_of_itself_is_checked(name: str, changes: dict[str, Any]) -> None:
+    assert verify_confinement(CONFINED) == []
+    weak = replace(CONFINED, **changes)
+    (problem,) = verify_confinement(weak)
+    assert problem.startswith(name)
+    assert name in MEASURE_NAMES
+    assert verify_confinement(weak, frozenset({name})) == []
+
+
+INFO = {
+    "OSType": "linux",
+    "MemTotal": 8 << 30,
+    "NCPU": 2,
+    "MemoryLimit": True,
+    "SwapLimit": True,
+    "CpuCfsQuota": True,
+    "PidsLimit": True,
+    "SecurityOptions": ["name=seccomp,profile=default"],
+    "Runtimes": {"runc": {}},
+    "RuncCommit": {"ID": "v1.3.4-0-gdeadbee"},
+}
+IMAGE: dict[str, Any] = {"Id": "sha256:1", "Config": {"Volumes": None}}
+
+
+def test_engine_that_can_enforce_everything_is_fine() -> None:
+    assert missing_features(INFO) == []
+    assert image_problem(SPEC, INFO, IMAGE) is None
+    assert advice(INFO, SPEC, 4) == []
+
+
+@pytest.mark.parametrize(
+    ("measure", "changes"),
+    [
+        ("memory", {"MemoryLimit": False}),
+        ("swap", {"SwapLimit": False}),
+        ("cpus", {"CpuCfsQuota": False}),
+        ("pids", {"PidsLimit": False}),
+        ("seccomp", {"SecurityOptions": []}),
+    ],
+)
+def test_limit_nobody_enforces_is_named(measure: str, changes: dict[str, Any]) -> None:
+    (problem,) = missing_features(INFO | changes)
+    assert problem.startswith(measure)
+    assert missing_features(INFO | changes, frozenset({measure})) == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "info", "image", "cure"),
+    [
+        (SPEC, INFO, None, "orchestrator image build"),
+        (replace(SPEC, image="other:1"), INFO, None, "docker pull other:1"),
+        (replace(SPEC, runtime="runsc"), INFO, IMAGE, "docker_runtime"),
+        (replace(SPEC, memory_bytes=1 << 40), INFO, IMAGE, "sandbox_memory"),
+        (replace(SPEC, cpus=64), INFO, IMAGE, "sandbox_cpus"),
+        (SPEC, INFO | {"OSType": "windows"}, IMAGE, "Linux containers"),
+        (SPEC, INFO, {"Config": {"Volumes": {"/data": {}}}}, "volumes"),
+    ],
+)
+def test_what_cannot_be_launched_is_refused_with_what_to_do(
+    spec: SandboxSpec, info: dict[str, Any], image: dict[str, Any] | None, cure: str
+) -> None:
+    problem = image_problem(spec, info, image)
+    assert problem is not None
+    assert cure in problem
+    assert "\n" not in problem
+
+
+def test_old_runc_and_too_much_memory_in_total_are_said() -> None:
+    lines = advice(INFO | {"RuncCommit": {"ID": "1.1.5+ds1-1+deb12u1"}}, SPEC, 16)
+    assert [line.split()[0] for line in lines] == ["16", "runc"]

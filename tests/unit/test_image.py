@@ -1,0 +1,293 @@
+"""What goes into the sandbox image, and what is said when it cannot be built. No Docker."""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from orchestrator import __version__
+from orchestrator.errors import EnvironmentUnusable
+from orchestrator.launch import debian
+from orchestrator.launch.base_image import DEFAULT_BASE, parse_probe
+from orchestrator.launch.context import DOCKERFILE, REQUIREMENTS, BuildContext, context_root
+from orchestrator.launch.docker_client import why_refused, why_unreachable
+from orchestrator.launch.image import LABEL_BASE, LABEL_CONTEXT, LABEL_VERSION, is_current, shown, why_failed
+from orchestrator.launch.names import CHANNEL_GID
+from orchestrator.launch.wheels import ImagePython, fetch_wheels, pip_reason
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A small source checkout."""
+    for name, text in {
+        DOCKERFILE: "FROM scratch\n",
+        REQUIREMENTS: "a==1\n",
+        "sandbox/__init__.py": "",
+        "sandbox/tools/files.py": "x = 1\n",
+        "proto/rollout_api/v1/sandbox_pb2.py": "y = 2\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+# ---------------------------------------------------------------- context
+
+
+def test_the_context_holds_python_files_of_two_packages_and_nothing_else(checkout: Path) -> None:
+    for stray in (".env", "sandbox/.env", "sandbox/__pycache__/files.cpython-313.pyc", "orchestrator/engine.py"):
+        (checkout / stray).parent.mkdir(parents=True, exist_ok=True)
+        (checkout / stray).write_text("secret")
+    (checkout / "sandbox/linked.py").symlink_to(checkout / ".env")
+    assert [name for name, _ in BuildContext.read(checkout).files] == [
+        DOCKERFILE,
+        "proto/rollout_api/v1/sandbox_pb2.py",
+        "sandbox/__init__.py",
+        REQUIREMENTS,
+        "sandbox/tools/files.py",
+    ]
+
+
+def test_the_digest_is_the_same_for_a_copy_elsewhere(
+    checkout: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    copy = tmp_path_factory.mktemp("copy") / "checkout"
+    shutil.copytree(checkout, copy)
+    assert BuildContext.read(copy).digest == BuildContext.read(checkout).digest
+
+
+@pytest.mark.parametrize("name", [DOCKERFILE, REQUIREMENTS, "sandbox/tools/files.py", "sandbox/added.py"])
+def test_the_digest_changes_with_every_file(checkout: Path, name: str) -> None:
+    before = BuildContext.read(checkout).digest
+    (checkout / name).write_text("changed\n")
+    assert BuildContext.read(checkout).digest != before
+
+
+def test_a_moved_file_changes_the_digest(checkout: Path) -> None:
+    before = BuildContext.read(checkout).digest
+    (checkout / "sandbox/tools/files.py").rename(checkout / "sandbox/tools/moved.py")
+    assert BuildContext.read(checkout).digest != before
+
+
+def test_an_incomplete_installation_is_named(checkout: Path) -> None:
+    (checkout / REQUIREMENTS).unlink()
+    with pytest.raises(EnvironmentUnusable, match=r"requirements\.txt: reinstall"):
+        BuildContext.read(checkout)
+
+
+def test_the_packed_context_has_the_files_and_the_wheels(checkout: Path) -> None:
+    wheel = checkout / "a-1-py3-none-any.whl"
+    wheel.write_bytes(b"zip")
+    packed = io.BytesIO()
+    context = BuildContext.read(checkout)
+    context.pack([wheel], packed)
+    with tarfile.open(fileobj=packed) as tar:
+        members = {member.name: member for member in tar.getmembers()}
+    assert set(members) == {name for name, _ in context.files} | {f"wheels/{wheel.name}"}
+    assert {(m.mode, m.uid, m.gid, m.mtime) for m in members.values()} == {(0o644, 0, 0, 0)}
+
+
+# ---------------------------------------------------------------- what the files of the project say
+
+
+def test_dockerfile_and_code_agree() -> None:
+    dockerfile = BuildContext.read(context_root())[DOCKERFILE].decode()
+    assert f"\nARG BASE_IMAGE={DEFAULT_BASE}\n" in dockerfile
+    assert f"chown 0:{CHANNEL_GID} /run/channel" in dockerfile
+    assert not re.search(r"^RUN +--", dockerfile, re.MULTILINE), "only BuildKit knows RUN --mount and the like"
+
+
+def test_requirements_are_pinned_hashed_and_the_same_for_every_machine() -> None:
+    text = BuildContext.read(context_root())[REQUIREMENTS].decode()
+    entries = [e for e in re.split(r"\n(?=\S)", text.replace("\\\n", "")) if not e.startswith("#")]
+    assert len(entries) > 10
+    for entry in entries:
+        assert re.match(r"[a-z0-9-]+==\S+ +--hash=sha256:[0-9a-f]{64}", entry), entry[:60]
+        assert ";" not in entry, "a marker: the host would evaluate it for its own Python"
+
+
+# ---------------------------------------------------------------- up to date
+
+
+def test_an_image_is_current_only_with_the_same_context_version_and_base() -> None:
+    labels = {LABEL_CONTEXT: "c", LABEL_VERSION: __version__, LABEL_BASE: "mine:1"}
+    assert is_current(labels, "c", None)
+    assert is_current(labels, "c", "mine:1")
+    assert not is_current(labels, "c", "other:1")
+    assert not is_current(labels, "d", None)
+    assert not is_current({**labels, LABEL_VERSION: "0"}, "c", None)
+    assert not is_current({}, "c", None)
+
+
+# ---------------------------------------------------------------- the Python of the base
+
+
+def test_platforms_go_up_to_the_glibc_of_the_image() -> None:
+    platforms = ImagePython((3, 13, 5), "aarch64", (2, 28)).platforms
+    assert platforms[0] == "manylinux2014_aarch64"
+    assert platforms[-1] == "manylinux_2_28_aarch64"
+    assert "manylinux_2_29_aarch64" not in platforms
+
+
+def test_a_usable_python_is_understood() -> None:
+    assert parse_probe("b", b'[[3, 13, 5], "x86_64", "glibc", "2.41"]\n') == ImagePython(
+        (3, 13, 5), "x86_64", (2, 41)
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "complaint"),
+    [
+        (b"", "no working python3"),
+        (b"Traceback\n", "no working python3"),
+        (b'{"a": 1}', "no working python3"),
+        (b'[[3, 9, 2], "x86_64", "glibc", "2.31"]', r"has Python 3\.9; 3\.11 or later"),
+        (b'[[3, 13, 5], "x86_64", "", ""]', "has no glibc"),
+    ],
+)
+def test_an_unusable_base_image_is_refused_by_name(said: bytes, complaint: str) -> None:
+    with pytest.raises(EnvironmentUnusable, match=f"^base image mine:1 .*{complaint}"):
+        parse_probe("mine:1", said)
+
+
+# ---------------------------------------------------------------- the mirror
+
+HOST_SOURCES = """\
+# a comment
+Types: deb deb-src
+URIs: http://mirror.example/debian
+Suites: bookworm bookworm-updates
+Components: main
+  contrib
+Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
+
+Types: deb
+URIs: http://mirror.example/debian-security
+Suites: bookworm-security
+Components: main
+"""
+
+
+def test_the_mirror_is_read_from_stanzas() -> None:
+    assert debian.find_mirror(debian.parse_deb822(HOST_SOURCES)) == "http://mirror.example/debian"
+
+
+def test_disabled_and_source_only_stanzas_are_passed_over() -> None:
+    assert debian.find_mirror(debian.parse_deb822(HOST_SOURCES.replace("# a comment", "Enabled: no"))) is None
+    assert debian.find_mirror(debian.parse_deb822(HOST_SOURCES.replace("deb deb-src", "deb-src"))) is None
+
+
+def test_the_mirror_is_read_from_lines_and_may_be_https() -> None:
+    lines = (
+        "deb-src https://a.example/debian trixie main\n"
+        "deb [arch=amd64 trusted=yes] https://m.example/debian/ trixie main\n"
+    )
+    assert debian.find_mirror(debian.parse_list(lines)) == "https://m.example/debian/"
+
+
+def test_other_vendors_repositories_are_no_mirror() -> None:
+    lines = "deb https://dl.example/chrome/deb stable main\ndeb https://apt.example bookworm main # tools\n"
+    assert debian.find_mirror(debian.parse_list(lines)) is None
+    assert debian.find_mirror(debian.parse_list("deb http://archive.example/ubuntu noble main\n")) is None
+
+
+def test_a_mirror_under_another_name_is_known_by_its_updates() -> None:
+    lines = "deb http://cache.corp/apt/d bookworm main\ndeb http://cache.corp/apt/d bookworm-updates main\n"
+    assert debian.find_mirror(debian.parse_list(lines)) == "http://cache.corp/apt/d"
+
+
+def test_a_list_of_mirrors_gives_its_first(tmp_path: Path) -> None:
+    listed = tmp_path / "debian.list"
+    listed.write_text("# by priority\nhttps://near.example/debian priority:1\nhttps://far.example/debian\n")
+    lines = f"deb mirror+file:{listed} bookworm main\ndeb mirror+file:{listed} bookworm-updates main\n"
+    assert debian.find_mirror(debian.parse_list(lines)) == "https://near.example/debian"
+
+
+@pytest.mark.parametrize(
+    ("installed", "root", "command"),
+    [
+        (False, True, "`sudo apt-get install -y mmdebstrap debian-archive-keyring`"),
+        (True, False, '`sudo "$(command -v orchestrator)" image build`'),
+        (False, False, 'debian-archive-keyring && sudo "$(command -v orchestrator)" image build`'),
+    ],
+)
+def test_without_means_for_a_base_one_command_is_given(installed: bool, root: bool, command: str) -> None:
+    with pytest.raises(EnvironmentUnusable) as caught:
+        debian.require_means(installed=installed, root=root)
+    assert str(caught.value).endswith(command)
+
+
+# ---------------------------------------------------------------- failures in one line
+
+
+def test_no_permission_and_no_engine_are_told_apart() -> None:
+    assert "usermod -aG docker" in why_unreachable(
+        OSError("('Connection aborted.', PermissionError(13, 'Permission denied'))")
+    )
+    assert "systemctl start docker" in why_unreachable(
+        OSError("('Connection aborted.', FileNotFoundError(2, 'No such file'))")
+    )
+    assert "systemctl start docker" in why_unreachable(
+        OSError("ConnectionRefusedError(111, 'Connection refused')")
+    )
+    assert why_unreachable(OSError("two\nlines")) == "Docker cannot be used: two lines"
+
+
+def test_a_full_disk_says_to_make_room() -> None:
+    assert "docker system prune" in why_refused("write /x: no space left on device")
+
+
+def test_a_failed_step_reports_its_last_words_instead_of_its_script() -> None:
+    error = {"error": "The command '/bin/sh -c set -eu; a; b' returned a non-zero code: 1"}
+    assert why_failed(error, "ERROR: hashes do not match") == "ERROR: hashes do not match"
+    assert why_failed({"error": "pull access denied"}, "Step 1/9") == "pull access denied"
+
+
+def test_progress_is_free_of_ids_colours_and_scripts() -> None:
+    lines = [
+        {"stream": "Step 7/20 : RUN set -eu;     rm -rf x"},
+        {"stream": " ---> Running in 0123\n"},
+        {"stream": "Removing intermediate container 0123\n"},
+        {"stream": "\x1b[91mwarning\n\x1b[0m"},
+        {"aux": {"ID": "sha256:1"}},
+    ]
+    assert [text for line in lines for text in shown(line)] == ["Step 7/20 : RUN set -eu", "warning"]
+
+
+def test_pips_own_reason_is_taken() -> None:
+    assert pip_reason(("Collecting a==1", "ERROR: first", "ERROR: No matching distribution for a==1", "hint")) == (
+        "No matching distribution for a==1"
+    )
+    assert pip_reason(()) == "pip said nothing"
+
+
+# ---------------------------------------------------------------- wheels
+
+
+async def test_a_failed_download_leaves_nothing_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    pinned = b"nothing-of-the-kind==1 --hash=sha256:" + b"0" * 64 + b"\n"
+    with pytest.raises(EnvironmentUnusable, match="cannot be downloaded: No matching distribution"):
+        await fetch_wheels(
+            pinned,
+            ImagePython((3, 13, 5), "x86_64", (2, 41)),
+            cache=tmp_path / "cache",
+            progress=lambda line: None,
+        )
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+async def test_an_unwritable_cache_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(EnvironmentUnusable, match=r"cannot keep wheels in .*set XDG_CACHE_HOME"):
+        await fetch_wheels(
+            b"", ImagePython((3, 13, 5), "x86_64", (2, 41)), cache=tmp_path / "file" / "wheels", progress=print
+        )

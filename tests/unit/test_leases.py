@@ -1,0 +1,157 @@
+"""What one sandbox may ask for, and what is recorded of it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from orchestrator.errors import CompletionError, ContextLengthError, ProtocolError, ToolError
+from orchestrator.proxy.leases import Lease, SequenceError, Submission, stop_strings
+from orchestrator.types import AgentSpec, CompletionKind, Limits, Message
+from tests.fakes.completers import ScriptedCompleter
+from tests.fakes.plans import TALK, a_plan
+
+ACTION = CompletionKind.ACTION
+
+
+def a_lease(script: list[str | Exception], **changes: object) -> tuple[Lease, ScriptedCompleter]:
+    completer = ScriptedCompleter(script)
+    return Lease(a_plan(**changes), completer, None, {}), completer
+
+
+async def test_a_retried_call_gets_the_recorded_answer_and_never_a_second_sample() -> None:
+    lease, completer = a_lease(["one", "two"])
+    first = await lease.complete(1, b"content", ACTION, TALK)
+    again = await lease.complete(1, b"content", ACTION, TALK)
+    assert first.completion is again.completion
+    assert len(completer.requests) == 1
+    assert len(lease.turns) == 1
+
+
+async def test_a_client_that_goes_away_finds_its_answer_when_it_asks_again() -> None:
+    gate = asyncio.Event()
+    completer = ScriptedCompleter(["answer"], gate)
+    lease = Lease(a_plan(), completer, None, {})
+    call = asyncio.ensure_future(lease.complete(1, b"x", ACTION, TALK))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    gate.set()
+    reply = await lease.complete(1, b"x", ACTION, TALK)
+    assert reply.completion is not None
+    assert reply.completion.visible == "answer"
+    assert len(completer.requests) == 1
+
+
+@pytest.mark.parametrize(("sequence", "content"), [(1, b"other"), (3, b"content"), (0, b"content")])
+async def test_a_reused_or_skipped_number_is_refused(sequence: int, content: bytes) -> None:
+    lease, completer = a_lease(["one"])
+    await lease.complete(1, b"content", ACTION, TALK)
+    with pytest.raises(SequenceError):
+        await lease.complete(sequence, content, ACTION, TALK)
+    assert len(completer.requests) == 1
+
+
+async def test_two_calls_at_once_are_refused() -> None:
+    gate = asyncio.Event()
+    lease = Lease(a_plan(), ScriptedCompleter(["a"], gate), None, {})
+    first = asyncio.ensure_future(lease.complete(1, b"1", ACTION, TALK))
+    await asyncio.sleep(0)
+    with pytest.raises(SequenceError):
+        await lease.complete(2, b"2", ACTION, TALK)
+    gate.set()
+    await first
+
+
+async def test_an_ended_lease_cancels_what_is_being_sampled() -> None:
+    completer = ScriptedCompleter(["never"], asyncio.Event())
+    lease = Lease(a_plan(), completer, None, {})
+    call = asyncio.ensure_future(lease.complete(1, b"x", ACTION, TALK))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    await lease.aclose()
+    assert completer.cancelled == 1
+    await asyncio.gather(call, return_exceptions=True)
+    assert not lease.live
+
+
+async def test_the_completion_budget_is_reserved_before_it_is_spent() -> None:
+    lease, completer = a_lease(["a", "b"], limits=Limits(completions=1))
+    await lease.complete(1, b"1", ACTION, TALK)
+    reply = await lease.complete(2, b"2", ACTION, TALK)
+    assert reply.ended == "budget"
+    assert len(completer.requests) == 1
+    ending = await lease.ended()
+    assert ending.name == "budget"  # type: ignore[union-attr]
+
+
+async def test_no_action_is_sampled_past_the_last_step() -> None:
+    lease, completer = a_lease(["a", "b"], agent=AgentSpec(max_steps=1))
+    await lease.complete(1, b"1", ACTION, TALK)
+    assert (await lease.complete(2, b"2", ACTION, TALK)).ended == "max_steps"
+    assert len(completer.requests) == 1
+
+
+async def test_the_last_answer_is_only_sampled_where_it_was_asked_for() -> None:
+    lease, _ = a_lease(["a"])
+    assert (await lease.complete(1, b"1", CompletionKind.FINAL, TALK)).ended == "max_steps"
+    lease, _ = a_lease(["a"], agent=AgentSpec(final_answer_at_max_steps=True))
+    assert (await lease.complete(1, b"1", CompletionKind.FINAL, TALK)).completion is not None
+
+
+@pytest.mark.parametrize(
+    ("error", "name"),
+    [(CompletionError("HTTP 500"), "llm_error"), (ContextLengthError("too long"), "context_length")],
+)
+async def test_what_the_endpoint_refuses_ends_the_lease_by_name(error: Exception, name: str) -> None:
+    lease, _ = a_lease([error])
+    assert (await lease.complete(1, b"1", ACTION, TALK)).ended == name
+    assert not lease.live
+
+
+async def test_turns_record_only_what_is_new() -> None:
+    lease, _ = a_lease(["one", "two"])
+    await lease.complete(1, b"1", ACTION, TALK)
+    longer = (*TALK, Message("assistant", "one</code>"), Message("user", "Observation:\n1"))
+    await lease.complete(2, b"2", ACTION, longer)
+    await lease.complete(3, b"3", ACTION, (Message("user", "something else"),))
+    assert [(t.kept, len(t.messages), t.segment) for t in lease.turns] == [(0, 2, 0), (2, 2, 0), (0, 1, 1)]
+
+
+async def test_each_completion_has_a_seed_of_its_own_and_all_sampling_is_ours() -> None:
+    lease, completer = a_lease(["one", "two"])
+    await lease.complete(1, b"1", ACTION, TALK)
+    await lease.complete(2, b"2", ACTION, TALK)
+    seeds = [r.sampling.seed for r in completer.requests]
+    assert len(set(seeds)) == 2
+    assert completer.requests[0].stop == ("Observation:", "Calling tools:", "</code>")
+
+
+def test_a_closing_tag_inside_the_opening_one_is_no_stop_string() -> None:
+    assert stop_strings(ACTION, ("```python", "```")) == ("Observation:", "Calling tools:")
+    assert stop_strings(CompletionKind.PLAN, ("<code>", "</code>")) == ("<end_plan>",)
+
+
+async def test_the_first_result_wins() -> None:
+    lease, _ = a_lease(["x"])
+    lease.submit(Submission("final_answer", b"1", ""))
+    with pytest.raises(ProtocolError):
+        lease.submit(Submission("final_answer", b"2", ""))
+    assert await lease.ended() == Submission("final_answer", b"1", "")
+
+
+class _Failing:
+    description, inputs, output_type = "", {}, "string"  # type: ignore[var-annotated]
+
+    async def call(self, arguments: object) -> str:
+        raise ToolError("no network")
+
+
+async def test_a_failing_tool_is_an_observation_and_is_recorded() -> None:
+    lease = Lease(a_plan(limits=Limits(tool_calls=2)), ScriptedCompleter([""]), None, {"web": _Failing()})
+    assert (await lease.call_tool(1, b"1", "web", {})).error == "no network"
+    assert "there is no tool" in str((await lease.call_tool(2, b"2", "shell", {})).error)
+    assert (await lease.call_tool(3, b"3", "web", {})).ended == "budget"
+    assert [call.error is not None for call in lease.tool_calls] == [True, True]

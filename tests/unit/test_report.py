@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator import report
+from orchestrator.jsonl import dumps
+from orchestrator.report import write_report
+from orchestrator.report.details import TokenTable
+from orchestrator.report.page import as_block
+from tests.fakes.synthetic_run import HOSTILE, WordTokenizer, write_synthetic_run
+
+URL = re.compile(r"(?:https?:)?//[\w.-]+\.\w+")
+
+
+class Elements(HTMLParser):
+    """Every element of a page with its attributes, and the text of those that hold raw text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None], str]] = []
+        self._open = False
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs), ""))
+        self._open = True
+
+    def handle_endtag(self, tag: str) -> None:
+        self._open = False
+
+    def handle_data(self, data: str) -> None:
+        if self._open:
+            tag, attributes, text = self.found[-1]
+            self.found[-1] = tag, attributes, text + data
+
+    def of(self, tag: str) -> list[tuple[dict[str, str | None], str]]:
+        return [(attributes, text) for name, attributes, text in self.found if name == tag]
+
+    def block(self, name: str) -> Any:
+        return next(json.loads(text) for attributes, text in self.of("script") if attributes.get("id") == name)
+
+
+def lines(path: Path, *values: Any) -> None:
+    path.write_bytes(b"".join(dumps(value) + b"\n" for value in values))
+
+
+def written(run: Path, tokenizer: WordTokenizer | None = None) -> Elements:
+    page = run / "groups.html"
+    write_report(run, run / "groups.jsonl", page, tokenizer=tokenizer)
+    return Elements(page.read_text())
+
+
+def an_attempt(**changes: Any) -> dict[str, Any]:
+    line = {"rollout_id": "g000000-r00-a0", "group": 0, "index": 0, "outcome": "finished", "plan": {}}
+    return {**line, "task_id": "t", "score": 1.0, "completions": [], **changes}
+
+
+@pytest.fixture(scope="module")
+def synthetic(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, WordTokenizer, Elements]:
+    run = tmp_path_factory.mktemp("run")
+    tokenizer = write_synthetic_run(run)
+    return run, tokenizer, written(run, tokenizer)
+
+
+def test_the_policy_allows_exactly_the_script_and_style_that_are_there(synthetic):
+    page = synthetic[2]
+    policy = next(a["content"] for a, _ in page.of("meta") if a.get("http-equiv") == "Content-Security-Policy")
+    [style] = [text for _, text in page.of("style")]
+    [script] = [text for attributes, text in page.of("script") if "type" not in attributes]
+    for kind, text in (("script-src", script), ("style-src", style)):
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{kind} 'sha256-{digest}';" in policy
+    assert policy.startswith("default-src 'none';")
+    assert "unsafe" not in policy
+
+
+def test_hostile_text_stays_inside_the_data_blocks(synthetic):
+    page = synthetic[2]
+    tags = {tag for tag, _, _ in page.found}
+    assert tags == {
+        *("html", "head", "meta", "title", "style", "body", "noscript", "main"),
+        *("footer", "p", "kbd", "script"),
+    }
+    assert not [a for _, attributes, _ in page.found for a in attributes if a.startswith("on")]
+    blocks = [text for attributes, text in page.of("script") if attributes.get("type") == "application/json"]
+    assert len(blocks) > 40
+    assert not re.search("[<>&\u2028\u2029\x00]", "".join(blocks))
+    assert page.block("run")["bad_tasks"][0]["reason"].endswith(HOSTILE)
+
+
+def test_the_page_names_no_place_to_fetch_from(synthetic):
+    page = synthetic[2]
+    code = "".join(text for _, text in page.of("style")) + page.of("script")[-1][1]
+    assert URL.findall(code.replace("http://www.w3.org/2000/svg", "")) == []
+    assert not [a for _, attributes, _ in page.found for a in attributes if a in ("src", "href", "srcset")]
+
+
+def test_escaped_data_are_the_same_data_to_a_json_reader():
+    value = {HOSTILE: [HOSTILE, 1.5, None]}
+    assert json.loads(as_block(value)) == value
+
+
+def test_lone_surrogates_do_not_stop_the_report():
+    assert b"\\ud8" not in as_block(["a\ud800b"])
+
+
+def test_credentials_in_the_endpoint_address_are_not_shown(synthetic):
+    run, _, page = synthetic
+    assert ["endpoint", "127.0.0.1:8080"] in page.block("run")["facts"]
+    assert "hunter2" not in (run / "groups.html").read_text()
+
+
+def test_torn_and_strange_lines_are_counted_and_the_others_shown(tmp_path: Path):
+    rollouts, groups = tmp_path / "rollouts.jsonl", tmp_path / "groups.jsonl"
+    lines(rollouts, an_attempt(), [1], "text", {"rollout_id": 5}, an_attempt(group=-1), an_attempt(group="0"))
+    with rollouts.open("ab") as file:
+        file.write(b'{"score": NaN}\n\xff\xfe\n\n{"a": "\\ud800"}\n' + b"[" * 5000 + b'\n{"rollout_id": "g0')
+    groups.write_bytes(b'{"tokens": [[1]]}\n{"overrides": [{"rollout_id": "g000000-r00-a0"}]}\n{"over')
+    run = written(tmp_path).block("run")
+    assert run["skipped"] == {"rollout_lines": 10, "group_lines": 2}
+    assert [row["id"] for row in run["rollouts"]] == ["g000000-r00-a0"]
+    assert run["groups"][0]["written"] is True
+
+
+def test_fields_of_any_type_are_survived(tmp_path: Path):
+    odd: list[Any] = [None, True, -1, 1e308, "text", [], [None, 1, "x", [], {}], {"a": {"b": None}}]
+    fields = ("task_id", "level", "index", "reason", "answer", "score", "score_parts", "started_at", "duration_s")
+    fields += ("sandbox", "plan", "completions", "tool_calls", "steps", "notes", "token_source")
+    values = [an_attempt(rollout_id=f"r{n}-{field}", **{field: v}) for n, v in enumerate(odd) for field in fields]
+    inner = [
+        an_attempt(
+            rollout_id=f"in{n}",
+            completions=[dict.fromkeys(("kind", "messages", "text", "completion_tokens", "started_s"), v)],
+            tool_calls=[dict.fromkeys(("name", "arguments", "output", "error"), v)],
+            steps=[dict.fromkeys(("step_number", "observations", "error", "is_final_answer"), v)],
+            sandbox={"exit": {"exit_code": v, "oom_killed": v, "reason": v}},
+            plan={"agent": {"code_tags": v}, "sampling": v},
+        )
+        for n, v in enumerate(odd)
+    ]
+    lines(tmp_path / "rollouts.jsonl", *values, *inner)
+    lines(
+        tmp_path / "groups.jsonl",
+        *({"overrides": [{"rollout_id": f"in{n}"}], "tokens": v, "masks": [v]} for n, v in enumerate(odd)),
+    )
+    (tmp_path / "run.json").write_text('{"config": {"openai": [3, {"base_url": "http://[::bad"}], "env": 1}}')
+    run = written(tmp_path).block("run")
+    assert len(run["rollouts"]) == len(values) + len(inner)
+
+
+def test_an_empty_run_gives_a_page(tmp_path: Path):
+    run = written(tmp_path).block("run")
+    assert run["rollouts"] == run["groups"] == []
+    assert "run.json" in run["notes"][0]
+
+
+def test_a_report_replaces_the_old_one_and_leaves_nothing_else(tmp_path: Path):
+    page = tmp_path / "groups.html"
+    page.write_text("old")
+    written(tmp_path)
+    assert page.read_text().startswith("<!DOCTYPE html>")
+    assert [path.name for path in tmp_path.iterdir()] == ["groups.html"]
+
+
+def test_a_failure_while_writing_keeps_the_old_report(tmp_path: Path, synthetic):
+    run, _, _ = synthetic
+    page = tmp_path / "groups.html"
+    page.write_text("old")
+
+    class BrokenTokenizer(WordTokenizer):
+        def decode(self, ids: list[int] | tuple[int, ...]) -> str:
+            raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        write_report(run, run / "groups.jsonl", page, tokenizer=BrokenTokenizer())
+    assert page.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["groups.html"]
+
+
+def test_a_large_run_keeps_every_group_and_says_what_was_left_out(synthetic, monkeypatch: pytest.MonkeyPatch):
+    run, _, whole = synthetic
+    monkeypatch.setattr(report, "MAX_DETAILED", 6)
+    page = written(run)
+    told = page.block("run")
+    assert len(told["groups"]) == len(whole.block("run")["groups"])
+    assert told["left_out"] == len(told["rollouts"]) - 6
+    divided = {group["number"] for group in told["groups"] if group["divided"]}
+    assert {row["group"] for row in told["rollouts"] if row["detail"] is not None} <= divided
+
+
+def test_details_past_the_size_are_left_out(synthetic, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(report, "MAX_DETAIL_BYTES", 60_000)
+    page = written(synthetic[0])
+    blocks = [text for attributes, text in page.of("script") if (attributes.get("id") or "").startswith("detail-")]
+    assert 0 < sum(len(text.encode()) for text in blocks) <= 60_000
+    assert page.block("run")["left_out"] == len(page.block("run")["rollouts"]) - len(blocks)
+
+
+def test_token_lines_give_back_ids_masks_and_log_probs(synthetic):
+    run, tokenizer, page = synthetic
+    first = json.loads((run / "groups.jsonl").read_text().split("\n")[0])
+    row = next(r for r in page.block("run")["rollouts"] if r["id"] == first["overrides"][1]["rollout_id"])
+    line, table = page.block(f"detail-{row['detail']}")["tokens"], page.block("token-table")
+    assert [table[place][0] for place in line["tokens"]] == first["tokens"][1]
+    assert "".join(table[place][1] for place in line["tokens"]) == tokenizer.decode(first["tokens"][1])
+    trained = [place % 2 == 1 for place, length in enumerate(line["runs"]) for _ in range(length)]
+    assert trained == [mask != -100 for mask in first["masks"][1]]
+    sampled = [p for p, t in zip(first["inference_logprobs"][1], trained, strict=True) if t]
+    assert line["logprobs"] == pytest.approx([-1000 * p for p in sampled], abs=0.5)
+
+
+def test_a_character_of_several_tokens_is_shown_once():
+    tokenizer = WordTokenizer()
+    ids = tokenizer.encode("a 😀b é")
+    group = {"tokens": [ids], "masks": [ids], "inference_logprobs": None}
+    table = TokenTable(tokenizer)
+    line = table.member(group, 0)
+    assert line is not None
+    pieces = [table.entries[place][1] for place in line["tokens"]]
+    assert "".join(map(str, pieces)) == "a 😀b é"
+    assert "�" not in "".join(map(str, pieces))
+    assert line["logprobs"] is None
+
+
+def test_broken_utf8_ends_after_four_tokens():
+    table = TokenTable(WordTokenizer())
+    line = table.member({"tokens": [[0xF0] * 9 + [65]], "masks": [[-100] * 10]}, 0)
+    assert line is not None
+    assert "A" in [table.entries[place][1] for place in line["tokens"]][-1]
+
+
+def test_without_tokenizer_there_are_ids(synthetic):
+    page = written(synthetic[0])
+    assert {piece for _, piece in page.block("token-table")} == {None}
+    assert synthetic[2].block("token-table") != page.block("token-table")
+
+
+def test_masks_that_do_not_match_their_tokens_are_not_shown():
+    table = TokenTable(None)
+    for masks in ([[1]], [], None, [[1, 2, 3]], "x"):
+        assert table.member({"tokens": [[1, 2]], "masks": masks}, 0) is None
+    assert table.member({"tokens": [[1, -5]], "masks": [[1, 2]]}, 0) is None
+    line = table.member({"tokens": [[1, 2]], "masks": [[1, -100]], "inference_logprobs": [["x", 1.0]]}, 0)
+    assert line == {"total": 2, "tokens": [0, 1], "runs": [0, 1, 1], "logprobs": [None]}
+
+
+def test_outcomes_that_broke_are_listed_and_their_group_told_apart(synthetic):
+    told = synthetic[2].block("run")
+    lost = [row for row in told["rollouts"] if row["outcome"] == "sandbox_lost"]
+    assert len(lost) == 3
+    assert {row["score"] for row in lost} == {None}
+    assert [g["written"] for g in told["groups"] if g["number"] == lost[0]["group"]] == [False]
+    assert told["kinds"]["sandbox_lost"] == "failed"
+    assert told["kinds"]["timeout"] == "ended"

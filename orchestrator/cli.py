@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from orchestrator import __version__
-from orchestrator.errors import AuthenticationError, ConfigError, EnvironmentUnusable, RunLocked
+from orchestrator.errors import AuthenticationError, ConfigError, EnvironmentUnusable, OrchestratorError
 from orchestrator.flags import OPTIONS, Command, parse
 from orchestrator.setting import Layer, Setting, nearest
 from orchestrator.settings import (
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _failed(error, USAGE)
     except (EnvironmentUnusable, AuthenticationError) as error:
         return _failed(error, UNUSABLE)
-    except RunLocked as error:
+    except OrchestratorError as error:
         return _failed(error, 1)
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from orchestrator.continued import SavedSettings
 from orchestrator.errors import ConfigError
 from orchestrator.flags import CONFIG_FILE, dotted_flags, parse
 from orchestrator.redact import Secret, shown
@@ -90,6 +91,8 @@ class Config:
             tool_calls=env.max_tool_calls,
             prompt_tokens=env.max_prompt_tokens,
             completion_tokens=env.max_sampled_tokens,
+            proxy_bytes=env.max_proxy_bytes,
+            cpu_s=env.max_cpu_seconds,
         )
 
     def sampling(self) -> Sampling:
@@ -142,12 +145,18 @@ def resolve(
     config_file = given.get(CONFIG_FILE.key)
     file_env, file_servers = _read_yaml(cwd / config_file.value) if config_file else ({}, [{}])
     layers = surroundings | given
+    env, servers = file_env | layers, file_servers if servers is None else servers
+    resume = env.get("env.resume")
+    if resume is not None and resume.value is not None:
+        saved = SavedSettings.read(cwd / resume.value)
+        env = saved.below(env)
+        servers = _with_flags(saved.servers if servers == [{}] else servers, layers)
+        saved.demand_models(servers)
+    else:
+        servers = _with_flags(servers, layers)
     return Config(
-        env=EnvSettings(**_values("env", file_env | layers)),
-        openai=tuple(
-            OpenAISettings(**_values("openai", server))
-            for server in _with_flags(file_servers if servers is None else servers, layers)
-        ),
+        env=EnvSettings(**_values("env", env)),
+        openai=tuple(OpenAISettings(**_values("openai", server)) for server in servers),
         tavily_api_key=layers[TAVILY_KEY.key].value if TAVILY_KEY.key in layers else Secret(),
     )
 

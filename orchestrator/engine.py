@@ -16,13 +16,15 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from orchestrator.executor import Executor
+from orchestrator.breaker import Breaker
+from orchestrator.executor import Executor, Launching
 from orchestrator.grade import grade
-from orchestrator.group import GroupPolicy, run_group
+from orchestrator.group import GroupPolicy, Unfinished, run_group
 from orchestrator.plan import backfill, plan_group
+from orchestrator.resume import Earlier
 from orchestrator.rollout import Surroundings
 from orchestrator.scorers import make_scorer
-from orchestrator.types import Attempt, BadTask, Group, Member, RolloutPlan, Task
+from orchestrator.types import Attempt, BadTask, FailedName, Group, Member, RolloutPlan, Task
 
 if TYPE_CHECKING:
     from orchestrator.config import Config
@@ -39,6 +41,7 @@ class Observer:
     started: Callable[[RolloutPlan], None] = lambda plan: None
     recorded: Callable[[Member | Attempt], None] = lambda result: None
     bad_task: Callable[[BadTask, int], None] = lambda task, number: None
+    say: Callable[[str], None] = log.warning
     notes: list[str] = field(default_factory=list)
 
 
@@ -51,7 +54,7 @@ class Orchestrator:
         self.seed = config.env.seed if config.env.seed is not None else secrets.randbits(31)
         self._stack = AsyncExitStack()
         self._around: Surroundings | None = None
-        self._draining = False
+        self._stopping = asyncio.Event()
 
     async def __aenter__(self) -> Orchestrator:
         """Checks and opens everything. Raises EnvironmentUnusable before any task is touched."""
@@ -84,8 +87,9 @@ class Orchestrator:
         }
 
     def drain(self) -> None:
-        """No further group is opened; those that are open come to their end."""
-        self._draining = True
+        """No sandbox is launched any more; those that run come to their end, and groups that then lack a
+        rollout stay unfinished."""
+        self._stopping.set()
 
     def summary(self) -> str:
         """One line for people: what was found and how much may be alive at once."""
@@ -96,20 +100,24 @@ class Orchestrator:
             f"groups of {env.group_size}, at most {env.max_concurrent_sandboxes} sandboxes"
         )
 
-    async def groups(self, tasks: Iterable[Task | BadTask]) -> AsyncIterator[Group]:
+    async def groups(
+        self, tasks: Iterable[Task | BadTask], earlier: Earlier | None = None
+    ) -> AsyncIterator[Group]:
         """Groups as they come to an end, complete or with a reason; bad tasks go to the observer.
 
         `env.total_steps` groups, or one per task for -1; more than there are tasks: round again with
-        new seeds. Leaving the loop early cancels what is running and removes its sandboxes.
+        new seeds. `earlier`: what of this run is done; its groups do not come again. Leaving the loop early
+        cancels what is running and removes its sandboxes.
         """
+        earlier = earlier or Earlier()
         if self._around is None:
             async with self:
-                async for group in self.groups(tasks):
+                async for group in self.groups(tasks, earlier):
                     yield group
             return
         env = self.config.env
         finished: asyncio.Queue[Group | BaseException | None] = asyncio.Queue(READY_GROUPS)
-        producer = asyncio.create_task(self._produce(tasks, finished), name="groups")
+        producer = asyncio.create_task(self._produce(tasks, finished, earlier), name="groups")
         try:
             while (item := await finished.get()) is not None:
                 if isinstance(item, BaseException):
@@ -123,11 +131,14 @@ class Orchestrator:
         log.debug("all groups done, group_size %d", env.group_size)
 
     async def _produce(
-        self, tasks: Iterable[Task | BadTask], finished: asyncio.Queue[Group | BaseException | None]
+        self,
+        tasks: Iterable[Task | BadTask],
+        finished: asyncio.Queue[Group | BaseException | None],
+        earlier: Earlier,
     ) -> None:
         """Keeps the sandboxes busy: opens the next group when fewer rollouts are open than there are slots."""
         env = self.config.env
-        executor = self._executor()
+        executor = self._executor(earlier)
         outstanding = 0
         changed = asyncio.Event()
 
@@ -135,6 +146,8 @@ class Orchestrator:
             nonlocal outstanding
             try:
                 await finished.put(await self.run_group(task, number, epoch, executor))
+            except Unfinished:
+                log.debug("group %d stays unfinished", number)
             finally:
                 outstanding -= env.group_size
                 changed.set()
@@ -143,10 +156,13 @@ class Orchestrator:
             async with asyncio.TaskGroup() as tg:
                 stream = self._stream(tasks)
                 # Sources read files or the network: off the event loop, one task at a time.
-                while not self._draining and (item := await asyncio.to_thread(next, stream, None)):
+                while not self._stopping.is_set() and (item := await asyncio.to_thread(next, stream, None)):
                     task, number, epoch = item
                     if isinstance(task, BadTask):
-                        self.observer.bad_task(task, number)
+                        if number not in earlier.bad:
+                            self.observer.bad_task(task, number)
+                        continue
+                    if number in earlier.written:
                         continue
                     while outstanding >= env.max_concurrent_sandboxes:
                         changed.clear()
@@ -177,7 +193,7 @@ class Orchestrator:
                 return
 
     async def run_group(self, task: Task, number: int, epoch: int, executor: Executor) -> Group:
-        """One group, whatever becomes of it."""
+        """One group, whatever becomes of it. Raises Unfinished after `drain`."""
         config = self.config
         plans = plan_group(
             task,
@@ -194,12 +210,12 @@ class Orchestrator:
             task,
             plans,
             executor,
-            GroupPolicy.parse(config.env.group_policy),
+            GroupPolicy.parse(config.env.group_policy, config.env.zero_variance),
             lambda plan: backfill(plan, self.seed, epoch),
         )
 
-    def _executor(self) -> Executor:
-        env, around = self.config.env, self.around
+    def _executor(self, earlier: Earlier | None = None) -> Executor:
+        env, around, known = self.config.env, self.around, earlier or Earlier()
         scorer = make_scorer(
             env.scoring_strategy, length_penalty_weight=env.length_penalty_weight, debug=env.debug_scoring
         )
@@ -214,6 +230,22 @@ class Orchestrator:
             graded=graded,
             recorded=self.observer.recorded,
             started=self.observer.started,
+            earlier=lambda plan: known.result(plan, around.tokenizer),
+            launching=self._launching(),
+        )
+
+    def _launching(self) -> Launching:
+        around, spec = self.around, self.config.sandbox_spec()
+        docker = Breaker("Docker", lambda: around.launcher.describe(spec), self.observer.say)
+        endpoint = Breaker("the inference endpoint", around.endpoint_answers, self.observer.say)
+        return Launching(
+            self._stopping,
+            {
+                FailedName.DOCKER_ERROR: docker,
+                FailedName.LAUNCH_ERROR: docker,
+                FailedName.SANDBOX_LOST: docker,
+                FailedName.LLM_ERROR: endpoint,
+            },
         )
 
 

@@ -2,8 +2,8 @@
 
 `RolloutError`s are caught in one place (`executor.attempt`) and become an
 outcome; everything else that escapes is a bug and stops the process. The
-commands turn `UsageError` into exit code 2, `EnvironmentUnusable` into 3 and
-`RunLocked` into 1, each as one line that says what to do.
+commands turn `ConfigError` into exit code 2, `EnvironmentUnusable` into 3 and
+the others below into 1, each as one line that says what to do.
 """
 
 from __future__ import annotations
@@ -23,6 +23,14 @@ class EnvironmentUnusable(OrchestratorError):
 
 class RunLocked(OrchestratorError):
     """Another orchestrator works in this run directory. Exit 1."""
+
+
+class OutputError(OrchestratorError):
+    """A result cannot be written: the disk is full. What is on disk is whole. Exit 1."""
+
+
+class RunUnhealthy(OrchestratorError):
+    """Most rollouts break, or what all of them need stays away: going on would lead nowhere. Exit 1."""
 
 
 class RolloutError(OrchestratorError):
@@ -47,6 +55,10 @@ class CompletionError(RolloutError):
 
 class AuthenticationError(CompletionError):
     """The endpoint refuses the key (401, 403): no retry can help, the run stops. Exit 3."""
+
+
+class ToolServiceError(RolloutError):
+    """The service behind a host tool failed, and the operator wants no rollout without it. Outcome `tool_error`."""
 
 
 class ContextLengthError(OrchestratorError):

@@ -5,26 +5,64 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from time import time
 
-from orchestrator.errors import AuthenticationError, RolloutError
+from orchestrator.breaker import Breaker, HealthGate
+from orchestrator.errors import AuthenticationError, OrchestratorError, RolloutError
 from orchestrator.outcome import failed
 from orchestrator.plan import next_attempt
-from orchestrator.rollout import Surroundings, run_rollout
+from orchestrator.rollout import Surroundings, first_of, run_rollout
 from orchestrator.types import RETRIED, Attempt, Failed, FailedName, Member, Record, RolloutPlan
 
 log = logging.getLogger(__name__)
 
 RETRY_BASE_S = 0.5
 RETRY_CAP_S = 15.0
+MAX_EXCUSED = 5  # failures of one rollout that an outage is made answerable for
+
+_AGAIN = RETRIED | {FailedName.CANCELLED}
+
+Result = Member | Attempt
+
+
+@dataclass(slots=True)
+class Launching:
+    """What decides whether another sandbox is launched, shared by all rollouts of a run.
+
+    `stopping`: nothing is begun any more. `breakers`: what stands behind a failure of that name.
+    """
+
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    breakers: Mapping[FailedName, Breaker] = field(default_factory=dict)
+    health: HealthGate = field(default_factory=HealthGate)
+
+    async def welcome(self) -> bool:
+        """Waits while something is away. False: the run is being stopped. Raises RunUnhealthy."""
+        for breaker in set(self.breakers.values()):
+            await first_of(breaker.passed(), self.stopping.wait())
+        return not self.stopping.is_set()
+
+    async def excuses(self, failure: Failed) -> bool:
+        """Whether it is the failure of something that is away now."""
+        breaker = self.breakers.get(failure.name)
+        return breaker is not None and await breaker.away()
+
+    async def pause(self, seconds: float) -> None:
+        """Sleeps, but not while the run is being stopped."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.stopping.wait()
 
 
 class Executor:
     """Runs attempts, at most `max_sandboxes` at once, sandboxes being created included.
 
     `graded` turns an attempt into a member of a group where it is scored; `recorded` is called with
-    the result before it counts, so that it is on disk by then.
+    the result before it counts, so that it is on disk by then. `earlier` gives the result of an attempt
+    that an earlier process of the same run has recorded: it is not made again.
     """
 
     def __init__(
@@ -33,9 +71,11 @@ class Executor:
         *,
         max_sandboxes: int,
         max_retries: int,
-        graded: Callable[[Attempt], Member | Attempt],
-        recorded: Callable[[Member | Attempt], None],
+        graded: Callable[[Attempt], Result],
+        recorded: Callable[[Result], None],
         started: Callable[[RolloutPlan], None] = lambda plan: None,
+        earlier: Callable[[RolloutPlan], Result | None] = lambda plan: None,
+        launching: Launching | None = None,
     ) -> None:
         self._around = around
         self._slots = asyncio.Semaphore(max_sandboxes)
@@ -43,43 +83,79 @@ class Executor:
         self._graded = graded
         self._recorded = recorded
         self._started = started
+        self._earlier = earlier
+        self._launching = launching or Launching()
 
-    async def execute(self, plan: RolloutPlan) -> tuple[Member | Attempt, ...]:
-        """All attempts of one rollout; the last one is what became of it."""
-        results: list[Member | Attempt] = []
-        for tries in range(self._max_retries + 1):
-            result = await asyncio.to_thread(self._graded, await self._attempt(plan))
-            self._recorded(result)
+    async def execute(self, plan: RolloutPlan) -> tuple[Result, ...] | None:
+        """All attempts of one rollout; the last one is what became of it. None: the run is being stopped."""
+        results: list[Result] = []
+        failures = excuses = 0
+        while True:
+            known = await asyncio.to_thread(self._earlier, plan)
+            result = known or await self._carry_out(plan)
+            if result is None:
+                return None
             results.append(result)
-            if isinstance(result, Member) or not retryable(result):
-                break
-            if tries == self._max_retries:
-                break
-            backoff = min(RETRY_CAP_S, RETRY_BASE_S * 2**tries)
-            await asyncio.sleep(backoff * random.uniform(0.5, 1.5))  # noqa: S311
+            failure = failure_of(result)
+            excused = (
+                known is None
+                and failure is not None
+                and excuses < MAX_EXCUSED
+                and await self._launching.excuses(failure)
+            )
+            if known is None and not excused:
+                self._launching.health.count(failure)
+            # An earlier process' cancelled attempt used up its number and nothing else.
+            if failure is None or failure.name is not FailedName.CANCELLED:
+                excuses += excused
+                failures += not excused
+            if failure is None or failure.name not in _AGAIN or failures > self._max_retries:
+                return tuple(results)
+            if known is None:
+                backoff_s = min(RETRY_CAP_S, RETRY_BASE_S * 2.0 ** (failures - 1))
+                await self._launching.pause(backoff_s * random.uniform(0.5, 1.5))  # noqa: S311
             plan = next_attempt(plan)
-        return tuple(results)
 
-    async def _attempt(self, plan: RolloutPlan) -> Attempt:
-        """One attempt. Anything but a RolloutError is a bug, or stops the run, and passes through."""
-        async with self._slots:
-            self._started(plan)
-            started_at = time()
-            try:
-                attempt = await run_rollout(plan, self._around)
-            except AuthenticationError:
-                raise
-            except RolloutError as error:
-                attempt = Attempt(plan, Record(started_at=started_at), failed(error))
-            except asyncio.CancelledError:
-                cancelled = Failed(FailedName.CANCELLED, "the run was stopped, or nobody waits for the group")
-                self._recorded(Attempt(plan, Record(started_at=started_at), cancelled))
-                raise
+    async def _carry_out(self, plan: RolloutPlan) -> Result | None:
+        """One attempt, on record when this returns or raises. None: not begun, the run is being stopped."""
+        begun_at: float | None = None
+        try:
+            async with self._slots:
+                if not await self._launching.welcome():
+                    return None
+                begun_at = time()
+                self._started(plan)
+                attempt = await self._attempt(plan, begun_at)
+            result = await asyncio.to_thread(self._graded, attempt)
+        except BaseException as error:
+            if begun_at is not None:
+                cancelled = Failed(FailedName.CANCELLED, _why_cancelled(error))
+                self._recorded(Attempt(plan, Record(started_at=begun_at), cancelled))
+            raise
+        self._recorded(result)
+        return result
+
+    async def _attempt(self, plan: RolloutPlan, begun_at: float) -> Attempt:
+        """Anything but a RolloutError is a bug, or stops the run, and passes through."""
+        try:
+            attempt = await run_rollout(plan, self._around)
+        except AuthenticationError:
+            raise
+        except RolloutError as error:
+            attempt = Attempt(plan, Record(started_at=begun_at), failed(error))
         if isinstance(attempt.outcome, Failed):
             log.warning("rollout %s: %s: %s", plan.rollout_id, attempt.outcome.name, attempt.outcome.reason)
         return attempt
 
 
-def retryable(attempt: Attempt) -> bool:
-    """Whether the infrastructure broke, so that a fresh sandbox may do better."""
-    return isinstance(attempt.outcome, Failed) and attempt.outcome.name in RETRIED
+def failure_of(result: Result) -> Failed | None:
+    """Why it is no member of a group; None: it is one."""
+    if isinstance(result, Attempt) and isinstance(result.outcome, Failed):
+        return result.outcome
+    return None
+
+
+def _why_cancelled(error: BaseException) -> str:
+    if isinstance(error, asyncio.CancelledError):
+        return "the run was stopped, or nobody waits for the group"
+    return f"the run ends: {error if isinstance(error, OrchestratorError) else type(error).__name__}"

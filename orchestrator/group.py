@@ -1,10 +1,10 @@
-"""One task: plan → execute → score → Group; and the (pure) policy for members that failed."""
+"""One task: plan → execute → score → Group; and the (pure) policy for groups that are not as they should be."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,41 +13,84 @@ from orchestrator.types import Attempt, Failed, FailedName, Group, Member, Rollo
 
 log = logging.getLogger(__name__)
 
+ZeroVariance = Literal["keep", "drop", "resample"]
+Refill = Callable[[RolloutPlan], RolloutPlan]
+
+
+class Unfinished(Exception):
+    """The run is being stopped before a group came to its end. What it has is on record."""
+
 
 @dataclass(frozen=True, slots=True)
 class GroupPolicy:
-    """What happens to a group with members that broke for good.
+    """What happens to a group with members that broke for good, and to one without a difference.
 
-    `backfill`: their places are filled by new rollouts, at most group_size of them, then the group is
-    dropped. `drop`: it is dropped. `partial`: it is kept with at least `at_least` members.
+    `backfill`: the places of the broken are filled by new rollouts, at most group_size of them, then the
+    group is dropped. `drop`: it is dropped. `partial`: it is kept with at least `at_least` members.
+
+    zero_variance: members of equal scores teach nothing where scores are compared within the group.
+    `resample`: the whole group is drawn once more, and whatever comes is kept.
     """
 
     kind: Literal["backfill", "drop", "partial"]
     at_least: int = 0
+    zero_variance: ZeroVariance = "keep"
 
     @classmethod
-    def parse(cls, text: str) -> GroupPolicy:
+    def parse(cls, text: str, zero_variance: ZeroVariance = "keep") -> GroupPolicy:
         """From `backfill`, `drop` or `partial:K`. Raises ValueError."""
         name, _, number = text.partition(":")
         if name == "partial" and number.isdecimal() and int(number) >= 1:
-            return cls("partial", int(number))
+            return cls("partial", int(number), zero_variance)
         if text == "backfill":
-            return cls("backfill")
+            return cls("backfill", zero_variance=zero_variance)
         if text == "drop":
-            return cls("drop")
+            return cls("drop", zero_variance=zero_variance)
         raise ValueError(f"{text!r}; valid are backfill, drop, partial:K with K of at least 1")
+
+    def enough(self, group_size: int) -> int:
+        """How many members a group needs."""
+        return self.at_least if self.kind == "partial" else group_size
 
 
 async def run_group(
-    task: Task,
-    plans: Sequence[RolloutPlan],
-    executor: Executor,
-    policy: GroupPolicy,
-    refill: Callable[[RolloutPlan], RolloutPlan],
+    task: Task, plans: Sequence[RolloutPlan], executor: Executor, policy: GroupPolicy, refill: Refill
 ) -> Group:
-    """Runs all members at once. Raises only what stops the run; siblings are cancelled with it."""
+    """Runs all members at once. Raises only what stops the run, siblings cancelled with it, and Unfinished.
+
+    `refill` gives another rollout for the place of one that was.
+    """
+    drawn = await _draw(plans, executor, policy, refill)
+    attempts = drawn.attempts
+    if policy.zero_variance == "resample" and _enough(drawn, plans, policy) and same_scores(drawn.members):
+        second = await _draw([refill(plan) for plan in drawn.latest.values()], executor, policy, refill)
+        attempts = attempts + second.attempts
+        # Where the second draw breaks, the first one is still what was sampled.
+        drawn = second if _enough(second, plans, policy) else drawn
+    return Group(
+        number=plans[0].group,
+        task=task,
+        members_G=drawn.members,
+        attempts=attempts,
+        dropped=verdict(policy, len(plans), drawn.members, attempts),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """What came of one rollout for each place. `latest`: the last plan carried out, by place."""
+
+    members: tuple[Member, ...]
+    attempts: tuple[Attempt, ...]
+    latest: Mapping[int, RolloutPlan]
+
+
+async def _draw(
+    plans: Sequence[RolloutPlan], executor: Executor, policy: GroupPolicy, refill: Refill
+) -> _Drawn:
     members: dict[int, Member] = {}
     attempts: list[Attempt] = []
+    latest: dict[int, RolloutPlan] = {}
     pending = list(plans)
     refills = len(plans) if policy.kind == "backfill" else 0
     while pending:
@@ -55,35 +98,41 @@ async def run_group(
             runs = [tg.create_task(executor.execute(plan), name=plan.rollout_id) for plan in pending]
         lost: list[Attempt] = []
         for run in runs:
-            *_, last = results = run.result()
+            results = run.result()
+            if results is None:
+                raise Unfinished
             attempts += [r.attempt if isinstance(r, Member) else r for r in results]
-            if isinstance(last, Member):
+            latest[attempts[-1].plan.index] = attempts[-1].plan
+            if isinstance(last := results[-1], Member):
                 members[last.attempt.plan.index] = last
             else:
                 lost.append(last)
         hopeless = any(_name(a) is FailedName.BAD_TASK for a in lost)
         pending = [] if hopeless else [refill(a.plan) for a in lost[:refills]]
         refills -= len(pending)
-    complete = tuple(members[index] for index in sorted(members))
-    return Group(
-        number=plans[0].group,
-        task=task,
-        members_G=complete,
-        attempts=tuple(attempts),
-        dropped=verdict(policy, len(plans), complete, attempts),
-    )
+    return _Drawn(tuple(members[index] for index in sorted(members)), tuple(attempts), latest)
 
 
 def verdict(
     policy: GroupPolicy, group_size: int, members: Sequence[Member], attempts: Sequence[Attempt]
 ) -> str | None:
     """Why the group is no training data, or None."""
-    enough = policy.at_least if policy.kind == "partial" else group_size
-    if len(members) >= enough:
+    if len(members) >= policy.enough(group_size):
+        if policy.zero_variance == "drop" and same_scores(members):
+            return f"all {len(members)} rollouts have the same score, {members[0].score.value:g}"
         return None
     failures = [_name(a) for a in attempts if isinstance(a.outcome, Failed)]
     commonest = max(set(failures), key=failures.count, default=None)
     return f"{len(members)} of {group_size} rollouts usable" + (f", mostly {commonest}" if commonest else "")
+
+
+def same_scores(members: Sequence[Member]) -> bool:
+    """Whether there are several and no difference between them."""
+    return len(members) > 1 and len({m.score.value for m in members}) == 1
+
+
+def _enough(drawn: _Drawn, plans: Sequence[RolloutPlan], policy: GroupPolicy) -> bool:
+    return len(drawn.members) >= policy.enough(len(plans))
 
 
 def _name(attempt: Attempt) -> FailedName | None:

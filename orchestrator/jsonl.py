@@ -1,4 +1,4 @@
-"""Strict JSON, one value per line, on disk when `append` returns."""
+"""Strict JSON, one value per line, on disk when `append` returns; and such files after a sudden end."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+
+from orchestrator.errors import ConfigError, OutputError
+
+_CHUNK_BYTES = 1 << 20
 
 
 def dumps(value: Any, *, indent: bool = False) -> bytes:
@@ -26,10 +30,13 @@ class JsonLines:
     def __init__(self, path: Path, *, fsync: bool = False) -> None:
         self.path = path
         self._fsync = fsync
-        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
+        try:
+            self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
+        except OSError as error:
+            raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 
     def append(self, value: Any) -> None:
-        """Raises OSError (disk full) with no half line left behind."""
+        """Raises OutputError (disk full) with no half line left behind."""
         line = dumps(value) + b"\n"
         start = self._file.seek(0, os.SEEK_END)
         try:
@@ -38,18 +45,67 @@ class JsonLines:
                 written += self._file.write(line[written:]) or 0
             if self._fsync:
                 os.fsync(self._file.fileno())
-        except OSError:
+        except OSError as error:
             self._file.truncate(start)
-            raise
+            raise OutputError(
+                f"cannot write {self.path}: {error.strerror}; make room and go on with --env.resume"
+            ) from error
 
     def close(self) -> None:
         """Idempotent."""
         self._file.close()
 
 
+def set_torn_end_aside(path: Path) -> int:
+    """Moves what a killed writer left unfinished at the end of a file to `<path>.torn`; its bytes.
+
+    Unfinished is what follows the last newline, and a last line that is no JSON: after a power loss a
+    line may be there in length only. Raises ConfigError.
+    """
+    try:
+        with path.open("r+b") as file:
+            end = _whole_end(file.fileno())
+            size = file.seek(0, os.SEEK_END)
+            if end == size:
+                return 0
+            with Path(f"{path}.torn").open("ab") as aside:
+                file.seek(end)
+                aside.write(file.read() + b"\n")
+                aside.flush()
+                os.fsync(aside.fileno())
+            file.truncate(end)
+            return size - end
+    except OSError as error:
+        raise ConfigError(f"cannot repair {path}: {error.strerror}") from error
+
+
+def _whole_end(fd: int) -> int:
+    """Offset behind the last line that is whole."""
+    end = _line_start(fd, os.fstat(fd).st_size)
+    if end == 0:
+        return 0
+    start = _line_start(fd, end - 1)
+    try:
+        orjson.loads(os.pread(fd, end - start, start))
+    except orjson.JSONDecodeError:
+        return start
+    return end
+
+
+def _line_start(fd: int, before: int) -> int:
+    """Offset behind the last newline in the first `before` bytes; 0 where there is none."""
+    while before > 0:
+        start = max(0, before - _CHUNK_BYTES)
+        place = os.pread(fd, before - start, start).rfind(b"\n")
+        if place >= 0:
+            return start + place + 1
+        before = start
+    return 0
+
+
 def _clean(value: Any) -> Any:
     if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode("utf-8")
+        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     if isinstance(value, dict):
         return {_clean(k): _clean(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.table import Table
@@ -34,14 +35,36 @@ class Tally:
     def attempt(self, result: Member | Attempt) -> None:
         """Counts one attempt."""
         attempt = result.attempt if isinstance(result, Member) else result
-        self.attempts += 1
-        self.outcomes[str(attempt.outcome.name)] += 1
-        self.tokens += attempt.record.sampled_tokens
-        self.cpu_s += attempt.record.cpu_s or 0.0
-        self.rollout_s += attempt.record.duration_s
+        record = attempt.record
+        self._count(str(attempt.outcome.name), record.sampled_tokens, record.cpu_s, record.duration_s)
         if isinstance(result, Member):
-            self.scores.append(result.score.value)
-            self.correct += result.score.parts.get("correctness", 0.0) >= 1.0
+            self._count_score(result.score.value, result.score.parts)
+
+    def earlier_attempt(self, line: Mapping[str, Any]) -> None:
+        """Counts one line of rollouts.jsonl that an earlier process of the run has written."""
+        if "index" not in line:
+            return self.bad_task()
+        tokens = sum(completion["completion_tokens"] for completion in line["completions"])
+        self._count(line["outcome"], tokens, line["cpu_s"], line["duration_s"])
+        if line["score"] is not None:
+            self._count_score(line["score"], line["score_parts"])
+        return None
+
+    def earlier_group(self, scores: Sequence[float]) -> None:
+        """Counts one group that an earlier process of the run has written."""
+        self.groups += 1
+        self.mixed += len(set(scores)) > 1
+
+    def _count(self, outcome: str, tokens: int, cpu_s: float | None, rollout_s: float) -> None:
+        self.attempts += 1
+        self.outcomes[outcome] += 1
+        self.tokens += tokens
+        self.cpu_s += cpu_s or 0.0
+        self.rollout_s += rollout_s
+
+    def _count_score(self, score: float, parts: Mapping[str, float]) -> None:
+        self.scores.append(score)
+        self.correct += parts.get("correctness", 0.0) >= 1.0
 
     def bad_task(self) -> None:
         """Counts one row no task could be made of."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,9 +32,13 @@ log = logging.getLogger(__name__)
 PARK_TIMEOUT_S = 60.0  # create to parked takes about half a second; under load some seconds
 
 
+async def _nobody_to_ask() -> None:
+    """Completions that come from this process do not go away."""
+
+
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What every rollout of a run shares."""
+    """What every rollout of a run shares. `endpoint_answers` samples nothing and raises CompletionError."""
 
     launcher: Launcher
     completer: Completer
@@ -42,6 +46,7 @@ class Surroundings:
     channel_directory: Callable[[], AbstractContextManager[Path]]
     verify: Callable[[Confinement], None]
     tools: Mapping[str, HostTool] = field(default_factory=dict)
+    endpoint_answers: Callable[[], Awaitable[None]] = _nobody_to_ask
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +81,7 @@ async def run_rollout(plan: RolloutPlan, around: Surroundings) -> Attempt:
     launched_at, loop = time(), asyncio.get_running_loop()
     launch_start = loop.time()
     async with parked_sandbox(plan.sandbox, around) as parked:
-        lease = Lease(plan, around.completer, around.tokenizer, around.tools)
+        lease = Lease(plan, around.completer, around.tokenizer, around.tools, parked.sandbox.cpu_s)
         launch_s = loop.time() - launch_start
         parked.server.assign(lease)
         ending = await _ending(lease, parked.sandbox)

@@ -23,37 +23,51 @@ SCHEMA = 1
 
 
 class RunDirectory:
-    """Owned by one orchestrator at a time. Closing lets go of the lock."""
+    """Owned by one orchestrator at a time. Closing lets go of the lock.
 
-    def __init__(self, path: Path, *, fsync: bool = False) -> None:
+    With `resume` it holds a run that is gone on with, and what its process left unfinished is set aside;
+    else it must hold none. Raises RunLocked, ConfigError.
+    """
+
+    def __init__(self, path: Path, *, resume: bool = False, fsync: bool = False) -> None:
         self.path = path
+        self.rollouts = path / "rollouts.jsonl"
+        self._fsync = fsync
+        self._lock = _locked(path)
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(path / "lock", os.O_CREAT | os.O_RDWR, 0o600)
-        except OSError as error:
-            raise ConfigError(f"cannot write the run directory {path}: {error.strerror}") from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+            if resume:
+                jsonl.set_torn_end_aside(self.rollouts)
+            elif self.rollouts.exists() and self.rollouts.stat().st_size:
+                raise ConfigError(
+                    f"env.run_dir: {path} holds a run; go on with it by --env.resume {path}, or name another one"
+                )
+            self._lines = jsonl.JsonLines(self.rollouts, fsync=fsync)
+        except BaseException:
             os.close(self._lock)
-            raise RunLocked(f"another orchestrator works in {path}; set --env.run_dir to a new one") from error
-        self._rollouts = jsonl.JsonLines(path / "rollouts.jsonl", fsync=fsync)
+            raise
 
     def describe(self, facts: dict[str, Any]) -> None:
-        """Writes run.json, whole or not at all."""
+        """Writes run.json, whole or not at all. Raises ConfigError."""
         draft = self.path / "run.json.part"
-        draft.write_bytes(jsonl.dumps({"schema": SCHEMA, **facts}, indent=True) + b"\n")
-        draft.replace(self.path / "run.json")
+        try:
+            with draft.open("wb") as file:
+                file.write(jsonl.dumps({"schema": SCHEMA, **facts}, indent=True) + b"\n")
+                file.flush()
+                if self._fsync:
+                    os.fsync(file.fileno())
+            draft.replace(self.path / "run.json")
+        except OSError as error:
+            raise ConfigError(f"cannot write {self.path / 'run.json'}: {error.strerror}") from error
 
     def record(self, result: Member | Attempt, *, full_traces: bool = True) -> None:
         """One attempt, on disk when this returns. Without `full_traces` the sandbox's own account of its
         steps is left out: what was served is all in the completions."""
         line = rollout_line(result)
-        self._rollouts.append(line if full_traces else {**line, "steps": []})
+        self._lines.append(line if full_traces else {**line, "steps": []})
 
     def record_bad_task(self, task: BadTask, group: int) -> None:
         """A row no rollout could be made of."""
-        self._rollouts.append(
+        self._lines.append(
             {
                 "schema": SCHEMA,
                 "rollout_id": f"g{group:06d}",
@@ -66,10 +80,25 @@ class RunDirectory:
 
     def close(self) -> None:
         """Idempotent."""
-        self._rollouts.close()
+        self._lines.close()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+
+def _locked(path: Path) -> int:
+    """A file descriptor that holds the lock until it is closed, or its process ends."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError(f"cannot write the run directory {path}: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        raise RunLocked(f"another orchestrator works in {path}; set --env.run_dir to a new one") from error
+    return lock
 
 
 def new_run_directory(root: Path = Path("runs")) -> Path:

@@ -17,19 +17,21 @@ from orchestrator.errors import ConfigError
 from orchestrator.launch.names import DEFAULT_IMAGE
 from orchestrator.redact import Secret
 from orchestrator.setting import AUTO, Setting, Settings, setting
+from orchestrator.tools.rules import DENIED_HOSTS, DENIED_WORDS, HOST_RULE
 from orchestrator.types import EndedName
-from orchestrator.values import Choice, File, Flag, Key, Number, Size, Text, Whole, Words, seconds
+from orchestrator.values import Choice, File, Flag, Key, Number, Size, Text, Texts, Whole, Words, seconds
 
 TASKS = "Tasks"
 ROLLOUTS = "Rollouts and groups"
 LIMITS = "Limits of one rollout"
 SANDBOX = "Sandbox"
+TOOLS = "Web tools"
 SAMPLING = "Sampling and tokens"
 SCORING = "Scoring"
 OUTPUT = "Output"
 ENDPOINT = "Endpoint"
 ATROPOS = "Atropos"  # its own names: accepted everywhere, of effect where a trainer is fed
-GROUPS = (TASKS, ROLLOUTS, LIMITS, SANDBOX, SAMPLING, SCORING, OUTPUT, ENDPOINT, ATROPOS)
+GROUPS = (TASKS, ROLLOUTS, LIMITS, SANDBOX, TOOLS, SAMPLING, SCORING, OUTPUT, ENDPOINT, ATROPOS)
 
 _MEBIBYTE = 1 << 20
 _TOKENS = 100_000_000
@@ -39,6 +41,7 @@ _SCORING = re.compile(rf"basic|correctness|combined|python:{_OBJECT}")
 _GROUP_POLICY = re.compile(r"backfill|drop|partial:[1-9][0-9]{0,5}")
 _IMAGE = re.compile(r"[A-Za-z0-9][\w.:/@-]*")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+_HAS_WORD = re.compile(r"[^\W_]")
 
 
 def _is_url(text: str) -> bool:
@@ -103,6 +106,12 @@ class EnvSettings(Settings):
         ROLLOUTS,
         "a rollout that failed for good: another in its place, no group, or a group of at least K",
     )
+    zero_variance: Literal["keep", "drop", "resample"] = setting(
+        "keep",
+        Choice(("keep", "drop", "resample")),
+        ROLLOUTS,
+        "a group of equal scores: kept, no group, or drawn once more",
+    )
     untrained_outcomes: tuple[str, ...] = setting(
         (), Words(tuple(EndedName)), ROLLOUTS, "outcomes masked in training instead of scored 0"
     )
@@ -129,6 +138,12 @@ class EnvSettings(Settings):
     max_tool_calls: int = setting(64, Whole(0, 100_000), LIMITS, "calls of host tools")
     max_prompt_tokens: int = setting(2_000_000, Whole(1, _TOKENS), LIMITS, "prompt tokens of all its completions")
     max_sampled_tokens: int = setting(200_000, Whole(1, _TOKENS), LIMITS, "tokens sampled in all its completions")
+    max_proxy_bytes: int = setting(
+        64 * _MEBIBYTE, Size(64 * 1024), LIMITS, "what its sandbox may send and be sent, attachments aside"
+    )
+    max_cpu_seconds: float | None = setting(
+        None, Number(above=0), LIMITS, "CPU time of its sandbox, start included; seen at its next request"
+    )
 
     # Sandbox
     max_concurrent_sandboxes: int = setting(
@@ -162,6 +177,33 @@ class EnvSettings(Settings):
     sandbox_pids: int = setting(128, Whole(64, 4_194_304), SANDBOX, "processes and threads")
     docker_runtime: str | None = setting(
         None, _NAMED, SANDBOX, "a container runtime Docker knows, like runsc", unset="none: Docker's own"
+    )
+
+    # Web tools
+    tool_timeout: float = setting(
+        30.0, seconds(at_least=1), TOOLS, "one call of web_search or visit_page, retries included"
+    )
+    max_concurrent_tool_calls: int = setting(16, Whole(1, 10_000), TOOLS, "such calls at a time, of all rollouts")
+    web_deny_hosts: tuple[str, ...] = setting(
+        DENIED_HOSTS,
+        Texts(Text("a host, or a host with the beginning of a path", "HOST", HOST_RULE.fullmatch)),
+        TOOLS,
+        "never visited nor shown in results, their subdomains included",
+    )
+    web_deny_words: tuple[str, ...] = setting(
+        DENIED_WORDS,
+        Texts(Text("a word or phrase", "WORDS", _HAS_WORD.search)),
+        TOOLS,
+        "neither asked for nor shown: queries, results and pages that hold one are refused",
+    )
+    fail_on_tool_error: bool = setting(
+        False, Flag(), TOOLS, "end the rollout as `tool_error` when the web service fails, instead of telling it"
+    )
+    tavily_base_url: str = setting(
+        "https://api.tavily.com",
+        Text("a URL with http:// or https://", "URL", _is_url),
+        TOOLS,
+        "where Tavily is; another address for a gateway",
     )
 
     # Sampling and tokens
@@ -219,7 +261,8 @@ class EnvSettings(Settings):
     run_dir: Path | None = setting(
         None, File(), OUTPUT, "what the run was asked and all that happened", unset="runs/TIME"
     )
-    resume: Path | None = setting(None, File(), OUTPUT, "the run directory of a run to continue")
+    resume: Path | None = setting(None, File(), OUTPUT, "the run directory of a run to continue; its settings hold")
+    fsync: bool = setting(False, Flag(), OUTPUT, "each line is on the disk, power loss included, before it counts")
     include_messages: bool = setting(True, Flag(), OUTPUT, "messages in the groups file")
     save_full_traces: bool = setting(True, Flag(), OUTPUT, "the agent's steps in rollouts.jsonl")
     agent_verbosity: int = setting(0, Whole(0, 3), OUTPUT, "how much the agent logs in its sandbox")
@@ -277,6 +320,8 @@ class EnvSettings(Settings):
                 f"env.group_policy: partial:{kept} asks for more rollouts than env.group_size "
                 f"({self.group_size}) has"
             )
+        if self.max_cpu_seconds is not None and self.launcher == "process":
+            raise ConfigError("env.max_cpu_seconds: the process launcher does not count CPU time; leave it open")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

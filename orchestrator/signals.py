@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# What is left when these have passed is found by its labels at the next start, or by `orchestrator cleanup`.
+CLEANUP_S = 30.0
+HASTY_CLEANUP_S = 3.0
 
 
 class Stopped(Exception):
@@ -22,18 +26,28 @@ class Stopped(Exception):
 
 async def stoppable(main: Coroutine[Any, Any, T], *, drain: Callable[[], None], drain_timeout_s: float) -> T:
     """Runs `main`. The first signal calls `drain` and gives it `drain_timeout_s` to end by itself, then
-    cancels it; its clean-up runs in both cases. Raises Stopped. A second signal ends the process."""
+    cancels it; its clean-up runs in both cases. Raises Stopped.
+
+    A second signal cancels at once, a third ends the process. Whatever hangs then, a thread that cannot be
+    cancelled included, the process ends soon after.
+    """
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(main)
     received: list[int] = []
 
     def on_signal(number: int) -> None:
         received.append(number)
-        if len(received) > 1:
-            # At once, as asked: what is left is found by its labels at the next start.
-            os._exit(128 + received[0])
-        drain()
-        loop.call_later(drain_timeout_s, task.cancel)
+        code = 128 + received[0]
+        match len(received):
+            case 1:
+                drain()
+                loop.call_later(drain_timeout_s, task.cancel)
+                _end_process_in(drain_timeout_s + CLEANUP_S, code)
+            case 2:
+                task.cancel()
+                _end_process_in(HASTY_CLEANUP_S, code)
+            case _:
+                os._exit(code)
 
     for number in SIGNALS:
         loop.add_signal_handler(number, on_signal, number)
@@ -49,3 +63,9 @@ async def stoppable(main: Coroutine[Any, Any, T], *, drain: Callable[[], None], 
     if received:
         raise Stopped(received[0])
     return result
+
+
+def _end_process_in(seconds: float, code: int) -> None:
+    timer = threading.Timer(seconds, os._exit, (code,))
+    timer.daemon = True
+    timer.start()

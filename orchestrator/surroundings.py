@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from orchestrator.completion.base import Completer, Endpoint
 from orchestrator.completion.connect import connect
+from orchestrator.completion.presence import one_answers
 from orchestrator.completion.replay import ReplayCompleter
 from orchestrator.completion.route import RoutedCompleter
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
@@ -20,6 +21,7 @@ from orchestrator.errors import DockerError, EnvironmentUnusable
 from orchestrator.launch.base import Launcher
 from orchestrator.launch.channels import Channels
 from orchestrator.rollout import Surroundings
+from orchestrator.tools.base import HostTool
 from orchestrator.types import Confinement
 
 if TYPE_CHECKING:
@@ -40,7 +42,31 @@ async def open_surroundings(config: Config, stack: AsyncExitStack, notes: list[s
         await _remove_leftovers()
     tokenizer = await asyncio.to_thread(_tokenizer, config)
     completer = await _completer(config, tokenizer, stack, notes)
-    return Surroundings(launcher, completer, tokenizer, channel_directory, verify)
+    tools = _web_tools(config, stack)
+    sampled = [endpoint(server) for server in config.openai if not server.base_url.startswith(REPLAY)]
+    return Surroundings(
+        launcher, completer, tokenizer, channel_directory, verify, tools, lambda: one_answers(sampled)
+    )
+
+
+def _web_tools(config: Config, stack: AsyncExitStack) -> Mapping[str, HostTool]:
+    """None without a key: an agent is not told of tools that cannot work."""
+    if not config.tavily_api_key:
+        return {}
+    from orchestrator.tools.rules import WebRules
+    from orchestrator.tools.tavily import Tavily
+    from orchestrator.tools.web import web_tools
+
+    env = config.env
+    service = Tavily(
+        config.tavily_api_key,
+        base_url=env.tavily_base_url,
+        timeout_s=env.tool_timeout,
+        max_calls=env.max_concurrent_tool_calls,
+    )
+    stack.push_async_callback(service.aclose)
+    rules = WebRules(env.web_deny_hosts, env.web_deny_words)
+    return web_tools(service, rules, fail_rollouts=env.fail_on_tool_error)
 
 
 def _tokenizer(config: Config) -> HubTokenizer | None:
@@ -124,7 +150,7 @@ async def _launcher(
     elif env.launcher == "process":
         from orchestrator.launch.process import ProcessLauncher
 
-        launcher = ProcessLauncher()
+        launcher = ProcessLauncher(run_id, max_sandboxes=env.max_concurrent_sandboxes)
 
         def verify(confinement: Confinement) -> None:
             """There is nothing to hold: the operator asked for no isolation."""

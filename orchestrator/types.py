@@ -108,6 +108,8 @@ class Limits:
     tool_calls: int = 64
     prompt_tokens: int = 2_000_000
     completion_tokens: int = 200_000
+    proxy_bytes: int = 64 << 20
+    cpu_s: float | None = None  # None: as much as it likes
 
 
 @dataclass(frozen=True, slots=True)

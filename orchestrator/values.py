@@ -262,6 +262,28 @@ class Words:
 
 
 @dataclass(frozen=True, slots=True)
+class Texts:
+    """Several texts of one form, given as a JSON list."""
+
+    each: Text
+    metavar: str = "JSON"
+
+    @property
+    def valid(self) -> str:
+        return f"a JSON list, each item {self.each.valid}"
+
+    def read(self, raw: object) -> tuple[str, ...]:
+        if isinstance(raw, str):
+            raw = json_value(raw)
+        if not isinstance(raw, list | tuple):
+            raise ValueError
+        return tuple(dict.fromkeys(self.each.read(text) for text in raw))
+
+    def show(self, value: tuple[str, ...]) -> str:
+        return json.dumps(value)
+
+
+@dataclass(frozen=True, slots=True)
 class Key:
     """A key for a service. `x`, `none` and nothing at all mean that none is given."""
 

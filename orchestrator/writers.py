@@ -96,15 +96,20 @@ def _untrained(member: Member) -> int:
 
 
 class GroupsFile:
-    """The file training reads. Made on the first group, so a failed start leaves none."""
+    """The file training reads; what is in it already stays."""
 
     def __init__(
-        self, path: Path, *, include_messages: bool = True, untrained: frozenset[EndedName] = frozenset()
+        self,
+        path: Path,
+        *,
+        include_messages: bool = True,
+        untrained: frozenset[EndedName] = frozenset(),
+        fsync: bool = False,
     ) -> None:
         self.path = path
         self._include_messages = include_messages
         self._untrained = untrained
-        self._lines = JsonLines(path)
+        self._lines = JsonLines(path, fsync=fsync)
 
     def append(self, group: Group) -> None:
         """One line, on disk when this returns."""
@@ -131,16 +136,19 @@ def check_writable(folder: Path) -> None:
 
 
 def fresh_path(path: Path) -> Path:
-    """`path`, or with `_1`, `_2` … before its ending when it exists, as Atropos names them.
+    """An empty file: `path`, or with `_1`, `_2` … before its ending when it exists, as Atropos names them.
 
-    Makes its folder. Raises ConfigError.
+    Made here with its folder, so that nobody else takes the name. Raises ConfigError.
     """
+    number, fresh = 0, path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            try:
+                fresh.touch(exist_ok=False)
+                return fresh
+            except FileExistsError:
+                number += 1
+                fresh = path.with_name(f"{path.stem}_{number}{path.suffix}")
     except OSError as error:
-        raise ConfigError(f"cannot make the folder {path.parent}: {error.strerror}") from error
-    number, fresh = 0, path
-    while fresh.exists():
-        number += 1
-        fresh = path.with_name(f"{path.stem}_{number}{path.suffix}")
-    return fresh
+        raise ConfigError(f"cannot make {fresh}: {error.strerror}") from error

@@ -117,7 +117,7 @@ class Client:
             try:
                 return attempt()
             except grpc.FutureTimeoutError as error:
-                raise ChannelLost(f"nobody listens at {self._box.socket}") from error
+                raise ChannelLost(f"no orchestrator listens at {self._box.socket}") from error
             except grpc.RpcError as error:
                 now = time.monotonic()
                 unavailable_since = unavailable_since or now
@@ -141,7 +141,7 @@ def _end(error: Any) -> LeaseEnded | ChannelLost | EpisodeCrashed:
         case grpc.StatusCode.FAILED_PRECONDITION:
             return LeaseEnded(error.details())
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
-            return ChannelLost(_told(error))
+            return ChannelLost(f"the orchestrator is gone: {_told(error)}")
     return EpisodeCrashed(f"the orchestrator refused a call: {_told(error)}")
 
 

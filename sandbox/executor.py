@@ -106,15 +106,20 @@ class WorkerExecutor(PythonExecutor):
             self._link.send(reply, deadline)
 
     def _serve_tool(self, frame: Mapping[str, Any]) -> dict[str, Any]:
-        name, arguments = frame.get("name"), frame.get("arguments")
-        if frame.get("kind") != "call" or not isinstance(name, str) or not isinstance(arguments, str):
+        name, arguments, number = frame.get("name"), frame.get("arguments"), frame.get("call")
+        if frame.get("kind") != "call" or not isinstance(number, int):
             raise WorkerMisbehaved("it sent what is no frame")
-        if name not in {tool.name for tool in self._host_tools}:
-            return {"output": None, "error": f"there is no tool {name[:80]!r}"}
+        if not isinstance(name, str) or not isinstance(arguments, str):
+            raise WorkerMisbehaved("it sent what is no frame")
+        output: str | None = None
+        error: str | None = None
         try:
-            return {"output": self._call_tool(name, arguments), "error": None}
+            if name not in {tool.name for tool in self._host_tools}:
+                raise ToolFailure(f"there is no tool {name[:80]!r}")
+            output = self._call_tool(name, arguments)
         except ToolFailure as failure:
-            return {"output": None, "error": str(failure)}
+            error = str(failure)
+        return {"kind": "reply", "call": number, "output": output, "error": error}
 
     def _replace_after(self, lost: WorkerLost) -> NoReturn:
         """A fresh worker, and what became of the old one as an observation."""
@@ -156,6 +161,7 @@ class WorkerExecutor(PythonExecutor):
                     "name": tool.name,
                     "required": [name for name, shape in tool.inputs.items() if not shape.get("nullable")],
                     "optional": [name for name, shape in tool.inputs.items() if shape.get("nullable")],
+                    "json": tool.output_type in ("array", "object"),
                 }
                 for tool in self._host_tools
             ],

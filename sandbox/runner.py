@@ -31,13 +31,13 @@ def main(box: Box, control: RunnerEnd, confinement: Confinement) -> int:
             return _episode(box, client, link, confinement)
         except LeaseEnded:
             return 0
-        except ChannelLost as lost:
-            print(f"the orchestrator is gone: {lost}", file=sys.stderr, flush=True)
+        except (ChannelLost, EpisodeCrashed) as failed:  # with nobody to tell
+            print(failed, file=sys.stderr, flush=True)
             return EXIT_FAILED
 
 
 def _episode(box: Box, client: Client, link: WorkerLink, confinement: Confinement) -> int:
-    """From parking to the result. Raises LeaseEnded, ChannelLost."""
+    """From parking to the result. Raises LeaseEnded, ChannelLost; EpisodeCrashed when nothing can be submitted."""
     responses = client.park(confinement)
     first = next(responses, None)
     if first is None:

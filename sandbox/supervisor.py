@@ -27,8 +27,8 @@ from sandbox.worker_setup import clean_process, place_pipes
 
 WIPE_LIMIT_S = 5.0
 EXIT_CANNOT_WIPE = 71
-_WIPE_PAUSE_MS = 5
-
+_WIPE_PAUSE_S = 0.005
+_KILLER_LIMIT_S = 0.2
 
 RunnerMain = Callable[[Box, RunnerEnd, Confinement], int]
 
@@ -83,8 +83,7 @@ class Supervisor:
     def _await_runner(self) -> None:
         """The runner has closed its line: it is about to end."""
         while self._runner_status is None and self._terminated_by is None:
-            select.select([self._wakeup], [], [])
-            os.read(self._wakeup, 4096)
+            self._await_signal(None)
             self._reap()
 
     # ------------------------------------------------------------ processes
@@ -170,8 +169,7 @@ class Supervisor:
                 print(f"{len(left)} processes of the code worker cannot be killed", file=sys.stderr, flush=True)
                 os._exit(EXIT_CANNOT_WIPE)
             self._kill(left)
-            if select.select([self._wakeup], [], [], _WIPE_PAUSE_MS / 1000)[0]:
-                os.read(self._wakeup, 4096)
+            self._await_signal(_WIPE_PAUSE_S)
 
     def _left_of_worker(self) -> list[int]:
         if self._box.identities is not None:
@@ -179,17 +177,23 @@ class Supervisor:
         return procfs.descendants_of(os.getpid(), but_not=self._runner)
 
     def _kill(self, pids: list[int]) -> None:
+        """One attempt; whether it worked is for the caller to look at."""
         if self._box.identities is not None:
-            # No room for another process is a state that passes: the caller comes back.
-            with contextlib.suppress(BlockingIOError):
-                killer = os.fork()
-                if killer == 0:
-                    identity.kill_everything_of(self._box.identities.worker_uid)
-                os.waitpid(killer, 0)
+            with contextlib.suppress(BlockingIOError):  # no room for another process right now
+                self._kill_as(self._box.identities.worker_uid)
             return
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+    def _kill_as(self, uid: int) -> None:
+        """What has the same uid can stop the killer before it strikes: then the next one kills it as well."""
+        killer = os.fork()
+        if killer == 0:
+            identity.kill_everything_of(uid)
+        deadline = time.monotonic() + _KILLER_LIMIT_S
+        while os.waitpid(killer, os.WNOHANG)[0] == 0 and time.monotonic() < deadline:
+            self._await_signal(_WIPE_PAUSE_S)
 
     # ------------------------------------------------------------ signals
 
@@ -201,6 +205,10 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._terminate)
         return readable
+
+    def _await_signal(self, limit_s: float | None) -> None:
+        if select.select([self._wakeup], [], [], limit_s)[0]:
+            os.read(self._wakeup, 4096)
 
     def _terminate(self, number: int, frame: FrameType | None) -> None:
         self._terminated_by = number

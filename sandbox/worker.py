@@ -34,6 +34,7 @@ globals()["__builtins__"] = dict(vars(builtins))
 COMMANDS_FD = 3
 FRAMES_FD = 4
 EXIT_BROKEN = 70  # of a worker whose pipes are gone
+_READ_BYTES = 64 * 1024
 
 _os_read, _os_write, _getpid, _exit = os.read, os.write, os.getpid, os._exit
 _setitimer, _ITIMER_REAL = signal.setitimer, signal.ITIMER_REAL
@@ -59,7 +60,9 @@ class Worker:
         self._pid = _getpid()
         self._step = 0
         self._running = False
+        self._inbox = _Inbox()
         self._calling = threading.RLock()  # one tool call at a time, whichever thread makes it
+        self._calls = 0
         self._answered = False
         self._answer: str | None = None
         self._max_chars = 0
@@ -71,18 +74,21 @@ class Worker:
 
     def serve(self) -> None:
         """Runs steps until the runner closes its end."""
-        while (message := _receive()) is not None:
-            if message["kind"] == "setup":
-                self._setup(message)
-            else:
-                self._run(message["step"], message["code"])
+        while (message := self._inbox.receive()) is not None:
+            match message["kind"]:
+                case "setup":
+                    self._setup(message)
+                case "step":
+                    self._run(message["step"], message["code"])
+                case "reply":
+                    pass  # to a call that the code gave up, with an alarm for example
 
     def _setup(self, message: dict[str, Any]) -> None:
         self._max_chars = message["max_chars"]
         names = self._main.__dict__
         names.update(self._files.functions())
         for tool in message["tools"]:
-            names[tool["name"]] = self._host_tool(tool["name"], tool["required"], tool["optional"])
+            names[tool["name"]] = self._host_tool(**tool)
         names.update(message["variables"])
 
     def _run(self, step: int, code: str) -> None:
@@ -96,10 +102,16 @@ class Worker:
             value = None if result is None else value_text(result, self._max_chars)
         except FinalAnswer:
             pass
-        except BaseException as raised:  # SystemExit and KeyboardInterrupt are a step's failure, not ours
+        except SystemExit as raised:
+            if _getpid() != self._pid:
+                self._end_fork(raised.code if isinstance(raised.code, int) else raised.code is not None)
+            error = describe_error(raised, self._max_chars)
+        except BaseException as raised:  # KeyboardInterrupt and its like are the step's failure, not ours
             error = describe_error(raised, self._max_chars)
         if _getpid() != self._pid:
-            self._end_fork(error)
+            if error is not None:
+                self._stderr.write(error + "\n")
+            self._end_fork(error is not None)
         _setitimer(_ITIMER_REAL, 0)  # an alarm that was left on must not ring between steps
         self._flush()
         with self._calling:  # a call that a left-over thread has under way ends first
@@ -127,9 +139,12 @@ class Worker:
         final_answer.__module__ = "__main__"
         return final_answer
 
-    def _host_tool(self, name: str, required: list[str], optional: list[str]) -> Callable[..., str]:
-        def call(*args: object, **kwargs: object) -> str:
-            return self._call_host(name, _bind(name, required, optional, args, kwargs))
+    def _host_tool(self, name: str, required: list[str], optional: list[str], json: bool) -> Callable[..., Any]:
+        """`json`: its output is a list or a dict, which travels as text."""
+
+        def call(*args: object, **kwargs: object) -> Any:
+            output = self._call_host(name, _bind(name, required, optional, args, kwargs))
+            return _decode(output, 0)[0] if json else output
 
         call.__name__ = call.__qualname__ = name
         call.__module__ = "__main__"
@@ -147,8 +162,12 @@ class Worker:
         with self._calling:
             if not self._running:
                 raise ToolError(f"{name}() works only while a step runs")
-            _send({"kind": "call", "step": self._step, "name": name, "arguments": encoded})
-            reply = _receive()
+            self._calls += 1
+            number = self._calls
+            _send({"kind": "call", "step": self._step, "call": number, "name": name, "arguments": encoded})
+            reply = self._inbox.receive()
+            while reply is not None and reply["call"] != number:  # to a call that was given up
+                reply = self._inbox.receive()
         if reply is None:
             _exit(EXIT_BROKEN)
         if reply["error"] is not None:
@@ -171,14 +190,39 @@ class Worker:
             except Exception:  # noqa: S112  closed or replaced by the code: its output is lost, nothing else
                 continue
 
-    def _end_fork(self, error: str | None) -> NoReturn:
-        """A child that the code forked came out of the step: it must not go on as the worker."""
+    def _end_fork(self, status: int) -> NoReturn:
+        """A child that the code forked came out of the step: it ends as a script would, and never goes on here."""
         try:
-            if error is not None:
-                sys.stderr.write(error + "\n")
             self._flush()
         finally:
-            _exit(0 if error is None else 1)
+            _exit(status & 0xFF)
+
+
+class _Inbox:
+    """Frames from the runner. What has arrived survives an exception in the middle of waiting."""
+
+    def __init__(self) -> None:
+        self._arrived = bytearray()
+
+    def receive(self) -> dict[str, Any] | None:
+        """The next frame; None when the runner is gone."""
+        if not self._wait_for(4):
+            return None
+        size = 4 + int.from_bytes(self._arrived[:4], "big")
+        if not self._wait_for(size):
+            return None
+        body = self._arrived[4:size].decode("ascii")
+        del self._arrived[:size]
+        message, _ = _decode(body, 0)
+        return message  # type: ignore[no-any-return]
+
+    def _wait_for(self, size: int) -> bool:
+        while len(self._arrived) < size:
+            chunk = _os_read(COMMANDS_FD, _READ_BYTES)
+            if not chunk:
+                return False
+            self._arrived += chunk
+        return True
 
 
 def _bind(
@@ -212,27 +256,6 @@ def _fresh_main() -> ModuleType:
     main.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = main
     return main
-
-
-def _receive() -> dict[str, Any] | None:
-    header = _read_exactly(4)
-    if header is None:
-        return None
-    body = _read_exactly(int.from_bytes(header, "big"))
-    if body is None:
-        return None
-    message, _ = _decode(body.decode("ascii"), 0)
-    return message  # type: ignore[no-any-return]
-
-
-def _read_exactly(size: int) -> bytes | None:
-    chunks = bytearray()
-    while len(chunks) < size:
-        chunk = _os_read(COMMANDS_FD, size - len(chunks))
-        if not chunk:
-            return None
-        chunks += chunk
-    return bytes(chunks)
 
 
 def _send(message: dict[str, Any]) -> None:

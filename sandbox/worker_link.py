@@ -85,8 +85,8 @@ class WorkerLink:
     def drain_output(self) -> None:
         """Takes what is in the output pipe by now; the step that printed it is over."""
         left = _MAX_LEFT_IN_PIPE
-        while self._output_open and left > 0:
-            left -= self._read_output() or left
+        while self._output_open and left > 0 and (read := self._read_output()):
+            left -= read
 
     # ------------------------------------------------------------ waiting
 

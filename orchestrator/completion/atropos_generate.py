@@ -34,6 +34,8 @@ class AtroposDialect:
             "seed": sampling.seed,
             "stop": list(request.stop),
             "n": 1,
+            "ignore_eos": False,
+            "min_tokens": 0,
             "logprobs": 0,
             "skip_special_tokens": False,
             "include_stop_str_in_output": True,
@@ -55,4 +57,5 @@ class AtroposDialect:
             prompt_tokens=len(prompt_ids) if prompt_ids is not None else UNTOLD,
             prompt_ids=prompt_ids,
             policy_version=version_text(answer.get("weight_version")),
+            sampled_tokens=len(answer["token_ids"][0]) if "token_ids" in answer else None,
         )

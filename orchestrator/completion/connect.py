@@ -23,7 +23,7 @@ from orchestrator.completion.ids import (
     Unreadable,
     WrongTokenizer,
 )
-from orchestrator.completion.llamacpp import LlamaCppDialect
+from orchestrator.completion.llamacpp import LlamaCppCompleter, LlamaCppDialect
 from orchestrator.completion.retry import Retryable
 from orchestrator.completion.sglang import SglangDialect
 from orchestrator.completion.tokenizer import HubTokenizer
@@ -42,7 +42,7 @@ TokenPolicy = Literal["auto", "exact", "retokenize"]
 ServerType = Literal["auto", "openai", "vllm", "sglang", "llamacpp", "atropos", "trl"]
 PROBE_TIMEOUT_S = 60.0
 LIST_TIMEOUT_S = 10.0
-_TEXT = "Thought: I add 12 and 30.\n<code>\nprint(12 + 30)\n</code>"
+_TEXT = "I add 12 and 30, größer als 7:\n<code>\nfor i in range(3):\n    print(12 + 30)\n</code>"
 
 
 async def connect(
@@ -125,7 +125,8 @@ async def _ids(
     dialect: Dialect, client: HttpClient, tokenizer: HubTokenizer, temperature: float, notes: list[str]
 ) -> IdCompleter:
     """An exact completer, probed. Raises what `IdCompleter.probe` raises."""
-    completer = IdCompleter(dialect, client, tokenizer)
+    kind = LlamaCppCompleter if isinstance(dialect, LlamaCppDialect) else IdCompleter
+    completer = kind(dialect, client, tokenizer)
     text = tokenizer.render((Message("user", "1+1="),), generation_prompt=True)
     sampling = Sampling(temperature=1.0, top_p=1.0, max_tokens=1, seed=1)
     request = CompletionRequest((), tuple(tokenizer.encode(text)), (), sampling, "probe", "probe", 0, 0)
@@ -149,10 +150,12 @@ async def _ids(
 
 async def _compare_tokenizers(dialect: Dialect, client: HttpClient, tokenizer: HubTokenizer) -> None:
     """Whether the server's tokenizer gives our ids. Raises WrongTokenizer; a server without one is let be."""
+    # In the chat template, so that the special tokens' ids are compared too.
+    text = tokenizer.render((Message("user", _TEXT),), generation_prompt=True)
     body = (
-        {"content": _TEXT, "add_special": False}
+        {"content": text, "add_special": False, "parse_special": True}
         if isinstance(dialect, LlamaCppDialect)
-        else {"model": client.endpoint.model, "prompt": _TEXT, "add_special_tokens": False}
+        else {"model": client.endpoint.model, "prompt": text, "add_special_tokens": False}
     )
     try:
         answer = await client.post("/tokenize", body, timeout_s=LIST_TIMEOUT_S, headers=PROBE_HEADER)
@@ -162,7 +165,7 @@ async def _compare_tokenizers(dialect: Dialect, client: HttpClient, tokenizer: H
     except (CompletionError, ContextLengthError, KeyError, TypeError) as error:
         log.debug("no /tokenize at %s: %s", client.endpoint.base_url, error)
         return
-    if isinstance(theirs, list) and theirs != tokenizer.encode(_TEXT):
+    if isinstance(theirs, list) and theirs != tokenizer.encode(text):
         raise WrongTokenizer(f"it makes {len(theirs)} other ids of a text of ours")
 
 

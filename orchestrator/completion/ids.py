@@ -20,6 +20,7 @@ import aiohttp
 from orchestrator.completion.base import PROBE_HEADER, CompletionRequest, Endpoint
 from orchestrator.completion.line import visible_text
 from orchestrator.completion.retry import (
+    Limiter,
     Retryable,
     RetryPolicy,
     is_context_length,
@@ -42,7 +43,8 @@ class Sampled:
     """An answer as a dialect read it, before it is checked.
 
     `prompt_ids`: what the server says it was given. `text`: the ids as the server decodes them, used
-    to find out at the start whether both sides have the same tokenizer.
+    to find out at the start whether both sides have the same tokenizer. `sampled_tokens`: how many ids
+    the server says it sampled.
     """
 
     ids: list[Any]
@@ -52,6 +54,7 @@ class Sampled:
     prompt_ids: list[Any] | None = None
     policy_version: str | None = None
     text: str | None = None
+    sampled_tokens: int | None = None
 
 
 class Dialect(Protocol):
@@ -210,12 +213,15 @@ class IdCompleter:
         self._client = client
         self._tokenizer = tokenizer
         self._retry = retry or RetryPolicy()
+        self._limiter = Limiter()
 
     async def aclose(self) -> None:
         await self._client.aclose()
 
     async def sample(self, request: CompletionRequest) -> Completion:
-        completion, _ = await with_retries(lambda: self.call(request), self._retry, self.endpoint.timeout_s)
+        completion, _ = await with_retries(
+            lambda: self.call(request), self._retry, self.endpoint.timeout_s, self._limiter
+        )
         return completion
 
     async def call(self, request: CompletionRequest) -> Completion:
@@ -253,6 +259,8 @@ class IdCompleter:
             raise Retryable("an empty answer")
         if not all(type(i) is int and 0 <= i < self._tokenizer.size for i in ids):
             raise Retryable(f"an id outside the tokenizer's {self._tokenizer.size}")
+        if sampled.sampled_tokens not in (None, len(ids)):
+            raise Retryable(f"{sampled.sampled_tokens} ids were sampled, {len(ids)} came")
         if len(sampled.logprobs) != len(ids):
             raise Retryable(f"{len(ids)} ids but {len(sampled.logprobs)} log-probs")
         logprobs = []

@@ -16,6 +16,7 @@ import openai
 from orchestrator.completion.base import PROBE_HEADER, CompletionRequest, Endpoint
 from orchestrator.completion.line import cut_at_stop
 from orchestrator.completion.retry import (
+    Limiter,
     Retryable,
     RetryPolicy,
     is_context_length,
@@ -53,6 +54,7 @@ class OpenAICompleter:
     def __init__(self, endpoint: Endpoint, retry: RetryPolicy | None = None) -> None:
         self.endpoint = endpoint
         self._retry = retry or RetryPolicy()
+        self._limiter = Limiter()
         self._client = openai.AsyncOpenAI(
             base_url=endpoint.base_url,
             api_key=endpoint.api_key or "none",  # the client insists; local servers ignore it
@@ -101,7 +103,7 @@ class OpenAICompleter:
                 except _ParameterRefused as refused:  # each refusal shortens the list: this ends
                     log.warning("%s does not know %s: left out", self.endpoint.base_url, refused.names)
 
-        completion, _ = await with_retries(call, self._retry, self.endpoint.timeout_s)
+        completion, _ = await with_retries(call, self._retry, self.endpoint.timeout_s, self._limiter)
         return completion
 
     async def _call(

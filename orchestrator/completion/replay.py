@@ -66,7 +66,8 @@ class ReplayCompleter:
             raise CompletionError(f"the recording has no rollout {request.index} of task {request.task_id!r}")
         if request.sequence > len(episode):
             raise CompletionError(
-                f"the recording of task {request.task_id!r}, rollout {request.index} ends after {len(episode)} calls"
+                f"the recording of task {request.task_id!r}, rollout {request.index} "
+                f"ends after {len(episode)} calls"
             )
         recorded = episode[request.sequence - 1]
         self.served += 1

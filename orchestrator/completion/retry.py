@@ -1,4 +1,4 @@
-"""Retries of inference calls: what is worth another try, and how long to wait for it."""
+"""Retries of inference calls: what is worth another try, how long to wait for it, and who waits with it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_RETRY_AFTER_S = 60.0  # a server asking for more is treated as asking for this
+_SPREAD = 0.2  # of a pause, by which those who waited together come back apart
 _CONTEXT_WORDS = (
     "context length", "context_length", "context size", "context window", "maximum context",
     "max_model_len", "longer than the model", "exceeds the available context", "too many tokens",
@@ -38,35 +39,72 @@ class Retryable(CompletionError):
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Up to `attempts` calls, backing off from `base_s`, jittered, doubling up to `cap_s`."""
+    """Up to `attempts` calls, backing off from `base_s`, jittered, doubling up to `cap_s`.
+
+    Waiting because the server asked for it is no fault: it may do so `pauses` times besides.
+    """
 
     attempts: int = 4
     base_s: float = 0.25
     cap_s: float = 8.0
+    pauses: int = 8
 
-    def wait_s(self, attempt: int, after_s: float | None) -> float:
-        """Seconds to wait after failed call number `attempt` (1, 2 …)."""
-        backoff = min(self.cap_s, self.base_s * 2.0 ** (attempt - 1)) * random.uniform(0.5, 1.5)  # noqa: S311
-        return max(backoff, min(after_s, MAX_RETRY_AFTER_S)) if after_s is not None else backoff
+    def wait_s(self, failures: int) -> float:
+        """Seconds to wait after so many failed calls (1, 2 …)."""
+        return min(self.cap_s, self.base_s * 2.0 ** (failures - 1)) * random.uniform(0.5, 1.5)  # noqa: S311
 
 
-async def with_retries(call: Callable[[], Awaitable[T]], policy: RetryPolicy, deadline_s: float) -> tuple[T, int]:
+class Limiter:
+    """Shared by all calls of one endpoint: when it asks one of them to wait, all wait."""
+
+    def __init__(self) -> None:
+        self._until = 0.0  # loop time
+        self._spread_s = 0.0
+
+    def pause(self, seconds: float) -> None:
+        """Nobody calls for so long."""
+        until = asyncio.get_running_loop().time() + seconds
+        if until > self._until:
+            self._until, self._spread_s = until, seconds * _SPREAD
+            log.debug("the endpoint asks for a pause of %.1f s", seconds)
+
+    def open_at(self) -> float:
+        """Loop time at which calls are welcome again, if no other pause comes."""
+        return self._until
+
+    async def passed(self) -> None:
+        """Returns when there is no pause."""
+        loop = asyncio.get_running_loop()
+        while (left := self._until - loop.time()) > 0:
+            await asyncio.sleep(left + random.uniform(0, self._spread_s))  # noqa: S311
+
+
+async def with_retries(
+    call: Callable[[], Awaitable[T]], policy: RetryPolicy, deadline_s: float, limiter: Limiter | None = None
+) -> tuple[T, int]:
     """(result, retries used). Raises CompletionError when the attempts or `deadline_s` are used up."""
     loop = asyncio.get_running_loop()
+    limiter = limiter or Limiter()
     end = loop.time() + deadline_s
-    for attempt in range(1, policy.attempts + 1):
+    failures = pauses = 0
+    while True:
         try:
             async with asyncio.timeout_at(end):
-                return await call(), attempt - 1
+                await limiter.passed()
+                return await call(), failures + pauses
         except TimeoutError as error:
             raise CompletionError(f"no completion within {deadline_s:g} s") from error
         except Retryable as error:
-            wait_s = policy.wait_s(attempt, error.after_s)
-            if attempt == policy.attempts or loop.time() + wait_s >= end:
-                raise CompletionError(f"{error} ({attempt} attempts)") from error
-            log.debug("completion attempt %d failed: %s; next in %.2f s", attempt, error, wait_s)
-            await asyncio.sleep(wait_s)
-    raise AssertionError("unreachable: the last attempt returns or raises")
+            if error.after_s is not None and pauses < policy.pauses:
+                pauses += 1
+                limiter.pause(error.after_s)
+            else:
+                failures += 1
+            next_at = max(limiter.open_at(), loop.time() + policy.wait_s(failures + pauses))
+            if failures >= policy.attempts or next_at >= end:
+                raise CompletionError(f"{error} ({failures + pauses} attempts)") from error
+            log.debug("completion failed: %s; next in %.2f s", error, next_at - loop.time())
+            await asyncio.sleep(max(0.0, next_at - loop.time()))
 
 
 def retry_after_s(value: str | None) -> float | None:
@@ -74,13 +112,13 @@ def retry_after_s(value: str | None) -> float | None:
     if not value:
         return None
     try:
-        return max(0.0, min(float(value), MAX_RETRY_AFTER_S))
+        seconds = float(value)
     except ValueError:
-        pass
-    try:
-        return max(0.0, min(parsedate_to_datetime(value).timestamp() - time(), MAX_RETRY_AFTER_S))
-    except (TypeError, ValueError, OverflowError):
-        return None
+        try:
+            seconds = parsedate_to_datetime(value).timestamp() - time()
+        except (TypeError, ValueError, OverflowError):
+            return None
+    return max(0.0, min(seconds, MAX_RETRY_AFTER_S)) if seconds == seconds else None
 
 
 def is_context_length(status: int, text: str) -> bool:

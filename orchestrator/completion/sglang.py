@@ -67,4 +67,5 @@ class SglangDialect:
             prompt_tokens=meta["prompt_tokens"],
             policy_version=version_text(meta.get("weight_version")),
             text=answer.get("text"),
+            sampled_tokens=meta["completion_tokens"],
         )

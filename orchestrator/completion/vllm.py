@@ -57,4 +57,5 @@ class VllmDialect:
             prompt_ids=choice.get("prompt_token_ids"),
             policy_version=version_text(answer.get("weight_version")),
             text=choice.get("text"),
+            sampled_tokens=answer["usage"]["completion_tokens"],
         )

@@ -36,7 +36,7 @@ class Launcher(Protocol):
         """A sandbox whose runner connects to the socket `s` in the directory `channel`.
 
         On any exit of the block, cancellation included, the sandbox is removed.
-        Raises LaunchError, DockerError.
+        Raises LaunchError, DockerError; EnvironmentUnusable when its confinement is not what it must be.
         """
 
     async def aclose(self) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from orchestrator.errors import DockerError, EnvironmentUnusable, LaunchError, SandboxLostError
 from orchestrator.launch.cpu_clock import cpu_file
 from orchestrator.launch.docker_sandbox import DockerSandbox
-from orchestrator.launch.engine_calls import Engine
+from orchestrator.launch.engine_calls import CALL_TIMEOUT_S, Engine
 from orchestrator.launch.engine_events import ContainerEvent, EngineEvents
 from orchestrator.launch.engine_facts import advice, describe, image_problem, missing_features
 from orchestrator.launch.hardening import sandbox_config, tmpfs_mounts
@@ -32,14 +32,15 @@ log = logging.getLogger(__name__)
 ENGINE_GRACE_S = 15.0  # an Engine that restarts is away for some seconds
 _STARTS_AT_ONCE = 8  # more only queue up inside the Engine
 _SPARE_THREADS = 2  # removals must not wait behind starts
-_REMOVAL_PAUSES_S = (0.0, 0.2, 1.0, 3.0)
+_REMOVAL_PAUSES_S = (0.2, 1.0, 3.0, 0.0)
 
 
 class DockerLauncher:
     """A `Launcher`: at most `max_sandboxes` containers at a time, those coming and going included.
 
     `waived` names measures of `verification` that need not hold. `lifetime_s`: after it a container is
-    garbage to every reaper, whatever became of us.
+    garbage to every reaper, whatever became of us. `engine_grace_s`: how long the Engine may be away before
+    sandboxes are given up.
     """
 
     def __init__(
@@ -50,16 +51,18 @@ class DockerLauncher:
         waived: frozenset[str] = NO_MEASURES,
         allow_localhost_tcp: bool = False,
         lifetime_s: float = 48 * 3600.0,
+        call_timeout_s: int = CALL_TIMEOUT_S,
         engine_grace_s: float = ENGINE_GRACE_S,
     ) -> None:
         starts = min(max_sandboxes, _STARTS_AT_ONCE)
-        self._run_id = run_id
+        self.run_id = run_id
         self._max_sandboxes = max_sandboxes
         self._waived = waived
         self._allow_localhost_tcp = allow_localhost_tcp
         self._lifetime_s = lifetime_s
         self._engine_grace_s = engine_grace_s
-        self._engine = Engine(threads=starts + _SPARE_THREADS)
+        self._engine = Engine(threads=starts + _SPARE_THREADS, timeout_s=call_timeout_s)
+        self._call_timeout_s = call_timeout_s
         self._slots = asyncio.Semaphore(max_sandboxes)
         self._starting = asyncio.Semaphore(starts)
         self._uids = UidSlots()
@@ -124,7 +127,7 @@ class DockerLauncher:
     async def _start(self, sandbox: DockerSandbox, spec: SandboxSpec, channel: Path) -> None:
         labels = {
             LABEL_PROJECT: PROJECT,
-            LABEL_RUN: self._run_id,
+            LABEL_RUN: self.run_id,
             LABEL_OWNER: owner_label(),
             LABEL_DEADLINE: str(int(time.time() + self._lifetime_s)),
         }
@@ -166,30 +169,35 @@ class DockerLauncher:
             del self._live[sandbox.name]
 
     async def _removed(self, name: str) -> bool:
-        """Whether it was there. Raises the last DockerError when the Engine does not do it."""
-        for pause_s in _REMOVAL_PAUSES_S[:-1]:
-            try:
-                return await self._engine.remove(name)
-            except DockerError as error:
-                log.debug("removing %s: %s", name, error)
-                await asyncio.sleep(pause_s)
-        return await self._engine.remove(name)
+        """Whether it was there. Raises DockerError when the Engine does not do it in time."""
+        failure = DockerError("the Docker Engine did not answer in time (remove)")
+        try:
+            async with asyncio.timeout(self._call_timeout_s * 1.5):
+                for pause_s in _REMOVAL_PAUSES_S:
+                    try:
+                        return await self._engine.remove(name)
+                    except DockerError as error:
+                        failure = error
+                    await asyncio.sleep(pause_s)
+        except TimeoutError:
+            pass
+        raise failure
 
     async def _sweep(self) -> None:
-        for name, uids in list(self._unremoved.items()):
-            try:
-                await self._engine.remove(name)
-            except DockerError as error:
-                log.debug("removing %s again: %s", name, error)
-            else:
-                del self._unremoved[name]
-                self._uids.release(uids)
+        """One more try for everything that resisted, all at once."""
+        names = list(self._unremoved)
+        results = await asyncio.gather(*(self._engine.remove(n) for n in names), return_exceptions=True)
+        for name, result in zip(names, results, strict=True):
+            if isinstance(result, bool):
+                self._uids.release(self._unremoved.pop(name))
+            elif not isinstance(result, DockerError):
+                raise result
 
     # ------------------------------------------------------------ events, in the loop
 
     def _follow_events(self) -> None:
         if self._events is None:
-            self._events = EngineEvents(f"{LABEL_RUN}={self._run_id}", self)
+            self._events = EngineEvents(f"{LABEL_RUN}={self.run_id}", self, timeout_s=self._call_timeout_s)
             self._events.start()
 
     def on_event(self, event: ContainerEvent) -> None:

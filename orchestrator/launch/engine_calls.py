@@ -37,8 +37,8 @@ class Engine:
     then knows what there is. Only an Engine that hangs is not waited for longer than some seconds.
     """
 
-    def __init__(self, *, threads: int) -> None:
-        self._threads = threads
+    def __init__(self, *, threads: int, timeout_s: int = CALL_TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="engine")
         self._client: APIClient | None = None
         self._connecting = asyncio.Lock()
@@ -47,7 +47,7 @@ class Engine:
         """Connects. Raises EnvironmentUnusable with what to do."""
         async with self._connecting:
             if self._client is None:
-                self._client = await self._in_thread("connect", lambda: connect(CALL_TIMEOUT_S))
+                self._client = await self._in_thread("connect", lambda: connect(self._timeout_s), self._timeout_s)
 
     async def info(self) -> dict[str, Any]:
         """About the Engine itself."""
@@ -138,7 +138,7 @@ class Engine:
         what: str,
         function: Callable[[Any], Any],
         *,
-        timeout_s: float = CALL_TIMEOUT_S,
+        timeout_s: float | None = None,
         refusal: type[RolloutError] = DockerError,
         missing_ok: bool = False,
     ) -> Any:
@@ -146,6 +146,7 @@ class Engine:
         await self.open()
         client = self._client
         assert client is not None
+        timeout_s = timeout_s or self._timeout_s
         try:
             return await self._in_thread(what, lambda: function(client), timeout_s)
         except APIError as error:
@@ -153,11 +154,11 @@ class Engine:
                 return None
             raise refusal(why_refused(error.explanation or error)) from None
         except requests.Timeout:
-            raise DockerError(_no_answer(what, CALL_TIMEOUT_S)) from None
+            raise DockerError(_no_answer(what, self._timeout_s)) from None
         except UNREACHABLE as error:
             raise DockerError(why_unreachable(error)) from None
 
-    async def _in_thread(self, what: str, function: Callable[[], T], timeout_s: float = CALL_TIMEOUT_S) -> T:
+    async def _in_thread(self, what: str, function: Callable[[], T], timeout_s: float) -> T:
         job = self._pool.submit(function)
         answer = asyncio.wrap_future(job)
         answer.add_done_callback(lambda future: future.cancelled() or future.exception())

@@ -48,9 +48,10 @@ class EventListener(Protocol):
 class EngineEvents:
     """Follows the containers with one label from `start` to `aclose`."""
 
-    def __init__(self, label: str, listener: EventListener) -> None:
+    def __init__(self, label: str, listener: EventListener, *, timeout_s: int = CALL_TIMEOUT_S) -> None:
         self._label = label
         self._listener = listener
+        self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
         self._thread = Thread(target=self._run, name="engine-events", daemon=True)
         self._stop = Event()
@@ -96,7 +97,7 @@ class EngineEvents:
 
     def _follow(self) -> None:
         """Opens the stream, lists, reads until the stream ends."""
-        client = connect(CALL_TIMEOUT_S)
+        client = connect(self._timeout_s)
         try:
             stream = client.events(
                 since=self._since,

@@ -27,7 +27,7 @@ from orchestrator.launch.owner import Owner
 
 log = logging.getLogger(__name__)
 
-_ABANDONED_S = 3600.0  # no build takes so long; no directory waits so long for its owner file
+_UNFINISHED_S = 3600.0  # no directory waits so long for its owner file
 _OWNER_FILE_BYTES = 4096
 _THREADS = 4
 
@@ -98,9 +98,9 @@ async def _remove_containers(engine: Engine, containers: list[dict[str, Any]]) -
 
 
 def _is_abandoned_stage(labelled: Mapping[str, Any]) -> bool:
-    """By the builder's name in the label where there is one, else by age."""
+    """Of a dead builder. A plain `docker build` names none: its stages are the user's."""
     owner = Owner.parse(labelled["Labels"][LABEL_STAGE])
-    return owner.is_dead if owner else time.time() - labelled["Created"] > _ABANDONED_S
+    return owner is not None and owner.is_dead
 
 
 async def _remove_stages(engine: Engine) -> int:
@@ -153,6 +153,6 @@ def _is_left_directory(directory: Path, run: str | None) -> bool:
 def _is_unfinished(directory: Path) -> bool:
     """Made by somebody who died before saying who: empty, and long ago."""
     try:
-        return not any(directory.iterdir()) and time.time() - directory.stat().st_mtime > _ABANDONED_S
+        return not any(directory.iterdir()) and time.time() - directory.stat().st_mtime > _UNFINISHED_S
     except OSError:
         return False

@@ -21,6 +21,7 @@ from orchestrator.errors import (
     ContextLengthError,
     ProtocolError,
     ToolError,
+    ToolServiceError,
 )
 from orchestrator.proxy.clock import OwnClock
 from orchestrator.tools.base import HostTool
@@ -109,7 +110,9 @@ class Lease:
         completer: Completer,
         tokenizer: Tokenizer | None,
         tools: Mapping[str, HostTool],
+        cpu_s: Callable[[], Awaitable[float | None]] | None = None,
     ) -> None:
+        """`cpu_s` tells the CPU time of the sandbox so far, or None where nobody knows."""
         self.plan = plan
         self.tools = tools
         self.clock = OwnClock(plan.limits.rollout_timeout_s)
@@ -125,6 +128,8 @@ class Lease:
         self._completions: _Once[Reply] = _Once()
         self._tool_replies: _Once[ToolReply] = _Once()
         self._step_chars = 0
+        self._bytes = 0
+        self._cpu_s = cpu_s
         self._ended: asyncio.Future[Submission | Refused] = asyncio.get_running_loop().create_future()
 
     @property
@@ -142,6 +147,26 @@ class Lease:
             self._ended.cancel()
         await self._completions.aclose()
         await self._tool_replies.aclose()
+
+    # ------------------------------------------------------------ budgets of the sandbox
+
+    def carry(self, size: int) -> bool:
+        """Whether so many bytes more may pass between sandbox and orchestrator; if not, the lease has ended."""
+        limit = self.plan.limits.proxy_bytes
+        if self._bytes + size > limit:
+            self.refuse("budget", f"{limit} bytes over the proxy")
+            return False
+        self._bytes += size
+        return True
+
+    async def _check_cpu(self) -> None:
+        """Raises _Over. Time already used is all that can be seen; the rollout's own clock bounds the rest."""
+        limit = self.plan.limits.cpu_s
+        if limit is None or self._cpu_s is None:
+            return
+        used_s = await self._cpu_s()
+        if used_s is not None and used_s > limit:
+            raise _Over("budget", f"{limit:g} cpu seconds")
 
     # ------------------------------------------------------------ completions
 
@@ -166,6 +191,7 @@ class Lease:
                 return Reply(ended=self.refuse("llm_error", str(error)))
 
     async def _sample(self, sequence: int, kind: CompletionKind, messages: tuple[Message, ...]) -> Completion:
+        await self._check_cpu()
         plan, started_s = self.plan, self.clock.elapsed_s
         prompt = self._line.prompt(messages) if self._line else None
         length = len(prompt.ids) if prompt else self._length(messages)
@@ -264,21 +290,32 @@ class Lease:
         )
 
     async def _call_tool(self, sequence: int, name: str, arguments: dict[str, Any]) -> ToolReply:
-        if len(self.tool_calls) >= self.plan.limits.tool_calls:
-            return ToolReply(ended=self.refuse("budget", f"{self.plan.limits.tool_calls} tool calls"))
         started_s = self.clock.elapsed_s
         output: str | None = None
         error: str | None = None
+        ended: str | None = None
         with self.clock.waiting():
             tool = self.tools.get(name)
             try:
+                await self._reserve_tool_call()
                 if tool is None:
                     raise ToolError(f"there is no tool {name[:80]!r}")
                 output = (await tool.call(arguments))[:MAX_TOOL_CHARS]
+            except _Over as over:
+                return ToolReply(ended=self.refuse(over.name, over.detail))
             except ToolError as failure:
                 error = str(failure)[:MAX_TOOL_CHARS]
+            except ToolServiceError as failure:
+                error = str(failure)
+                ended = self.refuse("tool_error", f"{name}: {failure}")
         self.tool_calls.append(ToolCall(sequence, name, arguments, output, error, started_s, self.clock.elapsed_s))
-        return ToolReply(output=output, error=error)
+        return ToolReply(output=output, error=error, ended=ended)
+
+    async def _reserve_tool_call(self) -> None:
+        """Raises _Over before anything is spent."""
+        if len(self.tool_calls) >= self.plan.limits.tool_calls:
+            raise _Over("budget", f"{self.plan.limits.tool_calls} tool calls")
+        await self._check_cpu()
 
     def record_step(self, step: Step) -> None:
         """Keeps a step for display; past the caps it is dropped in silence, as nothing depends on it."""

@@ -14,7 +14,7 @@ from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
 from orchestrator.errors import ProtocolError
 from orchestrator.proxy import wire
-from orchestrator.proxy.leases import Lease, SequenceError
+from orchestrator.proxy.leases import Lease, Reply, SequenceError, ToolReply
 from orchestrator.tasks.attachments import open_attachment
 from orchestrator.types import Attachment, Confinement
 
@@ -55,7 +55,7 @@ class SandboxService(pb_grpc.SandboxServiceServicer):
         lease.clock.start()
 
     async def Complete(self, request: pb.CompleteRequest, context: Context) -> pb.CompleteResponse:
-        lease = await self._lease(context)
+        lease = await self._lease(context, request.ByteSize())
         try:
             kind, messages = wire.completion_request(request)
             reply = await lease.complete(request.sequence, request.SerializeToString(), kind, messages)
@@ -63,10 +63,13 @@ class SandboxService(pb_grpc.SandboxServiceServicer):
             await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except SequenceError as error:
             await _refuse(context, grpc.StatusCode.ABORTED, str(error))
-        return wire.completion_response(reply)
+        response = wire.completion_response(reply)
+        if reply.ended is None and not lease.carry(response.ByteSize()):
+            response = wire.completion_response(Reply(ended="budget"))
+        return response
 
     async def CallTool(self, request: pb.CallToolRequest, context: Context) -> pb.CallToolResponse:
-        lease = await self._lease(context)
+        lease = await self._lease(context, request.ByteSize())
         try:
             name, arguments = wire.tool_request(request)
             reply = await lease.call_tool(request.sequence, request.SerializeToString(), name, arguments)
@@ -74,26 +77,32 @@ class SandboxService(pb_grpc.SandboxServiceServicer):
             await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except SequenceError as error:
             await _refuse(context, grpc.StatusCode.ABORTED, str(error))
-        return wire.tool_response(reply)
+        response = wire.tool_response(reply)
+        if reply.ended is None and not lease.carry(response.ByteSize()):
+            response = wire.tool_response(ToolReply(ended="budget"))
+        return response
 
     async def RecordStep(self, request: pb.RecordStepRequest, context: Context) -> pb.RecordStepResponse:
-        lease = await self._lease(context)
+        lease = await self._lease(context, request.ByteSize())
         lease.record_step(wire.step(request))
         return pb.RecordStepResponse()
 
     async def SubmitResult(self, request: pb.SubmitResultRequest, context: Context) -> pb.SubmitResultResponse:
-        lease = await self._lease(context)
+        lease = await self._lease(context, 0)  # the last call there is; its size has limits of its own
         try:
             lease.submit(wire.submission(request))
         except ProtocolError as error:
             await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         return pb.SubmitResultResponse()
 
-    async def _lease(self, context: Context) -> Lease:
-        """The live lease behind this socket, or FAILED_PRECONDITION."""
+    async def _lease(self, context: Context, size: int) -> Lease:
+        """The live lease behind this socket, a request of `size` bytes counted; or FAILED_PRECONDITION."""
         if not self.assigned.done() or self.assigned.cancelled() or not self.assigned.result().live:
             await _refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "no live lease")
-        return self.assigned.result()
+        lease = self.assigned.result()
+        if not lease.carry(size):
+            await _refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "budget")
+        return lease
 
 
 async def _chunks(attachment: Attachment) -> AsyncIterator[bytes]:

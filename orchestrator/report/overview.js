@@ -37,6 +37,7 @@ function overview() {
     notices(),
     tiles(),
     el("div", "panels", outcomePanel(), scorePanel(), usePanel()),
+    correctPanel(),
     groupTable(),
     badTasks(),
   ];
@@ -51,7 +52,7 @@ function notices() {
   if (run.left_out) {
     list.append(el("li", "warning",
       `To keep this file small it has the steps and tokens of ${whole(run.rollouts.length - run.left_out)} of ` +
-      `${counted(run.rollouts.length, "attempt")}, groups with mixed scores first. All the others are in the table; rollouts.jsonl has everything.`));
+      `${counted(run.rollouts.length, "attempt")}, groups with right and wrong answers first. All the others are in the table; rollouts.jsonl has everything.`));
   }
   return list.childElementCount ? list : null;
 }
@@ -96,6 +97,27 @@ function outcomePanel() {
     el("h3", "", "Infrastructure and data, never scored"), rows(true));
 }
 
+function correctPanel() {
+  const parts = ["level", "source"].map(correctBy).filter(Boolean);
+  return parts.length ? el("section", "panel wide split", ...parts) : null;
+}
+
+// The share of correct rollouts for each level or source, where there are several.
+function correctBy(field) {
+  const members = run.rollouts.filter((r) => r.score !== null);
+  const names = [...new Set(members.map((m) => groupOf.get(m.group)[field]))].filter(Boolean).sort();
+  if (names.length < 2) return null;
+  const list = el("div", "bars");
+  for (const name of names.slice(0, 10)) {
+    const those = members.filter((m) => groupOf.get(m.group)[field] === name);
+    const correct = those.filter(isCorrect).length;
+    const bar = el("i", "finished");
+    bar.style.setProperty("--share", correct / those.length);
+    list.append(el("span", "name", shown(name)), el("span", "track", bar), el("span", "number", `${whole(correct)} of ${whole(those.length)}`));
+  }
+  return el("div", "", el("h2", "", `Correct by ${field}`), list);
+}
+
 function scorePanel() {
   const members = run.rollouts.filter((r) => r.score !== null);
   if (!members.length) return panel("Scores", el("p", "none", "no rollout was scored"));
@@ -124,23 +146,7 @@ function scorePanel() {
   for (const tick of [0, 0.25, 0.5, 0.75, 1]) {
     chart.append(svg("text", { x: 10 + tick * 400, y: 162, "text-anchor": "middle" }, String(tick)));
   }
-  return panel("Scores", chart, el("p", "legend", el("i", "correct"), "correct ", el("i", "wrong"), "not correct"),
-    ...["level", "source"].map((field) => correctBy(field, members)));
-}
-
-// The share of correct rollouts for each level or source, where there are several.
-function correctBy(field, members) {
-  const names = [...new Set(members.map((m) => groupOf.get(m.group)[field]))].filter(Boolean).sort();
-  if (names.length < 2) return null;
-  const list = el("div", "bars");
-  for (const name of names.slice(0, 10)) {
-    const those = members.filter((m) => groupOf.get(m.group)[field] === name);
-    const correct = those.filter(isCorrect).length;
-    const bar = el("i", "finished");
-    bar.style.setProperty("--share", correct / those.length);
-    list.append(el("span", "name", shown(name)), el("span", "track", bar), el("span", "number", `${whole(correct)} of ${whole(those.length)}`));
-  }
-  return el("div", "", el("h3", "", `Correct by ${field}`), list);
+  return panel("Scores", chart, el("p", "legend", el("i", "correct"), "correct ", el("i", "wrong"), "not correct"));
 }
 
 function usePanel() {

@@ -9,7 +9,7 @@ function groupView(group) {
   const beside = (text, other) => other ? link(`#group-${other.number}`, "step", text) : el("span", "step", text);
   return [
     el("nav", "path", link("#", "", "Run"), el("span", "", `Group ${group.number}`), el("span", "space"),
-      beside("← previous", neighbour(group, -1)), beside("next →", neighbour(group, 1))),
+      beside("← previous group", neighbour(group, -1)), beside("next group →", neighbour(group, 1))),
     el("header", "", el("h1", "", shown(group.task)), el("p", "",
       group.written ? null : el("span", "badge dropped", "not written to the groups file"),
       group.mixed ? el("span", "badge mixed", "mixed scores") : null,
@@ -66,7 +66,7 @@ function rolloutView(rollout) {
   const page = [
     el("nav", "path", link("#", "", "Run"), link(`#group-${group.number}`, "", `Group ${group.number}`),
       el("span", "", shown(rollout.id)), el("span", "space"),
-      beside("← previous", siblings[place - 1]), beside("next →", siblings[place + 1])),
+      beside("← previous attempt", siblings[place - 1]), beside("next attempt →", siblings[place + 1])),
     el("header", "", el("h1", "", shown(group.task)),
       el("p", "", badge(rollout.outcome), rollout.reason ? el("span", "reason", shown(rollout.reason)) : null)),
     facts([["score", score(rollout.score)],

@@ -11,6 +11,7 @@ import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -38,7 +39,7 @@ CONFINED = pb.Confinement(
 async def parked_inhabitant(channel: Path) -> SandboxExit:
     """Parks and waits; exit code 1 when the orchestrator is gone, as the real runner."""
     async with grpc.aio.insecure_channel(f"unix:{channel / SOCKET_NAME}") as connection:
-        stub = pb_grpc.SandboxServiceStub(connection)
+        stub: Any = pb_grpc.SandboxServiceStub(connection)
         try:
             async for _ in stub.Park(pb.ParkRequest(contract=1, confinement=CONFINED)):
                 pass

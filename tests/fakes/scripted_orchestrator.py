@@ -44,6 +44,7 @@ class Script:
     verbosity: int = 0
     max_output_chars: int = 20_000
     instructions: str | None = None
+    refuse_parking: str | None = None
     unavailable: set[int] = field(default_factory=set)  # completions refused once, by sequence
     inputs: Mapping[str, Any] = field(
         default_factory=lambda: {
@@ -113,6 +114,8 @@ class ScriptedOrchestrator(pb_grpc.SandboxServiceServicer):
     ) -> AsyncIterator[pb.ParkResponse]:
         self.park = request
         self.parked.set()
+        if self.script.refuse_parking is not None:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, self.script.refuse_parking)
         await self.go.wait()
         script = self.script
         self.assigned_s = asyncio.get_running_loop().time()

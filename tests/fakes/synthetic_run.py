@@ -126,7 +126,10 @@ class Rollouts:
         line = TokenLine(self.tokenizer, CLOSING)
         turns: list[Turn] = []
         told: list[Step] = []
-        messages: tuple[Message, ...] = (Message("system", SYSTEM), Message("user", f"New task:\n{plan.task.question}"))
+        messages: tuple[Message, ...] = (
+            Message("system", SYSTEM),
+            Message("user", f"New task:\n{plan.task.question}"),
+        )
         seen = 0
         clock = 0.1
         for number, (text, observation, error) in enumerate(steps, 1):

@@ -82,7 +82,7 @@ def _make(folder: Path, corpus: list[str], entries: int) -> None:
         show_progress=False,
     )
     tokenizer.train_from_iterator(corpus, trainer)
-    fast = PreTrainedTokenizerFast(
+    fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         eos_token=END,
         pad_token=END_OF_TEXT,

@@ -200,6 +200,12 @@ async def test_a_parked_sandbox_ends_when_its_orchestrator_dies(places: Places) 
     assert "the orchestrator is gone" in end.stderr
 
 
+async def test_a_sandbox_of_another_contract_says_so_and_ends(places: Places) -> None:
+    end = await run(places, Script([], refuse_parking="rebuild the image"))
+    assert end.code == 1
+    assert end.stderr == "the orchestrator refused a call: INVALID_ARGUMENT: rebuild the image\n"
+
+
 @pytest.mark.slow
 async def test_a_working_sandbox_ends_when_its_orchestrator_stays_away(places: Places) -> None:
     script = Script([action("import time\ntime.sleep(1)"), action("final_answer(1)")])

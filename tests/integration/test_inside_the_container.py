@@ -101,7 +101,7 @@ FORBIDDEN = (
     ("open('/opt/sandbox/x', 'w')", "Read-only file system"),
     ("os.nice(-5)", "PermissionError"),
     ("resource.setrlimit(resource.RLIMIT_NPROC, (4096, 4096))", "ValueError"),
-    ("ctypes.CDLL(None, use_errno=True).ptrace(16, runner, 0, 0) or [][ctypes.get_errno()]", "IndexError"),
+    ("ctypes.CDLL(None).ptrace(16, runner, 0, 0)", "snippet:\n-1"),
 )
 
 
@@ -148,6 +148,21 @@ async def test_what_breaks_a_worker_is_an_observation(launcher: DockerLauncher) 
     assert "Too many open files" in files
     assert processes.endswith("\n3")  # pid 1, the runner, the worker: of the fork bomb nothing is left
     assert served.answer == b"finished"
+
+
+async def test_a_worker_that_stops_its_killers_is_wiped_all_the_same(launcher: DockerLauncher) -> None:
+    stop_all = (
+        "import os, signal, time\n"
+        "for _ in range(40):\n"
+        "    if os.fork() == 0:\n"
+        "        time.sleep(0.5)\n"
+        "        while True: os.kill(-1, signal.SIGSTOP)\n"
+        "while True: time.sleep(1)"
+    )
+    script = Script([*([action(stop_all)] * 5), action("final_answer('wiped')")], step_timeout_s=1.0)
+    served = await run(launcher, script)
+    assert all("longer than 1 seconds" in observation for observation in served.observations)
+    assert served.answer == b"wiped"
 
 
 async def test_three_memory_kills_running_end_the_episode(launcher: DockerLauncher) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.report import write_report
+from tests.fakes.odd_run import write_odd_run
 from tests.fakes.synthetic_run import HOSTILE, write_synthetic_run
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -241,12 +242,29 @@ def test_an_address_of_nothing_shows_the_run(page, report: str):
         assert page.locator("#overview").is_visible()
 
 
-def test_a_report_of_an_empty_run_opens(page, tmp_path: Path):
-    write_report(tmp_path, tmp_path / "groups.jsonl", tmp_path / "empty.html")
-    empty = page.context.new_page()
+def opened_apart(page, folder: Path):
+    """The report of another run in a page of its own, and the errors it meets."""
+    write_report(folder, folder / "groups.jsonl", folder / "groups.html")
+    other = page.context.new_page()
     errors: list[str] = []
-    empty.on("pageerror", lambda error: errors.append(str(error)))
-    empty.goto((tmp_path / "empty.html").as_uri())
+    other.on("pageerror", lambda error: errors.append(str(error)))
+    other.goto((folder / "groups.html").as_uri())
+    return other, errors
+
+
+def test_a_report_of_an_empty_run_opens(page, tmp_path: Path):
+    empty, errors = opened_apart(page, tmp_path)
     assert empty.locator(".tile b").first.text_content() == "0"
     assert "no rollout was scored" in empty.locator(".panels").text_content()
+    assert errors == []
+
+
+def test_fields_of_any_type_break_no_view(page, tmp_path: Path):
+    count = write_odd_run(tmp_path)
+    odd, errors = opened_apart(page, tmp_path)
+    hashes = odd.evaluate("run.rollouts.map(rolloutHash)")
+    assert len(hashes) == count
+    for place in ("#group-0", *hashes):
+        odd.evaluate("place => { location.hash = place; route(); }", place)
+        assert odd.locator("#view h1").count() == 1
     assert errors == []

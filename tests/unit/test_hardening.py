@@ -23,7 +23,7 @@ from orchestrator.launch.hardening import (
 )
 from orchestrator.launch.names import CHANNEL_MOUNT, DEFAULT_IMAGE
 from orchestrator.launch.uids import UidPair
-from orchestrator.launch.verification import MEASURE_NAMES, MEASURES, demand, verify, verify_confinement
+from orchestrator.launch.verification import MEASURE_NAMES, MEASURES, demand, untold_by, verify, verify_confinement
 from orchestrator.types import Confinement, SandboxSpec
 
 SPEC = SandboxSpec(image=DEFAULT_IMAGE)
@@ -238,6 +238,13 @@ def test_what_the_sandbox_sees_of_itself_is_checked(name: str, changes: dict[str
     assert problem.startswith(name)
     assert name in MEASURE_NAMES
     assert verify_confinement(weak, frozenset({name})) == []
+
+
+def test_what_gvisor_does_not_show_is_not_asked_of_it() -> None:
+    seen = replace(CONFINED, no_new_privileges=False, seccomp_mode=0, root_read_only=False)
+    assert verify_confinement(seen, untold_by("runsc")) == []
+    assert len(verify_confinement(seen, untold_by(None))) == 3
+    assert len(verify_confinement(seen, untold_by("runc"))) == 3
 
 
 INFO = {

@@ -15,6 +15,7 @@ from orchestrator.jsonl import dumps
 from orchestrator.report import write_report
 from orchestrator.report.details import TokenTable
 from orchestrator.report.page import as_block
+from tests.fakes.odd_run import an_attempt_line, write_odd_run
 from tests.fakes.synthetic_run import HOSTILE, WordTokenizer, write_synthetic_run
 
 URL = re.compile(r"(?:https?:)?//[\w.-]+\.\w+")
@@ -56,11 +57,6 @@ def written(run: Path, tokenizer: WordTokenizer | None = None) -> Elements:
     page = run / "groups.html"
     write_report(run, run / "groups.jsonl", page, tokenizer=tokenizer)
     return Elements(page.read_text())
-
-
-def an_attempt(**changes: Any) -> dict[str, Any]:
-    line = {"rollout_id": "g000000-r00-a0", "group": 0, "index": 0, "outcome": "finished", "plan": {}}
-    return {**line, "task_id": "t", "score": 1.0, "completions": [], **changes}
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +116,15 @@ def test_credentials_in_the_endpoint_address_are_not_shown(synthetic):
 
 def test_torn_and_strange_lines_are_counted_and_the_others_shown(tmp_path: Path):
     rollouts, groups = tmp_path / "rollouts.jsonl", tmp_path / "groups.jsonl"
-    lines(rollouts, an_attempt(), [1], "text", {"rollout_id": 5}, an_attempt(group=-1), an_attempt(group="0"))
+    lines(
+        rollouts,
+        an_attempt_line(),
+        [1],
+        "text",
+        {"rollout_id": 5},
+        an_attempt_line(group=-1),
+        an_attempt_line(group="0"),
+    )
     with rollouts.open("ab") as file:
         file.write(b'{"score": NaN}\n\xff\xfe\n\n{"a": "\\ud800"}\n' + b"[" * 5000 + b'\n{"rollout_id": "g0')
     groups.write_bytes(b'{"tokens": [[1]]}\n{"overrides": [{"rollout_id": "g000000-r00-a0"}]}\n{"over')
@@ -131,29 +135,9 @@ def test_torn_and_strange_lines_are_counted_and_the_others_shown(tmp_path: Path)
 
 
 def test_fields_of_any_type_are_survived(tmp_path: Path):
-    odd: list[Any] = [None, True, -1, 1e308, "text", [], [None, 1, "x", [], {}], {"a": {"b": None}}]
-    fields = ("task_id", "level", "index", "reason", "answer", "score", "score_parts", "started_at", "duration_s")
-    fields += ("sandbox", "plan", "completions", "tool_calls", "steps", "notes", "token_source")
-    values = [an_attempt(rollout_id=f"r{n}-{field}", **{field: v}) for n, v in enumerate(odd) for field in fields]
-    inner = [
-        an_attempt(
-            rollout_id=f"in{n}",
-            completions=[dict.fromkeys(("kind", "messages", "text", "completion_tokens", "started_s"), v)],
-            tool_calls=[dict.fromkeys(("name", "arguments", "output", "error"), v)],
-            steps=[dict.fromkeys(("step_number", "observations", "error", "is_final_answer"), v)],
-            sandbox={"exit": {"exit_code": v, "oom_killed": v, "reason": v}},
-            plan={"agent": {"code_tags": v}, "sampling": v},
-        )
-        for n, v in enumerate(odd)
-    ]
-    lines(tmp_path / "rollouts.jsonl", *values, *inner)
-    lines(
-        tmp_path / "groups.jsonl",
-        *({"overrides": [{"rollout_id": f"in{n}"}], "tokens": v, "masks": [v]} for n, v in enumerate(odd)),
-    )
-    (tmp_path / "run.json").write_text('{"config": {"openai": [3, {"base_url": "http://[::bad"}], "env": 1}}')
+    count = write_odd_run(tmp_path)
     run = written(tmp_path).block("run")
-    assert len(run["rollouts"]) == len(values) + len(inner)
+    assert len(run["rollouts"]) == count
 
 
 def test_an_empty_run_gives_a_page(tmp_path: Path):

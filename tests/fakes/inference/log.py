@@ -46,7 +46,12 @@ class Served:
     @property
     def completed(self) -> bool:
         """Whether an answer with a completion went out whole, and as it should be."""
-        return self.status == 200 and bool(self.sampled_ids) and self.fault in (None, "slow") and not self.disconnected
+        return (
+            self.status == 200
+            and bool(self.sampled_ids)
+            and self.fault in (None, "slow")
+            and not self.disconnected
+        )
 
 
 class Log:

@@ -66,7 +66,7 @@ class Model:
         self.end_id = self._id(END)
         self.end_of_text_id = self._id(END_OF_TEXT)
         self.ends = frozenset((self.end_id, self.end_of_text_id))
-        environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)  # noqa: S701 - no HTML
+        environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
         self._template = environment.from_string((self.folder / "chat_template.jinja").read_text("utf-8"))
 
     @property

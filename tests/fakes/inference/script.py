@@ -34,7 +34,8 @@ class Call:
 
     number: how many completions were asked for before, probes not counted; None for a probe.
     turn: assistant messages since the task. observations: messages `Observation:` since the task.
-    same: how many requests with this very conversation came before: 0, 1 … for the rollouts of a group.
+    same: how many others came before with this very conversation: 0, 1 … for the rollouts of a group.
+        A request with the seed of an earlier one (a retry) is that one again.
     """
 
     number: int | None
@@ -73,6 +74,7 @@ class CallReader:
     def __init__(self) -> None:
         self._number = 0
         self._seen: Counter[int] = Counter()
+        self._place: dict[tuple[int, int], int] = {}
 
     def read(
         self,
@@ -85,25 +87,30 @@ class CallReader:
     ) -> Call:
         since = _since_task(messages)
         key = hash(messages)
+        same = self._seen[key] if seed is None else self._place.get((key, seed), self._seen[key])
         call = Call(
             number=None if probe else self._number,
             messages=messages,
             task=since[0].content if since else "",
             turn=sum(m.role == "assistant" for m in since),
             observations=sum(m.content.startswith("Observation:") for m in since),
-            same=self._seen[key],
+            same=same,
             seed=seed,
             max_tokens=max_tokens,
             stop=stop,
         )
         if not probe:
             self._number += 1
-            self._seen[key] += 1
+            self._seen[key] += same == self._seen[key]
+            if seed is not None:
+                self._place[key, seed] = same
         return call
 
 
 def by_task(
-    tasks: Mapping[str, Sequence[Turns]], default: Reply | str = "I do not know.", by: Literal["order", "seed"] = "order"
+    tasks: Mapping[str, Sequence[Turns]],
+    default: Reply | str = "I do not know.",
+    by: Literal["order", "seed"] = "order",
 ) -> Script:
     """A script that finds the task by a part of its text; of its rollouts as the module says."""
 

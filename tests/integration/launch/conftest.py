@@ -5,13 +5,14 @@ from collections.abc import Iterator
 
 import docker
 import pytest
+from docker.utils import kwargs_from_env
 
 from tests.integration.launch.probes import probe_image
 
 
 @pytest.fixture(scope="session")
 def engine() -> Iterator[docker.APIClient]:
-    client = docker.APIClient()
+    client = docker.APIClient(**kwargs_from_env())
     yield client
     client.close()
 

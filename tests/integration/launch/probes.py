@@ -18,6 +18,7 @@ from textwrap import dedent
 from typing import Any
 
 import docker
+from docker.utils import kwargs_from_env
 
 from orchestrator.launch.channels import Channels
 from orchestrator.launch.docker import DockerLauncher
@@ -63,7 +64,7 @@ async def launcher_for(run: str, **options: Any) -> AsyncIterator[DockerLauncher
 
 def containers_of(run: str) -> list[str]:
     """Names of all containers of a run, whatever state they are in."""
-    engine = docker.APIClient()
+    engine = docker.APIClient(**kwargs_from_env())
     try:
         found = engine.containers(all=True, filters={"label": f"{LABEL_RUN}={run}"})
         return [name for container in found for name in container["Names"]]
@@ -76,7 +77,7 @@ async def probed(
     launcher: DockerLauncher, image: str, program: str, **limits: Any
 ) -> AsyncIterator[DockerSandbox]:
     """A container that runs `program`."""
-    with Channels("probe") as channels, channels.directory() as channel:
+    with Channels(launcher.run_id) as channels, channels.directory() as channel:
         (channel / PROBE).write_text(dedent(program))
         async with launcher.launch(SandboxSpec(image=image, **limits), channel) as sandbox:
             yield sandbox

@@ -17,12 +17,13 @@ from orchestrator.launch.channels import PREFIX, Channels
 from orchestrator.launch.docker import DockerLauncher
 from orchestrator.launch.names import DEFAULT_IMAGE
 from orchestrator.launch.process import ProcessLauncher
+from orchestrator.launch.verification import untold_by, verify_confinement
 from orchestrator.proxy.server import SandboxServer
 from orchestrator.types import Confinement, SandboxSpec
 from tests.fakes.fake_launcher import FakeLauncher
 from tests.integration.launch.probes import containers_of, eventually
 
-SPEC = SandboxSpec(image=DEFAULT_IMAGE)
+PLAIN = SandboxSpec(image=DEFAULT_IMAGE)
 PARK_S = 60.0
 
 
@@ -32,15 +33,29 @@ class Candidate:
 
     launcher: Launcher
     left: Callable[[], list[str]]
+    spec: SandboxSpec = PLAIN
 
 
-@pytest.fixture(params=[pytest.param("docker", marks=pytest.mark.docker), "process", "fake"])
+@pytest.fixture(
+    params=[
+        pytest.param("docker", marks=pytest.mark.docker),
+        pytest.param("docker-runsc", marks=pytest.mark.docker),
+        "process",
+        "fake",
+    ]
+)
 async def candidate(
     request: pytest.FixtureRequest, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Candidate]:
     made: Candidate
-    if request.param == "docker":
-        made = Candidate(DockerLauncher(run, max_sandboxes=2), lambda: containers_of(run))
+    if request.param.startswith("docker"):
+        spec = PLAIN
+        if request.param == "docker-runsc":
+            if "runsc" not in request.getfixturevalue("engine").info()["Runtimes"]:
+                pytest.skip("this Engine has no runsc")
+            # Its own threads count as well.
+            spec = SandboxSpec(image=DEFAULT_IMAGE, runtime="runsc", pids=512)
+        made = Candidate(DockerLauncher(run, max_sandboxes=2), lambda: containers_of(run), spec)
     elif request.param == "process":
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         made = Candidate(
@@ -74,17 +89,20 @@ async def parked(server: SandboxServer) -> Confinement:
 
 
 async def test_launched_sandbox_parks_on_its_channel(candidate: Candidate, channels: Channels) -> None:
-    await candidate.launcher.check(SPEC)
-    async with server(channels) as door, candidate.launcher.launch(SPEC, door.directory) as sandbox:
-        assert isinstance(await parked(door), Confinement)
+    await candidate.launcher.check(candidate.spec)
+    async with server(channels) as door, candidate.launcher.launch(candidate.spec, door.directory) as sandbox:
+        seen = await parked(door)
+        assert isinstance(seen, Confinement)
         assert sandbox.sandbox_id
+        if not isinstance(candidate.launcher, ProcessLauncher):
+            assert verify_confinement(seen, untold_by(candidate.spec.runtime)) == []
         cpu_s = await sandbox.cpu_s()
         assert cpu_s is None or cpu_s > 0
 
 
 async def test_sandbox_is_gone_when_the_block_is_left(candidate: Candidate, channels: Channels) -> None:
     async with server(channels) as door:
-        async with candidate.launcher.launch(SPEC, door.directory):
+        async with candidate.launcher.launch(candidate.spec, door.directory):
             await parked(door)
         assert candidate.left() == []
 
@@ -92,7 +110,7 @@ async def test_sandbox_is_gone_when_the_block_is_left(candidate: Candidate, chan
 async def test_sandbox_is_gone_after_an_error_in_the_block(candidate: Candidate, channels: Channels) -> None:
     async with server(channels) as door:
         with pytest.raises(ZeroDivisionError):
-            async with candidate.launcher.launch(SPEC, door.directory):
+            async with candidate.launcher.launch(candidate.spec, door.directory):
                 raise ZeroDivisionError
         assert candidate.left() == []
 
@@ -101,7 +119,7 @@ async def test_sandbox_ends_by_itself_when_the_orchestrator_hangs_up(
     candidate: Candidate, channels: Channels
 ) -> None:
     with channels.directory() as directory:
-        async with candidate.launcher.launch(SPEC, directory) as sandbox:
+        async with candidate.launcher.launch(candidate.spec, directory) as sandbox:
             async with SandboxServer(directory) as door:
                 await parked(door)
             async with asyncio.timeout(PARK_S):
@@ -114,7 +132,7 @@ async def test_sandbox_ends_by_itself_when_the_orchestrator_hangs_up(
 async def test_waiting_for_the_end_can_be_given_up_and_taken_up_again(
     candidate: Candidate, channels: Channels
 ) -> None:
-    async with server(channels) as door, candidate.launcher.launch(SPEC, door.directory) as sandbox:
+    async with server(channels) as door, candidate.launcher.launch(candidate.spec, door.directory) as sandbox:
         await parked(door)
         for _ in range(2):
             with pytest.raises(TimeoutError):
@@ -125,7 +143,7 @@ async def test_waiting_for_the_end_can_be_given_up_and_taken_up_again(
 @pytest.mark.parametrize("after_s", [0.0, 0.01, 0.05, 0.1, 0.2, 0.4])
 async def test_cancelled_launch_leaves_nothing(candidate: Candidate, channels: Channels, after_s: float) -> None:
     async def use(door: SandboxServer) -> None:
-        async with candidate.launcher.launch(SPEC, door.directory):
+        async with candidate.launcher.launch(candidate.spec, door.directory):
             await asyncio.Event().wait()
 
     async with server(channels) as door:
@@ -143,7 +161,7 @@ async def test_no_more_sandboxes_at_a_time_than_allowed(candidate: Candidate, ch
     seen: list[int] = []
 
     async def use() -> None:
-        async with server(channels) as door, candidate.launcher.launch(SPEC, door.directory) as sandbox:
+        async with server(channels) as door, candidate.launcher.launch(candidate.spec, door.directory) as sandbox:
             await parked(door)
             seen.append(running := len(alive | {sandbox.sandbox_id}))
             assert running <= 2
@@ -159,7 +177,7 @@ async def test_no_more_sandboxes_at_a_time_than_allowed(candidate: Candidate, ch
 
 
 async def test_closing_twice_is_fine(candidate: Candidate, channels: Channels) -> None:
-    async with server(channels) as door, candidate.launcher.launch(SPEC, door.directory):
+    async with server(channels) as door, candidate.launcher.launch(candidate.spec, door.directory):
         pass
     await candidate.launcher.aclose()
     await candidate.launcher.aclose()
@@ -172,7 +190,7 @@ async def test_process_launcher_hands_down_no_key_and_ends_what_code_left_runnin
     monkeypatch.setenv("OPENAI_API_KEY", "canary-5b1d")
     launcher = ProcessLauncher(run, max_sandboxes=1)
     async with server(channels) as door:
-        async with launcher.launch(SPEC, door.directory):
+        async with launcher.launch(PLAIN, door.directory):
             await parked(door)
             pids = processes_below(tmp_path)
             assert len(pids) >= 2

@@ -64,6 +64,24 @@ def test_waiting_for_a_tool_does_not_use_up_the_step(steps: Steps) -> None:
     assert steps.value("search('x')") == "late"
 
 
+def test_a_call_given_up_by_an_alarm_does_not_confuse_the_next(steps: Steps) -> None:
+    def slow(arguments: str) -> str:
+        time.sleep(0.6 if "slow" in arguments else 0)
+        return arguments
+
+    steps.search = slow
+    code = (
+        "import signal\n"
+        "def ring(*_): raise TimeoutError('given up')\n"
+        "signal.signal(signal.SIGALRM, ring)\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0.2)\n"
+        "try: search('slow')\nexcept TimeoutError as e: told = str(e)\n"
+    )
+    steps.value(code)
+    assert steps.value("told, search('next')") == str(("given up", '{"query":"next"}'))
+    assert steps.value(code + "search('again')") == '{"query":"again"}'
+
+
 def test_threads_can_call_tools(steps: Steps) -> None:
     code = (
         "from concurrent.futures import ThreadPoolExecutor\n"
@@ -107,7 +125,7 @@ def test_the_end_of_the_lease_is_never_shown_to_the_code(steps: Steps) -> None:
 def test_an_unknown_tool_is_refused_by_the_runner(steps: Steps) -> None:
     forged = (
         "import os, json\n"
-        "f = json.dumps({'kind': 'call', 'step': 1, 'name': 'rm', 'arguments': '{}'}).encode()\n"
+        "f = json.dumps({'kind': 'call', 'step': 1, 'call': 1, 'name': 'rm', 'arguments': '{}'}).encode()\n"
         "os.write(4, len(f).to_bytes(4, 'big') + f)\n"
         "n = int.from_bytes(os.read(3, 4), 'big')\nos.read(3, n).decode()"
     )

@@ -128,6 +128,8 @@ def test_a_fork_that_falls_through_ends_there(steps: Steps) -> None:
     failed = steps.printed("if os.fork() == 0:\n    1 / 0\nprint(os.waitstatus_to_exitcode(os.wait()[1]))")
     assert "ZeroDivisionError" in failed
     assert failed.endswith("1\n")
+    left = "import sys\nif os.fork() == 0:\n    sys.exit(4)\nprint(os.waitstatus_to_exitcode(os.wait()[1]))"
+    assert steps.printed(left) == "4\n"
     assert_goes_on(steps)
 
 

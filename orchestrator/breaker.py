@@ -1,0 +1,103 @@
+"""When not to launch: the Engine or the endpoint is away, or nearly everything breaks.
+
+A failed rollout alone proves nothing: its prompt, its image may be at fault. So the thing that failed it
+is asked, without any rollout. Only where it gives no answer is launching paused, until it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable
+
+from orchestrator.errors import AuthenticationError, EnvironmentUnusable, RolloutError, RunUnhealthy
+from orchestrator.types import Failed, FailedName
+
+log = logging.getLogger(__name__)
+
+PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0)  # between two questions; the last one again and again
+PATIENCE_S = 900.0  # a model takes minutes to load; what stays away for longer needs somebody to look
+WINDOW = 32
+LEAST = 16
+UNHEALTHY = 0.75
+_OTHERS_FAULT = frozenset((FailedName.BAD_TASK, FailedName.CANCELLED))
+
+
+class Breaker:
+    """Pauses launching while `what` is away. `ask` raises a RolloutError where it gives no answer."""
+
+    def __init__(
+        self,
+        what: str,
+        ask: Callable[[], Awaitable[object]],
+        say: Callable[[str], None],
+        *,
+        pauses_s: tuple[float, ...] = PAUSES_S,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self.what = what
+        self._ask = ask
+        self._say = say
+        self._pauses_s = pauses_s
+        self._patience_s = patience_s
+        self._asking = asyncio.Lock()
+        self._away_since: float | None = None  # loop time; None: it is there
+
+    async def away(self) -> bool:
+        """After a failure: whether `what` gives no answer now."""
+        if self._away_since is None:
+            async with self._asking:
+                if self._away_since is None and (error := await self._failure()) is not None:
+                    self._away_since = asyncio.get_running_loop().time()
+                    self._say(f"{self.what} is away, launching pauses: {error}")
+        return self._away_since is not None
+
+    async def passed(self) -> None:
+        """Returns when nothing speaks against a launch. Raises RunUnhealthy when patience is at its end."""
+        if self._away_since is None:
+            return
+        loop = asyncio.get_running_loop()
+        async with self._asking:  # one asks, the others wait for its answer
+            asked = 0
+            while self._away_since is not None:
+                await asyncio.sleep(self._pauses_s[min(asked, len(self._pauses_s) - 1)])
+                asked += 1
+                away_s = loop.time() - self._away_since
+                error = await self._failure()
+                if error is None:
+                    self._away_since = None
+                    self._say(f"{self.what} is back after {away_s:.0f} s, launching goes on")
+                elif away_s > self._patience_s:
+                    raise RunUnhealthy(f"{self.what} has been away for {away_s:.0f} s: {error}")
+
+    async def _failure(self) -> RolloutError | EnvironmentUnusable | None:
+        try:
+            await self._ask()
+        except AuthenticationError:
+            raise
+        except (RolloutError, EnvironmentUnusable) as error:
+            return error
+        return None
+
+
+class HealthGate:
+    """Ends a run in which most of the last attempts broke for reasons that are nobody's policy."""
+
+    def __init__(self, *, window: int = WINDOW, least: int = LEAST) -> None:
+        self._last: deque[Failed | None] = deque(maxlen=window)
+        self._least = least
+
+    def count(self, failure: Failed | None) -> None:
+        """One attempt more; None: it ended well or badly by itself. Raises RunUnhealthy, naming the commonest
+        cause."""
+        self._last.append(None if failure is None or failure.name in _OTHERS_FAULT else failure)
+        failures = [failed for failed in self._last if failed is not None]
+        if len(self._last) < self._least or len(failures) < UNHEALTHY * len(self._last):
+            return
+        (name, count), *_ = Counter(failed.name for failed in failures).most_common(1)
+        reason = next(failed.reason for failed in reversed(failures) if failed.name is name)
+        raise RunUnhealthy(
+            f"{len(failures)} of the last {len(self._last)} rollouts broke, {count} of them by {name}, "
+            f"the last one so: {reason}"
+        )

@@ -1,0 +1,38 @@
+"""Whether an inference endpoint is there at all, asked without sampling: after failures, not before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orchestrator.completion.base import PROBE_HEADER, Endpoint
+from orchestrator.completion.ids import HttpClient, Refusal, Unreadable
+from orchestrator.completion.retry import Retryable
+from orchestrator.errors import CompletionError, ContextLengthError
+
+ANSWER_TIMEOUT_S = 10.0
+
+
+async def one_answers(endpoints: Sequence[Endpoint]) -> None:
+    """Returns when one of them answers a question for its models. Raises the last one's CompletionError,
+    AuthenticationError where it refuses the key."""
+    failure: CompletionError | None = None
+    for endpoint in endpoints:
+        try:
+            return await _answers(endpoint)
+        except CompletionError as error:
+            failure = error
+    if failure is not None:
+        raise failure
+
+
+async def _answers(endpoint: Endpoint) -> None:
+    client = HttpClient(endpoint)
+    try:
+        await client.get("/v1/models", timeout_s=ANSWER_TIMEOUT_S, headers=PROBE_HEADER)
+    except (Refusal, Unreadable, ContextLengthError):
+        pass  # no list, but somebody who says so
+    except Retryable as error:
+        if error.status is None or error.status >= 500:
+            raise
+    finally:
+        await client.aclose()

@@ -1,0 +1,188 @@
+"""What an earlier process of a run has finished, read back from the run directory.
+
+Every attempt on record counts as it was: its turns, its outcome and its score come from its line, its
+trajectory is made from its turns again. So the engine goes through the same tasks in the same order and
+finds done what is done: groups on disk are passed over, of half-done ones only what is missing is run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from orchestrator.completion.base import Tokenizer
+from orchestrator.completion.recorder import trajectory
+from orchestrator.errors import ConfigError, RecordError
+from orchestrator.rundir import SCHEMA
+from orchestrator.types import (
+    Attempt,
+    Completion,
+    CompletionKind,
+    Ended,
+    EndedName,
+    Failed,
+    FailedName,
+    Member,
+    Message,
+    Outcome,
+    Record,
+    RolloutPlan,
+    SandboxExit,
+    Score,
+    Step,
+    ToolCall,
+    Turn,
+)
+
+_ROLLOUT_ID = re.compile(r"g(\d+)(?:-r\d+-a\d+)?")
+Line = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """What is done. `written`: scores of the groups on disk, by number. `bad`: numbers of bad tasks reported.
+
+    `lines`: attempts of groups that are not on disk, by rollout id, as they stand in the file.
+    """
+
+    written: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    bad: frozenset[int] = frozenset()
+    lines: Mapping[str, bytes] = field(default_factory=dict)
+
+    def result(self, plan: RolloutPlan, tokenizer: Tokenizer | None) -> Member | Attempt | None:
+        """What became of this attempt; None: it is not on record. Raises ConfigError."""
+        text = self.lines.get(plan.rollout_id)
+        if text is None:
+            return None
+        try:
+            return read_attempt(orjson.loads(text), plan, tokenizer)
+        except (KeyError, TypeError, ValueError, AttributeError, RecordError) as error:
+            raise ConfigError(f"rollout {plan.rollout_id} cannot be read back, no resume: {error}") from error
+
+
+def read_earlier(rollouts: Path, groups: Path, counted: Callable[[Line], None]) -> Earlier:
+    """Reads both files line by line; `counted` is given every line of `rollouts`. Raises ConfigError."""
+    written: dict[int, tuple[float, ...]] = {}
+    for place, line, _ in _lines(groups):
+        try:
+            numbers = {_group(facts["rollout_id"]) for facts in line["overrides"]}
+            scores = tuple(float(score) for score in line["scores"])
+            (number,) = numbers
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"{place} is no group of this run") from error
+        written[number] = scores
+    bad: set[int] = set()
+    kept: dict[str, bytes] = {}
+    for place, line, text in _lines(rollouts):
+        try:
+            if line["schema"] != SCHEMA:
+                raise ConfigError(f"{place} was written by another version; finish the run with that one")
+            number, rollout_id = _group(line["rollout_id"]), line["rollout_id"]
+            if "index" not in line:
+                bad.add(number)
+            elif number not in written:
+                kept[rollout_id] = text
+            counted(line)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"{place} is no rollout") from error
+    return Earlier(written, frozenset(bad), kept)
+
+
+def read_attempt(line: Line, plan: RolloutPlan, tokenizer: Tokenizer | None) -> Member | Attempt:
+    """The inverse of `rundir.rollout_line`, for the plan it was made of.
+
+    Raises ConfigError where the task is another one; KeyError, TypeError, ValueError, RecordError for
+    what is no such line.
+    """
+    if line["task_id"] != plan.task.task_id:
+        raise ConfigError(
+            f"group {plan.group} was task {line['task_id']!r} and is {plan.task.task_id!r} now: "
+            "the dataset has changed, the run cannot be resumed"
+        )
+    plan = replace(plan, sampling=replace(plan.sampling, seed=int(line["plan"]["sampling"]["seed"])))
+    attempt = Attempt(plan, _record(line), _outcome(line["outcome"], line["reason"]))
+    if line["score"] is None:
+        return attempt
+    score = Score(float(line["score"]), {str(k): float(v) for k, v in line["score_parts"].items()})
+    return Member(attempt, trajectory(attempt.record, tokenizer, plan.agent.code_tags[1]), score)
+
+
+def _record(line: Line) -> Record:
+    how = line["sandbox"]["exit"]
+    return Record(
+        started_at=line["started_at"],
+        turns=tuple(_turn(c) for c in line["completions"]),
+        tool_calls=tuple(ToolCall(**call) for call in line["tool_calls"]),
+        steps=tuple(Step(**step) for step in line["steps"]),
+        answer=line["answer"],
+        sandbox_id=line["sandbox"]["id"],
+        exit=SandboxExit(**how) if how else None,
+        launch_s=line["launch_s"],
+        duration_s=line["duration_s"],
+        waiting_s=line["waiting_s"],
+        cpu_s=line["cpu_s"],
+        notes=tuple(line["notes"]),
+    )
+
+
+def _turn(c: Line) -> Turn:
+    return Turn(
+        sequence=c["sequence"],
+        kind=CompletionKind(c["kind"]),
+        kept=c["kept"],
+        messages=tuple(Message(m["role"], m["content"]) for m in c["messages"]),
+        segment=c["segment"],
+        prompt_ids=_tuple(c["prompt_ids"]),
+        closing=c["closing"],
+        completion=Completion(
+            text=c["text"],
+            visible=c["visible"],
+            finish_reason=c["finish_reason"],
+            tokens_T=_tuple(c["token_ids"]),
+            logprobs_T=_tuple(c["logprobs"]),
+            prompt_tokens=c["prompt_tokens"],
+            completion_tokens=c["completion_tokens"],
+            policy_version=c["policy_version"],
+        ),
+        started_s=c["started_s"],
+        ended_s=c["ended_s"],
+        retries=c["retries"],
+    )
+
+
+def _outcome(name: str, reason: str) -> Outcome:
+    if name in {str(ended) for ended in EndedName}:
+        return Ended(EndedName(name), reason)
+    return Failed(FailedName(name), reason)
+
+
+def _tuple(values: list[Any] | None) -> tuple[Any, ...] | None:
+    return None if values is None else tuple(values)
+
+
+def _group(rollout_id: str) -> int:
+    found = _ROLLOUT_ID.fullmatch(rollout_id)
+    if found is None:
+        raise ValueError(f"{rollout_id!r} is no rollout id")
+    return int(found[1])
+
+
+def _lines(path: Path) -> Iterator[tuple[str, Any, bytes]]:
+    """(place, value, its text). A file that is not there holds nothing. Raises ConfigError."""
+    try:
+        with path.open("rb") as file:
+            for number, text in enumerate(file, 1):
+                place = f"{path}:{number}"
+                try:
+                    yield place, orjson.loads(text), text
+                except orjson.JSONDecodeError as error:
+                    raise ConfigError(f"{place} is no JSON; put that line aside to resume") from error
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error

@@ -1,0 +1,58 @@
+"""What model-written code gave a tool, checked before anything is done with it.
+
+The texts of the errors are observations: they say what would have been valid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from orchestrator.errors import ToolError
+
+
+def check_names(arguments: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raises ToolError for an argument the tool does not have."""
+    for name in arguments:
+        if name not in known:
+            raise ToolError(f"there is no argument {_shown(name)}; there are {', '.join(known)}")
+
+
+def text_argument(arguments: Mapping[str, Any], name: str, max_chars: int) -> str:
+    """Text that can be sent, without spaces around it. Raises ToolError."""
+    value = arguments.get(name)
+    if not isinstance(value, str):
+        raise ToolError(f"{name} must be text, not {_shown(value)}")
+    text = value.strip()
+    if not text:
+        raise ToolError(f"{name} is empty")
+    if len(text) > max_chars:
+        raise ToolError(f"{name} has {len(text)} characters; at most {max_chars} are accepted")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ToolError(f"{name} holds half a character (a lone surrogate)") from None
+    return text
+
+
+def whole_argument(arguments: Mapping[str, Any], name: str, at_least: int, at_most: int) -> int | None:
+    """A whole number in the range, also as 5.0 or "5"; None where it was left out. Raises ToolError."""
+    value = arguments.get(name)
+    if value is None:
+        return None
+    number = value
+    digits = isinstance(value, str) and value.strip().isdecimal() and len(value) <= 20
+    if digits or (isinstance(value, float) and value.is_integer()):
+        number = int(value)
+    if isinstance(number, bool) or not isinstance(number, int) or not at_least <= number <= at_most:
+        raise ToolError(f"{name} must be a whole number from {at_least} to {at_most}, not {_shown(value)}")
+    return number
+
+
+def _shown(value: object) -> str:
+    """One line of ASCII: what came from the sandbox may hold anything. Collections are not looked into."""
+    if isinstance(value, str | float | bool | None):
+        return ascii(value if not isinstance(value, str) else value[:60])
+    if isinstance(value, int) and value.bit_length() <= 64:
+        return str(value)
+    return f"this {type(value).__name__}"

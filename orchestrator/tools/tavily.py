@@ -1,0 +1,229 @@
+"""The search service behind the web tools: the only place that knows Tavily, its client and the key.
+
+All that it answers is foreign: bounded while it is read, cleaned before it goes on. Errors carry texts of
+our own, since those of an HTTP client may hold headers and so the key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import tavily
+import tavily.errors
+
+from orchestrator.errors import ToolError
+from orchestrator.redact import Secret
+
+log = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 8 << 20
+MAX_EXTRACT_TIMEOUT_S = 60.0  # the service accepts no longer one
+PAUSES_S = (0.5, 2.0)  # before each further attempt
+_NOT_TEXT = re.compile(r"[\x00-\x08\x0e-\x1f\x7f\ufffd]")
+_BINARY_SHARE = 0.05  # of such characters; a text has next to none
+
+
+class ServiceFailed(Exception):
+    """No usable answer. `passing`: another attempt may have one."""
+
+    def __init__(self, text: str, *, passing: bool = False) -> None:
+        super().__init__(text)
+        self.passing = passing
+
+
+class ServiceDown(ServiceFailed):
+    """Nothing is served at all: the key, the quota, the rate, the server. No page and no query is to blame."""
+
+
+class PageUnreadable(Exception):
+    """The service works, the page does not: there is no such page, no text in it, no access."""
+
+
+class _TooLarge(Exception):
+    """An answer that is not read to its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPage:
+    """One search result."""
+
+    title: str
+    url: str
+    content: str
+    date: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPage:
+    """One page's text. `url` is where it was found in the end, as the service tells."""
+
+    title: str
+    url: str
+    content: str
+
+
+class Tavily:
+    """At most `max_calls` at a time over all rollouts, each within `timeout_s`, its retries included."""
+
+    def __init__(
+        self,
+        key: Secret,
+        *,
+        base_url: str,
+        timeout_s: float,
+        max_calls: int,
+        pauses_s: tuple[float, ...] = PAUSES_S,
+    ) -> None:
+        self._key = key
+        self._timeout_s = timeout_s
+        self._pauses_s = pauses_s
+        self._slots = asyncio.Semaphore(max_calls)
+        self._key_refused = False
+        self._http = httpx.AsyncClient(
+            base_url=base_url,
+            # A few compressed bytes can be gigabytes: what is counted is what is kept.
+            headers={"Accept-Encoding": "identity"},
+            limits=httpx.Limits(max_connections=max_calls),
+            event_hooks={"response": [_bound]},
+        )
+        self._client = tavily.AsyncTavilyClient(api_key=key.reveal(), api_base_url=base_url, client=self._http)
+
+    async def aclose(self) -> None:
+        """Closes the connections. Idempotent."""
+        await self._http.aclose()
+
+    async def search(self, query: str, max_results: int, max_chars: int) -> list[FoundPage]:
+        """Results with texts of at most `max_chars` each. Raises ServiceFailed, ToolError."""
+        answer = await self._ask(
+            lambda: self._client.search(
+                query, search_depth="advanced", max_results=max_results, timeout=self._timeout_s
+            )
+        )
+        return [
+            FoundPage(
+                title=self._clean(result.get("title"), 1_000) or "No title",
+                url=self._clean(result.get("url"), 4_000),
+                content=self._clean(result.get("content"), max_chars),
+                date=self._clean(result.get("published_date"), 100) or None,
+            )
+            for result in _results(answer)[:max_results]
+        ]
+
+    async def extract(self, url: str, max_chars: int) -> ReadPage:
+        """One page, of at most `max_chars`. Raises ServiceFailed, PageUnreadable, ToolError."""
+        answer = await self._ask(
+            lambda: self._client.extract(
+                url,
+                include_images=False,
+                extract_depth="basic",
+                timeout=min(self._timeout_s, MAX_EXTRACT_TIMEOUT_S),
+            )
+        )
+        results = _results(answer)
+        if not results:
+            raise PageUnreadable("nothing could be extracted from it")
+        content = self._clean(results[0].get("raw_content"), max_chars)
+        if not content.strip():
+            raise PageUnreadable("it has no text")
+        if len(_NOT_TEXT.findall(content[:10_000])) > _BINARY_SHARE * min(len(content), 10_000):
+            raise PageUnreadable("it is not text")
+        title = self._clean(results[0].get("title"), 1_000) or "Unknown title"
+        return ReadPage(title, self._clean(results[0].get("url"), 4_000) or url, content)
+
+    async def _ask(self, call: Callable[[], Awaitable[Any]]) -> Mapping[str, Any]:
+        """The service's answer. Raises ServiceFailed, ToolError."""
+        async with self._slots:
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    for pause_s in self._pauses_s:
+                        try:
+                            return await self._once(call)
+                        except ServiceFailed as failure:
+                            if not failure.passing:
+                                raise
+                        await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))  # noqa: S311
+                    return await self._once(call)
+            except TimeoutError:
+                raise ServiceFailed(f"the web service did not answer within {self._timeout_s:g} seconds") from None
+
+    async def _once(self, call: Callable[[], Awaitable[Any]]) -> Mapping[str, Any]:
+        try:
+            answer = await call()
+        except tavily.InvalidAPIKeyError:
+            self._say_key_refused()
+            raise ServiceDown("the web service does not accept the orchestrator's key") from None
+        except tavily.UsageLimitExceededError:
+            raise ServiceDown("the web service is overloaded; try again later", passing=True) from None
+        except tavily.errors.ForbiddenError:
+            raise ServiceDown("the web service refuses to serve the orchestrator's account") from None
+        except tavily.BadRequestError:
+            raise ToolError("the web service does not accept this request") from None
+        except tavily.errors.TimeoutError:
+            raise TimeoutError from None
+        except httpx.HTTPStatusError as error:
+            status = error.response.status_code
+            raise ServiceDown(f"the web service answered with HTTP {status}", passing=status >= 500) from None
+        except httpx.HTTPError:
+            raise ServiceDown("the web service cannot be reached", passing=True) from None
+        except _TooLarge:
+            raise ServiceFailed("the web service sent more than is read") from None
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            # What the client stumbles over: no JSON, no object, a status that is no error and no answer.
+            raise ServiceFailed("the web service sent an answer that cannot be read") from None
+        if not isinstance(answer, Mapping) or not isinstance(answer.get("results"), list):
+            raise ServiceFailed("the web service sent an answer that cannot be read")
+        return answer
+
+    def _say_key_refused(self) -> None:
+        if not self._key_refused:
+            self._key_refused = True
+            log.error(
+                "Tavily refuses the key: web_search and visit_page fail in every rollout until "
+                "--tavily-api-key or TAVILY_API_KEY is a valid one"
+            )
+
+    def _clean(self, value: object, max_chars: int) -> str:
+        """Foreign text: encodable, bounded, and without the key should somebody echo it."""
+        if not isinstance(value, str):
+            return ""
+        text = value.replace(self._key.reveal(), "[key]")
+        if len(text) > max_chars:
+            text = f"{text[:max_chars]}\n[cut: {len(text) - max_chars} more characters]"
+        return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _results(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [result for result in answer["results"] if isinstance(result, Mapping)]
+
+
+class _Bounded(httpx.AsyncByteStream):
+    """A response's bytes, up to the limit."""
+
+    def __init__(self, stream: httpx.AsyncByteStream) -> None:
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        left = MAX_BODY_BYTES
+        async for chunk in self._stream:
+            left -= len(chunk)
+            if left < 0:
+                raise _TooLarge
+            yield chunk
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+async def _bound(response: httpx.Response) -> None:
+    """Called when the headers are there and the body is not."""
+    if response.headers.get("content-encoding", "identity").lower() != "identity":
+        raise _TooLarge
+    assert isinstance(response.stream, httpx.AsyncByteStream)
+    response.stream = _Bounded(response.stream)

@@ -1,0 +1,162 @@
+"""`web_search` and `visit_page`: the predecessor's tools by name, inputs and outputs, run where the key is.
+
+A mistake of the caller, a denied query or page, and a service that does not work are ToolErrors: the code
+sees an exception. A page that cannot be read is an ordinary result with `success` False, as it always was.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from orchestrator.errors import ToolError, ToolServiceError
+from orchestrator.tools.addresses import MAX_ADDRESS_CHARS, web_address
+from orchestrator.tools.arguments import check_names, text_argument, whole_argument
+from orchestrator.tools.base import HostTool
+from orchestrator.tools.rules import WebRules
+from orchestrator.tools.tavily import PageUnreadable, ServiceDown, ServiceFailed, Tavily
+
+MAX_QUERY_CHARS = 395  # the service takes 400, and a year may be added
+MAX_RESULTS = 20
+MAX_RESULT_CHARS = 10_000  # of one result's text, which is sent twice
+MAX_PAGE_CHARS = 200_000
+_DEFAULT_RESULTS = 10
+_YEARS = (1900, 2100)
+
+
+class _WebTool:
+    """What the two have in common: the service, the rules, and whose fault a failure is."""
+
+    def __init__(self, service: Tavily, rules: WebRules, *, fail_rollouts: bool = False) -> None:
+        self._service = service
+        self._rules = rules
+        self._fail_rollouts = fail_rollouts
+
+    def _failure(self, failure: ServiceFailed) -> ToolError | ToolServiceError:
+        return (ToolServiceError if self._fail_rollouts else ToolError)(str(failure))
+
+
+class WebSearch(_WebTool):
+    """`web_search(query, num_results, filter_year)`."""
+
+    description = (
+        "Perform a web search query and return the search results.\n\n"
+        "Returns an array of search result objects, each containing:\n"
+        "- title: The title of the search result\n"
+        "- url: The URL of the search result\n"
+        "- content: The text content from the search result\n"
+        "- snippet: A text snippet from the content (same as content)\n"
+        "- date: The publication date if available (may be null)"
+    )
+    inputs: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "query": {"type": "string", "description": "The web search query to perform."},
+        "num_results": {
+            "type": "integer",
+            "description": f"Number of results to return (default: {_DEFAULT_RESULTS}, at most {MAX_RESULTS})",
+            "nullable": True,
+        },
+        "filter_year": {
+            "type": "string",
+            "description": "Filter results to a specific year",
+            "nullable": True,
+        },
+    }
+    output_type = "array"
+
+    async def call(self, arguments: Mapping[str, Any]) -> str:
+        """A JSON list. Raises ToolError, ToolServiceError."""
+        check_names(arguments, self.inputs)
+        query = " ".join(text_argument(arguments, "query", MAX_QUERY_CHARS).split())
+        wanted = whole_argument(arguments, "num_results", 1, MAX_RESULTS) or _DEFAULT_RESULTS
+        year = whole_argument(arguments, "filter_year", *_YEARS)
+        if year is not None:
+            query = f"{query} {year}"
+        if self._rules.deny_query(query):
+            raise ToolError("this query is not allowed")
+        try:
+            found = await self._service.search(query, wanted, MAX_RESULT_CHARS)
+        except ServiceFailed as failure:
+            raise self._failure(failure) from None
+        return json.dumps(
+            [
+                {
+                    "title": page.title,
+                    "url": page.url,
+                    "content": page.content,
+                    "snippet": page.content,
+                    "date": page.date,
+                }
+                for page in found
+                if self._may_be_shown(page.url, page.title, page.content)
+            ],
+            ensure_ascii=False,
+        )
+
+    def _may_be_shown(self, url: str, *texts: str) -> bool:
+        try:
+            web_address(url)
+        except ToolError:
+            return False
+        return not (self._rules.deny_address(url) or self._rules.deny_text(*texts))
+
+
+class VisitPage(_WebTool):
+    """`visit_page(url)`."""
+
+    description = (
+        "Visit a webpage at a given URL and extract its content.\n\n"
+        "Returns an object containing:\n"
+        "- url: The URL that was visited\n"
+        "- title: The title of the webpage\n"
+        "- content: The full text content of the webpage\n"
+        "- success: Boolean indicating if the extraction was successful\n"
+        "- error: Error message if extraction failed (null if successful)"
+    )
+    inputs: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "url": {"type": "string", "description": "The URL to visit"}
+    }
+    output_type = "object"
+
+    async def call(self, arguments: Mapping[str, Any]) -> str:
+        """A JSON object. Raises ToolError, ToolServiceError."""
+        check_names(arguments, self.inputs)
+        asked = text_argument(arguments, "url", MAX_ADDRESS_CHARS)
+        address = web_address(asked)
+        if self._rules.deny_address(address.text):
+            raise ToolError("this page is not allowed")
+        try:
+            page = await self._service.extract(address.text, MAX_PAGE_CHARS)
+        except PageUnreadable as reason:
+            return _unreadable(asked, str(reason))
+        except ServiceDown as failure:
+            raise self._failure(failure) from None
+        except ServiceFailed as failure:
+            # Slow, huge or odd pages break the service too: such a failure can be had on purpose.
+            return _unreadable(asked, str(failure))
+        # It may have been found elsewhere than it was asked for.
+        try:
+            web_address(page.url)
+        except ToolError:
+            raise ToolError("this page leads to a place that cannot be visited") from None
+        if self._rules.deny_address(page.url) or self._rules.deny_text(page.title, page.content):
+            raise ToolError("this page is not allowed")
+        return _object(page.url, page.title, page.content, None)
+
+
+def web_tools(service: Tavily, rules: WebRules, *, fail_rollouts: bool = False) -> dict[str, HostTool]:
+    """By the names model-written code calls them. `fail_rollouts`: a service that fails ends the rollout."""
+    return {
+        "web_search": WebSearch(service, rules, fail_rollouts=fail_rollouts),
+        "visit_page": VisitPage(service, rules, fail_rollouts=fail_rollouts),
+    }
+
+
+def _unreadable(url: str, reason: str) -> str:
+    content = f"This page could not be read: {reason}. Try another source for this information."
+    return _object(url, "Page not read", content, reason)
+
+
+def _object(url: str, title: str, content: str, error: str | None) -> str:
+    page = {"url": url, "title": title, "content": content, "success": error is None, "error": error}
+    return json.dumps(page, ensure_ascii=False)

@@ -1,0 +1,250 @@
+"""vLLM's OpenAI server: `/v1/completions` with ids in and ids out.
+
+After vLLM's CompletionRequest and CompletionResponse. It ignores fields it does not know; this one
+refuses them, with the body vLLM has for fields of a wrong type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError
+
+from tests.fakes.inference.dialects.base import (
+    JSON,
+    Answer,
+    Ask,
+    Endpoint,
+    Refused,
+    Strict,
+    left_to_default,
+    no_stream,
+    stops,
+)
+from tests.fakes.inference.dialects.chat import ChatCompletions
+from tests.fakes.inference.model import Model, as_messages
+
+VERSION = "0.11.0"
+SAMPLING = frozenset(
+    [
+        "max_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "seed",
+        "stop",
+        "n",
+        "ignore_eos",
+        "min_tokens",
+    ]
+)
+
+
+class CompletionRequest(Strict):
+    """The fields of vLLM 0.11's CompletionRequest, without those for structured output and transfer."""
+
+    model: str | None = None
+    prompt: list[Annotated[int, Field(ge=0)]] | str
+    echo: bool | None = False
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    logprobs: int | None = Field(None, ge=-1)
+    max_tokens: int | None = Field(16, ge=0)
+    n: int = 1
+    presence_penalty: float | None = None
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
+    stop: str | list[str] | None = None
+    stream: bool | None = False
+    stream_options: dict[str, Any] | None = None
+    suffix: str | None = None
+    temperature: float | None = Field(None, ge=0)
+    top_p: float | None = Field(None, gt=0, le=1)
+    user: str | None = None
+    use_beam_search: bool = False
+    top_k: int | None = Field(None, ge=-1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0)
+    length_penalty: float = 1.0
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
+    allowed_token_ids: list[int] | None = None
+    prompt_logprobs: int | None = None
+    add_special_tokens: bool = True
+    priority: int = 0
+    request_id: str | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_token_ids: bool | None = None
+    cache_salt: str | None = None
+
+
+class Completions:
+    """`/v1/completions`."""
+
+    def parse(self, body: Mapping[str, Any], model: Model) -> Ask:
+        try:
+            request = CompletionRequest.model_validate(body)
+        except ValidationError as error:
+            raise Refused(400, VllmDialect.invalid(error)) from error
+        VllmDialect.check_model(request.model, model)
+        if request.n != 1 or request.echo or request.use_beam_search or request.stream:
+            raise Refused(400, VllmDialect.body("this scripted vLLM gives one plain completion", 400))
+        ids = request.prompt if isinstance(request.prompt, list) else model.encode(request.prompt)
+        if not ids:
+            raise Refused(400, VllmDialect.body("The decoder prompt cannot be empty", 400))
+        if max(ids) >= model.size:
+            raise Refused(400, VllmDialect.body(f"Token id {max(ids)} is out of vocabulary", 400))
+        return Ask(
+            request=request,
+            prompt_ids=ids,
+            messages=None,
+            max_tokens=16 if request.max_tokens is None else request.max_tokens,
+            stop=stops(request.stop),
+            seed=request.seed,
+            left_to_default=left_to_default(request, SAMPLING),
+            ignore_end=request.ignore_eos,
+        )
+
+    def answer(self, ask: Ask, answer: Answer, model: Model) -> JSON:
+        request: CompletionRequest = ask.request
+        text = answer.text(
+            model,
+            stop_string=request.include_stop_str_in_output,
+            # vLLM prints the end token only where both are asked for.
+            skip_special=request.skip_special_tokens or not request.include_stop_str_in_output,
+        )
+        choice = {
+            "index": 0,
+            "text": text,
+            "logprobs": self._logprobs(request, answer, model) if request.logprobs is not None else None,
+            "finish_reason": answer.finish,
+            "stop_reason": answer.stopped_by if isinstance(answer.stopped_by, str) else None,
+            "token_ids": answer.ids if request.return_token_ids else None,
+            "prompt_logprobs": None,
+            "prompt_token_ids": answer.prompt_ids if request.return_token_ids else None,
+        }
+        return {
+            "id": f"cmpl-{answer.number}",
+            "object": "text_completion",
+            "created": 1_700_000_000,
+            "model": model.name,
+            "choices": [] if answer.empty else [choice],
+            "service_tier": None,
+            "system_fingerprint": None,
+            "usage": {
+                "prompt_tokens": answer.prompt_tokens,
+                "total_tokens": answer.prompt_tokens + answer.completion_tokens,
+                "completion_tokens": answer.completion_tokens,
+                "prompt_tokens_details": None,
+            },
+            "kv_transfer_params": None,
+        }
+
+    def events(self, ask: Ask, answer: Answer, model: Model) -> list[JSON]:
+        raise NotImplementedError(no_stream("vLLM"))
+
+    def _logprobs(self, request: CompletionRequest, answer: Answer, model: Model) -> JSON:
+        """The legacy shape of OpenAI's completions."""
+        if answer.logprobs is None:
+            return None
+        tokens, offsets, offset = [], [], 0
+        for token_id in answer.ids:
+            token = "" if token_id >= model.size else model.decode([token_id])
+            tokens.append(f"token_id:{token_id}" if request.return_tokens_as_token_ids else token)
+            offsets.append(offset)
+            offset += len(token)
+        return {
+            "text_offset": offsets,
+            "token_logprobs": answer.logprobs,
+            "tokens": tokens,
+            "top_logprobs": [{t: p} for t, p in zip(tokens, answer.logprobs, strict=False)],
+        }
+
+
+class VllmDialect:
+    """vLLM as released: completions, chat, tokenizer."""
+
+    name = "vllm"
+
+    def __init__(self) -> None:
+        self.endpoints: Mapping[str, Endpoint] = {
+            "/v1/completions": Completions(),
+            "/v1/chat/completions": ChatCompletions(self, token_ids=True, entries="all"),
+        }
+
+    def query(self, method: str, path: str, body: Mapping[str, Any], model: Model) -> JSON:
+        match method, path:
+            case "GET", "/health" | "/ping":
+                return ""
+            case "GET", "/version":
+                return {"version": VERSION}
+            case "GET", "/v1/models":
+                card = {"id": model.name, "object": "model", "created": 1_700_000_000, "owned_by": "vllm"}
+                more: dict[str, Any] = {
+                    "root": model.name,
+                    "parent": None,
+                    "max_model_len": model.context_length,
+                    "permission": [],
+                }
+                return {"object": "list", "data": [card | more]}
+            case "POST", "/tokenize":
+                return self._tokenize(body, model)
+        raise Refused(404, {"detail": "Not Found"})
+
+    def error(self, status: int, message: str) -> JSON:
+        return self.body(message, status)
+
+    def unauthorized(self, status: int, key: str) -> JSON:
+        return {"error": "Unauthorized"}
+
+    def too_long(self, prompt_tokens: int, max_tokens: int, limit: int) -> Refused | None:
+        if prompt_tokens + max_tokens <= limit and prompt_tokens < limit:
+            return None
+        return Refused(
+            400,
+            self.body(
+                f"This model's maximum context length is {limit} tokens. However, you requested {max_tokens} "
+                f"output tokens and your prompt contains at least {prompt_tokens} input tokens, for a total of "
+                f"at least {prompt_tokens + max_tokens} tokens. Please reduce the length of the input prompt or "
+                "the number of requested output tokens.",
+                400,
+                param="input_tokens",
+            ),
+        )
+
+    @staticmethod
+    def body(message: str, status: int, param: str | None = None) -> JSON:
+        kinds = {404: "NotFoundError", 400: "BadRequestError", 429: "RateLimitError"}
+        kind = kinds.get(status, "InternalServerError")
+        return {"error": {"message": message, "type": kind, "param": param, "code": status}}
+
+    @staticmethod
+    def invalid(error: ValidationError) -> JSON:
+        faults = [
+            {"type": e["type"], "loc": ("body", *e["loc"]), "msg": e["msg"]}
+            for e in error.errors(include_url=False, include_context=False, include_input=False)
+        ]
+        return {"error": {"message": str(faults), "type": "Bad Request", "param": None, "code": 400}}
+
+    @staticmethod
+    def check_model(name: str | None, model: Model) -> None:
+        if name is not None and name != model.name:
+            raise Refused(404, VllmDialect.body(f"The model `{name}` does not exist.", 404, param="model"))
+
+    def _tokenize(self, body: Mapping[str, Any], model: Model) -> JSON:
+        known = {"model", "prompt", "messages", "add_special_tokens", "add_generation_prompt", "return_token_strs"}
+        if set(body) - known or ("prompt" in body) == ("messages" in body):
+            raise Refused(400, self.body(f"a request for /tokenize that has {sorted(body)}", 400))
+        self.check_model(body.get("model"), model)
+        text = body["prompt"] if "prompt" in body else model.render(as_messages(body["messages"]))
+        ids = model.encode(text)
+        return {"count": len(ids), "max_model_len": model.context_length, "tokens": ids, "token_strs": None}

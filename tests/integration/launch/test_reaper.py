@@ -1,0 +1,215 @@
+"""What a killed orchestrator leaves is removed; what is somebody else's is not touched."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import docker
+import pytest
+from docker.errors import ImageNotFound, NotFound
+
+from orchestrator.launch.channels import PREFIX, Channels
+from orchestrator.launch.names import (
+    LABEL_DEADLINE,
+    LABEL_OWNER,
+    LABEL_PROJECT,
+    LABEL_RUN,
+    LABEL_STAGE,
+    PROJECT,
+)
+from orchestrator.launch.owner import Owner, owner_label, this_process
+from orchestrator.launch.reaper import reap, reap_directories
+from tests.integration.launch.probes import containers_of, launcher_for, probed, write_owner
+
+FOREVER = "import signal\nsignal.pause()"
+ME = this_process()
+DEAD = str(Owner(ME.host, ME.pid, ME.started - 1))  # a pid that has gone to another process since
+ELSEWHERE = str(Owner("elsewhere.example", 1, 1))
+
+# An orchestrator to be killed: two containers, then it waits for ever.
+VICTIM = """
+import asyncio, sys
+from tests.integration.launch.probes import launcher_for, probed
+async def main(run, image):
+    async with launcher_for(run) as launcher:
+        forever = "import signal\\nsignal.pause()"
+        async with probed(launcher, image, forever), probed(launcher, image, forever):
+            print("ready", flush=True)
+            await asyncio.Event().wait()
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """TMPDIR of this test, so that the machine's own is left alone."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.docker
+async def test_killed_orchestrator_leaves_nothing_once_the_next_one_starts(
+    probe: str, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as short:
+        monkeypatch.setattr(tempfile, "tempdir", short)
+        victim = subprocess.Popen(
+            [sys.executable, "-c", VICTIM, run, probe],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "TMPDIR": short, "PYTHONPATH": os.pathsep.join((".", "proto"))},
+        )
+        assert victim.stdout is not None
+        assert await asyncio.to_thread(victim.stdout.readline) == b"ready\n"
+        assert len(containers_of(run)) == 2
+        other_run = f"{run}-live"
+        async with launcher_for(other_run) as launcher, probed(launcher, probe, FOREVER) as mine:
+            before = await reap(run=run)
+            assert (before.containers, before.directories) == (0, 0), "it still lives"
+            victim.kill()
+            victim.wait()
+            assert len(containers_of(run)) == 2, "nobody told the Engine"
+            reaped = await reap(run=run)
+            assert reaped.containers == 2
+            assert reaped.directories == 2
+            assert containers_of(run) == []
+            assert containers_of(other_run) == [f"/{mine.name}"]
+            assert len([p for p in Path(short).iterdir() if p.name.startswith(PREFIX)]) == 1, "ours"
+            again = await reap(run=run)
+            assert (again.containers, again.directories) == (0, 0)
+
+
+@pytest.mark.docker
+async def test_only_what_the_dead_or_overdue_made_is_removed(
+    engine: docker.APIClient, probe: str, run: str
+) -> None:
+    future, past = str(int(time.time()) + 3600), str(int(time.time()) - 1)
+    labelled = {
+        "dead": ({LABEL_OWNER: DEAD, LABEL_DEADLINE: future}, True),
+        "overdue elsewhere": ({LABEL_OWNER: ELSEWHERE, LABEL_DEADLINE: past}, True),
+        "elsewhere": ({LABEL_OWNER: ELSEWHERE, LABEL_DEADLINE: future}, False),
+        "alive": ({LABEL_OWNER: owner_label(), LABEL_DEADLINE: future}, False),
+        "no owner": ({}, False),
+        "strange owner": ({LABEL_OWNER: "x", LABEL_DEADLINE: past}, False),
+        "no deadline": ({LABEL_OWNER: ELSEWHERE}, False),
+        "somebody's own": ({LABEL_OWNER: DEAD, LABEL_PROJECT: "another"}, False),
+        "another run": ({LABEL_OWNER: DEAD, LABEL_RUN: "another"}, False),
+    }
+    made = {
+        what: engine.create_container_from_config(
+            {"Image": probe, "Labels": {LABEL_PROJECT: PROJECT, LABEL_RUN: run, **labels}}
+        )["Id"]
+        for what, (labels, _) in labelled.items()
+    }
+    try:
+        assert (await reap(run=run)).containers == 2
+        gone = {what for what, container in made.items() if not exists(engine, container)}
+        assert gone == {what for what, (_, left) in labelled.items() if left}
+    finally:
+        for container in made.values():
+            if exists(engine, container):
+                engine.remove_container(container, force=True)
+
+
+@pytest.mark.docker
+async def test_stages_of_dead_builds_go_and_those_of_live_ones_stay(engine: docker.APIClient, probe: str) -> None:
+    with (
+        stage(engine, probe, DEAD) as dead,
+        stage(engine, probe, owner_label()) as alive,
+        stage(engine, probe, "manual") as nobodys,
+    ):
+        reaped = await reap()
+        assert reaped.images >= 1
+        assert not image_exists(engine, dead)
+        assert image_exists(engine, alive)
+        assert image_exists(engine, nobodys)
+
+
+@contextmanager
+def stage(engine: docker.APIClient, base: str, builder: str) -> Iterator[str]:
+    recipe = io.BytesIO(f"FROM {base}\nLABEL {LABEL_STAGE}={builder} n={uuid.uuid4().hex}\n".encode())
+    *_, last = engine.build(fileobj=recipe, rm=True, decode=True)
+    image = last["stream"].split()[-1]
+    try:
+        yield image
+    finally:
+        if image_exists(engine, image):
+            engine.remove_image(image, force=True)
+
+
+def test_directories_of_the_dead_are_removed(temporary: Path) -> None:
+    left, other_run, alive, elsewhere = (temporary / f"{PREFIX}{n}" for n in "abcd")
+    for directory, owner, run in (
+        (left, DEAD, "r"),
+        (other_run, DEAD, "q"),
+        (alive, owner_label(), "r"),
+        (elsewhere, ELSEWHERE, "r"),
+    ):
+        (directory / "box").mkdir(parents=True)
+        write_owner(directory, owner, run)
+    assert reap_directories(run="r") == 1
+    assert sorted(p.name for p in temporary.iterdir()) == sorted(d.name for d in (other_run, alive, elsewhere))
+    reap_directories()
+    assert sorted(p.name for p in temporary.iterdir()) == sorted(d.name for d in (alive, elsewhere))
+
+
+def test_live_channels_are_not_touched(temporary: Path) -> None:
+    with Channels("r", temporary) as channels, channels.directory() as directory:
+        assert reap_directories(run="r") == 0
+        assert directory.exists()
+
+
+def test_directories_that_are_not_surely_ours_stay(temporary: Path) -> None:
+    target = temporary / "precious"
+    target.mkdir()
+    write_owner(target, DEAD, "r")
+    (temporary / f"{PREFIX}link").symlink_to(target)
+    linked_owner = temporary / f"{PREFIX}linked-owner"
+    linked_owner.mkdir()
+    (linked_owner / "owner").symlink_to(target / "owner")
+    pipe = temporary / f"{PREFIX}pipe"
+    pipe.mkdir()
+    os.mkfifo(pipe / "owner")
+    garbage = temporary / f"{PREFIX}garbage"
+    garbage.mkdir()
+    (garbage / "owner").write_bytes(b"\xff{")
+    (temporary / f"{PREFIX}new").mkdir()
+    before = sorted(p.name for p in temporary.rglob("*"))
+    assert reap_directories(run="r") == 0
+    reap_directories()
+    assert sorted(p.name for p in temporary.rglob("*")) == before
+
+
+def test_nameless_empty_directory_goes_when_it_is_old(temporary: Path) -> None:
+    old = temporary / f"{PREFIX}old"
+    old.mkdir()
+    os.utime(old, (1, 1))
+    assert reap_directories(run="r") == 0
+    reap_directories()
+    assert not old.exists()
+
+
+def exists(engine: docker.APIClient, container: str) -> bool:
+    try:
+        engine.inspect_container(container)
+    except NotFound:
+        return False
+    return True
+
+
+def image_exists(engine: docker.APIClient, image: str) -> bool:
+    try:
+        engine.inspect_image(image)
+    except ImageNotFound:
+        return False
+    return True

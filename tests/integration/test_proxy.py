@@ -1,0 +1,202 @@
+"""The gRPC service on a real Unix socket, called as a sandbox calls it and as an attacker would."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from orchestrator.proxy.leases import Lease, Submission
+from orchestrator.proxy.server import SandboxServer
+from orchestrator.types import Attachment, Limits, Task
+from rollout_api.v1 import sandbox_pb2 as pb
+from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
+from tests.fakes.completers import ScriptedCompleter
+from tests.fakes.plans import TALK, a_plan
+
+Stub = pb_grpc.SandboxServiceStub
+MESSAGES = [pb.Message(role=pb.ROLE_SYSTEM, content=TALK[0].content), pb.Message(role=pb.ROLE_USER, content="?")]
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[SandboxServer]:
+    async with SandboxServer(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+async def stub(server: SandboxServer) -> AsyncIterator[Stub]:
+    async with grpc.aio.insecure_channel(f"unix:{server.directory}/s") as channel:
+        yield Stub(channel)
+
+
+def lease(script: list[str | Exception] | None = None, **changes: object) -> Lease:
+    return Lease(a_plan(**changes), ScriptedCompleter(script or ["Thought\n<code>\n1\n</code>"]), None, {})
+
+
+async def parked(stub: Stub, server: SandboxServer, given: Lease) -> list[pb.ParkResponse]:
+    stream = stub.Park(pb.ParkRequest(contract=1))
+    await asyncio.wait_for(server.parked(), 10)
+    server.assign(given)
+    return [item async for item in stream]
+
+
+async def code_of(call: object) -> grpc.StatusCode:
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await call  # type: ignore[misc]
+    return refused.value.code()
+
+
+def complete(sequence: int = 1, **changes: object) -> pb.CompleteRequest:
+    return pb.CompleteRequest(
+        **({"sequence": sequence, "kind": pb.COMPLETION_KIND_ACTION, "messages": MESSAGES} | changes)
+    )
+
+
+async def test_an_assignment_streams_the_task_and_its_files_but_never_the_answer(
+    stub: Stub, server: SandboxServer, tmp_path: Path
+) -> None:
+    path = tmp_path / "data.bin"
+    path.write_bytes(bytes(range(256)) * 3000)
+    task = Task(
+        "id", "question", "the-secret-answer", (Attachment("d ä.bin", path, 768_000),), metadata={"a": "b"}
+    )
+    items = await parked(stub, server, lease(task=task))
+    assert items[0].assignment.question == "question"
+    assert items[0].assignment.attachments[0].name == "d ä.bin"
+    assert b"".join(i.chunk.content for i in items if i.HasField("chunk")) == path.read_bytes()
+    assert items[-1].HasField("start")
+    assert b"the-secret-answer" not in b"".join(i.SerializeToString() for i in items)
+
+
+async def test_a_file_that_shrank_is_a_bad_task(stub: Stub, server: SandboxServer, tmp_path: Path) -> None:
+    path = tmp_path / "data.bin"
+    path.write_bytes(b"x" * 100)
+    given = lease(task=Task("id", "question", "1", (Attachment("data.bin", path, 200),)))
+    with pytest.raises(grpc.aio.AioRpcError):
+        await parked(stub, server, given)
+    assert (await given.ended()).name == "bad_task"  # type: ignore[union-attr]
+
+
+async def test_only_one_park_is_served(stub: Stub, server: SandboxServer) -> None:
+    await parked(stub, server, lease())
+    assert (
+        await code_of(anext(aiter(stub.Park(pb.ParkRequest(contract=1))))) is grpc.StatusCode.FAILED_PRECONDITION
+    )
+
+
+async def test_an_image_of_another_contract_is_refused(stub: Stub, server: SandboxServer) -> None:
+    call = asyncio.ensure_future(code_of(anext(aiter(stub.Park(pb.ParkRequest(contract=99))))))
+    with pytest.raises(Exception, match="image build"):
+        await asyncio.wait_for(server.parked(), 10)
+    assert await call is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_nothing_is_served_before_the_assignment(stub: Stub) -> None:
+    assert await code_of(stub.Complete(complete())) is grpc.StatusCode.FAILED_PRECONDITION
+    assert await code_of(stub.SubmitResult(pb.SubmitResultRequest())) is grpc.StatusCode.FAILED_PRECONDITION
+
+
+@pytest.mark.parametrize(
+    ("request_", "code"),
+    [
+        (complete(kind=0), grpc.StatusCode.INVALID_ARGUMENT),
+        (complete(messages=[]), grpc.StatusCode.INVALID_ARGUMENT),
+        (complete(messages=[pb.Message(role=0, content="x")]), grpc.StatusCode.INVALID_ARGUMENT),
+        (complete(messages=[pb.Message(role=1, content="x")] * 2001), grpc.StatusCode.INVALID_ARGUMENT),
+        (complete(sequence=0), grpc.StatusCode.ABORTED),
+        (complete(sequence=7), grpc.StatusCode.ABORTED),
+        (complete(messages=[pb.Message(role=1, content="x" * (5 << 20))]), grpc.StatusCode.RESOURCE_EXHAUSTED),
+    ],
+)
+async def test_malformed_requests_are_refused_and_leave_no_trace(
+    stub: Stub, server: SandboxServer, request_: pb.CompleteRequest, code: grpc.StatusCode
+) -> None:
+    given = lease()
+    await parked(stub, server, given)
+    assert await code_of(stub.Complete(request_)) is code
+    assert given.turns == []
+    assert (await stub.Complete(complete())).completion.text.startswith("Thought")
+
+
+async def test_after_the_result_the_socket_serves_nothing(stub: Stub, server: SandboxServer) -> None:
+    given = lease()
+    await parked(stub, server, given)
+    result = pb.SubmitResultRequest(stop_reason=pb.STOP_REASON_FINAL_ANSWER, answer=b"42")
+    await stub.SubmitResult(result)
+    assert await given.ended() == Submission("final_answer", b"42", "")
+    forged = pb.SubmitResultRequest(stop_reason=pb.STOP_REASON_FINAL_ANSWER, answer=b"43")
+    for call in (stub.SubmitResult(forged), stub.Complete(complete()), stub.RecordStep(pb.RecordStepRequest())):
+        assert await code_of(call) is grpc.StatusCode.FAILED_PRECONDITION
+    assert given.turns == []
+
+
+async def test_an_unknown_stop_reason_is_refused(stub: Stub, server: SandboxServer) -> None:
+    given = lease()
+    await parked(stub, server, given)
+    for reason in (0, 99):
+        call = stub.SubmitResult(pb.SubmitResultRequest(stop_reason=reason))  # type: ignore[arg-type]
+        assert await code_of(call) is grpc.StatusCode.INVALID_ARGUMENT
+    assert given.live
+
+
+async def test_tool_arguments_must_be_a_json_object(stub: Stub, server: SandboxServer) -> None:
+    given = lease()
+    await parked(stub, server, given)
+    for arguments in ("[1]", "{", '{"x": NaN}', "[" * 100_000, " " * 300_000):
+        call = stub.CallTool(pb.CallToolRequest(sequence=1, name="web_search", arguments_json=arguments))
+        assert await code_of(call) is grpc.StatusCode.INVALID_ARGUMENT
+    reply = await stub.CallTool(pb.CallToolRequest(sequence=1, name="web_search", arguments_json="{}"))
+    assert reply.error == "there is no tool 'web_search'"
+
+
+async def test_steps_are_kept_for_display_and_bounded(stub: Stub, server: SandboxServer) -> None:
+    given = lease()
+    await parked(stub, server, given)
+    for number in range(40):
+        await stub.RecordStep(pb.RecordStepRequest(step_number=number, observations="x" * 100_000))
+    assert 10 <= len(given.steps) < 40
+    assert max(len(step.observations) for step in given.steps) == 64 * 1024
+
+
+async def test_a_budget_that_is_used_up_is_told_by_name(stub: Stub, server: SandboxServer) -> None:
+    await parked(stub, server, lease(limits=Limits(completions=1)))
+    await stub.Complete(complete(1))
+    assert (await stub.Complete(complete(2))).ended.outcome == "budget"
+
+
+async def test_a_third_connection_is_not_accepted(server: SandboxServer) -> None:
+    channels = [
+        grpc.aio.insecure_channel(f"unix:{server.directory}/s", options=[("grpc.use_local_subchannel_pool", 1)])
+        for _ in range(4)
+    ]
+
+    async def ready(channel: grpc.aio.Channel) -> bool:
+        try:
+            await asyncio.wait_for(channel.channel_ready(), 1.5)
+        except TimeoutError:
+            return False
+        return True
+
+    try:
+        connected = await asyncio.gather(*map(ready, channels))
+    finally:
+        for channel in channels:
+            await channel.close()
+    assert sum(connected) <= 2
+
+
+async def test_leaving_the_block_closes_socket_and_lease(tmp_path: Path) -> None:
+    async with SandboxServer(tmp_path) as server:
+        channel = grpc.aio.insecure_channel(f"unix:{tmp_path}/s")
+        given = lease()
+        await parked(Stub(channel), server, given)
+        gone: Callable[[], bool] = lambda: not given.live  # noqa: E731
+        assert not gone()
+    assert gone()
+    assert await code_of(Stub(channel).Complete(complete(), timeout=2)) is grpc.StatusCode.UNAVAILABLE
+    await channel.close()

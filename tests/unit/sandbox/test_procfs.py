@@ -1,0 +1,41 @@
+"""What the kernel tells about ourselves and our children."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+from sandbox import procfs
+
+
+def test_own_limits_are_read() -> None:
+    told = procfs.confinement()
+    assert told.seccomp_mode in (0, 1, 2)
+    assert "lo" in told.network_interfaces
+    assert told.capability_bounding_set >= 0
+
+
+def test_descendants_are_found_but_for_one_branch() -> None:
+    shell = "sleep 60 & echo started; wait"
+    with (
+        subprocess.Popen(["sh", "-c", shell], stdout=subprocess.PIPE) as one,
+        subprocess.Popen(["sleep", "60"]) as other,
+    ):
+        assert one.stdout is not None
+        one.stdout.readline()
+        try:
+            below = procfs.descendants_of(os.getpid(), but_not=other.pid)
+            assert one.pid in below
+            assert other.pid not in below
+            assert len(procfs.descendants_of(one.pid, but_not=0)) == 1
+            assert {one.pid, os.getpid()} <= set(procfs.processes_of(os.getuid()))
+        finally:
+            for pid in procfs.descendants_of(one.pid, but_not=0):
+                os.kill(pid, 9)
+            one.kill()
+            other.kill()
+
+
+def test_memory_kills_are_a_count_or_unknown() -> None:
+    count = procfs.memory_kills()
+    assert count is None or count >= 0

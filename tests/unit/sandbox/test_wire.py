@@ -1,0 +1,106 @@
+"""The wire in both directions, from the sandbox's side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from rollout_api.v1 import sandbox_pb2 as pb
+
+from sandbox import wire
+from sandbox.runner import prompt
+from sandbox.types import (
+    AgentSettings,
+    Assignment,
+    AttachmentFile,
+    Box,
+    Confinement,
+    Identities,
+    Kind,
+    Message,
+    Result,
+    StepReport,
+    StopReason,
+    ToolSpec,
+)
+
+
+def test_an_assignment_arrives_whole() -> None:
+    sent = pb.Assignment(
+        question="Why?",
+        attachments=[pb.AttachmentFile(name="a.txt", size_bytes=5)],
+        agent=pb.AgentSettings(
+            max_steps=3,
+            step_timeout=Duration(seconds=1, nanos=500_000_000),
+            code_tag_open="<code>",
+            code_tag_close="</code>",
+            authorized_imports=["*"],
+            instructions="Be brief.",
+            max_output_chars=100,
+        ),
+        host_tools=[
+            pb.HostTool(
+                name="t",
+                description="d",
+                inputs_json='{"q": {"type": "string", "description": "x"}}',
+                output_type="string",
+            )
+        ],
+    )
+    settings = AgentSettings(max_steps=3, step_timeout_s=1.5, instructions="Be brief.", max_output_chars=100)
+    tool = ToolSpec("t", "d", {"q": {"type": "string", "description": "x"}}, "string")
+    assert wire.assignment(sent) == Assignment("Why?", (AttachmentFile("a.txt", 5),), settings, (tool,))
+
+
+def test_what_is_absent_stays_absent() -> None:
+    settings = wire.assignment(pb.Assignment(agent=pb.AgentSettings(max_steps=1))).agent
+    assert settings.instructions is None
+    assert settings.planning_interval is None
+
+
+@pytest.mark.parametrize("inputs", ["", "[]", "3", '{"q": 1}', "{"])
+def test_tool_inputs_that_are_no_object_are_refused(inputs: str) -> None:
+    with pytest.raises(ValueError):
+        wire.assignment(pb.Assignment(host_tools=[pb.HostTool(name="t", inputs_json=inputs)]))
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_every_kind_of_completion_can_be_asked_for(kind: Kind) -> None:
+    request = wire.complete_request(4, kind, (Message("user", "lone \ud800 surrogate"),))
+    assert pb.CompletionKind.Name(request.kind) == f"COMPLETION_KIND_{kind.upper()}"
+    assert request.messages[0].content == "lone ? surrogate"
+
+
+@pytest.mark.parametrize("reason", get_args(StopReason))
+def test_every_end_can_be_submitted(reason: StopReason) -> None:
+    request = wire.result_request(Result(reason, detail="x" * 10_000), 1.25)
+    assert pb.StopReason.Name(request.stop_reason) == f"STOP_REASON_{reason.upper()}"
+    assert not request.HasField("answer")
+    assert len(request.detail) == wire.MAX_DETAIL_BYTES
+    assert request.episode_duration == Duration(seconds=1, nanos=250_000_000)
+
+
+def test_an_empty_answer_is_still_an_answer() -> None:
+    assert wire.result_request(Result("final_answer", b""), 0.0).HasField("answer")
+
+
+def test_the_texts_of_a_step_are_cut() -> None:
+    long = "é" * 100_000
+    request = wire.step_request(StepReport(1, long, long, long, "", long, False, 0.5))
+    for text in (request.model_output, request.code, request.observations, request.error):
+        assert len(text.encode()) == wire.MAX_STEP_TEXT_BYTES
+
+
+@pytest.mark.parametrize(("identities", "uids"), [(None, (0, 0)), (Identities(5, 6, 7), (5, 6))])
+def test_parking_tells_the_identities(identities: Identities | None, uids: tuple[int, int]) -> None:
+    box = Box(Path("/c"), Path("/a"), Path("/w"), identities, 10)
+    told = wire.park_request(Confinement(0xC0, True, 2, ("lo",), True), box)
+    assert told.contract == 1
+    assert (told.confinement.runner_uid, told.confinement.worker_uid) == uids
+
+
+def test_the_prompt_is_the_question_and_the_paths() -> None:
+    assert prompt("Why?", ()) == "Why?"
+    assert prompt("Why?", (Path("/attachments/a b.txt"),)).splitlines()[-1] == "- /attachments/a b.txt"

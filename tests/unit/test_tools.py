@@ -1,0 +1,192 @@
+"""What the web tools refuse before anything is asked for: arguments, addresses, what is denied."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from orchestrator.config import load_config
+from orchestrator.errors import ConfigError, ToolError
+from orchestrator.tools.addresses import is_public_host, web_address
+from orchestrator.tools.arguments import check_names, text_argument, whole_argument
+from orchestrator.tools.rules import WebRules
+
+
+@pytest.mark.parametrize("value", [None, 7, True, ["x"], {"a": 1}, "", "  \n ", "x" * 101, "half \ud83d"])
+def test_text_that_is_none_is_refused_in_plain_words(value: object) -> None:
+    with pytest.raises(ToolError) as refused:
+        text_argument({"query": value}, "query", 100)
+    assert str(refused.value).startswith("query ")
+    assert str(refused.value).isascii()
+
+
+def test_text_is_taken_without_the_spaces_around_it() -> None:
+    assert text_argument({"query": "  größe \n"}, "query", 100) == "größe"
+
+
+@pytest.mark.parametrize(
+    ("value", "number"), [(5, 5), (5.0, 5), ("5", 5), (" 5", 5), (None, None), (1, 1), (20, 20)]
+)
+def test_whole_numbers_come_in_several_spellings(value: object, number: int | None) -> None:
+    assert whole_argument({"n": value}, "n", 1, 20) == number
+
+
+@pytest.mark.parametrize(
+    "value",
+    [0, 21, -1, True, 2.5, math.nan, math.inf, "five", "", "٥٥٥", "1" * 30, pytest.param(1 << 17_000, id="huge"), 1e308, [5], {}, "5.5"],
+)
+def test_what_is_no_whole_number_in_the_range_is_refused(value: object) -> None:
+    with pytest.raises(ToolError, match="^n must be a whole number from 1 to 20, not ") as refused:
+        whole_argument({"n": value}, "n", 1, 20)
+    assert len(str(refused.value)) < 120
+
+
+def test_an_unknown_argument_is_named_with_the_known_ones() -> None:
+    with pytest.raises(ToolError, match="^there is no argument 'api_key'; there are query, num_results$"):
+        check_names({"query": "x", "api_key": "y"}, ("query", "num_results"))
+    with pytest.raises(ToolError) as refused:
+        check_names({"\ud83d\n": 1}, ("url",))
+    assert str(refused.value).isascii()
+
+
+@pytest.mark.parametrize(
+    ("text", "sent"),
+    [
+        ("https://example.com/a?b=c#part", "https://example.com/a?b=c"),
+        ("HTTP://Example.COM", "http://example.com"),
+        ("https://example.com:8443/x", "https://example.com:8443/x"),
+        ("https://bücher.example/ü", "https://xn--bcher-kva.example/ü"),
+        ("http://93.184.216.34/", "http://93.184.216.34/"),
+        ("http://[2606:4700::6810:84e5]/", "http://[2606:4700::6810:84e5]/"),
+        ("http://localhost.example.com/", "http://localhost.example.com/"),
+    ],
+)
+def test_public_pages_can_be_visited(text: str, sent: str) -> None:
+    assert web_address(text).text == sent
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ftp://example.com/", "file:///etc/passwd", "javascript:alert(1)", "data:text/html,x", "gopher://example.com",
+        "example.com", "//example.com/", "http://", "http:///x", "https://.", "http://a..b/", "http://exa%6dple.com/",
+        "http://user@example.com/", "http://user:pass@example.com/", "http://example.com\\@127.0.0.1/",
+        "http://example.com/a b", "http://example.com/\n", "http://exam\tple.com/", "http://example.com:99999/",
+        "http://[::1", "http://[fe80::1%25eth0]/", "http://example.com/" + "x" * 2100, "http://" + "a" * 300 + ".com",
+    ],
+)  # fmt: skip
+def test_what_is_no_address_of_a_web_page_is_refused(text: str) -> None:
+    with pytest.raises(ToolError) as refused:
+        web_address(text)
+    assert str(refused.value).isascii()
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1", "127.1", "2130706433", "0x7f000001", "0x7f.1", "0177.0.0.1", "017700000001", "0", "0.0.0.0",
+        "10.1.2.3", "172.16.0.1", "192.168.0.1", "100.64.0.1", "169.254.169.254", "169.254.170.2", "2852039166",
+        "192.0.2.1", "198.18.0.1", "224.0.0.1", "240.0.0.1", "255.255.255.255", "127.0.0.1.", "127。0。0。1",
+        "１２７.0.0.1", "[::1]", "[::]", "[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "[::127.0.0.1]", "[fe80::1]",
+        "[fc00::1]", "[fd00:ec2::254]", "[ff02::1]", "[64:ff9b::7f00:1]", "[2002:7f00:1::]", "[2001:0:7f00:1::1]",
+        "[2001:db8::1]", "localhost", "LOCALHOST", "localhost.", "ⓛocalhost", "a.localhost", "printer.local",
+        "metadata", "metadata.google.internal", "instance-data.ec2.internal", "router.lan", "nas.home.arpa",
+        "wiki.corp", "1.0.0.127.in-addr.arpa", "127.0.0.1.nip.io", "7f000001.sslip.io", "a.localtest.me", "lvh.me",
+    ],
+)  # fmt: skip
+def test_private_places_are_refused_in_every_spelling(host: str) -> None:
+    for scheme in ("http", "https"):
+        with pytest.raises(ToolError):
+            web_address(f"{scheme}://{host}:8080/latest/meta-data/")
+
+
+def test_names_that_only_look_private_are_public() -> None:
+    for host in ("example.com", "local.example.org", "internal-affairs.gov", "10.example.net", "8.8.8.8"):
+        assert is_public_host(host), host
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "gaia benchmark answers",
+        "GAIA-Benchmark level 2",
+        "the gaia_benchmark   dataset",
+        "ＧＡＩＡ benchmark",
+        "ga\u200bia bench\u00admark",
+        "gaia validation set metadata.jsonl",
+        "site:huggingface.co/datasets/gaia-benchmark",
+        "site:datasets-server.huggingface.co rows",
+    ],
+)
+def test_the_benchmarks_own_answers_are_not_searched_for(query: str) -> None:
+    assert WebRules().deny_query(query)
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["Gaia DR3 dataset parallax", "benchmark of gaiam yoga mats", "gaia hypothesis lovelock", "huggingface.co models"],
+)
+def test_other_questions_may_be_asked(query: str) -> None:
+    assert not WebRules().deny_query(query)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://huggingface.co/datasets/gaia-benchmark/GAIA",
+        "https://huggingface.co/datasets/gaia%2Dbenchmark/GAIA",
+        "https://huggingface.co/datasets/%2567aia-benchmark",
+        "https://huggingface.co//datasets/./x/../gaia-benchmark",
+        "https://HUGGINGFACE.co:443/spaces/gaia-benchmark/leaderboard",
+        "https://hf-mirror.example/datasets/gaia-benchmark/GAIA/raw/main/metadata.jsonl",
+        "https://datasets-server.huggingface.co/rows?dataset=x",
+        "https://web.archive.org/web/2024/https://huggingface.co/datasets/gaia-benchmark/GAIA",
+        "https://translate.example/?u=https%3A%2F%2Fdatasets-server.huggingface.co%2Frows",
+        "https://example.com/blog/gaia_benchmark_answers.html",
+    ],
+)
+def test_the_benchmarks_own_pages_are_denied_however_they_are_reached(address: str) -> None:
+    assert WebRules().deny_address(address)
+
+
+def test_a_denied_host_stands_for_its_subdomains_and_a_path_for_what_is_below() -> None:
+    rules = WebRules(("example.com", "code.test.org/answers"), ())
+    for denied in (
+        "https://example.com", "https://www.example.com/x", "https://example.com./", "https://example.com:81/",
+        "http://user@example.com/", "https://code.test.org/answers", "https://code.test.org/Answers/1",
+        "https://a.code.test.org/answers?x", "https://proxy.net/get?url=http://example.com/",
+    ):  # fmt: skip
+        assert rules.deny_address(denied), denied
+    for allowed in (
+        "https://example.com.evil.net/", "https://notexample.com/", "https://example.community/", "https://example.org",
+        "https://code.test.org/answers-to-life", "https://code.test.org/", "https://code.test.org/x/answers",
+    ):  # fmt: skip
+        assert not rules.deny_address(allowed), allowed
+
+
+def test_without_rules_nothing_is_denied() -> None:
+    rules = WebRules((), ())
+    assert not rules.deny_query("gaia benchmark")
+    assert not rules.deny_address("https://huggingface.co/datasets/gaia-benchmark")
+
+
+def test_the_lists_can_be_set_and_are_checked() -> None:
+    config = load_config(
+        ["--env.web_deny_hosts", '["example.com/a"]', "--env.web_deny_words", "[]"], environ={}
+    )
+    assert config.env.web_deny_hosts == ("example.com/a",)
+    assert config.env.web_deny_words == ()
+    bad: list[Any] = ['"example.com"', '["http://example.com"]', "[1]", '["no dot"]', "{}", '[""]']
+    for value in bad:
+        with pytest.raises(ConfigError, match="web_deny_hosts"):
+            load_config(["--env.web_deny_hosts", value], environ={})
+    with pytest.raises(ConfigError, match="web_deny_words"):
+        load_config(["--env.web_deny_words", '["--"]'], environ={})
+
+
+def test_a_limit_of_cpu_time_needs_somebody_who_counts() -> None:
+    assert load_config(["--env.max_cpu_seconds", "30"], environ={}).limits().cpu_s == 30
+    with pytest.raises(ConfigError, match="max_cpu_seconds"):
+        load_config(["--env.max_cpu_seconds", "30", "--env.launcher", "process"], environ={})

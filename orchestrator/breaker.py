@@ -20,6 +20,7 @@ PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0)  # between two questions; the last one aga
 PATIENCE_S = 900.0  # a model takes minutes to load; what stays away for longer needs somebody to look
 WINDOW = 32
 LEAST = 16
+GROUPS = 3
 UNHEALTHY = 0.75
 _OTHERS_FAULT = frozenset((FailedName.BAD_TASK, FailedName.CANCELLED))
 
@@ -82,18 +83,23 @@ class Breaker:
 
 
 class HealthGate:
-    """Ends a run in which most of the last attempts broke for reasons that are nobody's policy."""
+    """Ends a run in which most of the last attempts broke for reasons that are nobody's policy.
+
+    One task, or two, may break whatever is tried: failures count when they are those of several groups.
+    `window`: attempts looked back at, more than the retries of two groups can use up.
+    """
 
     def __init__(self, *, window: int = WINDOW, least: int = LEAST) -> None:
-        self._last: deque[Failed | None] = deque(maxlen=window)
+        self._last: deque[tuple[int, Failed | None]] = deque(maxlen=max(window, least))
         self._least = least
 
-    def count(self, failure: Failed | None) -> None:
-        """One attempt more; None: it ended well or badly by itself. Raises RunUnhealthy, naming the commonest
-        cause."""
-        self._last.append(None if failure is None or failure.name in _OTHERS_FAULT else failure)
-        failures = [failed for failed in self._last if failed is not None]
+    def count(self, group: int, failure: Failed | None) -> None:
+        """One attempt more; None: it did not break. Raises RunUnhealthy, naming the commonest cause."""
+        self._last.append((group, None if failure is None or failure.name in _OTHERS_FAULT else failure))
+        failures = [failed for _, failed in self._last if failed is not None]
         if len(self._last) < self._least or len(failures) < UNHEALTHY * len(self._last):
+            return
+        if len({group for group, failed in self._last if failed is not None}) < GROUPS:
             return
         (name, count), *_ = Counter(failed.name for failed in failures).most_common(1)
         reason = next(failed.reason for failed in reversed(failures) if failed.name is name)

@@ -24,6 +24,7 @@ from orchestrator.settings import (
     SANDBOX,
     SCORING,
     TASKS,
+    TOOLS,
 )
 from orchestrator.values import File, Flag, Text
 
@@ -31,7 +32,7 @@ COMMANDS = (
     Command(
         "process",
         "runs tasks and writes groups of scored rollouts to a JSONL file, with an HTML report",
-        uses=(TASKS, ROLLOUTS, LIMITS, SANDBOX, SAMPLING, SCORING, OUTPUT, ENDPOINT),
+        uses=(TASKS, ROLLOUTS, LIMITS, SANDBOX, TOOLS, SAMPLING, SCORING, OUTPUT, ENDPOINT),
     ),
     Command(
         "image build",

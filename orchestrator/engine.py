@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from orchestrator.breaker import Breaker
+from orchestrator.breaker import Breaker, HealthGate
 from orchestrator.executor import Executor, Launching
 from orchestrator.grade import grade
 from orchestrator.group import GroupPolicy, Unfinished, run_group
@@ -102,18 +102,20 @@ class Orchestrator:
 
     async def groups(
         self, tasks: Iterable[Task | BadTask], earlier: Earlier | None = None
-    ) -> AsyncIterator[Group]:
+    ) -> AsyncGenerator[Group, None]:
         """Groups as they come to an end, complete or with a reason; bad tasks go to the observer.
 
         `env.total_steps` groups, or one per task for -1; more than there are tasks: round again with
-        new seeds. `earlier`: what of this run is done; its groups do not come again. Leaving the loop early
-        cancels what is running and removes its sandboxes.
+        new seeds. `earlier`: what of this run is done; its groups do not come again. Closing the generator
+        (`contextlib.aclosing`, for loops that may be left early) cancels what is running and removes its
+        sandboxes.
         """
         earlier = earlier or Earlier()
         if self._around is None:
             async with self:
-                async for group in self.groups(tasks, earlier):
-                    yield group
+                async with aclosing(self.groups(tasks, earlier)) as groups:
+                    async for group in groups:
+                        yield group
             return
         env = self.config.env
         finished: asyncio.Queue[Group | BaseException | None] = asyncio.Queue(READY_GROUPS)
@@ -170,7 +172,9 @@ class Orchestrator:
                     outstanding += env.group_size
                     tg.create_task(one(task, number, epoch), name=f"group {number}")
         except BaseExceptionGroup as errors:
-            await finished.put(first_error(errors))
+            this = asyncio.current_task()
+            if this is None or not this.cancelling():  # cancelled: nobody listens any more
+                await finished.put(first_error(errors))
         else:
             await finished.put(None)
 
@@ -235,7 +239,7 @@ class Orchestrator:
         )
 
     def _launching(self) -> Launching:
-        around, spec = self.around, self.config.sandbox_spec()
+        env, around, spec = self.config.env, self.around, self.config.sandbox_spec()
         docker = Breaker("Docker", lambda: around.launcher.describe(spec), self.observer.say)
         endpoint = Breaker("the inference endpoint", around.endpoint_answers, self.observer.say)
         return Launching(
@@ -246,6 +250,7 @@ class Orchestrator:
                 FailedName.SANDBOX_LOST: docker,
                 FailedName.LLM_ERROR: endpoint,
             },
+            HealthGate(window=3 * 2 * env.group_size * (env.max_retries + 1)),
         )
 
 

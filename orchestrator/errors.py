@@ -58,7 +58,7 @@ class AuthenticationError(CompletionError):
 
 
 class ToolServiceError(RolloutError):
-    """The service behind a host tool failed, and the operator wants no rollout without it. Outcome `tool_error`."""
+    """A host tool's service failed, where the operator wants no rollout without it. Outcome `tool_error`."""
 
 
 class ContextLengthError(OrchestratorError):

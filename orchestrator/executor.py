@@ -104,7 +104,7 @@ class Executor:
                 and await self._launching.excuses(failure)
             )
             if known is None and not excused:
-                self._launching.health.count(failure)
+                self._launching.health.count(plan.group, failure)
             # An earlier process' cancelled attempt used up its number and nothing else.
             if failure is None or failure.name is not FailedName.CANCELLED:
                 excuses += excused

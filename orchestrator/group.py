@@ -85,9 +85,7 @@ class _Drawn:
     latest: Mapping[int, RolloutPlan]
 
 
-async def _draw(
-    plans: Sequence[RolloutPlan], executor: Executor, policy: GroupPolicy, refill: Refill
-) -> _Drawn:
+async def _draw(plans: Sequence[RolloutPlan], executor: Executor, policy: GroupPolicy, refill: Refill) -> _Drawn:
     members: dict[int, Member] = {}
     attempts: list[Attempt] = []
     latest: dict[int, RolloutPlan] = {}

@@ -68,7 +68,7 @@ def _row(row: Setting) -> list[str]:
         sentences.append("Also " + ", ".join(f"--{row.section}.{alias}" for alias in row.aliases))
     text = " ".join(f"{sentence[0].upper()}{sentence[1:]}." for sentence in sentences)
     return [
-        f"  {row.flag} {metavar}  (default: {row.shown_default})",
+        *_wrapped(f"  {row.flag} {metavar}  (default: {row.shown_default})", "      "),
         *_wrapped(f"      {text}", "      "),
     ]
 

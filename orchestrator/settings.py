@@ -261,7 +261,9 @@ class EnvSettings(Settings):
     run_dir: Path | None = setting(
         None, File(), OUTPUT, "what the run was asked and all that happened", unset="runs/TIME"
     )
-    resume: Path | None = setting(None, File(), OUTPUT, "the run directory of a run to continue; its settings hold")
+    resume: Path | None = setting(
+        None, File(), OUTPUT, "a run directory, to continue its run with its settings"
+    )
     fsync: bool = setting(False, Flag(), OUTPUT, "each line is on the disk, power loss included, before it counts")
     include_messages: bool = setting(True, Flag(), OUTPUT, "messages in the groups file")
     save_full_traces: bool = setting(True, Flag(), OUTPUT, "the agent's steps in rollouts.jsonl")

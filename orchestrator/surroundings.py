@@ -38,8 +38,7 @@ async def open_surroundings(config: Config, stack: AsyncExitStack, notes: list[s
     """Docker, image, tokenizer, endpoint. Raises EnvironmentUnusable, everything opened so far closed."""
     launcher, channel_directory, verify = await _launcher(config, stack)
     await launcher.check(config.sandbox_spec())
-    if config.env.launcher == "docker":
-        await _remove_leftovers()
+    await _remove_leftovers(docker=config.env.launcher == "docker")
     tokenizer = await asyncio.to_thread(_tokenizer, config)
     completer = await _completer(config, tokenizer, stack, notes)
     tools = _web_tools(config, stack)
@@ -121,10 +120,13 @@ def endpoint(server: OpenAISettings) -> Endpoint:
     return Endpoint(base_url, server.model_name, server.key(), server.timeout)
 
 
-async def _remove_leftovers() -> None:
+async def _remove_leftovers(*, docker: bool) -> None:
     """What killed runs left is gone before this one starts; what resists is no reason not to start."""
-    from orchestrator.launch.reaper import reap
+    from orchestrator.launch.reaper import reap, reap_directories
 
+    if not docker:
+        await asyncio.to_thread(reap_directories)
+        return
     try:
         reaped = await reap()
     except DockerError as error:

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
+from collections.abc import Iterator
+from contextlib import aclosing, closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator import __version__
+from orchestrator.continued import read_run
 from orchestrator.engine import Observer, Orchestrator
+from orchestrator.errors import ConfigError
+from orchestrator.jsonl import set_torn_end_aside
 from orchestrator.progress import PlainProgress, Tally, closing_table
+from orchestrator.report import write_report
+from orchestrator.resume import Earlier, read_earlier
 from orchestrator.rundir import RunDirectory, new_run_directory
 from orchestrator.signals import Stopped, stoppable
 from orchestrator.tasks import open_tasks
-from orchestrator.types import Attempt, BadTask, EndedName, Group, Member
+from orchestrator.tasks.base import TaskSource
+from orchestrator.types import Attempt, BadTask, EndedName, Member
 from orchestrator.writers import GroupsFile, check_writable, fresh_path
 
 if TYPE_CHECKING:
     from orchestrator.config import Config
+    from orchestrator.settings import EnvSettings
 
 EXIT_INCOMPLETE = 1
 
@@ -31,75 +40,145 @@ def run(config: Config) -> int:
 async def _run(config: Config) -> int:
     env = config.env
     tasks = open_tasks(env.dataset, dataset_path=Path(env.dataset_path), split=env.split)
-    run_path = Path(env.run_dir) if env.run_dir else new_run_directory()
-    groups_path = Path(env.data_path_to_save_groups or run_path / "groups.jsonl")
+    run_path = _run_path(env)
     check_writable(run_path)
-    check_writable(groups_path.parent)
-
+    if env.data_path_to_save_groups:
+        check_writable(env.data_path_to_save_groups.parent)
     wanted = env.total_steps if env.total_steps > 0 else None
-    tally, progress, observer = Tally(), PlainProgress(wanted), Observer()
-    with contextlib.ExitStack() as stack:
-        orchestrator = Orchestrator(config, observer)
+    tally, progress = Tally(), PlainProgress(wanted)
+    observer = Observer(say=progress.say)
+    orchestrator = Orchestrator(config, observer)
+    written: list[tuple[str, Path]] = []
 
-        async def work() -> int:
-            async with orchestrator:
-                run = stack.enter_context(contextlib.closing(RunDirectory(run_path)))
-                groups_file = fresh_path(groups_path)
-                out = stack.enter_context(
-                    contextlib.closing(
-                        GroupsFile(
-                            groups_file,
-                            include_messages=env.include_messages,
-                            untrained=frozenset(EndedName(name) for name in env.untrained_outcomes),
-                        )
-                    )
-                )
-                run.describe(
-                    {
-                        "version": __version__,
-                        "config": config.public(),
-                        "seed": orchestrator.seed,
-                        "tasks": tasks.name,
-                        "notes": observer.notes,
-                        **await orchestrator.facts(),
-                    }
-                )
+    async def work() -> int:
+        async with orchestrator:
+            with _output(config, run_path, tally) as output:
+                written.extend([("groups file", output.groups.path), ("run directory", run_path)])
+                await _describe(output, orchestrator, tasks)
                 for note in observer.notes:
                     progress.say(f"note: {note}")
                 progress.say(orchestrator.summary())
-                written.extend([("groups file", groups_file), ("run directory", run_path)])
+                _observe(observer, output, tally, progress, full_traces=env.save_full_traces)
+                # Closed before the files are: what is cancelled then is still recorded.
+                async with aclosing(orchestrator.groups(tasks, output.earlier)) as groups:
+                    async for group in groups:
+                        if group.dropped is None:
+                            output.groups.append(group)
+                        tally.group(group)
+                        progress.group(group, tally)
+                written.append(await _report(orchestrator, output))
+        return _exit_code(tally, wanted)
 
-                def recorded(result: Member | Attempt) -> None:
-                    run.record(result, full_traces=env.save_full_traces)
-                    tally.attempt(result)
-
-                def bad_task(task: BadTask, number: int) -> None:
-                    run.record_bad_task(task, number)
-                    tally.bad_task()
-                    progress.bad_task(task)
-
-                observer.recorded, observer.bad_task = recorded, bad_task
-                async for group in orchestrator.groups(tasks):
-                    _write(group, out, tally)
-                    progress.group(group, tally)
-            return _exit_code(tally, wanted)
-
-        written: list[tuple[str, Path]] = []
-        code = 0
-        try:
-            code = await stoppable(work(), drain=orchestrator.drain, drain_timeout_s=env.drain_timeout)
-        except Stopped as stopped:
-            progress.say(f"stopped by {stopped}; what is finished is on disk")
-            code = stopped.exit_code
+    try:
+        return await stoppable(work(), drain=orchestrator.drain, drain_timeout_s=env.drain_timeout)
+    except Stopped as stopped:
+        progress.say(f"stopped by {stopped}; go on with --env.resume {run_path}")
+        return stopped.exit_code
+    finally:
         if written:
             closing_table(tally, written, sys.stdout)
-    return code
 
 
-def _write(group: Group, out: GroupsFile, tally: Tally) -> None:
-    if group.dropped is None:
-        out.append(group)
-    tally.group(group)
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """Where everything goes, and what is there already."""
+
+    run: RunDirectory
+    groups: GroupsFile
+    earlier: Earlier
+
+
+@contextmanager
+def _output(config: Config, run_path: Path, tally: Tally) -> Iterator[_Output]:
+    """Opens the run directory and the groups file, new ones or those of the run that is resumed."""
+    env = config.env
+    with closing(RunDirectory(run_path, resume=env.resume is not None, fsync=env.fsync)) as run:
+        if env.resume is None:
+            groups_path, earlier = fresh_path(env.data_path_to_save_groups or run_path / "groups.jsonl"), Earlier()
+        else:
+            groups_path = _groups_path(run_path)
+            set_torn_end_aside(groups_path)
+            earlier = read_earlier(run.rollouts, groups_path, tally.earlier_attempt)
+            for scores in earlier.written.values():
+                tally.earlier_group(scores)
+        groups = GroupsFile(
+            groups_path,
+            include_messages=env.include_messages,
+            untrained=frozenset(EndedName(name) for name in env.untrained_outcomes),
+            fsync=env.fsync,
+        )
+        with closing(groups):
+            yield _Output(run, groups, earlier)
+
+
+async def _describe(output: _Output, orchestrator: Orchestrator, tasks: TaskSource) -> None:
+    """run.json. Raises ConfigError where tokens would come about in another way than before."""
+    facts = await orchestrator.facts()
+    if orchestrator.config.env.resume is not None:
+        before = read_run(output.run.path).get("token_ids")
+        if before != facts["token_ids"]:
+            raise ConfigError(
+                f"env.resume: the run's token ids are {before}, this endpoint's {facts['token_ids']}; "
+                "set --openai.base_url to an endpoint of the same kind"
+            )
+    run_path, groups_path = output.run.path.absolute(), output.groups.path.absolute()
+    inside = groups_path.is_relative_to(run_path)
+    output.run.describe(
+        {
+            "version": __version__,
+            "config": orchestrator.config.public(),
+            "seed": orchestrator.seed,
+            "tasks": tasks.name,
+            "groups_file": str(groups_path.relative_to(run_path) if inside else groups_path),
+            "notes": orchestrator.observer.notes,
+            **facts,
+        }
+    )
+
+
+def _observe(
+    observer: Observer, output: _Output, tally: Tally, progress: PlainProgress, *, full_traces: bool
+) -> None:
+    """On disk first, counted then."""
+
+    def recorded(result: Member | Attempt) -> None:
+        output.run.record(result, full_traces=full_traces)
+        tally.attempt(result)
+
+    def bad_task(task: BadTask, number: int) -> None:
+        output.run.record_bad_task(task, number)
+        tally.bad_task()
+        progress.bad_task(task)
+
+    observer.recorded, observer.bad_task = recorded, bad_task
+
+
+async def _report(orchestrator: Orchestrator, output: _Output) -> tuple[str, Path]:
+    """The page beside the groups file."""
+    html = output.groups.path.with_suffix(".html")
+    tokenizer = orchestrator.around.tokenizer
+    try:
+        await asyncio.to_thread(write_report, output.run.path, output.groups.path, html, tokenizer=tokenizer)
+    except OSError as error:
+        return f"no report ({error.strerror})", html
+    return "report", html
+
+
+def _run_path(env: EnvSettings) -> Path:
+    """The directory of the run: the one resumed, the one asked for, a new one. Raises ConfigError."""
+    if env.resume is None:
+        return Path(env.run_dir) if env.run_dir else new_run_directory()
+    if env.run_dir is not None and Path(env.run_dir).resolve() != Path(env.resume).resolve():
+        raise ConfigError("env.run_dir: a run is continued in its own directory; leave this out")
+    return Path(env.resume)
+
+
+def _groups_path(run_path: Path) -> Path:
+    """The groups file of the run in `run_path`; in the directory itself if that was moved."""
+    told = read_run(run_path).get("groups_file")
+    if not isinstance(told, str) or not told:
+        raise ConfigError(f"env.resume: run.json in {run_path} names no groups file")
+    return run_path / told
 
 
 def _exit_code(tally: Tally, wanted: int | None) -> int:

@@ -37,7 +37,7 @@ def _files(path: Path) -> tuple[Path, Path | None]:
         description = path / "run.json"
         if not groups.is_file() and description.is_file():
             told = json.loads(description.read_text()).get("groups_file")
-            groups = Path(told) if told else groups
+            groups = path / told if told else groups
         if not groups.is_file():
             raise ConfigError(f"{path} holds no groups.jsonl; name the groups file itself")
         rollouts = path / "rollouts.jsonl"

@@ -63,7 +63,8 @@ class Completer(Protocol):
     async def sample(self, request: CompletionRequest) -> Completion:
         """One completion. Cancelling the call cancels it upstream.
 
-        Raises CompletionError (after its own retries), AuthenticationError, ContextLengthError.
+        Raises CompletionError (after its own retries), AuthenticationError, ContextLengthError; RecordError
+        where a recording is asked for what it does not hold.
         """
 
     async def aclose(self) -> None:

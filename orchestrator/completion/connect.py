@@ -42,6 +42,7 @@ TokenPolicy = Literal["auto", "exact", "retokenize"]
 ServerType = Literal["auto", "openai", "vllm", "sglang", "llamacpp", "atropos", "trl"]
 PROBE_TIMEOUT_S = 60.0
 LIST_TIMEOUT_S = 10.0
+_KNOWN = frozenset(("vllm", "sglang", "llamacpp"))  # `owned_by` of servers that take ids
 _TEXT = "I add 12 and 30, größer als 7:\n<code>\nfor i in range(3):\n    print(12 + 30)\n</code>"
 
 
@@ -71,6 +72,15 @@ async def connect(
                 ) from error
             except AuthenticationError as error:
                 raise EnvironmentUnusable(str(error)) from error
+            except Refusal as error:
+                if owner not in _KNOWN:
+                    why = f"as {dialect.name} it answered: {error}"
+                else:
+                    # It takes ids, but not ours: going on with text would only hide why.
+                    raise EnvironmentUnusable(
+                        f"the endpoint refuses our token ids ({error}); set --env.tokenizer_name to the model's "
+                        "own tokenizer, or --env.token_source retokenize to do without its ids"
+                    ) from error
             except (CompletionError, ContextLengthError) as error:
                 why = f"as {dialect.name} it answered: {error}"
         if tokens == "exact":
@@ -132,8 +142,10 @@ async def _ids(
     request = CompletionRequest((), tuple(tokenizer.encode(text)), (), sampling, "probe", "probe", 0, 0)
     try:
         await completer.probe(request, PROBE_TIMEOUT_S)
-    except Refusal as error:
-        if not isinstance(dialect, SglangDialect) or "sampling_seed" not in str(error):
+    except (Refusal, Retryable) as error:
+        # Old servers answer 400 with the parameter's name, or a bare 500.
+        seed_unknown = "sampling_seed" in str(error) or (isinstance(error, Retryable) and error.status == 500)
+        if not isinstance(dialect, SglangDialect) or not seed_unknown:
             raise
         completer = IdCompleter(SglangDialect(seeded=False), client, tokenizer)
         await completer.probe(request, PROBE_TIMEOUT_S)

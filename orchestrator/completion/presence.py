@@ -13,16 +13,16 @@ ANSWER_TIMEOUT_S = 10.0
 
 
 async def one_answers(endpoints: Sequence[Endpoint]) -> None:
-    """Returns when one of them answers a question for its models. Raises the last one's CompletionError,
-    AuthenticationError where it refuses the key."""
-    failure: CompletionError | None = None
-    for endpoint in endpoints:
+    """Returns when one of them answers a question for its models. Raises what the last one raised:
+    CompletionError, AuthenticationError."""
+    for number, endpoint in enumerate(endpoints, 1):
         try:
-            return await _answers(endpoint)
-        except CompletionError as error:
-            failure = error
-    if failure is not None:
-        raise failure
+            await _answers(endpoint)
+        except CompletionError:
+            if number == len(endpoints):
+                raise
+        else:
+            return
 
 
 async def _answers(endpoint: Endpoint) -> None:

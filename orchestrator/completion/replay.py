@@ -1,29 +1,40 @@
 """A recorded run as endpoint: `replay:RUN_DIR`.
 
-Completions come from rollouts.jsonl, by task, place in the group and number of the call; everything
-else (containers, code, tools, scores, groups) happens anew. A prompt that differs from the recorded
-one still gets the recorded answer, and is counted: whoever replays can see how far it went its own way.
+Completions come from rollouts.jsonl (or rollouts.jsonl.xz), by task, place in the group and number of
+the call; everything else (containers, code, tools, scores, groups) happens anew. A prompt that differs
+from the recorded one still gets the recorded answer, and is counted: whoever replays can see how far it
+went its own way. A call that was never recorded ends the rollout as `record_error`: there is nothing to
+score, and asking again would not help.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import lzma
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from orchestrator.completion.base import CompletionRequest
-from orchestrator.errors import CompletionError, EnvironmentUnusable
+from orchestrator.errors import EnvironmentUnusable, RecordError
 from orchestrator.types import Completion, Message
 
 Key = tuple[str, int]  # task id, index in the group
+RECORDING = "rollouts.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
     messages: tuple[Message, ...]
+    prompt_ids: tuple[int, ...] | None
     completion: Completion
+
+    def answers(self, request: CompletionRequest) -> bool:
+        """Whether this is what was asked then: the same words and, where both sides have ids, the same ids."""
+        if self.messages != request.messages:
+            return False
+        return self.prompt_ids is None or request.prompt_ids is None or self.prompt_ids == request.prompt_ids
 
 
 class ReplayCompleter:
@@ -34,26 +45,30 @@ class ReplayCompleter:
         self.takes_ids = takes_ids
         self.served = 0
         self.differing = 0
+        self.missing = 0
 
     @classmethod
     def open(cls, run_directory: Path) -> ReplayCompleter:
         """Blocking. Raises EnvironmentUnusable for a directory without a recording."""
-        path = run_directory / "rollouts.jsonl"
+        path = run_directory / RECORDING
+        if not path.exists() and (packed := path.with_name(f"{RECORDING}.xz")).exists():
+            path = packed
         episodes: dict[Key, tuple[_Recorded, ...]] = {}
         exact = True
         try:
-            with path.open("rb") as file:
-                for number, text in enumerate(file, 1):
-                    try:
-                        line = json.loads(text)
-                        if line.get("score") is None:
-                            continue
-                        key = (str(line["task_id"]), int(line["index"]))
-                        # The first group of a task is the one to replay; later ones are other epochs.
-                        episodes.setdefault(key, _episode(line["completions"]))
-                        exact = exact and all(c["prompt_ids"] is not None for c in line["completions"])
-                    except (ValueError, KeyError, TypeError, AttributeError) as error:
-                        raise EnvironmentUnusable(f"{path}:{number} is no recorded rollout ({error})") from error
+            for number, text in enumerate(_lines(path), 1):
+                try:
+                    line = json.loads(text)
+                    if line.get("score") is None:
+                        continue
+                    key = (str(line["task_id"]), int(line["index"]))
+                    # The first group of a task is the one to replay; later ones are other epochs.
+                    episodes.setdefault(key, _episode(line["completions"]))
+                    exact = exact and all(c["prompt_ids"] is not None for c in line["completions"])
+                except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+                    raise EnvironmentUnusable(f"{path}:{number} is no recorded rollout ({error})") from error
+        except (lzma.LZMAError, EOFError) as error:
+            raise EnvironmentUnusable(f"{path} is damaged: {error}") from error
         except OSError as error:
             raise EnvironmentUnusable(f"no recorded run in {run_directory}: {error.strerror}") from error
         if not episodes:
@@ -61,29 +76,44 @@ class ReplayCompleter:
         return cls(episodes, exact)
 
     async def sample(self, request: CompletionRequest) -> Completion:
-        episode = self._episodes.get((request.task_id, request.index))
-        if episode is None:
-            raise CompletionError(f"the recording has no rollout {request.index} of task {request.task_id!r}")
+        """The recorded completion of this call. Raises RecordError where there is none."""
+        episode = self._episodes.get((request.task_id, request.index), ())
         if request.sequence > len(episode):
-            raise CompletionError(
-                f"the recording of task {request.task_id!r}, rollout {request.index} "
-                f"ends after {len(episode)} calls"
+            self.missing += 1
+            raise RecordError(
+                f"the recording of task {request.task_id!r}, rollout {request.index}, "
+                + (f"ends after {len(episode)} calls" if episode else "does not exist")
             )
         recorded = episode[request.sequence - 1]
         self.served += 1
-        self.differing += recorded.messages != request.messages
+        self.differing += not recorded.answers(request)
         return recorded.completion
+
+    def account(self) -> str:
+        """One line for the end of a run: how much was replayed, and how faithfully."""
+        prompts = f"{self.differing} of their prompts differed" if self.differing else "every prompt as recorded"
+        missing = f"; {self.missing} calls beyond the recording" if self.missing else ""
+        return f"{self.served} completions replayed, {prompts}{missing}"
 
     async def aclose(self) -> None:
         """Nothing is open."""
 
 
+def _lines(path: Path) -> Iterator[bytes]:
+    with lzma.open(path) if path.suffix == ".xz" else path.open("rb") as file:
+        yield from file
+
+
 def _episode(completions: list[dict[str, Any]]) -> tuple[_Recorded, ...]:
     recorded: list[_Recorded] = []
     talk: tuple[Message, ...] = ()
+    line: dict[int, tuple[int, ...]] = {}  # ids so far, by segment
     for c in completions:
         talk = (*talk[: c["kept"]], *(Message(m["role"], m["content"]) for m in c["messages"]))
-        ids, logprobs = c["token_ids"], c["logprobs"]
+        ids, logprobs, added = c["token_ids"], c["logprobs"], c["prompt_ids"]
+        prompt = None if added is None or ids is None else (*line.get(c["segment"], ()), *added)
+        if prompt is not None:
+            line[c["segment"]] = (*prompt, *ids)
         completion = Completion(
             text=c["text"],
             visible=c["visible"],
@@ -94,5 +124,5 @@ def _episode(completions: list[dict[str, Any]]) -> tuple[_Recorded, ...]:
             completion_tokens=c["completion_tokens"],
             policy_version=c["policy_version"],
         )
-        recorded.append(_Recorded(talk, completion))
+        recorded.append(_Recorded(talk, prompt, completion))
     return tuple(recorded)

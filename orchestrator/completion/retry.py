@@ -75,7 +75,7 @@ class Limiter:
     async def passed(self) -> None:
         """Returns when there is no pause."""
         loop = asyncio.get_running_loop()
-        while (left := self._until - loop.time()) > 0:
+        while (left := self._until - loop.time()) > 0:  # noqa: ASYNC110 - another pause may come meanwhile
             await asyncio.sleep(left + random.uniform(0, self._spread_s))  # noqa: S311
 
 

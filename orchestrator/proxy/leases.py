@@ -20,10 +20,12 @@ from orchestrator.errors import (
     CompletionError,
     ContextLengthError,
     ProtocolError,
+    RecordError,
     ToolError,
     ToolServiceError,
 )
 from orchestrator.proxy.clock import OwnClock
+from orchestrator.tools.arguments import recordable
 from orchestrator.tools.base import HostTool
 from orchestrator.types import Completion, CompletionKind, Message, RolloutPlan, Step, ToolCall, Turn
 
@@ -189,6 +191,8 @@ class Lease:
                 return Reply(ended=self.refuse("llm_error", str(error)))
             except CompletionError as error:
                 return Reply(ended=self.refuse("llm_error", str(error)))
+            except RecordError as error:
+                return Reply(ended=self.refuse("record_error", str(error)))
 
     async def _sample(self, sequence: int, kind: CompletionKind, messages: tuple[Message, ...]) -> Completion:
         await self._check_cpu()
@@ -294,10 +298,12 @@ class Lease:
         output: str | None = None
         error: str | None = None
         ended: str | None = None
+        recorded: Mapping[str, Any] = {}
         with self.clock.waiting():
             tool = self.tools.get(name)
             try:
                 await self._reserve_tool_call()
+                recorded = recordable(arguments)
                 if tool is None:
                     raise ToolError(f"there is no tool {name[:80]!r}")
                 output = (await tool.call(arguments))[:MAX_TOOL_CHARS]
@@ -308,7 +314,7 @@ class Lease:
             except ToolServiceError as failure:
                 error = str(failure)
                 ended = self.refuse("tool_error", f"{name}: {failure}")
-        self.tool_calls.append(ToolCall(sequence, name, arguments, output, error, started_s, self.clock.elapsed_s))
+        self.tool_calls.append(ToolCall(sequence, name, recorded, output, error, started_s, self.clock.elapsed_s))
         return ToolReply(output=output, error=error, ended=ended)
 
     async def _reserve_tool_call(self) -> None:

@@ -5,10 +5,33 @@ The texts of the errors are observations: they say what would have been valid.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from orchestrator.errors import ToolError
+
+MAX_DEPTH = 16
+_WHOLE_RANGE = range(-(2**63), 2**63)
+
+
+def recordable(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments, if the record can hold them: what cannot be written down must not stop a run.
+
+    Raises ToolError for numbers past 64 bits and for lists within lists within lists.
+    """
+    level: list[Any] = [arguments]
+    for _ in range(MAX_DEPTH):
+        for value in level:
+            if isinstance(value, int) and value not in _WHOLE_RANGE:
+                raise ToolError("the arguments hold a number of more than 64 bits")
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ToolError("the arguments hold a number without end")
+        nested = (value for value in level if isinstance(value, Mapping | list))
+        level = [item for value in nested for item in (value.values() if isinstance(value, Mapping) else value)]
+        if not level:
+            return arguments
+    raise ToolError(f"the arguments are nested more than {MAX_DEPTH} deep")
 
 
 def check_names(arguments: Mapping[str, Any], known: Collection[str]) -> None:

@@ -62,6 +62,7 @@ class FakeTavily:
         self.found: list[Any] = []
         self.pages: dict[str, dict[str, Any]] = {}
         self.faults: deque[Fault] = deque()
+        self.failing: dict[str, Fault] = {}  # by query
         self.asked: list[Asked] = []
         self.gate = asyncio.Event()  # clear it, and requests wait
         self.gate.set()
@@ -104,6 +105,8 @@ class FakeTavily:
             self.at_once -= 1
         if self.faults:
             return self._fail(request, self.faults.popleft())
+        if (fault := self.failing.get(body.get("query", ""))) is not None:
+            return self._fail(request, fault)
         if request.headers.get("Authorization") != f"Bearer {self.key}":
             return self._fail(request, refused(401, "Unauthorized: missing or invalid API key."))
         return web.json_response(self._search(body) if request.path == "/search" else self._extract(body))

@@ -16,7 +16,8 @@ from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.errors import CompletionError, ContextLengthError, EnvironmentUnusable
 from orchestrator.proxy.leases import Lease
 from orchestrator.types import AgentSpec, CompletionKind, Limits, Message, Record, Sampling
-from tests.fakes.inference import CLUMSY, Fault, Reply, ScriptedServer, Served, always, by_task
+from tests.fakes.inference import CLUMSY, Call, Fault, Reply, ScriptedServer, Served, always, by_task
+from tests.fakes.inference.dialects.sglang import SglangDialect
 from tests.fakes.plans import TALK, a_plan
 from tests.fakes.tokenizer import tokenizer_folder
 
@@ -137,11 +138,26 @@ async def test_probes_sample_one_token_at_most_and_say_what_they_are(tokenizer: 
 
 
 async def test_a_wrong_tokenizer_is_found_out_before_the_first_task() -> None:
-    other = load_tokenizer(str(tokenizer_folder(1300)))
-    for name in ("vllm", "llamacpp"):
-        async with dialect_server(name) as server:
-            with pytest.raises(EnvironmentUnusable, match="tokenizer"):
-                await connect(endpoint(server), other)
+    for entries in (900, 1300, 1700):
+        other = load_tokenizer(str(tokenizer_folder(entries)))
+        for name in ("vllm", "llamacpp"):
+            async with dialect_server(name) as server:
+                with pytest.raises(EnvironmentUnusable, match="tokenizer"):
+                    await connect(endpoint(server), other)
+    # SGLang has no tokenizer to compare with: what it can find out is that ids are not its own.
+    async with dialect_server("sglang") as server:
+        with pytest.raises(EnvironmentUnusable, match="tokenizer"):
+            await connect(endpoint(server), load_tokenizer(str(tokenizer_folder(1700))))
+
+
+async def test_an_sglang_without_seeds_is_still_exact(tokenizer: HubTokenizer) -> None:
+    notes: list[str] = []
+    async with ScriptedServer(SglangDialect(seeded=False), always(TEXT)) as server:
+        async with connected(server, tokenizer, notes=notes) as completer:
+            assert completer.takes_ids
+            assert "sampling_seed" in notes[0]
+            assert len(server.log.probes) <= 3
+            assert (await completer.sample(request(tokenizer))).tokens_T
 
 
 async def test_a_refused_key_and_a_dead_endpoint_say_what_to_do(tokenizer: HubTokenizer) -> None:
@@ -197,7 +213,10 @@ async def test_a_prompt_that_is_too_long_is_the_policy_s_end(name: str, tokenize
 
 @pytest.mark.parametrize("name", [*ID_DIALECTS, "openai"])
 async def test_a_cancelled_completion_is_cancelled_upstream(name: str, tokenizer: HubTokenizer) -> None:
-    async with dialect_server(name, script=always(Reply(TEXT, delay_s=30))) as server:
+    def slow(call: Call) -> Reply:
+        return Reply(TEXT, delay_s=0 if call.number is None else 30)
+
+    async with dialect_server(name, script=slow) as server:
         async with connected(server, tokenizer, server_type=server_type(name), tokens=_tokens(name)) as completer:
             call = asyncio.ensure_future(completer.sample(request(tokenizer)))
             while not server.log.completions:

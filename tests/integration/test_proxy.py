@@ -9,12 +9,12 @@ from pathlib import Path
 import grpc
 import grpc.aio
 import pytest
+from rollout_api.v1 import sandbox_pb2 as pb
+from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
 from orchestrator.proxy.leases import Lease, Submission
 from orchestrator.proxy.server import SandboxServer
 from orchestrator.types import Attachment, Limits, Task
-from rollout_api.v1 import sandbox_pb2 as pb
-from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.plans import TALK, a_plan
 

@@ -235,6 +235,13 @@ async def test_probes_are_answered_and_kept_apart(model: Model) -> None:
         assert [len(part) for part in (log.probes, log.completions, log.completed)] == [1, 2, 1]
 
 
+async def test_delays_and_faults_of_a_script_are_not_for_probes(model: Model) -> None:
+    script = always(Reply(PLAIN, delay_s=3600, fault=Fault("500")))
+    async with ScriptedServer("vllm", script, delay_s=3600) as server:
+        body = a_body("vllm", prompt_of(model))
+        assert (await ask(server, body, **{"x-orchestrator-probe": "1"}))[0] == 200
+
+
 async def test_two_servers_share_nothing(model: Model) -> None:
     async with ScriptedServer("vllm", always("a")) as one, ScriptedServer("sglang", always("b")) as other:
         await ask(one, a_body("vllm", prompt_of(model)))

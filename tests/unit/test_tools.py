@@ -1,17 +1,25 @@
-"""What the web tools refuse before anything is asked for: arguments, addresses, what is denied."""
+"""What the web tools refuse before anything is asked for, and the budgets tools and sandboxes have."""
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 
 from orchestrator.config import load_config
 from orchestrator.errors import ConfigError, ToolError
+from orchestrator.jsonl import dumps
+from orchestrator.outcome import decide
+from orchestrator.proxy.leases import Lease
 from orchestrator.tools.addresses import is_public_host, web_address
 from orchestrator.tools.arguments import check_names, text_argument, whole_argument
 from orchestrator.tools.rules import WebRules
+from orchestrator.types import CompletionKind, Ended, EndedName, Limits
+from tests.fakes.completers import ScriptedCompleter
+from tests.fakes.plans import TALK, a_plan, a_record
 
 
 @pytest.mark.parametrize("value", [None, 7, True, ["x"], {"a": 1}, "", "  \n ", "x" * 101, "half \ud83d"])
@@ -35,20 +43,59 @@ def test_whole_numbers_come_in_several_spellings(value: object, number: int | No
 
 @pytest.mark.parametrize(
     "value",
-    [0, 21, -1, True, 2.5, math.nan, math.inf, "five", "", "٥٥٥", "1" * 30, pytest.param(1 << 17_000, id="huge"), 1e308, [5], {}, "5.5"],
+    [
+        0,
+        21,
+        -1,
+        True,
+        2.5,
+        math.nan,
+        math.inf,
+        "five",
+        "",
+        "٥٥٥",
+        "1" * 30,
+        pytest.param(1 << 17_000, id="huge"),
+        1e308,
+        [5],
+        {},
+        "5.5",
+    ],
 )
 def test_what_is_no_whole_number_in_the_range_is_refused(value: object) -> None:
-    with pytest.raises(ToolError, match="^n must be a whole number from 1 to 20, not ") as refused:
+    with pytest.raises(ToolError, match=r"^n must be a whole number from 1 to 20, not ") as refused:
         whole_argument({"n": value}, "n", 1, 20)
     assert len(str(refused.value)) < 120
 
 
 def test_an_unknown_argument_is_named_with_the_known_ones() -> None:
-    with pytest.raises(ToolError, match="^there is no argument 'api_key'; there are query, num_results$"):
+    with pytest.raises(ToolError, match=r"^there is no argument 'api_key'; there are query, num_results$"):
         check_names({"query": "x", "api_key": "y"}, ("query", "num_results"))
     with pytest.raises(ToolError) as refused:
         check_names({"\ud83d\n": 1}, ("url",))
     assert str(refused.value).isascii()
+
+
+@pytest.mark.parametrize(
+    "value", [10**30, -(2**63) - 1, math.inf, -math.inf, [10**30], {"a": {"b": [2**70]}}, "[" * 500 + "]" * 500]
+)
+async def test_arguments_that_cannot_be_written_down_are_an_observation(value: object) -> None:
+    if isinstance(value, str):
+        value = json.loads(value)
+    lease = Lease(a_plan(), ScriptedCompleter([""]), None, {})
+    reply = await lease.call_tool(1, b"1", "web_search", {"query": value})
+    assert str(reply.error).startswith("the arguments ")
+    assert lease.live
+    [call] = lease.tool_calls
+    assert dumps(asdict(call))
+
+
+async def test_arguments_that_can_be_written_down_are_kept_as_they_came() -> None:
+    lease = Lease(a_plan(), ScriptedCompleter([""]), None, {})
+    arguments = {"query": "half \ud83d", "a": [1, {"b": 2.5, "c": None}], "n": 2**63 - 1}
+    await lease.call_tool(1, b"1", "web_search", arguments)
+    assert lease.tool_calls[0].arguments == arguments
+    assert dumps(asdict(lease.tool_calls[0]))
 
 
 @pytest.mark.parametrize(
@@ -74,7 +121,8 @@ def test_public_pages_can_be_visited(text: str, sent: str) -> None:
         "example.com", "//example.com/", "http://", "http:///x", "https://.", "http://a..b/", "http://exa%6dple.com/",
         "http://user@example.com/", "http://user:pass@example.com/", "http://example.com\\@127.0.0.1/",
         "http://example.com/a b", "http://example.com/\n", "http://exam\tple.com/", "http://example.com:99999/",
-        "http://[::1", "http://[fe80::1%25eth0]/", "http://example.com/" + "x" * 2100, "http://" + "a" * 300 + ".com",
+        "http://[::1", "http://[fe80::1%25eth0]/", "http://example.com/" + "x" * 2100,
+        "http://" + "a" * 300 + ".com",
     ],
 )  # fmt: skip
 def test_what_is_no_address_of_a_web_page_is_refused(text: str) -> None:
@@ -126,7 +174,12 @@ def test_the_benchmarks_own_answers_are_not_searched_for(query: str) -> None:
 
 @pytest.mark.parametrize(
     "query",
-    ["Gaia DR3 dataset parallax", "benchmark of gaiam yoga mats", "gaia hypothesis lovelock", "huggingface.co models"],
+    [
+        "Gaia DR3 dataset parallax",
+        "benchmark of gaiam yoga mats",
+        "gaia hypothesis lovelock",
+        "huggingface.co models",
+    ],
 )
 def test_other_questions_may_be_asked(query: str) -> None:
     assert not WebRules().deny_query(query)
@@ -173,9 +226,7 @@ def test_without_rules_nothing_is_denied() -> None:
 
 
 def test_the_lists_can_be_set_and_are_checked() -> None:
-    config = load_config(
-        ["--env.web_deny_hosts", '["example.com/a"]', "--env.web_deny_words", "[]"], environ={}
-    )
+    config = load_config(["--env.web_deny_hosts", '["example.com/a"]', "--env.web_deny_words", "[]"], environ={})
     assert config.env.web_deny_hosts == ("example.com/a",)
     assert config.env.web_deny_words == ()
     bad: list[Any] = ['"example.com"', '["http://example.com"]', "[1]", '["no dot"]', "{}", '[""]']
@@ -190,3 +241,45 @@ def test_a_limit_of_cpu_time_needs_somebody_who_counts() -> None:
     assert load_config(["--env.max_cpu_seconds", "30"], environ={}).limits().cpu_s == 30
     with pytest.raises(ConfigError, match="max_cpu_seconds"):
         load_config(["--env.max_cpu_seconds", "30", "--env.launcher", "process"], environ={})
+
+
+# ---------------------------------------------------------------- budgets of the sandbox
+
+
+async def test_cpu_time_that_is_used_up_is_seen_before_anything_is_sampled_or_asked_for() -> None:
+    used_s = [2.0, 2.1]
+
+    async def cpu_s() -> float | None:
+        return used_s[0]
+
+    for ask in ("completion", "tool"):
+        completer = ScriptedCompleter(["x"])
+        lease = Lease(a_plan(limits=Limits(cpu_s=2.0)), completer, None, {}, cpu_s)
+        await lease.complete(1, b"1", CompletionKind.ACTION, TALK)
+        used_s.reverse()
+        if ask == "completion":
+            assert (await lease.complete(2, b"2", CompletionKind.ACTION, TALK)).ended == "budget"
+        else:
+            assert (await lease.call_tool(1, b"1", "web_search", {})).ended == "budget"
+        assert len(completer.requests) == 1
+        assert lease.tool_calls == []
+        assert decide(await lease.ended(), a_record())[0] == Ended(EndedName.BUDGET, "2 cpu seconds")
+        used_s.reverse()
+
+
+async def test_cpu_time_nobody_can_tell_is_no_reason_to_end() -> None:
+    async def unknown() -> float | None:
+        return None
+
+    lease = Lease(a_plan(limits=Limits(cpu_s=2.0)), ScriptedCompleter(["x"]), None, {}, unknown)
+    assert (await lease.complete(1, b"1", CompletionKind.ACTION, TALK)).ended is None
+
+
+async def test_bytes_are_counted_up_to_the_limit_and_not_past_it() -> None:
+    lease = Lease(a_plan(limits=Limits(proxy_bytes=100)), ScriptedCompleter(["x"]), None, {})
+    assert lease.carry(60)
+    assert lease.carry(40)
+    assert lease.live
+    assert not lease.carry(1)
+    assert not lease.live
+    assert decide(await lease.ended(), a_record())[0] == Ended(EndedName.BUDGET, "100 bytes over the proxy")

@@ -141,9 +141,11 @@ class ScriptedServer:
         call = self._call(ask, served)
         reply = self._script(call)
         reply = Reply(reply) if isinstance(reply, str) else reply
+        if served.probe:  # only faults that name probes are meant for them
+            reply = replace(reply, delay_s=0.0, fault=None)
         fault = reply.fault or self._faults.meets(call)
         served.fault = fault.kind if fault else None
-        if delay_s := reply.delay_s or self._delay_s:
+        if not served.probe and (delay_s := reply.delay_s or self._delay_s):
             await asyncio.sleep(delay_s)
         if fault and (instead := await self._instead(fault, ask, request)):
             return instead

@@ -22,6 +22,7 @@ SEARCH = ToolSpec(
     },
     "string",
 )
+LOOKUP = ToolSpec("lookup", "Finds entries.", {"word": {"type": "string", "description": "Which."}}, "array")
 
 
 class Steps:
@@ -39,7 +40,7 @@ class Steps:
         """A fresh worker and a fresh executor."""
         settings = AgentSettings(max_steps=9, step_timeout_s=timeout_s, max_output_chars=max_output_chars)
         self.link.replace()
-        self.executor = WorkerExecutor(self.link, settings, (SEARCH,), self._call, lambda: self.kills)
+        self.executor = WorkerExecutor(self.link, settings, (SEARCH, LOOKUP), self._call, lambda: self.kills)
         self.executor.send_variables(variables={})
 
     def _call(self, name: str, arguments: str) -> str:

@@ -25,6 +25,12 @@ def test_the_output_is_a_plain_string(steps: Steps) -> None:
     assert steps.value("search('x').splitlines()[0]") == "première ligne"
 
 
+def test_a_tool_that_gives_a_list_gives_python_values(steps: Steps) -> None:
+    steps.search = lambda arguments: '[{"title": "größer", "date": null, "n": 1.5}]'
+    assert steps.value("lookup('x')[0]") == str({"title": "größer", "date": None, "n": 1.5})
+    assert steps.value("type(search('x')).__name__") == "str"
+
+
 @pytest.mark.parametrize(
     ("call", "told"),
     [

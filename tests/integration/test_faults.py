@@ -1,0 +1,321 @@
+"""What goes wrong around a rollout never becomes a reward: one test per fault, outcome counts add up in each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from orchestrator.types import EndedName
+from tests.fakes.engine_proxy import Door, EngineProxy
+from tests.fakes.inference import Fault, Reply, ScriptedServer, always, by_task
+from tests.fakes.runs import (
+    Ended,
+    answers,
+    flags,
+    lines,
+    outcome_seen,
+    outcomes,
+    place,
+    printed_outcomes,
+    run,
+    running,
+    until,
+    whole_lines,
+    write_tasks,
+)
+
+SCORED = {str(name) for name in EndedName}
+RIGHT = "Thought.\n<code>\nfinal_answer(1)\n</code>"
+KEY = "sk-canary-31d7"
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    with place() as directory:
+        yield directory
+
+
+@dataclass(slots=True)
+class Finished:
+    """A run that ended, checked for what holds whatever the fault was."""
+
+    ended: Ended
+    counts: Counter[str]
+    groups: list[dict[str, object]]
+    server: ScriptedServer
+
+
+async def faulty(home: Path, server: ScriptedServer, tasks: int = 2, **env: object) -> Finished:
+    write_tasks(home / "tasks.jsonl", tasks)
+    async with server:
+        ended = await run(*flags(home, server.base_url, **env), directory=home)
+    return checked(home, ended, server)
+
+
+def checked(home: Path, ended: Ended, server: ScriptedServer) -> Finished:
+    assert not ended.traceback, ended.stderr
+    counts = outcomes(home / "run")
+    assert printed_outcomes(ended) == counts
+    rollouts = lines(home / "run" / "rollouts.jsonl")
+    assert all((line.get("score") is not None) == (line["outcome"] in SCORED) for line in rollouts)
+    groups = lines(home / "run" / "groups.jsonl")
+    assert {facts["outcome"] for group in groups for facts in group["overrides"]} <= SCORED
+    assert not list((home / "t").glob("orchestrator-*"))
+    return Finished(ended, counts, groups, server)
+
+
+# ---------------------------------------------------------------- the endpoint
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("429", times=2),
+        Fault("500", times=2),
+        Fault("502", times=2),
+        Fault("503", times=2, retry_after_s=0.2),
+        Fault("reset", times=2),
+        Fault("cut_off", times=2),
+        Fault("garbage", times=2),
+        Fault("empty_choices", times=2),
+        Fault("missing_logprobs", times=2),
+        Fault("fewer_logprobs", times=2),
+        Fault("foreign_ids", times=2),
+        Fault("wrong_count", times=2),
+        Fault("slow", times=2, after_s=0.5),
+    ],
+    ids=lambda fault: fault.kind,
+)
+async def test_passing_fault_of_the_endpoint_is_retried_and_leaves_no_trace_in_the_data(
+    home: Path, fault: Fault
+) -> None:
+    done = await faulty(home, ScriptedServer("vllm", answers(2), faults=(fault,)))
+    assert done.ended.code == 0, done.ended.stderr
+    assert done.counts == {"finished": 4}
+    # Every token that is trained on was given in an answer without a fault.
+    given = Counter(tuple(s.sampled_ids) for s in done.server.log.completed)
+    trained = Counter(
+        tuple(c["token_ids"]) for line in lines(home / "run/rollouts.jsonl") for c in line["completions"]
+    )
+    assert trained == given
+
+
+async def test_when_one_call_is_asked_to_wait_all_calls_wait(home: Path) -> None:
+    pause_s = 3.0
+    fault = Fault("429", times=1, retry_after_s=pause_s)
+    script = by_task({"": [[f"Thought {n}.\n<code>\nprint({n})\n</code>", RIGHT] for n in range(8)]}, by="order")
+    done = await faulty(home, ScriptedServer("vllm", script, faults=(fault,)), tasks=4)
+    assert done.ended.code == 0, done.ended.stderr
+    (refused,) = [s for s in done.server.log.completions if s.fault == "429"]
+    assert refused.ended_s is not None
+    asked_for = [s.started_s - refused.ended_s for s in done.server.log.completions if s is not refused]
+    # Calls already under way may arrive; after that it is quiet until the pause has passed.
+    assert not [after_s for after_s in asked_for if pause_s / 2 < after_s < pause_s]
+
+
+async def test_lasting_fault_of_one_task_costs_that_group_only(home: Path) -> None:
+    fault = Fault("500", pattern="of q0!")
+    done = await faulty(
+        home, ScriptedServer("vllm", answers(3), faults=(fault,)), tasks=3, max_retries=1, group_policy="drop"
+    )
+    assert done.ended.code == 1
+    assert done.counts == {"finished": 4, "llm_error": 4}
+    assert {facts["task_id"] for group in done.groups for facts in group["overrides"]} == {"q1", "q2"}
+    assert "launching pauses" not in done.ended.stderr
+
+
+async def test_partial_group_is_written_without_its_broken_rollout(home: Path) -> None:
+    broken = [Reply("Thought.\n<code>\nprint(1)\n</code>"), Reply(RIGHT, fault=Fault("500"))]
+    done = await faulty(
+        home,
+        ScriptedServer("vllm", by_task({"": [broken, [RIGHT]]}, by="order")),
+        tasks=1,
+        max_retries=0,
+        group_policy="partial:1",
+        max_concurrent_sandboxes=2,
+    )
+    assert done.ended.code == 0, done.ended.stderr
+    assert done.counts == {"finished": 1, "llm_error": 1}
+    (group,) = done.groups
+    assert group["group_overrides"] == {"group_size": 1}
+
+
+async def test_hung_completion_is_an_infrastructure_failure_and_retried(home: Path) -> None:
+    write_tasks(home / "tasks.jsonl", 1)
+    async with ScriptedServer("vllm", answers(1), faults=(Fault("hang", times=1),)) as server:
+        given = [*flags(home, server.base_url), "--openai.timeout=3"]
+        done = checked(home, await run(*given, directory=home), server)
+    assert done.ended.code == 0, done.ended.stderr
+    assert done.counts == {"finished": 2, "llm_error": 1}
+
+
+async def test_prompt_that_is_too_long_is_the_policys_own_end(home: Path) -> None:
+    script = always("Thought.\n<code>\nprint(1)\n</code>", Reply(RIGHT, fault=Fault("context_length")))
+    done = await faulty(home, ScriptedServer("vllm", script), tasks=1)
+    assert done.ended.code == 0, done.ended.stderr
+    assert done.counts == {"context_length": 2}
+
+
+@pytest.mark.parametrize("kind", ["401", "403"])
+async def test_refused_key_in_mid_run_stops_it_with_one_line_and_keeps_what_is_finished(
+    home: Path, kind: str
+) -> None:
+    write_tasks(home / "tasks.jsonl", 6)
+    async with ScriptedServer("vllm", answers(6), faults=(Fault(kind, calls=range(6, 1000)),)) as server:  # type: ignore[arg-type]
+        given = flags(home, server.base_url, max_concurrent_sandboxes=2)
+        ended = await run(*given, directory=home, environ={"OPENAI_API_KEY": KEY})
+    done = checked(home, ended, server)
+    assert ended.code == 3
+    refusals = [line for line in ended.stderr.splitlines() if f"HTTP {kind}" in line]
+    assert len(refusals) == 1
+    assert KEY not in ended.stderr + ended.stdout
+    assert KEY.encode() not in b"".join(p.read_bytes() for p in (home / "run").iterdir())
+    assert done.counts["finished"] >= 2
+    assert set(done.counts) == {"finished", "cancelled"}
+    async with ScriptedServer("vllm", answers(6)) as server:
+        again = await run("--env.resume", "run", f"--openai.base_url={server.base_url}", directory=home)
+    assert again.code == 0, again.stderr
+    assert outcomes(home / "run")["finished"] == 12
+
+
+async def test_endpoint_that_goes_and_comes_back_costs_time_and_nothing_else(home: Path) -> None:
+    tasks = 6
+    write_tasks(home / "tasks.jsonl", tasks)
+    server = ScriptedServer("vllm", answers(tasks, delay_s=0.1))
+    async with server:
+        async with running(*flags(home, server.base_url), directory=home) as started:
+            await until(lambda: whole_lines(home / "run/rollouts.jsonl") >= 2, "it runs")
+            await server.__aexit__()
+            await until(lambda: outcome_seen(home / "run", "llm_error"), "it is missed")
+            await asyncio.sleep(3)
+            await server.__aenter__()
+            ended = await started.ended()
+        done = checked(home, ended, server)
+    assert ended.code == 0, ended.stderr
+    assert done.counts["finished"] == 2 * tasks
+    assert set(done.counts) == {"finished", "llm_error"}
+    assert ended.stderr.count("launching pauses") == ended.stderr.count("launching goes on") == 1
+
+
+async def test_run_in_which_nearly_everything_breaks_ends_and_names_the_cause(home: Path) -> None:
+    done = await faulty(
+        home,
+        ScriptedServer("vllm", answers(40), faults=(Fault("400"),)),
+        tasks=40,
+        max_concurrent_sandboxes=4,
+        max_retries=0,
+        group_policy="drop",
+    )
+    assert done.ended.code == 1
+    assert done.counts["llm_error"] >= 16
+    assert sum(done.counts.values()) < 40
+    last = done.ended.stderr.strip().splitlines()[-1]
+    assert "broke" in last
+    assert "llm_error" in last
+    assert "HTTP 400" in last
+
+
+# ---------------------------------------------------------------- sandboxes
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome"),
+    [
+        # Without isolation model-written code reaches its parent, the sandbox' first process.
+        ("import os\nos.kill(os.getppid(), 9)", "sandbox_crashed"),
+        ("import os\nos._exit(0)", "finished"),
+        ("while True:\n    pass", "timeout"),
+    ],
+    ids=["killed", "worker exits", "hangs"],
+)
+async def test_sandbox_that_breaks_by_model_written_code_is_scored_and_harms_no_neighbour(
+    home: Path, code: str, outcome: str
+) -> None:
+    script = by_task({"of q0!": [[f"Thought.\n<code>\n{code}\n</code>", RIGHT]], "of q1!": [[RIGHT]]})
+    done = await faulty(home, ScriptedServer("vllm", script), rollout_timeout=6, step_timeout=60)
+    assert done.ended.code == 0, done.ended.stderr
+    by_name = {line["task_id"]: line["outcome"] for line in lines(home / "run/rollouts.jsonl")}
+    assert by_name == {"q0": outcome, "q1": "finished"}
+    assert sum(done.counts.values()) == 4
+
+
+# ---------------------------------------------------------------- the Engine
+
+
+@asynccontextmanager
+async def engine_behind_a_door(home: Path) -> AsyncIterator[EngineProxy]:
+    async with EngineProxy(home / "engine.sock") as proxy:
+        yield proxy
+
+
+@pytest.mark.docker
+@pytest.mark.slow
+@pytest.mark.parametrize("door", [Door.REFUSE, Door.HANG])
+async def test_engine_that_goes_and_comes_back_costs_time_and_nothing_else(home: Path, door: Door) -> None:
+    tasks = 6
+    write_tasks(home / "tasks.jsonl", tasks)
+    async with ScriptedServer("vllm", answers(tasks)) as server, engine_behind_a_door(home) as proxy:
+        given = flags(home, server.base_url, launcher="docker", max_retries=1)
+        async with running(*given, directory=home, environ={"DOCKER_HOST": proxy.url}) as started:
+            await until(lambda: whole_lines(home / "run/rollouts.jsonl") >= 2, "it runs")
+            proxy.door = door
+            proxy.drop()
+            await until(
+                lambda: outcome_seen(home / "run", "docker_error") or outcome_seen(home / "run", "launch_error"),
+                "the Engine is missed",
+            )
+            proxy.door = Door.OPEN
+            proxy.drop()
+            ended = await started.ended()
+        done = checked(home, ended, server)
+    assert ended.code == 0, ended.stderr
+    assert done.counts["finished"] == 2 * tasks
+    assert set(done.counts) <= {"finished", "docker_error", "launch_error", "sandbox_lost"}
+
+
+# ---------------------------------------------------------------- disk and data
+
+
+async def test_full_disk_ends_the_run_loudly_without_half_a_line_and_it_resumes(home: Path) -> None:
+    tasks = 6
+    write_tasks(home / "tasks.jsonl", tasks)
+    async with ScriptedServer("vllm", answers(tasks)) as server:
+        given = flags(home, server.base_url)
+        ended = await run(*given, directory=home, file_size_bytes=60_000)
+        assert ended.code == 1, ended.stderr
+        assert not ended.traceback, ended.stderr
+        assert "cannot write" in ended.stderr.strip().splitlines()[-1]
+        before = lines(home / "run" / "rollouts.jsonl")
+        assert 0 < len(before) < 2 * tasks
+        assert printed_outcomes(ended) == outcomes(home / "run")
+        again = await run("--env.resume", "run", directory=home)
+    assert again.code == 0, again.stderr
+    done = checked(home, again, server)
+    assert done.counts["finished"] == 2 * tasks
+    assert lines(home / "run" / "rollouts.jsonl")[: len(before)] == before
+
+
+async def test_malformed_tasks_are_reported_and_the_run_goes_on(home: Path) -> None:
+    rows = [
+        '{"task_id": "blank", "question": "  ", "answer": "1"}',
+        '{"task_id": "none", "answer": "1"}',
+        '{"task_id": "nan", "question": "x", "answer": NaN}',
+        '{"task_id": ["list"], "question": "x", "answer": "1"}',
+        '{"task_id": "up", "question": "x", "answer": "1", "files": ["../../etc/passwd"]}',
+        "[]",
+        "{",
+    ]
+    write_tasks(home / "tasks.jsonl", 2)
+    with (home / "tasks.jsonl").open("a") as file:
+        file.write("\n".join(rows) + "\n")
+    async with ScriptedServer("vllm", answers(2)) as server:
+        done = checked(home, await run(*flags(home, server.base_url), directory=home), server)
+    assert done.ended.code == 0, done.ended.stderr
+    assert done.counts == {"finished": 4, "bad_task": len(rows)}
+    assert len(done.groups) == 2

@@ -1,0 +1,121 @@
+"""Launching pauses for what is away, and a run that leads nowhere ends."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from orchestrator.breaker import Breaker, HealthGate
+from orchestrator.errors import AuthenticationError, DockerError, RunUnhealthy
+from orchestrator.types import Failed, FailedName
+
+
+class Thing:
+    """Something that can go away."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.asked = 0
+        self.said: list[str] = []
+
+    async def ask(self) -> None:
+        self.asked += 1
+        await asyncio.sleep(0)
+        if self.error is not None:
+            raise self.error
+
+    def breaker(self, patience_s: float = 60.0) -> Breaker:
+        return Breaker("the thing", self.ask, self.said.append, pauses_s=(0.001,), patience_s=patience_s)
+
+
+async def test_failure_while_the_thing_answers_pauses_nothing() -> None:
+    thing = Thing()
+    breaker = thing.breaker()
+    assert not await breaker.away()
+    async with asyncio.timeout(1.0):
+        await breaker.passed()
+    assert thing.said == []
+
+
+async def test_launching_pauses_once_for_all_and_resumes_by_itself() -> None:
+    thing = Thing()
+    breaker = thing.breaker()
+    thing.error = DockerError("no answer")
+    assert all(await asyncio.gather(*(breaker.away() for _ in range(8))))
+    waiting = [asyncio.create_task(breaker.passed()) for _ in range(8)]
+    await asyncio.sleep(0.05)
+    assert not any(task.done() for task in waiting)
+    assert len(thing.said) == 1
+    assert "the thing is away, launching pauses: no answer" in thing.said
+    thing.error = None
+    async with asyncio.timeout(5.0):
+        await asyncio.gather(*waiting)
+    assert len(thing.said) == 2
+    assert "is back" in thing.said[1]
+    assert not await breaker.away()
+
+
+async def test_a_cancelled_waiter_leaves_the_asking_to_the_next() -> None:
+    thing = Thing()
+    breaker = thing.breaker()
+    thing.error = DockerError("no answer")
+    assert await breaker.away()
+    first, second = asyncio.create_task(breaker.passed()), asyncio.create_task(breaker.passed())
+    await asyncio.sleep(0.01)
+    first.cancel()
+    thing.error = None
+    async with asyncio.timeout(5.0):
+        await second
+
+
+async def test_patience_has_an_end() -> None:
+    thing = Thing()
+    breaker = thing.breaker(patience_s=0.02)
+    thing.error = DockerError("no answer")
+    assert await breaker.away()
+    with pytest.raises(RunUnhealthy, match="the thing has been away"):
+        async with asyncio.timeout(5.0):
+            await breaker.passed()
+
+
+async def test_refused_key_is_no_absence() -> None:
+    thing = Thing()
+    thing.error = AuthenticationError("the key is refused")
+    with pytest.raises(AuthenticationError):
+        await thing.breaker().away()
+
+
+LLM = Failed(FailedName.LLM_ERROR, "HTTP 500")
+DOCKER = Failed(FailedName.DOCKER_ERROR, "no answer")
+
+
+def test_health_gate_names_the_commonest_cause() -> None:
+    gate = HealthGate(window=8, least=6)
+    for group, failure in enumerate((DOCKER, LLM, LLM, LLM, None)):
+        gate.count(group, failure)
+    with pytest.raises(RunUnhealthy, match=r"5 of the last 6 rollouts broke, 4 of them by llm_error.*HTTP 500"):
+        gate.count(5, LLM)
+
+
+def test_health_gate_forgets_what_is_long_ago_and_bears_a_third() -> None:
+    gate = HealthGate(window=9, least=3)
+    for group in range(50):
+        for failure in (LLM, None, None):
+            gate.count(group, failure)
+
+
+def test_two_hopeless_tasks_are_no_sick_run() -> None:
+    gate = HealthGate(window=32, least=4)
+    for _ in range(100):
+        gate.count(0, LLM)
+        gate.count(1, LLM)
+    with pytest.raises(RunUnhealthy):
+        gate.count(2, LLM)
+
+
+def test_bad_tasks_and_cancelled_rollouts_are_no_sickness() -> None:
+    gate = HealthGate(window=4, least=2)
+    for group in range(20):
+        gate.count(group, Failed(FailedName.BAD_TASK, "torn"))
+        gate.count(group, Failed(FailedName.CANCELLED, "stopped"))

@@ -1,0 +1,279 @@
+"""Attempts under one budget: bounded, retried for infrastructure only, each on record exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import grpc.aio
+import pytest
+from rollout_api.v1 import sandbox_pb2 as pb
+from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
+
+from orchestrator import executor as executor_module
+from orchestrator.breaker import Breaker, HealthGate
+from orchestrator.errors import AuthenticationError, DockerError, OutputError, RunUnhealthy
+from orchestrator.executor import Executor, Launching, Result
+from orchestrator.launch.names import SOCKET_NAME
+from orchestrator.rollout import Surroundings
+from orchestrator.types import (
+    Attempt,
+    Ended,
+    EndedName,
+    Failed,
+    FailedName,
+    Member,
+    RolloutPlan,
+    SandboxExit,
+    Score,
+)
+from tests.fakes.completers import ScriptedCompleter
+from tests.fakes.fake_launcher import CONFINED, FakeLauncher
+from tests.fakes.plans import a_member, a_plan, an_attempt
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor_module, "RETRY_BASE_S", 0.001)
+
+
+async def answering(channel: Path) -> SandboxExit:
+    """Asks for one completion and submits it."""
+    async with grpc.aio.insecure_channel(f"unix:{channel / SOCKET_NAME}") as connection:
+        stub = pb_grpc.SandboxServiceStub(connection)
+        async for _ in stub.Park(pb.ParkRequest(contract=1, confinement=CONFINED)):
+            pass
+        message = pb.Message(role=pb.ROLE_USER, content="What is 6 times 7?")
+        request = pb.CompleteRequest(sequence=1, kind=pb.COMPLETION_KIND_ACTION, messages=[message])
+        response = await stub.Complete(request)
+        if response.WhichOneof("result") == "completion":
+            answer = response.completion.text.encode()
+            reason = pb.STOP_REASON_FINAL_ANSWER
+            await stub.SubmitResult(pb.SubmitResultRequest(stop_reason=reason, answer=answer))
+    return SandboxExit(0, oom_killed=False)
+
+
+class Bench:
+    """An executor on a fake launcher, and what it recorded."""
+
+    def __init__(
+        self,
+        script: list[str | Exception] | None = None,
+        launcher: FakeLauncher | None = None,
+        gate: asyncio.Event | None = None,
+        **more: Any,
+    ) -> None:
+        self.recorded: list[Result] = []
+        self.started: list[RolloutPlan] = []
+        self.launcher = launcher or FakeLauncher(answering)
+        self.completer = ScriptedCompleter(script or ["42"], gate)
+        self._directory = TemporaryDirectory(prefix="x")
+        settings: dict[str, Any] = {"max_sandboxes": 2, "max_retries": 2, "recorded": self.recorded.append}
+        self.executor = Executor(
+            Surroundings(self.launcher, self.completer, None, self._channel, lambda confinement: None),
+            graded=graded,
+            started=self.started.append,
+            **{**settings, **more},
+        )
+
+    @contextmanager
+    def _channel(self) -> Any:
+        with TemporaryDirectory(dir=self._directory.name) as path:
+            yield Path(path)
+
+    @property
+    def names(self) -> list[str]:
+        return [name(result) for result in self.recorded]
+
+
+def graded(attempt: Attempt) -> Result:
+    if isinstance(attempt.outcome, Failed):
+        return attempt
+    return Member(attempt, a_member().trajectory, Score(1.0))
+
+
+def name(result: Result) -> str:
+    attempt = result.attempt if isinstance(result, Member) else result
+    return str(attempt.outcome.name)
+
+
+async def test_rollout_that_works_is_one_attempt() -> None:
+    bench = Bench()
+    results = await bench.executor.execute(a_plan())
+    assert results is not None
+    assert [name(r) for r in results] == bench.names == ["finished"]
+    assert bench.launcher.live == {}
+
+
+async def test_budget_is_never_exceeded_and_every_attempt_is_recorded_once() -> None:
+    bench = Bench(launcher=FakeLauncher(answering, failures=3))
+    await asyncio.gather(*(bench.executor.execute(a_plan(index)) for index in range(9)))
+    assert bench.launcher.most_at_once <= 2
+    assert bench.names.count("finished") == 9
+    assert bench.names.count("launch_error") == 3
+    assert len(bench.recorded) == len(bench.started)
+    assert len({plan.rollout_id for plan in bench.started}) == len(bench.started)
+
+
+async def test_retries_keep_the_seed_count_up_and_have_an_end() -> None:
+    bench = Bench(launcher=FakeLauncher(answering, failures=99))
+    results = await bench.executor.execute(a_plan(3))
+    assert results is not None
+    assert [name(r) for r in results] == ["launch_error"] * 3
+    assert [plan.attempt for plan in bench.started] == [0, 1, 2]
+    assert {plan.sampling.seed for plan in bench.started} == {a_plan(3).sampling.seed}
+
+
+@pytest.mark.parametrize("failure", [FailedName.SCORER_ERROR, FailedName.RECORD_ERROR, FailedName.BAD_TASK])
+async def test_what_no_sandbox_can_help_is_not_retried(failure: FailedName) -> None:
+    def broken(attempt: Attempt) -> Result:
+        return Attempt(attempt.plan, attempt.record, Failed(failure, "our fault"))
+
+    bench = Bench()
+    bench.executor._graded = broken
+    results = await bench.executor.execute(a_plan())
+    assert results is not None
+    assert [name(r) for r in results] == [failure]
+
+
+async def test_refused_key_stops_and_the_attempt_is_still_counted() -> None:
+    bench = Bench([AuthenticationError("the endpoint refuses the key")])
+    with pytest.raises(AuthenticationError):
+        await bench.executor.execute(a_plan())
+    assert bench.names == ["cancelled"]
+    assert bench.launcher.live == {}
+
+
+async def test_bug_passes_through_and_the_attempt_is_still_counted() -> None:
+    def bug(attempt: Attempt) -> Result:
+        raise ZeroDivisionError
+
+    bench = Bench()
+    bench.executor._graded = bug
+    with pytest.raises(ZeroDivisionError):
+        await bench.executor.execute(a_plan())
+    assert bench.names == ["cancelled"]
+
+
+async def test_cancelled_rollouts_are_recorded_those_not_begun_are_not() -> None:
+    bench = Bench(gate=asyncio.Event())
+    runs = [asyncio.create_task(bench.executor.execute(a_plan(index))) for index in range(5)]
+    async with asyncio.timeout(30):
+        while len(bench.completer.requests) < 2:
+            await asyncio.sleep(0.01)
+    for run in runs:
+        run.cancel()
+    await asyncio.gather(*runs, return_exceptions=True)
+    assert bench.names == ["cancelled"] * 2
+    assert bench.completer.cancelled == 2
+    assert bench.launcher.live == {}
+
+
+async def test_unwritable_record_stops_the_rollout() -> None:
+    def full(result: Result) -> None:
+        raise OutputError("no space left")
+
+    with pytest.raises(OutputError):
+        await Bench(recorded=full).executor.execute(a_plan())
+
+
+async def test_stopping_begins_nothing_and_says_so() -> None:
+    launching = Launching()
+    bench = Bench(launching=launching)
+    launching.stopping.set()
+    assert await bench.executor.execute(a_plan()) is None
+    assert bench.recorded == bench.started == []
+
+
+async def test_stopping_does_not_wait_for_something_that_is_away() -> None:
+    async def ask() -> None:
+        raise DockerError("no answer")
+
+    launching = Launching(breakers={FailedName.LAUNCH_ERROR: Breaker("it", ask, lambda text: None)})
+    bench = Bench(launcher=FakeLauncher(answering, failures=99), launching=launching)
+    run = asyncio.create_task(bench.executor.execute(a_plan()))
+    async with asyncio.timeout(30):
+        while not bench.recorded:
+            await asyncio.sleep(0.01)
+        launching.stopping.set()
+        assert await run is None
+
+
+async def test_outage_uses_up_no_retry_and_makes_no_run_unhealthy() -> None:
+    launcher = FakeLauncher(answering, failures=1)
+    answers = iter([DockerError("no answer"), DockerError("no answer"), None])
+
+    async def ask() -> None:
+        if (error := next(answers)) is not None:
+            raise error
+
+    launching = Launching(
+        breakers={FailedName.LAUNCH_ERROR: Breaker("it", ask, lambda text: None, pauses_s=(0.001,))},
+        health=HealthGate(window=1, least=1),
+    )
+    bench = Bench(launcher=launcher, launching=launching, max_retries=0)
+    results = await bench.executor.execute(a_plan())
+    assert results is not None
+    assert [name(r) for r in results] == ["launch_error", "finished"]
+
+
+async def test_nearly_all_breaking_ends_the_run() -> None:
+    launching = Launching(health=HealthGate(window=4, least=4))
+    bench = Bench(launcher=FakeLauncher(answering, failures=99), launching=launching, max_retries=0)
+    for group in range(3):
+        await bench.executor.execute(replace(a_plan(), group=group))
+    with pytest.raises(RunUnhealthy, match="launch_error"):
+        await bench.executor.execute(replace(a_plan(), group=3))
+    assert bench.names == ["launch_error"] * 4
+
+
+# ---------------------------------------------------------------- what an earlier process has done
+
+
+def known(*results: tuple[int, Failed | None]) -> Callable[[RolloutPlan], Result | None]:
+    """Attempt number → failure, or a member."""
+    table = dict(results)
+
+    def earlier(plan: RolloutPlan) -> Result | None:
+        if plan.attempt not in table:
+            return None
+        failure = table[plan.attempt]
+        if failure is not None:
+            return Attempt(plan, an_attempt().record, failure)
+        ended = Attempt(plan, an_attempt().record, Ended(EndedName.FINISHED))
+        return Member(ended, a_member().trajectory, Score(1.0))
+
+    return earlier
+
+
+LOST = Failed(FailedName.SANDBOX_LOST, "gone")
+CANCELLED = Failed(FailedName.CANCELLED, "stopped")
+
+
+async def test_attempt_on_record_is_not_made_again() -> None:
+    bench = Bench(earlier=known((0, None)))
+    results = await bench.executor.execute(a_plan())
+    assert results is not None
+    assert [name(r) for r in results] == ["finished"]
+    assert bench.recorded == bench.started == []
+
+
+async def test_earlier_failures_count_and_the_next_attempt_has_the_next_number() -> None:
+    bench = Bench(earlier=known((0, LOST), (1, LOST)))
+    results = await bench.executor.execute(a_plan())
+    assert results is not None
+    assert [name(r) for r in results] == ["sandbox_lost", "sandbox_lost", "finished"]
+    assert [plan.attempt for plan in bench.started] == [2]
+
+
+async def test_earlier_cancelled_attempts_use_up_a_number_and_no_retry() -> None:
+    bench = Bench(earlier=known((0, CANCELLED), (1, CANCELLED), (2, CANCELLED)), max_retries=0)
+    results = await bench.executor.execute(a_plan())
+    assert results is not None
+    assert [plan.attempt for plan in bench.started] == [3]
+    assert {plan.sampling.seed for plan in bench.started} == {a_plan().sampling.seed}

@@ -1,0 +1,143 @@
+"""What a group is made of when rollouts break, or all score the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from orchestrator.group import GroupPolicy, Unfinished, run_group
+from orchestrator.plan import backfill
+from orchestrator.types import (
+    Attempt,
+    Ended,
+    EndedName,
+    Failed,
+    FailedName,
+    Group,
+    Member,
+    RolloutPlan,
+    Score,
+    Trajectory,
+)
+from tests.fakes.plans import TALK, a_plan, a_record
+
+SIZE = 4
+BROKEN = Failed(FailedName.LLM_ERROR, "HTTP 500")
+Outcome = float | Failed | None
+LINE = Trajectory((1, 2), (False, True), None, TALK, "sampled")
+
+
+class ToldExecutor:
+    """Rollouts end as a function of the plan says: a score, a failure, or not at all."""
+
+    def __init__(self, ends: Callable[[RolloutPlan], Outcome]) -> None:
+        self._ends = ends
+        self.plans: list[RolloutPlan] = []
+
+    async def execute(self, plan: RolloutPlan) -> tuple[Member | Attempt, ...] | None:
+        self.plans.append(plan)
+        end = self._ends(plan)
+        if end is None:
+            return None
+        if isinstance(end, Failed):
+            return (Attempt(plan, a_record(), end),)
+        return (Member(Attempt(plan, a_record(), Ended(EndedName.FINISHED)), LINE, Score(end)),)
+
+
+async def group_of(policy: str, ends: Callable[[RolloutPlan], Outcome], variance: str = "keep") -> Group:
+    executor = ToldExecutor(ends)
+    plans = [a_plan(index) for index in range(SIZE)]
+    group = await run_group(
+        plans[0].task,
+        plans,
+        executor,  # type: ignore[arg-type]
+        GroupPolicy.parse(policy, variance),  # type: ignore[arg-type]
+        lambda plan: backfill(plan, 0, 0),
+    )
+    assert len(group.attempts) == len(executor.plans)
+    assert len({plan.rollout_id for plan in executor.plans}) == len(executor.plans)
+    assert [m.attempt.plan.index for m in group.members_G] == sorted(
+        {m.attempt.plan.index for m in group.members_G}
+    )
+    return group
+
+
+def indexes(group: Group) -> list[int]:
+    return [m.attempt.plan.index for m in group.members_G]
+
+
+def spread(plan: RolloutPlan) -> float:
+    return plan.index / SIZE
+
+
+async def test_backfill_puts_another_rollout_with_another_seed_in_the_place() -> None:
+    group = await group_of("backfill", lambda p: BROKEN if p.index == 2 and p.attempt < 2 else spread(p))
+    assert group.dropped is None
+    assert indexes(group) == [0, 1, 2, 3]
+    seeds = [a.plan.sampling.seed for a in group.attempts if a.plan.index == 2]
+    assert len(seeds) == len(set(seeds)) == 3
+
+
+async def test_backfill_ends_after_as_many_rollouts_as_the_group_has() -> None:
+    group = await group_of("backfill", lambda p: BROKEN if p.index == 2 else spread(p))
+    assert group.dropped == "3 of 4 rollouts usable, mostly llm_error"
+    assert len(group.attempts) == 2 * SIZE
+
+
+async def test_drop_runs_nothing_anew() -> None:
+    group = await group_of("drop", lambda p: BROKEN if p.index == 2 else spread(p))
+    assert group.dropped is not None
+    assert len(group.attempts) == SIZE
+
+
+@pytest.mark.parametrize(("policy", "kept"), [("partial:3", True), ("partial:4", False)])
+async def test_partial_keeps_a_group_of_enough(policy: str, kept: bool) -> None:
+    group = await group_of(policy, lambda p: BROKEN if p.index == 2 else spread(p))
+    assert (group.dropped is None) == kept
+    assert indexes(group) == [0, 1, 3]
+
+
+async def test_bad_task_is_not_backfilled() -> None:
+    bad = Failed(FailedName.BAD_TASK, "no such file")
+    group = await group_of("backfill", lambda p: bad)
+    assert group.dropped == "0 of 4 rollouts usable, mostly bad_task"
+    assert len(group.attempts) == SIZE
+
+
+async def test_stopped_run_leaves_the_group_unfinished() -> None:
+    with pytest.raises(Unfinished):
+        await group_of("partial:1", lambda p: None if p.index == 3 else spread(p))
+
+
+async def test_equal_scores_are_kept_unless_asked_otherwise() -> None:
+    assert (await group_of("backfill", lambda p: 0.5)).dropped is None
+    dropped = await group_of("backfill", lambda p: 0.5, "drop")
+    assert dropped.dropped == "all 4 rollouts have the same score, 0.5"
+    assert (await group_of("backfill", spread, "drop")).dropped is None
+
+
+async def test_equal_scores_are_drawn_once_more_and_then_kept() -> None:
+    second = await group_of("backfill", lambda p: 0.5 if p.attempt == 0 else spread(p), "resample")
+    assert [m.score.value for m in second.members_G] == [0.0, 0.25, 0.5, 0.75]
+    assert len(second.attempts) == 2 * SIZE
+    equal_again = await group_of("backfill", lambda p: 0.5, "resample")
+    assert equal_again.dropped is None
+    assert len(equal_again.attempts) == 2 * SIZE
+    assert {m.attempt.plan.attempt for m in equal_again.members_G} == {1}
+
+
+async def test_second_draw_that_breaks_leaves_the_first() -> None:
+    group = await group_of("drop", lambda p: 0.5 if p.attempt == 0 else BROKEN, "resample")
+    assert group.dropped is None
+    assert {m.attempt.plan.attempt for m in group.members_G} == {0}
+
+
+async def test_different_scores_are_not_drawn_again() -> None:
+    assert len((await group_of("backfill", spread, "resample")).attempts) == SIZE
+
+
+@pytest.mark.parametrize("text", ["", "keep", "partial", "partial:0", "partial:-1", "partial:x", "drop:1"])
+def test_other_policies_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="valid are"):
+        GroupPolicy.parse(text)

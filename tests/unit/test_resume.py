@@ -1,0 +1,218 @@
+"""What is read back from a run directory is what was written to it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator import jsonl
+from orchestrator.completion.recorder import trajectory
+from orchestrator.continued import SavedSettings
+from orchestrator.errors import ConfigError
+from orchestrator.resume import Earlier, read_attempt, read_earlier
+from orchestrator.rundir import RunDirectory, rollout_line
+from orchestrator.types import (
+    Attempt,
+    BadTask,
+    Completion,
+    Ended,
+    EndedName,
+    Failed,
+    FailedName,
+    Group,
+    Member,
+    Outcome,
+    SandboxExit,
+    Score,
+    Step,
+    ToolCall,
+    Turn,
+)
+from orchestrator.writers import GroupsFile
+from tests.fakes.plans import a_plan, a_record, a_turn
+
+IDS = Completion("6*7", "6*7", "stop", (5, 6, 7), (-0.1, -1e-7, 0.0), 2, 3, "v1")
+
+
+class Letters:
+    """Ids that decode to what IDS say."""
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(c) for c in text]
+
+    def decode(self, ids: list[int] | tuple[int, ...]) -> str:
+        return "".join({5: "6", 6: "*", 7: "7"}.get(i, "?") for i in ids)
+
+    def is_end(self, token_id: int) -> bool:
+        return False
+
+    def render(self, messages: object, *, generation_prompt: bool) -> str:
+        return ""
+
+
+def full_turn() -> Turn:
+    return replace(a_turn(), prompt_ids=(1, 2), completion=IDS, closing="</code>", retries=2, kept=1)
+
+
+def full_attempt(outcome: Outcome | None = None) -> Attempt:
+    record = a_record(
+        turns=0,
+        tool_calls=(ToolCall(1, "web_search", {"query": "x", "n": [1, None]}, "found", None, 0.5, 1.5),),
+        steps=(Step(1, "Thought", "1", "out", "", "", True, 0.25),),
+        answer="42 \u2028 \u00e9",
+        sandbox_id="box",
+        exit=SandboxExit(137, oom_killed=True, reason="killed"),
+        launch_s=0.1,
+        waiting_s=0.3,
+        cpu_s=None,
+        notes=("a note",),
+    )
+    record = replace(record, turns=(full_turn(), replace(a_turn(sequence=2), segment=1)))
+    return Attempt(a_plan(3, 1), record, outcome or Ended(EndedName.MAX_STEPS, "12 steps"))
+
+
+def through_the_file(result: Member | Attempt) -> dict[str, Any]:
+    line: dict[str, Any] = json.loads(jsonl.dumps(rollout_line(result)))
+    return line
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        *(Ended(name, "detail") for name in EndedName),
+        *(Failed(name, "reason") for name in FailedName),
+    ],
+    ids=lambda o: str(o.name),
+)
+def test_attempt_comes_back_as_it_was(outcome: Outcome) -> None:
+    attempt = full_attempt(outcome)
+    assert read_attempt(through_the_file(attempt), attempt.plan, None) == attempt
+
+
+def test_member_comes_back_with_its_tokens_log_probs_messages_and_score() -> None:
+    attempt = replace(full_attempt(), record=replace(full_attempt().record, turns=(replace(full_turn(), kept=0),)))
+    member = Member(attempt, trajectory(attempt.record, Letters(), "</code>"), Score(0.85, {"correctness": 1.0}))
+    again = read_attempt(through_the_file(member), attempt.plan, Letters())
+    assert again == member
+    assert isinstance(again, Member)
+    assert again.trajectory.tokens_T == (1, 2, 5, 6, 7)
+
+
+def test_seed_on_record_wins_over_the_planned_one() -> None:
+    attempt = full_attempt()
+    other = replace(attempt.plan, sampling=replace(attempt.plan.sampling, seed=99))
+    again = read_attempt(through_the_file(attempt), other, None)
+    assert isinstance(again, Attempt)
+    assert again.plan.sampling.seed == attempt.plan.sampling.seed
+
+
+# ---------------------------------------------------------------- a whole run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Group 0 is on disk, group 1 half done, 2 was a bad task."""
+    with closing(RunDirectory(tmp_path)) as directory, closing(GroupsFile(tmp_path / "groups.jsonl")) as groups:
+        members = tuple(member(0, index) for index in range(2))
+        for one in members:
+            directory.record(one)
+        groups.append(Group(0, a_plan().task, members, tuple(m.attempt for m in members)))
+        directory.record(member(1, 0))
+        directory.record_bad_task(BadTask("t", "torn"), 2)
+    return tmp_path
+
+
+def member(group: int, index: int) -> Member:
+    plan = replace(a_plan(index), group=group, rollout_id=f"g{group:06d}-r{index:02d}-a0")
+    attempt = Attempt(plan, replace(a_record(), turns=(replace(a_turn(), prompt_ids=(1,), completion=IDS),)), DONE)
+    return Member(attempt, trajectory(attempt.record, None, "</code>"), Score(index / 2))
+
+
+DONE = Ended(EndedName.FINISHED)
+
+
+def earlier(run: Path, counted: Callable[[Any], None] = lambda line: None) -> Earlier:
+    return read_earlier(run / "rollouts.jsonl", run / "groups.jsonl", counted)
+
+
+def test_what_is_done_is_known_and_every_line_counted(run: Path) -> None:
+    counted: list[Any] = []
+    found = earlier(run, counted.append)
+    assert found.written == {0: (0.0, 0.5)}
+    assert found.bad == {2}
+    assert list(found.lines) == ["g000001-r00-a0"]
+    assert [line["outcome"] for line in counted] == ["finished"] * 3 + ["bad_task"]
+    half = member(1, 0).attempt.plan
+    assert found.result(half, None) == member(1, 0)
+    assert found.result(replace(half, rollout_id="g000001-r01-a0"), None) is None
+
+
+def test_no_groups_file_means_no_group_is_done(run: Path) -> None:
+    (run / "groups.jsonl").unlink()
+    assert earlier(run).written == {}
+    assert len(earlier(run).lines) == 3
+
+
+@pytest.mark.parametrize("text", ["null", "[]", "{}", "{", '{"schema": 1, "rollout_id": 5}', '{"schema": 999}'])
+def test_line_that_is_none_of_ours_is_refused_with_its_place(run: Path, text: str) -> None:
+    with (run / "rollouts.jsonl").open("a") as file:
+        file.write(text + "\n")
+    with pytest.raises(ConfigError, match=r"rollouts\.jsonl:5"):
+        earlier(run)
+
+
+def test_line_with_missing_parts_is_refused_when_it_is_needed(run: Path) -> None:
+    line = through_the_file(member(1, 0))
+    del line["completions"][0]["token_ids"]
+    found = Earlier(lines={line["rollout_id"]: json.dumps(line).encode()})
+    with pytest.raises(ConfigError, match="cannot be read back"):
+        found.result(member(1, 0).attempt.plan, None)
+
+
+def test_another_task_in_the_same_place_is_refused(run: Path) -> None:
+    plan = member(1, 0).attempt.plan
+    with pytest.raises(ConfigError, match="the dataset has changed"):
+        earlier(run).result(replace(plan, task=replace(plan.task, task_id="other")), None)
+
+
+# ---------------------------------------------------------------- settings
+
+
+def test_saved_settings_must_describe_a_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no run in"):
+        SavedSettings.read(tmp_path)
+    for text, complaint in (
+        ("{", "no JSON"),
+        ("[]", "does not describe a run"),
+        ('{"config": {"env": {}, "openai": []}}', "names no server"),
+        ('{"config": {"env": {"new_in_2030": 1}, "openai": [{}]}}', "another version"),
+        ('{"config": {"env": {"group_size": -1}, "openai": [{}]}}', "group_size"),
+    ):
+        (tmp_path / "run.json").write_text(text)
+        with pytest.raises(ConfigError, match=complaint):
+            SavedSettings.read(tmp_path)
+
+
+def test_every_setting_goes_through_run_json_unchanged(tmp_path: Path) -> None:
+    from orchestrator.config import load_config
+
+    config = load_config(
+        env={"untrained_outcomes": ["timeout"], "sandbox_memory": "2GiB", "data_path_to_save_groups": "out.jsonl"},
+        openai={"base_url": "http://localhost:1/v1", "api_key": "sk-canary-5", "model_name": "m"},
+        environ={},
+        cwd=tmp_path,
+    )
+    text = jsonl.dumps({"config": config.public(), "seed": 5})
+    assert b"canary" not in text
+    (tmp_path / "run.json").write_bytes(text)
+    again = load_config(env={"resume": tmp_path}, environ={"OPENAI_API_KEY": "sk-other"}, cwd=tmp_path)
+    assert replace(again.env, seed=None, resume=None) == config.env
+    assert again.env.seed == 5
+    assert again.openai[0].base_url == "http://localhost:1/v1"
+    assert again.openai[0].key() == "sk-other"

@@ -24,7 +24,8 @@ from orchestrator.plan import backfill, plan_group
 from orchestrator.resume import Earlier
 from orchestrator.rollout import Surroundings
 from orchestrator.scorers import make_scorer
-from orchestrator.types import Attempt, BadTask, FailedName, Group, Member, RolloutPlan, Task
+from orchestrator.types import Attempt, BadTask, EndedName, FailedName, Group, Member, RolloutPlan, Task
+from orchestrator.writers import GroupFormat
 
 if TYPE_CHECKING:
     from orchestrator.config import Config
@@ -78,6 +79,18 @@ class Orchestrator:
             raise RuntimeError("the orchestrator is not open: use `async with Orchestrator(config)`")
         return self._around
 
+    @property
+    def group_format(self) -> GroupFormat:
+        """How this run's groups become training data. Only while open."""
+        env = self.config.env
+        return GroupFormat(
+            include_messages=env.include_messages,
+            untrained=frozenset(EndedName(name) for name in env.untrained_outcomes),
+            mixed_versions=env.train_mixed_versions,
+            all_segments=env.trained_segments == "all_segments",
+            tokenizer=self.around.tokenizer,
+        )
+
     async def facts(self) -> dict[str, object]:
         """What run.json says besides the configuration: image, endpoint, how tokens come about."""
         completer = self.around.completer
@@ -112,10 +125,9 @@ class Orchestrator:
         """
         earlier = earlier or Earlier()
         if self._around is None:
-            async with self:
-                async with aclosing(self.groups(tasks, earlier)) as groups:
-                    async for group in groups:
-                        yield group
+            async with self, aclosing(self.groups(tasks, earlier)) as groups:
+                async for group in groups:
+                    yield group
             return
         env = self.config.env
         finished: asyncio.Queue[Group | BaseException | None] = asyncio.Queue(READY_GROUPS)

@@ -35,9 +35,9 @@ class JsonLines:
         except OSError as error:
             raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 
-    def append(self, value: Any) -> None:
-        """Raises OutputError (disk full) with no half line left behind."""
-        line = dumps(value) + b"\n"
+    def append(self, *values: Any) -> None:
+        """One line per value, all or none. Raises OutputError (disk full) with no half line left behind."""
+        line = b"".join(dumps(value) + b"\n" for value in values)
         start = self._file.seek(0, os.SEEK_END)
         try:
             written = 0

@@ -1,19 +1,24 @@
-"""What a run looks like while it goes on, and the table at its end."""
+"""What a run looks like while it goes on, and the table at its end.
+
+Plain lines for logs and pipes; on a terminal `live` has a view that redraws itself.
+"""
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from types import TracebackType
 from typing import Any, TextIO
 
-from rich.console import Console
-from rich.table import Table
+from orchestrator.types import Attempt, BadTask, Group, Member, RolloutPlan
 
-from orchestrator.types import Attempt, BadTask, Group, Member
+LABEL_WIDTH = 15
 
 
 @dataclass(slots=True)
@@ -79,6 +84,11 @@ class Tally:
         self.mixed += len({m.score.value for m in group.members_G}) > 1
 
     @property
+    def mean_score(self) -> float:
+        """Of all that were scored; 0 where none was."""
+        return sum(self.scores) / len(self.scores) if self.scores else 0.0
+
+    @property
     def wall_s(self) -> float:
         """Seconds since the start."""
         return time.monotonic() - self.started
@@ -87,49 +97,119 @@ class Tally:
 class PlainProgress:
     """One line per group, for logs and pipes."""
 
-    def __init__(self, wanted: int | None, stream: TextIO = sys.stderr) -> None:
-        self._wanted = wanted
-        self._stream = stream
+    def __init__(self, wanted: int | None, tally: Tally, stream: TextIO | None = None) -> None:
+        self.wanted = wanted
+        self.tally = tally
+        self._stream = stream or sys.stderr
+
+    def __enter__(self) -> PlainProgress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Nothing is open."""
 
     def say(self, text: str) -> None:
         """One line."""
         print(text, file=self._stream, flush=True)
 
-    def group(self, group: Group, tally: Tally) -> None:
-        """A group came to its end."""
-        done = tally.groups + tally.dropped
-        of = f"/{self._wanted}" if self._wanted else ""
-        task = group.task.task_id.replace("\n", " ")[:48]
-        if group.dropped is not None:
-            self.say(f"[{tally.wall_s:7.1f} s] group {done}{of} {task}: dropped, {group.dropped}")
-            return
-        scores = " ".join(f"{m.score.value:.2f}" for m in group.members_G)
-        self.say(f"[{tally.wall_s:7.1f} s] group {done}{of} {task}: {scores}")
+    def started(self, plan: RolloutPlan) -> None:
+        """A rollout gets a sandbox."""
+
+    def attempt(self, result: Member | Attempt) -> None:
+        """An attempt is over."""
+
+    def group(self, group: Group) -> None:
+        """A group came to its end; it is counted already."""
+        done = self.tally.groups + self.tally.dropped
+        of = f"/{self.wanted}" if self.wanted else ""
+        what = f"dropped, {group.dropped}" if group.dropped is not None else scores_text(group)
+        self.say(f"[{self.tally.wall_s:7.1f} s] group {done}{of} {task_name(group)}: {what}")
 
     def bad_task(self, task: BadTask) -> None:
         """A row no task could be made of."""
-        self.say(f"bad task {task.task_id[:80]}: {task.reason}")
+        self.say(f"bad task {_printable(task.task_id)[:80]}: {_printable(task.reason)}")
 
 
-def closing_table(tally: Tally, written: list[tuple[str, Path]], stream: TextIO = sys.stdout) -> None:
-    """Outcome counts, scores, wall and CPU, and where everything was written."""
-    console = Console(file=stream, highlight=False, soft_wrap=True)
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_row("groups", f"{tally.groups} written, {tally.mixed} with mixed scores, {tally.dropped} dropped")
-    counts = ", ".join(f"{name} {count}" for name, count in tally.outcomes.most_common())
-    table.add_row("outcomes", counts or "none")
+def open_progress(wanted: int | None, tally: Tally, stream: TextIO | None = None) -> PlainProgress:
+    """The view for where `stream` goes, as a context manager."""
+    stream = stream or sys.stderr
+    if not stream.isatty() or os.environ.get("TERM", "dumb") == "dumb":
+        return PlainProgress(wanted, tally, stream)
+    from orchestrator.live import LiveProgress
+
+    return LiveProgress(wanted, tally, stream)
+
+
+def task_name(group: Group) -> str:
+    """The task's id, short and harmless to a terminal."""
+    name = _printable(group.task.task_id)
+    return name if len(name) <= 48 else name[:47] + "…"
+
+
+def scores_text(group: Group) -> str:
+    """The members' scores."""
+    return " ".join(f"{m.score.value:.2f}" for m in group.members_G)
+
+
+def outcomes_text(tally: Tally) -> str:
+    """Each outcome with its count and share, the commonest first."""
+    total = sum(tally.outcomes.values())
+    return ", ".join(f"{name} {n} ({share(n, total)})" for name, n in tally.outcomes.most_common()) or "none"
+
+
+def share(part: int, whole: int) -> str:
+    """A percentage; never 0 % of something, never 100 % of less."""
+    percent = 100 * part / whole if whole else 0.0
+    rounded = round(percent)
+    if part and not rounded:
+        return "<1%"
+    return ">99%" if part < whole and rounded == 100 else f"{rounded}%"
+
+
+def closing_table(
+    tally: Tally, rows: Sequence[tuple[str, object]], stream: TextIO | None = None, wanted: int | None = None
+) -> None:
+    """Counts, scores, wall and CPU; then `rows`, where everything was written first among them."""
+    of = f" of {wanted}" if wanted else ""
+    table: list[tuple[str, object]] = [
+        ("groups", f"{tally.groups}{of} written, {tally.mixed} with mixed scores, {tally.dropped} dropped"),
+        ("outcomes", outcomes_text(tally)),
+    ]
     if tally.scores:
-        mean = sum(tally.scores) / len(tally.scores)
-        table.add_row("scores", f"mean {mean:.3f}, {tally.correct} of {len(tally.scores)} rollouts correct")
-    table.add_row("tokens", f"{tally.tokens} sampled")
-    table.add_row("time", f"{tally.wall_s:.1f} s wall, {_per_rollout(tally)}")
-    for what, path in written:
-        table.add_row(what, str(path))
-    console.print(table)
+        correct = f"{tally.correct} of {len(tally.scores)} correct ({share(tally.correct, len(tally.scores))})"
+        table.append(("scores", f"mean {tally.mean_score:.3f}, {correct}"))
+    table.append(("tokens", f"{tally.tokens} sampled"))
+    table.append(("time", f"{tally.wall_s:.1f} s{_per_rollout(tally)}"))
+    stream = stream or sys.stdout
+    width = shutil.get_terminal_size().columns if stream.isatty() else 0
+    for label, text in (*table, *rows):
+        print(_row(label, str(text), width), file=stream)
+    stream.flush()
+
+
+def _row(label: str, text: str, width: int) -> str:
+    """Wrapped behind its label on a terminal; one line elsewhere. Paths stay whole, to be copied."""
+    first = f"{label:<{LABEL_WIDTH}}"
+    if not width or len(text) <= width - LABEL_WIDTH:
+        return first + text
+    return textwrap.fill(
+        text,
+        max(width, 2 * LABEL_WIDTH),
+        initial_indent=first,
+        subsequent_indent=" " * LABEL_WIDTH,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _per_rollout(tally: Tally) -> str:
     if not tally.attempts:
-        return "no rollout"
-    cpu = tally.cpu_s / tally.attempts
-    return f"{tally.rollout_s / tally.attempts:.2f} s and {cpu:.2f} CPU-s in the sandbox per rollout"
+        return ""
+    wall, cpu = tally.rollout_s / tally.attempts, tally.cpu_s / tally.attempts
+    return f"; per rollout {wall:.2f} s from its assignment, {cpu:.2f} s of CPU in its sandbox"
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in text)

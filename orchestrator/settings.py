@@ -115,6 +115,16 @@ class EnvSettings(Settings):
     untrained_outcomes: tuple[str, ...] = setting(
         (), Words(tuple(EndedName)), ROLLOUTS, "outcomes masked in training instead of scored 0"
     )
+    trained_segments: Literal["main_line", "all_segments"] = setting(
+        "main_line",
+        Choice(("main_line", "all_segments")),
+        ROLLOUTS,
+        "main_line: one line of ids per rollout; all_segments: plans and rewritten histories too, as groups "
+        "of their own",
+    )
+    train_mixed_versions: bool = setting(
+        True, Flag(), ROLLOUTS, "train on rollouts that several policy versions sampled; no: masked"
+    )
     drain_timeout: float = setting(
         5.0, seconds(at_least=0), ROLLOUTS, "what running rollouts still get after a signal"
     )
@@ -261,9 +271,7 @@ class EnvSettings(Settings):
     run_dir: Path | None = setting(
         None, File(), OUTPUT, "what the run was asked and all that happened", unset="runs/TIME"
     )
-    resume: Path | None = setting(
-        None, File(), OUTPUT, "a run directory, to continue its run with its settings"
-    )
+    resume: Path | None = setting(None, File(), OUTPUT, "a run directory, to continue its run with its settings")
     fsync: bool = setting(False, Flag(), OUTPUT, "each line is on the disk, power loss included, before it counts")
     include_messages: bool = setting(True, Flag(), OUTPUT, "messages in the groups file")
     save_full_traces: bool = setting(True, Flag(), OUTPUT, "the agent's steps in rollouts.jsonl")

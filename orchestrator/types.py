@@ -339,7 +339,7 @@ class Trajectory:
     """Token-level record of an episode. `trained_T` marks the tokens to learn from.
 
     `logprobs_T` holds the sampled log-probability at trained places and is None where the endpoint
-    gives none; its values at other places mean nothing.
+    gives none; its values at other places mean nothing. `segment`: which id line of the episode it is.
     """
 
     tokens_T: tuple[int, ...]
@@ -347,6 +347,7 @@ class Trajectory:
     logprobs_T: tuple[float, ...] | None
     messages: tuple[Message, ...]
     token_source: TokenSource
+    segment: int = 0
 
     def __post_init__(self) -> None:
         lengths = {len(self.tokens_T), len(self.trained_T)}

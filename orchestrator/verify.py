@@ -103,7 +103,7 @@ def _check_member(
             findings.check("logprob", all(map(_logprob_fits, logprobs, mask)), where)
     number = isinstance(score, int | float) and math.isfinite(score) and 0 <= score <= 1
     findings.check("score", number, f"{where}: {score}")
-    rollout_id = str(facts.get("rollout_id"))
+    rollout_id = f"{facts.get('rollout_id')} {facts.get('segment', 0)}"
     fresh = rollout_id not in findings.seen
     findings.seen.add(rollout_id)
     findings.check("outcome", fresh and facts.get("outcome") in _SCORED, f"{where}: {facts.get('outcome')}")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.completion.recorder import main_segment
+from orchestrator.completion.base import Tokenizer
+from orchestrator.completion.recorder import main_segment, trajectory
 from orchestrator.errors import ConfigError
 from orchestrator.jsonl import JsonLines
 from orchestrator.types import Ended, EndedName, Group, Member, Trajectory
@@ -15,18 +17,52 @@ MASKED = -100  # what Atropos and the trainers behind it take for "not trained"
 MASKED_LOGPROB = 1.0  # no log-probability is positive
 
 
-def scored_data_group(
-    group: Group, *, include_messages: bool = True, untrained: frozenset[EndedName] = frozenset()
-) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class GroupFormat:
+    """How groups become training data.
+
+    `untrained`: outcomes that are masked. `mixed_versions`: whether a rollout that several policy
+    versions sampled is trained on. `all_segments`: side lines (plans, rewritten histories) become groups
+    of their own. `tokenizer`: takes the end token off their messages.
+    """
+
+    include_messages: bool = True
+    untrained: frozenset[EndedName] = frozenset()
+    mixed_versions: bool = True
+    all_segments: bool = False
+    tokenizer: Tokenizer | None = None
+
+    def groups(self, group: Group) -> list[dict[str, Any]]:
+        """The group, and with `all_segments` one more for each side line that all its members have."""
+        lines = [scored_data_group(group, self)]
+        if self.all_segments:
+            lines += [scored_data_group(side, self) for side in side_groups(group, self.tokenizer)]
+        return lines
+
+
+def side_groups(group: Group, tokenizer: Tokenizer | None) -> list[Group]:
+    """The members' first side lines as a group, their second ones, as long as every member has one."""
+    sides = []
+    for member in group.members_G:
+        turns = member.attempt.record.turns
+        others = sorted({t.segment for t in turns} - {main_segment(turns)})
+        tag = member.attempt.plan.agent.code_tags[1]
+        lines = [trajectory(member.attempt.record, tokenizer, tag, segment) for segment in others]
+        sides.append([replace(member, trajectory=line) for line in lines])
+    return [replace(group, members_G=members) for members in zip(*sides, strict=False)]
+
+
+def scored_data_group(group: Group, form: GroupFormat | None = None) -> dict[str, Any]:
     """The dict Atropos' trainers, run-api and tools read. n = members, L_i = tokens of one."""
+    form = form or GroupFormat()
     members = group.members_G
     exact = all(m.trajectory.logprobs_T is not None for m in members)
     return {
         "tokens": [list(m.trajectory.tokens_T) for m in members],
-        "masks": [_mask(m, untrained) for m in members],
+        "masks": [_mask(m, form) for m in members],
         "scores": [float(m.score.value) for m in members],
         "inference_logprobs": [_logprobs(m.trajectory) for m in members] if exact else None,
-        "messages": [_messages(m.trajectory) for m in members] if include_messages else None,
+        "messages": [_messages(m.trajectory) for m in members] if form.include_messages else None,
         "advantages": None,
         "ref_logprobs": None,
         "generation_params": _generation_params(members),
@@ -35,10 +71,11 @@ def scored_data_group(
     }
 
 
-def _mask(member: Member, untrained: frozenset[EndedName]) -> list[int]:
+def _mask(member: Member, form: GroupFormat) -> list[int]:
     line = member.trajectory
     outcome = member.attempt.outcome
-    if isinstance(outcome, Ended) and outcome.name in untrained:
+    unwanted = isinstance(outcome, Ended) and outcome.name in form.untrained
+    if unwanted or (not form.mixed_versions and len(_versions(member)) > 1):
         return [MASKED] * len(line.tokens_T)
     return [token if trained else MASKED for token, trained in zip(line.tokens_T, line.trained_T, strict=True)]
 
@@ -67,7 +104,6 @@ def _generation_params(members: tuple[Member, ...]) -> dict[str, Any]:
 def _overrides(member: Member, group: Group) -> dict[str, Any]:
     """The facts of one rollout. Names are fixed by the docs."""
     attempt, record = member.attempt, member.attempt.record
-    versions = {t.completion.policy_version for t in record.turns} - {None}
     return {
         "rollout_id": attempt.plan.rollout_id,
         "task_id": group.task.task_id,
@@ -82,11 +118,17 @@ def _overrides(member: Member, group: Group) -> dict[str, Any]:
         "prompt_tokens": sum(t.completion.prompt_tokens for t in record.turns),
         "completion_tokens": record.sampled_tokens,
         "policy_version": record.turns[-1].completion.policy_version if record.turns else None,
-        "mixed_policy_versions": len(versions) > 1,
+        "mixed_policy_versions": len(_versions(member)) > 1,
+        "segment": member.trajectory.segment,
         "segments": len({t.segment for t in record.turns}),
         "untrained_completions": _untrained(member),
         "node": None,
     }
+
+
+def _versions(member: Member) -> set[str]:
+    """The policy versions that sampled this rollout, where the endpoint tells."""
+    return {v for t in member.attempt.record.turns if (v := t.completion.policy_version) is not None}
 
 
 def _untrained(member: Member) -> int:
@@ -102,20 +144,16 @@ class GroupsFile:
         self,
         path: Path,
         *,
-        include_messages: bool = True,
-        untrained: frozenset[EndedName] = frozenset(),
+        form: GroupFormat | None = None,
         fsync: bool = False,
     ) -> None:
         self.path = path
-        self._include_messages = include_messages
-        self._untrained = untrained
+        self._form = form or GroupFormat()
         self._lines = JsonLines(path, fsync=fsync)
 
     def append(self, group: Group) -> None:
-        """One line, on disk when this returns."""
-        self._lines.append(
-            scored_data_group(group, include_messages=self._include_messages, untrained=self._untrained)
-        )
+        """One line (more with `all_segments`), on disk together when this returns."""
+        self._lines.append(*self._form.groups(group))
 
     def close(self) -> None:
         """Idempotent."""

@@ -11,19 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator import __version__
+from orchestrator.completion.replay import ReplayCompleter
 from orchestrator.continued import read_run
 from orchestrator.engine import Observer, Orchestrator
 from orchestrator.errors import ConfigError
 from orchestrator.jsonl import set_torn_end_aside
-from orchestrator.progress import PlainProgress, Tally, closing_table
+from orchestrator.progress import PlainProgress, Tally, closing_table, open_progress
 from orchestrator.report import write_report
 from orchestrator.resume import Earlier, read_earlier
 from orchestrator.rundir import RunDirectory, new_run_directory
 from orchestrator.signals import Stopped, stoppable
 from orchestrator.tasks import open_tasks
 from orchestrator.tasks.base import TaskSource
-from orchestrator.types import Attempt, BadTask, EndedName, Member
-from orchestrator.writers import GroupsFile, check_writable, fresh_path
+from orchestrator.types import Attempt, BadTask, Member
+from orchestrator.writers import GroupFormat, GroupsFile, check_writable, fresh_path
 
 if TYPE_CHECKING:
     from orchestrator.config import Config
@@ -45,38 +46,42 @@ async def _run(config: Config) -> int:
     if env.data_path_to_save_groups:
         check_writable(env.data_path_to_save_groups.parent)
     wanted = env.total_steps if env.total_steps > 0 else None
-    tally, progress = Tally(), PlainProgress(wanted)
+    tally = Tally()
+    progress = open_progress(wanted, tally)
     observer = Observer(say=progress.say)
     orchestrator = Orchestrator(config, observer)
-    written: list[tuple[str, Path]] = []
+    closing: list[tuple[str, object]] = []
 
     async def work() -> int:
         async with orchestrator:
-            with _output(config, run_path, tally) as output:
-                written.extend([("groups file", output.groups.path), ("run directory", run_path)])
+            with _output(config, run_path, tally, orchestrator.group_format) as output:
+                closing.extend([("groups file", output.groups.path), ("run directory", run_path)])
                 await _describe(output, orchestrator, tasks)
                 for note in observer.notes:
                     progress.say(f"note: {note}")
                 progress.say(orchestrator.summary())
                 _observe(observer, output, tally, progress, full_traces=env.save_full_traces)
-                # Closed before the files are: what is cancelled then is still recorded.
-                async with aclosing(orchestrator.groups(tasks, output.earlier)) as groups:
-                    async for group in groups:
-                        if group.dropped is None:
-                            output.groups.append(group)
-                        tally.group(group)
-                        progress.group(group, tally)
-                written.append(await _report(orchestrator, output))
+                try:
+                    # Closed before the files are: what is cancelled then is still recorded.
+                    async with aclosing(orchestrator.groups(tasks, output.earlier)) as groups:
+                        async for group in groups:
+                            if group.dropped is None:
+                                output.groups.append(group)
+                            tally.group(group)
+                            progress.group(group)
+                finally:
+                    closing.extend(await _report(orchestrator, output))
         return _exit_code(tally, wanted)
 
     try:
-        return await stoppable(work(), drain=orchestrator.drain, drain_timeout_s=env.drain_timeout)
+        with progress:
+            return await stoppable(work(), drain=orchestrator.drain, drain_timeout_s=env.drain_timeout)
     except Stopped as stopped:
         progress.say(f"stopped by {stopped}; go on with --env.resume {run_path}")
         return stopped.exit_code
     finally:
-        if written:
-            closing_table(tally, written, sys.stdout)
+        if closing:
+            closing_table(tally, closing, wanted=wanted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,7 @@ class _Output:
 
 
 @contextmanager
-def _output(config: Config, run_path: Path, tally: Tally) -> Iterator[_Output]:
+def _output(config: Config, run_path: Path, tally: Tally, form: GroupFormat) -> Iterator[_Output]:
     """Opens the run directory and the groups file, new ones or those of the run that is resumed."""
     env = config.env
     with closing(RunDirectory(run_path, resume=env.resume is not None, fsync=env.fsync)) as run:
@@ -103,8 +108,7 @@ def _output(config: Config, run_path: Path, tally: Tally) -> Iterator[_Output]:
                 tally.earlier_group(scores)
         groups = GroupsFile(
             groups_path,
-            include_messages=env.include_messages,
-            untrained=frozenset(EndedName(name) for name in env.untrained_outcomes),
+            form=form,
             fsync=env.fsync,
         )
         with closing(groups):
@@ -144,24 +148,30 @@ def _observe(
     def recorded(result: Member | Attempt) -> None:
         output.run.record(result, full_traces=full_traces)
         tally.attempt(result)
+        progress.attempt(result)
 
     def bad_task(task: BadTask, number: int) -> None:
         output.run.record_bad_task(task, number)
         tally.bad_task()
         progress.bad_task(task)
 
-    observer.recorded, observer.bad_task = recorded, bad_task
+    observer.started, observer.recorded, observer.bad_task = progress.started, recorded, bad_task
 
 
-async def _report(orchestrator: Orchestrator, output: _Output) -> tuple[str, Path]:
-    """The page beside the groups file."""
+async def _report(orchestrator: Orchestrator, output: _Output) -> list[tuple[str, object]]:
+    """The page beside the groups file, of whatever is there; and, of a replayed run, how faithful it was."""
+    around = orchestrator.around
     html = output.groups.path.with_suffix(".html")
-    tokenizer = orchestrator.around.tokenizer
     try:
-        await asyncio.to_thread(write_report, output.run.path, output.groups.path, html, tokenizer=tokenizer)
-    except OSError as error:
-        return f"no report ({error.strerror})", html
-    return "report", html
+        await asyncio.to_thread(
+            write_report, output.run.path, output.groups.path, html, tokenizer=around.tokenizer
+        )
+        rows: list[tuple[str, object]] = [("report", html)]
+    except Exception as error:  # the data are written: no page about them may fail the run
+        rows = [("report", f"none, it could not be written: {type(error).__name__}: {error}")]
+    if isinstance(around.completer, ReplayCompleter):
+        rows.append(("replay", around.completer.account()))
+    return rows
 
 
 def _run_path(env: EnvSettings) -> Path:

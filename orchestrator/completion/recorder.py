@@ -6,6 +6,7 @@ Only what the proxy served comes in here: nothing a sandbox says can add a train
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 from orchestrator.completion.base import Tokenizer
@@ -47,11 +48,11 @@ def trajectory(
     if not pairs:
         raise RecordError(f"the record has no segment {chosen}")
     if all(turn.prompt_ids is not None and turn.completion.tokens_T is not None for turn, _ in pairs):
-        return _sampled(pairs, tokenizer)
+        return replace(_sampled(pairs, tokenizer), segment=chosen)
     messages = _said(pairs, closing_tag)
     if tokenizer is None:
-        return Trajectory((), (), None, messages, "none")
-    return _retokenized(messages, tokenizer)
+        return Trajectory((), (), None, messages, "none", chosen)
+    return replace(_retokenized(messages, tokenizer), segment=chosen)
 
 
 def _sampled(pairs: list[tuple[Turn, tuple[Message, ...]]], tokenizer: Tokenizer | None) -> Trajectory:

@@ -1,0 +1,116 @@
+"""The recorded run: its settings, and how a finished run becomes package data.
+
+    python -m orchestrator.demo.recording RUN_DIR TASKS_JSONL TOKENIZER_FOLDER
+
+keeps of a run what replaying it needs, of the tasks those that were recorded whole, and of the tokenizer
+what its vocabulary does not follow from. Nothing of the machine it was recorded on is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.demo import tokenizer
+
+ROOT = Path(__file__).resolve().parent
+RECORDING = ROOT / "recording"
+TASKS = ROOT / "tasks.jsonl"
+_LINES = "rollouts.jsonl.xz"
+_ENV = (
+    "group_size", "max_steps", "max_completion_tokens", "max_token_length", "temperature", "top_p", "seed",
+)  # fmt: skip
+_ROLLOUT = ("schema", "task_id", "index", "outcome", "answer", "score")
+_COMPLETION = (
+    "kept", "messages", "segment", "prompt_ids", "text", "visible", "finish_reason", "token_ids", "logprobs",
+    "prompt_tokens", "completion_tokens", "policy_version",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """How the run was made. `env`: the settings a replay must share to get the same prompts."""
+
+    model: str
+    env: dict[str, Any]
+    tasks: int
+    rollouts: int
+
+    @classmethod
+    def read(cls) -> Recording:
+        """The one in this package."""
+        facts = json.loads((RECORDING / "run.json").read_text("utf-8"))
+        return cls(facts["model"], facts["env"], facts["tasks"], facts["rollouts"])
+
+
+def lines() -> Iterator[dict[str, Any]]:
+    """What is kept of each recorded rollout."""
+    with lzma.open(RECORDING / _LINES) as file:
+        for line in file:
+            yield json.loads(line)
+
+
+def make(run: Path, tasks: Path, tokenizer_folder: Path) -> Recording:
+    """Writes the package data anew. Raises ValueError for a run that is not token-exact."""
+    facts = json.loads((run / "run.json").read_text("utf-8"))
+    if facts["token_ids"] != "exact":
+        raise ValueError(f"{run} was not recorded with exact token ids")
+    env = {name: facts["config"]["env"][name] for name in _ENV}
+    recorded = [json.loads(line) for line in (run / "rollouts.jsonl").read_text("utf-8").splitlines()]
+    scored = [line for line in recorded if line.get("score") is not None]
+    sizes = Counter(line["task_id"] for line in scored)
+    rows = [json.loads(line) for line in tasks.read_text("utf-8").splitlines()]
+    whole = [row for row in rows if sizes[row["task_id"]] == env["group_size"]]
+    order = {row["task_id"]: number for number, row in enumerate(whole)}
+    kept = sorted(
+        (line for line in scored if line["task_id"] in order), key=lambda r: (order[r["task_id"]], r["index"])
+    )
+
+    RECORDING.mkdir(exist_ok=True)
+    with lzma.open(RECORDING / _LINES, "wt", preset=9 | lzma.PRESET_EXTREME, encoding="utf-8") as file:
+        for line in kept:
+            completions = [{name: c[name] for name in _COMPLETION} for c in line["completions"]]
+            file.write(_dumps({**{name: line[name] for name in _ROLLOUT}, "completions": completions}) + "\n")
+    recording = Recording(facts["config"]["openai"][0]["model_name"], env, len(whole), len(kept))
+    (RECORDING / "run.json").write_text(
+        json.dumps(
+            {
+                "schema": 1,
+                "model": recording.model,
+                "tasks": recording.tasks,
+                "rollouts": recording.rollouts,
+                "token_ids": "exact",
+                "env": env,
+            },
+            indent=2,
+        )
+        + "\n",
+        "utf-8",
+    )
+    _copy_tasks(whole, tasks.parent)
+    tokenizer.pack(tokenizer_folder)
+    return recording
+
+
+def _copy_tasks(rows: list[dict[str, Any]], root: Path) -> None:
+    shutil.rmtree(ROOT / "files", ignore_errors=True)
+    for name in {name for row in rows for name in row.get("files", ())}:
+        target = ROOT / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(root / name, target)
+    TASKS.write_text("".join(_dumps(row, spaced=True) + "\n" for row in rows), "utf-8")
+
+
+def _dumps(value: object, *, spaced: bool = False) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=None if spaced else (",", ":"))
+
+
+if __name__ == "__main__":
+    print(make(*map(Path, sys.argv[1:4])))

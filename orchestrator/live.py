@@ -1,0 +1,106 @@
+"""The live view of a run on a terminal: redrawn in place, gone when the closing table comes."""
+
+from __future__ import annotations
+
+from collections import deque
+from types import TracebackType
+from typing import TextIO
+
+from rich.console import Console, Group as Stack, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.progress import PlainProgress, Tally, outcomes_text, share, task_name
+from orchestrator.types import Attempt, Group, Member, RolloutPlan
+
+LAST_GROUPS = 8
+FRAMES_PER_S = 4
+
+
+class LiveProgress(PlainProgress):
+    """Counts above, the last groups below. What is said meanwhile scrolls by above it."""
+
+    def __init__(self, wanted: int | None, tally: Tally, stream: TextIO) -> None:
+        super().__init__(wanted, tally, stream)
+        self._console = Console(file=stream, highlight=False)
+        self._live = Live(
+            console=self._console,
+            get_renderable=self._view,
+            refresh_per_second=FRAMES_PER_S,
+            transient=True,
+        )
+        self._running: set[str] = set()
+        self._last: deque[tuple[int, str, Text]] = deque(maxlen=LAST_GROUPS)
+        self._tokens_before = tally.tokens
+
+    def __enter__(self) -> LiveProgress:
+        self._tokens_before = self.tally.tokens
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def say(self, text: str) -> None:
+        self._console.print(text, markup=False, soft_wrap=True)
+
+    def started(self, plan: RolloutPlan) -> None:
+        self._running.add(plan.rollout_id)
+
+    def attempt(self, result: Member | Attempt) -> None:
+        attempt = result.attempt if isinstance(result, Member) else result
+        self._running.discard(attempt.plan.rollout_id)
+
+    def group(self, group: Group) -> None:
+        if group.dropped is not None:
+            what = Text(f"dropped, {group.dropped}", style="yellow")
+        else:
+            what = Text(" ").join(_score(m) for m in group.members_G)
+        self._last.append((self.tally.groups + self.tally.dropped, task_name(group), what))
+
+    def _view(self) -> RenderableType:
+        tally = self.tally
+        done = tally.groups + tally.dropped
+        counts = Table.grid(padding=(0, 2, 0, 0))
+        counts.add_column(style="bold", no_wrap=True)
+        counts.add_column(overflow="fold")
+        counts.add_row("groups", self._groups(done))
+        counts.add_row("sandboxes", f"{len(self._running)} running, {_clock(tally.wall_s)} so far")
+        counts.add_row("outcomes", outcomes_text(tally) if tally.outcomes else Text("none yet", style="dim"))
+        if tally.scores:
+            correct = f"{tally.correct} of {len(tally.scores)} correct ({share(tally.correct, len(tally.scores))})"
+            counts.add_row("scores", f"mean {tally.mean_score:.3f}, {correct}, {tally.mixed} groups mixed")
+        rate = (tally.tokens - self._tokens_before) / max(tally.wall_s, 1e-3)
+        counts.add_row("tokens", f"{tally.tokens} sampled, {rate:.0f}/s")
+        last = Table.grid(padding=(0, 2, 0, 0))
+        last.add_column(justify="right", style="dim")
+        last.add_column(no_wrap=True, overflow="ellipsis", max_width=36)
+        last.add_column()
+        for number, name, what in self._last:
+            last.add_row(str(number), Text(name), what)
+        return Stack("", counts, *(("", last) if self._last else ()))
+
+    def _groups(self, done: int) -> RenderableType:
+        if self.wanted is None:
+            return f"{done} done"
+        row = Table.grid(padding=(0, 2, 0, 0))
+        row.add_column(no_wrap=True)
+        row.add_column(width=30)
+        row.add_row(f"{done} of {self.wanted}", ProgressBar(self.wanted, done, width=30))
+        return row
+
+
+def _score(member: Member) -> Text:
+    value = member.score.value
+    correct = member.score.parts.get("correctness", 0.0) >= 1.0
+    return Text(f"{value:.2f}", style="green" if correct else "" if value else "dim")
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

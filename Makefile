@@ -32,6 +32,9 @@ image: install system  ## the sandbox image
 	@echo "== sandbox image"
 	@$(BIN)/orchestrator image build
 
+demo: image  ## a first run and its report: no model, no key, no GPU
+	@$(BIN)/orchestrator demo
+
 proto: $(CODEGEN)/.installed  ## regenerate the wire code
 	@PATH="$(CURDIR)/$(CODEGEN)/bin:$$PATH" $(CODEGEN)/bin/python -m grpc_tools.protoc -I proto \
 	  --python_out=proto --pyi_out=proto --grpc_python_out=proto --mypy_grpc_out=quiet:proto \

@@ -30,6 +30,19 @@ from orchestrator.values import File, Flag, Text
 
 COMMANDS = (
     Command(
+        "demo",
+        "plays a recorded run of a real model through live sandboxes; needs no model, key or GPU",
+        uses=(
+            "env.total_steps",
+            "env.max_concurrent_sandboxes",
+            "env.launcher",
+            "env.sandbox_image",
+            "env.data_path_to_save_groups",
+            "env.run_dir",
+        ),
+        options=(Setting(False, Flag(), OPTIONS, "run the model itself, on this machine's CPU", name="live"),),
+    ),
+    Command(
         "process",
         "runs tasks and writes groups of scored rollouts to a JSONL file, with an HTML report",
         uses=(TASKS, ROLLOUTS, LIMITS, SANDBOX, TOOLS, SAMPLING, SCORING, OUTPUT, ENDPOINT),

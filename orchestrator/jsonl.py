@@ -63,18 +63,27 @@ def set_torn_end_aside(path: Path) -> int:
     line may be there in length only. Raises ConfigError.
     """
     try:
-        with path.open("r+b") as file:
+        with path.open("rb") as file:
             end = _whole_end(file.fileno())
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    return set_end_aside(path, end)
+
+
+def set_end_aside(path: Path, start: int) -> int:
+    """Moves everything from the offset `start` on to `<path>.torn`; its bytes. Raises ConfigError."""
+    try:
+        with path.open("r+b") as file:
             size = file.seek(0, os.SEEK_END)
-            if end == size:
+            if start == size:
                 return 0
             with Path(f"{path}.torn").open("ab") as aside:
-                file.seek(end)
-                aside.write(file.read() + b"\n")
+                file.seek(start)
+                aside.write(file.read().removesuffix(b"\n") + b"\n")
                 aside.flush()
                 os.fsync(aside.fileno())
-            file.truncate(end)
-            return size - end
+            file.truncate(start)
+            return size - start
     except OSError as error:
         raise ConfigError(f"cannot repair {path}: {error.strerror}") from error
 

@@ -1,29 +1,30 @@
-"""The live view of a run on a terminal: redrawn in place, gone when the closing table comes."""
+"""The view on a terminal: finished groups scroll by, below them the counts are redrawn in place."""
 
 from __future__ import annotations
 
-from collections import deque
 from types import TracebackType
 from typing import TextIO
 
-from rich.console import Console, Group as Stack, RenderableType
+from rich.console import Console, RenderableType
+from rich.console import Group as Stack
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.progress import PlainProgress, Tally, outcomes_text, share, task_name
+from orchestrator.progress import PlainProgress, Tally, outcomes_text, share, wrapped
 from orchestrator.types import Attempt, Group, Member, RolloutPlan
 
-LAST_GROUPS = 8
 FRAMES_PER_S = 4
 
 
 class LiveProgress(PlainProgress):
-    """Counts above, the last groups below. What is said meanwhile scrolls by above it."""
+    """The counts stay at the bottom until the closing table takes their place."""
 
     def __init__(self, wanted: int | None, tally: Tally, stream: TextIO) -> None:
         super().__init__(wanted, tally, stream)
+        self._running: set[str] = set()
+        self._sampled = 0  # by this process; the tally of a resumed run has more
         self._console = Console(file=stream, highlight=False)
         self._live = Live(
             console=self._console,
@@ -31,12 +32,8 @@ class LiveProgress(PlainProgress):
             refresh_per_second=FRAMES_PER_S,
             transient=True,
         )
-        self._running: set[str] = set()
-        self._last: deque[tuple[int, str, Text]] = deque(maxlen=LAST_GROUPS)
-        self._tokens_before = tally.tokens
 
     def __enter__(self) -> LiveProgress:
-        self._tokens_before = self.tally.tokens
         self._live.start()
         return self
 
@@ -46,7 +43,7 @@ class LiveProgress(PlainProgress):
         self._live.stop()
 
     def say(self, text: str) -> None:
-        self._console.print(text, markup=False, soft_wrap=True)
+        self._console.print(wrapped(text, self._console.width), markup=False, soft_wrap=True)
 
     def started(self, plan: RolloutPlan) -> None:
         self._running.add(plan.rollout_id)
@@ -54,13 +51,14 @@ class LiveProgress(PlainProgress):
     def attempt(self, result: Member | Attempt) -> None:
         attempt = result.attempt if isinstance(result, Member) else result
         self._running.discard(attempt.plan.rollout_id)
+        self._sampled += attempt.record.sampled_tokens
 
     def group(self, group: Group) -> None:
         if group.dropped is not None:
             what = Text(f"dropped, {group.dropped}", style="yellow")
         else:
             what = Text(" ").join(_score(m) for m in group.members_G)
-        self._last.append((self.tally.groups + self.tally.dropped, task_name(group), what))
+        self._console.print(Text(f"{self.heading(group)}  "), what, sep="", soft_wrap=True)
 
     def _view(self) -> RenderableType:
         tally = self.tally
@@ -74,15 +72,9 @@ class LiveProgress(PlainProgress):
         if tally.scores:
             correct = f"{tally.correct} of {len(tally.scores)} correct ({share(tally.correct, len(tally.scores))})"
             counts.add_row("scores", f"mean {tally.mean_score:.3f}, {correct}, {tally.mixed} groups mixed")
-        rate = (tally.tokens - self._tokens_before) / max(tally.wall_s, 1e-3)
+        rate = self._sampled / max(tally.wall_s, 1e-3)
         counts.add_row("tokens", f"{tally.tokens} sampled, {rate:.0f}/s")
-        last = Table.grid(padding=(0, 2, 0, 0))
-        last.add_column(justify="right", style="dim")
-        last.add_column(no_wrap=True, overflow="ellipsis", max_width=36)
-        last.add_column()
-        for number, name, what in self._last:
-            last.add_row(str(number), Text(name), what)
-        return Stack("", counts, *(("", last) if self._last else ()))
+        return Stack("", counts)
 
     def _groups(self, done: int) -> RenderableType:
         if self.wanted is None:

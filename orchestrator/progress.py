@@ -19,6 +19,7 @@ from typing import Any, TextIO
 from orchestrator.types import Attempt, BadTask, Group, Member, RolloutPlan
 
 LABEL_WIDTH = 15
+TASK_WIDTH = 28
 
 
 @dataclass(slots=True)
@@ -122,10 +123,18 @@ class PlainProgress:
 
     def group(self, group: Group) -> None:
         """A group came to its end; it is counted already."""
-        done = self.tally.groups + self.tally.dropped
-        of = f"/{self.wanted}" if self.wanted else ""
-        what = f"dropped, {group.dropped}" if group.dropped is not None else scores_text(group)
-        self.say(f"[{self.tally.wall_s:7.1f} s] group {done}{of} {task_name(group)}: {what}")
+        scores = " ".join(f"{m.score.value:.2f}" for m in group.members_G)
+        what = scores if group.dropped is None else f"dropped, {group.dropped}"
+        self.say(f"{self.heading(group)}  {what}")
+
+    def heading(self, group: Group) -> str:
+        """When it ended, which one of how many, and its task."""
+        done = str(self.tally.groups + self.tally.dropped)
+        if self.wanted is not None:
+            done = f"{done:>{len(str(self.wanted))}}/{self.wanted}"
+        task = _printable(group.task.task_id)
+        task = task if len(task) <= TASK_WIDTH else task[: TASK_WIDTH - 1] + "…"
+        return f"[{self.tally.wall_s:7.1f} s] group {done}  {task:<{TASK_WIDTH}}"
 
     def bad_task(self, task: BadTask) -> None:
         """A row no task could be made of."""
@@ -140,17 +149,6 @@ def open_progress(wanted: int | None, tally: Tally, stream: TextIO | None = None
     from orchestrator.live import LiveProgress
 
     return LiveProgress(wanted, tally, stream)
-
-
-def task_name(group: Group) -> str:
-    """The task's id, short and harmless to a terminal."""
-    name = _printable(group.task.task_id)
-    return name if len(name) <= 48 else name[:47] + "…"
-
-
-def scores_text(group: Group) -> str:
-    """The members' scores."""
-    return " ".join(f"{m.score.value:.2f}" for m in group.members_G)
 
 
 def outcomes_text(tally: Tally) -> str:
@@ -183,22 +181,25 @@ def closing_table(
     table.append(("tokens", f"{tally.tokens} sampled"))
     table.append(("time", f"{tally.wall_s:.1f} s{_per_rollout(tally)}"))
     stream = stream or sys.stdout
-    width = shutil.get_terminal_size().columns if stream.isatty() else 0
+    if stream.isatty():
+        print(file=stream)
     for label, text in (*table, *rows):
-        print(_row(label, str(text), width), file=stream)
-    stream.flush()
+        print_wrapped(f"{label:<{LABEL_WIDTH}}{text}", stream, indent=LABEL_WIDTH)
 
 
-def _row(label: str, text: str, width: int) -> str:
-    """Wrapped behind its label on a terminal; one line elsewhere. Paths stay whole, to be copied."""
-    first = f"{label:<{LABEL_WIDTH}}"
-    if not width or len(text) <= width - LABEL_WIDTH:
-        return first + text
+def print_wrapped(text: str, stream: TextIO, *, indent: int = 0) -> None:
+    """One line; on a terminal wrapped between words."""
+    if stream.isatty():
+        text = wrapped(text, shutil.get_terminal_size().columns, indent=indent)
+    print(text, file=stream, flush=True)
+
+
+def wrapped(text: str, width: int, *, indent: int = 0) -> str:
+    """Broken between words only: paths stay whole, to be copied."""
     return textwrap.fill(
         text,
-        max(width, 2 * LABEL_WIDTH),
-        initial_indent=first,
-        subsequent_indent=" " * LABEL_WIDTH,
+        max(width, 2 * indent + 1),
+        subsequent_indent=" " * indent,
         break_long_words=False,
         break_on_hyphens=False,
     )

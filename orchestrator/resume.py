@@ -18,6 +18,7 @@ import orjson
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.recorder import trajectory
 from orchestrator.errors import ConfigError, RecordError
+from orchestrator.jsonl import set_end_aside, set_torn_end_aside
 from orchestrator.rundir import SCHEMA
 from orchestrator.types import (
     Attempt,
@@ -69,13 +70,8 @@ def read_earlier(rollouts: Path, groups: Path, counted: Callable[[Line], None]) 
     """Reads both files line by line; `counted` is given every line of `rollouts`. Raises ConfigError."""
     written: dict[int, tuple[float, ...]] = {}
     for place, line, _ in _lines(groups):
-        try:
-            numbers = {_group(facts["rollout_id"]) for facts in line["overrides"]}
-            scores = tuple(float(score) for score in line["scores"])
-            (number,) = numbers
-        except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"{place} is no group of this run") from error
-        written[number] = scores
+        number = _group_number(place, line)
+        written[number] = tuple(float(score) for score in line["scores"])
     bad: set[int] = set()
     kept: dict[str, bytes] = {}
     for place, line, text in _lines(rollouts):
@@ -91,6 +87,25 @@ def read_earlier(rollouts: Path, groups: Path, counted: Callable[[Line], None]) 
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"{place} is no rollout") from error
     return Earlier(written, frozenset(bad), kept)
+
+
+def repair_groups(groups: Path, *, several_lines: bool) -> None:
+    """Sets aside what is unfinished at the end of the groups file. Raises ConfigError.
+
+    `several_lines`: groups have side lines, so the last one may be whole line by line and still lack some:
+    it is set aside as well, to be written anew from the record.
+    """
+    set_torn_end_aside(groups)
+    if not several_lines:
+        return
+    start, offset, last = 0, 0, None
+    for place, line, text in _lines(groups):
+        number = _group_number(place, line)
+        if number != last:
+            start, last = offset, number
+        offset += len(text)
+    if last is not None:
+        set_end_aside(groups, start)
 
 
 def read_attempt(line: Line, plan: RolloutPlan, tokenizer: Tokenizer | None) -> Member | Attempt:
@@ -163,6 +178,17 @@ def _outcome(name: str, reason: str) -> Outcome:
 
 def _tuple(values: list[Any] | None) -> tuple[Any, ...] | None:
     return None if values is None else tuple(values)
+
+
+def _group_number(place: str, line: Any) -> int:
+    """The group a line of the groups file is of. Raises ConfigError."""
+    try:
+        (number,) = {_group(facts["rollout_id"]) for facts in line["overrides"]}
+        if not all(isinstance(score, int | float) for score in line["scores"]):
+            raise TypeError
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{place} is no group of this run") from error
+    return number
 
 
 def _group(rollout_id: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, AsyncExitStack
@@ -28,17 +27,15 @@ if TYPE_CHECKING:
     from orchestrator.config import Config
     from orchestrator.settings import OpenAISettings
 
-log = logging.getLogger(__name__)
-
 REPLAY = "replay:"
 FALLBACK_TOKENIZER = "NousResearch/DeepHermes-3-Llama-3-8B-Preview"  # the predecessor's default
 
 
 async def open_surroundings(config: Config, stack: AsyncExitStack, notes: list[str]) -> Surroundings:
     """Docker, image, tokenizer, endpoint. Raises EnvironmentUnusable, everything opened so far closed."""
-    launcher, channel_directory, verify = await _launcher(config, stack)
+    launcher, channel_directory, verify = await _launcher(config, stack, notes)
     await launcher.check(config.sandbox_spec())
-    await _remove_leftovers(docker=config.env.launcher == "docker")
+    await _remove_leftovers(notes, docker=config.env.launcher == "docker")
     tokenizer = await asyncio.to_thread(_tokenizer, config)
     completer = await _completer(config, tokenizer, stack, notes)
     tools = _web_tools(config, stack)
@@ -73,13 +70,14 @@ def _tokenizer(config: Config) -> HubTokenizer | None:
     name = config.env.tokenizer_name
     if name is not None:
         return None if name.lower() == "none" else load_tokenizer(name)
-    for candidate in (config.openai[0].model_name, FALLBACK_TOKENIZER):
+    candidates = (config.openai[0].model_name, FALLBACK_TOKENIZER)
+    for candidate in candidates:
         try:
             return load_tokenizer(candidate)
         except EnvironmentUnusable as error:
-            failure = error
+            log.debug("%s", error)
     raise EnvironmentUnusable(
-        f"no tokenizer: neither the model's name nor the default can be loaded ({failure}); set "
+        f"no tokenizer: neither {' nor '.join(candidates)} is on this machine or can be had from the hub; set "
         "--env.tokenizer_name to the model's folder or hub id, or to none for `process` without token ids"
     )
 
@@ -120,7 +118,7 @@ def endpoint(server: OpenAISettings) -> Endpoint:
     return Endpoint(base_url, server.model_name, server.key(), server.timeout)
 
 
-async def _remove_leftovers(*, docker: bool) -> None:
+async def _remove_leftovers(notes: list[str], *, docker: bool) -> None:
     """What killed runs left is gone before this one starts; what resists is no reason not to start."""
     from orchestrator.launch.reaper import reap, reap_directories
 
@@ -132,11 +130,11 @@ async def _remove_leftovers(*, docker: bool) -> None:
     except DockerError as error:
         raise EnvironmentUnusable(str(error)) from error
     if reaped.containers or reaped.directories:
-        log.warning("removed %d containers and %d directories of dead runs", reaped.containers, reaped.directories)
+        notes.append(f"removed {reaped.containers} containers and {reaped.directories} directories of dead runs")
 
 
 async def _launcher(
-    config: Config, stack: AsyncExitStack
+    config: Config, stack: AsyncExitStack, notes: list[str]
 ) -> tuple[Launcher, Callable[[], AbstractContextManager[Path]], Callable[[Confinement], None]]:
     """(launcher, where sandboxes find their sockets, what refuses a badly confined one)."""
     env = config.env
@@ -145,7 +143,9 @@ async def _launcher(
         from orchestrator.launch.docker import DockerLauncher
         from orchestrator.launch.verification import demand, verify_confinement
 
-        launcher: Launcher = DockerLauncher(run_id, max_sandboxes=env.max_concurrent_sandboxes)
+        launcher: Launcher = DockerLauncher(
+            run_id, max_sandboxes=env.max_concurrent_sandboxes, advise=notes.append
+        )
 
         def verify(confinement: Confinement) -> None:
             demand(verify_confinement(confinement))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Iterator
 from contextlib import aclosing, closing, contextmanager
 from dataclasses import dataclass
@@ -14,11 +13,10 @@ from orchestrator import __version__
 from orchestrator.completion.replay import ReplayCompleter
 from orchestrator.continued import read_run
 from orchestrator.engine import Observer, Orchestrator
-from orchestrator.errors import ConfigError
-from orchestrator.jsonl import set_torn_end_aside
+from orchestrator.errors import ConfigError, OrchestratorError
 from orchestrator.progress import PlainProgress, Tally, closing_table, open_progress
 from orchestrator.report import write_report
-from orchestrator.resume import Earlier, read_earlier
+from orchestrator.resume import Earlier, read_earlier, repair_groups
 from orchestrator.rundir import RunDirectory, new_run_directory
 from orchestrator.signals import Stopped, stoppable
 from orchestrator.tasks import open_tasks
@@ -50,12 +48,12 @@ async def _run(config: Config) -> int:
     progress = open_progress(wanted, tally)
     observer = Observer(say=progress.say)
     orchestrator = Orchestrator(config, observer)
-    closing: list[tuple[str, object]] = []
+    rows: list[tuple[str, object]] = []
 
     async def work() -> int:
         async with orchestrator:
             with _output(config, run_path, tally, orchestrator.group_format) as output:
-                closing.extend([("groups file", output.groups.path), ("run directory", run_path)])
+                rows.extend([("groups file", output.groups.path), ("run directory", run_path)])
                 await _describe(output, orchestrator, tasks)
                 for note in observer.notes:
                     progress.say(f"note: {note}")
@@ -70,18 +68,18 @@ async def _run(config: Config) -> int:
                             tally.group(group)
                             progress.group(group)
                 finally:
-                    closing.extend(await _report(orchestrator, output))
+                    rows.extend(await _report(orchestrator, output))
         return _exit_code(tally, wanted)
 
     try:
         with progress:
             return await stoppable(work(), drain=orchestrator.drain, drain_timeout_s=env.drain_timeout)
     except Stopped as stopped:
-        progress.say(f"stopped by {stopped}; go on with --env.resume {run_path}")
+        progress.say(f"stopped by {stopped}; go on with `orchestrator process --env.resume {run_path}`")
         return stopped.exit_code
     finally:
-        if closing:
-            closing_table(tally, closing, wanted=wanted)
+        if rows:
+            closing_table(tally, rows, wanted=wanted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,21 +95,24 @@ class _Output:
 def _output(config: Config, run_path: Path, tally: Tally, form: GroupFormat) -> Iterator[_Output]:
     """Opens the run directory and the groups file, new ones or those of the run that is resumed."""
     env = config.env
-    with closing(RunDirectory(run_path, resume=env.resume is not None, fsync=env.fsync)) as run:
+    asked = env.data_path_to_save_groups if env.resume is None else None
+    groups_path = fresh_path(asked) if asked is not None else None  # before the run directory: it may fail
+    try:
+        directory = RunDirectory(run_path, resume=env.resume is not None, fsync=env.fsync)
+    except OrchestratorError:
+        if groups_path is not None:
+            groups_path.unlink()
+        raise
+    with closing(directory) as run:
         if env.resume is None:
-            groups_path, earlier = fresh_path(env.data_path_to_save_groups or run_path / "groups.jsonl"), Earlier()
+            groups_path, earlier = groups_path or fresh_path(run_path / "groups.jsonl"), Earlier()
         else:
             groups_path = _groups_path(run_path)
-            set_torn_end_aside(groups_path)
+            repair_groups(groups_path, several_lines=form.all_segments)
             earlier = read_earlier(run.rollouts, groups_path, tally.earlier_attempt)
             for scores in earlier.written.values():
                 tally.earlier_group(scores)
-        groups = GroupsFile(
-            groups_path,
-            form=form,
-            fsync=env.fsync,
-        )
-        with closing(groups):
+        with closing(GroupsFile(groups_path, form=form, fsync=env.fsync)) as groups:
             yield _Output(run, groups, earlier)
 
 

@@ -60,7 +60,7 @@ def pack(folder: Path) -> None:
         "tokenizer": whole,
         "config": json.loads((folder / "tokenizer_config.json").read_text("utf-8")),
     }
-    if _whole(json.loads(json.dumps(held)))["model"]["vocab"] != vocabulary:
+    if _whole(held)["model"]["vocab"] != vocabulary:
         raise ValueError(f"{folder} is no byte-level BPE with its vocabulary in the order of its merges")
     text = json.dumps(held, ensure_ascii=False, separators=(",", ":")).encode()
     PACKED.write_bytes(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME))

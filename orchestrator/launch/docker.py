@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -40,7 +40,7 @@ class DockerLauncher:
 
     `waived` names measures of `verification` that need not hold. `lifetime_s`: after it a container is
     garbage to every reaper, whatever became of us. `engine_grace_s`: how long the Engine may be away before
-    sandboxes are given up.
+    sandboxes are given up. `advise` is told what an operator should know and may ignore.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class DockerLauncher:
         lifetime_s: float = 48 * 3600.0,
         call_timeout_s: int = CALL_TIMEOUT_S,
         engine_grace_s: float = ENGINE_GRACE_S,
+        advise: Callable[[str], None] = log.warning,
     ) -> None:
         starts = min(max_sandboxes, _STARTS_AT_ONCE)
         self.run_id = run_id
@@ -61,6 +62,7 @@ class DockerLauncher:
         self._allow_localhost_tcp = allow_localhost_tcp
         self._lifetime_s = lifetime_s
         self._engine_grace_s = engine_grace_s
+        self._advise = advise
         self._engine = Engine(threads=starts + _SPARE_THREADS, timeout_s=call_timeout_s)
         self._call_timeout_s = call_timeout_s
         self._slots = asyncio.Semaphore(max_sandboxes)
@@ -86,7 +88,7 @@ class DockerLauncher:
         if problem := image_problem(spec, info, image):
             raise EnvironmentUnusable(problem)
         for line in advice(info, spec, self._max_sandboxes):
-            log.warning("%s", line)
+            self._advise(line)
 
     async def describe(self, spec: SandboxSpec) -> dict[str, str]:
         """Versions and image digest. Raises DockerError."""

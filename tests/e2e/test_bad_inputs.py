@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.launch.names import IMAGE_REPOSITORY
 from tests.e2e.endpoint import ScriptedEndpoint, answers, scripted_endpoint
 from tests.e2e.leftovers import run_cleanly
 from tests.fakes.runs import flags, place
@@ -57,11 +58,18 @@ NO_DOCKER = {
     }.items()
 }
 UNUSABLE = {
-    "image missing": Bad(3, "orchestrator image build", {"sandbox_image": "nobody/has-this:1"}),
+    "image not built": Bad(3, "orchestrator image build", {"sandbox_image": f"{IMAGE_REPOSITORY}:0.0.0-absent"}),
+    "image not pulled": Bad(3, "docker pull", {"sandbox_image": "nobody/has-this:1"}),
     "tokenizer folder missing": Bad(3, "env.tokenizer_name", {"tokenizer_name": "./absent"}),
     "folder without tokenizer": Bad(3, "env.tokenizer_name", {"tokenizer_name": "."}),
     "tokenizer not on this machine": Bad(
         3, "env.tokenizer_name", {"tokenizer_name": "nobody/nothing"}, environ={"HF_HUB_OFFLINE": "1"}
+    ),
+    "hub out of reach": Bad(
+        3,
+        "env.tokenizer_name",
+        {"tokenizer_name": "nobody/nothing"},
+        environ={"HF_ENDPOINT": "http://127.0.0.1:9"},
     ),
     "endpoint down": Bad(3, "openai.base_url", {"base_url": NOBODY}),
     "wrong key": Bad(3, "OPENAI_API_KEY", environ={"OPENAI_API_KEY": "sk-wrong-abcdef0123"}),

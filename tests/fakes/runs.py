@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -188,8 +189,7 @@ def outcomes(run_directory: Path) -> Counter[str]:
 def printed_outcomes(ended: Ended) -> Counter[str]:
     """The counts in the closing table."""
     (line,) = [line for line in ended.stdout.splitlines() if line.startswith("outcomes")]
-    counts = line.removeprefix("outcomes").strip()
-    return Counter({name: int(count) for name, count in (part.rsplit(" ", 1) for part in counts.split(", "))})
+    return Counter({name: int(count) for name, count in re.findall(r"(\w+) (\d+)", line)})
 
 
 def essence(groups_file: Path) -> list[str]:

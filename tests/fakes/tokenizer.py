@@ -12,6 +12,7 @@ import importlib.resources
 import os
 import shutil
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 
 ENTRIES = 1500
@@ -37,7 +38,8 @@ CHAT_TEMPLATE = (
 def tokenizer_folder(entries: int = ENTRIES) -> Path:
     """A folder with the tokenizer, made by whoever asks first. Another `entries`: other ids of the same text."""
     corpus = _corpus()
-    recipe = "\0".join((str(entries), _SPLIT, CHAT_TEMPLATE, *corpus))
+    # What transformers 5 saves, transformers 4 does not read.
+    recipe = "\0".join((version("transformers"), str(entries), _SPLIT, CHAT_TEMPLATE, *corpus))
     key = hashlib.blake2b(recipe.encode(), digest_size=8).hexdigest()
     home = Path(tempfile.gettempdir()) / f"rollout-orchestrator-tests-{os.getuid()}"
     home.mkdir(mode=0o700, exist_ok=True)

@@ -15,7 +15,7 @@ from orchestrator import jsonl
 from orchestrator.completion.recorder import trajectory
 from orchestrator.continued import SavedSettings
 from orchestrator.errors import ConfigError
-from orchestrator.resume import Earlier, read_attempt, read_earlier
+from orchestrator.resume import Earlier, read_attempt, read_earlier, repair_groups
 from orchestrator.rundir import RunDirectory, rollout_line
 from orchestrator.types import (
     Attempt,
@@ -157,6 +157,21 @@ def test_no_groups_file_means_no_group_is_done(run: Path) -> None:
     (run / "groups.jsonl").unlink()
     assert earlier(run).written == {}
     assert len(earlier(run).lines) == 3
+
+
+def test_last_group_of_several_lines_is_written_anew(run: Path) -> None:
+    path = run / "groups.jsonl"
+    (line,) = path.read_bytes().splitlines(keepends=True)
+    later = line.replace(b"g000000", b"g000001")
+    path.write_bytes(line + line + later + later)
+    repair_groups(path, several_lines=False)
+    assert path.read_bytes() == line + line + later + later
+    repair_groups(path, several_lines=True)
+    assert path.read_bytes() == line + line
+    path.write_bytes(path.read_bytes() + later + later[:20])
+    repair_groups(path, several_lines=True)
+    assert path.read_bytes() == line + line
+    assert Path(f"{path}.torn").read_bytes() == later + later + later[:20] + b"\n" + later
 
 
 @pytest.mark.parametrize("text", ["null", "[]", "{}", "{", '{"schema": 1, "rollout_id": 5}', '{"schema": 999}'])

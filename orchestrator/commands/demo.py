@@ -1,0 +1,118 @@
+"""`orchestrator demo`: `process` on example tasks, with the completions of a recorded run or a local model."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from orchestrator.commands import process
+from orchestrator.config import Config
+from orchestrator.demo.recording import RECORDING, TASKS, Recording
+from orchestrator.demo.tokenizer import unpack
+from orchestrator.errors import EnvironmentUnusable
+from orchestrator.launch.docker_client import connect, inspect_image
+from orchestrator.launch.image import ensure_image
+from orchestrator.progress import print_wrapped
+from orchestrator.settings import OpenAISettings
+
+if TYPE_CHECKING:
+    from orchestrator.settings import EnvSettings
+
+LOCAL_REQUESTS = 2  # at a time: more only take CPU time from each other
+STOP_S = 10.0
+ENGINE_TIMEOUT_S = 30
+_PR_SET_PDEATHSIG = 1
+
+
+def run(config: Config, live: bool) -> int:
+    """As `process`. Raises EnvironmentUnusable without Docker, or without a local model where one is asked for."""
+    recording = Recording.read()
+    print_wrapped(_first_line(recording, live), sys.stdout)
+    _need_image(config.env)
+    if not live:
+        server = OpenAISettings(base_url=f"replay:{RECORDING}", model_name=recording.model)
+        return process.run(_demo(config, recording, server, str(unpack())))
+    with _local_model() as told:
+        server = OpenAISettings(base_url=told["base_url"], model_name=told["model_name"])
+        return process.run(_demo(config, recording, server, told["tokenizer"]))
+
+
+def _first_line(recording: Recording, live: bool) -> str:
+    if live:
+        return (
+            f"demo: all of it is live; {recording.model} runs on this machine's CPU, "
+            "which takes minutes for each group (its first start fetches 1.1 GB)"
+        )
+    return (
+        f"demo: recorded is what {recording.model} said, token by token, in {recording.rollouts} rollouts of "
+        f"{recording.tasks} tasks; live are the containers, the code they run, tools, scores and groups"
+    )
+
+
+def _demo(config: Config, recording: Recording, server: OpenAISettings, tokenizer: str) -> Config:
+    """The operator's settings where there is a choice, the recording's elsewhere; no keys, no web tools."""
+    env = replace(
+        config.env,
+        **recording.env,
+        dataset=f"jsonl:{TASKS}",
+        total_steps=config.env.total_steps if config.env.total_steps > 0 else recording.tasks,
+        tokenizer_name=tokenizer,
+        token_source="exact",  # noqa: S106 - no password
+    )
+    return Config(env=env, openai=(server,))
+
+
+def _need_image(env: EnvSettings) -> None:
+    """Builds the sandbox image where there is none. Raises EnvironmentUnusable."""
+    if env.launcher != "docker":
+        return
+    engine = connect(ENGINE_TIMEOUT_S)
+    try:
+        there = inspect_image(engine, env.sandbox_image) is not None
+    finally:
+        engine.close()
+    if not there:
+        _say(f"building the sandbox image {env.sandbox_image}: this once, a few minutes")
+        asyncio.run(ensure_image(env.sandbox_image, progress=_say))
+
+
+@contextmanager
+def _local_model() -> Iterator[dict[str, str]]:
+    """A server of the local model and where it listens; stopped on any exit, even if this process is killed."""
+    command = [sys.executable, "-m", "orchestrator.local_model", "serve"]
+    command += ["--port", "0", "--parallel", str(LOCAL_REQUESTS)]
+    # In a session of its own, Ctrl-C reaches this process alone, which lets its rollouts end first.
+    server = subprocess.Popen(  # noqa: S603 - our own module
+        command, stdout=subprocess.PIPE, start_new_session=True, preexec_fn=_die_with_parent, text=True
+    )
+    try:
+        assert server.stdout is not None
+        line = server.stdout.readline()
+        if not line:
+            raise EnvironmentUnusable(
+                "the local model did not start, for the reason above; `orchestrator demo` needs none"
+            )
+        yield json.loads(line)
+    finally:
+        server.terminate()
+        try:
+            server.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,196 @@
+"""A recorded run as endpoint, and the recording that travels with the package."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.completion.base import CompletionRequest
+from orchestrator.completion.replay import ReplayCompleter
+from orchestrator.completion.tokenizer import load_tokenizer
+from orchestrator.demo import recording, tokenizer
+from orchestrator.errors import EnvironmentUnusable, RecordError
+from orchestrator.proxy.leases import Lease, Refused
+from orchestrator.rundir import RunDirectory
+from orchestrator.types import (
+    Completion,
+    CompletionKind,
+    Ended,
+    EndedName,
+    FailedName,
+    Message,
+    Sampling,
+    Trajectory,
+    Turn,
+)
+from tests.fakes.plans import TALK, a_member, a_plan
+
+ANSWER = Message("assistant", "one<code>1</code>")
+MORE = (*TALK, ANSWER, Message("user", "Observation: 1"))
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def a_turn(
+    sequence: int, kept: int, messages: tuple[Message, ...], prompt_ids: tuple[int, ...], text: str
+) -> Turn:
+    ids = (100 + sequence, 200 + sequence)
+    completion = Completion(text, text, "stop", ids, (-0.1 * sequence, -0.25), 3, 2, "v1")
+    return Turn(sequence, CompletionKind.ACTION, kept, messages, 0, prompt_ids, "", completion, 0.0, 1.0)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run of one rollout with two calls, token-exact, as `process` writes it."""
+    turns = (a_turn(1, 0, TALK, (1, 2, 3), "one"), a_turn(2, 2, MORE[2:], (4,), "two"))
+    member = a_member()
+    record = replace(member.attempt.record, turns=turns)
+    attempt = replace(member.attempt, record=record, outcome=Ended(EndedName.FINISHED))
+    line = Trajectory((1, 2, 3), (False, True, True), (1.0, -0.5, -0.1), TALK, "sampled")
+    directory = RunDirectory(tmp_path / "run")
+    directory.record(replace(member, attempt=attempt, trajectory=line))
+    directory.close()
+    return tmp_path / "run"
+
+
+def a_request(sequence: int = 1, **changes: object) -> CompletionRequest:
+    ids = {1: (1, 2, 3), 2: (1, 2, 3, 101, 201, 4)}.get(sequence)
+    talk = TALK if sequence == 1 else MORE
+    sampling = Sampling(temperature=1.0, top_p=1.0, max_tokens=9, seed=0)
+    request = CompletionRequest(talk, ids, (), sampling, "g000000-r00-a0", "task", 0, sequence)
+    return replace(request, **changes)  # type: ignore[arg-type]
+
+
+async def test_each_call_gets_what_the_model_said_then_token_by_token(run: Path) -> None:
+    completer = ReplayCompleter.open(run)
+    assert completer.takes_ids
+    first, second = await completer.sample(a_request(1)), await completer.sample(a_request(2))
+    assert (first.tokens_T, first.logprobs_T, first.visible) == ((101, 201), (-0.1, -0.25), "one")
+    assert (second.tokens_T, second.policy_version) == ((102, 202), "v1")
+    assert (completer.served, completer.differing) == (2, 0)
+    assert completer.account() == "2 completions replayed, every prompt as recorded"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"messages": (*MORE[:-1], Message("user", "Observation: 2"))},
+        {"messages": MORE[:-1]},
+        {"prompt_ids": (1, 2, 3, 101, 201, 5)},
+        {"prompt_ids": (1, 2, 3, 4)},
+    ],
+)
+async def test_a_prompt_that_differs_in_words_or_in_ids_is_answered_and_counted(
+    run: Path, changes: dict[str, object]
+) -> None:
+    completer = ReplayCompleter.open(run)
+    assert (await completer.sample(a_request(2, **changes))).visible == "two"
+    assert completer.account() == "1 completions replayed, 1 of their prompts differed"
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [({"sequence": 3}, "ends after 2 calls"), ({"index": 1}, "does not exist"), ({"task_id": "x"}, "'x'")],
+)
+async def test_a_call_beyond_the_recording_is_named_and_never_invented(
+    run: Path, changes: dict[str, object], what: str
+) -> None:
+    completer = ReplayCompleter.open(run)
+    with pytest.raises(RecordError, match=what):
+        await completer.sample(replace(a_request(2), **changes))  # type: ignore[arg-type]
+    assert completer.account() == "0 completions replayed, every prompt as recorded; 1 calls beyond the recording"
+
+
+async def test_a_rollout_that_goes_beyond_its_recording_is_neither_scored_nor_tried_again(run: Path) -> None:
+    lease = Lease(a_plan(index=7), ReplayCompleter.open(run), None, {})
+    reply = await lease.complete(1, b"", CompletionKind.ACTION, TALK)
+    assert reply.ended == FailedName.RECORD_ERROR
+    ended = await lease.ended()
+    assert isinstance(ended, Refused)
+    assert (ended.name, ended.detail) == (
+        "record_error",
+        "the recording of task 'task', rollout 7, does not exist",
+    )
+
+
+async def test_a_packed_recording_is_the_same_recording(run: Path) -> None:
+    plain = run / "rollouts.jsonl"
+    (run / "rollouts.jsonl.xz").write_bytes(lzma.compress(plain.read_bytes()))
+    plain.unlink()
+    assert (await ReplayCompleter.open(run).sample(a_request(2))).visible == "two"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "complaint"),
+    [
+        ("rollouts.jsonl", b"", "nothing to replay"),
+        ("rollouts.jsonl", b'{"score": null}\n', "nothing to replay"),
+        ("rollouts.jsonl", b"{torn\n", "rollouts.jsonl:1 is no recorded rollout"),
+        ("rollouts.jsonl", b"[]\n", "rollouts.jsonl:1 is no recorded rollout"),
+        ("rollouts.jsonl", b'{"score": 1, "task_id": "t", "index": 0, "completions": [{}]}\n', "'kept'"),
+        ("rollouts.jsonl.xz", b"no xz", "is damaged"),
+        ("rollouts.jsonl.xz", lzma.compress(b'{"score": 1}\n' * 99)[:60], "is damaged"),
+        ("other", b"", "no recorded run in"),
+    ],
+)
+def test_what_is_no_recording_is_refused_in_one_line(
+    tmp_path: Path, name: str, content: bytes, complaint: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(EnvironmentUnusable, match=complaint) as refusal:
+        ReplayCompleter.open(tmp_path)
+    assert "\n" not in str(refusal.value)
+
+
+# ---------------------------------------------------------------- the demo's own recording
+
+
+def test_the_demo_holds_every_rollout_of_every_task_it_plays() -> None:
+    told = recording.Recording.read()
+    tasks = [json.loads(line)["task_id"] for line in recording.TASKS.read_text().splitlines()]
+    places = [(line["task_id"], line["index"]) for line in recording.lines()]
+    assert places == [(task, index) for task in tasks for index in range(told.env["group_size"])]
+    assert (told.tasks, told.rollouts) == (len(tasks), len(places))
+
+
+def test_the_demo_has_mixed_scores_within_its_groups() -> None:
+    scores: dict[str, set[float]] = {}
+    for line in recording.lines():
+        scores.setdefault(line["task_id"], set()).add(line["score"])
+    assert sum(len(values) > 1 for values in scores.values()) > len(scores) / 2
+
+
+def test_the_demo_tasks_are_example_tasks() -> None:
+    """Copies, because an installed package has no `examples/`."""
+    examples = {
+        row["task_id"]: row
+        for name in ("tasks.jsonl", "reasoning_gym.jsonl")
+        for row in map(json.loads, (EXAMPLES / name).read_text().splitlines())
+    }
+    rows = [json.loads(line) for line in recording.TASKS.read_text().splitlines()]
+    assert rows == [examples[row["task_id"]] for row in rows]
+    named = {name for row in rows for name in row["files"]}
+    assert {f"files/{path.name}" for path in (recording.ROOT / "files").iterdir()} == named
+    for name in named:
+        assert (recording.ROOT / name).read_bytes() == (EXAMPLES / name).read_bytes()
+
+
+def test_the_packed_tokenizer_makes_the_recorded_prompts_id_by_id(tmp_path: Path) -> None:
+    folder = tokenizer.unpack(tmp_path)
+    assert folder == tokenizer.unpack(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+    model = load_tokenizer(str(folder))
+    for line in recording.lines():
+        first = line["completions"][0]
+        talk = tuple(Message(m["role"], m["content"]) for m in first["messages"])
+        assert model.encode(model.render(talk, generation_prompt=True)) == first["prompt_ids"]
+        assert all(model.decode(c["token_ids"]) == c["text"] for c in line["completions"])
+
+
+def test_a_cache_that_cannot_be_written_is_told_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(EnvironmentUnusable, match="set XDG_CACHE_HOME"):
+        tokenizer.unpack(tmp_path / "cache")

@@ -35,7 +35,6 @@ COMMANDS = (
         uses=(
             "env.total_steps",
             "env.max_concurrent_sandboxes",
-            "env.launcher",
             "env.sandbox_image",
             "env.data_path_to_save_groups",
             "env.run_dir",

@@ -45,9 +45,9 @@ class Launching:
             await first_of(breaker.passed(), self.stopping.wait())
         return not self.stopping.is_set()
 
-    async def excuses(self, failure: Failed) -> bool:
+    async def excuses(self, failure: Failed | None) -> bool:
         """Whether it is the failure of something that is away now."""
-        breaker = self.breakers.get(failure.name)
+        breaker = None if failure is None else self.breakers.get(failure.name)
         return breaker is not None and await breaker.away()
 
     async def pause(self, seconds: float) -> None:
@@ -90,31 +90,29 @@ class Executor:
         """All attempts of one rollout; the last one is what became of it. None: the run is being stopped."""
         results: list[Result] = []
         failures = excuses = 0
+        known = await asyncio.to_thread(self._earlier, plan)
         while True:
-            known = await asyncio.to_thread(self._earlier, plan)
             result = known or await self._carry_out(plan)
             if result is None:
                 return None
             results.append(result)
             failure = failure_of(result)
-            excused = (
-                known is None
-                and failure is not None
-                and excuses < MAX_EXCUSED
-                and await self._launching.excuses(failure)
-            )
+            excused = known is None and excuses < MAX_EXCUSED and await self._launching.excuses(failure)
             if known is None and not excused:
                 self._launching.health.count(plan.group, failure)
-            # An earlier process' cancelled attempt used up its number and nothing else.
-            if failure is None or failure.name is not FailedName.CANCELLED:
-                excuses += excused
-                failures += not excused
-            if failure is None or failure.name not in _AGAIN or failures > self._max_retries:
+            if failure is None or failure.name not in _AGAIN:
                 return tuple(results)
-            if known is None:
+            # An earlier process' cancelled attempt used up its number and nothing else.
+            excuses += excused
+            failures += not excused and failure.name is not FailedName.CANCELLED
+            made_now, plan = known is None, next_attempt(plan)
+            # What an earlier process went on with, for reasons of its own, is followed to its end.
+            known = await asyncio.to_thread(self._earlier, plan)
+            if known is None and failures > self._max_retries:
+                return tuple(results)
+            if made_now:
                 backoff_s = min(RETRY_CAP_S, RETRY_BASE_S * 2.0 ** (failures - 1))
                 await self._launching.pause(backoff_s * random.uniform(0.5, 1.5))  # noqa: S311
-            plan = next_attempt(plan)
 
     async def _carry_out(self, plan: RolloutPlan) -> Result | None:
         """One attempt, on record when this returns or raises. None: not begun, the run is being stopped."""

@@ -60,11 +60,13 @@ def set_torn_end_aside(path: Path) -> int:
     """Moves what a killed writer left unfinished at the end of a file to `<path>.torn`; its bytes.
 
     Unfinished is what follows the last newline, and a last line that is no JSON: after a power loss a
-    line may be there in length only. Raises ConfigError.
+    line may be there in length only. A file that is not there lacks nothing. Raises ConfigError.
     """
     try:
         with path.open("rb") as file:
             end = _whole_end(file.fileno())
+    except FileNotFoundError:
+        return 0
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     return set_end_aside(path, end)

@@ -49,7 +49,9 @@ async def stoppable(main: Coroutine[Any, Any, T], *, drain: Callable[[], None], 
             case _:
                 os._exit(code)
 
-    for number in SIGNALS:
+    # Under nohup SIGHUP is ignored, and is to stay so.
+    handled = [n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
+    for number in handled:
         loop.add_signal_handler(number, on_signal, number)
     try:
         result = await task
@@ -58,7 +60,7 @@ async def stoppable(main: Coroutine[Any, Any, T], *, drain: Callable[[], None], 
             raise Stopped(received[0]) from None
         raise
     finally:
-        for number in SIGNALS:
+        for number in handled:
             loop.remove_signal_handler(number)
     if received:
         raise Stopped(received[0])

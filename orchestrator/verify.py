@@ -1,4 +1,5 @@
-"""Checks of finished training data: every group against itself and against the run's own record.
+"""Checks of finished training data: every group against itself, against what the run was asked for, and
+against the run's own record.
 
 Pure over parsed lines; `commands/verify.py` reads the files and prints the table. Each check has a
 name and counts what it looked at, so that a check that never applied is seen as such.
@@ -16,32 +17,62 @@ from orchestrator.types import EndedName
 from orchestrator.writers import MASKED, MASKED_LOGPROB
 
 CHECKS: dict[str, str] = {
-    "shape": "every field has one entry per rollout, every list one per token",
+    "shape": "strict JSON; every field has one entry per rollout, every list one per token",
     "mask": "masks are -100 or the token's own id",
     "trained": "every trajectory has something to train on",
     "logprob": "log-probs are finite and at most 0 where trained, 1.0 where masked",
     "score": "scores are finite and in [0, 1]",
     "outcome": "only outcomes that are scored; each rollout once in the file",
-    "messages": "one system message first, roles and texts as they must be",
-    "size": "all groups have the size they say",
-    "sampled ids": "trained ids are the sampled ids, in order (against rollouts.jsonl)",
+    "messages": "one system message first, roles and texts as they must be and as served (against rollouts.jsonl)",
+    "size": "all groups have the size they say, and that was asked for (against run.json)",
+    "record": "each rollout is on record once, with its task, outcome and score (against rollouts.jsonl)",
+    "sampled ids": "trained ids are the sampled ids, in their places (against rollouts.jsonl)",
     "sampled log-probs": "trained log-probs are the endpoint's (against rollouts.jsonl)",
     "one line": "prompts and samples make the tokens, nothing between (against rollouts.jsonl)",
 }
 _SCORED = frozenset(str(name) for name in EndedName)
 _ROLES = frozenset(("system", "user", "assistant", "tool"))
+_PER_ROLLOUT = ("masks", "scores", "inference_logprobs", "overrides", "messages")
+_OPTIONAL = ("inference_logprobs", "messages")
+Line = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the run was asked for, as far as it is known."""
+
+    sizes: range | None = None
+    untrained: frozenset[str] = frozenset()
+    mixed_versions: bool = True
+
+    @classmethod
+    def of(cls, env: Line) -> Asked:
+        """From the settings in run.json. Raises KeyError, TypeError, ValueError for what is none."""
+        size = int(env["group_size"])
+        kind, _, least = str(env["group_policy"]).partition(":")
+        return cls(
+            sizes=range(int(least) if kind == "partial" else size, size + 1),
+            untrained=frozenset(env["untrained_outcomes"]),
+            mixed_versions=bool(env["train_mixed_versions"]),
+        )
+
+    def masks_all(self, facts: Line) -> bool:
+        """Whether nothing of this rollout is to be trained on."""
+        mixed = not self.mixed_versions and facts.get("mixed_policy_versions") is True
+        return mixed or facts.get("outcome") in self.untrained
 
 
 @dataclass(slots=True)
 class Findings:
     """What was looked at and what was wrong, by check."""
 
+    asked: Asked = Asked()
     checked: Counter[str] = field(default_factory=Counter)
     wrong: dict[str, list[str]] = field(default_factory=dict)
     groups: int = 0
     rollouts: int = 0
     sources: Counter[str] = field(default_factory=Counter)
-    seen: set[str] = field(default_factory=set)
+    seen: set[tuple[str, str]] = field(default_factory=set)
 
     def check(self, name: str, good: bool, where: str) -> bool:
         """Counts one look; `where` is kept when it was wrong."""
@@ -56,65 +87,83 @@ class Findings:
         return sum(len(places) for places in self.wrong.values())
 
 
-def check_group(
-    group: Mapping[str, Any], where: str, findings: Findings, rollouts: Mapping[str, Mapping[str, Any]]
-) -> None:
-    """One line of a groups file. `rollouts`: lines of rollouts.jsonl by rollout_id, empty without them."""
+def check_group(group: Line, where: str, findings: Findings, rollouts: Mapping[str, Line] | None) -> None:
+    """One line of a groups file. `rollouts`: lines of rollouts.jsonl by rollout_id; None: there is no file."""
     findings.groups += 1
     tokens = group.get("tokens")
-    if not findings.check("shape", isinstance(tokens, list) and bool(tokens), f"{where}: no tokens"):
+    if not isinstance(tokens, list) or not tokens:
+        findings.check("shape", False, f"{where}: no tokens")
         return
-    assert isinstance(tokens, list)
     size = len(tokens)
-    per_rollout = {
-        name: group.get(name) for name in ("masks", "scores", "inference_logprobs", "overrides", "messages")
-    }
-    for name, values in per_rollout.items():
-        optional = values is None and name in ("inference_logprobs", "messages")
-        if not findings.check(
-            "shape", optional or (isinstance(values, list) and len(values) == size), f"{where}: {name}"
-        ):
+    for name in _PER_ROLLOUT:
+        values = group.get(name)
+        fits = isinstance(values, list) and len(values) == size
+        if not findings.check("shape", fits or (values is None and name in _OPTIONAL), f"{where}: {name}"):
             return
-    said = (group.get("group_overrides") or {}).get("group_size", size)
-    findings.check("size", said == size, f"{where}: {size} rollouts, it says {said}")
+    _check_size(group, size, where, findings)
     for index in range(size):
-        facts = per_rollout["overrides"][index] or {}  # type: ignore[index]
+        member = {name: group[name][index] if group.get(name) else None for name in _PER_ROLLOUT}
+        facts = member["overrides"]
+        if not isinstance(facts, Mapping):
+            findings.check("shape", False, f"{where}, {index}: no facts")
+            continue
         place = f"{where}, {facts.get('rollout_id', index)}"
-        member = {name: values[index] if values is not None else None for name, values in per_rollout.items()}
-        _check_member(tokens[index], member, facts, place, findings)
+        if not _check_member(tokens[index], member, facts, place, findings) or rollouts is None:
+            continue
         record = rollouts.get(str(facts.get("rollout_id")))
-        if record is not None and facts.get("token_source") == "sampled":
-            _check_record(tokens[index], member, record, place, findings)
+        if not findings.check("record", record is not None, f"{place}: not in rollouts.jsonl"):
+            continue
+        assert record is not None
+        try:
+            _check_record(tokens[index], member, facts, record, place, findings)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            findings.check("record", False, f"{place}: its line is no rollout ({type(error).__name__})")
 
 
-def _check_member(
-    tokens: Any, member: Mapping[str, Any], facts: Mapping[str, Any], where: str, findings: Findings
-) -> None:
+def _check_size(group: Line, size: int, where: str, findings: Findings) -> None:
+    about = group.get("group_overrides")
+    said = about.get("group_size", size) if isinstance(about, Mapping) else size
+    findings.check("size", said == size, f"{where}: {size} rollouts, it says {said}")
+    if (sizes := findings.asked.sizes) is not None:
+        findings.check("size", size in sizes, f"{where}: {size} rollouts, {sizes[-1]} were asked for")
+
+
+def _check_member(tokens: Any, member: Line, facts: Line, where: str, findings: Findings) -> bool:
+    """Whether its lists can be compared with a record."""
     findings.rollouts += 1
     findings.sources[str(facts.get("token_source"))] += 1
     mask, logprobs, score = member["masks"], member["inference_logprobs"], member["scores"]
     ids = isinstance(tokens, list) and all(type(t) is int and t >= 0 for t in tokens)
-    same = ids and isinstance(mask, list) and len(mask) == len(tokens)
-    if findings.check("shape", same, f"{where}: ids and mask"):
+    fits = ids and isinstance(mask, list) and len(mask) == len(tokens)
+    if findings.check("shape", fits, f"{where}: ids and mask"):
         findings.check("mask", all(m in (MASKED, t) for t, m in zip(tokens, mask, strict=True)), where)
         if facts.get("token_source") != "none":
-            findings.check("trained", any(m != MASKED for m in mask), where)
-        if logprobs is not None and findings.check("shape", len(logprobs) == len(tokens), f"{where}: log-probs"):
-            findings.check("logprob", all(map(_logprob_fits, logprobs, mask)), where)
-    number = isinstance(score, int | float) and math.isfinite(score) and 0 <= score <= 1
-    findings.check("score", number, f"{where}: {score}")
-    rollout_id = f"{facts.get('rollout_id')} {facts.get('segment', 0)}"
-    fresh = rollout_id not in findings.seen
-    findings.seen.add(rollout_id)
-    findings.check("outcome", fresh and facts.get("outcome") in _SCORED, f"{where}: {facts.get('outcome')}")
+            learns = any(m != MASKED for m in mask)
+            findings.check("trained", learns != findings.asked.masks_all(facts), where)
+        if logprobs is not None:
+            told = isinstance(logprobs, list) and len(logprobs) == len(tokens)
+            if findings.check("shape", told, f"{where}: log-probs"):
+                findings.check("logprob", all(map(_logprob_fits, logprobs, mask)), where)
+            fits = fits and told
+    findings.check("score", _is_number(score) and 0 <= score <= 1, f"{where}: {score}")
+    key = (str(facts.get("rollout_id")), str(facts.get("segment", 0)))
+    fresh = key not in findings.seen
+    findings.seen.add(key)
+    outcome = facts.get("outcome")
+    findings.check("outcome", fresh and outcome in _SCORED, f"{where}: {outcome if fresh else 'a second time'}")
     if member["messages"] is not None:
         findings.check("messages", _messages_fit(member["messages"]), where)
+    return fits
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _logprob_fits(logprob: Any, mask: Any) -> bool:
-    if not isinstance(logprob, int | float) or not math.isfinite(logprob):
+    if not _is_number(logprob):
         return False
-    return logprob == MASKED_LOGPROB if mask == MASKED else logprob <= 0.0
+    return bool(logprob == MASKED_LOGPROB if mask == MASKED else logprob <= 0.0)
 
 
 def _messages_fit(messages: Any) -> bool:
@@ -128,23 +177,65 @@ def _messages_fit(messages: Any) -> bool:
 
 
 def _check_record(
-    tokens: Sequence[int], member: Mapping[str, Any], record: Mapping[str, Any], where: str, findings: Findings
+    tokens: Sequence[int], member: Line, facts: Line, record: Line, where: str, findings: Findings
 ) -> None:
     """Against what the proxy served: every completion of the one segment these tokens are."""
-    mask, logprobs = member["masks"], member["inference_logprobs"]
-    trained = [m for m in mask if m != MASKED]
-    for segment in sorted({c["segment"] for c in record["completions"]}):
-        turns = [c for c in record["completions"] if c["segment"] == segment]
-        line = [i for c in turns for i in (*(c["prompt_ids"] or ()), *(c["token_ids"] or ()))]
-        if line != list(tokens):
-            continue
-        findings.check("one line", True, where)
-        sampled = [i for c in turns for i in c["token_ids"]]
-        # All masked: an outcome the operator asked not to train on.
-        findings.check("sampled ids", not trained or trained == sampled, where)
-        if logprobs is not None and trained:
-            theirs = [p for c in turns for p in c["logprobs"]]
-            ours = [p for p, m in zip(logprobs, mask, strict=True) if m != MASKED]
-            findings.check("sampled log-probs", ours == theirs, where)
+    told = (facts.get("task_id"), facts.get("outcome"), facts.get("answer"), member["scores"])
+    known = (record["task_id"], record["outcome"], record["answer"], record["score"])
+    findings.check("record", told == known, f"{where}: another task, outcome, answer or score")
+    turns = [(c, talk) for c, talk in _conversations(record) if c["segment"] == facts.get("segment", 0)]
+    if not findings.check("record", bool(turns), f"{where}: no such segment"):
         return
-    findings.check("one line", False, f"{where}: no segment of the record gives these tokens")
+    sampled = facts.get("token_source") == "sampled"
+    if member["messages"] is not None:
+        said = _line_said if sampled else _last_said
+        findings.check("messages", said(member["messages"], turns), f"{where}: not what was said")
+    if not sampled:
+        return
+    pairs = [(c["prompt_ids"] or [], c["token_ids"] or []) for c, _ in turns]
+    findings.check("one line", [i for p, s in pairs for i in (*p, *s)] == list(tokens), where)
+    mask, logprobs = member["masks"], member["inference_logprobs"]
+    if findings.asked.masks_all(facts):
+        return
+    trained = [m for p, s in pairs for m in (*[MASKED] * len(p), *s)]
+    if findings.check("sampled ids", mask == trained, where) and logprobs is not None:
+        theirs = [p for c, _ in turns for p in c["logprobs"]]
+        ours = [p for p, m in zip(logprobs, mask, strict=True) if m != MASKED]
+        findings.check("sampled log-probs", ours == theirs, where)
+
+
+def _conversations(record: Line) -> list[tuple[Line, list[Line]]]:
+    """Every completion with the whole conversation it was asked with."""
+    talk: list[Line] = []
+    found = []
+    for completion in record["completions"]:
+        talk = [*talk[: completion["kept"]], *completion["messages"]]
+        found.append((completion, talk))
+    return found
+
+
+def _line_said(messages: Sequence[Line], turns: Sequence[tuple[Line, list[Line]]]) -> bool:
+    """The last conversation, with what was sampled in the places of this line's assistant messages."""
+    expected: list[Line | None] = [*turns[-1][1], None]
+    closings = [following["closing"] for following, _ in turns[1:]] + [""]
+    for (completion, asked), closing in zip(turns, closings, strict=True):
+        place, text = len(asked), completion["text"]
+        if place >= len(messages) or messages[place]["role"] != "assistant":
+            return False
+        content = messages[place]["content"]
+        if not content.endswith(closing):
+            return False
+        body = content.removesuffix(closing)
+        # What may be missing at the end is the token that ends a turn.
+        if not text.startswith(body) or len(body) < len(completion["visible"]):
+            return False
+        expected[place] = messages[place]
+    return list(messages) == expected
+
+
+def _last_said(messages: Sequence[Line], turns: Sequence[tuple[Line, list[Line]]]) -> bool:
+    """The last conversation and its answer, to which a code tag may have been added."""
+    completion, talk = turns[-1]
+    *before, answer = messages
+    begins = answer["content"].startswith(completion["visible"])
+    return before == talk and answer["role"] == "assistant" and begins

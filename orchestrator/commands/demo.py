@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.commands import process
 from orchestrator.config import Config
-from orchestrator.demo.recording import RECORDING, TASKS, Recording
+from orchestrator.demo.recording import RECORDING, Recording
 from orchestrator.demo.tokenizer import unpack
 from orchestrator.errors import EnvironmentUnusable
 from orchestrator.launch.docker_client import connect, inspect_image
@@ -26,6 +26,7 @@ from orchestrator.settings import OpenAISettings
 if TYPE_CHECKING:
     from orchestrator.settings import EnvSettings
 
+TASKS = "python:orchestrator.demo.recording:tasks"
 LOCAL_REQUESTS = 2  # at a time: more only take CPU time from each other
 STOP_S = 10.0
 ENGINE_TIMEOUT_S = 30
@@ -62,7 +63,8 @@ def _demo(config: Config, recording: Recording, server: OpenAISettings, tokenize
     env = replace(
         config.env,
         **recording.env,
-        dataset=f"jsonl:{TASKS}",
+        dataset=TASKS,
+        launcher="docker",  # elsewhere attachments have other paths, and the recorded code would not find them
         total_steps=config.env.total_steps if config.env.total_steps > 0 else recording.tasks,
         tokenizer_name=tokenizer,
         token_source="exact",  # noqa: S106 - no password
@@ -72,8 +74,6 @@ def _demo(config: Config, recording: Recording, server: OpenAISettings, tokenize
 
 def _need_image(env: EnvSettings) -> None:
     """Builds the sandbox image where there is none. Raises EnvironmentUnusable."""
-    if env.launcher != "docker":
-        return
     engine = connect(ENGINE_TIMEOUT_S)
     try:
         there = inspect_image(engine, env.sandbox_image) is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +11,17 @@ from rich.console import Console
 from rich.table import Table
 
 from orchestrator.errors import ConfigError
-from orchestrator.verify import CHECKS, Findings, check_group
+from orchestrator.verify import CHECKS, Asked, Findings, check_group
 
 SHOWN = 5  # places printed per check
 
 
 def run(path: Path) -> int:
     """0: everything holds; 1: something does not. Raises ConfigError for a path that is neither."""
-    groups_file, rollouts_file = _files(path)
     findings = Findings()
-    rollouts = _rollouts(rollouts_file, findings) if rollouts_file is not None else {}
-    for where, group in _lines(groups_file, findings):
+    groups_file, rollouts_file = _files(path, findings)
+    rollouts = _Rollouts(rollouts_file, findings) if rollouts_file is not None else None
+    for where, _, group in _lines(groups_file, findings):
         if isinstance(group, dict):
             check_group(group, where, findings, rollouts)
         else:
@@ -30,50 +30,98 @@ def run(path: Path) -> int:
     return 1 if findings.violations or not findings.groups else 0
 
 
-def _files(path: Path) -> tuple[Path, Path | None]:
+def _files(path: Path, findings: Findings) -> tuple[Path, Path | None]:
     """(groups file, rollouts.jsonl beside it or in the run directory)."""
+    directory = path if path.is_dir() else path.parent
+    told = _asked(directory / "run.json", findings)
+    groups = path
     if path.is_dir():
         groups = path / "groups.jsonl"
-        description = path / "run.json"
-        if not groups.is_file() and description.is_file():
-            told = json.loads(description.read_text()).get("groups_file")
-            groups = path / told if told else groups
+        if not groups.is_file() and told:
+            groups = path / told
         if not groups.is_file():
             raise ConfigError(f"{path} holds no groups.jsonl; name the groups file itself")
-        rollouts = path / "rollouts.jsonl"
-        return groups, rollouts if rollouts.is_file() else None
-    if not path.is_file():
+    elif not path.is_file():
         raise ConfigError(f"{path} is no groups file and no run directory")
-    rollouts = path.with_name("rollouts.jsonl")
-    return path, rollouts if rollouts.is_file() else None
+    rollouts = directory / "rollouts.jsonl"
+    return groups, rollouts if rollouts.is_file() else None
 
 
-def _rollouts(path: Path, findings: Findings) -> dict[str, dict[str, Any]]:
-    """What was sampled, by rollout: only what the comparison needs is kept."""
-    kept = ("segment", "prompt_ids", "token_ids", "logprobs")
-    found: dict[str, dict[str, Any]] = {}
-    for _, line in _lines(path, findings):
-        if isinstance(line, dict) and line.get("score") is not None:
-            completions = [{k: c.get(k) for k in kept} for c in line.get("completions", ())]
-            found[str(line.get("rollout_id"))] = {"completions": completions}
-    return found
+def _asked(description: Path, findings: Findings) -> str | None:
+    """Notes what the run was asked for. Where run.json says the groups file is."""
+    if not description.is_file():
+        return None
+    try:
+        told = json.loads(description.read_text("utf-8"))
+        findings.asked = Asked.of(told["config"]["env"])
+        return str(told["groups_file"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        findings.check("shape", False, f"run.json: not as this version writes it ({type(error).__name__})")
+        return None
 
 
-def _lines(path: Path, findings: Findings) -> Iterator[tuple[str, Any]]:
+class _Rollouts(Mapping[str, Mapping[str, Any]]):
+    """The lines of rollouts.jsonl by rollout: read one by one, only their places are kept."""
+
+    def __init__(self, path: Path, findings: Findings) -> None:
+        self._path = path
+        self._places: dict[str, int] = {}
+        for where, place, line in _lines(path, findings):
+            if not isinstance(line, dict) or not isinstance(line.get("rollout_id"), str):
+                findings.check("record", False, f"{where}: no rollout")
+                continue
+            fresh = line["rollout_id"] not in self._places
+            findings.check("record", fresh, f"{where}: {line['rollout_id']} a second time")
+            self._places[line["rollout_id"]] = place
+
+    def __getitem__(self, rollout_id: str) -> Mapping[str, Any]:
+        with self._path.open("rb") as file:
+            file.seek(self._places[rollout_id])
+            line: Mapping[str, Any] = json.loads(file.readline())
+            return line
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+def _lines(path: Path, findings: Findings) -> Iterator[tuple[str, int, Any]]:
+    """(where for people, offset, value) of each line that is JSON, be it strict or not."""
     try:
         with path.open("rb") as file:
+            place = 0
             for number, text in enumerate(file, 1):
                 where = f"{path.name}:{number}"
                 try:
-                    yield where, json.loads(text, parse_constant=_refuse)
+                    value = _loads(text, where, findings)
                 except (ValueError, RecursionError) as error:
-                    findings.check("shape", False, f"{where}: no strict JSON ({error})")
+                    findings.check("shape", False, f"{where}: no JSON ({error})")
+                else:
+                    yield where, place, value
+                place += len(text)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
 
 
+def _loads(text: bytes, where: str, findings: Findings) -> Any:
+    """NaN and the infinities are no JSON, but the rest of their line can still be looked at."""
+    try:
+        value = json.loads(text, parse_constant=_refuse)
+    except _NoNumber as error:
+        findings.check("shape", False, f"{where}: no strict JSON ({error})")
+        return json.loads(text)
+    findings.check("shape", True, where)
+    return value
+
+
+class _NoNumber(Exception):
+    """A constant of JavaScript's that JSON does not have."""
+
+
 def _refuse(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise _NoNumber(name)
 
 
 def _print(groups_file: Path, rollouts_file: Path | None, findings: Findings) -> None:

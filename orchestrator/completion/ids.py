@@ -118,7 +118,9 @@ class HttpClient:
         """All events of a server-sent stream, `[DONE]` left out."""
         events: list[Any] = []
         size = 0
-        async with self._request("POST", path, body, timeout_s, headers) as response:
+        # llama.cpp hangs up after a stream without saying so: the next request must not meet that.
+        closing = {**(headers or {}), "Connection": "close"}
+        async with self._request("POST", path, body, timeout_s, closing) as response:
             if not response.headers.get("content-type", "").startswith("text/event-stream"):
                 raise Retryable(f"no event stream: {self._short(await self._text(response))}")
             async for line in response.content:

@@ -13,7 +13,16 @@ from dataclasses import dataclass, field
 from orchestrator.completion.base import Tokenizer
 from orchestrator.types import Completion, Message
 
-MARKER = "assistantsaysthishere0123456789"
+_MARKER = "assistantsaysthishere"
+
+
+def absent_marker(messages: tuple[Message, ...]) -> str:
+    """A word that is in none of the messages, whatever a sandbox has put into them. Its copies with other
+    numbers behind them are in none either."""
+    marker = _MARKER
+    while any(marker in message.content for message in messages):
+        marker += "x"
+    return marker
 
 
 @dataclass(slots=True)
@@ -94,8 +103,9 @@ class TokenLine:
 
     def _after_assistant(self, messages: tuple[Message, ...], index: int) -> str | None:
         """What the template prints from the end of message `index` to the next generation prompt."""
-        marked = (*messages[:index], Message("assistant", MARKER), *messages[index + 1 :])
-        parts = self._tokenizer.render(marked, generation_prompt=True).split(MARKER)
+        marker = absent_marker(messages)
+        marked = (*messages[:index], Message("assistant", marker), *messages[index + 1 :])
+        parts = self._tokenizer.render(marked, generation_prompt=True).split(marker)
         return parts[1] if len(parts) == 2 else None
 
 

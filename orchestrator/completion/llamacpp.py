@@ -8,7 +8,9 @@ min_p 0.05, so every sampler is switched off by name.
 Streamed, a token that ends within a UTF-8 character gets no event: neither its id nor its log-prob
 is told, only `tokens_predicted` counts it. Such a completion is asked for once more in one piece,
 with the same seed: that answer has all ids and becomes the sample; the log-probs it lacks (of those
-tokens and of the stop string) are asked for one by one, with the ids before them as prompt.
+tokens and of the stop string) are asked for one by one, with the ids before them as prompt. The one
+token sampled there is a plain letter by force of `logit_bias`, which leaves raw log-probs as they are:
+one that ends within a character, likely just there, would have none told at all.
 """
 
 from __future__ import annotations
@@ -79,6 +81,7 @@ class LlamaCppDialect:
 
 
 _TOP = (100, 10_000)  # how many of the likeliest tokens to ask for, until the one looked for is among them
+_FORCED = 1e4  # added to a logit: nothing else is sampled
 _CHARACTER = 8  # tokens before a place that can hold the beginning of its character
 
 
@@ -114,8 +117,9 @@ class LlamaCppCompleter(IdCompleter):
             stop=(),
             sampling=replace(request.sampling, max_tokens=1),
         )
+        plain = {"stream": False, "logit_bias": [[self._tokenizer.encode("a")[-1], _FORCED]]}
         for top in (*_TOP, self._tokenizer.size):
-            body = {**self.dialect.body(one, self.endpoint.model), "stream": False, "n_probs": top}
+            body = {**self.dialect.body(one, self.endpoint.model), **plain, "n_probs": top}
             answer = await self._client.post(self.dialect.path, body, timeout_s=timeout_s)
             try:
                 for entry in answer["completion_probabilities"][0]["top_logprobs"]:

@@ -10,10 +10,9 @@ from dataclasses import replace
 from itertools import pairwise
 
 from orchestrator.completion.base import Tokenizer
+from orchestrator.completion.line import absent_marker
 from orchestrator.errors import RecordError
 from orchestrator.types import CompletionKind, Message, Record, Trajectory, Turn
-
-_MARKER = "assistantturn{}ofthisepisode"
 
 
 def conversations(turns: tuple[Turn, ...]) -> list[tuple[Message, ...]]:
@@ -110,7 +109,8 @@ def _said(pairs: list[tuple[Turn, tuple[Message, ...]]], closing_tag: str) -> tu
 
 def _retokenized(messages: tuple[Message, ...], tokenizer: Tokenizer) -> Trajectory:
     """Ids made from text: a marker stands for each assistant message, so masks are right by construction."""
-    markers = {i: _MARKER.format(i) for i, m in enumerate(messages) if m.role == "assistant"}
+    absent = absent_marker(messages)
+    markers = {i: f"{absent}{i}end" for i, m in enumerate(messages) if m.role == "assistant"}
     marked = tuple(Message(m.role, markers.get(i, m.content)) for i, m in enumerate(messages))
     rest = tokenizer.render(marked, generation_prompt=False)
     tokens: list[int] = []

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.demo import tokenizer
+from orchestrator.tasks.base import TaskSource
+from orchestrator.tasks.jsonl import jsonl_tasks
 
 ROOT = Path(__file__).resolve().parent
 RECORDING = ROOT / "recording"
@@ -57,7 +59,12 @@ def lines() -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
-def make(run: Path, tasks: Path, tokenizer_folder: Path) -> Recording:
+def tasks() -> TaskSource:
+    """The tasks it was recorded on, wherever this package is installed."""
+    return jsonl_tasks(TASKS, name="demo")
+
+
+def make(run: Path, tasks_file: Path, tokenizer_folder: Path) -> Recording:
     """Writes the package data anew. Raises ValueError for a run that is not token-exact."""
     facts = json.loads((run / "run.json").read_text("utf-8"))
     if facts["token_ids"] != "exact":
@@ -66,7 +73,7 @@ def make(run: Path, tasks: Path, tokenizer_folder: Path) -> Recording:
     recorded = [json.loads(line) for line in (run / "rollouts.jsonl").read_text("utf-8").splitlines()]
     scored = [line for line in recorded if line.get("score") is not None]
     sizes = Counter(line["task_id"] for line in scored)
-    rows = [json.loads(line) for line in tasks.read_text("utf-8").splitlines()]
+    rows = [json.loads(line) for line in tasks_file.read_text("utf-8").splitlines()]
     whole = [row for row in rows if sizes[row["task_id"]] == env["group_size"]]
     order = {row["task_id"]: number for number, row in enumerate(whole)}
     kept = sorted(
@@ -94,7 +101,7 @@ def make(run: Path, tasks: Path, tokenizer_folder: Path) -> Recording:
         + "\n",
         "utf-8",
     )
-    _copy_tasks(whole, tasks.parent)
+    _copy_tasks(whole, tasks_file.parent)
     tokenizer.pack(tokenizer_folder)
     return recording
 

@@ -16,19 +16,25 @@ from pathlib import Path
 from types import TracebackType
 
 from orchestrator.launch.names import SOCKET_NAME
-from orchestrator.launch.owner import owner_label
+from orchestrator.launch.owner import this_process
 
 PREFIX = "orchestrator-"
+DRAFT_PREFIX = f"{PREFIX}new-"
 OWNER_FILE = "owner"
 _MAX_SOCKET_PATH_BYTES = 100  # the kernel takes 107; some libraries less
 _NAME_BYTES = 6  # 8 characters
 
 
 def make_owned_directory(run: str, parent: Path) -> Path:
-    """A new directory that only we can enter, and that the reaper knows to be this process'."""
-    directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-    (directory / OWNER_FILE).write_text(json.dumps({"owner": owner_label(), "run": run}))
-    return directory
+    """A new directory that only we can enter, and that the reaper knows to be this process'.
+
+    Its name has no meaning; only until it holds its owner's name it bears it.
+    """
+    name, owner = secrets.token_hex(4), this_process()
+    draft = parent / f"{DRAFT_PREFIX}{owner.pid}-{owner.started}-{name}"
+    draft.mkdir(mode=0o700)
+    (draft / OWNER_FILE).write_text(json.dumps({"owner": str(owner), "run": run}))
+    return draft.rename(parent / f"{PREFIX}{name}")
 
 
 class Channels:

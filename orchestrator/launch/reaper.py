@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import DockerError
-from orchestrator.launch.channels import OWNER_FILE, PREFIX
+from orchestrator.launch.channels import DRAFT_PREFIX, OWNER_FILE, PREFIX
 from orchestrator.launch.engine_calls import Engine
 from orchestrator.launch.names import LABEL_DEADLINE, LABEL_OWNER, LABEL_PROJECT, LABEL_RUN, LABEL_STAGE, PROJECT
-from orchestrator.launch.owner import Owner
+from orchestrator.launch.owner import Owner, this_process
 
 log = logging.getLogger(__name__)
 
@@ -137,6 +137,8 @@ def _owned_directories() -> Iterator[Path]:
 
 
 def _is_left_directory(directory: Path, run: str | None) -> bool:
+    if directory.name.startswith(DRAFT_PREFIX):
+        return run is None and _is_left_draft(directory)
     try:
         with open(os.open(directory / OWNER_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -144,15 +146,12 @@ def _is_left_directory(directory: Path, run: str | None) -> bool:
             told = json.loads(file.read(_OWNER_FILE_BYTES))
         owner = Owner.parse(str(told["owner"]))
         return owner is not None and owner.is_dead and run in (None, told["run"])
-    except FileNotFoundError:
-        return run is None and _is_unfinished(directory)
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
 
-def _is_unfinished(directory: Path) -> bool:
-    """Made by somebody who died before saying who: empty, and long ago."""
-    try:
-        return not any(directory.iterdir()) and time.time() - directory.stat().st_mtime > _UNFINISHED_S
-    except OSError:
-        return False
+def _is_left_draft(directory: Path) -> bool:
+    """Whether whoever began to make it is dead: its name tells."""
+    pid, _, rest = directory.name.removeprefix(DRAFT_PREFIX).partition("-")
+    owner = Owner.parse(f"{this_process().host}:{pid}:{rest.partition('-')[0]}")
+    return owner is not None and owner.is_dead

@@ -72,7 +72,7 @@ function rolloutView(rollout) {
     facts([["score", score(rollout.score)],
       ...Object.entries(rollout.parts).map(([name, value]) => [name, score(value)]),
       ["steps", whole(rollout.steps)], ["tokens sampled", whole(rollout.tokens)], ["prompt tokens", whole(rollout.prompt_tokens)],
-      ["its own clock", seconds(rollout.duration_s)], ["waiting", seconds(rollout.waiting_s)],
+      ["from its assignment", seconds(rollout.duration_s)], ["of it waiting for us", seconds(rollout.waiting_s)],
       ["CPU", seconds(rollout.cpu_s)], ["launch", seconds(rollout.launch_s)], ["token ids", rollout.token_source || "–"],
       ...(details && details.exit ? [["sandbox ended", details.exit]] : []),
       ...(details && details.sampling.seed !== undefined ? [["sampling seed", String(details.sampling.seed)]] : [])]),

@@ -35,18 +35,17 @@ TOLD = {
     "signals": "Error",
 }
 NEIGHBOURS = 3
+AFTERWARDS = [says("Still here?", "y = 20 + 22\nprint('alive', y)"), answers("y")]
 SCRIPT = {
     **{
-        f"attack by {name}": [
-            [says("I attack.", f"kept = 1\n{code}"), says("Still here?", "y = 20 + 22\nprint('alive', y)"), answers("y")]
-        ]
+        f"attack by {name}": [[says("I attack.", f"kept = 1\n{code}"), *AFTERWARDS]]
         for name, code in ATTACKS.items()
     },
     "neighbour": [
         [says(f"Work {n}.", f"import time\nt = {n}\ntime.sleep(0.3)\nprint('worked', t)") for n in range(4)]
         + [answers("42")]
     ],
-}  # fmt: skip
+}
 
 
 @pytest.mark.docker

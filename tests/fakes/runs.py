@@ -114,17 +114,14 @@ async def running(
     directory: Path,
     environ: Mapping[str, str] | None = None,
     command: str = "process",
-    file_size_bytes: int | None = None,
+    wrapper: tuple[str, ...] = (),
 ) -> AsyncIterator[Running]:
-    """The command with its own HOME, TMPDIR and working directory. Killed when the block is left.
-
-    `file_size_bytes`: no file may become larger; writing fails as on a full disk.
-    """
+    """The command, behind `wrapper`, with its own HOME, TMPDIR and working directory. Killed when the block is
+    left."""
     temporary = directory / "t"
     temporary.mkdir(exist_ok=True)
-    limit = () if file_size_bytes is None else ("prlimit", f"--fsize={file_size_bytes}")
     process = await asyncio.create_subprocess_exec(
-        *limit,
+        *wrapper,
         *COMMAND,
         command,
         *arguments,

@@ -87,6 +87,18 @@ async def test_after_the_drain_what_runs_is_cancelled_and_recorded_so(home: Path
     assert attempts["g000000-r00-a0"] == attempts["g000000-r00-a1"]
 
 
+async def test_run_under_nohup_outlives_its_terminal(home: Path) -> None:
+    async with (
+        ScriptedServer("vllm", answers(TASKS, delay_s=0.3)) as server,
+        running(*flags(home, server.base_url), directory=home, wrapper=("nohup",)) as first,
+    ):
+        await until(lambda: whole_lines(home / "run" / "rollouts.jsonl") >= 2, "it runs")
+        first.signal(signal.SIGHUP)
+        ended = await first.ended()
+    assert ended.code == 0, ended.stderr
+    assert outcomes(home / "run") == {"finished": 2 * TASKS}
+
+
 async def test_second_signal_stops_at_once_and_still_removes_sandboxes(home: Path) -> None:
     async with (
         ScriptedServer("vllm", answers(TASKS, delay_s=NEVER_S)) as server,

@@ -128,7 +128,7 @@ async def test_half_done_groups_are_completed_under_the_old_seeds(home: Path, un
     rollouts, groups = home / "run" / "rollouts.jsonl", home / "run" / "groups.jsonl"
     async with ScriptedServer("vllm", answers(TASKS)) as server:
         assert (await run(*flags(home, server.base_url), directory=home)).code == 0
-        groups.write_bytes(b"")
+        groups.unlink()
         kept = [line for line in lines(rollouts) if line.get("index") != 1]
         texts = rollouts.read_bytes().splitlines(keepends=True)
         rollouts.write_bytes(b"".join(t for t in texts if b'"index":1,' not in t))

@@ -271,6 +271,14 @@ async def test_earlier_failures_count_and_the_next_attempt_has_the_next_number()
     assert [plan.attempt for plan in bench.started] == [2]
 
 
+async def test_what_an_outage_had_excused_is_followed_to_its_end() -> None:
+    bench = Bench(earlier=known((0, LOST), (1, LOST), (2, LOST), (3, LOST), (4, None)), max_retries=1)
+    results = await bench.executor.execute(a_plan())
+    assert results is not None
+    assert [name(r) for r in results] == ["sandbox_lost"] * 4 + ["finished"]
+    assert bench.started == []
+
+
 async def test_earlier_cancelled_attempts_use_up_a_number_and_no_retry() -> None:
     bench = Bench(earlier=known((0, CANCELLED), (1, CANCELLED), (2, CANCELLED)), max_retries=0)
     results = await bench.executor.execute(a_plan())

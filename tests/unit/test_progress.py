@@ -146,7 +146,7 @@ def test_the_closing_table_of_a_run_without_a_rollout_has_no_scores(tally: Tally
     out = io.StringIO()
     closing_table(tally, [], out)
     assert "outcomes       none\n" in out.getvalue()
-    assert "scores" not in out.getvalue()
+    assert "\nscores" not in out.getvalue()
 
 
 def test_on_a_narrow_terminal_the_table_breaks_between_words_and_keeps_paths_whole(

@@ -132,7 +132,7 @@ async def test_a_packed_recording_is_the_same_recording(run: Path) -> None:
         ("rollouts.jsonl", b"[]\n", "rollouts.jsonl:1 is no recorded rollout"),
         ("rollouts.jsonl", b'{"score": 1, "task_id": "t", "index": 0, "completions": [{}]}\n', "'kept'"),
         ("rollouts.jsonl.xz", b"no xz", "is damaged"),
-        ("rollouts.jsonl.xz", lzma.compress(b'{"score": 1}\n' * 99)[:60], "is damaged"),
+        ("rollouts.jsonl.xz", lzma.compress(b'{"score": null}\n')[:-20], "is damaged"),
         ("other", b"", "no recorded run in"),
     ],
 )

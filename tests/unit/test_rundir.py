@@ -123,6 +123,11 @@ def test_line_of_zeros_after_a_power_loss_goes_aside_too(tmp_path: Path) -> None
     assert path.read_bytes() == b'{"n":1}\n'
 
 
+def test_file_that_is_not_there_lacks_nothing(tmp_path: Path) -> None:
+    assert set_torn_end_aside(tmp_path / "lines.jsonl") == 0
+    assert not list(tmp_path.iterdir())
+
+
 def test_long_torn_line_is_found(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     path.write_bytes(b'{"n":1}\n{"n":"' + b"x" * (3 << 20))

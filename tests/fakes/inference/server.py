@@ -219,14 +219,15 @@ class ScriptedServer:
         key = zlib.crc32(array("I", prompt).tobytes())
         draw = Random(f"{self._seed}:{key}:{self._draws[key] if ask.seed is None else f'seed {ask.seed}'}")
         self._draws[key] += 1
+        forced = None if ask.forced is None else model.decode([ask.forced])
         sampled = sample(
             model,
-            reply.text,
+            reply.text if forced is None else forced,
             stop=ask.stop,
             max_tokens=max(1, min(call.max_tokens, model.context_length - len(prompt))),
             ignore_end=ask.ignore_end,
-            open_end=reply.length,
-            awkward=self._awkward,
+            open_end=reply.length or forced is not None,
+            awkward=self._awkward if forced is None else TIDY,
             rng=draw,
         )
         served.sampled_ids = sampled.ids

@@ -190,15 +190,6 @@ def test_directories_that_are_not_surely_ours_stay(temporary: Path) -> None:
     assert sorted(p.name for p in temporary.rglob("*")) == before
 
 
-def test_nameless_empty_directory_goes_when_it_is_old(temporary: Path) -> None:
-    old = temporary / f"{PREFIX}old"
-    old.mkdir()
-    os.utime(old, (1, 1))
-    assert reap_directories(run="r") == 0
-    reap_directories()
-    assert not old.exists()
-
-
 def exists(engine: docker.APIClient, container: str) -> bool:
     try:
         engine.inspect_container(container)

@@ -34,7 +34,10 @@ class Strict(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request for a completion, understood. `max_tokens` None: as many as there is room for."""
+    """A request for a completion, understood. `max_tokens` None: as many as there is room for.
+
+    `forced`: the one id that a logit bias leaves.
+    """
 
     request: Any
     prompt_ids: list[int]
@@ -45,6 +48,7 @@ class Ask:
     left_to_default: tuple[str, ...]
     ignore_end: bool = False
     stream: bool = False
+    forced: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,7 @@ _OTHERS = {
     "id_slot": _INT,
 }
 FIELDS = SAMPLING | _OTHERS
+_CERTAIN = 100.0  # of a logit's bias
 _DEFAULTS: dict[str, Any] = {
     "stream": False,
     "cache_prompt": True,
@@ -104,6 +105,7 @@ class Completion:
             left_to_default=tuple(sorted(set(SAMPLING) - set(body))),
             ignore_end=request.get("ignore_eos", False),
             stream=request["stream"],
+            forced=next((i for i, bias in request.get("logit_bias") or () if bias >= _CERTAIN), None),
         )
 
     def answer(self, ask: Ask, answer: Answer, model: Model) -> JSON:

@@ -1,0 +1,154 @@
+"""The demo as a stranger runs it: one command, real containers, a recorded model."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from orchestrator.demo import recording
+
+COMMAND = "import sys; from orchestrator.cli import main; sys.exit(main())"
+ROOT = Path(__file__).parents[2]
+GROUPS = 2
+
+
+def orchestrator(
+    *arguments: str | Path, cwd: Path, python: str | Path = sys.executable
+) -> subprocess.CompletedProcess[str]:
+    """Without any key, proxy or setting of whoever runs the tests."""
+    environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    return subprocess.run(
+        [python, "-c", COMMAND, *arguments],
+        cwd=cwd,
+        env=environment | {"XDG_CACHE_HOME": str(cwd / "cache")},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """(the run directory, what was printed) of a demo of two groups."""
+    folder = tmp_path_factory.mktemp("demo")
+    result = orchestrator("demo", f"--env.total_steps={GROUPS}", "--env.run_dir=run", cwd=folder)
+    assert result.returncode == 0, result.stderr
+    return folder / "run", result
+
+
+def _json_lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.docker
+def test_the_first_line_says_what_is_recorded_and_what_is_live(played) -> None:
+    _, result = played
+    first = result.stdout.splitlines()[0]
+    assert re.search(r"recorded is what \S+ said.*live are the containers", first)
+
+
+@pytest.mark.docker
+def test_the_demo_gives_mixed_scores_of_sampled_tokens(played) -> None:
+    run, _ = played
+    groups = _json_lines(run / "groups.jsonl")
+    assert len(groups) == GROUPS
+    assert all(len(set(group["scores"])) > 1 for group in groups)
+    assert {facts["token_source"] for group in groups for facts in group["overrides"]} == {"sampled"}
+
+
+@pytest.mark.docker
+def test_the_same_code_in_new_containers_earns_the_recorded_scores(played) -> None:
+    run, _ = played
+    then = {(line["task_id"], line["index"]): line for line in recording.lines()}
+    lines = _json_lines(run / "rollouts.jsonl")
+    assert len({line["sandbox"]["id"] for line in lines}) == len(lines)
+    for line in lines:
+        before = then[line["task_id"], line["index"]]
+        assert (line["outcome"], line["answer"]) == (before["outcome"], before["answer"])
+        assert line["score"] == pytest.approx(before["score"])
+        ids = [[c[name] for c in of["completions"]] for of in (line, before) for name in ("token_ids", "logprobs")]
+        assert ids[:2] == ids[2:]
+
+
+@pytest.mark.docker
+def test_differences_of_prompt_are_counted_and_said(played) -> None:
+    run, result = played
+    then = {(line["task_id"], line["index"]): line for line in recording.lines()}
+    served = differing = 0
+    for line in _json_lines(run / "rollouts.jsonl"):
+        talks = [_talks(of["completions"]) for of in (line, then[line["task_id"], line["index"]])]
+        served += len(talks[0])
+        differing += sum(now != before for now, before in zip(*talks, strict=True))
+    prompts = f"{differing} of their prompts differed" if differing else "every prompt as recorded"
+    assert f"{served} completions replayed, {prompts}\n" in result.stdout
+
+
+def _talks(completions: list[dict]) -> list[list[dict]]:
+    talks: list[list[dict]] = []
+    for completion in completions:
+        talks.append([*(talks[-1][: completion["kept"]] if talks else ()), *completion["messages"]])
+    return talks
+
+
+@pytest.mark.docker
+def test_verify_finds_nothing_wrong_with_the_demo(played) -> None:
+    run, _ = played
+    result = orchestrator("verify", run, cwd=run.parent)
+    assert result.returncode == 0, result.stdout
+    assert f"{GROUPS} groups, " in result.stdout
+    assert ", 0 violations" in result.stdout
+
+
+@pytest.mark.docker
+def test_the_demo_says_where_its_report_is_and_nothing_is_left_to_do_again(played) -> None:
+    run, result = played
+    assert re.search(r"^report +run/groups\.html$", result.stdout, re.MULTILINE)
+    page = (run / "groups.html").read_text()
+    assert "default-src 'none'" in page
+    (cached,) = (run.parent / "cache" / "rollout-orchestrator" / "demo").iterdir()
+    made = cached.stat().st_mtime_ns
+    again = orchestrator("demo", "--env.total_steps=1", "--env.run_dir=again", cwd=run.parent)
+    assert again.returncode == 0, again.stderr
+    assert "building" not in again.stderr
+    assert cached.stat().st_mtime_ns == made
+
+
+@pytest.mark.docker
+def test_keys_for_the_web_change_nothing_about_the_demo(tmp_path: Path) -> None:
+    """With web tools the agent would be told of them, and no prompt would be the recorded one."""
+    (tmp_path / ".env").write_text("TAVILY_API_KEY=tvly-not-a-key\nOPENAI_API_KEY=not-a-key\n")
+    result = orchestrator("demo", "--env.total_steps=1", "--env.run_dir=run", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "completions replayed, every prompt as recorded" in result.stdout
+
+
+@pytest.mark.docker
+def test_the_wheel_carries_the_demo(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, ROOT]
+    subprocess.run(build, check=True, capture_output=True, timeout=120)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    here = recording.ROOT
+    data = [path for path in here.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")]
+    assert {f"orchestrator/demo/{path.relative_to(here)}" for path in data} <= names
+
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    pip = [python, "-m", "pip", "install", "-q", "--no-deps", "--no-index", wheel]
+    subprocess.run(pip, check=True, timeout=120)
+    (site,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    # The dependencies of this environment stand in for installed ones; the wheel's own files come first.
+    dependencies = [path for path in sys.path if path.endswith("site-packages")]
+    (site / "dependencies.pth").write_text("".join(f"{path}\n" for path in dependencies))
+    result = orchestrator("demo", "--env.total_steps=1", "--env.run_dir=run", cwd=tmp_path, python=python)
+    assert result.returncode == 0, result.stderr
+    assert f"replay:{site}" in result.stderr
+    assert "1 of 1 written" in result.stdout

@@ -1,0 +1,103 @@
+"""A real model on a real llama.cpp server: the ids recorded are those it sampled, and its own prefix
+cache sees one line. Skipped with the reason where model or server cannot be had."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from orchestrator.completion.base import Endpoint
+from orchestrator.completion.connect import connect
+from orchestrator.completion.llamacpp import LlamaCppCompleter
+from orchestrator.completion.recorder import trajectory
+from orchestrator.completion.tokenizer import load_tokenizer
+from orchestrator.proxy.leases import Lease
+from orchestrator.types import CompletionKind, Message, Record, Sampling
+from tests.fakes.plans import a_plan
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[dict[str, str]]:
+    command = [sys.executable, "-m", "orchestrator.local_model", "serve", "--model", "smollm2-135m", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            line = process.stdout.readline()
+            if not line:
+                said = process.stderr.read().strip().splitlines() or ["no word why"]
+                pytest.skip(f"no real model here: {said[-1]}")
+            yield json.loads(line)
+        finally:
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+class Watched(LlamaCppCompleter):
+    """Keeps the last event of every answer: what the server says of prompt and cache."""
+
+    def watch(self) -> list[dict[str, Any]]:
+        ends: list[dict[str, Any]] = []
+        dialect = self.dialect
+        read = dialect.read
+
+        def reading(answer: Any) -> Any:
+            ends.append(answer[-1])
+            return read(answer)
+
+        dialect.read = reading  # type: ignore[method-assign]
+        return ends
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "task", ["Count from one to ten in words.", "Write three words of Greek and some emoji: 🙂🙃"]
+)
+async def test_a_real_episode_is_one_line_that_the_server_s_cache_confirms(
+    served: dict[str, str], task: str
+) -> None:
+    tokenizer = await asyncio.to_thread(load_tokenizer, served["tokenizer"])
+    completer = await connect(
+        Endpoint(served["base_url"], served["model_name"], "", 300.0), tokenizer, tokens="exact"
+    )
+    assert isinstance(completer, LlamaCppCompleter)
+    ends = Watched.watch(completer)  # type: ignore[arg-type]
+    try:
+        lease = Lease(
+            a_plan(sampling=Sampling(temperature=1.0, top_p=1.0, max_tokens=40, seed=11)), completer, tokenizer, {}
+        )
+        talk = (Message("system", "You are a small model."), Message("user", task))
+        for number in range(1, 5):
+            reply = await lease.complete(number, str(number).encode(), CompletionKind.ACTION, talk)
+            assert reply.completion is not None, await lease.ended()
+            said = reply.completion.visible
+            if said and not said.strip().endswith("</code>"):
+                said += "</code>"
+            talk = (*talk, Message("assistant", said.strip()), Message("user", f"Observation:\n{number}"))
+    finally:
+        await completer.aclose()
+    assert {turn.segment for turn in lease.turns} == {0}
+    line = trajectory(Record(0.0, turns=tuple(lease.turns)), tokenizer, "</code>")
+    sampled = [i for turn in lease.turns for i in turn.completion.tokens_T or ()]
+    assert [t for t, learn in zip(line.tokens_T, line.trained_T, strict=True) if learn] == sampled
+    assert line.logprobs_T is not None
+    assert all(p <= 0 for p, learn in zip(line.logprobs_T, line.trained_T, strict=True) if learn)
+    if len(ends) == len(lease.turns):  # no completion had to be asked for again
+        before = 0
+        for turn, end in zip(lease.turns, ends, strict=True):
+            if before:
+                # The last id before a stop is not in the cache: it was sampled, never evaluated.
+                assert end["timings"]["cache_n"] == before - 1
+            before += len(turn.prompt_ids or ()) + len(turn.completion.tokens_T or ())
+            assert end["tokens_evaluated"] + end["tokens_predicted"] == before

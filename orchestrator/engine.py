@@ -129,20 +129,30 @@ class Orchestrator:
                 async for group in groups:
                     yield group
             return
-        env = self.config.env
         finished: asyncio.Queue[Group | BaseException | None] = asyncio.Queue(READY_GROUPS)
-        producer = asyncio.create_task(self._produce(tasks, finished, earlier), name="groups")
+        listening = True
+
+        async def produce() -> None:
+            end: BaseException | None = None
+            try:
+                await self._produce(tasks, finished, earlier)
+            except BaseExceptionGroup as errors:
+                end = first_error(errors)
+            if listening:
+                await finished.put(end)
+
+        producer = asyncio.create_task(produce(), name="groups")
         try:
             while (item := await finished.get()) is not None:
                 if isinstance(item, BaseException):
                     raise item
                 yield item
         finally:
+            listening = False
             producer.cancel()
             await asyncio.wait([producer])
             if not producer.cancelled() and (error := producer.exception()) is not None:
                 log.debug("group producer ended with %r", error)
-        log.debug("all groups done, group_size %d", env.group_size)
 
     async def _produce(
         self,
@@ -150,7 +160,10 @@ class Orchestrator:
         finished: asyncio.Queue[Group | BaseException | None],
         earlier: Earlier,
     ) -> None:
-        """Keeps the sandboxes busy: opens the next group when fewer rollouts are open than there are slots."""
+        """Keeps the sandboxes busy: opens the next group when fewer rollouts are open than there are slots.
+
+        Raises a group of what went wrong, everything cancelled.
+        """
         env = self.config.env
         executor = self._executor(earlier)
         outstanding = 0
@@ -166,29 +179,22 @@ class Orchestrator:
                 outstanding -= env.group_size
                 changed.set()
 
-        try:
-            async with asyncio.TaskGroup() as tg:
-                stream = self._stream(tasks)
-                # Sources read files or the network: off the event loop, one task at a time.
-                while not self._stopping.is_set() and (item := await asyncio.to_thread(next, stream, None)):
-                    task, number, epoch = item
-                    if isinstance(task, BadTask):
-                        if number not in earlier.bad:
-                            self.observer.bad_task(task, number)
-                        continue
-                    if number in earlier.written:
-                        continue
-                    while outstanding >= env.max_concurrent_sandboxes:
-                        changed.clear()
-                        await changed.wait()
-                    outstanding += env.group_size
-                    tg.create_task(one(task, number, epoch), name=f"group {number}")
-        except BaseExceptionGroup as errors:
-            this = asyncio.current_task()
-            if this is None or not this.cancelling():  # cancelled: nobody listens any more
-                await finished.put(first_error(errors))
-        else:
-            await finished.put(None)
+        async with asyncio.TaskGroup() as tg:
+            stream = self._stream(tasks)
+            # Sources read files or the network: off the event loop, one task at a time.
+            while not self._stopping.is_set() and (item := await asyncio.to_thread(next, stream, None)):
+                task, number, epoch = item
+                if isinstance(task, BadTask):
+                    if number not in earlier.bad:
+                        self.observer.bad_task(task, number)
+                    continue
+                if number in earlier.written:
+                    continue
+                while outstanding >= env.max_concurrent_sandboxes:
+                    changed.clear()
+                    await changed.wait()
+                outstanding += env.group_size
+                tg.create_task(one(task, number, epoch), name=f"group {number}")
 
     def _stream(self, tasks: Iterable[Task | BadTask]) -> Iterator[tuple[Task | BadTask, int, int]]:
         """(task, number in the stream, epoch), good ones counted against `env.total_steps`."""

@@ -11,17 +11,22 @@ import orjson
 from orchestrator.errors import ConfigError, OutputError
 
 _CHUNK_BYTES = 1 << 20
+# JSON may hold these as they are, but many a reader of lines takes them for the end of one.
+_LINE_ENDS = {end.encode(): f"\\u{ord(end):04x}".encode() for end in ("\u0085", "\u2028", "\u2029")}
 
 
 def dumps(value: Any, *, indent: bool = False) -> bytes:
     """Strict JSON without a newline at the end. Lone surrogates become U+FFFD: they are no text."""
     option = orjson.OPT_NON_STR_KEYS | (orjson.OPT_INDENT_2 if indent else 0)
     try:
-        return orjson.dumps(value, option=option)
+        text = orjson.dumps(value, option=option)
     except TypeError as error:
         if "surrogates" not in str(error):
             raise
-        return orjson.dumps(_clean(value), option=option)
+        text = orjson.dumps(_clean(value), option=option)
+    for end, escaped in _LINE_ENDS.items():
+        text = text.replace(end, escaped)
+    return text
 
 
 class JsonLines:

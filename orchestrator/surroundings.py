@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, AsyncExitStack
@@ -26,6 +27,8 @@ from orchestrator.types import Confinement
 if TYPE_CHECKING:
     from orchestrator.config import Config
     from orchestrator.settings import OpenAISettings
+
+log = logging.getLogger(__name__)
 
 REPLAY = "replay:"
 FALLBACK_TOKENIZER = "NousResearch/DeepHermes-3-Llama-3-8B-Preview"  # the predecessor's default

@@ -20,6 +20,7 @@ from orchestrator.breaker import Breaker, HealthGate
 from orchestrator.executor import Executor, Launching
 from orchestrator.grade import grade
 from orchestrator.group import GroupPolicy, Unfinished, run_group
+from orchestrator.launch.uninterrupted import uninterrupted
 from orchestrator.plan import backfill, plan_group
 from orchestrator.resume import Earlier
 from orchestrator.rollout import Surroundings
@@ -150,7 +151,8 @@ class Orchestrator:
         finally:
             listening = False
             producer.cancel()
-            await asyncio.wait([producer])
+            # Sandboxes are being removed and attempts recorded: nothing they need may be closed meanwhile.
+            await uninterrupted(asyncio.wait([producer]))
             if not producer.cancelled() and (error := producer.exception()) is not None:
                 log.debug("group producer ended with %r", error)
 

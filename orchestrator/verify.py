@@ -102,7 +102,7 @@ def check_group(group: Line, where: str, findings: Findings, rollouts: Mapping[s
             return
     _check_size(group, size, where, findings)
     for index in range(size):
-        member = {name: group[name][index] if group.get(name) else None for name in _PER_ROLLOUT}
+        member = {name: group[name][index] for name in _PER_ROLLOUT if group.get(name) is not None}
         facts = member["overrides"]
         if not isinstance(facts, Mapping):
             findings.check("shape", False, f"{where}, {index}: no facts")
@@ -132,7 +132,7 @@ def _check_member(tokens: Any, member: Line, facts: Line, where: str, findings: 
     """Whether its lists can be compared with a record."""
     findings.rollouts += 1
     findings.sources[str(facts.get("token_source"))] += 1
-    mask, logprobs, score = member["masks"], member["inference_logprobs"], member["scores"]
+    mask, score = member["masks"], member["scores"]
     ids = isinstance(tokens, list) and all(type(t) is int and t >= 0 for t in tokens)
     fits = ids and isinstance(mask, list) and len(mask) == len(tokens)
     if findings.check("shape", fits, f"{where}: ids and mask"):
@@ -140,7 +140,8 @@ def _check_member(tokens: Any, member: Line, facts: Line, where: str, findings: 
         if facts.get("token_source") != "none":
             learns = any(m != MASKED for m in mask)
             findings.check("trained", learns != findings.asked.masks_all(facts), where)
-        if logprobs is not None:
+        if "inference_logprobs" in member:
+            logprobs = member["inference_logprobs"]
             told = isinstance(logprobs, list) and len(logprobs) == len(tokens)
             if findings.check("shape", told, f"{where}: log-probs"):
                 findings.check("logprob", all(map(_logprob_fits, logprobs, mask)), where)
@@ -151,7 +152,7 @@ def _check_member(tokens: Any, member: Line, facts: Line, where: str, findings: 
     findings.seen.add(key)
     outcome = facts.get("outcome")
     findings.check("outcome", fresh and outcome in _SCORED, f"{where}: {outcome if fresh else 'a second time'}")
-    if member["messages"] is not None:
+    if "messages" in member:
         findings.check("messages", _messages_fit(member["messages"]), where)
     return fits
 
@@ -179,7 +180,10 @@ def _messages_fit(messages: Any) -> bool:
 def _check_record(
     tokens: Sequence[int], member: Line, facts: Line, record: Line, where: str, findings: Findings
 ) -> None:
-    """Against what the proxy served: every completion of the one segment these tokens are."""
+    """Against what the proxy served: every completion of the one segment these tokens are.
+
+    Raises KeyError, TypeError, AttributeError, ValueError for a record that is none.
+    """
     told = (facts.get("task_id"), facts.get("outcome"), facts.get("answer"), member["scores"])
     known = (record["task_id"], record["outcome"], record["answer"], record["score"])
     findings.check("record", told == known, f"{where}: another task, outcome, answer or score")
@@ -187,20 +191,20 @@ def _check_record(
     if not findings.check("record", bool(turns), f"{where}: no such segment"):
         return
     sampled = facts.get("token_source") == "sampled"
-    if member["messages"] is not None:
+    if "messages" in member:
         said = _line_said if sampled else _last_said
         findings.check("messages", said(member["messages"], turns), f"{where}: not what was said")
     if not sampled:
         return
     pairs = [(c["prompt_ids"] or [], c["token_ids"] or []) for c, _ in turns]
     findings.check("one line", [i for p, s in pairs for i in (*p, *s)] == list(tokens), where)
-    mask, logprobs = member["masks"], member["inference_logprobs"]
     if findings.asked.masks_all(facts):
         return
     trained = [m for p, s in pairs for m in (*[MASKED] * len(p), *s)]
-    if findings.check("sampled ids", mask == trained, where) and logprobs is not None:
+    exact = findings.check("sampled ids", member["masks"] == trained, where)
+    if exact and "inference_logprobs" in member:
         theirs = [p for c, _ in turns for p in c["logprobs"]]
-        ours = [p for p, m in zip(logprobs, mask, strict=True) if m != MASKED]
+        ours = [p for p, m in zip(member["inference_logprobs"], trained, strict=True) if m != MASKED]
         findings.check("sampled log-probs", ours == theirs, where)
 
 

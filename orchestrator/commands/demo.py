@@ -20,6 +20,7 @@ from orchestrator.demo.tokenizer import unpack
 from orchestrator.errors import EnvironmentUnusable
 from orchestrator.launch.docker_client import connect, inspect_image
 from orchestrator.launch.image import ensure_image
+from orchestrator.launch.names import DEFAULT_IMAGE
 from orchestrator.progress import print_wrapped
 from orchestrator.settings import OpenAISettings
 
@@ -73,7 +74,10 @@ def _demo(config: Config, recording: Recording, server: OpenAISettings, tokenize
 
 
 def _need_image(env: EnvSettings) -> None:
-    """Builds the sandbox image where there is none. Raises EnvironmentUnusable."""
+    """Builds our own image where it is not there; one of another name is the operator's. Raises
+    EnvironmentUnusable."""
+    if env.sandbox_image != DEFAULT_IMAGE:
+        return
     engine = connect(ENGINE_TIMEOUT_S)
     try:
         there = inspect_image(engine, env.sandbox_image) is not None

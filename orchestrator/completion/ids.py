@@ -8,7 +8,6 @@ from the ids here, never taken from the server: what completes a stop string may
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import aiohttp
+import orjson
 
 from orchestrator.completion.base import PROBE_HEADER, CompletionRequest, Endpoint
 from orchestrator.completion.line import visible_text
@@ -34,6 +34,7 @@ from orchestrator.types import Completion
 MAX_BODY_BYTES = 64 << 20
 MAX_LINE_BYTES = 1 << 20  # of a streamed answer
 CONNECT_TIMEOUT_S = 10.0
+_JSON = {"Content-Type": "application/json"}
 UNTOLD = -1  # a dialect whose servers may not say how long the prompt was
 ROUNDING = 1e-6  # a log-prob above zero by less than this is a rounding error
 
@@ -141,8 +142,8 @@ class HttpClient:
             async with self.session().request(
                 method,
                 f"{self.root}{path}",
-                json=body,
-                headers=headers,
+                data=None if body is None else orjson.dumps(body),
+                headers=headers if body is None else {**_JSON, **(headers or {})},
                 timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S),
             ) as response:
                 if response.status >= 400:
@@ -301,7 +302,7 @@ def _finish(reason: str) -> Literal["stop", "length"]:
 
 def _loads(data: bytes) -> Any:
     try:
-        return json.loads(data)
+        return orjson.loads(data)
     except (ValueError, RecursionError) as error:
         raise Unreadable("an answer that is no JSON") from error
 

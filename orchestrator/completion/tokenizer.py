@@ -30,8 +30,15 @@ class HubTokenizer:
         self._special = frozenset(tokenizer.all_special_ids)
         ends = {tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>")}
         self._ends = frozenset(i for i in ends if i is not None) | self._special
+        # Straight to the library: `transformers` makes a batch of one, for which threads are woken.
+        self._backend = getattr(tokenizer, "backend_tokenizer", None)
+        if self._backend is not None:
+            self._backend.no_truncation()
+            self._backend.no_padding()
 
     def encode(self, text: str) -> list[int]:
+        if self._backend is not None:
+            return list(self._backend.encode(text, add_special_tokens=False).ids)
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, ids: list[int] | tuple[int, ...]) -> str:

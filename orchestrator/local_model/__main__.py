@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from orchestrator.local_model.gguf import write_tokenizer
 from orchestrator.local_model.server import ServerUnavailable, start
@@ -38,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.command == "fetch":
             print(json.dumps({"model": model.name, "weights": str(weights), "tokenizer": str(tokenizer)}))
             return 0
-        return _serve(model, weights, tokenizer, options)
+        _serve(model, weights, tokenizer, options)
     except (WeightsUnavailable, ServerUnavailable) as error:
         _say(f"local model unavailable: {error}")
         return 3
@@ -58,9 +60,9 @@ def _fetch(model: Model, folder: Path) -> tuple[Path, Path]:
     return weights, tokenizer.resolve()
 
 
-def _serve(model: Model, weights: Path, tokenizer: Path, options: argparse.Namespace) -> int:
+def _serve(model: Model, weights: Path, tokenizer: Path, options: argparse.Namespace) -> NoReturn:
     _say(f"loading {model.name}")
-    server, address = start(
+    _server, address = start(  # serves for as long as it is kept
         weights,
         name=model.name,
         port=options.port,
@@ -75,8 +77,8 @@ def _serve(model: Model, weights: Path, tokenizer: Path, options: argparse.Names
         flush=True,
     )
     signal.sigwait(ending)
-    del server  # ends the requests under way
-    return 0
+    # Closing the server waits for requests under way, for ever where their client is gone. Nothing is lost here.
+    os._exit(0)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -87,6 +87,21 @@ async def test_after_the_drain_what_runs_is_cancelled_and_recorded_so(home: Path
     assert attempts["g000000-r00-a0"] == attempts["g000000-r00-a1"]
 
 
+async def test_second_signal_while_sandboxes_are_being_removed_is_no_trouble(home: Path) -> None:
+    async with (
+        ScriptedServer("vllm", answers(TASKS, delay_s=NEVER_S)) as server,
+        running(*flags(home, server.base_url, drain_timeout=0), directory=home) as first,
+    ):
+        await until(lambda: len(server.log.completions) >= 4, "four rollouts wait for their completions")
+        first.signal(signal.SIGTERM)
+        await asyncio.sleep(0.02)
+        first.signal(signal.SIGTERM)
+        ended = await first.ended()
+    assert ended.code == 143
+    assert not ended.traceback, ended.stderr
+    assert outcomes(home / "run") == {"cancelled": 4}
+
+
 async def test_run_under_nohup_outlives_its_terminal(home: Path) -> None:
     async with (
         ScriptedServer("vllm", answers(TASKS, delay_s=0.3)) as server,

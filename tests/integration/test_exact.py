@@ -44,7 +44,7 @@ from tests.fakes.runs import flags, lines, place, run
 from tests.fakes.tokenizer import tokenizer_folder
 
 TAG = "</code>"
-EPISODES = 250  # per dialect
+EPISODES = {"vllm": 300, "sglang": 300, "atropos": 300, "llamacpp": 100}
 AT_ONCE = 16
 # Oftener than `CLUMSY` in all that a line could break on.
 AWKWARD = Awkward(
@@ -209,7 +209,7 @@ async def play(seed: int, completer: Completer, tokenizer: HubTokenizer) -> tupl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dialect", ["vllm", "sglang", "llamacpp", "atropos"])
+@pytest.mark.parametrize("dialect", EPISODES)
 async def test_every_trained_id_and_logprob_is_the_endpoint_s(dialect: str, tokenizer: HubTokenizer) -> None:
     findings = Findings()
     # Each character that is split costs llama.cpp's completer requests of their own.
@@ -226,7 +226,7 @@ async def test_every_trained_id_and_logprob_is_the_endpoint_s(dialect: str, toke
                     return await play(seed, completer, tokenizer)
 
             async with asyncio.TaskGroup() as tg:
-                episodes = [tg.create_task(one(seed)) for seed in range(EPISODES)]
+                episodes = [tg.create_task(one(seed)) for seed in range(EPISODES[dialect])]
         finally:
             await completer.aclose()
         for task in episodes:
@@ -237,8 +237,8 @@ async def test_every_trained_id_and_logprob_is_the_endpoint_s(dialect: str, toke
     assert all(findings.checked[name] for name in CHECKS)
     played = [task.result()[1] for task in episodes]
     # None of what makes it hard was missing.
-    assert sum(e.rewritten for e in played) > 20
-    assert sum(e.plans for e in played) > 50
+    assert sum(e.rewritten for e in played) > 10
+    assert sum(e.plans for e in played) > 20
     assert {s.finish for s in log} >= {"stop", "length"}
     assert {s.fault for s in log} > {None}
     assert any("\ufffd" in s.sampled_text for s in log)
@@ -272,7 +272,7 @@ async def test_twenty_episodes_in_containers_are_exact(tokenizer: HubTokenizer) 
 
 def compare_with_log(directory: Path, log: Sequence[Served]) -> None:
     """Every line of the run is one the server saw, every sampled id and log-prob one it gave."""
-    given = {tuple(s.prompt_ids): s for s in log}
+    given = {(s.body["seed"], *s.prompt_ids): s for s in log}
     rollouts = {line["rollout_id"]: line for line in lines(directory / "rollouts.jsonl")}
     assert len(rollouts) == 20
     assert sum(len(line["completions"]) for line in rollouts.values()) == len(log)
@@ -280,12 +280,13 @@ def compare_with_log(directory: Path, log: Sequence[Served]) -> None:
         for tokens, mask, logprobs, facts in zip(
             group["tokens"], group["masks"], group["inference_logprobs"], group["overrides"], strict=True
         ):
-            turns = [c for c in rollouts[facts["rollout_id"]]["completions"] if c["segment"] == facts["segment"]]
+            record = rollouts[facts["rollout_id"]]
+            turns = [c for c in record["completions"] if c["segment"] == facts["segment"]]
             assert turns
             at = 0
             for turn in turns:
                 at += len(turn["prompt_ids"])
-                sample = given[tuple(tokens[:at])]
+                sample = given[(record["plan"]["sampling"]["seed"] + turn["sequence"], *tokens[:at])]
                 end = at + len(sample.sampled_ids)
                 assert tokens[at:end] == mask[at:end] == sample.sampled_ids
                 assert logprobs[at:end] == sample.logprobs

@@ -187,19 +187,32 @@ async def test_nothing_to_resume_is_one_line(home: Path) -> None:
     assert len(refused.stderr.strip().splitlines()) == 1
 
 
-async def test_second_orchestrator_is_kept_out_and_a_used_directory_not_mixed(home: Path) -> None:
+async def test_second_orchestrator_is_kept_out_as_long_as_the_first_lives(home: Path) -> None:
     write_tasks(home / "tasks.jsonl", 2)
-    async with ScriptedServer("vllm", answers(2, delay_s=2.0)) as server:
-        async with running(*flags(home, server.base_url), directory=home) as first:
-            await until((home / "run" / "run.json").exists, "the first one began")
-            for second in (flags(home, server.base_url), ["--env.resume", "run"]):
-                refused = await run(*second, directory=home)
-                assert refused.code == 1, refused.stderr
-                assert "another orchestrator" in refused.stderr
-            assert (await first.ended()).code == 0
+    async with (
+        ScriptedServer("vllm", answers(2, delay_s=10_000.0)) as server,
+        running(*flags(home, server.base_url), directory=home) as first,
+    ):
+        await until((home / "run" / "run.json").exists, "the first one began")
+        for second in (flags(home, server.base_url), ["--env.resume", "run"]):
+            refused = await run(*second, directory=home)
+            assert refused.code == 1, refused.stderr
+            assert "another orchestrator" in refused.stderr
+            assert not refused.traceback
+        first.signal(signal.SIGKILL)
+        await first.ended()
+    async with ScriptedServer("vllm", answers(2)) as server:
+        again = await run("--env.resume", "run", f"--openai.base_url={server.base_url}", directory=home)
+    assert again.code == 0, again.stderr
+
+
+async def test_a_used_directory_is_not_mixed_with_another_run(home: Path) -> None:
+    write_tasks(home / "tasks.jsonl", 2)
+    async with ScriptedServer("vllm", answers(2)) as server:
+        assert (await run(*flags(home, server.base_url), directory=home)).code == 0
         mixed = await run(*flags(home, server.base_url), directory=home)
-        assert mixed.code == 2
-        assert "--env.resume" in mixed.stderr
+    assert mixed.code == 2
+    assert "--env.resume" in mixed.stderr
     assert len(lines(home / "run" / "groups.jsonl")) == 2
 
 

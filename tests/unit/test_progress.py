@@ -10,9 +10,12 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from orchestrator.commands import process
 from orchestrator.live import LiveProgress
 from orchestrator.progress import PlainProgress, Tally, closing_table, open_progress, share
 from orchestrator.types import BadTask, Failed, FailedName, Group, Task
@@ -168,3 +171,15 @@ def test_on_a_narrow_terminal_the_table_breaks_between_words_and_keeps_paths_who
 )
 def test_a_share_never_hides_that_there_is_something(part: int, whole: int, text: str) -> None:
     assert share(part, whole) == text
+
+
+async def test_a_report_that_cannot_be_written_is_a_line_of_the_table_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "groups.html").mkdir()
+    (tmp_path / "groups.jsonl").touch()
+    orchestrator = SimpleNamespace(around=SimpleNamespace(tokenizer=None, completer=None))
+    output = SimpleNamespace(
+        run=SimpleNamespace(path=tmp_path), groups=SimpleNamespace(path=tmp_path / "groups.jsonl")
+    )
+    ((label, text),) = await process._report(orchestrator, output)
+    assert label == "report"
+    assert str(text).startswith("none, it could not be written: ")

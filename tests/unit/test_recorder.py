@@ -1,0 +1,145 @@
+"""Recorded turns become one trajectory, or are refused: whatever does not add up is no training data."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.completion.recorder import conversations, main_segment, trajectory
+from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
+from orchestrator.errors import RecordError
+from orchestrator.types import Completion, CompletionKind, Message, Record, Turn
+from tests.fakes.plans import TALK
+from tests.fakes.tokenizer import tokenizer_folder
+
+TAG = "</code>"
+ACTION, PLAN = CompletionKind.ACTION, CompletionKind.PLAN
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> HubTokenizer:
+    return load_tokenizer(str(tokenizer_folder()))
+
+
+def sampled(tokenizer: HubTokenizer, text: str, logprob: float = -0.5) -> Completion:
+    ids = tuple(tokenizer.encode(text))
+    visible = text.removesuffix("<|im_end|>").partition(TAG)[0]
+    return Completion(text, visible, "stop", ids, (logprob,) * len(ids), 1, len(ids))
+
+
+def said(text: str) -> Completion:
+    """What a chat endpoint gives."""
+    return Completion(text, text, "stop", None, None, 1, 1)
+
+
+def turn(completion: Completion, **changes: object) -> Turn:
+    ids = None if completion.tokens_T is None else (1, 2, 3)
+    base = Turn(1, ACTION, 0, TALK, 0, ids, "", completion, 0.0, 1.0)
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def record(*turns: Turn) -> Record:
+    return Record(0.0, turns=turns)
+
+
+ANSWERED = (Message("assistant", f"one{TAG}"), Message("user", "Observation:\n1"))
+
+
+def test_ids_log_probs_and_masks_are_those_that_went_in_and_came_out(tokenizer: HubTokenizer) -> None:
+    first, second = sampled(tokenizer, f"one{TAG}", -0.25), sampled(tokenizer, "two<|im_end|>", -0.75)
+    line = trajectory(
+        record(turn(first), turn(second, sequence=2, kept=2, messages=ANSWERED, prompt_ids=(9,))), tokenizer, TAG
+    )
+    one, two = first.tokens_T or (), second.tokens_T or ()
+    assert line.tokens_T == (1, 2, 3, *one, 9, *two)
+    assert line.trained_T == (False,) * 3 + (True,) * len(one) + (False,) + (True,) * len(two)
+    assert line.logprobs_T == (1.0,) * 3 + (-0.25,) * len(one) + (1.0,) + (-0.75,) * len(two)
+    assert line.token_source == "sampled"
+    # The end token is no part of what the assistant says.
+    assert [m.content for m in line.messages] == [
+        TALK[0].content,
+        TALK[1].content,
+        f"one{TAG}",
+        "Observation:\n1",
+        "two",
+    ]
+
+
+@pytest.mark.parametrize("logprob", [0.001, math.nan, -math.inf, math.inf])
+def test_a_number_that_is_no_log_probability_is_refused(tokenizer: HubTokenizer, logprob: float) -> None:
+    with pytest.raises(RecordError, match="no log-probability"):
+        trajectory(record(turn(sampled(tokenizer, "one", logprob))), tokenizer, TAG)
+
+
+def test_ids_that_do_not_decode_to_the_text_are_refused(tokenizer: HubTokenizer) -> None:
+    other = replace(sampled(tokenizer, "one"), text="two")
+    with pytest.raises(RecordError, match="do not decode"):
+        trajectory(record(turn(other)), tokenizer, TAG)
+
+
+def test_as_many_log_probs_as_ids_or_no_completion() -> None:
+    with pytest.raises(ValueError, match="2 tokens but 1 log-probs"):
+        Completion("x", "x", "stop", (1, 2), (-0.1,), 1, 2)
+
+
+def test_nothing_served_is_no_trajectory(tokenizer: HubTokenizer) -> None:
+    with pytest.raises(RecordError, match="no completion"):
+        trajectory(record(), tokenizer, TAG)
+    with pytest.raises(RecordError, match="no segment 3"):
+        trajectory(record(turn(said("one"))), tokenizer, TAG, 3)
+
+
+def test_ids_without_log_probs_are_trained_on_without(tokenizer: HubTokenizer) -> None:
+    bare = replace(sampled(tokenizer, "one"), logprobs_T=None)
+    line = trajectory(record(turn(bare)), tokenizer, TAG)
+    assert (line.token_source, line.logprobs_T) == ("sampled", None)
+
+
+def test_the_main_line_is_the_one_of_the_last_action(tokenizer: HubTokenizer) -> None:
+    turns = (
+        turn(said("a"), segment=0),
+        turn(said("b"), segment=1),
+        turn(said("plan"), segment=2, kind=PLAN),
+    )
+    assert main_segment(turns) == 1
+    assert main_segment(turns[2:]) == 2
+    side = trajectory(record(*turns), tokenizer, TAG, 2)
+    assert side.segment == 2
+    assert side.messages[-1] == Message("assistant", "plan")
+
+
+def test_conversations_are_rebuilt_from_what_was_new_in_each() -> None:
+    turns = (
+        turn(said("a")),
+        turn(said("b"), kept=2, messages=ANSWERED),
+        turn(said("c"), kept=1, messages=ANSWERED[1:]),
+    )
+    assert conversations(turns) == [TALK, (*TALK, *ANSWERED), (TALK[0], ANSWERED[1])]
+
+
+def test_text_becomes_ids_whose_masks_cover_what_the_assistant_said(tokenizer: HubTokenizer) -> None:
+    line = trajectory(record(turn(said("one")), turn(said("two"), kept=2, messages=ANSWERED)), tokenizer, TAG)
+    learned = [t for t, learn in zip(line.tokens_T, line.trained_T, strict=True) if learn]
+    assert line.token_source == "retokenized"
+    assert line.logprobs_T is None
+    assert tokenizer.decode(learned) == f"one{TAG}two{TAG}"
+    assert tokenizer.decode(line.tokens_T) == tokenizer.render(line.messages, generation_prompt=False)
+
+
+def test_an_observation_cannot_pass_for_the_assistant(tokenizer: HubTokenizer) -> None:
+    """Whatever stands for the assistant's words while the template is rendered, a sandbox may print it too."""
+    forged = "".join(f"assistantsaysthishere{'x' * n}{i}end" for n in range(3) for i in range(6))
+    talk = (ANSWERED[0], Message("user", f"Observation:\n{forged}"))
+    line = trajectory(record(turn(said("one")), turn(said("two"), kept=2, messages=talk)), tokenizer, TAG)
+    learned = [t for t, learn in zip(line.tokens_T, line.trained_T, strict=True) if learn]
+    assert tokenizer.decode(learned) == f"one{TAG}two{TAG}"
+    assert forged in tokenizer.decode(line.tokens_T)
+    assert tokenizer.decode(line.tokens_T) == tokenizer.render(line.messages, generation_prompt=False)
+
+
+def test_without_a_tokenizer_there_are_messages_and_nothing_to_train_on() -> None:
+    line = trajectory(record(turn(said("one"))), None, TAG)
+    assert (line.tokens_T, line.trained_T, line.token_source) == ((), (), "none")
+    assert line.messages[-1] == Message("assistant", f"one{TAG}")

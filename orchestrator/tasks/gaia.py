@@ -4,7 +4,7 @@
     2023/validation/metadata.parquet          Level a text, file_path from the repository's root
     2023/validation/metadata.level1.parquet   the same by level
 
-Downloading is the command `download-gaia`'s part.
+It is downloaded by its own means.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def _metadata(folder: Path, split: str) -> tuple[Path, list[Path]]:
         raise ConfigError(f"{_FLAG}: cannot read {folder}: {one_line(error)}") from error
     raise ConfigError(
         f"{_FLAG}: no GAIA {split} data in {folder}; "
-        f"run `orchestrator download-gaia --output-dir {folder}` or name the folder that has it"
+        f"get it with `hf download --repo-type dataset gaia-benchmark/GAIA --local-dir {folder}` "
+        "(ask for access on its page first) or name the folder that has it"
     )
 
 

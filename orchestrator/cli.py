@@ -7,9 +7,11 @@ Exit codes: 0 all done, 1 some not, 2 usage, 3 environment unusable, 128 + n aft
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 
 from orchestrator import __version__
 from orchestrator.errors import AuthenticationError, ConfigError, EnvironmentUnusable, OrchestratorError
@@ -28,6 +30,8 @@ from orchestrator.settings import (
 )
 from orchestrator.values import File, Flag, Text
 
+_LEVELS = re.compile(r"[123](, ?[123])*").fullmatch
+_REVISION = re.compile(r"\w[\w./-]{0,249}", re.ASCII).fullmatch
 COMMANDS = (
     Command(
         "demo",
@@ -59,6 +63,32 @@ COMMANDS = (
         "verify",
         "checks whether a groups file or a whole run is what it must be",
         arguments=(Setting(None, File(), OPTIONS, "a groups file or a run directory", name="path"),),
+    ),
+    Command(
+        "download-gaia",
+        "fetches the GAIA benchmark from the hub with your account, and checks it",
+        options=(
+            Setting(Path("data/gaia"), File(), OPTIONS, "where to put it", name="output_dir"),
+            Setting(
+                False, Flag(), OPTIONS, "take gaia-benchmark/GAIA, not smolagents/GAIA-annotated", name="use_raw"
+            ),
+            Setting(
+                None,
+                Text("levels like 1 or 1,2", "LEVELS", _LEVELS),
+                OPTIONS,
+                "keep only these levels' rows and files",
+                "all",
+                name="level",
+            ),
+            Setting(
+                None,
+                Text("a branch, tag or commit", "REV", _REVISION),
+                OPTIONS,
+                "which version",
+                "the newest, or the one that is there",
+                name="revision",
+            ),
+        ),
     ),
     Command("cleanup", "removes what killed runs left: containers, sockets, temporary files"),
 )

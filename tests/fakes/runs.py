@@ -126,6 +126,7 @@ async def running(
         command,
         *arguments,
         cwd=directory,
+        preexec_fn=_hear_hangups,
         env={
             "PATH": os.environ["PATH"],
             "PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}",
@@ -208,3 +209,8 @@ def essence(groups_file: Path) -> list[str]:
         )
         result.append(json.dumps(members))
     return sorted(result)
+
+
+def _hear_hangups() -> None:
+    """Where the tests themselves run under nohup, the runs they start would inherit that."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -1,0 +1,47 @@
+"""`orchestrator download-gaia`: GAIA's folder, fetched, checked and counted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from orchestrator.gaia_download import ANNOTATED, RAW, Wanted, download_gaia, in_mb
+from orchestrator.gaia_folder import LEVELS, YEAR, SplitAccount, take_account
+
+SHOWN = 5  # problems printed
+
+
+def run(output_dir: Path, use_raw: bool, level: str | None, revision: str | None) -> int:
+    """0: every row is usable; 1: some are not, the others can be used. Raises as `download_gaia` does."""
+    levels = tuple(sorted(set((level or "").replace(" ", "").split(",")) - {""}))
+    wanted = Wanted(RAW if use_raw else ANNOTATED, revision, levels)
+    try:
+        manifest = download_gaia(output_dir, wanted, lambda text: print(text, flush=True))
+    except KeyboardInterrupt:
+        print("interrupted; run the command again, it goes on where it stopped", flush=True)
+        raise
+    accounts = take_account(output_dir)
+    _print(accounts)
+    print(f"{output_dir}: {len(manifest.files)} files, {in_mb(sum(manifest.files.values()))}")
+    print(f"use it: orchestrator process --env.dataset gaia --env.dataset_path {output_dir}")
+    print(f'or:     datasets.load_dataset("{output_dir}", "{YEAR}_all", split="validation")')
+    problems = [problem for account in accounts.values() for problem in account.problems]
+    for problem in problems[:SHOWN]:
+        print(f"unusable: {problem}")
+    if len(problems) > SHOWN:
+        print(f"unusable: {len(problems) - SHOWN} more")
+    return 1 if problems or not accounts else 0
+
+
+def _print(accounts: Mapping[str, SplitAccount]) -> None:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("split", "rows", *(f"level {level}" for level in LEVELS), "with a file", "their size"):
+        table.add_column(column, justify="left" if column == "split" else "right")
+    for split, account in accounts.items():
+        rows = [str(account.rows[level]) for level in LEVELS]
+        files = (str(account.attachments), in_mb(account.attachment_bytes))
+        table.add_row(split, str(account.rows.total()), *rows, *files)
+    Console(highlight=False, soft_wrap=True).print(table)

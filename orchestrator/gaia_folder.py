@@ -23,11 +23,10 @@ from typing import Any
 import orjson
 
 from orchestrator.errors import EnvironmentUnusable
-from orchestrator.tasks.attachments import attach
 from orchestrator.tasks.gaia import SPLITS, metadata_files
 from orchestrator.tasks.lines import read_lines
-from orchestrator.tasks.rows import one_line
-from orchestrator.tasks.source import BadRow
+from orchestrator.tasks.rows import make_task, one_line
+from orchestrator.types import BadTask, Task
 
 YEAR = "2023"
 LEVELS = ("1", "2", "3")
@@ -171,20 +170,26 @@ def take_account(root: Path) -> dict[str, SplitAccount]:
         account = accounts[split] = SplitAccount()
         for row in read_rows(root, split):
             account.rows[row.level] += 1
-            where = f"{split} {row.place}"
-            if row.level == "?":
-                account.problems.append(f"{where}: " + ("no JSON object" if row.columns is None else "no level"))
-            if name := row.file(split):
-                try:
-                    (attachment,) = attach(root, [name])
-                except BadRow as error:
-                    account.problems.append(f"{where}: {error}")
-                    continue
-                account.attachments += 1
-                account.attachment_bytes += attachment.size_bytes
+            match _as_task(row, split, root):
+                case BadTask(reason=reason):
+                    account.problems.append(f"{split} {row.place}: {reason}")
+                case Task(attachments=attachments):
+                    account.attachments += len(attachments)
+                    account.attachment_bytes += sum(file.size_bytes for file in attachments)
+                    if row.level == "?":
+                        account.problems.append(f"{split} {row.place}: no level from {LEVELS[0]} to {LEVELS[-1]}")
         if problem := _miscounted(root / YEAR / split, account):
             account.problems.append(f"{split}: {problem}")
     return accounts
+
+
+def _as_task(row: Row, split: str, root: Path) -> Task | BadTask:
+    """What becomes of the row, were its answer known: the test split hides its answers."""
+    name, columns = row.file(split), row.columns
+    if columns is not None:
+        shown = {"Final answer": "hidden"} if split == "test" else {}
+        columns = {**columns, **shown, "files": [name] if name else None}
+    return make_task(columns, source="gaia", place=row.place, root=root)
 
 
 def _miscounted(folder: Path, account: SplitAccount) -> str:

@@ -4,7 +4,7 @@
     2023/validation/metadata.parquet          Level a text, file_path from the repository's root
     2023/validation/metadata.level1.parquet   the same by level
 
-It is downloaded by its own means.
+Downloading is the command `download-gaia`'s part.
 """
 
 from __future__ import annotations
@@ -58,8 +58,7 @@ def _metadata(folder: Path, split: str) -> tuple[Path, list[Path]]:
         raise ConfigError(f"{_FLAG}: cannot read {folder}: {one_line(error)}") from error
     raise ConfigError(
         f"{_FLAG}: no GAIA {split} data in {folder}; "
-        f"get it with `hf download --repo-type dataset gaia-benchmark/GAIA --local-dir {folder}` "
-        "(ask for access on its page first) or name the folder that has it"
+        f"run `orchestrator download-gaia --output-dir {folder}` or name the folder that has it"
     )
 
 

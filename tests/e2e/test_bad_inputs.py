@@ -33,7 +33,7 @@ NOBODY = "http://127.0.0.1:9/v1"  # the discard port: nobody listens
 USAGE = {
     "dataset missing": Bad(2, "absent.jsonl", {"dataset": "jsonl:absent.jsonl"}),
     "dataset is a folder": Bad(2, "dataset", {"dataset": "jsonl:."}),
-    "gaia not downloaded": Bad(2, "hf download", {"dataset": "gaia"}),
+    "gaia not downloaded": Bad(2, "download-gaia", {"dataset": "gaia"}),
     "dataset of no kind": Bad(2, "env.dataset", {"dataset": "tsv:tasks.tsv"}),
     "run directory below a file": Bad(2, "tasks.jsonl is a file", {"run_dir": "tasks.jsonl/run"}),
     "run directory where nobody can write": Bad(2, "/proc", {"run_dir": "/proc/run"}),

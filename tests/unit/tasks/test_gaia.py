@@ -99,7 +99,7 @@ def test_hidden_answers_of_the_test_split_are_bad_tasks(tmp_path: Path) -> None:
 
 def test_missing_data_offer_the_download(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(ConfigError, match="hf download --repo-type dataset"):
+        with pytest.raises(ConfigError, match="orchestrator download-gaia --output-dir"):
             read(folder)
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -18,11 +22,8 @@ def run(output_dir: Path, use_raw: bool, level: str | None, revision: str | None
     """0: every row is usable; 1: some are not, the others can be used. Raises as `download_gaia` does."""
     levels = tuple(sorted(set((level or "").replace(" ", "").split(",")) - {""}))
     wanted = Wanted(RAW if use_raw else ANNOTATED, revision, levels)
-    try:
+    with _stopped_at_once():
         manifest = download_gaia(output_dir, wanted, lambda text: print(text, flush=True))
-    except KeyboardInterrupt:
-        print("interrupted; run the command again, it goes on where it stopped", flush=True)
-        raise
     accounts = take_account(output_dir)
     _print(accounts)
     print(f"{output_dir}: {len(manifest.files)} files, {in_mb(sum(manifest.files.values()))}")
@@ -34,6 +35,28 @@ def run(output_dir: Path, use_raw: bool, level: str | None, revision: str | None
     if len(problems) > SHOWN:
         print(f"unusable: {len(problems) - SHOWN} more")
     return 1 if problems or not accounts else 0
+
+
+@contextmanager
+def _stopped_at_once() -> Iterator[None]:
+    """A signal ends the process: the client's threads would be waited for, a minute each on a dead network.
+
+    Nothing is lost by it. What is fetched stays in the staging area, and placing it can be done again.
+    """
+
+    def stop(number: int, _: object) -> None:
+        print("\nstopped; run the command again, it goes on where it stopped", flush=True)
+        os._exit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():  # where Python takes no handlers
+        yield
+        return
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _print(accounts: Mapping[str, SplitAccount]) -> None:

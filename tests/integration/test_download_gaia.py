@@ -9,6 +9,7 @@ import asyncio
 import io
 import json
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -350,6 +351,21 @@ async def test_a_killed_download_goes_on_with_what_is_missing(hub: FakeHub, fold
     assert set(hub.fetched) == {late}
     assert (folder / "2023/validation/task-2.pdf").read_bytes() == DOCUMENT
     assert not (folder / ".download").exists()
+
+
+async def test_an_interrupt_does_not_wait_for_a_dead_network(hub: FakeHub, folder: Path) -> None:
+    late = "2023/validation/task-2.png"
+    hub.stalled[late] = asyncio.Event()
+    process = await run_process(folder, {"HF_HUB_DOWNLOAD_TIMEOUT": "300"})
+    try:
+        await asyncio.wait_for(hub.stalled[late].wait(), 120)
+        process.send_signal(signal.SIGINT)
+        said, _ = await asyncio.wait_for(process.communicate(), 120)
+    finally:
+        if process.returncode is None:
+            process.kill()
+    assert process.returncode == 130
+    assert b"stopped; run the command again" in said
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
     python -m orchestrator.demo.recording RUN_DIR TASKS_JSONL TOKENIZER_FOLDER
 
 keeps of a run what replaying it needs, of the tasks those that were recorded whole, and of the tokenizer
-what its vocabulary does not follow from. Nothing of the machine it was recorded on is kept.
+what its vocabulary does not follow from. Tasks recorded before with the same model and settings stay, so that
+a recording of hours can be made in pieces. Nothing of the machine it was recorded on is kept.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import json
 import lzma
 import shutil
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,22 +70,17 @@ def make(run: Path, tasks_file: Path, tokenizer_folder: Path) -> Recording:
     if facts["token_ids"] != "exact":
         raise ValueError(f"{run} was not recorded with exact token ids")
     env = {name: facts["config"]["env"][name] for name in _ENV}
-    recorded = [json.loads(line) for line in (run / "rollouts.jsonl").read_text("utf-8").splitlines()]
-    scored = [line for line in recorded if line.get("score") is not None]
-    sizes = Counter(line["task_id"] for line in scored)
+    model = facts["config"]["openai"][0]["model_name"]
     rows = [json.loads(line) for line in tasks_file.read_text("utf-8").splitlines()]
-    whole = [row for row in rows if sizes[row["task_id"]] == env["group_size"]]
-    order = {row["task_id"]: number for number, row in enumerate(whole)}
-    kept = sorted(
-        (line for line in scored if line["task_id"] in order), key=lambda r: (order[r["task_id"]], r["index"])
-    )
+    whole = {**_earlier(model, env), **_whole(run, env["group_size"])}
+    rows = [row for row in rows if row["task_id"] in whole]
+    kept = [line for row in rows for line in whole[row["task_id"]]]
 
     RECORDING.mkdir(exist_ok=True)
     with lzma.open(RECORDING / _LINES, "wt", preset=9 | lzma.PRESET_EXTREME, encoding="utf-8") as file:
         for line in kept:
-            completions = [{name: c[name] for name in _COMPLETION} for c in line["completions"]]
-            file.write(_dumps({**{name: line[name] for name in _ROLLOUT}, "completions": completions}) + "\n")
-    recording = Recording(facts["config"]["openai"][0]["model_name"], env, len(whole), len(kept))
+            file.write(_dumps(line) + "\n")
+    recording = Recording(model, env, len(rows), len(kept))
     (RECORDING / "run.json").write_text(
         json.dumps(
             {
@@ -101,9 +96,37 @@ def make(run: Path, tasks_file: Path, tokenizer_folder: Path) -> Recording:
         + "\n",
         "utf-8",
     )
-    _copy_tasks(whole, tasks_file.parent)
+    _copy_tasks(rows, tasks_file.parent)
     tokenizer.pack(tokenizer_folder)
     return recording
+
+
+def _earlier(model: str, env: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """What the package holds of the same model and settings: task → its rollouts."""
+    if not (RECORDING / "run.json").exists():
+        return {}
+    before = Recording.read()
+    by_task: dict[str, list[dict[str, Any]]] = {}
+    if (before.model, before.env) == (model, env):
+        for line in lines():
+            by_task.setdefault(line["task_id"], []).append(line)
+    return by_task
+
+
+def _whole(run: Path, group_size: int) -> dict[str, list[dict[str, Any]]]:
+    """Task → its rollouts in order, of those tasks that have all of them."""
+    by_task: dict[str, list[dict[str, Any]]] = {}
+    with (run / "rollouts.jsonl").open(encoding="utf-8") as file:
+        for line in map(json.loads, file):
+            if line.get("score") is not None:
+                completions = [{name: c[name] for name in _COMPLETION} for c in line["completions"]]
+                kept = {**{name: line[name] for name in _ROLLOUT}, "completions": completions}
+                by_task.setdefault(line["task_id"], []).append(kept)
+    return {
+        task: sorted(rollouts, key=lambda line: line["index"])
+        for task, rollouts in by_task.items()
+        if len(rollouts) == group_size
+    }
 
 
 def _copy_tasks(rows: list[dict[str, Any]], root: Path) -> None:

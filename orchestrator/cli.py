@@ -19,6 +19,7 @@ from orchestrator.flags import OPTIONS, Command, parse
 from orchestrator.setting import Layer, Setting, nearest
 from orchestrator.settings import (
     ENDPOINT,
+    EVALUATION,
     LIMITS,
     OUTPUT,
     ROLLOUTS,
@@ -49,6 +50,30 @@ COMMANDS = (
         "process",
         "runs tasks and writes groups of scored rollouts to a JSONL file, with an HTML report",
         uses=(TASKS, ROLLOUTS, LIMITS, SANDBOX, TOOLS, SAMPLING, SCORING, OUTPUT, ENDPOINT),
+    ),
+    Command(
+        "evaluate",
+        "measures a model on tasks, the held-out ones where there are any: accuracy, pass@k, intervals",
+        uses=(
+            TASKS,
+            EVALUATION,
+            "env.max_steps",
+            "env.planning_interval",
+            "env.final_answer_at_max_steps",
+            "env.instructions",
+            "env.max_retries",
+            "env.drain_timeout",
+            LIMITS,
+            SANDBOX,
+            TOOLS,
+            SAMPLING,
+            "env.run_dir",
+            "env.resume",
+            "env.fsync",
+            "env.include_messages",
+            "env.save_full_traces",
+            ENDPOINT,
+        ),
     ),
     Command(
         "image build",

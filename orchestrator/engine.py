@@ -25,7 +25,7 @@ from orchestrator.plan import backfill, plan_group
 from orchestrator.resume import Earlier
 from orchestrator.rollout import Surroundings
 from orchestrator.scorers import make_scorer
-from orchestrator.types import Attempt, BadTask, EndedName, FailedName, Group, Member, RolloutPlan, Task
+from orchestrator.types import Attempt, BadTask, EndedName, FailedName, Group, Member, RolloutPlan, Split, Task
 from orchestrator.writers import GroupFormat
 
 if TYPE_CHECKING:
@@ -50,13 +50,23 @@ class Observer:
 class Orchestrator:
     """Everything a run needs, opened on entry and closed on exit: launcher, endpoint, tokenizer."""
 
-    def __init__(self, config: Config, observer: Observer | None = None) -> None:
+    def __init__(self, config: Config, observer: Observer | None = None, *, split: Split = "train") -> None:
         self.config = config
         self.observer = observer or Observer()
+        self.split = split
         self.seed = config.env.seed if config.env.seed is not None else secrets.randbits(31)
         self._stack = AsyncExitStack()
         self._around: Surroundings | None = None
         self._stopping = asyncio.Event()
+        self._slots = asyncio.Semaphore(config.env.max_concurrent_sandboxes)
+
+    def beside(self, config: Config, observer: Observer, *, split: Split) -> Orchestrator:
+        """Another one for other settings, under the same sandbox budget, endpoint, seed and `drain`. It needs no
+        opening and is of use while this one is open."""
+        other = Orchestrator(config, observer, split=split)
+        other.seed, other._around = self.seed, self.around
+        other._stopping, other._slots = self._stopping, self._slots
+        return other
 
     async def __aenter__(self) -> Orchestrator:
         """Checks and opens everything. Raises EnvironmentUnusable before any task is touched."""
@@ -104,6 +114,11 @@ class Orchestrator:
         """No sandbox is launched any more; those that run come to their end, and groups that then lack a
         rollout stay unfinished."""
         self._stopping.set()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether `drain` was called: what has not begun will not."""
+        return self._stopping.is_set()
 
     def summary(self) -> str:
         """One line for people: what was found and how much may be alive at once."""
@@ -213,7 +228,7 @@ class Orchestrator:
                 number += 1
                 good += isinstance(task, Task)
             epoch += 1
-            if wanted < 0 or good == good_before:
+            if wanted < 0 or good == good_before or self.split == "eval":  # a task is measured once
                 return
 
     async def run_group(self, task: Task, number: int, epoch: int, executor: Executor) -> Group:
@@ -229,6 +244,7 @@ class Orchestrator:
             agent=config.agent_spec(),
             sandbox=config.sandbox_spec(),
             limits=config.limits(),
+            split=self.split,
         )
         return await run_group(
             task,
@@ -256,6 +272,7 @@ class Orchestrator:
             started=self.observer.started,
             earlier=lambda plan: known.result(plan, around.tokenizer),
             launching=self._launching(),
+            slots=self._slots,
         )
 
     def _launching(self) -> Launching:

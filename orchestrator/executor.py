@@ -58,7 +58,8 @@ class Launching:
 
 
 class Executor:
-    """Runs attempts, at most `max_sandboxes` at once, sandboxes being created included.
+    """Runs attempts, at most `max_sandboxes` at once, sandboxes being created included; with `slots`, as many as
+    those leave, whoever else takes from them.
 
     `graded` turns an attempt into a member of a group where it is scored; `recorded` is called with
     the result before it counts, so that it is on disk by then. `earlier` gives the result of an attempt
@@ -76,9 +77,10 @@ class Executor:
         started: Callable[[RolloutPlan], None] = lambda plan: None,
         earlier: Callable[[RolloutPlan], Result | None] = lambda plan: None,
         launching: Launching | None = None,
+        slots: asyncio.Semaphore | None = None,
     ) -> None:
         self._around = around
-        self._slots = asyncio.Semaphore(max_sandboxes)
+        self._slots = slots or asyncio.Semaphore(max_sandboxes)
         self._max_retries = max_retries
         self._graded = graded
         self._recorded = recorded

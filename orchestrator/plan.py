@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 
-from orchestrator.types import AgentSpec, Limits, RolloutPlan, Sampling, SandboxSpec, Task
+from orchestrator.types import AgentSpec, Limits, RolloutPlan, Sampling, SandboxSpec, Split, Task
 
 _SEED_BITS = 31  # what every inference server takes as a seed, room left for one per completion
 
@@ -21,6 +21,7 @@ def plan_group(
     agent: AgentSpec,
     sandbox: SandboxSpec,
     limits: Limits,
+    split: Split = "train",
 ) -> tuple[RolloutPlan, ...]:
     """First attempts of a group. `number` counts tasks in the stream; `epoch` how often this one came by."""
     agent, limits = _with_task_limits(task, agent, limits)
@@ -35,6 +36,7 @@ def plan_group(
             agent=agent,
             sandbox=replace(sandbox, image=task.image) if task.image else sandbox,
             limits=limits,
+            split=split,
         )
         for index in range(group_size)
     )

@@ -132,13 +132,13 @@ class PlainProgress:
         done = str(self.tally.groups + self.tally.dropped)
         if self.wanted is not None:
             done = f"{done:>{len(str(self.wanted))}}/{self.wanted}"
-        task = _printable(group.task.task_id)
+        task = printable(group.task.task_id)
         task = task if len(task) <= TASK_WIDTH else task[: TASK_WIDTH - 1] + "…"
         return f"[{self.tally.wall_s:7.1f} s] group {done}  {task:<{TASK_WIDTH}}"
 
     def bad_task(self, task: BadTask) -> None:
         """A row no task could be made of."""
-        self.say(f"bad task {_printable(task.task_id)[:80]}: {_printable(task.reason)}")
+        self.say(f"bad task {printable(task.task_id)[:80]}: {printable(task.reason)}")
 
 
 def open_progress(wanted: int | None, tally: Tally, stream: TextIO | None = None) -> PlainProgress:
@@ -212,5 +212,6 @@ def _per_rollout(tally: Tally) -> str:
     return f"; per rollout {wall:.2f} s from its assignment, {cpu:.2f} s of CPU in its sandbox"
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
+    """Without what would move the cursor or colour the terminal."""
     return "".join(c if c.isprintable() else " " for c in text)

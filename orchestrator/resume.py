@@ -73,8 +73,10 @@ def read_earlier(rollouts: Path, groups: Path, counted: Callable[[Line], None]) 
         number = _group_number(place, line)
         written[number] = tuple(float(score) for score in line["scores"])
     bad: set[int] = set()
-    kept: dict[str, bytes] = {}
+    kept = _LinesInFile(rollouts)
+    offset = 0
     for place, line, text in _lines(rollouts):
+        start, offset = offset, offset + len(text)
         try:
             if line["schema"] != SCHEMA:
                 raise ConfigError(f"{place} was written by another version; finish the run with that one")
@@ -82,7 +84,7 @@ def read_earlier(rollouts: Path, groups: Path, counted: Callable[[Line], None]) 
             if "index" not in line:
                 bad.add(number)
             elif number not in written:
-                kept[rollout_id] = text
+                kept.places[rollout_id] = (start, len(text))
             counted(line)
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"{place} is no rollout") from error
@@ -196,6 +198,26 @@ def _group(rollout_id: str) -> int:
     if found is None:
         raise ValueError(f"{rollout_id!r} is no rollout id")
     return int(found[1])
+
+
+class _LinesInFile(Mapping[str, bytes]):
+    """Lines by rollout id, read when they are asked for: only where they lie is kept."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.places: dict[str, tuple[int, int]] = {}
+
+    def __getitem__(self, rollout_id: str) -> bytes:
+        start, length = self.places[rollout_id]
+        with self._path.open("rb") as file:
+            file.seek(start)
+            return file.read(length)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.places)
+
+    def __len__(self) -> int:
+        return len(self.places)
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Any, bytes]]:

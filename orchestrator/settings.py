@@ -28,10 +28,11 @@ SANDBOX = "Sandbox"
 TOOLS = "Web tools"
 SAMPLING = "Sampling and tokens"
 SCORING = "Scoring"
+EVALUATION = "Evaluation"
 OUTPUT = "Output"
 ENDPOINT = "Endpoint"
 ATROPOS = "Atropos"  # its own names: accepted everywhere, of effect where a trainer is fed
-GROUPS = (TASKS, ROLLOUTS, LIMITS, SANDBOX, TOOLS, SAMPLING, SCORING, OUTPUT, ENDPOINT, ATROPOS)
+GROUPS = (TASKS, ROLLOUTS, LIMITS, SANDBOX, TOOLS, SAMPLING, SCORING, EVALUATION, OUTPUT, ENDPOINT, ATROPOS)
 
 _MEBIBYTE = 1 << 20
 _TOKENS = 100_000_000
@@ -42,6 +43,7 @@ _GROUP_POLICY = re.compile(r"backfill|drop|partial:[1-9][0-9]{0,5}")
 _IMAGE = re.compile(r"[A-Za-z0-9][\w.:/@-]*")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 _HAS_WORD = re.compile(r"[^\W_]")
+_EVAL_SPLIT = re.compile(r"hash:0?\.(?!0+$)[0-9]{1,9}|[A-Za-z0-9][\w.-]*")
 
 
 def _is_url(text: str) -> bool:
@@ -82,13 +84,19 @@ class EnvSettings(Settings):
         Path("data/gaia"), File(), TASKS, "the GAIA folder, metadata.jsonl or parquet layout"
     )
     split: str = setting("validation", _NAMED, TASKS, "which part of the dataset")
-    eval_split: str | None = setting(None, _NAMED, TASKS, "the part for `evaluate`, never trained on")
+    eval_split: str | None = setting(
+        None,
+        Text("the name of a split, or hash:SHARE like hash:0.1", "NAME", _EVAL_SPLIT.fullmatch),
+        TASKS,
+        "the part for `evaluate`; `process` and `serve` then leave it out. hash: a share of env.split, by task_id",
+        unset="none: nothing is held out, all of env.split is evaluated",
+    )
     total_steps: int = setting(
         -1,
         Whole(1, special=(-1,)),
         TASKS,
-        "groups to make; -1: every task once (`serve`: without end); more than there are tasks: round "
-        "again with new seeds",
+        "groups to make (`evaluate`: tasks); -1: every task once (`serve`: without end); more than there are "
+        "tasks: round again with new seeds (`evaluate`: each once)",
     )
 
     # Rollouts and groups
@@ -260,6 +268,19 @@ class EnvSettings(Settings):
     length_penalty_weight: float = setting(0.1, Number(at_least=0), SCORING, "weight of the length penalty")
     debug_scoring: bool = setting(False, Flag(), SCORING, "log how each score came about")
 
+    # Evaluation
+    eval_samples: int = setting(1, Whole(1, 1024), EVALUATION, "rollouts per task: the k of pass@k")
+    eval_temperature: float | None = setting(
+        None, Number(at_least=0), EVALUATION, "of sampling in evaluations", unset="none: env.temperature"
+    )
+    data_dir_to_save_evals: Path | None = setting(
+        None,
+        File(),
+        EVALUATION,
+        "where metrics.json and samples.jsonl go, over older ones",
+        unset="RUN_DIR",
+    )
+
     # Output
     data_path_to_save_groups: Path | None = setting(
         None,
@@ -302,7 +323,6 @@ class EnvSettings(Settings):
         "what an evaluation does to training rollouts",
     )
     eval_limit_ratio: float = setting(0.5, _SCALE, ATROPOS, "part of the workers left by LIMIT_TRAIN")
-    data_dir_to_save_evals: Path | None = setting(None, File(), ATROPOS, "where evaluations are written")
     ensure_scores_are_not_same: bool = setting(False, Flag(), ATROPOS, "drop groups of equal scores")
     use_wandb: bool = setting(False, Flag(), ATROPOS, "report to Weights & Biases")
     wandb_name: str | None = setting("smolagents", Text(), ATROPOS, "name to be grouped by", unset="none")
@@ -336,7 +356,7 @@ class EnvSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class OpenAISettings(Settings):
-    """One inference endpoint: `openai.*`. All but `weight` are Atropos' names (APIServerConfig)."""
+    """One inference endpoint: `openai.*`. All but `weight` and the prices are Atropos' names (APIServerConfig)."""
 
     section: ClassVar[str] = "openai"
 
@@ -364,6 +384,12 @@ class OpenAISettings(Settings):
         1.0, Number(above=0), ENDPOINT, "its part of the rollouts, among several servers of a --config"
     )
     num_requests_for_eval: int = setting(64, Whole(1), ENDPOINT, "evaluation requests at a time")
+    prompt_price: float | None = setting(
+        None, Number(at_least=0), EVALUATION, "money per million prompt tokens, to tell the cost"
+    )
+    completion_price: float | None = setting(
+        None, Number(at_least=0), EVALUATION, "money per million sampled tokens, to tell the cost"
+    )
 
     num_max_requests_at_once: int = setting(512, Whole(1), ATROPOS, "requests at a time")
     tokenizer_name: str = setting("none", Text(), ATROPOS, "none: model_name; see env.tokenizer_name")

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from orchestrator.completion.base import Completer, Endpoint
 from orchestrator.completion.connect import connect
+from orchestrator.completion.limits import LimitedCompleter
 from orchestrator.completion.presence import one_answers
 from orchestrator.completion.replay import ReplayCompleter
 from orchestrator.completion.route import RoutedCompleter
@@ -103,7 +104,13 @@ async def _completer(
             notes=notes,
         )
         stack.push_async_callback(completer.aclose)
-        completers.append(completer)
+        completers.append(
+            LimitedCompleter(
+                completer,
+                training=server.num_max_requests_at_once,
+                evaluation=server.num_requests_for_eval,
+            )
+        )
     if len({completer.takes_ids for completer in completers}) > 1:
         raise EnvironmentUnusable(
             "some of the endpoints give token ids and some do not; "

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
+Split = Literal["train", "eval"]  # what a rollout is for; some servers keep the two apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,7 @@ class RolloutPlan:
     agent: AgentSpec
     sandbox: SandboxSpec
     limits: Limits
+    split: Split = "train"
 
 
 # ---------------------------------------------------------------- what the proxy served

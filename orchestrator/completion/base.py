@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from orchestrator.types import Completion, Message, Sampling
+from orchestrator.types import Completion, Message, Sampling, Split
 
 PROBE_HEADER = {"x-orchestrator-probe": "1"}
 _HOSTED = re.compile(
@@ -41,7 +41,10 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """One completion to sample. `prompt_ids` is set for endpoints that take ids, and then is the prompt."""
+    """One completion to sample. `prompt_ids` is set for endpoints that take ids, and then is the prompt.
+
+    `split` is for servers that keep evaluation and training apart.
+    """
 
     messages: tuple[Message, ...]
     prompt_ids: tuple[int, ...] | None
@@ -51,6 +54,7 @@ class CompletionRequest:
     task_id: str
     index: int
     sequence: int
+    split: Split = "train"
 
 
 class Completer(Protocol):

@@ -209,6 +209,7 @@ class Lease:
             task_id=plan.task.task_id,
             index=plan.index,
             sequence=sequence,
+            split=plan.split,
         )
         completion = await self._completer.sample(request)
         self._record(sequence, kind, messages, prompt, completion, started_s)

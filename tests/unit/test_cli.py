@@ -210,8 +210,8 @@ def test_help_into_a_closed_pipe_is_quiet() -> None:
     assert ended.stderr == ""
 
 
-def test_process_help_shows_every_setting_that_is_ours() -> None:
-    process = next(command for command in cli.COMMANDS if command.name == "process")
-    shown = {row.key for row in process.rows()}
+def test_help_shows_every_setting_that_is_ours() -> None:
+    commands = [command for command in cli.COMMANDS if command.name in ("process", "evaluate")]
+    shown = {row.key for command in commands for row in command.rows()}
     missing = {row.key for row in EnvSettings.rows().values() if row.group != "Atropos"} - shown
     assert missing == set()

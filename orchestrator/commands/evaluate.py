@@ -1,0 +1,117 @@
+"""`orchestrator evaluate`: how many tasks a model solves, and how sure that is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.completion.replay import ReplayCompleter
+from orchestrator.engine import Observer, Orchestrator
+from orchestrator.errors import ConfigError
+from orchestrator.evaluation import evaluation_config, measure
+from orchestrator.evaluation_files import EvaluationFiles
+from orchestrator.evaluation_table import print_evaluation
+from orchestrator.measured import Evaluation, Prices
+from orchestrator.progress import PlainProgress, Tally, open_progress
+from orchestrator.rundir import new_run_directory
+from orchestrator.signals import Stopped, stoppable
+from orchestrator.tasks.split import evaluation_tasks
+from orchestrator.types import Attempt, BadTask, Group, Member
+
+if TYPE_CHECKING:
+    from orchestrator.config import Config
+    from orchestrator.settings import EnvSettings
+
+EXIT_INCOMPLETE = 1
+
+
+def run(config: Config) -> int:
+    """0: every sample was judged; 1: some are missing, or there was no task; 128 + n after a signal."""
+    return asyncio.run(_run(evaluation_config(config)))
+
+
+async def _run(config: Config) -> int:
+    env = config.env
+    tasks = evaluation_tasks(
+        env.dataset, dataset_path=env.dataset_path, split=env.split, eval_split=env.eval_split
+    )
+    path = _run_path(env)
+    evaluation = Evaluation(env.eval_samples, Prices.of(config.openai))
+    tally = Tally()
+    progress = open_progress(env.total_steps if env.total_steps > 0 else None, tally)
+    observer = Observer(say=progress.say, notes=_notes(env))
+    orchestrator = Orchestrator(config, observer, split="eval")
+    rows: list[tuple[str, object]] = []
+
+    async def work() -> int:
+        async with orchestrator:
+            with closing(EvaluationFiles(path, env, resume=env.resume is not None)) as files:
+                rows.append(("run directory", path))
+                await files.describe(orchestrator, tasks)
+                for note in observer.notes:
+                    progress.say(f"note: {note}")
+                progress.say(orchestrator.summary())
+                counted = _observe(observer, tally, progress)
+                await measure(orchestrator, tasks, evaluation, files, counted)
+                if isinstance(replay := orchestrator.around.completer, ReplayCompleter):
+                    rows.append(("replay", replay.account()))
+                if not orchestrator.stopping:
+                    files.finish(evaluation, config)
+                    written = ("metrics.json", "samples.jsonl")
+                    rows[:0] = [(name.partition(".")[0], files.target / name) for name in written]
+        return 0 if evaluation.complete else EXIT_INCOMPLETE
+
+    try:
+        with progress:
+            return await stoppable(work(), drain=orchestrator.drain, drain_timeout_s=env.drain_timeout)
+    except Stopped as stopped:
+        progress.say(
+            f"stopped by {stopped}: what follows is of the tasks that were done; "
+            f"go on with `orchestrator evaluate --env.resume {path}`"
+        )
+        return stopped.exit_code
+    finally:
+        if rows:
+            print_evaluation(evaluation, tally.wall_s, rows)
+
+
+def _notes(env: EnvSettings) -> list[str]:
+    notes = []
+    if env.eval_split is None:
+        notes.append(
+            "env.eval_split is not set: nothing is held out, so these may be tasks the model was trained on"
+        )
+    if env.eval_samples > 1 and env.temperature == 0:
+        notes.append("at temperature 0 the samples of a task are all the same; set --env.eval_temperature")
+    return notes
+
+
+def _observe(observer: Observer, tally: Tally, progress: PlainProgress) -> Callable[[Group], None]:
+    """Tells the view of everything; what is returned tells it of tasks that were measured."""
+
+    def recorded(result: Member | Attempt) -> None:
+        tally.attempt(result)
+        progress.attempt(result)
+
+    def bad_task(task: BadTask, number: int) -> None:
+        tally.bad_task()
+        progress.bad_task(task)
+
+    def counted(group: Group) -> None:
+        tally.group(group)
+        progress.group(group)
+
+    observer.started, observer.recorded, observer.bad_task = progress.started, recorded, bad_task
+    return counted
+
+
+def _run_path(env: EnvSettings) -> Path:
+    """The directory of the run: the one resumed, the one asked for, a new one. Raises ConfigError."""
+    if env.resume is None:
+        return env.run_dir or new_run_directory()
+    if env.run_dir is not None and env.run_dir.resolve() != env.resume.resolve():
+        raise ConfigError("env.run_dir: a run is continued in its own directory; leave this out")
+    return env.resume

@@ -1,0 +1,66 @@
+"""What a number of correct samples says about a model: pass@k and confidence intervals. Pure.
+
+Tasks are what is drawn at random, so tasks are the n of every interval: k samples of one task are no k
+independent observations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Z_95 = 1.959964  # the normal distribution's 97.5 % quantile
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A share of tasks with its 95 % interval; `tasks` is how many it is made of, at least one."""
+
+    value: float
+    low: float
+    high: float
+    tasks: int
+
+
+def pass_at_k(samples: int, correct: int, k: int) -> float:
+    """Chance that k of a task's samples, drawn without putting back, hold a correct one: unbiased.
+
+    1 - C(samples - correct, k) / C(samples, k), as in Chen et al., Evaluating Large Language Models Trained
+    on Code, 2021, section 2.1. Raises ValueError where fewer than k were drawn.
+    """
+    if not 0 <= correct <= samples:
+        raise ValueError(f"{correct} correct of {samples} samples")
+    if not 1 <= k <= samples:
+        raise ValueError(f"pass@{k} of {samples} samples")
+    return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)
+
+
+def wilson(share: float, n: int, z: float = Z_95) -> tuple[float, float]:
+    """Wilson's score interval of a share seen in n independent trials. n at least 1.
+
+    E. B. Wilson, Probable inference, the law of succession, and statistical inference, 1927. For means of
+    values between 0 and 1 it is on the safe side: none of them varies more than a yes or no of the same mean.
+    """
+    if n < 1 or not 0.0 <= share <= 1.0:
+        raise ValueError(f"a share of {share} in {n} trials")
+    square = z * z / n
+    middle = (share + square / 2) / (1 + square)
+    reach = z / (1 + square) * math.sqrt(share * (1 - share) / n + square / (4 * n))
+    # Rounding must not exclude what was seen.
+    return min(max(0.0, middle - reach), share), max(min(1.0, middle + reach), share)
+
+
+def estimate_pass_at_k(tasks: Sequence[tuple[int, int]], k: int) -> Estimate | None:
+    """The mean of pass@k over tasks, each (samples, correct). Tasks with fewer than k samples say nothing of
+    it and are left out; None where no task is left."""
+    values = [pass_at_k(samples, correct, k) for samples, correct in tasks if samples >= k]
+    if not values:
+        return None
+    share = min(1.0, math.fsum(values) / len(values))
+    return Estimate(share, *wilson(share, len(values)), len(values))
+
+
+def sizes_of_k(samples: int) -> tuple[int, ...]:
+    """The k to tell pass@k for: 1, the powers of two below `samples`, and `samples` itself."""
+    return tuple(sorted({*(1 << e for e in range(samples.bit_length()) if 1 << e < samples), 1, samples}))

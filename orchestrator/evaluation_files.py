@@ -1,0 +1,152 @@
+"""What an evaluation leaves: a run directory, and metrics.json with samples.jsonl as Atropos writes them.
+
+    RUN_DIR/run.json, rollouts.jsonl    as of any run, while it goes on; enough to go on with it
+    metrics.json, samples.jsonl         at its end, whole or not at all, over those of an earlier one
+
+metrics.json has the shape of atroposlib's `BaseEnv.evaluate_log`: config_general, and results by task and for
+all. No key and no reference answer is in any of them.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator import __version__
+from orchestrator.continued import read_run
+from orchestrator.errors import ConfigError, OutputError
+from orchestrator.jsonl import JsonLines, dumps
+from orchestrator.measured import Evaluation, is_correct, last_attempts, spent
+from orchestrator.resume import Earlier, read_earlier
+from orchestrator.rundir import RunDirectory
+from orchestrator.types import Attempt, BadTask, Ended, Group, Member
+from orchestrator.writers import check_writable
+
+if TYPE_CHECKING:
+    from orchestrator.config import Config
+    from orchestrator.engine import Orchestrator
+    from orchestrator.settings import EnvSettings
+    from orchestrator.tasks.base import TaskSource
+
+NAME = "smolagents_eval"
+COMMAND = "evaluate"
+
+
+class EvaluationFiles:
+    """Owned by one evaluation; with `resume` by the one that is there already. Raises ConfigError, RunLocked."""
+
+    def __init__(self, directory: Path, env: EnvSettings, *, resume: bool) -> None:
+        self.path = directory
+        self.target = env.data_dir_to_save_evals or directory
+        check_writable(self.target)
+        if resume and read_run(directory).get("command") != COMMAND:
+            raise ConfigError(f"env.resume: {directory} holds no evaluation; is it one of `orchestrator process`?")
+        self._env = env
+        self._run = RunDirectory(directory, resume=resume, fsync=env.fsync)
+        try:
+            # There is no groups file: what is on record is counted again, none of it made again.
+            groups = directory / "groups.jsonl"
+            self.earlier = read_earlier(self._run.rollouts, groups, lambda line: None) if resume else Earlier()
+            self.target.mkdir(parents=True, exist_ok=True)
+            self._draft = directory / "samples.jsonl.part"
+            self._draft.unlink(missing_ok=True)
+            self._samples = JsonLines(self._draft)
+        except OSError as error:
+            self._run.close()
+            raise ConfigError(f"cannot write evaluations to {self.target}: {error.strerror}") from error
+        except BaseException:
+            self._run.close()
+            raise
+
+    async def describe(self, orchestrator: Orchestrator, tasks: TaskSource) -> None:
+        """run.json. Raises ConfigError."""
+        self._run.describe(
+            {
+                "version": __version__,
+                "command": COMMAND,
+                "config": orchestrator.config.public(),
+                "seed": orchestrator.seed,
+                "tasks": tasks.name,
+                "notes": orchestrator.observer.notes,
+                **await orchestrator.facts(),
+            }
+        )
+
+    def record(self, result: Member | Attempt) -> None:
+        """One attempt, on disk when this returns."""
+        self._run.record(result, full_traces=self._env.save_full_traces)
+
+    def record_bad_task(self, task: BadTask, number: int) -> None:
+        """A row no task could be made of."""
+        self._run.record_bad_task(task, number)
+
+    def take(self, group: Group) -> None:
+        """A task's samples, one line each."""
+        members = {member.attempt.plan.index: member for member in group.members_G}
+        lines = [
+            sample_line(members.get(attempt.plan.index, attempt), messages=self._env.include_messages)
+            for attempt in last_attempts(group)
+        ]
+        self._samples.append(*lines)
+
+    def finish(self, evaluation: Evaluation, config: Config) -> None:
+        """Puts both files in their place. Raises OutputError."""
+        self._samples.close()
+        ended, sampling = time.time(), config.sampling()
+        metrics = evaluation.metrics()
+        result = {
+            "config_general": {
+                "model_name": config.openai[0].model_name,
+                "total_evaluation_time_seconds": str(ended - evaluation.started),
+                "generation_parameters": {
+                    "max_new_tokens": sampling.max_tokens,
+                    "temperature": sampling.temperature,
+                    "top_p": sampling.top_p,
+                    "samples_per_task": evaluation.samples_per_task,
+                },
+            },
+            "results": {f"atropos|{NAME}|0": metrics, "all": metrics},
+        }
+        try:
+            fresh = self.target / "samples.jsonl.new"
+            shutil.copyfile(self._draft, fresh)
+            fresh.replace(self.target / "samples.jsonl")
+            fresh = self.target / "metrics.json.new"
+            fresh.write_bytes(dumps(result, indent=True) + b"\n")
+            fresh.replace(self.target / "metrics.json")
+            self._draft.unlink()
+        except OSError as error:
+            raise OutputError(f"cannot write evaluations to {self.target}: {error.strerror}") from error
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._samples.close()
+        self._run.close()
+
+
+def sample_line(result: Member | Attempt, *, messages: bool) -> dict[str, Any]:
+    """One line of samples.jsonl. `correct` is null for a sample that is missing; `reason` says why."""
+    member = result if isinstance(result, Member) else None
+    attempt = result.attempt if isinstance(result, Member) else result
+    plan, record, outcome = attempt.plan, attempt.record, attempt.outcome
+    correct = None if member is None else is_correct(member)
+    return {
+        "task_id": plan.task.task_id,
+        "level": plan.task.level,
+        "source": plan.task.source,
+        "sample": plan.index,
+        "rollout_id": plan.rollout_id,
+        "correct": correct,
+        "score": None if correct is None else float(correct),
+        "outcome": str(outcome.name),
+        "reason": outcome.detail if isinstance(outcome, Ended) else outcome.reason,
+        "answer": record.answer,
+        **spent(attempt),
+        "tool_calls": len(record.tool_calls),
+        "seed": plan.sampling.seed,
+        "messages": [{"role": m.role, "content": m.content} for m in member.trajectory.messages]
+        if member is not None and messages
+        else None,
+    }

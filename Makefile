@@ -68,5 +68,8 @@ integration: image  ## tests with real containers, sockets and servers
 
 test: check unit integration  ## everything a change must pass
 
+bench: image  ## what it costs, measured; BENCH="start job --full" picks sections and size
+	@$(BIN)/python -m bench $(BENCH)
+
 clean:  ## caches and environments; not the image
 	rm -rf $(VENV) $(CODEGEN) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

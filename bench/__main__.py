@@ -8,46 +8,30 @@ a bound that does not hold is shown, and is no error.
 from __future__ import annotations
 
 import argparse
-import asyncio
-import importlib
-import logging
 import sys
 import time
-import traceback
 from pathlib import Path
 
 from bench import machine
-from bench.report import Findings, Scale, Section, table, write
+from bench.report import Scale, table, write
+from bench.section import run
 
-SECTIONS = ("start", "completions", "code", "hardening")
-
-
-def run(name: str, scale: Scale) -> Section:
-    """One section, whatever becomes of it."""
-    module = importlib.import_module(f"bench.{name}")
-    before, started = machine.load(), time.monotonic()
-    findings, error = Findings(), ""
-    try:
-        findings = asyncio.run(module.measure(scale))
-    except Exception as failure:
-        traceback.print_exc()
-        error = f"{type(failure).__name__}: {failure}"
-    wall_s = time.monotonic() - started
-    return Section(name, module.TITLE, findings, wall_s, (before, machine.load()), error)
+SECTIONS = ("start", "completions", "job", "code", "live", "growth", "hardening")
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__.split("\n")[0])
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"{', '.join(SECTIONS)}; default: all")
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--full", action="store_const", dest="scale", const=Scale.FULL, help="all there is: hours")
+    size.add_argument(
+        "--full", action="store_const", dest="scale", const=Scale.FULL, help="all there is: most of an hour"
+    )
     size.add_argument("--tiny", action="store_const", dest="scale", const=Scale.TINY, help="only: does it run?")
     parser.add_argument("--results", type=Path, default=Path("bench-results"), help="where to write")
     parser.set_defaults(scale=Scale.QUICK)
     given = parser.parse_args(arguments)
     if unknown := set(given.sections) - set(SECTIONS):
         parser.error(f"there is no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
-    logging.disable(logging.WARNING)
     about = machine.describe()
     print("machine: " + ", ".join(f"{name} {value}" for name, value in about.items()), flush=True)
     if about["load"] > about["cores"] / 2:

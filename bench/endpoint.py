@@ -26,7 +26,7 @@ from tests.fakes.tokenizer import START, tokenizer_folder
 START_S = 120.0
 STEP = (
     "Thought: I add the numbers that I have read, one by one, and look at what comes of it.\n<code>\n"
-    "values = list(range(1, 200))\n"
+    "values = list(range(1, 20))\n"
     + "".join(f"total_{n} = sum(value for value in values if value % {n} == 0)\n" for n in range(2, 7))
     + "print(total_2, total_3, total_4, total_5, total_6)\n</code>"
 )

@@ -152,6 +152,7 @@ def drawing(sections: Sequence[Section]) -> str:
 def _share(figure: Figure) -> float:
     """Of its bound: below 1 is good, whichever way the bound goes."""
     assert figure.value is not None
-    if figure.at_most is not None:
-        return figure.value / figure.at_most
-    return (figure.at_least or 0.0) / figure.value if figure.value else 10.0
+    over, under = figure.value, figure.at_most
+    if under is None:
+        over, under = figure.at_least or 0.0, figure.value
+    return over / under if under else 10.0 * bool(over)

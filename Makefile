@@ -70,5 +70,8 @@ AGAIN = { echo "== what failed, once more"; \
 
 test: check unit integration  ## everything a change must pass
 
+bench: image  ## what it costs, measured; BENCH="start job --full" picks sections and size
+	@$(BIN)/python -m bench $(BENCH)
+
 clean:  ## caches and environments; not the image
 	rm -rf $(VENV) $(CODEGEN) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

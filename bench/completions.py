@@ -1,241 +1,222 @@
-"""What a completion costs the orchestrator itself.
+"""What a completion costs on its way through the orchestrator.
 
-    python -m bench.completions line          the id line and the recorder, per turn, at a given length
-    python -m bench.completions throughput    completions a second through one orchestrator process
-
-`throughput` runs three processes: an endpoint that speaks vLLM and answers at once, the orchestrator's part
-(gRPC server per sandbox, lease, id line, completer), and clients in the place of sandboxes. Prompts have
-the length of smolagents' own.
+Three processes: an endpoint that speaks vLLM, the orchestrator's part (gRPC server per sandbox, lease, id line,
+completer) and clients in the place of sandboxes. Latency is measured in an open loop, from when a completion was
+due, beside the same client that asks the endpoint directly with the same prompt, in turns. Prompts have the
+length of smolagents' own. Then the most completions a second, and what the id line alone takes.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import cProfile
-import pstats
+import json
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
+from typing import Any
 
-import grpc.aio
-import orjson
-from aiohttp import web
-from rollout_api.v1 import sandbox_pb2 as pb
-from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
-
-from orchestrator.completion.base import Endpoint
+from bench.clients import OBSERVATION, SYSTEM, TAG, TASK, TURNS
+from bench.endpoint import STEP, endpoint
+from bench.numbers import p50, p99
+from bench.report import Findings, Scale
+from orchestrator.completion.base import Completer, CompletionRequest, Endpoint
 from orchestrator.completion.connect import connect
 from orchestrator.completion.line import TokenLine, visible_text
 from orchestrator.completion.recorder import trajectory
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
-from orchestrator.proxy.leases import Lease
+from orchestrator.completion.vllm import VllmDialect
+from orchestrator.proxy.leases import Lease, stop_strings
 from orchestrator.proxy.server import SandboxServer
-from orchestrator.types import Completion, CompletionKind, Limits, Message, Record, Turn
+from orchestrator.types import Completion, CompletionKind, Limits, Message, Record, Sampling, Turn
 from tests.fakes.plans import a_plan
 from tests.fakes.tokenizer import tokenizer_folder
 
-TAG = "</code>"
-STOP = ("Observation:", "Calling tools:", TAG)
-SAID = (  # turns of CodeAgents have 130 to 290 sampled tokens
-    "Thought: I add the numbers that I have read, one by one, and look at what comes of it.\n<code>\n"
-    + "".join(f"total_{n} = sum(value for value in values[{n}] if value > {n})\n" for n in range(6))
-)
-OBSERVATION = (
-    "Observation:\nExecution logs:\n" + "\n".join(str(i * 37) for i in range(20)) + "\nLast output:\nNone"
-)
-SYSTEM = "You are an agent who solves tasks with code, step by step. " * 150  # about what smolagents says
+TITLE = "added latency per completion, completions a second"
+SAMPLING = Sampling(temperature=1.0, top_p=1.0, max_tokens=1024, seed=1)
+STOP = stop_strings(CompletionKind.ACTION, ("<code>", TAG))
+IN_FLIGHT, SPARE = 64, 32
+RATE = IN_FLIGHT / 0.5  # a second: 64 in flight at an endpoint that takes 0.5 s
 LENGTH = 8192
+ANSWER_S = 300.0
 
 
-def a_completion(tokenizer: HubTokenizer, ids: tuple[int, ...]) -> Completion:
-    text, visible = visible_text(tokenizer, ids, STOP)
-    return Completion(text, visible, "stop", ids, (-0.5,) * len(ids), 1, len(ids))
+async def measure(scale: Scale) -> Findings:
+    found = Findings()
+    tokenizer = load_tokenizer(str(tokenizer_folder()))
+    for delay_s in (0.0, 0.5):
+        with endpoint(delay_s, turns=0) as server:
+            completer = await connect(Endpoint(server.base_url, "bench"), tokenizer, tokens="exact")
+            try:
+                await _latencies(found, completer, tokenizer, server.base_url, delay_s, scale)
+                if delay_s == 0.0:
+                    await _throughput(found, completer, tokenizer, scale)
+            finally:
+                await completer.aclose()
+    _line(found, tokenizer, scale.pick(2, 50, 200))
+    return found
 
 
-def line(arguments: argparse.Namespace) -> None:
-    """Turns at and behind `--length` tokens: what the prompt's suffix, the line and the trajectory take."""
-    tokenizer = load_tokenizer(arguments.tokenizer or str(tokenizer_folder()))
-    ids = tuple(tokenizer.encode(SAID + TAG))
+async def _latencies(
+    found: Findings, completer: Completer, tokenizer: HubTokenizer, url: str, delay_s: float, scale: Scale
+) -> None:
+    """One at a time, and so many that `IN_FLIGHT` are at a slow endpoint."""
+    direct = _direct(tokenizer)
+    one = scale.pick(3, 100, 400) if delay_s == 0.0 else scale.pick(2, 12, 60)
+    for in_flight, sandboxes, number, pace in (
+        (1, 2, one, {"gap": delay_s + 0.04}),
+        (IN_FLIGHT, IN_FLIGHT + SPARE, scale.pick(16, 640, 5120), {"rate": scale.pick(8.0, RATE, RATE)}),
+    ):
+        latencies: dict[str, list[float]] = {"sandboxes": [], f"{url}/completions": []}
+        async with _orchestrator(completer, tokenizer, scale.pick(4, sandboxes, sandboxes)) as player:
+            for turn, seed in ((turn, turn // 2) for turn in range(2 * scale.pick(1, 2, 4))):
+                through = list(latencies)[(turn + seed) % 2]
+                command = {"through": through, "count": number // scale.pick(1, 2, 4), "seed": seed, **pace}
+                latencies[through] += await player.ask({**command, "direct": direct})
+        ours, theirs = latencies.values()
+        name = f"{in_flight} in flight, endpoint {delay_s * 1e3:g} ms"
+        found.samples |= {f"{name}: through, s": ours, f"{name}: direct, s": theirs}
+        slow = scale is not Scale.TINY and (in_flight == 1 or delay_s > 0)
+        for percent, value in ((50, p50), (99, p99)):
+            promised = {(1, 50): {"at_most": 1.0}, (IN_FLIGHT, 99): {"at_most": 10.0}}.get(
+                (in_flight, percent), {}
+            )
+            found.add(
+                f"{name}: added p{percent}",
+                (value(ours) - value(theirs)) * 1e3,
+                "ms",
+                note=f"{value(ours) * 1e3:.2f} through, {value(theirs) * 1e3:.2f} direct",
+                **(promised if slow else {}),
+            )
+
+
+async def _throughput(found: Findings, completer: Completer, tokenizer: HubTokenizer, scale: Scale) -> None:
+    """All clients ask again at once."""
+    async with _orchestrator(completer, tokenizer, scale.pick(4, 32, 32)) as player:
+        cpu, started = time.process_time(), time.perf_counter()
+        done = await player.ask({"closed": scale.pick(0.5, 10.0, 60.0)})
+        cpu_s, wall_s = time.process_time() - cpu, time.perf_counter() - started
+    found.add(
+        "completions a second",
+        done / wall_s,
+        "/s",
+        note="endpoint and clients on the same cores",
+        **({} if scale is Scale.TINY else {"at_least": 300.0}),
+    )
+    found.add("CPU of the orchestrator per completion", cpu_s / max(done, 1) * 1e3, "CPU-ms")
+
+
+class _Player:
+    """The clients' process."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    def tell(self, command: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(command).encode() + b"\n")
+
+    async def ask(self, command: dict[str, Any]) -> Any:
+        assert self._process.stdout is not None
+        self.tell(command)
+        async with asyncio.timeout(ANSWER_S):
+            line = await self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("the clients' process has ended")
+        return json.loads(line)
+
+
+@asynccontextmanager
+async def _orchestrator(completer: Completer, tokenizer: HubTokenizer, sandboxes: int) -> AsyncIterator[_Player]:
+    """Keeps so many sandboxes ready for the clients, each for one episode, until the block is left."""
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "bench.clients", stdin=pipe, stdout=pipe, limit=64 << 20
+    )
+    player, numbers, over = _Player(process), count(), False
+    assigned: asyncio.Queue[None] = asyncio.Queue()
+
+    async def slot(home: Path) -> None:
+        while not over:
+            directory = home / str(next(numbers))
+            directory.mkdir()
+            async with SandboxServer(directory) as sandbox:
+                player.tell({"open": str(directory)})
+                await sandbox.parked()
+                limits = Limits(max_token_length=1 << 20)
+                lease = Lease(a_plan(limits=limits, sampling=SAMPLING), completer, tokenizer, {})
+                sandbox.assign(lease)
+                assigned.put_nowait(None)
+                await lease.ended()
+                if lease.turns:  # a run would make its training data of it
+                    trajectory(Record(0.0, turns=tuple(lease.turns)), tokenizer, TAG)
+
+    try:
+        with tempfile.TemporaryDirectory(prefix="b") as home:
+            async with asyncio.TaskGroup() as tg:
+                slots = [tg.create_task(slot(Path(home))) for _ in range(sandboxes)]
+                for _ in range(sandboxes):
+                    await assigned.get()
+                await asyncio.sleep(0.2)  # the assignments are on their way
+                yield player
+                over = True
+                while not all(task.done() for task in slots):
+                    await player.ask({"finish": True})
+                    await asyncio.sleep(0.02)
+    finally:
+        process.kill()
+        await process.wait()
+
+
+def _direct(tokenizer: HubTokenizer) -> dict[str, Any]:
+    """The body the orchestrator would send, the ids of a whole episode, and how many of them each turn sends."""
+    talk = [Message("system", SYSTEM), Message("user", TASK)]
+    lengths = []
+    ids: list[int] = []
+    for _ in range(TURNS):
+        ids = tokenizer.encode(tokenizer.render(tuple(talk), generation_prompt=True))
+        lengths.append(len(ids))
+        talk += [Message("assistant", STEP), Message("user", OBSERVATION)]
+    request = CompletionRequest((), (), STOP, SAMPLING, "direct", "direct", 0, 1)
+    return {"body": VllmDialect().body(request, "bench"), "ids": ids, "lengths": lengths}
+
+
+def _line(found: Findings, tokenizer: HubTokenizer, wanted: int) -> None:
+    """Turns at and behind `LENGTH` tokens: what the prompt's suffix, the line and the trajectory take."""
+    ids = tuple(tokenizer.encode(STEP))
     token_line = TokenLine(tokenizer, TAG)
-    talk: tuple[Message, ...] = (Message("system", SYSTEM), Message("user", "Add up what is in the files."))
+    talk: tuple[Message, ...] = (Message("system", SYSTEM), Message("user", TASK))
     turns: list[Turn] = []
     times: list[float] = []
     length = 0
-    while len(times) < arguments.turns:
+    while len(times) < wanted:
         started = time.perf_counter()
         prompt = token_line.prompt(talk)
         asked = time.perf_counter()
-        completion = a_completion(tokenizer, ids)
+        text, visible = visible_text(tokenizer, ids, STOP)
+        completion = Completion(text, visible, "stop", ids, (-0.5,) * len(ids), 1, len(ids))
         sampled = time.perf_counter()
         token_line.append(prompt, talk, completion)
         ended = time.perf_counter()
-        if length >= arguments.length:
+        if length >= LENGTH:
             times.append(ended - sampled + asked - started)
         length = len(prompt.ids) + len(ids)
         kept = turns[-1].kept + len(turns[-1].messages) if turns else 0
         turns.append(
             Turn(len(turns) + 1, CompletionKind.ACTION, kept, talk[kept:], 0, prompt.added, "", completion, 0, 0)
         )
-        talk = (*talk, Message("assistant", SAID + TAG), Message("user", OBSERVATION))
+        talk = (*talk, Message("assistant", STEP), Message("user", OBSERVATION))
     started = time.perf_counter()
     trajectory(Record(0.0, turns=tuple(turns)), tokenizer, TAG)
-    recorded = (time.perf_counter() - started) / len(turns)
-    quantiles = statistics.quantiles(times, n=20)
-    print(
-        f"line of {arguments.length} to {length} tokens, {len(turns)} turns: suffix and line "
-        f"p50 {statistics.median(times) * 1e3:.2f} ms, p95 {quantiles[-1] * 1e3:.2f} ms a turn; "
-        f"trajectory {recorded * 1e3:.2f} ms a turn"
+    found.add(
+        f"id line at {LENGTH} tokens and more, a turn, p50",
+        statistics.median(times) * 1e3,
+        "ms",
+        note=f"up to {length} tokens",
     )
-
-
-# ---------------------------------------------------------------- throughput
-
-
-async def endpoint(arguments: argparse.Namespace) -> None:
-    """vLLM's `/v1/completions` with always the same sample. Prints its address."""
-    tokenizer = load_tokenizer(arguments.tokenizer or str(tokenizer_folder()))
-    ids = tokenizer.encode(SAID + TAG)
-
-    async def models(request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": "bench", "owned_by": "vllm"}]})
-
-    async def completions(request: web.Request) -> web.Response:
-        body = orjson.loads(await request.read())
-        sample = ids[: body["max_tokens"]]
-        choice = {
-            "index": 0,
-            "text": tokenizer.decode(sample),
-            "token_ids": sample,
-            "logprobs": {"token_logprobs": [-0.5] * len(sample)},
-            "finish_reason": "length" if len(sample) < len(ids) else "stop",
-        }
-        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": len(sample)}
-        answer = orjson.dumps({"choices": [choice], "usage": usage})
-        return web.Response(body=answer, content_type="application/json")
-
-    async def tokenize(request: web.Request) -> web.Response:
-        return web.json_response({"tokens": tokenizer.encode((await request.json())["prompt"])})
-
-    app = web.Application(client_max_size=64 << 20)
-    app.router.add_get("/v1/models", models)
-    app.router.add_post("/v1/completions", completions)
-    app.router.add_post("/tokenize", tokenize)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    print(f"http://127.0.0.1:{runner.addresses[0][1]}/v1", flush=True)
-    await asyncio.Event().wait()
-
-
-async def clients(arguments: argparse.Namespace) -> None:
-    """Plays one episode for each socket directory that comes in."""
-    lines = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
-    async with asyncio.TaskGroup() as tg:
-        while directory := (await lines.readline()).decode().strip():
-            tg.create_task(_episode(directory, arguments.steps))
-
-
-async def _episode(directory: str, steps: int) -> None:
-    async with grpc.aio.insecure_channel(
-        f"unix:{directory}/s", options=[("grpc.use_local_subchannel_pool", 1)]
-    ) as channel:
-        stub = pb_grpc.SandboxServiceStub(channel)
-        park = pb.ParkRequest(contract=1, confinement=pb.Confinement(runner_uid=1, worker_uid=2))
-        async for _ in stub.Park(park, wait_for_ready=True):
-            pass
-        talk = [
-            pb.Message(role=pb.ROLE_SYSTEM, content=SYSTEM),
-            pb.Message(role=pb.ROLE_USER, content="Add up what is in the files."),
-        ]
-        for sequence in range(1, steps + 1):
-            request = pb.CompleteRequest(sequence=sequence, kind=pb.COMPLETION_KIND_ACTION, messages=talk)
-            answer = await stub.Complete(request)
-            talk.append(pb.Message(role=pb.ROLE_ASSISTANT, content=(answer.completion.text + TAG).strip()))
-            talk.append(pb.Message(role=pb.ROLE_USER, content=OBSERVATION))
-        await stub.SubmitResult(pb.SubmitResultRequest(stop_reason=pb.STOP_REASON_FINAL_ANSWER, answer=b"1"))
-
-
-async def throughput(arguments: argparse.Namespace) -> None:
-    """Opens the other two processes, serves `--sandboxes` at a time for `--seconds`, prints what came of it."""
-    tokenizer = load_tokenizer(arguments.tokenizer or str(tokenizer_folder()))
-    own = [sys.executable, "-m", "bench.completions"]
-    more = ["--tokenizer", arguments.tokenizer] if arguments.tokenizer else []
-    pipe = asyncio.subprocess.PIPE
-    server = await asyncio.create_subprocess_exec(*own, *more, "endpoint", stdout=pipe)
-    player = await asyncio.create_subprocess_exec(*own, "--steps", str(arguments.steps), "clients", stdin=pipe)
-    assert server.stdout is not None
-    assert player.stdin is not None
-    try:
-        base_url = (await server.stdout.readline()).decode().strip()
-        completer = await connect(Endpoint(base_url, "bench"), tokenizer, tokens="exact")
-        done, numbers = 0, count()
-        started, cpu = time.perf_counter(), time.process_time()
-        until = started + arguments.seconds
-        with tempfile.TemporaryDirectory() as home:
-
-            async def slot() -> None:
-                nonlocal done
-                while time.perf_counter() < until:
-                    directory = Path(home, str(next(numbers)))
-                    directory.mkdir()  # noqa: ASYNC240 - as quick as anything here
-                    async with SandboxServer(directory) as sandbox:
-                        player.stdin.write(f"{directory}\n".encode())  # type: ignore[union-attr]
-                        await sandbox.parked()
-                        lease = Lease(a_plan(limits=Limits(max_token_length=1 << 20)), completer, tokenizer, {})
-                        sandbox.assign(lease)
-                        await lease.ended()
-                        done += len(lease.turns)
-                        trajectory(Record(0.0, turns=tuple(lease.turns)), tokenizer, TAG)
-
-            async with asyncio.timeout(arguments.seconds + 120), asyncio.TaskGroup() as tg:
-                for _ in range(arguments.sandboxes):
-                    tg.create_task(slot())
-        wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu
-        await completer.aclose()
-    finally:
-        for process in (server, player):
-            process.kill()
-            await process.wait()
-    print(
-        f"{arguments.sandboxes} sandboxes, {arguments.steps} steps each: {done} completions in {wall_s:.1f} s, "
-        f"{done / wall_s:.0f} a second; {cpu_s / done * 1e3:.2f} CPU-ms each in the orchestrator "
-        f"({done / cpu_s:.0f} a second of its CPU)"
-    )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.completions", description=__doc__.split("\n")[0])
-    parser.add_argument("what", choices=("line", "throughput", "endpoint", "clients"))
-    parser.add_argument("--tokenizer", help="a folder; default: a small one made on the spot")
-    parser.add_argument("--length", type=int, default=LENGTH, help="tokens of the line")
-    parser.add_argument("--turns", type=int, default=100)
-    parser.add_argument("--sandboxes", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=8, help="completions of an episode")
-    parser.add_argument("--seconds", type=float, default=15.0)
-    parser.add_argument("--profile", action="store_true", help="where the orchestrator's time goes")
-    arguments = parser.parse_args()
-    if arguments.what == "line":
-        line(arguments)
-        return
-    roles: dict[str, Callable[[argparse.Namespace], Awaitable[None]]] = {
-        "throughput": throughput,
-        "endpoint": endpoint,
-        "clients": clients,
-    }
-    profile = cProfile.Profile()
-    if arguments.profile:
-        profile.enable()
-    asyncio.run(roles[arguments.what](arguments))  # type: ignore[arg-type]
-    if arguments.profile:
-        profile.disable()
-        pstats.Stats(profile).sort_stats("cumulative").print_stats(60)
-
-
-if __name__ == "__main__":
-    main()
+    found.add("trajectory from the record, a turn", (time.perf_counter() - started) / len(turns) * 1e3, "ms")
+    found.samples["id line, s"] = times

@@ -1,0 +1,141 @@
+"""Sandboxes and bare containers to measure: ours as a run makes them, and what `docker run` alone costs."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import docker
+from docker.utils import kwargs_from_env
+
+from orchestrator.completion.base import Completer, CompletionRequest
+from orchestrator.config import load_config
+from orchestrator.launch.channels import Channels
+from orchestrator.launch.docker import DockerLauncher
+from orchestrator.launch.hardening import sandbox_config
+from orchestrator.launch.names import LABEL_DEADLINE, LABEL_OWNER, LABEL_PROJECT, LABEL_RUN, PROJECT
+from orchestrator.launch.owner import owner_label
+from orchestrator.launch.uids import UidSlots
+from orchestrator.launch.verification import demand, verify_confinement
+from orchestrator.rollout import Surroundings
+from orchestrator.types import Completion, Confinement, SandboxSpec
+
+PYTHON = "/opt/sandbox/bin/python"  # of the image
+ANSWER = "Thought: That is it.\n<code>\nfinal_answer(42)\n</code>"
+LIFETIME_S = 3600
+
+
+def sandbox_spec() -> SandboxSpec:
+    """As the settings have it: defaults, or what the environment says."""
+    return load_config([]).sandbox_spec()
+
+
+class SignallingCompleter:
+    """Answers 42 in the agent's first step; tells when each rollout asked for the first time."""
+
+    takes_ids = False
+
+    def __init__(self) -> None:
+        self._asked: dict[str, asyncio.Future[float]] = {}
+
+    def asked(self, rollout_id: str) -> asyncio.Future[float]:
+        """When (time.perf_counter) the rollout's first request was there."""
+        return self._asked.setdefault(rollout_id, asyncio.get_running_loop().create_future())
+
+    async def sample(self, request: CompletionRequest) -> Completion:
+        asked = self.asked(request.rollout_id)
+        if not asked.done():
+            asked.set_result(time.perf_counter())
+        visible = ANSWER.removesuffix("</code>")
+        return Completion(ANSWER, visible, "stop", None, None, prompt_tokens=1000, completion_tokens=20)
+
+    async def aclose(self) -> None:
+        """Nothing is open."""
+
+
+@asynccontextmanager
+async def surroundings(completer: Completer, sandboxes: int) -> AsyncIterator[Surroundings]:
+    """What rollouts in containers share, without an endpoint."""
+    run_id = secrets.token_hex(8)
+    launcher = DockerLauncher(run_id, max_sandboxes=sandboxes, advise=lambda line: None)
+
+    def verify(confinement: Confinement) -> None:
+        demand(verify_confinement(confinement))
+
+    with Channels(run_id) as channels:
+        try:
+            await launcher.check(sandbox_spec())
+            yield Surroundings(launcher, completer, None, channels.directory, verify)
+        finally:
+            await launcher.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class BareRun:
+    """How long one took. Seconds: created until ended, and its removal."""
+
+    ended_s: float
+    removed_s: float
+
+
+class BareContainers:
+    """`docker run --rm IMAGE python -c pass`, through the same client library; blocks.
+
+    hardened: with every measure of a sandbox; else with none, as `docker run` makes it.
+    """
+
+    def __init__(self, channel: Path) -> None:
+        self._client = docker.APIClient(**kwargs_from_env(), timeout=60)
+        self._spec = sandbox_spec()
+        self._channel = channel
+        self._uids = UidSlots()
+        self._labels = {
+            LABEL_PROJECT: PROJECT,
+            LABEL_RUN: secrets.token_hex(8),
+            LABEL_OWNER: owner_label(),
+            LABEL_DEADLINE: str(int(time.time() + LIFETIME_S)),
+        }
+
+    def run(self, *, hardened: bool) -> BareRun:
+        uids = self._uids.take()
+        config = self._config(uids, hardened=hardened)
+        name = f"bare-{secrets.token_hex(8)}"
+        started = time.perf_counter()
+        container = self._client.create_container_from_config(config, name)["Id"]
+        try:
+            self._client.start(container)
+            status = self._client.wait(container)["StatusCode"]
+            ended = time.perf_counter()
+        finally:
+            self._client.remove_container(container, v=True, force=True)
+            self._uids.release(uids)
+        if status != 0:
+            raise RuntimeError(f"a bare container ended with {status}")
+        return BareRun(ended - started, time.perf_counter() - ended)
+
+    def _config(self, uids: Any, *, hardened: bool) -> dict[str, Any]:
+        command = {"Entrypoint": [PYTHON, "-c", "pass"], "Cmd": []}
+        if not hardened:
+            return {"Image": self._spec.image, "Labels": self._labels, **command}
+        return {**sandbox_config(self._spec, uids, self._channel, self._labels), **command}
+
+    def close(self) -> None:
+        self._client.close()
+
+
+@contextmanager
+def bare_containers() -> Iterator[BareContainers]:
+    """A client and an empty directory in the place of a socket's."""
+    with tempfile.TemporaryDirectory(prefix="bare") as channel:
+        bare = BareContainers(Path(channel))
+        try:
+            yield bare
+        finally:
+            bare.close()

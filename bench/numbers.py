@@ -1,0 +1,26 @@
+"""Medians, percentiles, ratios of pairs. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The nearest rank: a value that was really measured."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+
+
+def p50(values: Sequence[float]) -> float:
+    return statistics.median(values)
+
+
+def p99(values: Sequence[float]) -> float:
+    return percentile(values, 99)
+
+
+def ratio_of_pairs(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """The median of the ratios of what was measured in turns: drift of the machine hits both sides of a pair."""
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))

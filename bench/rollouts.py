@@ -1,0 +1,166 @@
+"""Rollouts as `orchestrator process` runs them, written to a run directory, with what the process uses on the way.
+
+    python -m bench.rollouts --endpoint URL --groups 8 --group-size 8 --sandboxes 8
+
+opens everything, prints a line, waits for one on stdin, runs, and prints what it uses after every few rollouts:
+a `Mark` per line, as JSON. The last one comes when everything is removed and closed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import aclosing, closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bench.machine import rss_bytes
+from orchestrator import Orchestrator, load_config
+from orchestrator.config import Config
+from orchestrator.engine import Observer
+from orchestrator.rundir import RunDirectory
+from orchestrator.types import Attempt, Member, Task
+from orchestrator.writers import GroupsFile
+from tests.fakes.tokenizer import tokenizer_folder
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What was used when so many rollouts had ended. `sandbox_cpu_s`: of all sandboxes so far, as the kernel
+    counted it; 0 where nobody does."""
+
+    rollouts: int
+    wall_s: float
+    cpu_s: float
+    sandbox_cpu_s: float
+    rss_bytes: int
+    threads: int
+    fds: int
+    outcomes: dict[str, int]
+
+
+def configuration(base_url: str, *, groups: int, group_size: int, sandboxes: int, launcher: str) -> Config:
+    """Defaults otherwise; only exact ids are good enough."""
+    return load_config(
+        env={
+            "group_size": group_size,
+            "total_steps": groups,
+            "max_concurrent_sandboxes": sandboxes,
+            "launcher": launcher,
+            "tokenizer_name": str(tokenizer_folder()),
+            "token_source": "exact",
+            "seed": 1,
+        },
+        openai={"base_url": base_url, "model_name": "bench"},
+    )
+
+
+def tasks(count: int) -> list[Task]:
+    """All with the answer that the endpoint gives."""
+    return [Task(f"q{n}", f"What is number {n}? (of q{n}!)", "42") for n in range(count)]
+
+
+class Marks:
+    """Counts what has ended and says what is used by now."""
+
+    def __init__(self, every: int, told: Callable[[Mark], None]) -> None:
+        self._every, self._told = every, told
+        self._started = time.perf_counter()
+        self._cpu_s = time.process_time()
+        self._rollouts = 0
+        self._sandbox_cpu_s = 0.0
+        self._outcomes: Counter[str] = Counter()
+
+    def count(self, result: Member | Attempt) -> None:
+        attempt = result.attempt if isinstance(result, Member) else result
+        self._rollouts += 1
+        self._outcomes[attempt.outcome.name] += 1
+        self._sandbox_cpu_s += attempt.record.cpu_s or 0.0
+        if self._rollouts % self._every == 0:
+            self._told(self.mark())
+
+    def mark(self) -> Mark:
+        return Mark(
+            self._rollouts,
+            time.perf_counter() - self._started,
+            time.process_time() - self._cpu_s,
+            self._sandbox_cpu_s,
+            rss_bytes(),
+            len(os.listdir("/proc/self/task")),
+            len(os.listdir("/proc/self/fd")),
+            dict(self._outcomes),
+        )
+
+
+async def run(
+    config: Config,
+    home: Path,
+    told: Callable[[Mark], None],
+    every: int,
+    opened: Callable[[], None] = lambda: None,
+) -> Mark:
+    """One run into `home`; `opened` is called, and may wait, before its first rollout. The mark of its end."""
+    observer = Observer(say=lambda line: print(line, file=sys.stderr))
+    async with Orchestrator(config, observer) as orchestrator:
+        opened()
+        marks = Marks(every, told)
+        with (
+            closing(RunDirectory(home / "run")) as directory,
+            closing(GroupsFile(home / "groups.jsonl", form=orchestrator.group_format)) as groups_file,
+        ):
+
+            def recorded(result: Member | Attempt) -> None:
+                directory.record(result)
+                marks.count(result)
+
+            observer.recorded = recorded
+            async with aclosing(orchestrator.groups(tasks(config.env.total_steps))) as groups:
+                async for group in groups:
+                    if group.dropped is None:
+                        groups_file.append(group)
+    return marks.mark()
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.rollouts", description=__doc__.split("\n")[0])
+    parser.add_argument("--endpoint", required=True, help="base URL")
+    parser.add_argument("--groups", type=int, default=8)
+    parser.add_argument("--group-size", type=int, default=8)
+    parser.add_argument("--sandboxes", type=int, default=8)
+    parser.add_argument("--launcher", default="docker")
+    parser.add_argument("--every", type=int, default=10, help="rollouts between two marks")
+    return parser.parse_args()
+
+
+def main() -> None:
+    given = _arguments()
+    logging.disable(logging.WARNING)
+    config = configuration(
+        given.endpoint,
+        groups=given.groups,
+        group_size=given.group_size,
+        sandboxes=given.sandboxes,
+        launcher=given.launcher,
+    )
+
+    def told(mark: Mark) -> None:
+        print(json.dumps(asdict(mark)), flush=True)
+
+    def opened() -> None:
+        print("ready", flush=True)
+        sys.stdin.readline()
+
+    with tempfile.TemporaryDirectory(prefix="bench") as home:
+        told(asyncio.run(run(config, Path(home), told, given.every, opened)))
+
+
+if __name__ == "__main__":
+    main()

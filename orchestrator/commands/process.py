@@ -19,7 +19,7 @@ from orchestrator.report import write_report
 from orchestrator.resume import Earlier, read_earlier, repair_groups
 from orchestrator.rundir import RunDirectory, new_run_directory
 from orchestrator.signals import Stopped, stoppable
-from orchestrator.tasks import open_tasks
+from orchestrator.tasks import chosen_tasks
 from orchestrator.tasks.base import TaskSource
 from orchestrator.types import Attempt, BadTask, Member
 from orchestrator.writers import GroupFormat, GroupsFile, check_writable, fresh_path
@@ -38,7 +38,7 @@ def run(config: Config) -> int:
 
 async def _run(config: Config) -> int:
     env = config.env
-    tasks = open_tasks(env.dataset, dataset_path=Path(env.dataset_path), split=env.split)
+    tasks = chosen_tasks(env)
     run_path = _run_path(env)
     check_writable(run_path)
     if env.data_path_to_save_groups:

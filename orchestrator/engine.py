@@ -20,6 +20,7 @@ from orchestrator.breaker import Breaker, HealthGate
 from orchestrator.executor import Executor, Launching
 from orchestrator.grade import grade
 from orchestrator.group import GroupPolicy, Unfinished, run_group
+from orchestrator.launch.hardening import too_large
 from orchestrator.launch.uninterrupted import uninterrupted
 from orchestrator.plan import backfill, plan_group
 from orchestrator.resume import Earlier
@@ -219,7 +220,8 @@ class Orchestrator:
         number = epoch = good = 0
         while True:
             good_before = good
-            for task in tasks:
+            for row in tasks:
+                task = self._fitting(row)
                 if 0 <= wanted <= good:
                     return
                 if epoch and isinstance(task, BadTask):
@@ -230,6 +232,13 @@ class Orchestrator:
             epoch += 1
             if wanted < 0 or good == good_before or self.split == "eval":  # a task is measured once
                 return
+
+    def _fitting(self, task: Task | BadTask) -> Task | BadTask:
+        """The task, if its files have room in a sandbox."""
+        if isinstance(task, Task) and task.attachments and self.config.env.launcher != "process":
+            reason = too_large(task.attachments, self.config.env.sandbox_memory)
+            return BadTask(task.task_id, reason) if reason else task
+        return task
 
     async def run_group(self, task: Task, number: int, epoch: int, executor: Executor) -> Group:
         """One group, whatever becomes of it. Raises Unfinished after `drain`."""

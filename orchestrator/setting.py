@@ -158,4 +158,6 @@ def _plain(value: object, secrets: tuple[Secret, ...]) -> Any:
         return value
     if isinstance(value, tuple):
         return [_plain(item, secrets) for item in value]
+    if isinstance(value, Mapping):
+        return {name: _plain(item, secrets) for name, item in value.items()}
     return redact(str(value), *secrets)

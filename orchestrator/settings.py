@@ -17,9 +17,10 @@ from orchestrator.errors import ConfigError
 from orchestrator.launch.names import DEFAULT_IMAGE
 from orchestrator.redact import Secret
 from orchestrator.setting import AUTO, Setting, Settings, setting
+from orchestrator.tasks.columns import COLUMNS
 from orchestrator.tools.rules import DENIED_HOSTS, DENIED_WORDS, HOST_RULE
 from orchestrator.types import EndedName
-from orchestrator.values import Choice, File, Flag, Key, Number, Size, Text, Texts, Whole, Words, seconds
+from orchestrator.values import Choice, File, Flag, Key, Number, Size, Table, Text, Texts, Whole, Words, seconds
 
 TASKS = "Tasks"
 ROLLOUTS = "Rollouts and groups"
@@ -91,6 +92,24 @@ class EnvSettings(Settings):
         "the part for `evaluate`; `process` and `serve` then leave it out. hash: a share of env.split, by task_id",
         unset="none: nothing is held out, all of env.split is evaluated",
     )
+    columns: Mapping[str, str] | None = setting(
+        None,
+        Table(COLUMNS, Text("the dataset's own name for it")),
+        TASKS,
+        "what the dataset calls our columns, of jsonl:, csv: and hf:",
+    )
+    levels: tuple[str, ...] = setting((), Texts(Text("a level", "LEVEL")), TASKS, "only tasks of these levels")
+    tags: tuple[str, ...] = setting(
+        (), Texts(Text("a tag", "TAG")), TASKS, 'only tasks with one of these in metadata["tags"]'
+    )
+    shuffle_seed: int | None = setting(
+        None,
+        Whole(0, 2**63 - 1),
+        TASKS,
+        "another order of the tasks, the same for the same seed",
+        unset="none: as they come",
+    )
+    max_tasks: int | None = setting(None, Whole(1), TASKS, "no more tasks than these", unset="none: all of them")
     total_steps: int = setting(
         -1,
         Whole(1, special=(-1,)),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -281,6 +281,29 @@ class Texts:
 
     def show(self, value: tuple[str, ...]) -> str:
         return json.dumps(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Several values by name, given as a JSON object."""
+
+    names: tuple[str, ...]
+    each: Text | Number
+    metavar: str = "JSON"
+
+    @property
+    def valid(self) -> str:
+        return f"a JSON object, each value {self.each.valid}, with names out of {', '.join(self.names)}"
+
+    def read(self, raw: object) -> dict[str, Any]:
+        if isinstance(raw, str):
+            raw = json_value(raw)
+        if not isinstance(raw, Mapping) or not raw or not set(raw) <= set(self.names):
+            raise ValueError
+        return {name: self.each.read(raw[name]) for name in self.names if name in raw}
+
+    def show(self, value: Mapping[str, Any]) -> str:
+        return json.dumps(dict(value))
 
 
 @dataclass(frozen=True, slots=True)

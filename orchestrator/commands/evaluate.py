@@ -35,9 +35,7 @@ def run(config: Config) -> int:
 
 async def _run(config: Config) -> int:
     env = config.env
-    tasks = evaluation_tasks(
-        env.dataset, dataset_path=env.dataset_path, split=env.split, eval_split=env.eval_split
-    )
+    tasks = evaluation_tasks(env)
     path = _run_path(env)
     evaluation = Evaluation(env.eval_samples, Prices.of(config.openai))
     tally = Tally()

@@ -38,7 +38,7 @@ def run(config: Config) -> int:
 
 async def _run(config: Config) -> int:
     env = config.env
-    tasks = training_tasks(env.dataset, dataset_path=env.dataset_path, split=env.split, eval_split=env.eval_split)
+    tasks = training_tasks(env)
     run_path = _run_path(env)
     check_writable(run_path)
     if env.data_path_to_save_groups:

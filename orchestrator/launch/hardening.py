@@ -8,7 +8,7 @@ to what CPython needs and to the native architecture: calls through another one 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from orchestrator.errors import ConfigError
 from orchestrator.launch.names import ATTACHMENTS_DIR, CHANNEL_GID, CHANNEL_MOUNT, WORKSPACE_DIR
 from orchestrator.launch.uids import UidPair
-from orchestrator.types import SandboxSpec
+from orchestrator.types import Attachment, SandboxSpec
 
 MIB = 1 << 20
 PROCESS_BYTES = 192 * MIB  # memory that files cannot take away from the processes
@@ -26,6 +26,8 @@ SUPERVISOR_PIDS = 24  # kept from the worker, so that pid 1 and the runner can a
 OPEN_FILES = 1024
 OOM_SCORE = 500  # the machine runs short: sandboxes go before the orchestrator
 
+_ATTACHMENTS_SHARE = 0.30
+_PAGE = 4096
 _TMPFS_OPTIONS = "nosuid,nodev,noexec"
 _AF_INET, _AF_INET6, _SOCK_STREAM, _SOCK_TYPE_MASK = 2, 10, 1, 0xF
 # Set by name: an old Engine's own list lacks some of them. The last line tells about the host only.
@@ -100,18 +102,33 @@ def tmpfs_mounts(memory_bytes: int, uids: UidPair) -> dict[str, str]:
         raise ConfigError(
             f"sandbox_memory is {memory_bytes // MIB} MiB, a sandbox needs at least {MIN_MEMORY_BYTES // MIB} MiB"
         )
-    files_bytes = memory_bytes - PROCESS_BYTES
 
     def mount(share: float, inodes: int, mode: str, uid: int = 0) -> str:
-        size = int(files_bytes * share) // 4096 * 4096
+        size = _tmpfs_bytes(memory_bytes, share)
         return f"size={size},nr_inodes={inodes},mode={mode},uid={uid},gid={uid},{_TMPFS_OPTIONS}"
 
     return {
         WORKSPACE_DIR: mount(0.40, 8192, "0700", uids.worker),
-        ATTACHMENTS_DIR: mount(0.30, 2048, "0755", uids.runner),
+        ATTACHMENTS_DIR: mount(_ATTACHMENTS_SHARE, 2048, "0755", uids.runner),
         "/tmp": mount(0.25, 8192, "1777"),  # noqa: S108
         "/dev/shm": mount(0.05, 512, "1777"),  # noqa: S108
     }
+
+
+def too_large(attachments: Iterable[Attachment], memory_bytes: int) -> str | None:
+    """Why a task's files have no room in a sandbox of so much memory; None: they have."""
+    needed = sum(-(-attachment.size_bytes // _PAGE) * _PAGE for attachment in attachments)
+    room = _tmpfs_bytes(memory_bytes, _ATTACHMENTS_SHARE)
+    if needed <= room:
+        return None
+    return (
+        f"its files take {needed} bytes, a sandbox with {memory_bytes // MIB} MiB of memory has room for {room}; "
+        "set --env.sandbox_memory higher"
+    )
+
+
+def _tmpfs_bytes(memory_bytes: int, share: float) -> int:
+    return int((memory_bytes - PROCESS_BYTES) * share) // _PAGE * _PAGE
 
 
 @lru_cache

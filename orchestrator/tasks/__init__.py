@@ -1,7 +1,7 @@
 """Where tasks come from: one small protocol, one file per kind of source.
 
 `open_tasks` reads the grammar of `env.dataset` and checks that the source can be read at all; each
-row is checked where it is read.
+row is checked where it is read. What a configuration chooses of them is `split`'s and `selection`'s.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from orchestrator.errors import ConfigError
 from orchestrator.tasks.base import TaskSource
+from orchestrator.tasks.columns import Columns
 
 GRAMMAR = (
     "gaia, jsonl:PATH, csv:PATH, hf:NAME?question=COLUMN&answer=COLUMN, "
@@ -18,53 +19,56 @@ GRAMMAR = (
 )
 
 
-def open_tasks(dataset: str, *, dataset_path: Path, split: str) -> TaskSource:
+def open_tasks(dataset: str, *, dataset_path: Path, split: str, columns: Columns | None = None) -> TaskSource:
     """The source that `dataset` names. Raises ConfigError: unknown, missing, unreadable.
 
-    `dataset_path` is GAIA's folder; `split` GAIA's split, and that of `hf:` where it names none.
+    `dataset_path` is GAIA's folder; `split` GAIA's split, and that of `hf:` where it names none;
+    `columns` what a source of rows calls its columns.
     """
+    kind, _, rest = dataset.partition(":")
+    if columns and kind in ("gaia", "reasoning_gym", "python"):
+        raise ConfigError(f"env.columns: {kind} has our columns already; it is for jsonl:, csv: and hf:")
     if dataset == "gaia":
         from orchestrator.tasks.gaia import gaia_tasks
 
         return gaia_tasks(dataset_path.expanduser(), split)
-    kind, _, rest = dataset.partition(":")
     opening = _KINDS.get(kind)
     if opening is None or not rest:
         raise ConfigError(f"env.dataset: {dataset!r} is not understood; valid are {GRAMMAR}")
-    return opening(dataset, rest, split)
+    return opening(dataset, rest, split, columns or {})
 
 
-def _jsonl(dataset: str, rest: str, split: str) -> TaskSource:
+def _jsonl(dataset: str, rest: str, split: str, columns: Columns) -> TaskSource:
     from orchestrator.tasks.jsonl import jsonl_tasks
 
-    return jsonl_tasks(Path(rest).expanduser(), name=dataset)
+    return jsonl_tasks(Path(rest).expanduser(), name=dataset, columns=columns)
 
 
-def _csv(dataset: str, rest: str, split: str) -> TaskSource:
+def _csv(dataset: str, rest: str, split: str, columns: Columns) -> TaskSource:
     from orchestrator.tasks.csv import csv_tasks
 
-    return csv_tasks(Path(rest).expanduser(), name=dataset)
+    return csv_tasks(Path(rest).expanduser(), name=dataset, columns=columns)
 
 
-def _hf(dataset: str, rest: str, split: str) -> TaskSource:
+def _hf(dataset: str, rest: str, split: str, columns: Columns) -> TaskSource:
     from orchestrator.tasks.hf import hf_tasks
 
-    return hf_tasks(rest, split=split)
+    return hf_tasks(rest, split=split, columns=columns)
 
 
-def _reasoning_gym(dataset: str, rest: str, split: str) -> TaskSource:
+def _reasoning_gym(dataset: str, rest: str, split: str, columns: Columns) -> TaskSource:
     from orchestrator.tasks.reasoning_gym import reasoning_gym_tasks
 
     return reasoning_gym_tasks(rest)
 
 
-def _python(dataset: str, rest: str, split: str) -> TaskSource:
+def _python(dataset: str, rest: str, split: str, columns: Columns) -> TaskSource:
     from orchestrator.tasks.python import python_tasks
 
     return python_tasks(dataset)
 
 
-_KINDS: dict[str, Callable[[str, str, str], TaskSource]] = {
+_KINDS: dict[str, Callable[[str, str, str, Columns], TaskSource]] = {
     "jsonl": _jsonl,
     "csv": _csv,
     "hf": _hf,

@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from orchestrator.errors import ConfigError
+from orchestrator.tasks.columns import NONE, Columns
 from orchestrator.tasks.lines import MAX_LINE_BYTES, check_readable, read_lines
 from orchestrator.tasks.rows import make_task, one_line
 from orchestrator.tasks.source import BadRow, Source
@@ -23,11 +24,11 @@ _QUESTION = ("question", "Question")
 _JSON = ("metadata", "Annotator Metadata", "limits")
 
 
-def csv_tasks(path: Path, *, name: str) -> Source:
+def csv_tasks(path: Path, *, name: str, columns: Columns = NONE) -> Source:
     """Raises ConfigError when the file cannot be read or its header is not understood."""
     check_readable(path, _FLAG)
-    _header(_reader(path), path)
-    return Source(name, lambda: _read(path, name))
+    _header(_reader(path), path, columns)
+    return Source(name, lambda: _read(path, name, columns))
 
 
 def _reader(path: Path) -> Any:
@@ -44,20 +45,25 @@ def _text_lines(path: Path) -> Iterator[str]:
         yield line.decode("utf-8", "surrogateescape") + "\n"
 
 
-def _header(records: Any, path: Path) -> list[str]:
+def _header(records: Any, path: Path, columns: Columns) -> list[str]:
+    """The columns under our names."""
     try:
         header = [column.strip() for column in next(records, [])]
     except csv.Error as error:
         raise ConfigError(f"{_FLAG}: {path} has no readable header: {one_line(error)}") from error
+    if missing := sorted(set(columns.values()) - set(header)):
+        raise ConfigError(f"env.columns: {path} has no column {missing[0]!a}")
+    ours = {theirs: name for name, theirs in columns.items()}
+    header = [ours.get(name, f"({name})" if name in columns else name) for name in header]
     if len(set(header)) != len(header) or not set(_QUESTION) & set(header):
         shown = ascii(", ".join(header))[:200]
         raise ConfigError(f"{_FLAG}: {path} needs different columns and one `question`; it has {shown}")
     return header
 
 
-def _read(path: Path, source: str) -> Iterator[Task | BadTask]:
+def _read(path: Path, source: str, columns: Columns) -> Iterator[Task | BadTask]:
     records = _reader(path)
-    header = _header(records, path)
+    header = _header(records, path, columns)
     while True:
         place = f"line {records.line_num + 1}"
         try:

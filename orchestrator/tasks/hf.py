@@ -1,15 +1,16 @@
 """`hf:NAME?question=COLUMN&answer=COLUMN&split=..&config=..`: a data set of the Hugging Face hub, streamed.
 
-Columns that are not named are looked for under the names of `jsonl:` rows. Rows with files are bad
-tasks: a streamed data set has no folder to find them in.
+Columns that neither this nor `env.columns` names are looked for under the names of `jsonl:` rows. Rows
+with files are bad tasks: a streamed data set has no folder to find them in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from orchestrator.errors import ConfigError
+from orchestrator.tasks.columns import NONE, Columns, renamed
 from orchestrator.tasks.query import split_query
 from orchestrator.tasks.rows import make_task, one_line
 from orchestrator.tasks.source import Source
@@ -19,12 +20,15 @@ _COLUMNS = ("question", "answer", "task_id", "level", "metadata")
 _SETTINGS = (*_COLUMNS, "split", "config")
 
 
-def hf_tasks(text: str, *, split: str) -> Source:
+def hf_tasks(text: str, *, split: str, columns: Columns = NONE) -> Source:
     """`split` is used where the text names none. Raises ConfigError: unknown data set, column or setting."""
     name, settings = split_query(text, "hf")
     if unknown := sorted(set(settings) - set(_SETTINGS)):
         raise ConfigError(f"env.dataset: hf: has no setting {unknown[0]!r}; valid are {', '.join(_SETTINGS)}")
-    columns = {ours: settings[ours] for ours in _COLUMNS if ours in settings}
+    named = {ours: settings[ours] for ours in _COLUMNS if ours in settings}
+    if twice := sorted(set(named) & set(columns)):
+        raise ConfigError(f"env.columns: {twice[0]} is named in env.dataset too; name it once")
+    columns = {**columns, **named}
     chosen = settings.get("split", split)
     rows = _load(name, settings.get("config"), chosen)
     known = rows.column_names  # None where only reading would tell
@@ -45,7 +49,7 @@ def _load(name: str, config: str | None, split: str) -> Any:
         ) from error
 
 
-def _read(rows: Any, source: str, columns: Mapping[str, str]) -> Iterator[Task | BadTask]:
+def _read(rows: Any, source: str, columns: Columns) -> Iterator[Task | BadTask]:
     stream = iter(rows)
     number = 0
     while True:
@@ -56,5 +60,4 @@ def _read(rows: Any, source: str, columns: Mapping[str, str]) -> Iterator[Task |
             return
         except Exception as error:  # as above, in the middle of the stream
             raise ConfigError(f"env.dataset: {source} ended at row {number}: {one_line(error)}") from error
-        mapped = {**row, **{ours: row.get(theirs) for ours, theirs in columns.items()}}
-        yield make_task(mapped, source=source, place=f"row {number}", root=None)
+        yield make_task(renamed(row, columns), source=source, place=f"row {number}", root=None)

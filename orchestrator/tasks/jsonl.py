@@ -7,19 +7,22 @@ from pathlib import Path
 
 import orjson
 
+from orchestrator.tasks.columns import NONE, Columns, renamed
 from orchestrator.tasks.lines import MAX_LINE_BYTES, check_readable, read_lines
 from orchestrator.tasks.rows import make_task, one_line
 from orchestrator.tasks.source import Source
 from orchestrator.types import BadTask, Task
 
+_FLAG = "env.dataset"
 
-def jsonl_tasks(path: Path, *, name: str, flag: str = "env.dataset") -> Source:
+
+def jsonl_tasks(path: Path, *, name: str, columns: Columns = NONE) -> Source:
     """Raises ConfigError when the file cannot be read."""
-    check_readable(path, flag)
-    return Source(name, lambda: read_jsonl(path, source=name, flag=flag))
+    check_readable(path, _FLAG)
+    return Source(name, lambda: read_jsonl(path, source=name, flag=_FLAG, columns=columns))
 
 
-def read_jsonl(path: Path, *, source: str, flag: str) -> Iterator[Task | BadTask]:
+def read_jsonl(path: Path, *, source: str, flag: str, columns: Columns = NONE) -> Iterator[Task | BadTask]:
     """The tasks of one file. Blank lines are nothing; a torn or wrong line is a BadTask."""
     for number, line in read_lines(path, flag):
         place = f"line {number}"
@@ -34,4 +37,4 @@ def read_jsonl(path: Path, *, source: str, flag: str) -> Iterator[Task | BadTask
         except orjson.JSONDecodeError as error:
             yield BadTask(place, f"no JSON: {one_line(error)}")
             continue
-        yield make_task(row, source=source, place=place, root=path.parent)
+        yield make_task(renamed(row, columns), source=source, place=place, root=path.parent)

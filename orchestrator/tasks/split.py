@@ -9,38 +9,60 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from orchestrator.errors import ConfigError
 from orchestrator.tasks import open_tasks
 from orchestrator.tasks.base import TaskSource
 from orchestrator.tasks.query import split_query
-from orchestrator.tasks.selection import held_out
+from orchestrator.tasks.selection import Selection, held_out, select
 from orchestrator.tasks.source import Source
 from orchestrator.types import BadTask, Task
+
+if TYPE_CHECKING:
+    from orchestrator.settings import EnvSettings
 
 _HASH = "hash:"
 _NAMED_SPLIT = re.compile(r"(?<=[?&])split=[^&]*")
 
 
-def training_tasks(dataset: str, *, dataset_path: Path, split: str, eval_split: str | None) -> TaskSource:
-    """All of `split` that is not held out. Raises ConfigError, as `open_tasks` does."""
-    source = open_tasks(dataset, dataset_path=dataset_path, split=split)
-    share = _share(eval_split)
+def training_tasks(env: EnvSettings) -> TaskSource:
+    """All of `env.split` that is not held out, chosen as the settings say. Raises ConfigError.
+
+    The same settings give the same tasks at the same places, so a place is all that a run needs to be
+    continued.
+    """
+    source = _open(env, env.dataset, env.split)
+    share = _share(env.eval_split)
     if share is not None:
-        return _part(source, share, held=False)
-    if eval_split is not None:
-        _other_split(dataset, split, eval_split)
-    return source
+        source = _part(source, share, held=False)
+    elif env.eval_split is not None:
+        _other_split(env.dataset, env.split, env.eval_split)
+    return _chosen(env, source)
 
 
-def evaluation_tasks(dataset: str, *, dataset_path: Path, split: str, eval_split: str | None) -> TaskSource:
-    """What is held out, or all of `split` where nothing is. Raises ConfigError, as `open_tasks` does."""
-    share = _share(eval_split)
-    if eval_split is not None and share is None:
-        return open_tasks(_other_split(dataset, split, eval_split), dataset_path=dataset_path, split=eval_split)
-    source = open_tasks(dataset, dataset_path=dataset_path, split=split)
-    return source if share is None else _part(source, share, held=True)
+def evaluation_tasks(env: EnvSettings) -> TaskSource:
+    """What is held out, or all of `env.split` where nothing is; chosen likewise. Raises ConfigError."""
+    share = _share(env.eval_split)
+    if env.eval_split is not None and share is None:
+        return _chosen(env, _open(env, _other_split(env.dataset, env.split, env.eval_split), env.eval_split))
+    source = _open(env, env.dataset, env.split)
+    return _chosen(env, source if share is None else _part(source, share, held=True))
+
+
+def _open(env: EnvSettings, dataset: str, split: str) -> TaskSource:
+    return open_tasks(dataset, dataset_path=env.dataset_path, split=split, columns=env.columns or {})
+
+
+def _chosen(env: EnvSettings, source: TaskSource) -> TaskSource:
+    """Filtered, shuffled, cut: after the hold-out, so that `env.max_tasks` counts what is left."""
+    selection = Selection(
+        levels=frozenset(env.levels),
+        tags=frozenset(env.tags),
+        shuffle_seed=env.shuffle_seed,
+        count=env.max_tasks,
+    )
+    return source if selection == Selection() else select(source, selection)
 
 
 def _part(source: TaskSource, share: float, *, held: bool) -> TaskSource:

@@ -22,11 +22,15 @@ def source(tmp_path: Path, names: list[str]) -> str:
     return f"jsonl:{tmp_path / 'tasks.jsonl'}"
 
 
+def env(dataset: str, eval_split: str | None) -> EnvSettings:
+    return EnvSettings(dataset=dataset, eval_split=eval_split)
+
+
 def parts(dataset: str, eval_split: str | None) -> tuple[list[str], list[str]]:
     """Ids of (training, evaluation), bad ones as `bad`."""
     found = []
     for tasks in (training_tasks, evaluation_tasks):
-        made = tasks(dataset, dataset_path=Path(), split="validation", eval_split=eval_split)
+        made = tasks(env(dataset, eval_split))
         found.append(["bad" if isinstance(task, BadTask) else task.task_id for task in made])
     return found[0], found[1]
 
@@ -50,7 +54,7 @@ def test_without_a_split_both_see_everything(tmp_path: Path) -> None:
 
 def test_a_source_says_which_part_it_is(tmp_path: Path) -> None:
     dataset = source(tmp_path, ["a"])
-    made = evaluation_tasks(dataset, dataset_path=Path(), split="validation", eval_split="hash:0.5")
+    made = evaluation_tasks(env(dataset, "hash:0.5"))
     assert made.name == f"{dataset}, the 0.5 held out by hash"
 
 
@@ -69,7 +73,7 @@ def test_a_split_that_cannot_be_held_out_is_refused_before_anything_is_read(
     monkeypatch.setattr(split_module, "open_tasks", lambda *args, **more: Source("s", lambda: iter(())))
     for tasks in (training_tasks, evaluation_tasks):
         with pytest.raises(ConfigError, match=text):
-            tasks(dataset, dataset_path=Path(), split="validation", eval_split=eval_split)
+            tasks(env(dataset, eval_split))
 
 
 @pytest.mark.parametrize(
@@ -86,13 +90,13 @@ def test_a_named_split_is_opened_in_the_place_of_the_other(
 ) -> None:
     asked = []
 
-    def opening(dataset: str, *, dataset_path: Path, split: str) -> Source:
+    def opening(dataset: str, *, dataset_path: Path, split: str, columns: object) -> Source:
         asked.append((dataset, split))
         return Source("s", lambda: iter(()))
 
     monkeypatch.setattr(split_module, "open_tasks", opening)
-    evaluation_tasks(dataset, dataset_path=Path(), split="validation", eval_split="test")
-    training_tasks(dataset, dataset_path=Path(), split="validation", eval_split="test")
+    evaluation_tasks(env(dataset, "test"))
+    training_tasks(env(dataset, "test"))
     assert asked == [opened, (dataset, "validation")]
 
 

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from orchestrator.errors import ConfigError
 from orchestrator.launch.names import DEFAULT_IMAGE
+from orchestrator.launch.verification import MEASURE_NAMES
 from orchestrator.redact import Secret
 from orchestrator.setting import AUTO, Setting, Settings, setting
 from orchestrator.tasks.columns import COLUMNS
@@ -214,6 +215,19 @@ class EnvSettings(Settings):
     sandbox_pids: int = setting(128, Whole(64, 4_194_304), SANDBOX, "processes and threads")
     docker_runtime: str | None = setting(
         None, _NAMED, SANDBOX, "a container runtime Docker knows, like runsc", unset="none: Docker's own"
+    )
+
+    allow_localhost_tcp: bool = setting(
+        False,
+        Flag(),
+        SANDBOX,
+        "TCP inside a sandbox, for tasks that start a server; still no network",
+    )
+    waive_hardening: tuple[str, ...] = setting(
+        (),
+        Words(tuple(sorted(MEASURE_NAMES))),
+        SANDBOX,
+        "measures that need not hold, where an Engine cannot give them; the others are demanded",
     )
 
     # Web tools

@@ -151,14 +151,21 @@ async def _launcher(
     run_id = secrets.token_hex(8)
     if env.launcher == "docker":
         from orchestrator.launch.docker import DockerLauncher
-        from orchestrator.launch.verification import demand, verify_confinement
+        from orchestrator.launch.verification import demand, untold_by, verify_confinement
 
+        waived = frozenset(env.waive_hardening)
+        if waived:
+            notes.append(f"not demanded of sandboxes, as you asked: {', '.join(sorted(waived))}")
         launcher: Launcher = DockerLauncher(
-            run_id, max_sandboxes=env.max_concurrent_sandboxes, advise=notes.append
+            run_id,
+            max_sandboxes=env.max_concurrent_sandboxes,
+            waived=waived,
+            allow_localhost_tcp=env.allow_localhost_tcp,
+            advise=notes.append,
         )
 
         def verify(confinement: Confinement) -> None:
-            demand(verify_confinement(confinement))
+            demand(verify_confinement(confinement, waived | untold_by(env.docker_runtime)))
     elif env.launcher == "process":
         from orchestrator.launch.process import ProcessLauncher
 

@@ -14,7 +14,7 @@ import signal
 import struct
 from pathlib import Path
 
-from sandbox.types import Box
+from sandbox.types import Box, Identities
 
 WORKER_NICE = 10
 WORKER_OOM_SCORE = 1000
@@ -65,11 +65,18 @@ def become_worker(box: Box) -> None:
     _die_with(supervisor)
 
 
-def kill_everything_of(uid: int) -> None:
-    """Takes a uid and kills every other process that has it. For a forked child, which ends here."""
+def kill_everything_of_worker(identities: Identities) -> None:
+    """Kills every process of the worker's uid. For a forked child, which ends here.
+
+    Who may signal whom: the sender's real or effective uid is the target's real or saved one. So only the
+    effective uid is the worker's: it reaches all of them, and none of them reaches back to stop it. The other
+    two are the number of the channel's group, which no process has as its uid; were they 0, `kill(-1)` would
+    mean root's processes too.
+    """
     status = 1
     try:
-        _take_identity(uid, uid)
+        os.setgroups([])
+        os.setresuid(identities.channel_gid, identities.worker_uid, identities.channel_gid)
         os.kill(-1, signal.SIGKILL)
         status = 0
     finally:

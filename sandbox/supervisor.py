@@ -1,8 +1,8 @@
 """Pid 1: forks the runner and the code workers, wipes workers, reaps, ends with the runner.
 
 Single-threaded, imports everything once so that its children share it, holds no task data, opens
-no channel. It cannot kill by right (no CAP_KILL): a worker's processes are killed by a child that
-takes the worker's uid. Without identities of their own they are found as our descendants.
+no channel. It cannot kill by right (no CAP_KILL): a worker's processes are killed by a child whose
+effective uid is the worker's. Without identities of their own they are found as our descendants.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import NoReturn
 
 from sandbox import identity, procfs
 from sandbox.control import ControlLost, RunnerEnd, SupervisorEnd, control_line
-from sandbox.types import Box, Confinement
+from sandbox.types import Box, Confinement, Identities
 from sandbox.worker import EXIT_BROKEN, Worker
 from sandbox.worker_setup import clean_process, place_pipes
 
-WIPE_LIMIT_S = 20.0  # on a crowded machine, workers that stop their killers take seconds to lose
+WIPE_LIMIT_S = 20.0  # on a crowded machine even a killed process takes seconds to end
 EXIT_CANNOT_WIPE = 71
 _WIPE_PAUSE_S = 0.005
 _KILLER_LIMIT_S = 0.2
@@ -180,17 +180,17 @@ class Supervisor:
         """One attempt; whether it worked is for the caller to look at."""
         if self._box.identities is not None:
             with contextlib.suppress(BlockingIOError):  # no room for another process right now
-                self._kill_as(self._box.identities.worker_uid)
+                self._kill_as_worker(self._box.identities)
             return
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-    def _kill_as(self, uid: int) -> None:
-        """What has the same uid can stop the killer before it strikes: then the next one kills it as well."""
+    def _kill_as_worker(self, identities: Identities) -> None:
+        """By a child: this process never takes another identity."""
         killer = os.fork()
         if killer == 0:
-            identity.kill_everything_of(uid)
+            identity.kill_everything_of_worker(identities)
         deadline = time.monotonic() + _KILLER_LIMIT_S
         while os.waitpid(killer, os.WNOHANG)[0] == 0 and time.monotonic() < deadline:
             self._await_signal(_WIPE_PAUSE_S)

@@ -30,12 +30,13 @@ _ATTACHMENTS_SHARE = 0.30
 _PAGE = 4096
 _TMPFS_OPTIONS = "nosuid,nodev,noexec"
 _AF_INET, _AF_INET6, _SOCK_STREAM, _SOCK_TYPE_MASK = 2, 10, 1, 0xF
-# Set by name: an old Engine's own list lacks some of them. The last line tells about the host only.
+# Set by name: an old Engine's own list lacks some of them. The last but one line tells about the host only.
 _MASKED_PATHS = (
     *("/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats"),
     *("/proc/sched_debug", "/proc/scsi", "/proc/timer_list", "/proc/timer_stats"),
     *("/sys/devices/virtual/powercap", "/sys/firmware"),
     *("/proc/cmdline", "/proc/diskstats", "/proc/modules", "/proc/partitions"),
+    "/dev/pts",  # pseudo-terminals are counted over the whole machine
 )
 _READ_ONLY_PATHS = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 

@@ -154,7 +154,7 @@ def demand(problems: list[str]) -> None:
     if problems:
         raise EnvironmentUnusable(
             f"sandboxes are not confined as they must be here: {'; '.join(problems)}. "
-            "Use an Engine that can, or switch these measures off by their names"
+            "Use an Engine that can, or switch these measures off by name: --env.waive_hardening"
         )
 
 

@@ -13,7 +13,6 @@ from types import TracebackType
 
 import grpc
 import grpc.aio
-from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
 from orchestrator.errors import EnvironmentUnusable, LaunchError, ProtocolError
 from orchestrator.launch.names import SOCKET_NAME
@@ -56,7 +55,7 @@ class SandboxServer:
     async def __aenter__(self) -> SandboxServer:
         self._service = SandboxService()
         self._server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_MAX_RPCS)
-        pb_grpc.add_SandboxServiceServicer_to_server(self._service, self._server)
+        self._server.add_generic_rpc_handlers((self._service,))
         path = self.directory / SOCKET_NAME
         try:
             self._server.add_insecure_port(f"unix:{path}")

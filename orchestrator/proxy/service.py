@@ -1,4 +1,7 @@
-"""The RPCs: check the lease, convert, call, convert, return. No logic of its own."""
+"""The RPCs: wait for the turn, check the lease, convert, call, convert, return. No logic of its own.
+
+Requests arrive as bytes: `wire` looks at them before protobuf makes objects of them.
+"""
 
 from __future__ import annotations
 
@@ -10,30 +13,61 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import grpc
 import grpc.aio
 from rollout_api.v1 import sandbox_pb2 as pb
-from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
 from orchestrator.errors import ProtocolError
 from orchestrator.proxy import wire
 from orchestrator.proxy.leases import Lease, Reply, SequenceError, ToolReply
+from orchestrator.proxy.pace import CALLS_PER_S, Pace
 from orchestrator.tasks.attachments import open_attachment
 from orchestrator.types import Attachment, Confinement
 
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]
+    Handler = grpc.RpcMethodHandler[Any, Any]
 
 log = logging.getLogger(__name__)
 
 
-class SandboxService(pb_grpc.SandboxServiceServicer):
+SERVICE = pb.DESCRIPTOR.services_by_name["SandboxService"].full_name
+
+
+class SandboxService(grpc.GenericRpcHandler):
     """What one sandbox can call. Holds the one lease of its socket."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
         self.parked: asyncio.Future[Confinement] = loop.create_future()
         self.assigned: asyncio.Future[Lease] = loop.create_future()
-        self.started = asyncio.Event()
+        self._pace = Pace(self._end_flood)
+        self._methods: dict[str, Handler] = {
+            f"/{SERVICE}/Park": grpc.unary_stream_rpc_method_handler(
+                self.Park, response_serializer=pb.ParkResponse.SerializeToString
+            ),
+            f"/{SERVICE}/Complete": grpc.unary_unary_rpc_method_handler(
+                self.Complete, response_serializer=pb.CompleteResponse.SerializeToString
+            ),
+            f"/{SERVICE}/CallTool": grpc.unary_unary_rpc_method_handler(
+                self.CallTool, response_serializer=pb.CallToolResponse.SerializeToString
+            ),
+            f"/{SERVICE}/RecordStep": grpc.unary_unary_rpc_method_handler(
+                self.RecordStep, response_serializer=pb.RecordStepResponse.SerializeToString
+            ),
+            f"/{SERVICE}/SubmitResult": grpc.unary_unary_rpc_method_handler(
+                self.SubmitResult, response_serializer=pb.SubmitResultResponse.SerializeToString
+            ),
+        }
 
-    async def Park(self, request: pb.ParkRequest, context: Context) -> AsyncIterator[pb.ParkResponse]:
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
+        """gRPC asks here for every call, also for one it will refuse."""
+        self._pace.count()
+        return self._methods.get(handler_call_details.method)
+
+    def _end_flood(self) -> None:
+        log.warning("a sandbox floods its socket with calls")
+        if self.assigned.done() and not self.assigned.cancelled():
+            self.assigned.result().refuse("budget", f"{CALLS_PER_S:g} calls per second")
+
+    async def Park(self, request: bytes, context: Context) -> AsyncIterator[pb.ParkResponse]:
         if self.parked.done():
             await _refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "parked already")
         try:
@@ -54,11 +88,11 @@ class SandboxService(pb_grpc.SandboxServiceServicer):
         yield pb.ParkResponse(start=pb.Start())
         lease.clock.start()
 
-    async def Complete(self, request: pb.CompleteRequest, context: Context) -> pb.CompleteResponse:
-        lease = await self._lease(context, request.ByteSize())
+    async def Complete(self, request: bytes, context: Context) -> pb.CompleteResponse:
+        lease = await self._lease(context, len(request))
         try:
-            kind, messages = wire.completion_request(request)
-            reply = await lease.complete(request.sequence, request.SerializeToString(), kind, messages)
+            sequence, kind, messages = wire.completion_request(request)
+            reply = await lease.complete(sequence, request, kind, messages)
         except ProtocolError as error:
             await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except SequenceError as error:
@@ -68,11 +102,11 @@ class SandboxService(pb_grpc.SandboxServiceServicer):
             response = wire.completion_response(Reply(ended="budget"))
         return response
 
-    async def CallTool(self, request: pb.CallToolRequest, context: Context) -> pb.CallToolResponse:
-        lease = await self._lease(context, request.ByteSize())
+    async def CallTool(self, request: bytes, context: Context) -> pb.CallToolResponse:
+        lease = await self._lease(context, len(request))
         try:
-            name, arguments = wire.tool_request(request)
-            reply = await lease.call_tool(request.sequence, request.SerializeToString(), name, arguments)
+            sequence, name, arguments = wire.tool_request(request)
+            reply = await lease.call_tool(sequence, request, name, arguments)
         except ProtocolError as error:
             await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except SequenceError as error:
@@ -82,12 +116,15 @@ class SandboxService(pb_grpc.SandboxServiceServicer):
             response = wire.tool_response(ToolReply(ended="budget"))
         return response
 
-    async def RecordStep(self, request: pb.RecordStepRequest, context: Context) -> pb.RecordStepResponse:
-        lease = await self._lease(context, request.ByteSize())
-        lease.record_step(wire.step(request))
+    async def RecordStep(self, request: bytes, context: Context) -> pb.RecordStepResponse:
+        lease = await self._lease(context, len(request))
+        try:
+            lease.record_step(wire.step(request))
+        except ProtocolError as error:
+            await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         return pb.RecordStepResponse()
 
-    async def SubmitResult(self, request: pb.SubmitResultRequest, context: Context) -> pb.SubmitResultResponse:
+    async def SubmitResult(self, request: bytes, context: Context) -> pb.SubmitResultResponse:
         lease = await self._lease(context, 0)  # the last call there is; its size has limits of its own
         try:
             lease.submit(wire.submission(request))
@@ -97,6 +134,7 @@ class SandboxService(pb_grpc.SandboxServiceServicer):
 
     async def _lease(self, context: Context, size: int) -> Lease:
         """The live lease behind this socket, a request of `size` bytes counted; or FAILED_PRECONDITION."""
+        await self._pace.turn()
         if not self.assigned.done() or self.assigned.cancelled() or not self.assigned.result().live:
             await _refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "no live lease")
         lease = self.assigned.result()

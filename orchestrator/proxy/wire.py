@@ -12,6 +12,7 @@ from rollout_api.v1 import sandbox_pb2 as pb
 
 from orchestrator.errors import ProtocolError
 from orchestrator.proxy.leases import Reply, Submission, ToolReply
+from orchestrator.proxy.unparsed import read
 from orchestrator.tools.base import HostTool
 from orchestrator.types import AgentSpec, CompletionKind, Confinement, Message, Role, Step, Task
 
@@ -21,6 +22,11 @@ MAX_MESSAGES = 2_000
 MAX_ARGUMENT_BYTES = 256 * 1024
 MAX_TEXT_CHARS = 64 * 1024  # of one step's texts, for display
 MAX_DETAIL_CHARS = 4 * 1024
+MAX_CONVERSATION_BYTES = 4 << 20
+_FIELDS = 256  # of any request but a conversation, those of inner messages included
+_PARK_BYTES = 64 * 1024
+_STEP_BYTES = 2 << 20  # four texts, each character of up to four bytes, cut here
+_RESULT_BYTES = 512 * 1024
 
 _ROLES: dict[int, Role] = {
     pb.ROLE_SYSTEM: "system",
@@ -35,8 +41,14 @@ _KINDS = {
 _FINISH = {"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH}
 
 
-def confinement(request: pb.ParkRequest) -> Confinement:
+def confinement(data: bytes) -> Confinement:
     """What the sandbox says of its own limits. Raises ProtocolError for another contract."""
+    try:
+        request = read(pb.ParkRequest, data, max_bytes=_PARK_BYTES, max_fields=_FIELDS)
+    except ProtocolError as error:
+        raise ProtocolError(
+            f"the sandbox image speaks another contract ({error}); rebuild it with `orchestrator image build`"
+        ) from error
     if request.contract != CONTRACT:
         raise ProtocolError(
             f"the sandbox image speaks contract {request.contract}, this orchestrator {CONTRACT}; "
@@ -83,8 +95,10 @@ def assignment(task: Task, agent: AgentSpec, tools: Mapping[str, HostTool]) -> p
     )
 
 
-def completion_request(request: pb.CompleteRequest) -> tuple[CompletionKind, tuple[Message, ...]]:
-    """Kind and conversation. Raises ProtocolError."""
+def completion_request(data: bytes) -> tuple[int, CompletionKind, tuple[Message, ...]]:
+    """Sequence number, kind and conversation. Raises ProtocolError."""
+    fields = 2 + 3 * MAX_MESSAGES
+    request = read(pb.CompleteRequest, data, max_bytes=MAX_CONVERSATION_BYTES, max_fields=fields)
     kind = _KINDS.get(request.kind)
     if kind is None:
         raise ProtocolError(f"unknown completion kind {request.kind}")
@@ -96,7 +110,7 @@ def completion_request(request: pb.CompleteRequest) -> tuple[CompletionKind, tup
         if role is None:
             raise ProtocolError(f"unknown role {message.role}")
         messages.append(Message(role, message.content))
-    return kind, tuple(messages)
+    return request.sequence, kind, tuple(messages)
 
 
 def completion_response(reply: Reply) -> pb.CompleteResponse:
@@ -116,8 +130,9 @@ def completion_response(reply: Reply) -> pb.CompleteResponse:
     )
 
 
-def tool_request(request: pb.CallToolRequest) -> tuple[str, dict[str, Any]]:
-    """Name and arguments. Raises ProtocolError."""
+def tool_request(data: bytes) -> tuple[int, str, dict[str, Any]]:
+    """Sequence number, name and arguments. Raises ProtocolError."""
+    request = read(pb.CallToolRequest, data, max_bytes=2 * MAX_ARGUMENT_BYTES, max_fields=_FIELDS)
     if len(request.arguments_json) > MAX_ARGUMENT_BYTES:
         raise ProtocolError(f"tool arguments over {MAX_ARGUMENT_BYTES} bytes")
     try:
@@ -126,7 +141,7 @@ def tool_request(request: pb.CallToolRequest) -> tuple[str, dict[str, Any]]:
         raise ProtocolError("tool arguments that are no JSON") from error
     if not isinstance(arguments, dict):
         raise ProtocolError("tool arguments that are no JSON object")
-    return request.name[:200], arguments
+    return request.sequence, request.name[:200], arguments
 
 
 def tool_response(reply: ToolReply) -> pb.CallToolResponse:
@@ -138,8 +153,9 @@ def tool_response(reply: ToolReply) -> pb.CallToolResponse:
     return pb.CallToolResponse(output=reply.output or "")
 
 
-def step(request: pb.RecordStepRequest) -> Step:
-    """A step as the sandbox tells it: cut, for display."""
+def step(data: bytes) -> Step:
+    """A step as the sandbox tells it: cut, for display. Raises ProtocolError."""
+    request = read(pb.RecordStepRequest, data, max_bytes=_STEP_BYTES, max_fields=_FIELDS)
     return Step(
         step_number=request.step_number,
         model_output=request.model_output[:MAX_TEXT_CHARS],
@@ -152,8 +168,9 @@ def step(request: pb.RecordStepRequest) -> Step:
     )
 
 
-def submission(request: pb.SubmitResultRequest) -> Submission:
-    """A result. Raises ProtocolError for an unknown reason."""
+def submission(data: bytes) -> Submission:
+    """A result. Raises ProtocolError."""
+    request = read(pb.SubmitResultRequest, data, max_bytes=_RESULT_BYTES, max_fields=_FIELDS)
     if request.stop_reason not in pb.StopReason.values() or not request.stop_reason:
         raise ProtocolError(f"unknown stop reason {request.stop_reason}")
     return Submission(

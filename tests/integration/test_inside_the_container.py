@@ -150,6 +150,37 @@ async def test_what_breaks_a_worker_is_an_observation(launcher: DockerLauncher) 
     assert served.answer == b"finished"
 
 
+async def test_the_code_cannot_stop_what_kills_it_and_has_no_terminals(launcher: DockerLauncher) -> None:
+    # Whoever could stop its killer would live on behind the next step.
+    stopper = (
+        "import os, signal\n"
+        "mine, done = os.getpid(), 0\n"
+        "while True:\n"
+        "    for pid in map(int, filter(str.isdecimal, os.listdir('/proc'))):\n"
+        "        if pid > mine and pid != os.getpid():\n"
+        "            try:\n"
+        "                os.kill(pid, signal.SIGSTOP)\n"
+        "                os.write(os.open('/workspace/stopped', os.O_CREAT | os.O_WRONLY), b'x')\n"
+        "            except OSError: pass"
+    )
+    script = Script(
+        [
+            *([action(stopper)] * 3),
+            action("import os\n(os.path.exists('/workspace/stopped'), os.listdir('/dev/pts'))"),
+            action("import os\nos.open('/dev/ptmx', os.O_RDWR)"),
+            action("import pty\npty.openpty()"),
+            action("final_answer('killed')"),
+        ],
+        step_timeout_s=1.0,
+    )
+    served = await run(launcher, script)
+    assert all("longer than 1 seconds" in observation for observation in served.observations[:3])
+    assert served.observations[3].endswith("(False, [])")
+    assert "FileNotFoundError" in served.observations[4]
+    assert "Error" in served.observations[5]
+    assert served.answer == b"killed"
+
+
 async def test_a_worker_that_stops_its_killers_is_wiped_all_the_same(launcher: DockerLauncher) -> None:
     stop_all = (
         "import os, signal, time\n"

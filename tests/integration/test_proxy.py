@@ -12,8 +12,10 @@ import pytest
 from rollout_api.v1 import sandbox_pb2 as pb
 from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
-from orchestrator.proxy.leases import Lease, Submission
+from orchestrator.proxy.leases import Lease, Refused, Submission
+from orchestrator.proxy.pace import BURST
 from orchestrator.proxy.server import SandboxServer
+from orchestrator.proxy.service import SERVICE
 from orchestrator.types import Attachment, Limits, Task
 from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.plans import TALK, a_plan
@@ -167,6 +169,56 @@ async def test_a_budget_that_is_used_up_is_told_by_name(stub: Stub, server: Sand
     await parked(stub, server, lease(limits=Limits(completions=1)))
     await stub.Complete(complete(1))
     assert (await stub.Complete(complete(2))).ended.outcome == "budget"
+
+
+async def test_a_request_of_a_million_empty_messages_is_refused_unparsed(
+    server: SandboxServer, stub: Stub
+) -> None:
+    await parked(stub, server, lease())
+    async with grpc.aio.insecure_channel(f"unix:{server.directory}/s") as channel:
+        for method, data, told in (
+            ("Complete", b"\x1a\0" * 1_900_000, "more than"),
+            ("Complete", b"\x1a\x04\x52\x02hi", "Message has no field 10"),
+            ("Complete", b"\x1a\x7fshort", "longer than its message"),
+            ("SubmitResult", b"\x12" + b"\xff" * 20, "without an end"),
+            ("SubmitResult", b"\x08\x01" * 300, "more than 256 fields"),
+            ("RecordStep", b"\x12\x80\x80\xc0\x01" + bytes(3 << 20), "at most"),
+            ("CallTool", b"\x12\x02\xff\xff", "no CallToolRequest"),
+        ):
+            call = channel.unary_unary(f"/{SERVICE}/{method}")
+            with pytest.raises(grpc.aio.AioRpcError, match=told) as refused:
+                await call(data)
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert (await stub.Complete(complete())).completion.text
+
+
+async def test_a_flood_of_abandoned_calls_ends_the_rollout_as_over_its_budget(
+    server: SandboxServer, stub: Stub
+) -> None:
+    given = lease()
+    await parked(stub, server, given)
+
+    async def flood() -> None:
+        while given.live:
+            await asyncio.gather(
+                *(stub.RecordStep(pb.RecordStepRequest(), timeout=0.01) for _ in range(8)), return_exceptions=True
+            )
+
+    async with asyncio.timeout(120):
+        await flood()
+    assert await given.ended() == Refused("budget", "50 calls per second")
+
+
+async def test_calls_past_the_pace_wait_and_are_served(server: SandboxServer, stub: Stub) -> None:
+    given = lease()
+    await parked(stub, server, given)
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    for number in range(BURST + 25):
+        await stub.RecordStep(pb.RecordStepRequest(step_number=number))
+    assert loop.time() - started > 0.3  # 25 calls at 50 a second, whatever refilled meanwhile
+    assert len(given.steps) == BURST + 25
+    assert given.live
 
 
 async def test_a_third_connection_is_not_accepted(server: SandboxServer) -> None:

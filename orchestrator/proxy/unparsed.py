@@ -1,0 +1,82 @@
+"""Looks at a request's bytes before protobuf makes objects of them.
+
+Parsed, an empty message of two bytes takes a hundred: 1.9 million of them in one request of 4 MiB cost
+260 MiB. So the fields are counted first, in the bytes, and what the contract does not know is refused.
+The walk ends at the first field too many: it costs what an honest request costs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError, Message
+
+from orchestrator.errors import ProtocolError
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+M = TypeVar("M", bound=Message)
+
+
+def read(kind: type[M], data: bytes, *, max_bytes: int, max_fields: int) -> M:
+    """The request. Raises ProtocolError: too long, too many fields, unknown ones, or no such message."""
+    if len(data) > max_bytes:
+        raise ProtocolError(f"{kind.DESCRIPTOR.name} of {len(data)} bytes; at most {max_bytes} are accepted")
+    _Walk(data, max_fields).message(kind.DESCRIPTOR, 0, len(data))
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise ProtocolError(f"no {kind.DESCRIPTOR.name}") from error
+
+
+class _Walk:
+    """Over the fields of a message and of the messages in it."""
+
+    def __init__(self, data: bytes, max_fields: int) -> None:
+        self._data = data
+        self._max_fields = max_fields
+        self._fields = 0
+
+    def message(self, kind: Any, at: int, end: int) -> None:
+        """Raises ProtocolError unless `data[at:end]` is a message of this kind (its descriptor), of few fields."""
+        while at < end:
+            self._fields += 1
+            if self._fields > self._max_fields:
+                raise ProtocolError(f"more than {self._max_fields} fields in one request")
+            tag, at = self._varint(at, end)
+            field = kind.fields_by_number.get(tag >> 3)
+            if field is None:
+                raise ProtocolError(f"{kind.name} has no field {tag >> 3}")
+            start, at = self._value(tag & 7, at, end)
+            if field.type == FieldDescriptor.TYPE_MESSAGE and tag & 7 == _BYTES:
+                self.message(field.message_type, start, at)
+
+    def _value(self, wire_type: int, at: int, end: int) -> tuple[int, int]:
+        """Where the value begins and ends."""
+        start = at
+        if wire_type == _VARINT:
+            _, at = self._varint(at, end)
+        elif wire_type == _FIXED64:
+            at += 8
+        elif wire_type == _FIXED32:
+            at += 4
+        elif wire_type == _BYTES:
+            length, start = self._varint(at, end)
+            at = start + length
+        else:
+            raise ProtocolError(f"a field of wire type {wire_type}")
+        if at > end:
+            raise ProtocolError("a field longer than its message")
+        return start, at
+
+    def _varint(self, at: int, end: int) -> tuple[int, int]:
+        value = 0
+        for shift in range(0, 70, 7):
+            if at >= end:
+                break
+            byte = self._data[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value, at
+        raise ProtocolError("a number without an end")

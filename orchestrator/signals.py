@@ -13,7 +13,7 @@ T = TypeVar("T")
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # What is left when these have passed is found by its labels at the next start, or by `orchestrator cleanup`.
 CLEANUP_S = 30.0
-HASTY_CLEANUP_S = 3.0
+HASTY_CLEANUP_S = 10.0  # a loaded Engine takes seconds to remove some dozen containers
 
 
 class Stopped(Exception):

@@ -1,4 +1,4 @@
-"""Pid 1: forks the runner and the code workers, wipes workers, reaps, ends with the runner.
+"""Pid 1: forks the runner and the code workers, wipes workers, reaps, ends with the runner or the orchestrator.
 
 Single-threaded, imports everything once so that its children share it, holds no task data, opens
 no channel. It cannot kill by right (no CAP_KILL): a worker's processes are killed by a child whose
@@ -21,12 +21,14 @@ from typing import NoReturn
 
 from sandbox import identity, procfs
 from sandbox.control import ControlLost, RunnerEnd, SupervisorEnd, control_line
+from sandbox.tether import Tether, TetherLost
 from sandbox.types import Box, Confinement, Identities
 from sandbox.worker import EXIT_BROKEN, Worker
 from sandbox.worker_setup import clean_process, place_pipes
 
 WIPE_LIMIT_S = 20.0  # on a crowded machine even a killed process takes seconds to end
 EXIT_CANNOT_WIPE = 71
+EXIT_NO_ORCHESTRATOR = 72
 _WIPE_PAUSE_S = 0.005
 _KILLER_LIMIT_S = 0.2
 
@@ -46,11 +48,20 @@ class Supervisor:
         self._number = 0
         self._terminated_by: int | None = None
         self._control: SupervisorEnd
+        self._tether: Tether
         self._wakeup = -1
 
     def run(self) -> int:
-        """Until the runner ends; returns the exit code of this process."""
+        """Until the runner or the orchestrator ends; returns the exit code of this process.
+
+        In the second case the runner ends with this process: the kernel sees to it.
+        """
         identity.become_supervisor()
+        try:
+            self._tether = Tether(self._box.tether)
+        except TetherLost as error:
+            print(error, file=sys.stderr, flush=True)
+            return EXIT_NO_ORCHESTRATOR
         self._wakeup = self._catch_signals()
         # Objects made so far are never looked at again: a collection would copy the pages they share.
         gc.freeze()
@@ -61,6 +72,9 @@ class Supervisor:
             self._serve()
         except ControlLost:
             self._await_runner()
+        except TetherLost as error:
+            print(error, file=sys.stderr, flush=True)
+            return EXIT_NO_ORCHESTRATOR
         finally:
             self._wipe()
         if self._terminated_by is not None:
@@ -72,8 +86,11 @@ class Supervisor:
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         poll.register(self._wakeup, select.POLLIN)
+        poll.register(self._tether, select.POLLIN)
         while self._runner_status is None and self._terminated_by is None:
             ready = [fd for fd, _ in poll.poll()]
+            if self._tether.fileno() in ready:
+                raise TetherLost("the orchestrator is gone")
             if self._wakeup in ready:
                 os.read(self._wakeup, 4096)
                 self._reap()
@@ -102,6 +119,7 @@ class Supervisor:
 
     def _be_runner(self, control: RunnerEnd) -> int:
         self._control.close()
+        self._tether.close()
         identity.become_runner(self._box)
         return self._runner_main(self._box, control, self._confinement)
 

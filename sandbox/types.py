@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 SOCKET_NAME = "s"  # of the orchestrator's socket, in the channel directory
+TETHER_NAME = "t"  # of the one that only hangs up
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,11 @@ class Box:
     def socket(self) -> Path:
         """Where the orchestrator listens."""
         return self.channel / SOCKET_NAME
+
+    @property
+    def tether(self) -> Path:
+        """Where the orchestrator holds this sandbox."""
+        return self.channel / TETHER_NAME
 
 
 @dataclass(frozen=True, slots=True)

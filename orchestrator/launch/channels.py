@@ -11,12 +11,14 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 
+from orchestrator.errors import LaunchError
 from orchestrator.launch.names import SOCKET_NAME
 from orchestrator.launch.owner import this_process
+from orchestrator.launch.tether import tether
 
 PREFIX = "orchestrator-"
 DRAFT_PREFIX = f"{PREFIX}new-"
@@ -56,14 +58,20 @@ class Channels:
 
     @contextmanager
     def directory(self) -> Iterator[Path]:
-        """A directory for one sandbox's socket, which it can enter but not list or write."""
+        """A directory for one sandbox's sockets, which it can enter but not list or write.
+
+        A sandbox that still hangs on it when the block is left ends by itself. Raises LaunchError.
+        """
         path = self.root / secrets.token_urlsafe(_NAME_BYTES)
-        path.mkdir()
-        path.chmod(0o711)
-        try:
+        with ExitStack() as stack:
+            try:
+                path.mkdir()
+                stack.callback(shutil.rmtree, path, ignore_errors=True)
+                path.chmod(0o711)
+                stack.enter_context(tether(path))
+            except OSError as error:
+                raise LaunchError(f"no place for a sandbox's socket in {self.root}: {error.strerror}") from error
             yield path
-        finally:
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def _parent() -> Path:

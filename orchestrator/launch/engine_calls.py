@@ -100,10 +100,11 @@ class Engine:
         )
         return answer
 
-    async def images(self, label: str) -> list[dict[str, Any]]:
-        """All images with a label, intermediate ones too."""
+    async def images(self, label: str, *, nameless: bool = False) -> list[dict[str, Any]]:
+        """All images with a label, intermediate ones too; or those without a name that no other is built on."""
+        filters: dict[str, Any] = {"label": label, **({"dangling": True} if nameless else {})}
         answer: list[dict[str, Any]] = await self._call(
-            "list images", lambda client: client.images(all=True, filters={"label": label})
+            "list images", lambda client: client.images(all=not nameless, filters=filters)
         )
         return answer
 

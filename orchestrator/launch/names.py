@@ -11,6 +11,7 @@ BASE_REPOSITORY = "rollout-orchestrator-base"
 CHANNEL_GID = 990  # owns /run/channel in the image: only the runner has it
 CHANNEL_MOUNT = "/run/channel/box"
 SOCKET_NAME = "s"
+TETHER_NAME = "t"
 ATTACHMENTS_DIR = "/attachments"
 WORKSPACE_DIR = "/workspace"
 

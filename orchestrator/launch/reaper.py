@@ -1,4 +1,4 @@
-"""Removes what orchestrators that no longer live have left: containers, directories, stages of images.
+"""Removes what orchestrators that no longer live have left: containers, directories, images of builds.
 
 Each carries the name of the process that made it; a live one's are never touched, nor is anything
 without such a name. Runs at every start and as `orchestrator cleanup`.
@@ -41,9 +41,11 @@ class Reaped:
     images: int
 
 
-async def reap(*, run: str | None = None) -> Reaped:
+async def reap(*, run: str | None = None, old_images: bool = False) -> Reaped:
     """Removes what is left of dead orchestrators; with `run`, of that run only.
 
+    `old_images`: sandbox images too that a newer build took the name from. Not at every start: a run
+    may have been told to use one by its id.
     What resists is logged and left. Raises EnvironmentUnusable, DockerError when there is no Engine to ask;
     the directories are gone by then.
     """
@@ -57,6 +59,8 @@ async def reap(*, run: str | None = None) -> Reaped:
             builds = [c for c in await engine.containers(LABEL_STAGE) if _is_abandoned_stage(c)]
             removed += await _remove_containers(engine, builds)
             images = await _remove_stages(engine)
+            if old_images:
+                images += await _remove_old_images(engine)
     finally:
         await engine.aclose()
     return Reaped(removed, directories, images)
@@ -118,6 +122,21 @@ async def _remove_stages(engine: Engine) -> int:
                 count += 1
         if count == before:
             return count
+
+
+async def _remove_old_images(engine: Engine) -> int:
+    """Nameless sandbox images that nothing runs in. None while a build is under way: its last steps look so."""
+    if await engine.images(LABEL_STAGE):
+        return 0
+    count = 0
+    for image in await engine.images(f"{LABEL_PROJECT}={PROJECT}", nameless=True):
+        try:
+            await engine.remove_image(image["Id"])
+        except DockerError as error:
+            log.debug("image %s stays: %s", image["Id"], error)
+        else:
+            count += 1
+    return count
 
 
 # ---------------------------------------------------------------- directories

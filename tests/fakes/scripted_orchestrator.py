@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -55,7 +56,7 @@ class Script:
 
 
 class ScriptedOrchestrator(pb_grpc.SandboxServiceServicer):
-    """`async with ScriptedOrchestrator(directory, script) as served`: listens at `directory/s`."""
+    """`async with ScriptedOrchestrator(directory, script) as served`: listens at `directory/s`, holds at `t`."""
 
     def __init__(self, directory: Path, script: Script) -> None:
         self.directory = directory
@@ -72,6 +73,7 @@ class ScriptedOrchestrator(pb_grpc.SandboxServiceServicer):
         self.first_completion_s = 0.0
         self._served: dict[int, pb.CompleteResponse] = {}
         self._server: grpc.aio.Server | None = None
+        self._tether = socket.socket(socket.AF_UNIX)
 
     async def __aenter__(self) -> ScriptedOrchestrator:
         self._server = grpc.aio.server()
@@ -80,15 +82,23 @@ class ScriptedOrchestrator(pb_grpc.SandboxServiceServicer):
         self._server.add_insecure_port(f"unix:{path}")
         await self._server.start()
         path.chmod(0o666)
+        self._tether.bind(str(self.directory / "t"))
+        (self.directory / "t").chmod(0o666)
+        self._tether.listen(1)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.let_go()
         await self.stop()
 
+    def let_go(self) -> None:
+        """The process ends, as far as pid 1 can see."""
+        self._tether.close()
+
     async def stop(self) -> None:
-        """Dies, as far as the sandbox can see."""
+        """Serves no more."""
         assert self._server is not None
         await self._server.stop(0)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from rollout_api.v1 import sandbox_pb2 as pb
 
+from sandbox.supervisor import EXIT_NO_ORCHESTRATOR
 from tests.fakes.sandbox_process import DEADLINE_S, ROOT, Places, Uids, ended, run, started
 from tests.fakes.scripted_orchestrator import ENDED, Script, ScriptedOrchestrator, action
 
@@ -218,6 +219,30 @@ async def test_a_working_sandbox_ends_when_its_orchestrator_stays_away(places: P
     assert "the orchestrator is gone" in end.stderr
     assert time.monotonic() - stopped > 9
     assert len(served.completions) == 1
+
+
+async def test_a_sandbox_in_a_step_without_end_ends_with_its_orchestrator(places: Places) -> None:
+    """Nothing inside calls anybody: only pid 1 can notice."""
+    marker = f"29{os.getpid()}"
+    code = f"import subprocess\nsubprocess.Popen(['sleep', '{marker}'], start_new_session=True)\nwhile True: pass"
+    script = Script([action(code)], step_timeout_s=3600.0)
+    async with ScriptedOrchestrator(places.channel, script) as served, started(places) as process:
+        await until(lambda: bool(processes_with(marker)))
+        served.let_go()
+        end = await ended(process, served)
+    assert end.code == EXIT_NO_ORCHESTRATOR
+    assert end.stderr.startswith("the orchestrator is gone\n")
+    await until(lambda: not processes_with(marker))
+    await until(lambda: not processes_with(str(places.workspace)))
+
+
+async def test_a_sandbox_that_nobody_holds_does_not_begin(places: Places) -> None:
+    async with ScriptedOrchestrator(places.channel, Script([])) as served:
+        served.let_go()
+        async with started(places) as process:
+            end = await ended(process, served)
+    assert end.code == EXIT_NO_ORCHESTRATOR
+    assert end.stderr.startswith("no orchestrator holds this sandbox")
 
 
 async def test_a_dead_runner_takes_the_sandbox_with_it(places: Places) -> None:

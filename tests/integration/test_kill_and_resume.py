@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import docker
 import pytest
 
 from orchestrator.launch.names import LABEL_OWNER
-from tests.fakes.inference import ScriptedServer
+from tests.e2e.leftovers import engine
+from tests.fakes.inference import ScriptedServer, always
 from tests.fakes.runs import (
     answers,
     essence,
@@ -86,12 +86,11 @@ async def test_killed_run_resumes_to_the_same_groups(home: Path, undisturbed: li
 @pytest.mark.docker
 @pytest.mark.slow
 async def test_killed_run_with_containers_resumes_and_removes_them(home: Path, undisturbed: list[str]) -> None:
-    engine = docker.APIClient()
     write_tasks(home / "tasks.jsonl", TASKS, bad=BAD_PLACE)
     rollouts = home / "run" / "rollouts.jsonl"
     async with ScriptedServer("vllm", answers(TASKS, delay_s=0.2)) as server:
         async with running(*flags(home, server.base_url, launcher="docker"), directory=home) as first:
-            owner = f":{first.process.pid}:"
+            pid = first.process.pid
             await until(lambda: whole_lines(rollouts) >= ROLLOUTS // 3, "it runs")
             first.signal(signal.SIGKILL)
             await first.ended()
@@ -99,10 +98,52 @@ async def test_killed_run_with_containers_resumes_and_removes_them(home: Path, u
     assert again.code == 0, again.stderr
     assert essence(home / "run" / "groups.jsonl") == undisturbed
     assert outcomes(home / "run") == {"finished": ROLLOUTS, "bad_task": 1}
-    left = [c for c in engine.containers(all=True) if owner in c["Labels"].get(LABEL_OWNER, "")]
-    engine.close()
-    assert left == []
+    assert states_of(pid) == []
     await _nothing_left(home)
+
+
+@pytest.mark.docker
+@pytest.mark.slow
+async def test_containers_end_with_their_orchestrator_and_only_those_of_the_dead_are_removed(home: Path) -> None:
+    """Killed in the middle of steps without end, which nothing inside the containers would ever leave."""
+    (home / "live").mkdir()
+    script = always("Thought.\n<code>\nwhile True:\n    pass\n</code>")
+    endless = {
+        "launcher": "docker",
+        "step_timeout": 3600,
+        "rollout_timeout": 3600,
+        "group_size": 1,
+        "drain_timeout": 0,
+    }
+    async with ScriptedServer("vllm", script) as server:
+        given = []
+        for directory in (home, home / "live"):
+            write_tasks(directory / "tasks.jsonl", 1)
+            given.append(flags(directory, server.base_url, **endless))
+        async with (
+            running(*given[0], directory=home) as killed,
+            running(*given[1], directory=home / "live") as live,
+        ):
+            both = [killed.process.pid, live.process.pid]
+            await until(lambda: len(server.log.completed) == 2, "both are in a step")
+            killed.signal(signal.SIGKILL)
+            await killed.ended()
+            await until(lambda: [states_of(pid) for pid in both] == [["exited"], ["running"]], "it ends by itself")
+            cleaned = await run(directory=home, command="cleanup")
+            assert cleaned.code == 0, cleaned.stderr
+            assert [states_of(pid) for pid in both] == [[], ["running"]]
+            assert not any((home / "t").glob("orchestrator-*"))
+            assert any((home / "live" / "t").glob("orchestrator-*"))
+            live.signal(signal.SIGTERM)
+            await live.ended()
+        assert states_of(both[1]) == []
+
+
+def states_of(pid: int) -> list[str]:
+    """Of the containers an orchestrator with this pid made."""
+    with engine() as client:
+        labelled = client.containers(all=True, filters={"label": LABEL_OWNER})
+    return [c["State"] for c in labelled if f":{pid}:" in c["Labels"][LABEL_OWNER]]
 
 
 async def test_torn_ends_are_set_aside_and_never_parsed(home: Path, undisturbed: list[str]) -> None:

@@ -135,9 +135,49 @@ async def test_stages_of_dead_builds_go_and_those_of_live_ones_stay(engine: dock
         assert image_exists(engine, nobodys)
 
 
+@pytest.mark.docker
+async def test_images_that_lost_their_name_to_a_newer_build_go_unless_used(
+    engine: docker.APIClient, probe: str
+) -> None:
+    label = f"{LABEL_PROJECT}={PROJECT}"
+    with image_of(engine, probe, label) as old, image_of(engine, probe, label) as used:
+        with (
+            image_of(engine, probe, label) as named,
+            image_of(engine, probe, f"{LABEL_PROJECT}=another") as foreign,
+        ):
+            engine.tag(named, "rollout-orchestrator-test", named.rpartition(":")[2][:12])
+            container = engine.create_container_from_config({"Image": used})["Id"]
+            try:
+                with image_of(engine, probe, f"{LABEL_STAGE}={owner_label()}"):
+                    await reap(old_images=True)
+                    assert image_exists(engine, old), "a build is under way"
+                await reap()
+                assert image_exists(engine, old), "only cleanup was asked for that"
+                await until_reaped(engine, old)
+                for other in (used, named, foreign):
+                    assert image_exists(engine, other)
+            finally:
+                engine.remove_container(container)
+
+
+async def until_reaped(engine: docker.APIClient, image: str) -> None:
+    """Somebody else's build on the same Engine may be under way for a while."""
+    async with asyncio.timeout(300):
+        while image_exists(engine, image):
+            await reap(old_images=True)
+            await asyncio.sleep(0.1)
+
+
 @contextmanager
 def stage(engine: docker.APIClient, base: str, builder: str) -> Iterator[str]:
-    recipe = io.BytesIO(f"FROM {base}\nLABEL {LABEL_STAGE}={builder} n={uuid.uuid4().hex}\n".encode())
+    with image_of(engine, base, f"{LABEL_STAGE}={builder}") as image:
+        yield image
+
+
+@contextmanager
+def image_of(engine: docker.APIClient, base: str, label: str) -> Iterator[str]:
+    """A nameless image with one label."""
+    recipe = io.BytesIO(f"FROM {base}\nLABEL {label} x={uuid.uuid4().hex}\n".encode())
     *_, last = engine.build(fileobj=recipe, rm=True, decode=True)
     image = last["stream"].split()[-1]
     try:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from orchestrator.launch.tether import tether
 from sandbox.control import RunnerEnd
 from sandbox.supervisor import Supervisor
 from sandbox.types import Box, Confinement
@@ -24,9 +26,14 @@ ROOT = Path(__file__).parents[2]
 @contextmanager
 def worker_link(workspace: Path) -> Iterator[WorkerLink]:
     """A link to workers without identities of their own; `replace()` gives the first."""
+    with tempfile.TemporaryDirectory() as channel, tether(Path(channel)):
+        yield from _linked(workspace, Path(channel))
+
+
+def _linked(workspace: Path, channel: Path) -> Iterator[WorkerLink]:
     ours, theirs = socket.socketpair()
     host = subprocess.Popen(
-        [sys.executable, "-m", __name__, str(theirs.fileno()), str(workspace)],
+        [sys.executable, "-m", __name__, str(theirs.fileno()), str(workspace), str(channel)],
         cwd=ROOT,
         env={"PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}", "PYTHONHASHSEED": "0"},
         pass_fds=[theirs.fileno()],
@@ -54,5 +61,5 @@ def _hand_over(box: Box, control: RunnerEnd, confinement: Confinement) -> int:
 
 
 if __name__ == "__main__":
-    place = Path(sys.argv[2])
-    sys.exit(Supervisor(Box(place, place, place, None, 100), _hand_over).run())
+    place, channel = Path(sys.argv[2]), Path(sys.argv[3])
+    sys.exit(Supervisor(Box(channel, place, place, None, 100), _hand_over).run())

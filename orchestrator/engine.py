@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, aclosing
@@ -74,7 +75,7 @@ class Orchestrator:
         from orchestrator.surroundings import open_surroundings
 
         async with AsyncExitStack() as stack:
-            self._around = await open_surroundings(self.config, stack, self.observer.notes)
+            self._around = await open_surroundings(self.config, stack, self.observer.notes, self.observer.say)
             self._stack = stack.pop_all()
         return self
 
@@ -115,6 +116,8 @@ class Orchestrator:
         """No sandbox is launched any more; those that run come to their end, and groups that then lack a
         rollout stay unfinished."""
         self._stopping.set()
+        if self._around is not None and self._around.pool is not None:
+            self._around.pool.drain()
 
     @property
     def stopping(self) -> bool:
@@ -127,7 +130,7 @@ class Orchestrator:
         source = "exact token ids" if self.around.completer.takes_ids else "text"
         return (
             f"{self.config.openai[0].model_name} at {self.config.openai[0].base_url} ({source}); "
-            f"groups of {env.group_size}, at most {env.max_concurrent_sandboxes} sandboxes"
+            f"groups of {env.group_size}, at most {env.max_concurrent_sandboxes} sandboxes{_on_top(env.most_warm)}"
         )
 
     async def groups(
@@ -186,6 +189,9 @@ class Orchestrator:
         executor = self._executor(earlier)
         outstanding = 0
         changed = asyncio.Event()
+        more = True
+        if self.around.pool is not None:
+            self.around.pool.follow(lambda: math.inf if more else executor.waiting)
 
         async def one(task: Task, number: int, epoch: int) -> None:
             nonlocal outstanding
@@ -213,6 +219,7 @@ class Orchestrator:
                     await changed.wait()
                 outstanding += env.group_size
                 tg.create_task(one(task, number, epoch), name=f"group {number}")
+            more = False
 
     def _stream(self, tasks: Iterable[Task | BadTask]) -> Iterator[tuple[Task | BadTask, int, int]]:
         """(task, number in the stream, epoch), good ones counted against `env.total_steps`."""
@@ -286,7 +293,7 @@ class Orchestrator:
 
     def _launching(self) -> Launching:
         env, around, spec = self.config.env, self.around, self.config.sandbox_spec()
-        docker = Breaker("Docker", lambda: around.launcher.describe(spec), self.observer.say)
+        docker = around.docker or Breaker("Docker", lambda: around.launcher.describe(spec), self.observer.say)
         endpoint = Breaker("the inference endpoint", around.endpoint_answers, self.observer.say)
         return Launching(
             self._stopping,
@@ -298,6 +305,10 @@ class Orchestrator:
             },
             HealthGate(window=3 * 2 * env.group_size * (env.max_retries + 1)),
         )
+
+
+def _on_top(warm: int) -> str:
+    return f" and {warm} warm ones on top" if warm else ""
 
 
 def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:

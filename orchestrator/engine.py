@@ -12,7 +12,7 @@ import logging
 import math
 import secrets
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -130,7 +130,8 @@ class Orchestrator:
         source = "exact token ids" if self.around.completer.takes_ids else "text"
         return (
             f"{self.config.openai[0].model_name} at {self.config.openai[0].base_url} ({source}); "
-            f"groups of {env.group_size}, at most {env.max_concurrent_sandboxes} sandboxes{_on_top(env.most_warm)}"
+            f"groups of {env.group_size}, at most {env.max_concurrent_sandboxes} sandboxes"
+            f"{_on_top(env.max_concurrent_sandboxes, env.most_warm)}"
         )
 
     async def groups(
@@ -190,8 +191,8 @@ class Orchestrator:
         outstanding = 0
         changed = asyncio.Event()
         more = True
-        if self.around.pool is not None:
-            self.around.pool.follow(lambda: math.inf if more else executor.waiting)
+        pool = self.around.pool
+        demand = nullcontext() if pool is None else pool.following(lambda: math.inf if more else executor.waiting)
 
         async def one(task: Task, number: int, epoch: int) -> None:
             nonlocal outstanding
@@ -203,23 +204,24 @@ class Orchestrator:
                 outstanding -= env.group_size
                 changed.set()
 
-        async with asyncio.TaskGroup() as tg:
-            stream = self._stream(tasks)
-            # Sources read files or the network: off the event loop, one task at a time.
-            while not self._stopping.is_set() and (item := await asyncio.to_thread(next, stream, None)):
-                task, number, epoch = item
-                if isinstance(task, BadTask):
-                    if number not in earlier.bad:
-                        self.observer.bad_task(task, number)
-                    continue
-                if number in earlier.written:
-                    continue
-                while outstanding >= env.max_concurrent_sandboxes:
-                    changed.clear()
-                    await changed.wait()
-                outstanding += env.group_size
-                tg.create_task(one(task, number, epoch), name=f"group {number}")
-            more = False
+        with demand:
+            async with asyncio.TaskGroup() as tg:
+                stream = self._stream(tasks)
+                # Sources read files or the network: off the event loop, one task at a time.
+                while not self._stopping.is_set() and (item := await asyncio.to_thread(next, stream, None)):
+                    task, number, epoch = item
+                    if isinstance(task, BadTask):
+                        if number not in earlier.bad:
+                            self.observer.bad_task(task, number)
+                        continue
+                    if number in earlier.written:
+                        continue
+                    while outstanding >= env.max_concurrent_sandboxes:
+                        changed.clear()
+                        await changed.wait()
+                    outstanding += env.group_size
+                    tg.create_task(one(task, number, epoch), name=f"group {number}")
+                more = False
 
     def _stream(self, tasks: Iterable[Task | BadTask]) -> Iterator[tuple[Task | BadTask, int, int]]:
         """(task, number in the stream, epoch), good ones counted against `env.total_steps`."""
@@ -307,8 +309,8 @@ class Orchestrator:
         )
 
 
-def _on_top(warm: int) -> str:
-    return f" and {warm} warm ones on top" if warm else ""
+def _on_top(leased: int, warm: int) -> str:
+    return f" and {warm} warm ones on top, {leased + warm} in all" if warm else ""
 
 
 def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Generic, Protocol, TypeVar
 
 from orchestrator.errors import LaunchError, RolloutError
@@ -88,7 +88,7 @@ class WarmPool(Generic[P]):
         self._recovered = recovered
         self._idle_s = idle_s
         self._pauses_s = pauses_s
-        self._demand: Callable[[], float] = lambda: math.inf
+        self._demands: list[Callable[[], float]] = []
         self._free: list[_Place[P]] = []  # unclaimed, in the order of their making
         self._all: set[_Place[P]] = set()
         self._closed = False
@@ -113,9 +113,15 @@ class WarmPool(Generic[P]):
         """Sandboxes that no rollout has: parked, being made ahead, being removed."""
         return sum(not place.claimed.is_set() or place.done.is_set() for place in self._all)
 
-    def follow(self, demand: Callable[[], float]) -> None:
-        """`demand` tells how many rollouts will still want a sandbox: no more than that are made."""
-        self._demand = demand
+    @contextmanager
+    def following(self, demand: Callable[[], float]) -> Iterator[None]:
+        """Within this block no more are made ahead than `demand` tells that rollouts will still want, and the
+        other blocks' too. Outside of any, as many as ever."""
+        self._demands.append(demand)
+        try:
+            yield
+        finally:
+            self._demands.remove(demand)
 
     @asynccontextmanager
     async def claim(self, spec: SandboxSpec) -> AsyncIterator[P]:
@@ -178,7 +184,8 @@ class WarmPool(Generic[P]):
     def _fill(self) -> None:
         if self._closed or self._broken is not None or self._pausing is not None:
             return
-        wanted = min(self._wanted + self._head_start, self._demand())
+        demand = sum(demand() for demand in self._demands) if self._demands else math.inf
+        wanted = min(self._wanted + self._head_start, demand)
         for _ in range(math.ceil(wanted) - self.spare):
             self._free.append(self._make(self._spec))
 

@@ -247,11 +247,13 @@ async def test_the_number_follows_the_demand() -> None:
 async def test_no_more_are_made_than_will_be_wanted() -> None:
     async with Bench() as bench:
         await eventually(lambda: bench.pool.parked == 2)
-        bench.pool.follow(lambda: 0)
-        for _ in range(3):
-            await bench.use()
-        await eventually(lambda: bench.pool.spare == 0)
-        assert bench.launcher.launched == 3
+        with bench.pool.following(lambda: 0):
+            for _ in range(3):
+                await bench.use()
+            await eventually(lambda: bench.pool.spare == 0)
+            assert bench.launcher.launched == 3
+        await bench.use()
+        await eventually(lambda: bench.pool.parked == 2)
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.001, 0.01, 0.03])

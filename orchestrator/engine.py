@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -74,7 +75,7 @@ class Orchestrator:
         from orchestrator.surroundings import open_surroundings
 
         async with AsyncExitStack() as stack:
-            self._around = await open_surroundings(self.config, stack, self.observer.notes)
+            self._around = await open_surroundings(self.config, stack, self.observer.notes, self.observer.say)
             self._stack = stack.pop_all()
         return self
 
@@ -115,6 +116,8 @@ class Orchestrator:
         """No sandbox is launched any more; those that run come to their end, and groups that then lack a
         rollout stay unfinished."""
         self._stopping.set()
+        if self._around is not None and self._around.pool is not None:
+            self._around.pool.drain()
 
     @property
     def stopping(self) -> bool:
@@ -128,6 +131,7 @@ class Orchestrator:
         return (
             f"{self.config.openai[0].model_name} at {self.config.openai[0].base_url} ({source}); "
             f"groups of {env.group_size}, at most {env.max_concurrent_sandboxes} sandboxes"
+            f"{_on_top(env.max_concurrent_sandboxes, env.most_warm)}"
         )
 
     async def groups(
@@ -186,6 +190,9 @@ class Orchestrator:
         executor = self._executor(earlier)
         outstanding = 0
         changed = asyncio.Event()
+        more = True
+        pool = self.around.pool
+        demand = nullcontext() if pool is None else pool.following(lambda: math.inf if more else executor.waiting)
 
         async def one(task: Task, number: int, epoch: int) -> None:
             nonlocal outstanding
@@ -197,22 +204,24 @@ class Orchestrator:
                 outstanding -= env.group_size
                 changed.set()
 
-        async with asyncio.TaskGroup() as tg:
-            stream = self._stream(tasks)
-            # Sources read files or the network: off the event loop, one task at a time.
-            while not self._stopping.is_set() and (item := await asyncio.to_thread(next, stream, None)):
-                task, number, epoch = item
-                if isinstance(task, BadTask):
-                    if number not in earlier.bad:
-                        self.observer.bad_task(task, number)
-                    continue
-                if number in earlier.written:
-                    continue
-                while outstanding >= env.max_concurrent_sandboxes:
-                    changed.clear()
-                    await changed.wait()
-                outstanding += env.group_size
-                tg.create_task(one(task, number, epoch), name=f"group {number}")
+        with demand:
+            async with asyncio.TaskGroup() as tg:
+                stream = self._stream(tasks)
+                # Sources read files or the network: off the event loop, one task at a time.
+                while not self._stopping.is_set() and (item := await asyncio.to_thread(next, stream, None)):
+                    task, number, epoch = item
+                    if isinstance(task, BadTask):
+                        if number not in earlier.bad:
+                            self.observer.bad_task(task, number)
+                        continue
+                    if number in earlier.written:
+                        continue
+                    while outstanding >= env.max_concurrent_sandboxes:
+                        changed.clear()
+                        await changed.wait()
+                    outstanding += env.group_size
+                    tg.create_task(one(task, number, epoch), name=f"group {number}")
+                more = False
 
     def _stream(self, tasks: Iterable[Task | BadTask]) -> Iterator[tuple[Task | BadTask, int, int]]:
         """(task, number in the stream, epoch), good ones counted against `env.total_steps`."""
@@ -286,7 +295,7 @@ class Orchestrator:
 
     def _launching(self) -> Launching:
         env, around, spec = self.config.env, self.around, self.config.sandbox_spec()
-        docker = Breaker("Docker", lambda: around.launcher.describe(spec), self.observer.say)
+        docker = around.docker or Breaker("Docker", lambda: around.launcher.describe(spec), self.observer.say)
         endpoint = Breaker("the inference endpoint", around.endpoint_answers, self.observer.say)
         return Launching(
             self._stopping,
@@ -298,6 +307,10 @@ class Orchestrator:
             },
             HealthGate(window=3 * 2 * env.group_size * (env.max_retries + 1)),
         )
+
+
+def _on_top(leased: int, warm: int) -> str:
+    return f" and {warm} warm ones on top, {leased + warm} in all" if warm else ""
 
 
 def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from time import time
 
@@ -80,6 +80,7 @@ class Executor:
         slots: asyncio.Semaphore | None = None,
     ) -> None:
         self._around = around
+        self.waiting = 0  # rollouts that want a sandbox and have no slot yet
         self._slots = slots or asyncio.Semaphore(max_sandboxes)
         self._max_retries = max_retries
         self._graded = graded
@@ -120,7 +121,7 @@ class Executor:
         """One attempt, on record when this returns or raises. None: not begun, the run is being stopped."""
         begun_at: float | None = None
         try:
-            async with self._slots:
+            async with self._slot():
                 if not await self._launching.welcome():
                     return None
                 begun_at = time()
@@ -134,6 +135,18 @@ class Executor:
             raise
         self._recorded(result)
         return result
+
+    @asynccontextmanager
+    async def _slot(self) -> AsyncIterator[None]:
+        self.waiting += 1
+        try:
+            await self._slots.acquire()
+        finally:
+            self.waiting -= 1
+        try:
+            yield
+        finally:
+            self._slots.release()
 
     async def _attempt(self, plan: RolloutPlan, begun_at: float) -> Attempt:
         """Anything but a RolloutError is a bug, or stops the run, and passes through."""

@@ -5,15 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import time
 from typing import Any
 
+from orchestrator.breaker import Breaker
 from orchestrator.completion.base import Completer, Tokenizer
 from orchestrator.errors import LaunchError, RolloutError
 from orchestrator.launch.base import Launcher, Sandbox
+from orchestrator.launch.pool import WarmPool
+from orchestrator.launch.ramp import Ramp
 from orchestrator.outcome import ClockExpired, DeadlineExpired, Ending, decide
 from orchestrator.proxy.leases import Lease
 from orchestrator.proxy.server import SandboxServer
@@ -38,7 +47,11 @@ async def _nobody_to_ask() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What every rollout of a run shares. `endpoint_answers` samples nothing and raises CompletionError."""
+    """What every rollout of a run shares.
+
+    `endpoint_answers` samples nothing and raises CompletionError. `docker` pauses launching while the Engine is
+    away. Without a `pool` each rollout makes its own sandbox.
+    """
 
     launcher: Launcher
     completer: Completer
@@ -47,6 +60,14 @@ class Surroundings:
     verify: Callable[[Confinement], None]
     tools: Mapping[str, HostTool] = field(default_factory=dict)
     endpoint_answers: Callable[[], Awaitable[None]] = _nobody_to_ask
+    docker: Breaker | None = None
+    pool: WarmPool[ParkedSandbox] | None = None
+
+    def sandbox(self, spec: SandboxSpec) -> AbstractAsyncContextManager[ParkedSandbox]:
+        """One for one rollout, from the pool where there is one."""
+        if self.pool is not None:
+            return self.pool.claim(spec)
+        return parked_sandbox(spec, self.launcher, self.channel_directory, self.verify)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +77,38 @@ class ParkedSandbox:
     sandbox: Sandbox
     server: SandboxServer
 
+    @property
+    def connected(self) -> bool:
+        """Whether an assignment would reach it."""
+        return self.server.connected
+
+    async def lost(self) -> str:
+        """Waits until it can take no assignment any more; why."""
+        try:
+            end = await first_of(self.sandbox.exited(), self.server.hung_up())
+        except RolloutError as error:
+            return str(error)
+        return end if isinstance(end, str) else end.reason or f"exit code {end.exit_code}"
+
 
 @asynccontextmanager
-async def parked_sandbox(spec: SandboxSpec, around: Surroundings) -> AsyncIterator[ParkedSandbox]:
+async def parked_sandbox(
+    spec: SandboxSpec,
+    launcher: Launcher,
+    channel_directory: Callable[[], AbstractContextManager[Path]],
+    verify: Callable[[Confinement], None],
+    ramp: Ramp | None = None,
+) -> AsyncIterator[ParkedSandbox]:
     """A fresh sandbox, verified and parked. On any exit it is removed, socket and directory with it.
 
-    Raises LaunchError, DockerError; EnvironmentUnusable when its confinement is not what it must be.
+    `ramp` decides when it is begun. Raises LaunchError, DockerError; EnvironmentUnusable when its confinement
+    is not what it must be.
     """
-    with around.channel_directory() as directory:
-        async with SandboxServer(directory) as server, around.launcher.launch(spec, directory) as sandbox:
+    async with AsyncExitStack() as stack:
+        async with ramp.start() if ramp is not None else nullcontext():
+            directory = stack.enter_context(channel_directory())
+            server = await stack.enter_async_context(SandboxServer(directory))
+            sandbox = await stack.enter_async_context(launcher.launch(spec, directory))
             try:
                 async with asyncio.timeout(PARK_TIMEOUT_S):
                     parked = await first_of(server.parked(), sandbox.exited())
@@ -72,19 +116,22 @@ async def parked_sandbox(spec: SandboxSpec, around: Surroundings) -> AsyncIterat
                 raise LaunchError(f"the sandbox was not ready within {PARK_TIMEOUT_S:g} s") from error
             if isinstance(parked, SandboxExit):
                 raise LaunchError(f"the sandbox ended at start: {parked.reason or parked.exit_code}")
-            around.verify(parked)
-            yield ParkedSandbox(sandbox, server)
+        verify(parked)
+        yield ParkedSandbox(sandbox, server)
 
 
 async def run_rollout(plan: RolloutPlan, around: Surroundings) -> Attempt:
     """Carries out one plan. Raises RolloutError with nothing left behind, AuthenticationError to stop the run."""
     launched_at, loop = time(), asyncio.get_running_loop()
     launch_start = loop.time()
-    async with parked_sandbox(plan.sandbox, around) as parked:
+    async with around.sandbox(plan.sandbox) as parked:
         lease = Lease(plan, around.completer, around.tokenizer, around.tools, parked.sandbox.cpu_s)
         launch_s = loop.time() - launch_start
         parked.server.assign(lease)
-        ending = await _ending(lease, parked.sandbox)
+        try:
+            ending = await _ending(lease, parked.sandbox)
+        finally:
+            await lease.aclose()  # nothing is sampled for it any more, however long its removal takes
         record = Record(
             started_at=launched_at + launch_s,
             turns=tuple(lease.turns),

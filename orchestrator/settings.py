@@ -375,6 +375,11 @@ class EnvSettings(Settings):
     max_reasoning_tokens: int | None = setting(None, Whole(1024, 32_000), ATROPOS, "most tokens of reasoning")
     custom_thinking_prompt: str | None = setting(None, Text(), ATROPOS, "system prompt in front for reasoning")
 
+    @property
+    def most_warm(self) -> int:
+        """Sandboxes kept ready on top of those that rollouts have."""
+        return self.max_concurrent_sandboxes // 4 if self.warm_sandboxes is None else self.warm_sandboxes
+
     def __post_init__(self) -> None:
         super().__post_init__()
         kept = self.group_policy.removeprefix("partial:")

@@ -6,11 +6,12 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from orchestrator.breaker import Breaker
 from orchestrator.completion.base import Completer, Endpoint
 from orchestrator.completion.connect import connect
 from orchestrator.completion.limits import LimitedCompleter
@@ -21,9 +22,11 @@ from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.errors import DockerError, EnvironmentUnusable
 from orchestrator.launch.base import Launcher
 from orchestrator.launch.channels import Channels
-from orchestrator.rollout import Surroundings
+from orchestrator.launch.pool import WarmPool
+from orchestrator.launch.ramp import Ramp
+from orchestrator.rollout import ParkedSandbox, Surroundings, parked_sandbox
 from orchestrator.tools.base import HostTool
-from orchestrator.types import Confinement
+from orchestrator.types import Confinement, SandboxSpec
 
 if TYPE_CHECKING:
     from orchestrator.config import Config
@@ -35,17 +38,64 @@ REPLAY = "replay:"
 FALLBACK_TOKENIZER = "NousResearch/DeepHermes-3-Llama-3-8B-Preview"  # the predecessor's default
 
 
-async def open_surroundings(config: Config, stack: AsyncExitStack, notes: list[str]) -> Surroundings:
-    """Docker, image, tokenizer, endpoint. Raises EnvironmentUnusable, everything opened so far closed."""
+async def open_surroundings(
+    config: Config, stack: AsyncExitStack, notes: list[str], say: Callable[[str], None] = log.warning
+) -> Surroundings:
+    """Docker, image, tokenizer, endpoint. Raises EnvironmentUnusable, everything opened so far closed.
+
+    `say` is told when Docker goes away and comes back.
+    """
     launcher, channel_directory, verify = await _launcher(config, stack, notes)
     await launcher.check(config.sandbox_spec())
     await _remove_leftovers(notes, docker=config.env.launcher == "docker")
+    docker = Breaker("Docker", lambda: launcher.describe(config.sandbox_spec()), say)
+    # Its first sandboxes are made while the tokenizer loads.
+    pool = await stack.enter_async_context(_pool(config, launcher, channel_directory, verify, docker))
     tokenizer = await asyncio.to_thread(_tokenizer, config)
     completer = await _completer(config, tokenizer, stack, notes)
     tools = _web_tools(config, stack)
     sampled = [endpoint(server) for server in config.openai if not server.base_url.startswith(REPLAY)]
     return Surroundings(
-        launcher, completer, tokenizer, channel_directory, verify, tools, lambda: one_answers(sampled)
+        launcher,
+        completer,
+        tokenizer,
+        channel_directory,
+        verify,
+        tools,
+        lambda: one_answers(sampled),
+        docker,
+        pool,
+    )
+
+
+def _pool(
+    config: Config,
+    launcher: Launcher,
+    channel_directory: Callable[[], AbstractContextManager[Path]],
+    verify: Callable[[Confinement], None],
+    docker: Breaker,
+) -> WarmPool[ParkedSandbox]:
+    """Where all sandboxes of a run come from."""
+    env, ramp = config.env, Ramp()
+
+    def park(spec: SandboxSpec) -> AbstractAsyncContextManager[ParkedSandbox]:
+        return parked_sandbox(spec, launcher, channel_directory, verify, ramp)
+
+    async def recovered() -> None:
+        await docker.away()
+        await docker.passed()
+
+    # A resumed run may have nothing left to do.
+    rollouts = 0 if env.resume else env.max_concurrent_sandboxes
+    if env.total_steps > 0:
+        rollouts = min(rollouts, env.total_steps * env.group_size)
+    return WarmPool(
+        park,
+        config.sandbox_spec(),
+        leased=env.max_concurrent_sandboxes,
+        warm=env.most_warm,
+        head_start=rollouts,
+        recovered=recovered,
     )
 
 
@@ -148,6 +198,7 @@ async def _launcher(
 ) -> tuple[Launcher, Callable[[], AbstractContextManager[Path]], Callable[[Confinement], None]]:
     """(launcher, where sandboxes find their sockets, what refuses a badly confined one)."""
     env = config.env
+    sandboxes = env.max_concurrent_sandboxes + env.most_warm
     run_id = secrets.token_hex(8)
     if env.launcher == "docker":
         from orchestrator.launch.docker import DockerLauncher
@@ -158,7 +209,7 @@ async def _launcher(
             notes.append(f"not demanded of sandboxes, as you asked: {', '.join(sorted(waived))}")
         launcher: Launcher = DockerLauncher(
             run_id,
-            max_sandboxes=env.max_concurrent_sandboxes,
+            max_sandboxes=sandboxes,
             waived=waived,
             allow_localhost_tcp=env.allow_localhost_tcp,
             advise=notes.append,
@@ -169,7 +220,7 @@ async def _launcher(
     elif env.launcher == "process":
         from orchestrator.launch.process import ProcessLauncher
 
-        launcher = ProcessLauncher(run_id, max_sandboxes=env.max_concurrent_sandboxes)
+        launcher = ProcessLauncher(run_id, max_sandboxes=sandboxes)
 
         def verify(confinement: Confinement) -> None:
             """There is nothing to hold: the operator asked for no isolation."""

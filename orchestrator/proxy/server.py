@@ -16,6 +16,7 @@ import grpc.aio
 
 from orchestrator.errors import EnvironmentUnusable, LaunchError, ProtocolError
 from orchestrator.launch.names import SOCKET_NAME
+from orchestrator.launch.uninterrupted import uninterrupted
 from orchestrator.proxy.leases import Lease
 from orchestrator.proxy.service import SandboxService
 from orchestrator.types import Confinement
@@ -62,9 +63,11 @@ class SandboxServer:
             await self._server.start()
             # The runner has another uid; the directories above keep everybody else away.
             path.chmod(0o666)
-        except (RuntimeError, OSError) as error:
-            await self._server.stop(None)
-            raise LaunchError(f"cannot serve {path}: {error}") from error
+        except BaseException as error:  # a cancel included: what was started is stopped
+            await uninterrupted(self._server.stop(None))
+            if isinstance(error, (RuntimeError, OSError)):
+                raise LaunchError(f"cannot serve {path}: {error}") from error
+            raise
         return self
 
     async def __aexit__(
@@ -89,6 +92,18 @@ class SandboxServer:
             return await asyncio.shield(self._service.parked)
         except ProtocolError as error:
             raise EnvironmentUnusable(str(error)) from error
+
+    @property
+    def connected(self) -> bool:
+        """Whether the sandbox that parked still waits for its assignment."""
+        assert self._service is not None
+        return self._service.parked.done() and not self._service.hung_up.is_set()
+
+    async def hung_up(self) -> str:
+        """Waits until the parked sandbox has gone without an assignment."""
+        assert self._service is not None
+        await self._service.hung_up.wait()
+        return "it hung up"
 
     def assign(self, lease: Lease) -> None:
         """Gives the sandbox its one rollout; the server closes the lease when it ends."""

@@ -38,6 +38,7 @@ class SandboxService(grpc.GenericRpcHandler):
         loop = asyncio.get_running_loop()
         self.parked: asyncio.Future[Confinement] = loop.create_future()
         self.assigned: asyncio.Future[Lease] = loop.create_future()
+        self.hung_up = asyncio.Event()
         self._pace = Pace(self._end_flood)
         self._methods: dict[str, Handler] = {
             f"/{SERVICE}/Park": grpc.unary_stream_rpc_method_handler(
@@ -75,7 +76,11 @@ class SandboxService(grpc.GenericRpcHandler):
         except ProtocolError as error:
             self.parked.set_exception(error)
             await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        lease = await asyncio.shield(self.assigned)
+        try:
+            lease = await asyncio.shield(self.assigned)
+        except asyncio.CancelledError:  # the other end is gone
+            self.hung_up.set()
+            raise
         task = lease.plan.task
         yield pb.ParkResponse(assignment=wire.assignment(task, lease.plan.agent, lease.tools))
         for index, attachment in enumerate(task.attachments):

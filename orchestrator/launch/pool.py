@@ -1,0 +1,275 @@
+"""Sandboxes made ahead of their rollouts: parked, verified, each used for exactly one rollout and replaced.
+
+Every sandbox, warm or cold, has one task here that owns it from its making to its removal; a claim takes over
+the sandbox and leaves the ownership where it is. What making one means is `park`'s part: what it yields has been
+verified. Sandboxes of another spec than the pool's are made when they are claimed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from typing import Generic, Protocol, TypeVar
+
+from orchestrator.errors import LaunchError, RolloutError
+from orchestrator.launch.uninterrupted import uninterrupted
+from orchestrator.types import SandboxSpec
+
+log = logging.getLogger(__name__)
+
+IDLE_S = 60.0  # what nobody wanted for so long is one too many
+_PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0)  # after failures without a success between them
+
+
+class Parked(Protocol):
+    """What `park` yields."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether an assignment would reach it."""
+
+    async def lost(self) -> str:
+        """Waits until it can take no assignment any more; why."""
+
+
+P = TypeVar("P", bound=Parked)
+Park = Callable[[SandboxSpec], AbstractAsyncContextManager[P]]
+
+
+class _Place(Generic[P]):
+    """One sandbox, from its making to its removal."""
+
+    def __init__(self, spec: SandboxSpec) -> None:
+        self.spec = spec
+        self.parked: asyncio.Future[P] = asyncio.get_running_loop().create_future()
+        self.claimed = asyncio.Event()
+        self.done = asyncio.Event()
+        self.task: asyncio.Task[None]
+
+    @property
+    def is_parked(self) -> bool:
+        return self.parked.done() and self.parked.exception() is None
+
+    @property
+    def is_ready(self) -> bool:
+        return self.is_parked and self.parked.result().connected
+
+
+class WarmPool(Generic[P]):
+    """`async with WarmPool(...) as pool`: `leased` sandboxes for claims and at most `warm` on top, in all never
+    more than that, those being made and being removed included.
+
+    How many are warm follows the demand: a claim that finds none parked asks for one more, one that nobody
+    wanted for IDLE_S is one too many. At the start, while no rollout has a sandbox yet, `head_start` more are
+    made, at most `leased`. `recovered` waits, after a failure, until making sandboxes has a chance again.
+    """
+
+    def __init__(
+        self,
+        park: Park[P],
+        spec: SandboxSpec,
+        *,
+        leased: int,
+        warm: int,
+        head_start: int = 0,
+        recovered: Callable[[], Awaitable[None]] | None = None,
+        idle_s: float = IDLE_S,
+        pauses_s: tuple[float, ...] = _PAUSES_S,
+    ) -> None:
+        self._park = park
+        self._spec = spec
+        self._warm = warm
+        self._wanted = warm
+        self._head_start = min(head_start, leased) if warm else 0
+        self._room = asyncio.Semaphore(leased + warm)
+        self._recovered = recovered
+        self._idle_s = idle_s
+        self._pauses_s = pauses_s
+        self._demands: list[Callable[[], float]] = []
+        self._free: list[_Place[P]] = []  # unclaimed, in the order of their making
+        self._all: set[_Place[P]] = set()
+        self._closed = False
+        self._broken: Exception | None = None  # what no other try can mend; the next claim raises it
+        self._failures = 0
+        self._pausing: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> WarmPool[P]:
+        self._fill()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.aclose()
+
+    @property
+    def parked(self) -> int:
+        """Sandboxes that can be handed out at once."""
+        return sum(place.is_ready for place in self._free)
+
+    @property
+    def spare(self) -> int:
+        """Sandboxes that no rollout has: parked, being made ahead, being removed."""
+        return sum(not place.claimed.is_set() or place.done.is_set() for place in self._all)
+
+    @contextmanager
+    def following(self, demand: Callable[[], float]) -> Iterator[None]:
+        """Within this block no more are made ahead than `demand` tells that rollouts will still want, and the
+        other blocks' too. Outside of any, as many as ever."""
+        self._demands.append(demand)
+        try:
+            yield
+        finally:
+            self._demands.remove(demand)
+
+    @asynccontextmanager
+    async def claim(self, spec: SandboxSpec) -> AsyncIterator[P]:
+        """A sandbox for one rollout, parked already where there is one. When the block is left its removal
+        begins; until it is over the sandbox takes the room of a warm one.
+
+        Raises what `park` raises: LaunchError, DockerError; EnvironmentUnusable, also for one made ahead.
+        """
+        if self._broken is not None:
+            raise self._broken
+        place = self._take(spec)
+        self._head_start = 0
+        self._fill()
+        try:
+            yield await asyncio.shield(place.parked)
+        finally:
+            place.done.set()
+            if not place.is_parked:
+                place.task.cancel()
+
+    def drain(self) -> None:
+        """Nothing is made ahead any more, and what nobody has claimed is removed."""
+        self._closed = True
+        if self._pausing is not None:
+            self._pausing.cancel()
+        for place in list(self._free):
+            self._discard(place)
+
+    async def aclose(self) -> None:
+        """Everything that was made here is gone. Idempotent."""
+        self.drain()
+        for place in self._all:
+            place.task.cancel()
+        left = [place.task for place in self._all]
+        if self._pausing is not None:
+            left.append(self._pausing)
+        if left:
+            await uninterrupted(asyncio.wait(left))
+
+    # ------------------------------------------------------------ who gets which
+
+    def _take(self, spec: SandboxSpec) -> _Place[P]:
+        """The one parked last: those nobody needs grow old. Else the first one in the making, else a new one."""
+        place: _Place[P] | None = None
+        if spec == self._spec:
+            ready = [place for place in self._free if place.is_ready]
+            coming = [place for place in self._free if not place.parked.done()]
+            place = ready[-1] if ready else coming[0] if coming else None
+            if not ready:
+                self._wanted = min(self._warm, self._wanted + 1)
+        elif len(self._free) > self._warm:  # what the head start made has to give way
+            self._discard(self._free[0])
+        if place is None:
+            place = self._make(spec)
+        else:
+            self._free.remove(place)
+        place.claimed.set()
+        return place
+
+    def _fill(self) -> None:
+        if self._closed or self._broken is not None or self._pausing is not None:
+            return
+        demand = sum(demand() for demand in self._demands) if self._demands else math.inf
+        wanted = min(self._wanted + self._head_start, demand)
+        for _ in range(math.ceil(wanted) - self.spare):
+            self._free.append(self._make(self._spec))
+
+    def _make(self, spec: SandboxSpec) -> _Place[P]:
+        place = _Place[P](spec)
+        self._all.add(place)
+        place.task = asyncio.create_task(self._keep(place), name="sandbox")
+        return place
+
+    def _discard(self, place: _Place[P]) -> None:
+        self._free.remove(place)
+        place.done.set()
+        place.task.cancel()
+
+    # ------------------------------------------------------------ one sandbox
+
+    async def _keep(self, place: _Place[P]) -> None:
+        """Makes it, watches it while nobody has it, and removes it when it is done with."""
+        try:
+            async with self._room, self._park(place.spec) as parked:
+                self._failures = 0
+                place.parked.set_result(parked)
+                if not await self._claimed(place, parked):
+                    return
+                await place.done.wait()
+        except RolloutError as error:
+            self._failed(place, error)
+        except Exception as error:  # a bug, or a machine that cannot confine: the run must end
+            self._broken = error
+            self._settle(place, error)
+        finally:
+            self._all.discard(place)
+            if place in self._free:
+                self._free.remove(place)
+            self._settle(place, LaunchError("the pool of sandboxes is closed"))
+            self._fill()
+
+    async def _claimed(self, place: _Place[P], parked: P) -> bool:
+        """Waits for a claim. False: nobody wanted it, or it was lost."""
+        if place.claimed.is_set():
+            return True
+        lost, claimed = asyncio.ensure_future(parked.lost()), asyncio.ensure_future(place.claimed.wait())
+        try:
+            while True:
+                await asyncio.wait([lost, claimed], timeout=self._idle_s, return_when=asyncio.FIRST_COMPLETED)
+                if place.claimed.is_set():
+                    return True
+                if lost.done():
+                    self._free.remove(place)  # from here on nobody can claim it
+                    self._failed(place, LaunchError(f"it was lost while it was parked: {lost.result()}"))
+                    return False
+                if self._wanted > 1 or len(self._free) > 1:
+                    self._free.remove(place)
+                    self._wanted = max(1, self._wanted - 1)
+                    return False
+        finally:
+            lost.cancel()
+            claimed.cancel()
+            await asyncio.gather(lost, claimed, return_exceptions=True)
+
+    def _settle(self, place: _Place[P], error: Exception) -> None:
+        """Whoever waits for it hears of the error."""
+        if not place.parked.done():
+            place.parked.set_exception(error)
+            place.parked.exception()  # seen: where nobody waits, it is on the log or raised by the next claim
+
+    # ------------------------------------------------------------ when making fails
+
+    def _failed(self, place: _Place[P], error: RolloutError) -> None:
+        """Making pauses; claims go on, each hearing of its own failure."""
+        if not place.claimed.is_set():
+            log.warning("a warm sandbox: %s: %s", type(error).__name__, error)
+        self._settle(place, error)
+        self._failures += 1
+        if self._pausing is None and not self._closed:
+            self._pausing = asyncio.create_task(self._pause(), name="pool pause")
+
+    async def _pause(self) -> None:
+        try:
+            if self._recovered is not None:
+                await self._recovered()
+            await asyncio.sleep(self._pauses_s[max(0, min(self._failures, len(self._pauses_s)) - 1)])
+        except Exception as error:  # it is not coming back
+            self._broken = error
+        finally:
+            self._pausing = None
+        self._fill()

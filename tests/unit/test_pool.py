@@ -1,0 +1,272 @@
+"""The warm pool on a fake launcher: real sockets and servers, no containers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import grpc.aio
+import pytest
+from rollout_api.v1 import sandbox_pb2 as pb
+from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
+
+from orchestrator.breaker import Breaker
+from orchestrator.errors import DockerError, EnvironmentUnusable, LaunchError, RunUnhealthy
+from orchestrator.launch.channels import Channels
+from orchestrator.launch.names import SOCKET_NAME
+from orchestrator.launch.pool import WarmPool
+from orchestrator.launch.verification import demand, verify_confinement
+from orchestrator.rollout import ParkedSandbox, parked_sandbox
+from orchestrator.types import SandboxExit, SandboxSpec
+from tests.fakes.fake_launcher import CONFINED, FakeLauncher
+
+SPEC = SandboxSpec("image")
+GUARD_S = 120.0
+
+
+class Bench:
+    """A pool over a fake launcher, and what happened."""
+
+    def __init__(self, launcher: FakeLauncher | None = None, **options: Any) -> None:
+        self.launcher = launcher or FakeLauncher(max_sandboxes=100)
+        self.handed_out: list[str] = []
+        self._directory = TemporaryDirectory(prefix="p")
+        self._channels = Channels("pool-test", Path(self._directory.name))
+        settings: dict[str, Any] = {"leased": 4, "warm": 2, "pauses_s": (0.001,)}
+        self.pool: WarmPool[ParkedSandbox] = WarmPool(self._park, SPEC, **{**settings, **options})
+
+    def _park(self, spec: SandboxSpec) -> AbstractAsyncContextManager[ParkedSandbox]:
+        return parked_sandbox(
+            spec, self.launcher, self._channels.directory, lambda seen: demand(verify_confinement(seen))
+        )
+
+    async def use(self, spec: SandboxSpec = SPEC, until: asyncio.Event | None = None) -> str:
+        """One rollout."""
+        async with self.pool.claim(spec) as parked:
+            assert parked.connected
+            self.handed_out.append(parked.sandbox.sandbox_id)
+            if until is not None:
+                await until.wait()
+            return parked.sandbox.sandbox_id
+
+    async def __aenter__(self) -> Bench:
+        await self.pool.__aenter__()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.pool.aclose()
+        assert self.launcher.live == {}
+        assert list(self._channels.root.glob("*/")) == []
+        self._directory.cleanup()
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(GUARD_S):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def test_a_claim_gets_a_parked_one_and_another_takes_its_place() -> None:
+    async with Bench() as bench:
+        await eventually(lambda: bench.pool.parked == 2)
+        warm = set(bench.launcher.live)
+        async with bench.pool.claim(SPEC) as parked:
+            assert parked.sandbox.sandbox_id in warm
+            await eventually(lambda: bench.pool.parked == 2)
+            assert len(bench.launcher.live) == 3
+        await eventually(lambda: len(bench.launcher.live) == 2)
+
+
+async def test_each_is_used_for_one_rollout_and_the_sum_is_never_exceeded() -> None:
+    async with Bench(FakeLauncher(max_sandboxes=100, create_s=0.002)) as bench:
+        slots = asyncio.Semaphore(4)
+
+        async def rollout(number: int) -> None:
+            async with slots:
+                await bench.use(SPEC if number % 3 else SandboxSpec("another image"))
+
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(60):
+                tasks.create_task(rollout(number))
+        assert len(set(bench.handed_out)) == 60
+        assert bench.launcher.most_at_once <= 6
+
+
+async def test_head_start_is_for_the_first_rollouts_and_gives_way() -> None:
+    async with Bench(head_start=100) as bench:
+        await eventually(lambda: bench.pool.parked == 6)  # leased + warm
+        done = asyncio.Event()
+        own_image = [asyncio.create_task(bench.use(SandboxSpec("another image"), done)) for _ in range(4)]
+        await eventually(lambda: len(bench.handed_out) == 4)
+        await eventually(lambda: bench.pool.parked == 2)
+        done.set()
+        await asyncio.gather(*own_image)
+        assert bench.launcher.most_at_once == 6
+
+
+async def test_without_warm_ones_every_sandbox_is_made_for_its_rollout() -> None:
+    async with Bench(warm=0, head_start=8) as bench:
+        await asyncio.sleep(0)
+        assert bench.launcher.launched == 0
+        await asyncio.gather(*(bench.use() for _ in range(4)))
+        assert bench.launcher.launched == 4
+        assert bench.pool.parked == 0
+
+
+async def test_a_claim_takes_over_one_in_the_making() -> None:
+    async with Bench(FakeLauncher(max_sandboxes=100, create_s=0.05), warm=1) as bench:
+        await bench.use()
+        assert bench.handed_out == ["fake-1"]
+
+
+@pytest.mark.parametrize("how", ["ends", "is removed", "hangs up"])
+async def test_one_that_died_parked_is_never_handed_out(how: str) -> None:
+    async with Bench(warm=1) as bench:
+        await eventually(lambda: bench.pool.parked == 1)
+        ((first, sandbox),) = bench.launcher.live.items()
+        match how:
+            case "ends":
+                sandbox.end(SandboxExit(137, oom_killed=True))
+            case "is removed":
+                sandbox.lose()
+            case _:
+                sandbox.life.cancel()  # its connection closes; nobody else tells
+        await eventually(lambda: first not in bench.launcher.live)
+        assert await bench.use() != first
+        await eventually(lambda: bench.pool.parked == 1)
+
+
+async def test_one_whose_connection_is_cut_is_passed_over_before_anybody_cleans_up() -> None:
+    async with Bench() as bench:
+        await eventually(lambda: bench.pool.parked == 2)
+        second = list(bench.launcher.live)[-1]
+        bench.launcher.live[second].life.cancel()
+        await eventually(lambda: bench.pool.parked == 1)
+        assert await bench.use() != second
+
+
+async def weakly_confined(channel: Path) -> SandboxExit:
+    """Parks without a seccomp filter."""
+    async with grpc.aio.insecure_channel(f"unix:{channel / SOCKET_NAME}") as connection:
+        confinement = pb.Confinement()
+        confinement.CopyFrom(CONFINED)
+        confinement.seccomp_mode = 0
+        stub: Any = pb_grpc.SandboxServiceStub(connection)
+        try:
+            async for _ in stub.Park(pb.ParkRequest(contract=1, confinement=confinement)):
+                pass
+        except grpc.aio.AioRpcError:
+            pass
+    return SandboxExit(0, oom_killed=False)
+
+
+async def test_a_weakly_confined_one_is_never_parked_and_stops_the_run() -> None:
+    async with Bench(FakeLauncher(weakly_confined)) as bench:
+        for _ in range(2):
+            with pytest.raises(EnvironmentUnusable, match="seccomp"):
+                await bench.use()
+        await eventually(lambda: bench.launcher.live == {})
+        assert bench.handed_out == []
+        assert bench.pool.parked == 0
+        assert bench.launcher.launched <= 3  # nothing is tried again
+
+
+async def test_failures_are_named_paused_after_and_got_over() -> None:
+    async with Bench(FakeLauncher(max_sandboxes=100, failures=5)) as bench:
+        await eventually(lambda: bench.pool.parked == 2)
+    async with Bench(FakeLauncher(max_sandboxes=100, failures=1), warm=0) as bench:
+        with pytest.raises(LaunchError, match="told to fail"):
+            await bench.use()
+        await bench.use()
+
+
+async def test_it_pauses_while_docker_is_away_and_goes_on_by_itself() -> None:
+    away, asked, said = True, 0, list[str]()
+
+    async def ask() -> None:
+        nonlocal asked
+        asked += 1
+        if away:
+            raise DockerError("nobody there")
+
+    docker = Breaker("Docker", ask, said.append, pauses_s=(0.001,))
+
+    async def recovered() -> None:
+        await docker.away()
+        await docker.passed()
+
+    async with Bench(FakeLauncher(max_sandboxes=100, failures=1), warm=1, recovered=recovered) as bench:
+        await eventually(lambda: asked > 5)
+        assert bench.launcher.launched == 0
+        away = False
+        await eventually(lambda: bench.pool.parked == 1)
+    assert len(said) == 2
+
+
+async def test_what_stays_away_for_good_is_told_to_the_next_claim() -> None:
+    async def recovered() -> None:
+        raise RunUnhealthy("Docker has been away for 900 s")
+
+    async with Bench(FakeLauncher(failures=1), warm=1, recovered=recovered) as bench:
+        await eventually(lambda: bench.pool.spare == 0)
+
+        async def use_again_and_again() -> None:
+            async with asyncio.timeout(GUARD_S):
+                while True:
+                    await bench.use()
+
+        with pytest.raises(RunUnhealthy):
+            await use_again_and_again()
+
+
+async def test_drained_it_keeps_what_runs_and_removes_what_waits() -> None:
+    async with Bench() as bench:
+        await eventually(lambda: bench.pool.parked == 2)
+        async with bench.pool.claim(SPEC) as parked:
+            bench.pool.drain()
+            await eventually(lambda: list(bench.launcher.live) == [parked.sandbox.sandbox_id])
+            assert parked.connected
+        await eventually(lambda: bench.launcher.live == {})
+
+
+async def test_the_number_follows_the_demand() -> None:
+    async with Bench(warm=3, idle_s=0.02) as bench:
+        await eventually(lambda: len(bench.launcher.live) == 1)  # nobody wants any: one is kept
+        bench.pool.idle_s = 10 * GUARD_S
+        done = asyncio.Event()
+        rollouts = [asyncio.create_task(bench.use(SPEC, done)) for _ in range(4)]
+        await eventually(lambda: bench.launcher.most_at_once >= 6)  # in demand: more than one again
+        done.set()
+        await asyncio.gather(*rollouts)
+
+
+async def test_no_more_are_made_than_will_be_wanted() -> None:
+    async with Bench() as bench:
+        await eventually(lambda: bench.pool.parked == 2)
+        with bench.pool.following(lambda: 0):
+            for _ in range(3):
+                await bench.use()
+            await eventually(lambda: bench.pool.spare == 0)
+            assert bench.launcher.launched == 3
+        await bench.use()
+        await eventually(lambda: bench.pool.parked == 2)
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.001, 0.01, 0.03])
+async def test_cancelled_claims_and_closing_leave_nothing(after_s: float) -> None:
+    async with AsyncExitStack() as stack:
+        bench = await stack.enter_async_context(
+            Bench(FakeLauncher(max_sandboxes=100, create_s=0.01), head_start=4)
+        )
+        tasks = [asyncio.create_task(bench.use(SPEC, asyncio.Event())) for _ in range(4)]
+        await asyncio.sleep(after_s)
+        for task in tasks[:3]:
+            task.cancel()
+        await asyncio.wait(tasks[:3])
+        tasks[3].cancel()
+        await asyncio.wait(tasks)
+    assert bench.launcher.most_at_once <= 6

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import orjson
 from aiohttp import web
 
-from orchestrator.completion.tokenizer import load_tokenizer
+from tests.fakes.inference.model import Model
 from tests.fakes.tokenizer import START, tokenizer_folder
 
 START_S = 120.0
@@ -42,11 +42,10 @@ class RunningEndpoint:
 
 
 @contextmanager
-def endpoint(delay_s: float = 0.0, turns: int = 4, tokenizer: str | None = None) -> Iterator[RunningEndpoint]:
+def endpoint(delay_s: float = 0.0, turns: int = 4) -> Iterator[RunningEndpoint]:
     """Runs one until the block is left."""
-    more = ["--tokenizer", tokenizer] if tokenizer else []
     process = subprocess.Popen(
-        [sys.executable, "-m", __name__, "--delay", str(delay_s), "--turns", str(turns), *more],
+        [sys.executable, "-m", __name__, "--delay", str(delay_s), "--turns", str(turns)],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -60,9 +59,9 @@ def endpoint(delay_s: float = 0.0, turns: int = 4, tokenizer: str | None = None)
         process.wait()
 
 
-async def serve(delay_s: float, turns: int, tokenizer_name: str | None) -> None:
+async def serve(delay_s: float, turns: int) -> None:
     """Prints the address and serves until killed."""
-    tokenizer = load_tokenizer(tokenizer_name or str(tokenizer_folder()))
+    tokenizer = Model(tokenizer_folder())
     texts = (STEP, ANSWER)
     samples = [tokenizer.encode(text) for text in texts]
     (start,) = tokenizer.encode(START)
@@ -121,9 +120,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.endpoint", description=__doc__.split("\n")[0])
     parser.add_argument("--delay", type=float, default=0.0, help="seconds per completion")
     parser.add_argument("--turns", type=int, default=4, help="of an episode, the answer included; 0: no end")
-    parser.add_argument("--tokenizer", help="a folder; default: a small one made on the spot")
     arguments = parser.parse_args()
-    asyncio.run(serve(arguments.delay, arguments.turns, arguments.tokenizer))
+    asyncio.run(serve(arguments.delay, arguments.turns))
 
 
 if __name__ == "__main__":

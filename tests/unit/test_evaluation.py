@@ -1,0 +1,318 @@
+"""Measuring: what counts as wrong and what as missing, what is written, and the budget shared with training."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from contextlib import aclosing, closing, contextmanager
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from orchestrator.completion.base import CompletionRequest
+from orchestrator.completion.limits import LimitedCompleter
+from orchestrator.completion.route import place_of
+from orchestrator.config import Config
+from orchestrator.engine import Observer, Orchestrator
+from orchestrator.errors import ConfigError, RecordError
+from orchestrator.evaluation import evaluate, evaluation_config
+from orchestrator.evaluation_files import EvaluationFiles
+from orchestrator.evaluation_table import print_evaluation
+from orchestrator.measured import Evaluation, Prices
+from orchestrator.rollout import Surroundings
+from orchestrator.settings import EnvSettings, OpenAISettings
+from orchestrator.tasks.source import Source
+from orchestrator.types import BadTask, Completion, Failed, FailedName, Group, Score, Task
+from tests.fakes.completers import FunctionCompleter
+from tests.fakes.fake_launcher import FakeLauncher
+from tests.fakes.plans import a_member, an_attempt
+from tests.fakes.runs import lines
+from tests.unit.test_executor import answering
+
+PRICED = OpenAISettings(base_url="http://localhost:1/v1", prompt_price=2.0, completion_price=8.0)
+
+
+def a_group(correct: list[bool | None], **task: Any) -> Group:
+    """A task with such samples; None: it broke, once before too."""
+    broken = Failed(FailedName.LLM_ERROR, "HTTP 500")
+    members = tuple(a_member(index, float(right)) for index, right in enumerate(correct) if right is not None)
+    lost = [
+        an_attempt(broken, index, attempt)
+        for index, right in enumerate(correct)
+        if right is None
+        for attempt in (0, 1)
+    ]
+    return Group(0, Task("t", "What?", "4", **task), members, (*(m.attempt for m in members), *lost))
+
+
+def measured(*groups: Group, **more: Any) -> Evaluation:
+    evaluation = Evaluation(2, **more)
+    for group in groups:
+        evaluation.take(group)
+    return evaluation
+
+
+def test_a_sample_that_broke_is_no_wrong_answer() -> None:
+    evaluation = measured(a_group([True, False]), a_group([True, None]), a_group([None, None]))
+    assert (evaluation.samples, evaluation.missing, evaluation.retries) == (3, 3, 3)
+    first, second = evaluation.pass_at(1), evaluation.pass_at(2)
+    assert first is not None
+    assert second is not None
+    assert (first.value, first.tasks) == (0.75, 2)
+    assert (second.value, second.tasks) == (1.0, 1)
+    assert evaluation.outcomes == {"finished": 3, "llm_error": 3}
+    assert not evaluation.complete
+    assert measured(a_group([False, False])).complete
+    assert not measured().complete
+
+
+def test_a_task_that_cannot_be_asked_is_a_bad_task() -> None:
+    attempt = an_attempt(Failed(FailedName.BAD_TASK, "the task does not fit"))
+    evaluation = measured(Group(0, Task("t", "What?"), (), (attempt,)), a_group([True, True]))
+    assert (evaluation.bad_tasks, evaluation.missing, len(evaluation.tasks)) == (1, 0, 1)
+    assert evaluation.complete
+
+
+def test_a_scorer_that_tells_no_correctness_measures_nothing() -> None:
+    member = a_member()
+    silent = replace(member, score=Score(1.0))
+    evaluation = measured(
+        Group(0, Task("t", "What?"), (silent, a_member(1)), (member.attempt, a_member(1).attempt))
+    )
+    assert (evaluation.samples, evaluation.missing) == (1, 1)
+
+
+def test_metrics_have_accuracy_by_level_and_source_and_are_plain_numbers() -> None:
+    evaluation = measured(
+        a_group([True, True], level="1", source="gaia"), a_group([False, False], level="2", source="gaia")
+    )
+    metrics = evaluation.metrics()
+    assert metrics["eval/accuracy"] == metrics["eval/pass@1"] == metrics["eval/accuracy_source_gaia"] == 0.5
+    assert (metrics["eval/accuracy_level_1"], metrics["eval/accuracy_level_2"]) == (1.0, 0.0)
+    assert 0 < metrics["eval/accuracy_low"] < 0.5 < metrics["eval/accuracy_high"] < 1
+    assert metrics["eval/pass@2"] == 0.5
+    assert metrics["eval/steps"] == 1.0
+    assert "eval/cost" not in metrics
+    assert all(isinstance(value, int | float) for value in metrics.values())
+    empty = measured().metrics()
+    assert "eval/accuracy" not in empty
+    assert empty["eval/samples"] == 0
+
+
+def test_cost_is_of_every_attempt_at_its_server_s_price() -> None:
+    group = a_group([True, None])
+    sampled = group.attempts[0].record.sampled_tokens
+    evaluation = measured(group, prices=Prices.of([PRICED]))
+    assert evaluation.cost == pytest.approx(3 * (10 * 2.0 + sampled * 8.0) / 1e6)
+    dear = replace(PRICED, prompt_price=0.0, completion_price=1000.0, weight=3.0)
+    two = Prices.of([PRICED, dear])
+    assert two is not None
+    ids = [f"g{n:06d}-r00-a0" for n in range(50)]
+    places = [place_of(rollout_id, two.weights) for rollout_id in ids]
+    assert 25 < sum(places) < 50
+    attempt = group.attempts[0]
+    for rollout_id, place in zip(ids, places, strict=True):
+        cost = two.cost(replace(attempt, plan=replace(attempt.plan, rollout_id=rollout_id)))
+        assert cost == pytest.approx(sampled * 1e-3 if place else (20 + sampled * 8) / 1e6)
+
+
+def test_half_a_price_is_refused() -> None:
+    assert Prices.of([OpenAISettings()]) is None
+    for servers in ([replace(PRICED, prompt_price=None)], [PRICED, OpenAISettings()]):
+        with pytest.raises(ConfigError, match="give both, for every server, or none"):
+            Prices.of(servers)
+
+
+def test_the_table_shows_labels_as_text_and_what_is_missing() -> None:
+    evaluation = measured(a_group([True, None], level="[red]\x1b[31m"), prices=Prices.of([PRICED]))
+    stream = StringIO()
+    print_evaluation(evaluation, 12.0, [("metrics", "m.json")], stream)
+    printed = stream.getvalue()
+    assert "\x1b" not in printed
+    assert "level [red]" in printed
+    assert "100.0% (20.7% to 100.0%)" in printed
+    for label in ("outcomes", "missing", "per sample", "cost", "metrics"):
+        assert f"\n{label} " in printed
+
+
+def test_evaluation_settings_are_its_own_and_stay_when_applied_again() -> None:
+    config = Config(
+        env=EnvSettings(eval_samples=3, eval_temperature=0.2, group_policy="partial:5", zero_variance="resample"),
+        openai=(PRICED,),
+    )
+    derived = evaluation_config(config)
+    env = derived.env
+    assert (env.group_size, env.temperature, env.group_policy, env.zero_variance, env.scoring_strategy) == (
+        3, 0.2, "partial:1", "keep", "correctness",
+    )  # fmt: skip
+    assert evaluation_config(derived) == derived
+    assert evaluation_config(Config()).env.temperature == 1.0
+    assert (
+        evaluation_config(Config(env=EnvSettings(scoring_strategy="python:m:f"))).env.scoring_strategy
+        == "python:m:f"
+    )
+
+
+async def test_requests_for_evaluation_have_a_limit_of_their_own() -> None:
+    running: dict[str, int] = {"train": 0, "eval": 0}
+    most: dict[str, int] = {"train": 0, "eval": 0}
+
+    class Counting(FunctionCompleter):
+        async def sample(self, request: CompletionRequest) -> Completion:
+            running[request.split] += 1
+            most[request.split] = max(most[request.split], running[request.split])
+            for _ in range(3):
+                await asyncio.sleep(0)
+            running[request.split] -= 1
+            return await super().sample(request)
+
+    counting = Counting(lambda request: "42")
+    limited = LimitedCompleter(counting, training=5, evaluation=2)
+    plan = a_member().attempt.plan
+    request = CompletionRequest((), None, (), plan.sampling, "r", "t", 0, 1)
+    both = [request, replace(request, split="eval")] * 10
+    await asyncio.gather(*(limited.sample(each) for each in both))
+    assert most == {"train": 5, "eval": 2}
+    assert len(counting.requests) == 20
+
+
+class Home:
+    """An open orchestrator over a fake launcher: model says what `answer` says."""
+
+    def __init__(self, answer: Callable[[CompletionRequest], str], **env: Any) -> None:
+        self.launcher = FakeLauncher(answering, max_sandboxes=100)
+        self.completer = FunctionCompleter(answer)
+        self._directory = TemporaryDirectory(prefix="x")
+        self.config = Config(env=EnvSettings(seed=5, **env), openai=(PRICED,))
+        self.orchestrator = Orchestrator(self.config, Observer())
+        self.orchestrator._around = Surroundings(
+            self.launcher, self.completer, None, self._channel, lambda confinement: None
+        )
+
+    @contextmanager
+    def _channel(self) -> Any:
+        with TemporaryDirectory(dir=self._directory.name) as path:
+            yield Path(path)
+
+
+def tasks(*names: str) -> Source:
+    return Source("some tasks", lambda: iter([Task(n, "What is 6 times 7?", "42") for n in names]))
+
+
+def right_on_even_seeds(request: CompletionRequest) -> str:
+    return "42" if request.sampling.seed % 2 else "41"
+
+
+async def test_an_evaluation_beside_training_keeps_to_its_budget(tmp_path: Path) -> None:
+    home = Home(
+        right_on_even_seeds,
+        group_size=3,
+        max_concurrent_sandboxes=3,
+        total_steps=4,
+        eval_samples=2,
+        eval_temperature=0.25,
+        max_eval_workers=1,
+        scoring_strategy="combined",
+    )
+    trained = []
+
+    async def training() -> None:
+        async with aclosing(home.orchestrator.groups(tasks("a", "b"))) as groups:
+            async for group in groups:
+                trained.append(group)
+
+    directory = tmp_path / "evals" / "step-000100"
+    async with asyncio.timeout(120):
+        _, evaluation = await asyncio.gather(
+            training(), evaluate(home.orchestrator, tasks("e1", "e2", "e3"), directory)
+        )
+    assert evaluation is not None
+    assert evaluation.complete
+    assert len(trained) == 4  # `total_steps` is about training
+    assert (len(evaluation.tasks), evaluation.samples) == (3, 6)
+    assert home.launcher.most_at_once == 3
+    asked = {split: [r for r in home.completer.requests if r.split == split] for split in ("train", "eval")}
+    assert {r.sampling.temperature for r in asked["eval"]} == {0.25}
+    assert {r.sampling.temperature for r in asked["train"]} == {1.0}
+    assert {r.task_id for r in asked["eval"]} == {"e1", "e2", "e3"}
+    told = json.loads((directory / "metrics.json").read_text())
+    assert told["results"]["all"] == told["results"]["atropos|smolagents_eval|0"] == evaluation.metrics()
+    assert told["config_general"]["generation_parameters"]["temperature"] == 0.25
+    float(told["config_general"]["total_evaluation_time_seconds"])
+    samples = lines(directory / "samples.jsonl")
+    assert len(samples) == 6
+    for sample in samples:
+        assert sample["correct"] == (sample["answer"] == "42") == (sample["score"] == 1.0)
+    assert not (directory / "samples.jsonl.part").exists()
+
+
+async def test_what_was_drained_is_gone_on_with_and_nothing_is_asked_twice(tmp_path: Path) -> None:
+    asked = 0
+
+    def answer(request: CompletionRequest) -> str:
+        nonlocal asked
+        asked += 1
+        if asked == 3:
+            home.orchestrator.drain()
+        return right_on_even_seeds(request)
+
+    settings: dict[str, Any] = {"eval_samples": 2, "max_concurrent_sandboxes": 2}
+    home = Home(answer, **settings)
+    source = Source("s", lambda: iter([BadTask("b", "torn"), *tasks("a", "b", "c", "d")]))
+    directory = tmp_path / "run"
+    async with asyncio.timeout(120):
+        assert await evaluate(home.orchestrator, source, directory) is None
+        assert not (directory / "metrics.json").exists()
+        first = len(home.completer.requests)
+        assert 3 <= first < 8
+        again = Home(right_on_even_seeds, **settings)
+        evaluation = await evaluate(again.orchestrator, source, directory)
+        undisturbed = await evaluate(
+            Home(right_on_even_seeds, **settings).orchestrator, source, tmp_path / "other"
+        )
+    assert evaluation is not None
+    assert undisturbed is not None
+    assert first + len(again.completer.requests) == 8
+    assert sorted(t.correct for t in evaluation.tasks) == sorted(t.correct for t in undisturbed.tasks)
+    assert (evaluation.samples, evaluation.bad_tasks) == (8, 1)
+    assert len(lines(directory / "samples.jsonl")) == 8
+
+
+async def test_our_own_failures_are_written_as_missing(tmp_path: Path) -> None:
+    def answer(request: CompletionRequest) -> str:
+        if request.task_id == "broken":
+            raise RecordError("the recording ends")
+        return "42"
+
+    home = Home(answer, eval_samples=2, max_retries=0, include_messages=False)
+    evaluation = await evaluate(home.orchestrator, tasks("fine", "broken"), tmp_path / "run")
+    assert evaluation is not None
+    assert (evaluation.samples, evaluation.missing) == (2, 2)
+    assert evaluation.metrics()["eval/accuracy"] == 1.0
+    samples = {line["task_id"]: line for line in lines(tmp_path / "run" / "samples.jsonl")}
+    assert samples["broken"]["correct"] is None
+    assert samples["broken"]["score"] is None
+    assert samples["broken"]["outcome"] == "record_error"
+    assert samples["fine"]["correct"] is True
+    assert samples["fine"]["messages"] is None
+
+
+def test_files_go_where_asked_over_older_ones_and_not_into_another_kind_of_run(tmp_path: Path) -> None:
+    env = EnvSettings(data_dir_to_save_evals=tmp_path / "evals")
+    (tmp_path / "evals").mkdir()
+    (tmp_path / "evals" / "metrics.json").write_text("older")
+    with closing(EvaluationFiles(tmp_path / "run", env, resume=False)) as files:
+        files.finish(measured(), Config(env=env))
+    assert json.loads((tmp_path / "evals" / "metrics.json").read_text())["results"]["all"]["eval/tasks"] == 0
+    assert (tmp_path / "evals" / "samples.jsonl").read_text() == ""
+    (tmp_path / "run" / "run.json").write_text(json.dumps({"config": {}, "command": "process"}))
+    with pytest.raises(ConfigError, match="holds no evaluation"):
+        EvaluationFiles(tmp_path / "run", env, resume=True)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="is a file"):
+        EvaluationFiles(tmp_path / "run2", EnvSettings(data_dir_to_save_evals=tmp_path / "file"), resume=False)

@@ -3,9 +3,10 @@
     load_config(["--env.group_size", "4", "--openai.base_url", "http://localhost:8000/v1"])
     load_config(env={"group_size": 4}, openai={"base_url": "http://localhost:8000/v1"})
 
-Environment: OPENAI_API_KEY, TAVILY_API_KEY, ORCHESTRATOR_ENV__NAME and ORCHESTRATOR_OPENAI__NAME for any
-setting, also from a `.env` file in the working directory, which overrides nothing. Validated once, here;
-nobody else reads the environment. What exists and is valid is the table's in `settings`.
+Environment: OPENAI_API_KEY, TAVILY_API_KEY, JUDGE_API_KEY, ORCHESTRATOR_ENV__NAME and
+ORCHESTRATOR_OPENAI__NAME for any setting, also from a `.env` file in the working directory, which
+overrides nothing. Validated once, here; nobody else reads the environment. What exists and is valid is
+the table's in `settings`.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from orchestrator.errors import ConfigError
 from orchestrator.flags import CONFIG_FILE, dotted_flags, parse
 from orchestrator.redact import Secret, shown
 from orchestrator.setting import Layer, give, nearest
-from orchestrator.settings import SECTIONS, TAVILY_KEY, EnvSettings, OpenAISettings, section_rows
+from orchestrator.settings import JUDGE_KEY, SECTIONS, TAVILY_KEY, EnvSettings, OpenAISettings, section_rows
 from orchestrator.types import AgentSpec, Limits, Sampling, SandboxSpec
 
 OPENAI_KEY = OpenAISettings.rows()["api_key"]
+_KEYS = (("OPENAI_API_KEY", OPENAI_KEY), ("TAVILY_API_KEY", TAVILY_KEY), ("JUDGE_API_KEY", JUDGE_KEY))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +36,7 @@ class Config:
     env: EnvSettings = field(default_factory=EnvSettings)
     openai: tuple[OpenAISettings, ...] = (OpenAISettings(),)
     tavily_api_key: Secret = Secret()  # noqa: RUF009 - immutable
+    judge_api_key: Secret = Secret()  # noqa: RUF009 - immutable
 
     def __post_init__(self) -> None:
         if not self.openai:
@@ -42,7 +45,7 @@ class Config:
     def public(self) -> dict[str, Any]:
         """All settings as plain JSON values, without keys and without credentials in URLs."""
         secrets = [secret for server in self.openai for secret in server.secrets()]
-        hidden = (*secrets, self.tavily_api_key)
+        hidden = (*secrets, self.tavily_api_key, self.judge_api_key)
         return {
             "env": self.env.public(*hidden),
             "openai": [server.public(*hidden) for server in self.openai],
@@ -158,6 +161,7 @@ def resolve(
         env=EnvSettings(**_values("env", env)),
         openai=tuple(OpenAISettings(**_values("openai", server)) for server in servers),
         tavily_api_key=layers[TAVILY_KEY.key].value if TAVILY_KEY.key in layers else Secret(),
+        judge_api_key=layers[JUDGE_KEY.key].value if JUDGE_KEY.key in layers else Secret(),
     )
 
 
@@ -191,7 +195,7 @@ def _environment(environ: Mapping[str, str]) -> Layer:
             if name not in rows:
                 raise ConfigError(f"unknown environment variable {name}{nearest(name, rows)}")
             give(layer, rows[name], raw, name)
-    for name, row in (("OPENAI_API_KEY", OPENAI_KEY), ("TAVILY_API_KEY", TAVILY_KEY)):
+    for name, row in _KEYS:
         if row.key not in layer:
             give(layer, row, environ.get(name), name)
     return layer

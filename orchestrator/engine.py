@@ -26,7 +26,8 @@ from orchestrator.launch.uninterrupted import uninterrupted
 from orchestrator.plan import backfill, plan_group
 from orchestrator.resume import Earlier
 from orchestrator.rollout import Surroundings
-from orchestrator.scorers import make_scorer
+from orchestrator.scorers.base import Scorer
+from orchestrator.scoring import open_scorer
 from orchestrator.types import Attempt, BadTask, EndedName, FailedName, Group, Member, RolloutPlan, Split, Task
 from orchestrator.writers import GroupFormat
 
@@ -59,14 +60,15 @@ class Orchestrator:
         self.seed = config.env.seed if config.env.seed is not None else secrets.randbits(31)
         self._stack = AsyncExitStack()
         self._around: Surroundings | None = None
+        self._scorer: Scorer | None = None
         self._stopping = asyncio.Event()
         self._slots = asyncio.Semaphore(config.env.max_concurrent_sandboxes)
 
     def beside(self, config: Config, observer: Observer, *, split: Split) -> Orchestrator:
-        """Another one for other settings, under the same sandbox budget, endpoint, seed and `drain`. It needs no
-        opening and is of use while this one is open."""
+        """Another one for other settings, under the same sandbox budget, endpoint, scorer, seed and `drain`. It
+        needs no opening and is of use while this one is open."""
         other = Orchestrator(config, observer, split=split)
-        other.seed, other._around = self.seed, self.around
+        other.seed, other._around, other._scorer = self.seed, self.around, self._scorer
         other._stopping, other._slots = self._stopping, self._slots
         return other
 
@@ -75,6 +77,7 @@ class Orchestrator:
         from orchestrator.surroundings import open_surroundings
 
         async with AsyncExitStack() as stack:
+            self._scorer = await open_scorer(self.config, stack)
             self._around = await open_surroundings(self.config, stack, self.observer.notes, self.observer.say)
             self._stack = stack.pop_all()
         return self
@@ -273,13 +276,11 @@ class Orchestrator:
         )
 
     def _executor(self, earlier: Earlier | None = None) -> Executor:
-        env, around, known = self.config.env, self.around, earlier or Earlier()
-        scorer = make_scorer(
-            env.scoring_strategy, length_penalty_weight=env.length_penalty_weight, debug=env.debug_scoring
-        )
+        env, around, known, scorer = self.config.env, self.around, earlier or Earlier(), self._scorer
+        assert scorer is not None  # open, as `around` is
 
-        def graded(attempt: Attempt) -> Member | Attempt:
-            return grade(attempt, around.tokenizer, scorer)
+        async def graded(attempt: Attempt) -> Member | Attempt:
+            return await grade(attempt, around.tokenizer, scorer)
 
         return Executor(
             around,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from time import time
@@ -72,7 +72,7 @@ class Executor:
         *,
         max_sandboxes: int,
         max_retries: int,
-        graded: Callable[[Attempt], Result],
+        graded: Callable[[Attempt], Awaitable[Result]],
         recorded: Callable[[Result], None],
         started: Callable[[RolloutPlan], None] = lambda plan: None,
         earlier: Callable[[RolloutPlan], Result | None] = lambda plan: None,
@@ -127,7 +127,7 @@ class Executor:
                 begun_at = time()
                 self._started(plan)
                 attempt = await self._attempt(plan, begun_at)
-            result = await asyncio.to_thread(self._graded, attempt)
+            result = await self._graded(attempt)
         except BaseException as error:
             if begun_at is not None:
                 cancelled = Failed(FailedName.CANCELLED, _why_cancelled(error))

@@ -1,7 +1,8 @@
-"""An ended attempt → trajectory and score, or the failure that is ours. Pure, may take milliseconds."""
+"""An ended attempt → trajectory and score, or the failure that is ours."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 from orchestrator.completion.base import Tokenizer
@@ -11,13 +12,13 @@ from orchestrator.scorers.base import Scorer
 from orchestrator.types import Attempt, Ended, Failed, FailedName, Member
 
 
-def grade(attempt: Attempt, tokenizer: Tokenizer | None, scorer: Scorer) -> Member | Attempt:
+async def grade(attempt: Attempt, tokenizer: Tokenizer | None, scorer: Scorer) -> Member | Attempt:
     """A Member where the attempt is scored; else the attempt, its outcome saying why not."""
     if not isinstance(attempt.outcome, Ended):
         return attempt
     try:
-        line = trajectory(attempt.record, tokenizer, attempt.plan.agent.code_tags[1])
-        score = scorer.score(attempt.plan, attempt.record, attempt.outcome)
+        line = await asyncio.to_thread(trajectory, attempt.record, tokenizer, attempt.plan.agent.code_tags[1])
+        score = await scorer.score(attempt.plan, attempt.record, attempt.outcome)
     except RecordError as error:
         return replace(attempt, outcome=Failed(FailedName.RECORD_ERROR, str(error)))
     except ScorerError as error:

@@ -125,7 +125,8 @@ def read_attempt(line: Line, plan: RolloutPlan, tokenizer: Tokenizer | None) -> 
     attempt = Attempt(plan, _record(line), _outcome(line["outcome"], line["reason"]))
     if line["score"] is None:
         return attempt
-    score = Score(float(line["score"]), {str(k): float(v) for k, v in line["score_parts"].items()})
+    parts = {str(k): float(v) for k, v in line["score_parts"].items()}
+    score = Score(float(line["score"]), parts, line.get("score_evidence") or {})
     return Member(attempt, trajectory(attempt.record, tokenizer, plan.agent.code_tags[1]), score)
 
 

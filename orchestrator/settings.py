@@ -6,6 +6,7 @@ Where values come from, and which of them wins, is `config`'s; what a row can do
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.launch.names import DEFAULT_IMAGE
 from orchestrator.launch.verification import MEASURE_NAMES
 from orchestrator.redact import Secret
+from orchestrator.scorers.base import COMBINED_WEIGHTS
 from orchestrator.setting import AUTO, Setting, Settings, setting
 from orchestrator.tasks.columns import COLUMNS
 from orchestrator.tools.rules import DENIED_HOSTS, DENIED_WORDS, HOST_RULE
@@ -40,7 +42,7 @@ _MEBIBYTE = 1 << 20
 _TOKENS = 100_000_000
 _OBJECT = r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*"
 _DATASET = re.compile(rf"gaia|(?:jsonl|csv|hf|reasoning_gym):\S.*|python:{_OBJECT}")
-_SCORING = re.compile(rf"basic|correctness|combined|python:{_OBJECT}")
+_SCORING = re.compile(rf"basic|correctness|combined|judge|python:{_OBJECT}")
 _GROUP_POLICY = re.compile(r"backfill|drop|partial:[1-9][0-9]{0,5}")
 _IMAGE = re.compile(r"[A-Za-z0-9][\w.:/@-]*")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
@@ -294,10 +296,28 @@ class EnvSettings(Settings):
     # Scoring
     scoring_strategy: str = setting(
         "combined",
-        Text("one of basic, correctness, combined, python:MODULE:SCORER", "STRATEGY", _SCORING.fullmatch),
+        Text("one of basic, correctness, combined, judge, python:MODULE:SCORER", "STRATEGY", _SCORING.fullmatch),
         SCORING,
         "how answers are scored; correctness is recommended for reinforcement learning",
     )
+    combined_weights: Mapping[str, float] | None = setting(
+        None,
+        Table(tuple(COMBINED_WEIGHTS), Number(at_least=0, at_most=1)),
+        SCORING,
+        "weights of `combined`, together at most 1; what is left out weighs nothing",
+        unset=f"none: {json.dumps(dict(COMBINED_WEIGHTS))}",
+    )
+    scorer_timeout: float = setting(
+        120.0, seconds(above=0), SCORING, "one score of a python: scorer, one reply of the judge, retries included"
+    )
+    judge_base_url: str | None = setting(
+        None,
+        Text("a URL with http:// or https://", "URL", _is_url),
+        SCORING,
+        "where the judge is; its key: JUDGE_API_KEY",
+    )
+    judge_model_name: str | None = setting(None, Text("a name", "NAME"), SCORING, "the model that judges")
+    judge_max_tokens: int = setting(1024, Whole(16, _TOKENS), SCORING, "tokens of one reply of the judge")
     length_penalty_weight: float = setting(0.1, Number(at_least=0), SCORING, "weight of the length penalty")
     debug_scoring: bool = setting(False, Flag(), SCORING, "log how each score came about")
 
@@ -388,6 +408,12 @@ class EnvSettings(Settings):
                 f"env.group_policy: partial:{kept} asks for more rollouts than env.group_size "
                 f"({self.group_size}) has"
             )
+        weights = self.combined_weights
+        if weights is not None and not (weights.get("correctness", 0) > 0 and sum(weights.values()) <= 1 + 1e-9):
+            raise ConfigError(
+                "env.combined_weights: correctness must weigh something, and all together at most 1; "
+                f"not {json.dumps(dict(weights))}"
+            )
         if self.max_cpu_seconds is not None and self.launcher == "process":
             raise ConfigError("env.max_cpu_seconds: the process launcher does not count CPU time; leave it open")
 
@@ -444,6 +470,7 @@ SECTIONS: Mapping[str, type[Settings]] = {"env": EnvSettings, "openai": OpenAISe
 TAVILY_KEY = Setting(
     Secret(), Key(), ENDPOINT, "for web search and page visits; or TAVILY_API_KEY", name="tavily_api_key"
 )
+JUDGE_KEY = Setting(Secret(), Key(), ENDPOINT, "for the judge; JUDGE_API_KEY only", name="judge_api_key")
 
 
 def section_rows(section: str) -> dict[str, Setting]:

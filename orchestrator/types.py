@@ -361,10 +361,14 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a scorer says: a finite number in [0, 1], and the parts it is made of."""
+    """What a scorer says: a finite number in [0, 1], the parts it is made of, and what it rests on.
+
+    `evidence`: JSON, for a score that cannot be made again from the record, as a judge's.
+    """
 
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)
+    evidence: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.value <= 1.0:

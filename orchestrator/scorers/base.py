@@ -12,9 +12,18 @@ ROW_SCORERS = ("gaia", "exact", "reasoning_gym")
 # Those that grade without a reference answer, and the metadata they grade by.
 NEEDS_NO_ANSWER: Mapping[str | None, tuple[str, ...]] = {"reasoning_gym": ("dataset", "seed", "index")}
 
+# How much each measured part weighs in `combined`.
+COMBINED_WEIGHTS: Mapping[str, float] = {
+    "correctness": 0.50,
+    "format": 0.20,
+    "final_answer": 0.10,
+    "execution": 0.10,
+    "efficiency": 0.10,
+}
+
 
 class Scorer(Protocol):
-    """A pure function of answer, reference answer and record."""
+    """A function of answer, reference answer and record, and of nothing that happened before."""
 
-    def score(self, plan: RolloutPlan, record: Record, ended: Ended) -> Score:
+    async def score(self, plan: RolloutPlan, record: Record, ended: Ended) -> Score:
         """`record.answer` is the accepted answer; only `finished` can be correct. Raises ScorerError."""

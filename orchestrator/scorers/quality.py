@@ -2,6 +2,8 @@
 
     q = max(0, .20 format + .10 final_answer + .10 execution + .10 efficiency − length_penalty)
 
+or by the weights of `env.combined_weights`:
+
     format          share of action turns that are one code block in the agent's own tags
     final_answer    1 when the episode finished and its last action turn calls `final_answer`
     execution       share of action turns whose code ran without an error
@@ -22,9 +24,10 @@ import warnings
 from collections.abc import Mapping
 
 from orchestrator.completion.recorder import conversations
+from orchestrator.scorers.base import COMBINED_WEIGHTS
 from orchestrator.types import Completion, CompletionKind, Ended, EndedName, Message, Record, RolloutPlan, Turn
 
-WEIGHTS: Mapping[str, float] = {"format": 0.20, "final_answer": 0.10, "execution": 0.10, "efficiency": 0.10}
+WEIGHTS: Mapping[str, float] = {k: v for k, v in COMBINED_WEIGHTS.items() if k != "correctness"}
 FREE_ANSWER_CHARS = 2000
 MAX_LENGTH_PENALTY = 0.3
 
@@ -37,8 +40,14 @@ _ERROR_BELOW = re.compile(r"\n(?:Call id: \S+\n)?Error:\n")
 _ADVICE = "If you have retried several times, try a completely different approach."
 
 
-def quality(plan: RolloutPlan, record: Record, ended: Ended, length_penalty_weight: float) -> dict[str, float]:
-    """The parts, each in [0, 1], and `quality`, in [0, 0.5]."""
+def quality(
+    plan: RolloutPlan,
+    record: Record,
+    ended: Ended,
+    length_penalty_weight: float,
+    weights: Mapping[str, float] = WEIGHTS,
+) -> dict[str, float]:
+    """The parts, each in [0, 1], and `quality`, in [0, sum of the weights]."""
     finished = ended.name is EndedName.FINISHED
     turns = [turn for turn in record.turns if turn.kind is CompletionKind.ACTION]
     parts = dict.fromkeys(WEIGHTS, 0.0)
@@ -51,8 +60,8 @@ def quality(plan: RolloutPlan, record: Record, ended: Ended, length_penalty_weig
         parts["execution"] = _ran_well(record, finished) / len(turns)
         parts["efficiency"] = _efficiency(len(turns), plan.agent.max_steps) if finished else 0.0
     parts["length_penalty"] = length_penalty(record.answer, length_penalty_weight)
-    weighted = sum(weight * parts[name] for name, weight in WEIGHTS.items())
-    parts["quality"] = min(0.5, max(0.0, weighted - parts["length_penalty"]))
+    weighted = sum(weights.get(name, 0.0) * parts[name] for name in WEIGHTS)
+    parts["quality"] = max(0.0, weighted - parts["length_penalty"])
     return parts
 
 

@@ -91,7 +91,7 @@ class Bench:
         return [name(result) for result in self.recorded]
 
 
-def graded(attempt: Attempt) -> Result:
+async def graded(attempt: Attempt) -> Result:
     if isinstance(attempt.outcome, Failed):
         return attempt
     return Member(attempt, a_member().trajectory, Score(1.0))
@@ -131,7 +131,7 @@ async def test_retries_keep_the_seed_count_up_and_have_an_end() -> None:
 
 @pytest.mark.parametrize("failure", [FailedName.SCORER_ERROR, FailedName.RECORD_ERROR, FailedName.BAD_TASK])
 async def test_what_no_sandbox_can_help_is_not_retried(failure: FailedName) -> None:
-    def broken(attempt: Attempt) -> Result:
+    async def broken(attempt: Attempt) -> Result:
         return Attempt(attempt.plan, attempt.record, Failed(failure, "our fault"))
 
     bench = Bench()
@@ -150,7 +150,7 @@ async def test_refused_key_stops_and_the_attempt_is_still_counted() -> None:
 
 
 async def test_bug_passes_through_and_the_attempt_is_still_counted() -> None:
-    def bug(attempt: Attempt) -> Result:
+    async def bug(attempt: Attempt) -> Result:
         raise ZeroDivisionError
 
     bench = Bench()

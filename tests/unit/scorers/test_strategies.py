@@ -1,20 +1,17 @@
 """From parts to one number: bounds, order, and who is at fault."""
 
 import logging
-import math
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.config import load_config
 from orchestrator.errors import ConfigError, ScorerError
-from orchestrator.scorers import make_scorer
 from orchestrator.scorers.base import ROW_SCORERS
 from orchestrator.scorers.correctness import _GRADERS
-from orchestrator.scorers.python import python_scorer
-from orchestrator.scorers.strategies import STRATEGIES
-from orchestrator.types import Ended, EndedName, Score
+from orchestrator.scorers.strategies import STRATEGIES, StrategyScorer
+from orchestrator.types import Ended, EndedName
 
 from .episodes import FAILED, FINISHED, PERFECT, PRINTED, code, plan, record, said
 
@@ -32,8 +29,8 @@ endings = st.sampled_from(list(EndedName))
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @given(episode=steps, answer=answers, name=endings, weight=st.floats(0, 10))
 def test_scores_lie_between_0_and_1_with_every_part(strategy, episode, answer, name, weight) -> None:  # type: ignore[no-untyped-def]
-    scorer = make_scorer(strategy, length_penalty_weight=weight)
-    score = scorer.score(plan(), record(*episode, answer=answer), Ended(name))
+    scorer = StrategyScorer(strategy, length_penalty_weight=weight)
+    score = scorer.measure(plan(), record(*episode, answer=answer), Ended(name))
     assert 0.0 <= score.value <= 1.0
     assert set(score.parts) == PARTS
     assert all(0.0 <= part <= 1.0 for part in score.parts.values())
@@ -42,9 +39,9 @@ def test_scores_lie_between_0_and_1_with_every_part(strategy, episode, answer, n
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @given(right=steps, wrong=steps, filler=answers, name=endings)
 def test_a_wrong_answer_never_outranks_a_correct_one(strategy, right, wrong, filler, name) -> None:  # type: ignore[no-untyped-def]
-    scorer = make_scorer(strategy, length_penalty_weight=10)
-    good = scorer.score(plan(), record(*right, answer="42"), FINISHED)
-    bad = scorer.score(plan(), record(*wrong, answer=f"{filler}no"), Ended(name))
+    scorer = StrategyScorer(strategy, length_penalty_weight=10)
+    good = scorer.measure(plan(), record(*right, answer="42"), FINISHED)
+    bad = scorer.measure(plan(), record(*wrong, answer=f"{filler}no"), Ended(name))
     assert bad.parts["correctness"] == 0.0
     assert good.value > bad.value
 
@@ -52,33 +49,33 @@ def test_a_wrong_answer_never_outranks_a_correct_one(strategy, right, wrong, fil
 @pytest.mark.parametrize("name", [name for name in EndedName if name is not EndedName.FINISHED])
 def test_only_a_finished_episode_can_be_correct(name: EndedName) -> None:
     for strategy in STRATEGIES:
-        score = make_scorer(strategy).score(plan(), PERFECT, Ended(name))
+        score = StrategyScorer(strategy).measure(plan(), PERFECT, Ended(name))
         assert score.parts["correctness"] == 0.0
         assert score.value <= 0.45
 
 
 def test_values_of_a_perfect_episode() -> None:
-    values = {s: make_scorer(s).score(plan(), PERFECT, FINISHED).value for s in STRATEGIES}
+    values = {s: StrategyScorer(s).measure(plan(), PERFECT, FINISHED).value for s in STRATEGIES}
     assert values == pytest.approx({"basic": 1.0, "correctness": 1.0, "combined": 0.99})
 
 
 def test_values_of_a_well_made_wrong_answer() -> None:
-    values = {s: make_scorer(s).score(plan("41"), PERFECT, FINISHED).value for s in STRATEGIES}
+    values = {s: StrategyScorer(s).measure(plan("41"), PERFECT, FINISHED).value for s in STRATEGIES}
     assert values == pytest.approx({"basic": 0.1, "correctness": 0.0, "combined": 0.45})
 
 
 def test_a_near_miss_earns_nothing() -> None:
-    assert make_scorer("correctness").score(plan("424"), PERFECT, FINISHED).value == 0.0
+    assert StrategyScorer("correctness").measure(plan("424"), PERFECT, FINISHED).value == 0.0
 
 
 def test_a_row_chooses_how_it_is_graded() -> None:
     episode = record((code("final_answer('a')"), ""), answer=" Paris ")
-    scorer = make_scorer("correctness")
-    assert scorer.score(plan("paris"), episode, FINISHED).value == 1.0
-    assert scorer.score(plan("paris", scorer="exact"), episode, FINISHED).value == 0.0
-    assert scorer.score(plan("Paris", scorer="exact"), episode, FINISHED).value == 1.0
+    scorer = StrategyScorer("correctness")
+    assert scorer.measure(plan("paris"), episode, FINISHED).value == 1.0
+    assert scorer.measure(plan("paris", scorer="exact"), episode, FINISHED).value == 0.0
+    assert scorer.measure(plan("Paris", scorer="exact"), episode, FINISHED).value == 1.0
     with pytest.raises(ScorerError, match="does not exist"):
-        scorer.score(plan("Paris", scorer="python:os:system"), episode, FINISHED)
+        scorer.measure(plan("Paris", scorer="python:os:system"), episode, FINISHED)
 
 
 def test_every_scorer_a_row_may_name_exists() -> None:
@@ -87,67 +84,36 @@ def test_every_scorer_a_row_may_name_exists() -> None:
 
 def test_a_task_without_reference_answer_is_our_fault_and_no_reward() -> None:
     with pytest.raises(ScorerError, match="no reference answer"):
-        make_scorer("combined").score(plan(None), PERFECT, FINISHED)
+        StrategyScorer("combined").measure(plan(None), PERFECT, FINISHED)
 
 
-def test_unknown_strategy_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(ConfigError, match=r"did you mean combined\?"):
-        make_scorer("combine")
+@pytest.mark.parametrize(
+    ("weights", "right", "wrong"),
+    [
+        ({"correctness": 1.0}, 1.0, 0.0),
+        ({"correctness": 0.8, "format": 0.2}, 1.0, 0.2),
+        ({"correctness": 0.1, "format": 0.5, "execution": 0.4}, 1.0, 0.09),
+        ({"correctness": 0.5, "efficiency": 0.1}, 0.59, 0.09),
+    ],
+)
+def test_weights_of_ones_own_keep_the_order(weights: dict[str, float], right: float, wrong: float) -> None:
+    scorer = StrategyScorer("combined", weights=weights)
+    assert scorer.measure(plan(), PERFECT, FINISHED).value == pytest.approx(right)
+    assert scorer.measure(plan("41"), PERFECT, FINISHED).value == pytest.approx(wrong)
+
+
+@pytest.mark.parametrize("weights", ['{"format": 1}', '{"correctness": 0.9, "format": 0.2}', '{"wit": 1}', "[]"])
+def test_weights_that_make_no_sense_are_refused(weights: str) -> None:
+    with pytest.raises(ConfigError, match=r"env\.combined_weights"):
+        load_config(["--env.combined_weights", weights])
+
+
+def test_unknown_strategy_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="one of basic, correctness, combined, judge"):
+        load_config(["--env.scoring_strategy", "combine"])
 
 
 def test_debug_logs_the_parts(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "orchestrator"):
-        make_scorer("combined", debug=True).score(plan(), PERFECT, FINISHED)
+        StrategyScorer("combined", debug=True).measure(plan(), PERFECT, FINISHED)
     assert "combined 0.9900 (correctness 1.000, format 1.000" in caplog.text
-
-
-def constant(value: object) -> SimpleNamespace:
-    return SimpleNamespace(score=lambda plan, record, ended: value)
-
-
-@pytest.fixture
-def custom(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
-    """Makes a scorer out of any object, as if it stood in a module of the operator's."""
-
-    def make(found: object):  # type: ignore[no-untyped-def]
-        module = SimpleNamespace(mine=found)
-        monkeypatch.setitem(__import__("sys").modules, "operators_module", module)
-        return make_scorer("python:operators_module:mine")
-
-    return make
-
-
-def test_a_function_an_object_and_a_class_can_be_scorers(custom) -> None:  # type: ignore[no-untyped-def]
-    class Mine:
-        def score(self, plan, record, ended):  # type: ignore[no-untyped-def]
-            return Score(0.25, {"style": 3.0})
-
-    assert custom(lambda plan, record, ended: True).score(plan(), PERFECT, FINISHED).value == 1.0
-    assert custom(constant(0.5)).score(plan(), PERFECT, FINISHED).value == 0.5
-    score = custom(Mine).score(plan(), PERFECT, FINISHED)
-    assert score == Score(0.25, {"style": 3.0, "correctness": 1.0})
-
-
-@pytest.mark.parametrize(
-    "value", [math.nan, math.inf, -0.1, 1.1, 10**400, "1", None, [], Score(0.5, {"x": math.nan})]
-)
-def test_a_result_that_is_no_number_between_0_and_1_is_a_scorer_error(custom, value) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(ScorerError, match="operators_module"):
-        custom(constant(value)).score(plan(), PERFECT, FINISHED)
-
-
-def test_an_exception_of_a_custom_scorer_is_a_scorer_error(custom) -> None:  # type: ignore[no-untyped-def]
-    def broken(plan, record, ended):  # type: ignore[no-untyped-def]
-        raise KeyError("metadata\nof two lines")
-
-    with pytest.raises(ScorerError, match="KeyError") as caught:
-        custom(broken).score(plan(), PERFECT, FINISHED)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "spec", ["python:", "python:x", "python:no_such_module:x", "python:math:no_such", "python:math:pi"]
-)
-def test_a_custom_scorer_that_cannot_be_used_is_refused_at_start(spec: str) -> None:
-    with pytest.raises(ConfigError, match="scoring_strategy"):
-        python_scorer(spec)

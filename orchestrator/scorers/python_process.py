@@ -1,0 +1,113 @@
+"""`python -m orchestrator.scorers.python_process SPEC`: the operator's scorer in a process of its own.
+
+Standard input: one length and pickle of (plan, record, ended) per score, from the orchestrator that
+started us. Standard output: one JSON object per line, `{}` once the scorer is loaded, then the value and
+the parts or an `error` for each score. Whatever the scorer itself prints goes to standard error.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import json
+import math
+import os
+import pickle
+import signal
+import struct
+import sys
+from collections.abc import Callable
+from numbers import Real
+from typing import IO, Any
+
+from orchestrator.errors import ConfigError
+from orchestrator.plugins import load_object
+from orchestrator.types import Ended, Record, RolloutPlan, Score
+
+FLAG = "env.scoring_strategy"
+LENGTH = struct.Struct(">Q")
+_PR_SET_PDEATHSIG = 1
+
+Function = Callable[[RolloutPlan, Record, Ended], object]
+
+
+def main(spec: str) -> int:
+    """Until standard input ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a scorer that hangs must not outlive the run
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    requests = os.fdopen(os.dup(0), "rb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    try:
+        function = load_scorer(spec)
+    except ConfigError as error:
+        _say(replies, {"error": str(error)})
+        return 1
+    _say(replies, {})
+    while (request := _read(requests)) is not None:
+        plan, record, ended = pickle.loads(request)  # noqa: S301 - our own parent's
+        _say(replies, _reply(spec, function, plan, record, ended))
+    return 0
+
+
+def load_scorer(spec: str) -> Function:
+    """A function `(plan, record, ended)`, an object with such a `score`, or a class of such objects.
+
+    Raises ConfigError.
+    """
+    found: Any = load_object(spec, FLAG)
+    if inspect.isclass(found):
+        try:
+            found = found()
+        except Exception as error:  # somebody else's code
+            raise ConfigError(f"{FLAG}: {spec} cannot be made: {' '.join(str(error).split())[:300]}") from error
+    function: Function = getattr(found, "score", found)
+    try:
+        inspect.signature(function).bind(None, None, None)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{FLAG}: {spec} cannot be called as score(plan, record, ended)") from error
+    return function
+
+
+def _reply(spec: str, function: Function, plan: RolloutPlan, record: Record, ended: Ended) -> dict[str, Any]:
+    try:
+        result = function(plan, record, ended)
+        if isinstance(result, Score):
+            parts = {str(name): _number(value, f"part {name}") for name, value in result.parts.items()}
+            return {"value": float(result.value), "parts": parts}
+        return {"value": _number(result, "score", 0.0, 1.0), "parts": {}}
+    except _Refused as error:
+        return {"error": f"{spec} gave {error}"}
+    except BaseException as error:  # somebody else's code: anything can come out of it, SystemExit too
+        return {"error": f"{spec} raised {' '.join(f'{type(error).__name__}: {error}'.split())[:300]}"}
+
+
+class _Refused(Exception):
+    """A result that is no score."""
+
+
+def _number(value: object, what: str, lowest: float = -math.inf, highest: float = math.inf) -> float:
+    # numbers.Real: numpy's are none of Python's. bool too: True is a fair answer to "correct?".
+    if isinstance(value, Real):
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if math.isfinite(number) and lowest <= number <= highest:
+            return number
+    wanted = "a finite number" if highest == math.inf else f"a number in [{lowest:g}, {highest:g}]"
+    raise _Refused(f"the {what} {ascii(value)[:80]}, not {wanted}")
+
+
+def _read(requests: IO[bytes]) -> bytes | None:
+    header = requests.read(LENGTH.size)
+    return requests.read(LENGTH.unpack(header)[0]) if len(header) == LENGTH.size else None
+
+
+def _say(replies: IO[str], reply: dict[str, Any]) -> None:
+    replies.write(json.dumps(reply) + "\n")
+    replies.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -25,6 +25,7 @@ from orchestrator.evaluation_files import EvaluationFiles
 from orchestrator.evaluation_table import print_evaluation
 from orchestrator.measured import Evaluation, Prices
 from orchestrator.rollout import Surroundings
+from orchestrator.scorers.strategies import StrategyScorer
 from orchestrator.settings import EnvSettings, OpenAISettings
 from orchestrator.tasks.source import Source
 from orchestrator.types import BadTask, Completion, Failed, FailedName, Group, Score, Task
@@ -193,6 +194,7 @@ class Home:
         self.orchestrator._around = Surroundings(
             self.launcher, self.completer, None, self._channel, lambda confinement: None
         )
+        self.orchestrator._scorer = StrategyScorer("combined", length_penalty_weight=0.1)
 
     @contextmanager
     def _channel(self) -> Any:

@@ -90,6 +90,19 @@ COMMANDS = (
         arguments=(Setting(None, File(), OPTIONS, "a groups file or a run directory", name="path"),),
     ),
     Command(
+        "doctor",
+        "checks what a run needs: Docker, image, tokenizer, endpoint, disk, keys; says what to do",
+        uses=(
+            SANDBOX,
+            "env.tokenizer_name",
+            "env.token_source",
+            "env.tavily_base_url",
+            "env.run_dir",
+            ENDPOINT,
+        ),
+        without_endpoint=True,
+    ),
+    Command(
         "download-gaia",
         "fetches the GAIA benchmark from the hub with your account, and checks it",
         options=(
@@ -179,7 +192,7 @@ def run_command(command: Command, argv: Sequence[str]) -> int:
     from orchestrator.config import resolve
 
     config = resolve(given)
-    if command.samples:
+    if command.samples and not command.without_endpoint:
         config.require_endpoint()
     return int(import_module(command.module).run(config, **own))
 

@@ -128,6 +128,25 @@ COMMANDS = (
             ),
         ),
     ),
+    Command(
+        "view",
+        "writes the report of a run anew, finished or not, and sums it up",
+        arguments=(Setting(None, File(), OPTIONS, "a run directory or a groups file", name="path"),),
+        options=(
+            Setting(
+                None, File(), OPTIONS, "where to write the report", "in the run, or beside the file", name="output"
+            ),
+            Setting(
+                None,
+                Text("a folder, a hub id or none", "NAME"),
+                OPTIONS,
+                "the tokenizer that makes ids readable",
+                "the run's own, where it is on this machine",
+                name="tokenizer",
+            ),
+            Setting(False, Flag(), OPTIONS, "open it in a browser", name="browser"),
+        ),
+    ),
     Command("cleanup", "removes what killed runs left: containers, sockets, temporary files"),
 )
 USAGE = 2

@@ -162,6 +162,8 @@ class Orchestrator:
                 await self._produce(tasks, finished, earlier)
             except BaseExceptionGroup as errors:
                 end = first_error(errors)
+            except Exception as error:  # before the first group: somebody waits below all the same
+                end = error
             if listening:
                 await finished.put(end)
 

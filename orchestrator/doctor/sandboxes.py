@@ -10,7 +10,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.completion.base import Completer, CompletionRequest
 from orchestrator.doctor.finding import Finding, fail, ok, warn
 from orchestrator.doctor.machine import check_room
 from orchestrator.errors import ConfigError, DockerError, EnvironmentUnusable, RolloutError
@@ -21,8 +20,8 @@ from orchestrator.launch.engine_calls import Engine
 from orchestrator.launch.engine_facts import advice, image_problem, missing_features
 from orchestrator.launch.image import is_current
 from orchestrator.launch.verification import demand, verify_confinement
-from orchestrator.rollout import Surroundings, parked_sandbox
-from orchestrator.types import Completion
+from orchestrator.rollout import parked_sandbox
+from orchestrator.types import Confinement
 
 if TYPE_CHECKING:
     from orchestrator.config import Config
@@ -93,14 +92,7 @@ async def _check_start(config: Config) -> Finding:
             stack.push_async_callback(launcher.aclose)
             channels = await asyncio.to_thread(Channels, run_id)
             stack.callback(channels.close)
-            around = Surroundings(
-                launcher,
-                _NoCompleter(),
-                None,
-                channels.directory,
-                lambda confinement: demand(verify_confinement(confinement)),
-            )
-            async with parked_sandbox(config.sandbox_spec(), around):
+            async with parked_sandbox(config.sandbox_spec(), launcher, channels.directory, _verify):
                 ready_s = time.monotonic() - begun
     except TimeoutError:
         return fail("sandbox", f"none was ready within {START_TIMEOUT_S:g} s: see `docker events` and the disk")
@@ -109,13 +101,5 @@ async def _check_start(config: Config) -> Finding:
     return ok("sandbox", f"started, confined as it must be, and removed; ready in {ready_s:.2f} s")
 
 
-class _NoCompleter(Completer):
-    """Nobody is sampled: the sandbox is given no task."""
-
-    takes_ids = False
-
-    async def sample(self, request: CompletionRequest) -> Completion:
-        raise NotImplementedError
-
-    async def aclose(self) -> None:
-        """Nothing is open."""
+def _verify(confinement: Confinement) -> None:
+    demand(verify_confinement(confinement))

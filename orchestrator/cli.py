@@ -90,6 +90,19 @@ COMMANDS = (
         arguments=(Setting(None, File(), OPTIONS, "a groups file or a run directory", name="path"),),
     ),
     Command(
+        "doctor",
+        "checks what a run needs: Docker, image, tokenizer, endpoint, disk, keys; says what to do",
+        uses=(
+            SANDBOX,
+            "env.tokenizer_name",
+            "env.token_source",
+            "env.tavily_base_url",
+            "env.run_dir",
+            ENDPOINT,
+        ),
+        without_endpoint=True,
+    ),
+    Command(
         "download-gaia",
         "fetches the GAIA benchmark from the hub with your account, and checks it",
         options=(
@@ -113,6 +126,25 @@ COMMANDS = (
                 "the newest, or the one that is there",
                 name="revision",
             ),
+        ),
+    ),
+    Command(
+        "view",
+        "writes the report of a run anew, finished or not, and sums it up",
+        arguments=(Setting(None, File(), OPTIONS, "a run directory or a groups file", name="path"),),
+        options=(
+            Setting(
+                None, File(), OPTIONS, "where to write the report", "in the run, or beside the file", name="output"
+            ),
+            Setting(
+                None,
+                Text("a folder, a hub id or none", "NAME"),
+                OPTIONS,
+                "the tokenizer that makes ids readable",
+                "the run's own, where it is on this machine",
+                name="tokenizer",
+            ),
+            Setting(False, Flag(), OPTIONS, "open it in a browser", name="browser"),
         ),
     ),
     Command("cleanup", "removes what killed runs left: containers, sockets, temporary files"),
@@ -179,7 +211,7 @@ def run_command(command: Command, argv: Sequence[str]) -> int:
     from orchestrator.config import resolve
 
     config = resolve(given)
-    if command.samples:
+    if command.samples and not command.without_endpoint:
         config.require_endpoint()
     return int(import_module(command.module).run(config, **own))
 

@@ -160,10 +160,10 @@ class Orchestrator:
             end: BaseException | None = None
             try:
                 await self._produce(tasks, finished, earlier)
-            except asyncio.CancelledError:
-                raise
-            except BaseException as error:
-                end = first_error(error)
+            except BaseExceptionGroup as errors:
+                end = first_error(errors)
+            except Exception as error:  # before the first group: somebody waits below all the same
+                end = error
             if listening:
                 await finished.put(end)
 
@@ -316,8 +316,9 @@ def _on_top(leased: int, warm: int) -> str:
     return f" and {warm} warm ones on top, {leased + warm} in all" if warm else ""
 
 
-def first_error(error: BaseException) -> BaseException:
+def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
     """The first leaf: what really happened, without the scaffolding around it."""
+    error: BaseException = errors
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

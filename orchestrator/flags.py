@@ -38,10 +38,11 @@ class Command:
     uses: tuple[str, ...] = ()
     options: tuple[Setting, ...] = ()
     arguments: tuple[Setting, ...] = ()
+    without_endpoint: bool = False  # whether it makes sense without one, too
 
     @property
     def samples(self) -> bool:
-        """Whether it needs an endpoint."""
+        """Whether it uses an endpoint."""
         return ENDPOINT in self.uses
 
     @property

@@ -60,9 +60,10 @@ class HubTokenizer:
         )
 
 
-def load_tokenizer(name: str) -> HubTokenizer:
-    """Blocking: seconds of imports. Raises EnvironmentUnusable within about 3 s when it cannot be had."""
-    offline = _source(name)
+def load_tokenizer(name: str, *, here_only: bool = False) -> HubTokenizer:
+    """Blocking: seconds of imports. Raises EnvironmentUnusable within about 3 s when it cannot be had, and with
+    `here_only` before the hub would have to be asked."""
+    offline = _source(name, here_only=here_only)
     before = {k: os.environ.get(k) for k in ("HF_HUB_OFFLINE", "TRANSFORMERS_VERBOSITY")}
     if offline:
         os.environ["HF_HUB_OFFLINE"] = "1"
@@ -91,7 +92,7 @@ def load_tokenizer(name: str) -> HubTokenizer:
     return HubTokenizer(tokenizer, name)
 
 
-def _source(name: str) -> bool:
+def _source(name: str, *, here_only: bool) -> bool:
     """True: everything is on this machine; False: the hub has to be asked. Raises EnvironmentUnusable."""
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -104,6 +105,8 @@ def _source(name: str) -> bool:
         raise EnvironmentUnusable(f"tokenizer folder {name!r} does not exist; set {_FLAG} to one that does")
     if _cached(name):
         return True
+    if here_only:
+        raise EnvironmentUnusable(f"tokenizer {name!r} is not on this machine")
     if os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0"):
         raise EnvironmentUnusable(
             f"tokenizer {name!r} is not on this machine and HF_HUB_OFFLINE is set; set {_FLAG} to a local folder"

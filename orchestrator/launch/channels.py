@@ -77,5 +77,14 @@ class Channels:
 def _parent() -> Path:
     """TMPDIR, unless a socket's path below it would be too long for the kernel."""
     parent = Path(tempfile.gettempdir())
-    longest = parent / f"{PREFIX}{'x' * 8}" / ("x" * 8) / SOCKET_NAME
-    return parent if len(os.fsencode(longest)) < _MAX_SOCKET_PATH_BYTES else Path("/tmp")  # noqa: S108
+    return parent if socket_fits(parent) else Path("/tmp")  # noqa: S108
+
+
+def socket_fits(parent: Path) -> bool:
+    """Whether sockets can have their path below `parent`."""
+    return len(os.fsencode(longest_socket(parent))) < _MAX_SOCKET_PATH_BYTES
+
+
+def longest_socket(parent: Path) -> Path:
+    """As long as the path of any sandbox's socket below `parent`."""
+    return parent / f"{PREFIX}{'x' * 8}" / ("x" * 8) / SOCKET_NAME

@@ -22,12 +22,10 @@ MAX_DETAILED = 200
 MAX_DETAIL_BYTES = 30_000_000
 
 
-def write_report(
-    run_directory: Path, groups_file: Path, html: Path, *, tokenizer: Tokenizer | None = None
-) -> None:
-    """Writes `html`, whole or not at all. Blocking: seconds for a large run. Raises OSError on writing.
+def write_report(run_directory: Path, groups_file: Path, html: Path, *, tokenizer: Tokenizer | None = None) -> Run:
+    """Writes `html`, whole or not at all, and says what is in it. Blocking: seconds for a large run.
 
-    Unusable lines are counted in the page. Without `tokenizer` tokens are shown as ids.
+    Raises OSError on writing. Unusable lines are counted in the page. Without `tokenizer` tokens are shown as ids.
     """
     run = read_run(run_directory, groups_file)
     with Page(html) as page:
@@ -35,6 +33,7 @@ def write_report(
         left_out = _write_details(page, run, run_directory / "rollouts.jsonl", groups_file, table)
         page.data("token-table", as_block(table.entries))
         page.data("run", as_block(_overview(run, left_out)))
+    return run
 
 
 def _write_details(page: Page, run: Run, rollouts: Path, groups_file: Path, table: TokenTable) -> int:

@@ -20,10 +20,10 @@ from orchestrator.report.values import (
     number,
     numbers,
     objects,
-    parse,
     text,
     texts,
 )
+from orchestrator.run_files import read_description
 from orchestrator.types import EndedName, FailedName, TokenSource
 
 Row = dict[str, Any]
@@ -156,10 +156,7 @@ def _question(line: dict[str, Any]) -> str:
 
 
 def _describe(run: Run, run_directory: Path) -> None:
-    try:
-        told = parse((run_directory / "run.json").read_bytes()) or {}
-    except OSError:
-        told = {}
+    told = read_description(run_directory)
     if not told:
         run.notes.append("run.json is missing or cannot be read: what ran is not known")
     config = mapping(told.get("config"))

@@ -28,6 +28,8 @@ class Skipped:
 def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
     """(offset, object) of each line; None for a line that is torn or no JSON object. No file: no lines."""
     try:
+        if not path.is_file():  # a pipe would be waited for
+            return
         file = path.open("rb")
     except OSError:
         return

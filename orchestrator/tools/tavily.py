@@ -137,6 +137,29 @@ class Tavily:
         title = self._clean(results[0].get("title"), 1_000) or "Unknown title"
         return ReadPage(title, self._clean(results[0].get("url"), 4_000) or url, content)
 
+    async def usage(self) -> str:
+        """How much of the account is used up, in words; nothing where the service does not tell. Costs no credit.
+
+        `GET /usage` of https://docs.tavily.com/documentation/api-reference/endpoint/usage. Raises ServiceFailed.
+        """
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                answer = await self._http.get(
+                    "/usage", headers={"Authorization": f"Bearer {self._key.reveal()}"}, timeout=self._timeout_s
+                )
+        except (TimeoutError, httpx.HTTPError, _TooLarge):
+            raise ServiceDown("the web service cannot be reached") from None
+        if answer.status_code in (401, 403):
+            raise ServiceDown("the web service does not accept the key")
+        if answer.status_code >= 500:
+            raise ServiceDown(f"the web service answered with HTTP {answer.status_code}")
+        try:
+            account = answer.json()["account"]
+            used, limit = int(account["plan_usage"]), int(account["plan_limit"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return ""  # a gateway in front of it, or a plan without a limit
+        return f"{used} of {limit} credits of the plan are used"
+
     async def _ask(self, call: Callable[[], Awaitable[Any]]) -> Mapping[str, Any]:
         """The service's answer. Raises ServiceFailed, ToolError."""
         async with self._slots:

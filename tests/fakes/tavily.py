@@ -81,6 +81,7 @@ class FakeTavily:
         app = web.Application()
         app.router.add_post("/search", self._handle)
         app.router.add_post("/extract", self._handle)
+        app.router.add_get("/usage", self._usage)
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
@@ -110,6 +111,14 @@ class FakeTavily:
         if request.headers.get("Authorization") != f"Bearer {self.key}":
             return self._fail(request, refused(401, "Unauthorized: missing or invalid API key."))
         return web.json_response(self._search(body) if request.path == "/search" else self._extract(body))
+
+    async def _usage(self, request: web.Request) -> web.StreamResponse:
+        if self.faults:
+            return self._fail(request, self.faults.popleft())
+        if request.headers.get("Authorization") != f"Bearer {self.key}":
+            return self._fail(request, refused(401, "Unauthorized: missing or invalid API key."))
+        told = {"plan_usage": 500, "plan_limit": 15_000, "current_plan": "Bootstrap"}
+        return web.json_response({"key": {"usage": 150, "limit": 1000}, "account": told})
 
     def _fail(self, request: web.Request, fault: Fault) -> web.StreamResponse:
         if fault.cut:

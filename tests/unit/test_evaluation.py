@@ -191,6 +191,7 @@ class Home:
         self._directory = TemporaryDirectory(prefix="x")
         self.config = Config(env=EnvSettings(seed=5, **env), openai=(PRICED,))
         self.orchestrator = Orchestrator(self.config, Observer())
+        self.orchestrator._scorer = StrategyScorer("combined")
         self.orchestrator._around = Surroundings(
             self.launcher, self.completer, None, self._channel, lambda confinement: None
         )
@@ -292,7 +293,8 @@ async def test_our_own_failures_are_written_as_missing(tmp_path: Path) -> None:
         return "42"
 
     home = Home(answer, eval_samples=2, max_retries=0, include_messages=False)
-    evaluation = await evaluate(home.orchestrator, tasks("fine", "broken"), tmp_path / "run")
+    async with asyncio.timeout(120):
+        evaluation = await evaluate(home.orchestrator, tasks("fine", "broken"), tmp_path / "run")
     assert evaluation is not None
     assert (evaluation.samples, evaluation.missing) == (2, 2)
     assert evaluation.metrics()["eval/accuracy"] == 1.0

@@ -1,0 +1,93 @@
+"""`orchestrator view PATH`: the report of a run, made anew from its files, finished or not."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import webbrowser
+from collections import Counter
+from pathlib import Path
+
+from orchestrator.completion.base import Tokenizer
+from orchestrator.completion.tokenizer import load_tokenizer
+from orchestrator.errors import ConfigError, EnvironmentUnusable, OutputError
+from orchestrator.progress import LABEL_WIDTH, print_wrapped, printable, share
+from orchestrator.report import write_report
+from orchestrator.report.from_groups import write_rollouts
+from orchestrator.report.summary import Run
+from orchestrator.run_files import RunFiles, find_run, is_going_on, read_description, saved_env
+
+
+def run(path: Path, output: Path | None, tokenizer: str | None, browser: bool) -> int:
+    """0, the report written. Raises ConfigError for files that are no run."""
+    files = find_run(path)
+    html = output or _beside(files)
+    try:
+        told = _write(files, html, _tokenizer(files, tokenizer))
+    except OSError as error:
+        raise OutputError(
+            f"cannot write the report {html}: {error.strerror}; set --output to another place"
+        ) from error
+    if not told.rollouts and not told.bad_tasks and (told.skipped.rollout_lines or told.skipped.group_lines):
+        raise ConfigError(f"{path} holds lines, but no rollout: is it a groups file or a run directory?")
+    _print(files, told, html)
+    if browser and not webbrowser.open(html.absolute().as_uri()):
+        print("no browser could be opened here", file=sys.stderr)
+    return 0
+
+
+def _beside(files: RunFiles) -> Path:
+    """In the directory or beside the file that was named, whatever run.json says."""
+    if files.directory is not None:
+        return files.directory / (f"{files.groups.stem}.html" if files.groups is not None else "report.html")
+    assert files.groups is not None
+    return files.groups.with_suffix(".html")
+
+
+def _write(files: RunFiles, html: Path, tokenizer: Tokenizer | None) -> Run:
+    if files.directory is not None:
+        groups = files.groups or files.directory / "groups.jsonl"
+        return write_report(files.directory, groups, html, tokenizer=tokenizer)
+    assert files.groups is not None
+    with tempfile.TemporaryDirectory(prefix="view-") as folder:
+        write_rollouts(files.groups, Path(folder) / "rollouts.jsonl")
+        return write_report(Path(folder), files.groups, html, tokenizer=tokenizer)
+
+
+def _tokenizer(files: RunFiles, name: str | None) -> Tokenizer | None:
+    """The one asked for, else the run's own where it is on this machine: ids become readable."""
+    if name is not None:
+        return None if name.lower() == "none" else load_tokenizer(name)
+    known = saved_env(read_description(files.directory)).get("tokenizer_name") if files.directory else None
+    if not isinstance(known, str) or "\0" in known or known.lower() == "none":
+        return None
+    try:
+        return load_tokenizer(known, here_only=True)
+    except EnvironmentUnusable:
+        return None
+
+
+def _print(files: RunFiles, told: Run, html: Path) -> None:
+    rollouts = list(told.rollouts.values())
+    scored = [row for row in rollouts if row["score"] is not None]
+    correct = sum(row["parts"].get("correctness", 0.0) >= 1 for row in scored)
+    outcomes = Counter(row["outcome"] for row in rollouts)
+    outcomes["bad_task"] += len(told.bad_tasks)
+    total = outcomes.total()
+    rows: list[tuple[str, object]] = [("run", files.name)]
+    if files.directory is not None and is_going_on(files.directory):
+        rows.append(("state", "going on; what follows is of now"))
+    written = sum(group["written"] for group in told.groups.values())
+    mixed = sum(group["mixed"] for group in told.groups.values())
+    rows.append(("groups", f"{len(told.groups)}, {written} of them written, {mixed} with mixed scores"))
+    counts = [f"{name} {n} ({share(n, total)})" for name, n in outcomes.most_common() if n]
+    rows.append(("outcomes", ", ".join(counts) or "none yet"))
+    if scored:
+        mean = sum(row["score"] for row in scored) / len(scored)
+        rows.append(("scores", f"mean {mean:.3f}, {correct} of {len(scored)} correct"))
+    rows.append(("tokens", f"{sum(row['tokens'] for row in rollouts)} sampled"))
+    if unread := told.skipped.rollout_lines + told.skipped.group_lines:
+        rows.append(("unreadable", f"{unread} lines, passed over"))
+    rows.append(("report", html))
+    for label, value in rows:
+        print_wrapped(f"{label:<{LABEL_WIDTH}}{printable(str(value))}", sys.stdout, indent=LABEL_WIDTH)

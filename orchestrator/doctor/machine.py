@@ -1,0 +1,65 @@
+"""Disk space, and where sockets and temporary files go."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from orchestrator.doctor.finding import Finding, fail, ok, warn
+from orchestrator.errors import ConfigError
+from orchestrator.launch.channels import longest_socket, make_owned_directory, socket_fits
+from orchestrator.writers import check_writable
+
+GIB = 1 << 30
+ENOUGH_BYTES = 5 * GIB  # the image is 0.2 GiB; a rollout's record some hundred kilobytes
+LEAST_BYTES = GIB // 4
+
+
+def check_run_directory(folder: Path) -> Iterator[Finding]:
+    """Where runs are written."""
+    try:
+        check_writable(folder)
+    except ConfigError as error:
+        yield fail("output", str(error))
+        return
+    yield check_room("output", folder, "set --env.run_dir to a larger disk, or make room")
+
+
+def check_room(
+    what: str, folder: Path, cure: str, *, enough: int = ENOUGH_BYTES, least: int = LEAST_BYTES
+) -> Finding:
+    """Free space, in bytes, of the disk that `folder`, which need not exist yet, is on."""
+    place = folder.absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    try:
+        free = shutil.disk_usage(place).free
+    except OSError as error:
+        return warn(what, f"{folder}: free space is not known ({error.strerror})")
+    text = f"{free / GIB:.1f} GiB free for {folder}"
+    if free < least:
+        return fail(what, f"{text}: {cure}")
+    return warn(what, f"{text}, little for a long run: {cure}") if free < enough else ok(what, text)
+
+
+def check_temporary() -> Iterator[Finding]:
+    """TMPDIR: sockets must fit into what the kernel takes for a path, and directories must be ours to make."""
+    folder = Path(tempfile.gettempdir())
+    try:
+        shutil.rmtree(make_owned_directory("doctor", folder))
+    except OSError as error:
+        yield fail("TMPDIR", f"{folder} cannot be written ({error.strerror}): set TMPDIR to a folder of yours")
+        return
+    asked = os.environ.get("TMPDIR")
+    if asked and Path(asked) != folder:
+        yield warn("TMPDIR", f"{asked} is no folder that can be written: {folder} is used instead")
+    length = len(os.fsencode(longest_socket(folder)))
+    if socket_fits(folder):
+        yield ok("TMPDIR", f"{folder}, socket paths of {length} bytes")
+    else:
+        yield warn(
+            "TMPDIR", f"{folder} makes socket paths of {length} bytes, too long: sockets go to /tmp instead"
+        )

@@ -1,0 +1,105 @@
+"""Docker, its features, the image, and one sandbox started as a run would start it."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.doctor.finding import Finding, fail, ok, warn
+from orchestrator.doctor.machine import check_room
+from orchestrator.errors import ConfigError, DockerError, EnvironmentUnusable, RolloutError
+from orchestrator.launch.channels import Channels
+from orchestrator.launch.context import BuildContext, context_root
+from orchestrator.launch.docker import DockerLauncher
+from orchestrator.launch.engine_calls import Engine
+from orchestrator.launch.engine_facts import advice, image_problem, missing_features
+from orchestrator.launch.image import is_current
+from orchestrator.launch.verification import demand, verify_confinement
+from orchestrator.rollout import parked_sandbox
+from orchestrator.types import Confinement
+
+if TYPE_CHECKING:
+    from orchestrator.config import Config
+
+START_TIMEOUT_S = 120.0
+
+
+async def check_sandboxes(config: Config) -> AsyncIterator[Finding]:
+    """What the launcher that is asked for needs."""
+    if config.env.launcher != "docker":
+        yield warn("sandboxes", f"the {config.env.launcher} launcher gives no isolation of ours: nothing to check")
+        return
+    engine = Engine(threads=2)
+    usable = True
+    try:
+        async for finding in _check_engine(engine, config):
+            usable = usable and finding.level != "fail"
+            yield finding
+    finally:
+        await engine.aclose()
+    if usable:
+        yield await _check_start(config)
+
+
+async def _check_engine(engine: Engine, config: Config) -> AsyncIterator[Finding]:
+    spec = config.sandbox_spec()
+    try:
+        await engine.open()
+        info = await engine.info()
+        image = await engine.image(spec.image)
+    except (DockerError, EnvironmentUnusable) as error:
+        yield fail("docker", str(error))
+        return
+    runtimes = ", ".join(sorted(info.get("Runtimes") or ()))
+    yield ok("docker", f"{info.get('ServerVersion')} on {info.get('KernelVersion')}, runtimes {runtimes}")
+    missing = missing_features(info)
+    for line in missing:
+        yield fail("limits", line)
+    if not missing:
+        version = info.get("CgroupVersion") or "?"
+        yield ok("limits", f"memory, swap, CPU and processes by cgroup v{version}; system calls by seccomp")
+    if (problem := image_problem(spec, info, image)) is not None:
+        yield fail("image", problem)
+    elif image is not None:
+        yield await asyncio.to_thread(_check_image, spec.image, image)
+    for line in advice(info, spec, config.env.max_concurrent_sandboxes):
+        yield warn("machine", line)
+    root = Path(info.get("DockerRootDir") or "/var/lib/docker")
+    if await asyncio.to_thread(root.exists):  # elsewhere the Engine runs on another machine
+        yield check_room("disk", root, "run `docker system prune`, or make room")
+
+
+def _check_image(name: str, image: Mapping[str, Any]) -> Finding:
+    labels = (image.get("Config") or {}).get("Labels") or {}
+    size = f"{image['Size'] / 1e6:.0f} MB"
+    if is_current(labels, BuildContext.read(context_root()).digest, None):
+        return ok("image", f"{name}, {size}")
+    return warn("image", f"{name}, {size}, is not what this version builds: run `orchestrator image build`")
+
+
+async def _check_start(config: Config) -> Finding:
+    """One sandbox, its confinement compared with what it must be, and removed."""
+    run_id = secrets.token_hex(8)
+    begun = time.monotonic()
+    try:
+        async with asyncio.timeout(START_TIMEOUT_S), AsyncExitStack() as stack:
+            launcher = DockerLauncher(run_id, max_sandboxes=1, advise=lambda line: None)
+            stack.push_async_callback(launcher.aclose)
+            channels = await asyncio.to_thread(Channels, run_id)
+            stack.callback(channels.close)
+            async with parked_sandbox(config.sandbox_spec(), launcher, channels.directory, _verify):
+                ready_s = time.monotonic() - begun
+    except TimeoutError:
+        return fail("sandbox", f"none was ready within {START_TIMEOUT_S:g} s: see `docker events` and the disk")
+    except (RolloutError, EnvironmentUnusable, ConfigError, OSError) as error:
+        return fail("sandbox", str(error))
+    return ok("sandbox", f"started, confined as it must be, and removed; ready in {ready_s:.2f} s")
+
+
+def _verify(confinement: Confinement) -> None:
+    demand(verify_confinement(confinement))

@@ -1,0 +1,104 @@
+"""Keys, tokenizer, inference endpoints and the web service. No key is in any text."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.completion.connect import connect
+from orchestrator.completion.replay import ReplayCompleter
+from orchestrator.completion.tokenizer import HubTokenizer
+from orchestrator.doctor.finding import Finding, fail, ok, warn
+from orchestrator.errors import CompletionError, EnvironmentUnusable
+from orchestrator.surroundings import REPLAY, endpoint, find_tokenizer
+
+if TYPE_CHECKING:
+    from orchestrator.config import Config
+    from orchestrator.settings import OpenAISettings
+
+USAGE_TIMEOUT_S = 15.0
+
+
+def check_keys(config: Config) -> Iterator[Finding]:
+    """Which keys are given; they are sent where they belong and shown nowhere."""
+    for server in config.openai:
+        where = _name(server)
+        if server.api_key:
+            yield ok("keys", f"one for {where}")
+        elif server.base_url and not server.base_url.startswith(REPLAY) and endpoint(server).hosted:
+            yield fail("keys", f"none for {where}, which wants one: set OPENAI_API_KEY")
+        elif server.base_url:
+            yield ok("keys", f"none for {where}")
+
+
+async def check_services(config: Config) -> AsyncIterator[Finding]:
+    """The tokenizer, then each endpoint with it."""
+    if not any(server.base_url for server in config.openai) and config.env.tokenizer_name is None:
+        yield warn("tokenizer", "not looked at: set --env.tokenizer_name, or an endpoint and its model's name")
+        tokenizer = None
+    else:
+        finding, tokenizer = await _tokenizer(config)
+        yield finding
+    for server in config.openai:
+        yield await _endpoint(config, server, tokenizer)
+
+
+async def _tokenizer(config: Config) -> tuple[Finding, HubTokenizer | None]:
+    try:
+        tokenizer = await asyncio.to_thread(find_tokenizer, config)
+    except EnvironmentUnusable as error:
+        return fail("tokenizer", str(error)), None
+    if tokenizer is None:
+        return warn("tokenizer", "none: groups will have no token ids; fine for `evaluate`"), None
+    return ok("tokenizer", f"{tokenizer.name}, {tokenizer.size} ids, with a chat template"), tokenizer
+
+
+async def _endpoint(config: Config, server: OpenAISettings, tokenizer: HubTokenizer | None) -> Finding:
+    if not server.base_url:
+        return warn("endpoint", "none is set: --openai.base_url URL and --openai.model_name NAME")
+    where, notes = _name(server), list[str]()
+    try:
+        if server.base_url.startswith(REPLAY):
+            recorded = Path(server.base_url.removeprefix(REPLAY))
+            await asyncio.to_thread(ReplayCompleter.open, recorded)
+            return ok("endpoint", f"{where}, which can be replayed")
+        completer = await connect(
+            endpoint(server),
+            tokenizer,
+            server_type=server.server_type,
+            tokens=config.env.token_source,
+            temperature=config.env.temperature,
+            notes=notes,
+        )
+    except (EnvironmentUnusable, CompletionError) as error:
+        return fail("endpoint", str(error))
+    exact = completer.takes_ids
+    await completer.aclose()
+    told = "; ".join([f"{where} answers, {'with exact token ids' if exact else 'with text only'}", *notes])
+    return ok("endpoint", told) if exact and not notes else warn("endpoint", told)
+
+
+async def check_web_tools(config: Config) -> AsyncIterator[Finding]:
+    """Tavily, asked for the key's usage, which costs no credit."""
+    if not config.tavily_api_key:
+        yield warn("web tools", "agents get none: set TAVILY_API_KEY for web_search and visit_page")
+        return
+    from orchestrator.tools.tavily import ServiceFailed, Tavily
+
+    env = config.env
+    service = Tavily(config.tavily_api_key, base_url=env.tavily_base_url, timeout_s=USAGE_TIMEOUT_S, max_calls=1)
+    try:
+        usage = await service.usage()
+    except ServiceFailed as error:
+        yield fail("web tools", f"{error}: check TAVILY_API_KEY and --env.tavily_base_url")
+    else:
+        yield ok("web tools", f"Tavily takes the key; {usage}" if usage else "Tavily takes the key")
+    finally:
+        await service.aclose()
+
+
+def _name(server: OpenAISettings) -> str:
+    """For people: an address without user, password and query."""
+    return str(server.public()["base_url"] or "the endpoint") + f" ({server.model_name})" * bool(server.base_url)

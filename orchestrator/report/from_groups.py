@@ -1,0 +1,63 @@
+"""A groups file alone as the report wants it: the lines of rollouts.jsonl, as far as groups tell.
+
+What is not in a groups file (failed attempts, tool calls, timings of single completions) is not made up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from orchestrator.jsonl import dumps
+from orchestrator.report.values import json_lines, mapping, objects, text
+
+
+def write_rollouts(groups_file: Path, rollouts: Path) -> int:
+    """Writes `rollouts` from `groups_file`, and says how many lines. Blocks. Raises OSError on writing."""
+    count = 0
+    with rollouts.open("wb") as file:
+        for number, (_, group) in enumerate(json_lines(groups_file)):
+            for line in rollout_lines(group or {}, number):
+                file.write(dumps(line) + b"\n")
+                count += 1
+    return count
+
+
+def rollout_lines(group: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
+    """One line per member of a group, which is the `number`th of its file."""
+    scores, talks = group.get("scores"), group.get("messages")
+    for place, facts in enumerate(objects(group.get("overrides"))):
+        if facts.get("segment"):
+            continue  # a side line of a rollout that is there already
+        talk = talks[place] if isinstance(talks, list) and place < len(talks) else None
+        yield {
+            **{name: facts.get(name) for name in ("task_id", "outcome", "answer", "score_parts", "token_source")},
+            **{name: facts.get(name) for name in ("duration_s", "waiting_s")},
+            "rollout_id": text(facts.get("rollout_id"), 200) or f"g{number:06d}-r{place:02d}",
+            "group": number,
+            "index": place,
+            "attempt": 0,
+            "score": scores[place] if isinstance(scores, list) and place < len(scores) else None,
+            "plan": {"sampling": mapping(group.get("generation_params"))},
+            "completions": list(_completions(objects(talk), facts)),
+        }
+
+
+def _completions(talk: list[dict[str, Any]], facts: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What was said, one completion per assistant message. Token counts are known for all of them together."""
+    asked: list[dict[str, Any]] = []
+    said = 0
+    for message in talk:
+        if message.get("role") != "assistant":
+            asked.append(message)
+            continue
+        counts = {"completion_tokens": facts.get("completion_tokens"), "prompt_tokens": facts.get("prompt_tokens")}
+        yield {
+            "kind": "action",
+            "messages": asked,
+            "text": message.get("content"),
+            **(counts if said == 0 else {}),
+        }
+        said += 1
+        asked = [message]

@@ -51,7 +51,7 @@ async def open_surroundings(
     docker = Breaker("Docker", lambda: launcher.describe(config.sandbox_spec()), say)
     # Its first sandboxes are made while the tokenizer loads.
     pool = await stack.enter_async_context(_pool(config, launcher, channel_directory, verify, docker))
-    tokenizer = await asyncio.to_thread(_tokenizer, config)
+    tokenizer = await asyncio.to_thread(find_tokenizer, config)
     completer = await _completer(config, tokenizer, stack, notes)
     tools = _web_tools(config, stack)
     sampled = [endpoint(server) for server in config.openai if not server.base_url.startswith(REPLAY)]
@@ -119,7 +119,7 @@ def _web_tools(config: Config, stack: AsyncExitStack) -> Mapping[str, HostTool]:
     return web_tools(service, rules, fail_rollouts=env.fail_on_tool_error)
 
 
-def _tokenizer(config: Config) -> HubTokenizer | None:
+def find_tokenizer(config: Config) -> HubTokenizer | None:
     """The one asked for; else the model's own where it loads, else the predecessor's default."""
     name = config.env.tokenizer_name
     if name is not None:

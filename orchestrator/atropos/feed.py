@@ -399,7 +399,7 @@ class Feed:
         self._there.clear()
         self._registration = self._status = None
         self.outages += 1
-        lost = f"; {gone} groups that waited there for the trainer are lost" if gone else ""
+        lost = f"; up to {gone} groups that waited there are lost to the trainer" if gone else ""
         self.say(f"the run-api was restarted or reset ({why}){lost}; registering again")
 
     # ------------------------------------------------------------ evaluations
@@ -409,14 +409,21 @@ class Feed:
         if not self._eval_due or self._draining or (self._evaluation is not None and not self._evaluation.done()):
             return
         self._eval_due = False
+        stopped = []
         if self.terms.stop_for_eval:
-            for worker in list(self._workers):
-                if worker.item.returned < MAX_RETURNED:
-                    self._cancel(worker, returns=True)
-        self._evaluation = tg.create_task(self._evaluated(self.step), name=f"evaluation at step {self.step}")
+            stopped = [w for w in self._workers if w.collecting and w.item.returned < MAX_RETURNED]
+        for worker in stopped:
+            self._cancel(worker, returns=True)
+        going = [worker.task for worker in stopped if worker.task is not None]
+        self._evaluation = tg.create_task(
+            self._evaluated(self.step, going), name=f"evaluation at step {self.step}"
+        )
 
-    async def _evaluated(self, step: int) -> None:
+    async def _evaluated(self, step: int, going: Sequence[asyncio.Task[None]]) -> None:
+        """Once what was stopped for it has given its sandboxes back."""
         try:
+            if going:
+                await asyncio.wait(going)
             await self.maker.evaluate(step)
         except OrchestratorError as error:
             self.say(f"the evaluation at step {step} failed: {error}")

@@ -80,7 +80,7 @@ COMMANDS = (
     Command(
         "serve",
         "feeds a trainer with groups of scored rollouts, through Atropos' run-api",
-        uses=(TASKS, ROLLOUTS, LIMITS, SANDBOX, TOOLS, SAMPLING, SCORING, OUTPUT, ENDPOINT, ATROPOS),
+        uses=(TASKS, ROLLOUTS, LIMITS, SANDBOX, TOOLS, SAMPLING, SCORING, EVALUATION, OUTPUT, ENDPOINT, ATROPOS),
     ),
     Command(
         "image build",

@@ -122,8 +122,6 @@ class Feed:
                 await self._loop(tg)
                 for worker in self._workers:
                     self._cancel(worker)
-                if self._evaluation is not None:
-                    self._evaluation.cancel()
         finally:
             if self._registration is not None:
                 with suppress(RunApiAway, RunApiRefused, TimeoutError):
@@ -144,6 +142,12 @@ class Feed:
     def under_way(self) -> int:
         """Groups begun and not delivered."""
         return len(self._workers)
+
+    @property
+    def begins_more(self) -> bool:
+        """Whether there are groups still to be begun."""
+        left = None if self.terms.total is None else self.terms.total - self.ledger.groups
+        return not self._draining and (left is None or left > len(self._workers))
 
     @property
     def finished(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from time import time
@@ -26,19 +26,21 @@ from orchestrator.atropos.tracking import Metrics, Tracking
 from orchestrator.config import Config
 from orchestrator.engine import Observer, Orchestrator, first_error
 from orchestrator.errors import ConfigError
+from orchestrator.evaluation import evaluate
 from orchestrator.executor import Executor
 from orchestrator.output import Output, describe, observe, open_output, run_directory_path
 from orchestrator.progress import PlainProgress, Tally, closing_table
 from orchestrator.prompt_size import least_prompt_tokens
 from orchestrator.signals import Stopped, stoppable
-from orchestrator.tasks import open_tasks
 from orchestrator.tasks.base import TaskSource
+from orchestrator.tasks.split import evaluation_tasks, training_tasks
 from orchestrator.types import Attempt, BadTask, FailedName, Member, RolloutPlan
 from orchestrator.writers import check_writable
 
 EXIT_INCOMPLETE = 1
 POSITION_FILE = "position.json"
 Groups = Sequence[Mapping[str, Any]]
+_SHOWN = ("eval/accuracy", "eval/tasks", "eval/samples_missing")
 
 
 class Service:
@@ -82,7 +84,7 @@ class Service:
         config = self.config
         if training and config.env.token_source == "auto":
             config = replace(config, env=replace(config.env, token_source="exact"))  # noqa: S106 - no password
-        tasks = open_tasks(config.env.dataset, dataset_path=Path(config.env.dataset_path), split=config.env.split)
+        tasks = training_tasks(config.env)
         if config.env.ensure_scores_are_not_same and config.env.zero_variance == "keep":
             config = replace(config, env=replace(config.env, zero_variance="drop"))
         engine = Orchestrator(config, self._observer)
@@ -170,14 +172,16 @@ class Service:
                 api = RunApi(self.config.env.rollout_server_url, session)
                 evaluates = self._evaluates or self.config.env.eval_split is not None
                 terms = terms_of(engine.config, evaluates=evaluates)
-                self._feed = Feed(api, self, self.stream, self.ledger, terms, self.progress.say)
+                feed = Feed(api, self, self.stream, self.ledger, terms, self.progress.say)
+                self._feed, self._executor = feed, engine.executor(self._kept)
                 try:
-                    await self._feed.run()
+                    with _demand(engine, feed, self._executor):
+                        await feed.run()
                 except BaseExceptionGroup as errors:
                     raise first_error(errors) from None
                 finally:
                     self._save_position()
-                return 0 if terms.total is None or self._feed.finished else EXIT_INCOMPLETE
+                return 0 if terms.total is None or feed.finished else EXIT_INCOMPLETE
 
     def _drain(self) -> None:
         if self._engine is not None:
@@ -247,7 +251,7 @@ class Service:
 
         self.engine.seed = position.seed
         self._ledger = ledger
-        self._stream = TaskStream(self._tasks, position.is_done, bad_task)
+        self._stream = TaskStream(self._tasks, position.is_done, bad_task, self.engine.fitting)
         if self._feed is not None:
             self._feed.ledger, self._feed.stream = ledger, self._stream
 
@@ -322,11 +326,15 @@ class Service:
         """The environment's evaluation, told to wandb."""
         metrics = await self._evaluate()
         if metrics:
-            await self._log({f"eval/{name}": value for name, value in metrics.items()})
+            shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if name in _SHOWN)
+            self.progress.say(f"evaluation at step {step}: {shown or f'{len(metrics)} metrics'}")
+            await self._log(dict(metrics))
 
     async def evaluate_now(self) -> Mapping[str, float]:
-        """The held-out tasks, under the same sandbox budget."""
-        return {}
+        """The held-out tasks, under the same sandbox budget, recorded beside the run. Empty when drained."""
+        run = self._output.run.path if self._output is not None else run_directory_path(self.config.env)
+        evaluation = await evaluate(self.engine, evaluation_tasks(self.config.env), run / f"eval-step-{self.step}")
+        return evaluation.metrics() if evaluation is not None else {}
 
     def _save_position(self) -> None:
         position = self.ledger.delivered_position(self.step)
@@ -428,6 +436,14 @@ def terms_of(config: Config, *, evaluates: bool) -> Terms:
         stop_for_eval=env.eval_handling == "STOP_TRAIN",
         workers_in_eval=int(workers * (env.eval_limit_ratio if env.eval_handling == "LIMIT_TRAIN" else 1.0)),
     )
+
+
+def _demand(engine: Orchestrator, feed: Feed, executor: Executor) -> AbstractContextManager[None]:
+    """Warm sandboxes while groups are still to be begun, and no more than rollouts will want."""
+    pool = engine.around.pool
+    if pool is None:
+        return nullcontext()
+    return pool.following(lambda: math.inf if feed.begins_more else executor.waiting)
 
 
 def _total(config: Config) -> int | None:

@@ -25,6 +25,8 @@ def _plain(value: object) -> Any:
     """What pydantic and JSON take."""
     if isinstance(value, Path):
         return str(value)
+    if isinstance(value, Mapping):
+        return dict(value)
     return list(value) if isinstance(value, tuple) else value
 
 

@@ -25,14 +25,19 @@ class Item:
 
 
 class TaskStream:
-    """Numbers tasks as the engine does, so that `process` and `serve` make the same groups."""
+    """Numbers tasks as the engine does, so that `process` and `serve` make the same groups. `fitting`: what
+    the engine says of each."""
 
     def __init__(
-        self, tasks: Iterable[Task | BadTask], is_done: Callable[[int], bool], bad_task: BadTaskSeen
+        self,
+        tasks: Iterable[Task | BadTask],
+        is_done: Callable[[int], bool],
+        bad_task: BadTaskSeen,
+        fitting: Callable[[Task | BadTask], Task | BadTask] = lambda task: task,
     ) -> None:
         self._is_done = is_done
         self._bad_task = bad_task
-        self._numbered = _numbered(tasks)
+        self._numbered = _numbered(tasks, fitting)
         self._back: list[Item] = []
         self._reading = asyncio.Lock()
 
@@ -56,11 +61,14 @@ class TaskStream:
         heapq.heappush(self._back, replace(item, returned=item.returned + 1))
 
 
-def _numbered(tasks: Iterable[Task | BadTask]) -> Iterator[tuple[Task | BadTask, int, int]]:
+def _numbered(
+    tasks: Iterable[Task | BadTask], fitting: Callable[[Task | BadTask], Task | BadTask]
+) -> Iterator[tuple[Task | BadTask, int, int]]:
     number = epoch = 0
     while True:
         good = 0
-        for task in tasks:
+        for row in tasks:
+            task = fitting(row)
             if epoch and isinstance(task, BadTask):
                 continue  # reported in the first round
             yield task, number, epoch

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.completion.replay import ReplayCompleter

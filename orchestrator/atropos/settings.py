@@ -35,7 +35,7 @@ def _fields() -> dict[str, Any]:
     for name, row in _ENV_ROWS.items():
         known = BaseEnvConfig.model_fields.get(name)
         kind = _OWN_TYPES.get(name, known.annotation if known is not None else Any)
-        fields[name] = (kind, Field(default=_plain(row.default), description=row.text))
+        fields[name] = (kind, Field(default=_plain(row.default), validate_default=True, description=row.text))
         for alias in row.aliases:
             fields[alias] = (Any, Field(default=None, description=f"the same as {name}"))
     return fields

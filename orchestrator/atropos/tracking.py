@@ -151,4 +151,9 @@ def _logged_in() -> bool:
     """Asked before `init`, which would put the question to a terminal."""
     import wandb
 
-    return bool(os.environ.get("WANDB_API_KEY")) or bool(wandb.api.api_key)
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    try:
+        return bool(wandb.login(prompt=False))
+    except TypeError:  # older versions know no such question
+        return bool(wandb.api.api_key)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from orchestrator.errors import AuthenticationError, ConfigError, EnvironmentUnu
 from orchestrator.flags import OPTIONS, Command, parse
 from orchestrator.setting import Layer, Setting, nearest
 from orchestrator.settings import (
+    ATROPOS,
     ENDPOINT,
     EVALUATION,
     LIMITS,
@@ -31,6 +32,7 @@ from orchestrator.settings import (
 )
 from orchestrator.values import File, Flag, Text
 
+CarryOut = Mapping[str, Callable[..., int]]
 _LEVELS = re.compile(r"[123](, ?[123])*").fullmatch
 _REVISION = re.compile(r"\w[\w./-]{0,249}", re.ASCII).fullmatch
 COMMANDS = (
@@ -74,6 +76,11 @@ COMMANDS = (
             "env.save_full_traces",
             ENDPOINT,
         ),
+    ),
+    Command(
+        "serve",
+        "feeds a trainer with groups of scored rollouts, through Atropos' run-api",
+        uses=(TASKS, ROLLOUTS, LIMITS, SANDBOX, TOOLS, SAMPLING, SCORING, EVALUATION, OUTPUT, ENDPOINT, ATROPOS),
     ),
     Command(
         "image build",
@@ -154,10 +161,11 @@ UNUSABLE = 3
 INTERRUPTED = 130
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry of the `orchestrator` script. Returns the exit code."""
+def main(argv: Sequence[str] | None = None, carry_out: CarryOut | None = None) -> int:
+    """Entry of the `orchestrator` script. Returns the exit code. `carry_out`: commands done in another way than
+    by their modules."""
     try:
-        return _main(list(sys.argv[1:] if argv is None else argv))
+        return _main(list(sys.argv[1:] if argv is None else argv), carry_out or {})
     except ConfigError as error:
         return _failed(error, USAGE)
     except (EnvironmentUnusable, AuthenticationError) as error:
@@ -168,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _main(argv: list[str]) -> int:
+def _main(argv: list[str], carry_out: CarryOut) -> int:
     if not argv or argv[0] in ("--help", "-h"):
         _say(_overview())
         return 0 if argv else USAGE
@@ -181,7 +189,7 @@ def _main(argv: list[str]) -> int:
 
         _say(command_help(command))
         return 0
-    return run_command(command, rest)
+    return run_command(command, rest, carry_out)
 
 
 def find_command(argv: Sequence[str], commands: Sequence[Command]) -> tuple[Command, list[str]]:
@@ -198,7 +206,7 @@ def find_command(argv: Sequence[str], commands: Sequence[Command]) -> tuple[Comm
     raise ConfigError(f"unknown command {given!r}{nearest(given, by_name)}; see orchestrator --help")
 
 
-def run_command(command: Command, argv: Sequence[str]) -> int:
+def run_command(command: Command, argv: Sequence[str], carry_out: CarryOut | None = None) -> int:
     """Reads flags, environment and YAML, then hands over to the command's module."""
     given = parse(argv, command.flags(), command.arguments)
     _warn_of_keys(given)
@@ -213,7 +221,8 @@ def run_command(command: Command, argv: Sequence[str]) -> int:
     config = resolve(given)
     if command.samples and not command.without_endpoint:
         config.require_endpoint()
-    return int(import_module(command.module).run(config, **own))
+    run = (carry_out or {}).get(command.name) or import_module(command.module).run
+    return int(run(config, **own))
 
 
 def _warn_of_keys(given: Layer) -> None:

@@ -15,9 +15,10 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, aclosing, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from orchestrator.breaker import Breaker, HealthGate
+from orchestrator.completion.base import Tokenizer
 from orchestrator.executor import Executor, Launching
 from orchestrator.grade import grade
 from orchestrator.group import GroupPolicy, Unfinished, run_group
@@ -48,6 +49,13 @@ class Observer:
     bad_task: Callable[[BadTask, int], None] = lambda task, number: None
     say: Callable[[str], None] = log.warning
     notes: list[str] = field(default_factory=list)
+
+
+class Recorded(Protocol):
+    """What is known of attempts already: those are not made again."""
+
+    def result(self, plan: RolloutPlan, tokenizer: Tokenizer | None) -> Member | Attempt | None:
+        """What became of this one; None: it is to be made."""
 
 
 class Orchestrator:
@@ -235,7 +243,7 @@ class Orchestrator:
         while True:
             good_before = good
             for row in tasks:
-                task = self._fitting(row)
+                task = self.fitting(row)
                 if 0 <= wanted <= good:
                     return
                 if epoch and isinstance(task, BadTask):
@@ -247,7 +255,7 @@ class Orchestrator:
             if wanted < 0 or good == good_before or self.split == "eval":  # a task is measured once
                 return
 
-    def _fitting(self, task: Task | BadTask) -> Task | BadTask:
+    def fitting(self, task: Task | BadTask) -> Task | BadTask:
         """The task, if its files have room in a sandbox."""
         if isinstance(task, Task) and task.attachments and self.config.env.launcher != "process":
             reason = too_large(task.attachments, self.config.env.sandbox_memory)
@@ -277,7 +285,11 @@ class Orchestrator:
             lambda plan: backfill(plan, self.seed, epoch),
         )
 
-    def _executor(self, earlier: Earlier | None = None) -> Executor:
+    def executor(self, earlier: Recorded | None = None) -> Executor:
+        """One for all `run_group`s of a caller that orders them itself. Only while open."""
+        return self._executor(earlier)
+
+    def _executor(self, earlier: Recorded | None = None) -> Executor:
         env, around, known, scorer = self.config.env, self.around, earlier or Earlier(), self._scorer
         assert scorer is not None  # open, as `around` is
 

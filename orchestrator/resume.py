@@ -70,7 +70,7 @@ def read_earlier(rollouts: Path, groups: Path, counted: Callable[[Line], None]) 
     """Reads both files line by line; `counted` is given every line of `rollouts`. Raises ConfigError."""
     written: dict[int, tuple[float, ...]] = {}
     for place, line, _ in _lines(groups):
-        number = _group_number(place, line)
+        number = group_number(place, line)
         written[number] = tuple(float(score) for score in line["scores"])
     bad: set[int] = set()
     kept = _LinesInFile(rollouts)
@@ -102,7 +102,7 @@ def repair_groups(groups: Path, *, several_lines: bool) -> None:
         return
     start, offset, last = 0, 0, None
     for place, line, text in _lines(groups):
-        number = _group_number(place, line)
+        number = group_number(place, line)
         if number != last:
             start, last = offset, number
         offset += len(text)
@@ -183,7 +183,7 @@ def _tuple(values: list[Any] | None) -> tuple[Any, ...] | None:
     return None if values is None else tuple(values)
 
 
-def _group_number(place: str, line: Any) -> int:
+def group_number(place: str, line: Any) -> int:
     """The group a line of the groups file is of. Raises ConfigError."""
     try:
         (number,) = {_group(facts["rollout_id"]) for facts in line["overrides"]}

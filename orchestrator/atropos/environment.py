@@ -1,0 +1,202 @@
+"""`OrchestratorEnv`: the engine as an Atropos environment. The only module that imports atroposlib.
+
+Atropos users load it as any environment: `OrchestratorEnv(config, server_configs)`, `config_init`, `cli()`,
+`setup`, `get_next_item`, `collect_trajectories`, `evaluate`. Its three managers are our own, since those of
+atroposlib 0.4.0, which gets no fixes, lose groups, steps and whole runs (`feed` says which).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from atroposlib.envs.base import APIServer, BaseEnv
+
+from orchestrator.atropos.service import Service
+from orchestrator.atropos.settings import (
+    OrchestratorEnvConfig,
+    OrchestratorServerConfig,
+    as_config,
+    as_env_config,
+    as_server_configs,
+)
+from orchestrator.atropos.stream import Item
+from orchestrator.commands import process
+from orchestrator.config import Config
+from orchestrator.errors import ConfigError
+from orchestrator.surroundings import find_tokenizer
+
+# Its import sets it to DEBUG, and it would log a line for every 0.1 s.
+logging.getLogger("atroposlib").setLevel(logging.WARNING)
+logging.getLogger("atroposlib.envs.base").setLevel(logging.WARNING)
+
+Backlog = list[Item]
+
+
+class EngineServer(APIServer):  # type: ignore[misc]
+    """Stands where Atropos keeps its clients. The engine samples by its own, which give exact ids."""
+
+    async def check_server_status_task(self, chat_completion: bool = True) -> None:
+        """Nothing to check: no request goes through here."""
+
+    async def _chat_completion_wrapper(self, **kwargs: Any) -> Any:
+        raise NotImplementedError("OrchestratorEnv samples through its engine; use collect_trajectories")
+
+    _completion_wrapper = _tokens_and_logprobs_completion_wrapper = _chat_completion_wrapper
+
+
+class OrchestratorEnv(BaseEnv):  # type: ignore[misc]
+    """One smolagents agent per rollout, each in a container of its own."""
+
+    name = "smolagents"
+    env_config_cls = OrchestratorEnvConfig
+    server_cls = EngineServer
+
+    def __init__(
+        self,
+        config: Any,
+        server_configs: Any,
+        slurm: bool = False,
+        testing: bool = False,
+        *,
+        own: Config | None = None,
+    ) -> None:
+        """Loads the tokenizer. Raises ConfigError, EnvironmentUnusable. `own`: what `from_config` was given."""
+        self.own_config = own or as_config(config, server_configs)
+        self.service = Service(
+            self.own_config,
+            make=self._make,
+            evaluate=self.evaluate,
+            log=self.wandb_log,
+            evaluates=type(self).evaluate is not OrchestratorEnv.evaluate,
+        )
+        tokenizer = find_tokenizer(self.own_config)
+        if tokenizer is None:
+            raise ConfigError(
+                "env.tokenizer_name: Atropos needs one; name the model's, or use `orchestrator process`"
+            )
+        super().__init__(
+            as_env_config(self.own_config, tokenizer.name),
+            as_server_configs(self.own_config),
+            slurm=slurm,
+            testing=testing,
+        )
+
+    @classmethod
+    def from_config(cls, config: Config) -> OrchestratorEnv:
+        """From what `load_config` gives."""
+        return cls(None, None, own=config)
+
+    @classmethod
+    def config_init(cls) -> tuple[Any, list[Any]]:
+        """Our defaults; one server, so that flags can set it."""
+        return OrchestratorEnvConfig(), [OrchestratorServerConfig()]
+
+    # ------------------------------------------------------------ what Atropos asks for
+
+    async def setup(self) -> None:
+        """Opens Docker, endpoint and tasks. Raises EnvironmentUnusable, ConfigError. `close` when done."""
+        await self.service.open()
+
+    async def close(self) -> None:
+        """Removes every sandbox. BaseEnv has no such hook; the managers here call it."""
+        await self.service.close()
+
+    async def get_next_item(self) -> Item:
+        """The next task, without end."""
+        return await self.service.stream.next()
+
+    async def collect_trajectories(self, item: Item) -> tuple[Any, Backlog]:
+        """One group, complete, or None where its policy drops it. Cancelling removes its sandboxes; what its
+        finished rollouts sampled is used when the item comes again."""
+        groups = await self.service.groups(item)
+        return (groups[0] if len(groups) == 1 else groups) or None, []
+
+    async def evaluate(self, *args: Any, **kwargs: Any) -> Mapping[str, float]:
+        """Measures the held-out tasks at the trainer's present step."""
+        return await self.service.evaluate_now()
+
+    async def cleanup(self) -> None:
+        """Nothing: Atropos calls it after every group."""
+
+    # ------------------------------------------------------------ the managers
+
+    async def env_manager(self) -> None:
+        """`serve`: feeds the trainer. Ends the process with its exit code where that is not 0."""
+        _exit(await self.serve())
+
+    async def serve(self) -> int:
+        """0: total_steps groups are delivered; 1: not all; 128 + n after a signal."""
+        return await self.service.serve()
+
+    async def process_manager(self) -> None:
+        """`process`: Atropos' own goes one group at a time and ends with 0 where nothing was written."""
+        _exit(await process.work(self.own_config))
+
+    async def _run_evaluate(self) -> None:
+        async with self.service.opened():
+            await self.evaluate()
+
+    @classmethod
+    def cli(cls) -> None:
+        """`serve`, `process` or `evaluate` with the flags of `orchestrator`: Atropos' parser takes -1 for 1 and
+        prints keys."""
+        from orchestrator.cli import main
+
+        sys.exit(main(sys.argv[1:], {"serve": cls.run_serve, "process": cls.run_process}))
+
+    @classmethod
+    def run_serve(cls, config: Config) -> int:
+        """What `orchestrator serve` does."""
+        return asyncio.run(cls.from_config(config).serve())
+
+    @classmethod
+    def run_process(cls, config: Config) -> int:
+        """What `orchestrator process` does."""
+        return asyncio.run(process.work(cls.from_config(config).own_config))
+
+    # ------------------------------------------------------------ wandb
+
+    async def _make(self, item: Item) -> Sequence[Mapping[str, Any]]:
+        """By the methods an Atropos user may have overridden."""
+        made, _ = await self.collect_trajectories(item)
+        made = await self.postprocess_histories(made) if made else None
+        if not made:
+            return ()
+        groups = made if isinstance(made, list) else [made]
+        for group in groups:
+            await self.add_rollouts_for_wandb(group, item)
+        return groups
+
+    async def add_rollouts_for_wandb(self, scored_data: Any, item: Any = None) -> None:
+        """As Atropos, but never more rollouts than there are."""
+        if not self.service.tracking.wanted:
+            return
+        asked = self.config.num_rollouts_per_group_for_logging
+        count = len(scored_data["tokens"]) if asked == -1 else min(asked, len(scored_data["tokens"]))
+        rows = [(self.tokenizer.decode(scored_data["tokens"][i]), scored_data["scores"][i]) for i in range(count)]
+        self.rollouts_for_wandb.append(rows)
+        del self.rollouts_for_wandb[: -self.config.num_rollouts_to_keep or None]
+
+    async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
+        """Ours and a table of rollouts, with the environment's name in front as Atropos does."""
+        metrics = {**(wandb_metrics or {}), **self.service.metrics_now()}
+        if not self.service.tracking.wanted:
+            return
+        metrics = await self.create_rollout_table(metrics)
+        self.rollouts_for_wandb: list[Any] = []
+        name = self.service.registered_name
+        named = {f"{name}_{key}": value for key, value in metrics.items()} if name else metrics
+        self.service.tracking.log(named, self.service.step)
+
+    def save_checkpoint(self, step: int, data: Any = None) -> None:
+        """The position in the task stream; `data` is not needed."""
+        self.service.save_checkpoint(step)
+
+
+def _exit(code: int) -> None:
+    if code:
+        raise SystemExit(code)

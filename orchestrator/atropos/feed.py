@@ -1,0 +1,445 @@
+"""Keeps a trainer supplied with groups, whatever happens to it or to the run-api between.
+
+In place of Atropos' own loop, which ends when the run-api is restarted, loses what cannot be sent at once,
+throws running groups away whenever the queue is full, misses evaluations and sleeps 5 s before it begins.
+Here a group that was begun is finished and delivered; only an evaluation that stops training, its own time
+limit and the end of the run cancel it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from orchestrator.atropos.gates import Gate
+from orchestrator.atropos.position import Ledger
+from orchestrator.atropos.run_api import Registration, RunApi, RunApiAway, RunApiRefused, Status, Trainer
+from orchestrator.atropos.stream import Item, TaskStream
+from orchestrator.errors import ConfigError, OrchestratorError, RunUnhealthy
+from orchestrator.group import Unfinished
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.2
+PAUSES_S = (0.2, 0.5, 1.0, 2.0)  # between two calls of a run-api that gives no answer; the last again and again
+DISCONNECT_S = 3.0
+MAX_RETURNED = 3  # cancellations of one group; after them it is left to its end
+MAX_REFUSED = 3  # refused groups in a row: the next ones would be refused as well
+UNKNOWN = 3  # answers 500 in a row that mean: it does not know us
+
+Groups = Sequence[Mapping[str, Any]]
+
+
+class Maker(Protocol):
+    """What a feed needs of the environment."""
+
+    async def make(self, item: Item) -> Groups:
+        """The groups of one item, fit to be sent; none: it came to nothing and does not come again. May be
+        cancelled at any time, and then leaves nothing behind."""
+
+    async def registered(self, registration: Registration, trainer: Trainer) -> None:
+        """A trainer is there, for the first time or again. Raises ConfigError where it cannot be served."""
+
+    async def stepped(self, step: int) -> None:
+        """The trainer has taken a step."""
+
+    async def checkpoint(self, step: int) -> None:
+        """The trainer has passed one of its checkpoints."""
+
+    async def delivered(self, item: Item) -> None:
+        """The run-api has taken the item's groups."""
+
+    async def evaluate(self, step: int) -> None:
+        """An evaluation is due."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How to feed. `workers`: groups at a time. `total`: groups to deliver; None: no end."""
+
+    name: str
+    group_size: int
+    max_token_length: int
+    workers: int
+    worker_timeout_s: float
+    total: int | None = None
+    batch_size: int | None = None
+    max_batches: int = 3
+    weight: float = 1.0
+    allocation: float | None = None
+    steps_per_eval: int = 0
+    stop_for_eval: bool = True
+    workers_in_eval: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    """One group under way."""
+
+    item: Item
+    task: asyncio.Task[None] | None = None
+    collecting: bool = True  # and so can be cancelled
+    returns: bool = False  # it was cancelled to come again
+
+
+@dataclass(slots=True)
+class Feed:
+    """One environment at one run-api. `say` is given lines for people."""
+
+    api: RunApi
+    maker: Maker
+    stream: TaskStream
+    ledger: Ledger
+    terms: Terms
+    say: Callable[[str], None]
+    step: int = 0
+    cancelled: int = 0  # groups that were cancelled and came again
+    refused: int = 0
+    unsent: int = 0  # finished, and the run ended before the run-api took them
+    outages: int = 0
+    _registration: Registration | None = None
+    _there: asyncio.Event = field(default_factory=asyncio.Event)  # registered, and it answers
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _workers: set[_Worker] = field(default_factory=set)
+    _sending: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _status: Status | None = None
+    _sent_since: int = 0  # groups handed over since `_status` was asked for
+    _trainer: Trainer | None = None
+    _refused_running: int = 0
+    _draining: bool = False
+    _evaluation: asyncio.Task[None] | None = None
+    _eval_due: bool = False
+
+    async def run(self) -> None:
+        """Until `terms.total` groups are delivered, `drain`, or what stops a run is raised."""
+        try:
+            async with asyncio.TaskGroup() as tg:
+                await self._loop(tg)
+                for worker in self._workers:
+                    self._cancel(worker)
+        finally:
+            if self._registration is not None:
+                with suppress(RunApiAway, RunApiRefused, TimeoutError):
+                    async with asyncio.timeout(DISCONNECT_S):
+                        await self.api.disconnect(self._registration.env_id)
+
+    def drain(self) -> None:
+        """No group is begun any more; those under way come to their end."""
+        self._draining = True
+        self._changed.set()
+
+    @property
+    def queued(self) -> int:
+        """Groups that waited for the trainer when the run-api was asked last, others' included."""
+        return self._status.queued if self._status is not None else 0
+
+    @property
+    def under_way(self) -> int:
+        """Groups begun and not delivered."""
+        return len(self._workers)
+
+    @property
+    def begins_more(self) -> bool:
+        """Whether there are groups still to be begun."""
+        left = None if self.terms.total is None else self.terms.total - self.ledger.groups
+        return not self._draining and (left is None or left > len(self._workers))
+
+    @property
+    def finished(self) -> bool:
+        """Whether everything asked for was delivered."""
+        return self.terms.total is not None and self.ledger.groups >= self.terms.total
+
+    # ------------------------------------------------------------ the loop
+
+    async def _loop(self, tg: asyncio.TaskGroup) -> None:
+        evals = Gate(self.terms.steps_per_eval, 0)
+        checkpoints = Gate(0, 0)
+        while not self.finished and not (self._draining and not self._workers):
+            if self._registration is None:
+                await self._until_changed(self._register())
+                if self._registration is None:
+                    continue
+                self.step = self._registration.step
+                evals = Gate(self.terms.steps_per_eval, self.step)
+                checkpoints = Gate(self._registration.checkpoint_interval, self.step)
+            await self._until_changed(self._ask())
+            if self._status is None or not self._there.is_set():
+                continue
+            if self._status.step != self.step:
+                self.step = self._status.step
+                await self.maker.stepped(self.step)
+                if (reached := checkpoints.due(self.step)) is not None:
+                    await self.maker.checkpoint(reached)
+                self._eval_due |= evals.due(self.step) is not None
+            self._evaluate(tg)
+            await self._open(tg)
+            self._changed.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(POLL_S):
+                    await self._changed.wait()
+
+    async def _until_changed(self, wait: Awaitable[None]) -> None:
+        """Waits for it, but not past a `drain`."""
+        task = asyncio.ensure_future(wait)
+        try:
+            while not task.done():
+                self._changed.clear()
+                changed = asyncio.ensure_future(self._changed.wait())
+                await asyncio.wait({task, changed}, return_when=asyncio.FIRST_COMPLETED)
+                changed.cancel()
+                if self.finished or (self._draining and not self._workers):
+                    break
+            if task.done():
+                task.result()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _open(self, tg: asyncio.TaskGroup) -> None:
+        """Begins groups while there is room for them."""
+        while not self._draining and len(self._workers) < self._room():
+            item = await self.stream.next()
+            worker = _Worker(item)
+            self._workers.add(worker)
+            worker.task = tg.create_task(self._work(worker), name=f"group {item.number}")
+
+    def _room(self) -> int:
+        """How many groups may be under way: workers, the off-policy bound, what is left to do."""
+        evaluating = self._evaluation is not None and not self._evaluation.done()
+        if evaluating and self.terms.stop_for_eval:
+            return 0
+        room = self.terms.workers_in_eval if evaluating else self.terms.workers
+        room = min(room, self._bound())
+        if self.terms.total is not None:
+            room = min(room, self.terms.total - self.ledger.groups)
+        return room
+
+    def _bound(self) -> int:
+        """Groups that may still be added to what waits for the trainer."""
+        status, batch = self._status, self._batch_size()
+        if status is None or batch is None:
+            return 0
+        size, ahead = self.terms.group_size, self.terms.max_batches
+        share = min(1.0, status.unallocated + (self.terms.allocation or 0.0))
+        bound = ahead * int(batch * share) // size - status.queued
+        if self.terms.allocation is not None:
+            # Its own part of the batches, however full of others' groups the queue is.
+            bound = max(bound, math.ceil(self.terms.allocation * batch * ahead / size) - status.own_queued)
+        return bound - self._sent_since
+
+    def _batch_size(self) -> int | None:
+        told = self._trainer.batch_size if self._trainer is not None else None
+        return told if told is not None else self.terms.batch_size
+
+    # ------------------------------------------------------------ one group
+
+    async def _work(self, worker: _Worker) -> None:
+        """From the task to the delivery. What it raises ends the run."""
+        try:
+            groups = await self._collect(worker)
+            worker.collecting = False
+            if groups:
+                self.unsent += 1
+                await self._deliver(worker.item, groups)
+                self.unsent -= 1
+            elif groups is not None:
+                self.ledger.drop(worker.item.number)
+        except Unfinished:
+            log.debug("group %d stays unfinished", worker.item.number)
+        except asyncio.CancelledError:
+            if not worker.returns:
+                raise
+            self.cancelled += 1
+            self.stream.put_back(worker.item)
+        finally:
+            self._workers.discard(worker)
+            self._changed.set()
+
+    async def _collect(self, worker: _Worker) -> Groups | None:
+        """None: it took too long, and comes again unless it did so too often."""
+        item = worker.item
+        try:
+            async with asyncio.timeout(self.terms.worker_timeout_s) as limit:
+                return await self.maker.make(item)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+        if item.returned < MAX_RETURNED:
+            self.say(f"group {item.number} took longer than {self.terms.worker_timeout_s:.0f} s and comes again")
+            self.cancelled += 1
+            self.stream.put_back(item)
+            return None
+        self.say(f"group {item.number} took too long {MAX_RETURNED + 1} times and is given up")
+        return ()
+
+    def _cancel(self, worker: _Worker, *, returns: bool = False) -> None:
+        if worker.task is not None and worker.collecting:
+            worker.returns = returns
+            worker.task.cancel()
+
+    async def _deliver(self, item: Item, groups: Groups) -> None:
+        """Until the run-api has them or refuses them."""
+        async with self._sending:
+            posted = await self._post(groups)
+            if posted:
+                self.ledger.deliver(item.number, len(groups))
+                self._sent_since += len(groups)
+                self._refused_running = 0
+                await self.maker.delivered(item)
+                return
+        self.refused += 1
+        self._refused_running += 1
+        self.ledger.drop(item.number)
+        if self._refused_running >= MAX_REFUSED:
+            raise RunUnhealthy(f"the run-api at {self.api.url} refuses one group after the other; see above")
+
+    async def _post(self, groups: Groups) -> bool:
+        """False: refused. One at a time, so that `latest` tells whether a broken call had arrived."""
+        attempt = 0
+        while True:
+            await self._there.wait()
+            registration = self._registration
+            if registration is None:
+                self._there.clear()
+                continue
+            try:
+                # A run-api that was restarted takes groups of anybody, and no trainer after that.
+                await self.api.status(registration.env_id)
+                await self.api.send(groups, registration.env_id)
+                return True
+            except RunApiRefused as error:
+                self.say(f"group not taken: {error}")
+                return False
+            except RunApiAway as error:
+                if error.arrived and await self._arrived(groups):
+                    return True
+                log.info("not delivered yet: %s", error)
+            await asyncio.sleep(PAUSES_S[min(attempt, len(PAUSES_S) - 1)])
+            attempt += 1
+
+    async def _arrived(self, groups: Groups) -> bool:
+        """Whether a call that broke off was heard all the same."""
+        ours = {str(facts["rollout_id"]) for facts in groups[-1].get("overrides") or ()}
+        with suppress(RunApiAway, RunApiRefused):
+            return bool(ours) and ours == await self.api.latest()
+        return False
+
+    # ------------------------------------------------------------ the run-api
+
+    async def _register(self) -> None:
+        """Waits for a run-api with a trainer. Raises ConfigError where that trainer cannot be served."""
+        terms, told, attempt = self.terms, "", 0
+        while True:
+            try:
+                trainer = await self.api.trainer()
+                registration = await self.api.register(
+                    name=terms.name,
+                    max_token_length=terms.max_token_length,
+                    weight=terms.weight,
+                    group_size=terms.group_size,
+                    allocation=terms.allocation,
+                )
+                why = f"waiting for a trainer at {self.api.url}"
+            except RunApiAway as error:
+                registration, why = None, f"waiting for the run-api: {error}"
+            except RunApiRefused as error:
+                raise ConfigError(f"env.rollout_server_url: {error}") from error
+            if registration is not None:
+                break
+            if why != told:
+                self.say(why)
+                told = why
+            await asyncio.sleep(min(PAUSES_S[min(attempt, len(PAUSES_S) - 1)], 0.5))
+            attempt += 1
+        self._trainer = trainer
+        await self._check_batch(trainer)
+        await self.maker.registered(registration, trainer)
+        self._registration, self._status, self._sent_since = registration, None, 0
+        self.say(f"registered as {registration.name}; the trainer is at step {registration.step}")
+
+    async def _check_batch(self, trainer: Trainer) -> None:
+        batch, size = trainer.batch_size or self.terms.batch_size, self.terms.group_size
+        if batch is None:
+            raise ConfigError("env.batch_size: the trainer does not say how large its batches are; set it here")
+        check_batch_size(batch, size)
+
+    async def _ask(self) -> None:
+        """Asks for the status until it comes, or until it is clear that this run-api does not know us."""
+        registration, attempt, unknown = self._registration, 0, 0
+        assert registration is not None
+        while True:
+            posted, self._sent_since = self.ledger.posted, 0
+            try:
+                self._status = await self.api.status(registration.env_id)
+            except RunApiRefused as error:
+                raise ConfigError(f"env.rollout_server_url: {error}") from error
+            except RunApiAway as error:
+                if attempt == 0:
+                    self._there.clear()
+                if error.status is not None:
+                    unknown += 1
+                    if unknown >= UNKNOWN:
+                        return self._forgotten("it does not know this environment any more")
+                elif attempt == UNKNOWN:
+                    self.outages += 1
+                    self.say(f"{error}; groups under way go on and are kept until it is back")
+                await asyncio.sleep(PAUSES_S[min(attempt, len(PAUSES_S) - 1)])
+                attempt += 1
+                continue
+            if self._status.step < self.step:
+                return self._forgotten(f"its step went back from {self.step} to {self._status.step}")
+            self.ledger.seen_queue(self._status.own_queued, posted)
+            self._there.set()
+            return None
+
+    def _forgotten(self, why: str) -> None:
+        """It was restarted or reset: registers again. What waited in it is gone."""
+        gone = self.ledger.forgotten()
+        self._there.clear()
+        self._registration = self._status = None
+        self.outages += 1
+        lost = f"; up to {gone} groups that waited there are lost to the trainer" if gone else ""
+        self.say(f"the run-api was restarted or reset ({why}){lost}; registering again")
+
+    # ------------------------------------------------------------ evaluations
+
+    def _evaluate(self, tg: asyncio.TaskGroup) -> None:
+        """Begins one that is due, when the one before is over."""
+        if not self._eval_due or self._draining or (self._evaluation is not None and not self._evaluation.done()):
+            return
+        self._eval_due = False
+        stopped = []
+        if self.terms.stop_for_eval:
+            stopped = [w for w in self._workers if w.collecting and w.item.returned < MAX_RETURNED]
+        for worker in stopped:
+            self._cancel(worker, returns=True)
+        going = [worker.task for worker in stopped if worker.task is not None]
+        self._evaluation = tg.create_task(
+            self._evaluated(self.step, going), name=f"evaluation at step {self.step}"
+        )
+
+    async def _evaluated(self, step: int, going: Sequence[asyncio.Task[None]]) -> None:
+        """Once what was stopped for it has given its sandboxes back."""
+        try:
+            if going:
+                await asyncio.wait(going)
+            await self.maker.evaluate(step)
+        except OrchestratorError as error:
+            self.say(f"the evaluation at step {step} failed: {error}")
+        finally:
+            self._changed.set()
+
+
+def check_batch_size(batch_size: int, group_size: int) -> None:
+    """Raises ConfigError where the run-api could never make a batch of whole groups."""
+    if batch_size % group_size:
+        below = max((n for n in range(1, group_size) if batch_size % n == 0), default=1)
+        raise ConfigError(
+            f"env.group_size: groups of {group_size} never fill the trainer's batches of {batch_size}; set "
+            f"--env.group_size {below}, or the trainer's batch size to a multiple of {group_size}"
+        )

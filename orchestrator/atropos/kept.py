@@ -1,0 +1,47 @@
+"""What was sampled for groups that are not delivered: nothing that was paid for is made twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from orchestrator.completion.base import Tokenizer
+from orchestrator.output import Output
+from orchestrator.resume import Earlier, group_number
+from orchestrator.types import Attempt, Member, RolloutPlan
+
+Result = Member | Attempt
+
+
+class Kept:
+    """Results of rollouts by their group, and whole groups that an earlier process had no time to deliver."""
+
+    def __init__(self) -> None:
+        self.groups: dict[int, list[dict[str, Any]]] = {}
+        self._results: dict[int, dict[str, Result]] = {}
+        self._earlier = Earlier()
+
+    def add(self, result: Result) -> None:
+        """One attempt of a group under way."""
+        plan = result.attempt.plan if isinstance(result, Member) else result.plan
+        self._results.setdefault(plan.group, {})[plan.rollout_id] = result
+
+    def forget(self, number: int) -> None:
+        """The group is made."""
+        self._results.pop(number, None)
+
+    def result(self, plan: RolloutPlan, tokenizer: Tokenizer | None) -> Result | None:
+        """What became of this attempt; None: it is to be made."""
+        known = self._results.get(plan.group, {}).get(plan.rollout_id)
+        return known or self._earlier.result(plan, tokenizer)
+
+    def read(self, output: Output, is_done: Any) -> None:
+        """From the files of a run that is continued."""
+        self._earlier = output.earlier
+        with output.groups.path.open("rb") as file:
+            for text in file:
+                line = orjson.loads(text)
+                number = group_number(str(output.groups.path), line)
+                if not is_done(number):
+                    self.groups.setdefault(number, []).append(line)

@@ -1,0 +1,207 @@
+"""Where a run is in its stream of tasks: which groups are done, and which of those the trainer has taken.
+
+Kept in two places. `position.json` in the run directory says what was delivered: a new `serve` for the same
+trainer goes on behind it. `step-N.json` in the trainer's checkpoint directory, where Atropos keeps its own,
+says what had been taken when the trainer saved its step N: a trainer that goes back there gets the rest again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from orchestrator.errors import ConfigError
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """`following`: all groups below it are done; `done`: those above it that are. `groups`: how many of the
+    done ones the trainer was given. `step`: where the trainer was. The seed makes the rest the same."""
+
+    seed: int
+    dataset: str
+    step: int = 0
+    following: int = 0
+    done: frozenset[int] = frozenset()
+    groups: int = 0
+
+    def is_done(self, number: int) -> bool:
+        """Whether that group does not come again."""
+        return number < self.following or number in self.done
+
+    def as_json(self) -> dict[str, Any]:
+        """What the files hold."""
+        return {
+            "schema": SCHEMA,
+            "seed": self.seed,
+            "dataset": self.dataset,
+            "step": self.step,
+            "following": self.following,
+            "done": sorted(self.done),
+            "groups": self.groups,
+        }
+
+    @classmethod
+    def from_json(cls, told: Any, place: Path) -> Position:
+        """Raises ConfigError, naming the file."""
+        try:
+            if told["schema"] != SCHEMA:
+                raise ConfigError(f"{place} was written by another version; remove it to begin anew")
+            return cls(
+                seed=int(told["seed"]),
+                dataset=str(told["dataset"]),
+                step=int(told["step"]),
+                following=int(told["following"]),
+                done=frozenset(int(number) for number in told["done"]),
+                groups=int(told["groups"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"{place} is no position of a run; remove it to begin anew") from error
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What became of each group. Deliveries are taken by the trainer in their order."""
+
+    begun: Position
+    delivered: int = 0  # groups handed over by this process, side lines counted with their group
+    lost: int = 0  # handed over, and gone with the run-api before the trainer took them
+    _posted: int = 0  # lines handed over, side lines included
+    _taken: int = 0
+    _queued: deque[int] = field(default_factory=deque)  # their numbers, oldest first
+    _untaken: Counter[int] = field(default_factory=Counter)
+    _done: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._done = set(self.begun.done)
+
+    @property
+    def posted(self) -> int:
+        """A mark for `seen_queue`: how much was handed over by now."""
+        return self._posted
+
+    @property
+    def groups(self) -> int:
+        """All that the trainer was given, by earlier processes too, and not what was lost."""
+        return self.begun.groups + self.delivered - self.lost
+
+    def deliver(self, number: int, lines: int) -> None:
+        """The run-api has it."""
+        self._done.add(number)
+        self.delivered += 1
+        self._posted += lines
+        self._queued.extend([number] * lines)
+        self._untaken[number] += lines
+
+    def drop(self, number: int) -> None:
+        """It came to nothing and does not come again."""
+        self._done.add(number)
+
+    def seen_queue(self, size: int, posted: int) -> None:
+        """`size` lines of ours wait in the run-api, of those `posted` before it was asked."""
+        while self._taken < posted - size and self._queued:
+            self._taken += 1
+            self._take(self._queued.popleft())
+
+    def forgotten(self) -> int:
+        """The run-api lost what waited in it. How many groups that were; they do not come again."""
+        gone = len(self._untaken)
+        self.lost += gone
+        self._taken += len(self._queued)
+        self._queued.clear()
+        self._untaken.clear()
+        return gone
+
+    def delivered_position(self, step: int) -> Position:
+        """All that was handed over is done."""
+        return self._position(step, set())
+
+    def taken_position(self, step: int) -> Position:
+        """Only what the trainer has taken is done."""
+        return self._position(step, set(self._untaken))
+
+    def _take(self, number: int) -> None:
+        self._untaken[number] -= 1
+        if not self._untaken[number]:
+            del self._untaken[number]
+
+    def _position(self, step: int, but: set[int]) -> Position:
+        done = self._done - but
+        following = self.begun.following
+        while following in done:
+            following += 1
+        return Position(
+            seed=self.begun.seed,
+            dataset=self.begun.dataset,
+            step=step,
+            following=following,
+            done=frozenset(number for number in done if number >= following),
+            groups=self.groups - len(but),
+        )
+
+
+def write_position(path: Path, position: Position) -> None:
+    """Whole or not at all. Raises ConfigError."""
+    draft = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_bytes(orjson.dumps(position.as_json()) + b"\n")
+        os.replace(draft, path)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+
+
+def read_position(path: Path) -> Position | None:
+    """None: there is none. Raises ConfigError."""
+    try:
+        told = orjson.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, orjson.JSONDecodeError) as error:
+        raise ConfigError(f"cannot read {path}; remove it to begin anew") from error
+    return Position.from_json(told, path)
+
+
+class Checkpoints:
+    """The files of one environment in the trainer's checkpoint directory."""
+
+    LATEST = "latest.json"
+
+    def __init__(self, checkpoint_dir: str, name: str) -> None:
+        self.folder = Path(checkpoint_dir) / "env_checkpoints" / name
+
+    def save(self, step: int, taken: Position, delivered: Position) -> None:
+        """Raises ConfigError."""
+        write_position(self.folder / f"step-{step}.json", taken)
+        self.save_latest(delivered)
+
+    def save_latest(self, delivered: Position) -> None:
+        """What a new `serve` for the same trainer goes on behind. Raises ConfigError."""
+        write_position(self.folder / self.LATEST, delivered)
+
+    def load(self, step: int, *, same_trainer: bool) -> Position | None:
+        """Where to go on for a trainer that is at `step`; None: nothing is known of it. Raises ConfigError.
+
+        `same_trainer`: what was delivered to it is still on its way.
+        """
+        if step <= 0:
+            return None
+        latest = read_position(self.folder / self.LATEST)
+        if latest is not None and (latest.step < step or (same_trainer and latest.step == step)):
+            return latest
+        steps = [number for number in self._steps() if number <= step]
+        return read_position(self.folder / f"step-{max(steps)}.json") if steps else None
+
+    def _steps(self) -> Iterable[int]:
+        for path in self.folder.glob("step-*.json"):
+            number = path.stem.removeprefix("step-")
+            if number.isdecimal():
+                yield int(number)

@@ -1,0 +1,183 @@
+"""Atropos' run-api as an environment uses it: seven calls, and what can go wrong with each.
+
+The server is one process without memory across restarts. It knows an environment by the place of its
+registration in a list, so after a restart or a `/reset_data` the same number may be nobody, or another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import orjson
+
+from orchestrator.errors import OrchestratorError
+
+TIMEOUT_S = 30.0
+GZIP_FROM_BYTES = 1024
+_REASON_CHARS = 300
+
+
+class RunApiAway(OrchestratorError):
+    """No answer, or one that is the server's own failure. `arrived`: the request may have been taken."""
+
+    def __init__(self, reason: str, *, arrived: bool, status: int | None = None) -> None:
+        super().__init__(reason)
+        self.arrived = arrived
+        self.status = status
+
+
+class RunApiRefused(OrchestratorError):
+    """An answer that says no: asking again would give the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What an environment is told when it registers. `step`: where the trainer is."""
+
+    env_id: int
+    name: str
+    step: int
+    checkpoint_dir: str
+    checkpoint_interval: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """What the trainer asked for; None: it did not say."""
+
+    batch_size: int | None
+    max_token_len: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Queue sizes in groups of this environment; `queued` with what of others fits in."""
+
+    step: int
+    queued: int
+    own_queued: int
+    unallocated: float
+    largest_group: int
+
+
+class RunApi:
+    """A client for one run-api. Every call raises RunApiAway or RunApiRefused."""
+
+    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
+        self.url = url.rstrip("/")
+        self._session = session
+
+    async def register(
+        self, *, name: str, max_token_length: int, weight: float, group_size: int, allocation: float | None
+    ) -> Registration | None:
+        """None: there is no trainer yet."""
+        told = await self._call(
+            "POST",
+            "/register-env",
+            {
+                "max_token_length": max_token_length,
+                "desired_name": name,
+                "weight": weight,
+                "group_size": group_size,
+                "min_batch_allocation": allocation,
+            },
+        )
+        if told.get("status") != "success":
+            return None
+        return Registration(
+            env_id=int(told["env_id"]),
+            name=str(told["wandb_name"]),
+            step=int(told["starting_step"]),
+            checkpoint_dir=str(told.get("checkpoint_dir") or ""),
+            checkpoint_interval=int(told.get("checkpoint_interval") or 0),
+        )
+
+    async def trainer(self) -> Trainer:
+        """What the trainer registered with."""
+        told = await self._call("GET", "/info")
+        return Trainer(_above_zero(told["batch_size"]), _above_zero(told["max_token_len"]))
+
+    async def status(self, env_id: int) -> Status:
+        """A server that does not know this number answers 500."""
+        told = await self._call("GET", "/status-env", {"env_id": env_id})
+        return Status(
+            step=int(told["current_step"]),
+            queued=int(told["queue_size"]),
+            own_queued=int(told.get("self_queue_size", 0)),
+            unallocated=float(told.get("unallocated_fraction", 1.0)),
+            largest_group=int(told.get("max_group_size", 1)),
+        )
+
+    async def send(self, groups: Sequence[Mapping[str, Any]], env_id: int) -> None:
+        """Hands the groups over: one, or several together."""
+        lines = [{**group, "env_id": env_id} for group in groups]
+        if len(lines) == 1:
+            await self._call("POST", "/scored_data", lines[0])
+        else:
+            await self._call("POST", "/scored_data_list", lines)
+
+    async def latest(self) -> frozenset[str]:
+        """The rollout ids of the group it was given last."""
+        told = await self._call("GET", "/latest_example")
+        return frozenset(
+            str(facts["rollout_id"]) for facts in told.get("overrides") or () if facts and "rollout_id" in facts
+        )
+
+    async def waiting(self) -> int:
+        """Groups in its queue, of all environments."""
+        return int((await self._call("GET", "/status"))["queue_size"])
+
+    async def wandb(self) -> tuple[str | None, str | None]:
+        """The trainer's group and project."""
+        told = await self._call("GET", "/wandb_info")
+        return told.get("group"), told.get("project")
+
+    async def disconnect(self, env_id: int) -> None:
+        """Says that nothing more will come."""
+        await self._call("POST", "/disconnect-env", {"env_id": env_id})
+
+    async def _call(self, method: str, path: str, body: object = None) -> Any:
+        data, headers = (None, {}) if body is None else await asyncio.to_thread(_encoded, body)
+        what = f"{self.url}{path}"
+        try:
+            async with self._session.request(
+                method, what, data=data, headers=headers, timeout=aiohttp.ClientTimeout(TIMEOUT_S)
+            ) as answer:
+                text = await answer.read()
+                if answer.status >= 500:
+                    raise RunApiAway(
+                        f"{what} answers {answer.status}: {_reason(text)}", arrived=False, status=answer.status
+                    )
+                if answer.status >= 400:
+                    raise RunApiRefused(f"{what} answers {answer.status}: {_reason(text)}")
+        except aiohttp.ClientConnectorError as error:
+            raise RunApiAway(f"no answer from {self.url}: {error.strerror or error}", arrived=False) from error
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise RunApiAway(f"{what} broke off: {type(error).__name__}", arrived=True) from error
+        try:
+            return orjson.loads(text)
+        except orjson.JSONDecodeError as error:
+            raise RunApiRefused(f"{what} is no run-api: it answers {_reason(text)!r}") from error
+
+
+def _encoded(body: object) -> tuple[bytes, dict[str, str]]:
+    """JSON, compressed where that pays: groups are long lists of small numbers."""
+    import gzip
+
+    text = orjson.dumps(body)
+    headers = {"Content-Type": "application/json"}
+    if len(text) < GZIP_FROM_BYTES:
+        return text, headers
+    return gzip.compress(text, compresslevel=3), {**headers, "Content-Encoding": "gzip"}
+
+
+def _above_zero(value: object) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def _reason(text: bytes) -> str:
+    return " ".join(text.decode("utf-8", "replace").split())[:_REASON_CHARS]

@@ -1,0 +1,454 @@
+"""What an OrchestratorEnv does: the engine, opened once, and a feed that is given its groups.
+
+One executor for all groups: `max_concurrent_sandboxes` bounds them together. What a cancelled group's finished
+rollouts sampled is kept until the group comes again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from time import time
+from typing import Any
+
+import aiohttp
+
+from orchestrator.atropos.feed import Feed, Terms, check_batch_size
+from orchestrator.atropos.kept import Kept
+from orchestrator.atropos.position import Checkpoints, Ledger, Position, read_position, write_position
+from orchestrator.atropos.run_api import Registration, RunApi, Trainer
+from orchestrator.atropos.stream import Item, TaskStream
+from orchestrator.atropos.tracking import Metrics, Tracking
+from orchestrator.config import Config
+from orchestrator.engine import Observer, Orchestrator, first_error
+from orchestrator.errors import ConfigError
+from orchestrator.evaluation import evaluate
+from orchestrator.executor import Executor
+from orchestrator.output import Output, describe, observe, open_output, run_directory_path
+from orchestrator.progress import PlainProgress, Tally, closing_table
+from orchestrator.prompt_size import least_prompt_tokens
+from orchestrator.signals import Stopped, stoppable
+from orchestrator.tasks.base import TaskSource
+from orchestrator.tasks.split import evaluation_tasks, training_tasks
+from orchestrator.types import Attempt, BadTask, FailedName, Member, RolloutPlan
+from orchestrator.writers import check_writable
+
+EXIT_INCOMPLETE = 1
+POSITION_FILE = "position.json"
+Groups = Sequence[Mapping[str, Any]]
+_SHOWN = ("eval/accuracy", "eval/tasks", "eval/samples_missing")
+
+
+class Service:
+    """Owned by one environment, whose methods it is given: `make` groups of an item, `evaluate`, `log`."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        make: Callable[[Item], Awaitable[Groups]],
+        evaluate: Callable[[], Awaitable[Mapping[str, float] | None]],
+        log: Callable[[dict[str, Any]], Awaitable[None]],
+        evaluates: bool,
+    ) -> None:
+        self.config = config
+        self.step = 0
+        self.registered_name = ""
+        self.metrics = Metrics()
+        self.tally = Tally()
+        self.progress = PlainProgress(None, self.tally)
+        self.tracking = Tracking(config.env.use_wandb, Path("wandb"), self.progress.say)
+        self.thrown_away_s = 0.0
+        self._make, self._evaluate, self._log, self._evaluates = make, evaluate, log, evaluates
+        self._observer = Observer(say=self.progress.say)
+        self._engine: Orchestrator | None = None
+        self._executor: Executor | None = None
+        self._tasks: TaskSource | None = None
+        self._stream: TaskStream | None = None
+        self._ledger: Ledger | None = None
+        self._output: Output | None = None
+        self._feed: Feed | None = None
+        self._checkpoints: Checkpoints | None = None
+        self._kept = Kept()
+        self._begun_at: dict[str, float] = {}
+        self._sent = 0  # since wandb was told last
+
+    # ------------------------------------------------------------ opening
+
+    async def open(self, *, training: bool = False) -> None:
+        """Engine and tasks; `training`: only where token ids are exact or done without on purpose."""
+        config = self.config
+        if training and config.env.token_source == "auto":
+            config = replace(config, env=replace(config.env, token_source="exact"))  # noqa: S106 - no password
+        tasks = training_tasks(config.env)
+        if config.env.ensure_scores_are_not_same and config.env.zero_variance == "keep":
+            config = replace(config, env=replace(config.env, zero_variance="drop"))
+        engine = Orchestrator(config, self._observer)
+        self._tasks = tasks
+        self._listen()
+        await engine.__aenter__()
+        self._engine = engine
+        self._begin(Position(engine.seed, tasks.name))
+
+    async def close(self) -> None:
+        """Idempotent."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await engine.__aexit__(None, None, None)
+        await self.tracking.close()
+
+    @asynccontextmanager
+    async def opened(self, *, training: bool = False) -> AsyncIterator[Orchestrator]:
+        """`open`, and `close` on any exit."""
+        try:
+            await self.open(training=training)
+            yield self.engine
+        finally:
+            await self.close()
+
+    @property
+    def engine(self) -> Orchestrator:
+        """Only while open."""
+        if self._engine is None:
+            raise RuntimeError("the environment is not set up: await setup() first")
+        return self._engine
+
+    @property
+    def stream(self) -> TaskStream:
+        """Only while open."""
+        if self._stream is None:
+            raise RuntimeError("the environment is not set up: await setup() first")
+        return self._stream
+
+    @property
+    def ledger(self) -> Ledger:
+        """Only while open."""
+        if self._ledger is None:
+            raise RuntimeError("the environment is not set up: await setup() first")
+        return self._ledger
+
+    # ------------------------------------------------------------ serve
+
+    async def serve(self) -> int:
+        """Feeds the trainer until total_steps groups are delivered, or a signal. Raises what ends a run."""
+        env = self.config.env
+        check_servable(self.config)
+        run_path = run_directory_path(env)
+        check_writable(run_path)
+        if env.data_path_to_save_groups:
+            check_writable(env.data_path_to_save_groups.parent)
+        self.tracking.directory = run_path
+        try:
+            return await stoppable(self._serve(run_path), drain=self._drain, drain_timeout_s=env.drain_timeout)
+        except Stopped as stopped:
+            self.progress.say(f"stopped by {stopped}; go on with `orchestrator serve --env.resume {run_path}`")
+            return stopped.exit_code
+        finally:
+            if self._feed is not None:
+                closing_table(self.tally, self._rows(self._feed, run_path), wanted=_total(self.config))
+
+    async def _serve(self, run_path: Path) -> int:
+        async with self.opened(training=True) as engine, aiohttp.ClientSession() as session:
+            tasks = self._tasks
+            assert tasks is not None
+            with open_output(engine.config, run_path, self.tally, engine.group_format) as output:
+                self._output = output
+                if self.config.env.resume is not None:
+                    self._resume(run_path, output)
+                await describe(output, engine, tasks)
+                observe(
+                    self._observer, output, self.tally, self.progress,
+                    full_traces=self.config.env.save_full_traces,
+                )  # fmt: skip
+                self._listen()
+                self._check_prompt(engine.config.env.max_token_length, "env.max_token_length")
+                for note in self._observer.notes:
+                    self.progress.say(f"note: {note}")
+                self.progress.say(engine.summary())
+                api = RunApi(self.config.env.rollout_server_url, session)
+                evaluates = self._evaluates or self.config.env.eval_split is not None
+                terms = terms_of(engine.config, evaluates=evaluates)
+                feed = Feed(api, self, self.stream, self.ledger, terms, self.progress.say)
+                self._feed, self._executor = feed, engine.executor(self._kept)
+                try:
+                    with _demand(engine, feed, self._executor):
+                        await feed.run()
+                except BaseExceptionGroup as errors:
+                    raise first_error(errors) from None
+                finally:
+                    self._save_position()
+                return 0 if terms.total is None or feed.finished else EXIT_INCOMPLETE
+
+    def _drain(self) -> None:
+        if self._engine is not None:
+            self._engine.drain()
+        if self._feed is not None:
+            self._feed.drain()
+
+    def _resume(self, run_path: Path, output: Output) -> None:
+        """Goes on behind the last delivered group; groups written and not delivered are delivered first."""
+        position = read_position(run_path / POSITION_FILE)
+        if position is not None:
+            self._begin(position)
+        self._kept.read(output, self.ledger.begun.is_done)
+        for number in output.earlier.bad:
+            self.ledger.drop(number)
+
+    # ------------------------------------------------------------ groups
+
+    async def groups(self, item: Item) -> list[dict[str, Any]]:
+        """One item's groups in Atropos' form; none where its policy drops it. Raises Unfinished after a drain."""
+        engine = self.engine
+        if (ready := self._kept.groups.pop(item.number, None)) is not None:
+            return ready
+        if self._executor is None:  # not before: it takes what the observer hears by then
+            self._executor = engine.executor(self._kept)
+        group = await engine.run_group(item.task, item.number, item.epoch, self._executor)
+        self._kept.forget(item.number)
+        longest = max((len(m.trajectory.tokens_T) for m in group.members_G), default=0)
+        limit = engine.config.env.max_token_length
+        if group.dropped is None and longest > limit:
+            group = replace(group, dropped=f"a line of {longest} tokens, the limit is {limit}")
+        if group.dropped is None and self._output is not None:
+            self._output.groups.append(group)
+        self.metrics.group(group)
+        self.tally.group(group)
+        if self._feed is not None:
+            self.progress.group(group)
+        return [] if group.dropped is not None else engine.group_format.groups(group)
+
+    def _listen(self) -> None:
+        """Adds to what the observer does: metrics, results of unfinished groups, sandbox time for nothing."""
+        started, recorded = self._observer.started, self._observer.recorded
+
+        def on_started(plan: RolloutPlan) -> None:
+            self._begun_at[plan.rollout_id] = time()
+            started(plan)
+
+        def on_recorded(result: Member | Attempt) -> None:
+            recorded(result)
+            attempt = result.attempt if isinstance(result, Member) else result
+            begun_at = self._begun_at.pop(attempt.plan.rollout_id, None)
+            if begun_at is not None and attempt.outcome.name is FailedName.CANCELLED:
+                self.thrown_away_s += time() - begun_at
+            self._kept.add(result)
+            self.metrics.attempt(result)
+
+        self._observer.started, self._observer.recorded = on_started, on_recorded
+
+    def _begin(self, position: Position) -> None:
+        """The stream from there on."""
+        assert self._tasks is not None
+        ledger = Ledger(position)
+
+        def bad_task(task: BadTask, number: int) -> None:
+            ledger.drop(number)
+            self._observer.bad_task(task, number)
+
+        self.engine.seed = position.seed
+        self._ledger = ledger
+        self._stream = TaskStream(self._tasks, position.is_done, bad_task, self.engine.fitting)
+        if self._feed is not None:
+            self._feed.ledger, self._feed.stream = ledger, self._stream
+
+    # ------------------------------------------------------------ what the feed calls
+
+    async def make(self, item: Item) -> Groups:
+        """As `Maker.make`."""
+        return await self._make(item)
+
+    async def registered(self, registration: Registration, trainer: Trainer) -> None:
+        """Limits and checkpoints of this trainer. Raises ConfigError where it cannot be served."""
+        first = not self.registered_name
+        self.registered_name, self.step = registration.name, registration.step
+        env = self.config.env
+        if trainer.max_token_len is not None and trainer.max_token_len <= env.max_token_length:
+            # The trainer takes shorter lines only: rollouts end there instead of being thrown away.
+            limit = trainer.max_token_len - 1
+            self._check_prompt(limit, "the trainer's max_token_len")
+            self.engine.config = replace(
+                self.engine.config, env=replace(self.engine.config.env, max_token_length=max(limit, 16))
+            )
+            self.progress.say(f"note: lines end at {limit} tokens, below the trainer's {trainer.max_token_len}")
+        if registration.checkpoint_dir and registration.checkpoint_interval > 0:
+            self._checkpoints = Checkpoints(registration.checkpoint_dir, _name(self.config))
+            if first and env.resume is None:
+                await self._go_on(self._checkpoints, registration.step)
+        if self.tracking.wanted:
+            await self._open_tracking()
+
+    async def _go_on(self, checkpoints: Checkpoints, step: int) -> None:
+        assert self._feed is not None
+        waiting = await self._feed.api.waiting()
+        position = await asyncio.to_thread(checkpoints.load, step, same_trainer=waiting > 0)
+        if position is None:
+            if step > 0:
+                self.progress.say(
+                    f"note: no checkpoint for step {step} in {checkpoints.folder}: begins at the first task"
+                )
+            return
+        seed = self.config.env.seed
+        if position.dataset != self.ledger.begun.dataset or (seed is not None and seed != position.seed):
+            raise ConfigError(
+                f"the checkpoint in {checkpoints.folder} is of {position.dataset} with seed {position.seed}; set "
+                f"these, or another --env.wandb_name than {_name(self.config)}"
+            )
+        self._begin(position)
+        self.progress.say(f"goes on at task {position.following}, where step {position.step} was")
+
+    async def stepped(self, step: int) -> None:
+        """Tells wandb, where something was sent since."""
+        self.step = step
+        if self._sent >= self.config.env.min_items_sent_before_logging:
+            self._sent = 0
+            await self._log({})
+
+    async def checkpoint(self, step: int) -> None:
+        """As `save_checkpoint`, off the event loop."""
+        await asyncio.to_thread(self.save_checkpoint, step)
+
+    def save_checkpoint(self, step: int) -> None:
+        """Raises ConfigError."""
+        if self._checkpoints is not None:
+            taken, delivered = self.ledger.taken_position(step), self.ledger.delivered_position(self.step)
+            self._checkpoints.save(step, taken, delivered)
+
+    async def delivered(self, item: Item) -> None:
+        """Says so on disk before anything else is delivered."""
+        self._sent += 1
+        self._save_position()
+
+    async def evaluate(self, step: int) -> None:
+        """The environment's evaluation, told to wandb."""
+        metrics = await self._evaluate()
+        if metrics:
+            shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if name in _SHOWN)
+            self.progress.say(f"evaluation at step {step}: {shown or f'{len(metrics)} metrics'}")
+            await self._log(dict(metrics))
+
+    async def evaluate_now(self) -> Mapping[str, float]:
+        """The held-out tasks, under the same sandbox budget, recorded beside the run. Empty when drained."""
+        run = self._output.run.path if self._output is not None else run_directory_path(self.config.env)
+        evaluation = await evaluate(self.engine, evaluation_tasks(self.config.env), run / f"eval-step-{self.step}")
+        return evaluation.metrics() if evaluation is not None else {}
+
+    def _save_position(self) -> None:
+        position = self.ledger.delivered_position(self.step)
+        if self._output is not None:
+            write_position(self._output.run.path / POSITION_FILE, position)
+        if self._checkpoints is not None:
+            self._checkpoints.save_latest(position)
+
+    # ------------------------------------------------------------ for people
+
+    def metrics_now(self) -> dict[str, float]:
+        """What is new, and the state of the feed."""
+        told = self.metrics.taken()
+        told["sandbox/seconds_thrown_away_total"] = self.thrown_away_s
+        if self._feed is not None:
+            told["serve/groups_delivered_total"] = self.ledger.groups
+            told["serve/groups_cancelled_total"] = self._feed.cancelled
+            told["serve/groups_waiting"] = self._feed.queued
+            told["serve/groups_under_way"] = self._feed.under_way
+        return told
+
+    async def _open_tracking(self) -> None:
+        assert self._feed is not None
+        group, project = await self._feed.api.wandb()
+        name = f"{_name(self.config)}-{self.registered_name}"
+        await self.tracking.open(
+            name=name, project=project or "rollouts", group=group, config=self.config.public()["env"]
+        )
+
+    def _check_prompt(self, limit: int, label: str) -> None:
+        tokenizer = self.engine.around.tokenizer
+        if tokenizer is None:
+            return
+        least = least_prompt_tokens(tokenizer, self.config.agent_spec())
+        if limit <= least:
+            raise ConfigError(
+                f"{label}: {limit} tokens are fewer than the agent's system prompt has, {least}; set it to "
+                f"{least + 2048} or more"
+            )
+
+    def _rows(self, feed: Feed, run_path: Path) -> list[tuple[str, object]]:
+        ledger = self.ledger
+        trouble = [
+            f"{count} {what}"
+            for count, what in (
+                (feed.refused, "refused"),
+                (ledger.lost, "lost with the run-api"),
+                (feed.unsent, "written but not delivered"),
+            )
+            if count
+        ]
+        rows: list[tuple[str, object]] = [
+            ("delivered", ", ".join([f"{ledger.delivered} groups; the trainer is at step {self.step}", *trouble])),
+            (
+                "cancelled",
+                f"{feed.cancelled} groups came again; {self.thrown_away_s:.1f} s of sandboxes thrown away",
+            ),
+        ]
+        if self._output is not None:
+            rows.append(("groups file", self._output.groups.path))
+        return [*rows, ("run directory", run_path)]
+
+
+def check_servable(config: Config) -> None:
+    """Raises ConfigError for what no trainer could be fed with."""
+    env = config.env
+    if env.group_policy.startswith("partial"):
+        raise ConfigError(
+            "env.group_policy: the run-api keeps groups back that are not of env.group_size; use backfill or drop"
+        )
+    if env.tokenizer_name is not None and env.tokenizer_name.lower() == "none":
+        raise ConfigError("env.tokenizer_name: a trainer needs token ids; name the model's tokenizer")
+    if env.inference_weight == 0:
+        raise ConfigError("env.inference_weight: the run-api divides by it; set it above 0")
+    if env.batch_size > 0:
+        check_batch_size(env.batch_size, env.group_size)
+
+
+def terms_of(config: Config, *, evaluates: bool) -> Terms:
+    """How the feed goes: workers enough to keep every sandbox busy, one more for the last rollouts of a group."""
+    env = config.env
+    per_sandboxes = math.ceil(env.max_concurrent_sandboxes / env.group_size) + 1
+    workers = min(per_sandboxes, env.max_num_workers) if env.max_num_workers > 0 else per_sandboxes
+    # Every rollout may use up its deadline, be tried again and be replaced, behind those of the other groups.
+    turns = math.ceil(workers * env.group_size / env.max_concurrent_sandboxes)
+    longest_s = env.rollout_deadline * (env.max_retries + 1) * 2 * turns + 600.0
+    return Terms(
+        name=_name(config),
+        group_size=env.group_size,
+        max_token_length=env.max_token_length,
+        workers=workers,
+        worker_timeout_s=env.worker_timeout if env.worker_timeout > 0 else longest_s,
+        total=_total(config),
+        batch_size=env.batch_size if env.batch_size > 0 else None,
+        max_batches=env.max_batches_offpolicy,
+        weight=env.inference_weight if env.inference_weight > 0 else 1.0,
+        allocation=env.min_batch_allocation,
+        steps_per_eval=env.steps_per_eval if evaluates else 0,
+        stop_for_eval=env.eval_handling == "STOP_TRAIN",
+        workers_in_eval=int(workers * (env.eval_limit_ratio if env.eval_handling == "LIMIT_TRAIN" else 1.0)),
+    )
+
+
+def _demand(engine: Orchestrator, feed: Feed, executor: Executor) -> AbstractContextManager[None]:
+    """Warm sandboxes while groups are still to be begun, and no more than rollouts will want."""
+    pool = engine.around.pool
+    if pool is None:
+        return nullcontext()
+    return pool.following(lambda: math.inf if feed.begins_more else executor.waiting)
+
+
+def _total(config: Config) -> int | None:
+    return config.env.total_steps if config.env.total_steps > 0 else None
+
+
+def _name(config: Config) -> str:
+    return config.env.wandb_name or "smolagents"

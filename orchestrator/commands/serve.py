@@ -1,0 +1,22 @@
+"""`orchestrator serve`: groups of scored rollouts for a trainer, through Atropos' run-api."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestrator.surroundings import find_tokenizer
+
+if TYPE_CHECKING:
+    from orchestrator.config import Config
+
+
+def run(config: Config) -> int:
+    """0: total_steps groups are delivered; 1: not all; 128 + n after a signal."""
+    from orchestrator.atropos.service import check_servable
+
+    check_servable(config)
+    # Before atroposlib: what cannot work is said at once, not after seconds of imports.
+    find_tokenizer(config)
+    from orchestrator.atropos import OrchestratorEnv
+
+    return OrchestratorEnv.run_serve(config)

@@ -1,0 +1,32 @@
+"""How many tokens an agent's prompt has at least: smolagents' own text, before tools and question."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import yaml
+
+from orchestrator.completion.base import Tokenizer
+from orchestrator.types import AgentSpec, Message
+
+
+def least_prompt_tokens(tokenizer: Tokenizer, agent: AgentSpec) -> int:
+    """The system prompt without any tool, in the chat template. A limit below it leaves room for no rollout."""
+    from jinja2 import Template
+
+    # Found without importing smolagents, which takes half a second.
+    spec = find_spec("smolagents")
+    assert spec is not None
+    assert spec.origin is not None
+    source = Path(spec.origin).parent / "prompts" / "code_agent.yaml"
+    template = yaml.safe_load(source.read_text("utf-8"))["system_prompt"]
+    text = Template(template).render(
+        tools={},
+        managed_agents={},
+        authorized_imports="any package",
+        custom_instructions=agent.instructions,
+        code_block_opening_tag=agent.code_tags[0],
+        code_block_closing_tag=agent.code_tags[1],
+    )
+    return len(tokenizer.encode(tokenizer.render((Message("system", text),), generation_prompt=True)))

@@ -1,0 +1,123 @@
+"""Atropos' real run-api as a process of its own, and the example trainer in front of it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from examples.trainer import Group, RunApi, check_group
+from tests.fakes.runs import DEADLINE_S, Running
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port: int = listening.getsockname()[1]
+        return port
+
+
+class RunApiProcess:
+    """`run-api` on one port, that can be killed and started again."""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "atroposlib.cli.run_api",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        async with asyncio.timeout(DEADLINE_S):
+            while not await asyncio.to_thread(self._answers):
+                assert self._process.returncode is None, "the run-api does not start"
+                await asyncio.sleep(0.1)
+
+    async def kill(self) -> None:
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+            self._process = None
+
+    def _answers(self) -> bool:
+        try:
+            urllib.request.urlopen(self.url, timeout=10).close()
+        except (urllib.error.URLError, OSError):
+            return False
+        return True
+
+
+@asynccontextmanager
+async def run_api() -> AsyncIterator[RunApiProcess]:
+    api = RunApiProcess()
+    try:
+        await api.start()
+        yield api
+    finally:
+        await api.kill()
+
+
+@dataclass(slots=True)
+class Trainer:
+    """The example trainer's calls, one batch at a time, each group checked."""
+
+    api: RunApi
+    batches: list[list[Group]] = field(default_factory=list)
+
+    @classmethod
+    async def registered(cls, url: str, **terms: Any) -> Trainer:
+        trainer = cls(RunApi(url))
+        await trainer.register(**terms)
+        return trainer
+
+    async def register(self, **terms: Any) -> None:
+        """Says what it wants, and opens the run-api to environments by asking for a batch."""
+        await asyncio.to_thread(lambda: self.api.register(**terms))
+        await asyncio.to_thread(self.api.batch)
+
+    async def take(self, count: int, serve: Running | None = None) -> list[list[Group]]:
+        """The next batches. Fails as soon as `serve` has ended in another way than well."""
+        taken: list[list[Group]] = []
+        async with asyncio.timeout(DEADLINE_S):
+            while len(taken) < count:
+                batch = await asyncio.to_thread(self.api.batch)
+                if batch is None:
+                    assert serve is None or serve.process.returncode in (None, 0), await serve.ended()
+                    await asyncio.sleep(0.05)
+                    continue
+                for group in batch:
+                    check_group(group)
+                taken.append(batch)
+                self.batches.append(batch)
+        return taken
+
+    @property
+    def groups(self) -> list[Group]:
+        return [group for batch in self.batches for group in batch]
+
+    @property
+    def rollouts(self) -> list[str]:
+        """Ids of all rollouts it was given."""
+        return [facts["rollout_id"] for group in self.groups for facts in group["overrides"]]
+
+    @property
+    def tasks(self) -> list[str]:
+        """The task of each group."""
+        return [group["overrides"][0]["task_id"] for group in self.groups]

@@ -1,0 +1,373 @@
+"""The feed against a real run-api that is killed, reset, slow or broken: every group arrives once, or is accounted
+for. Groups are made out of thin air here; where they come from is the other tests'."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.request
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from orchestrator.atropos.feed import MAX_RETURNED, Feed, Terms
+from orchestrator.atropos.position import Ledger, Position
+from orchestrator.atropos.run_api import Registration, RunApi
+from orchestrator.atropos.run_api import Trainer as Told
+from orchestrator.atropos.stream import Item, TaskStream
+from orchestrator.errors import ConfigError, RunUnhealthy
+from orchestrator.types import BadTask, Task
+from tests.fakes.runs import DEADLINE_S
+from tests.fakes.trainers import RunApiProcess, Trainer, run_api
+
+TASKS = 1000
+
+
+class Maker:
+    """Groups at once, or one per permit. Counts what was begun, cancelled and delivered."""
+
+    def __init__(self, group_size: int, name: str = "") -> None:
+        self.group_size = group_size
+        self.name = name
+        self.permits = asyncio.Semaphore(10**6)
+        self.begun: Counter[int] = Counter()
+        self.cancelled: Counter[int] = Counter()
+        self.delivered_items: list[int] = []
+        self.steps: list[int] = []
+        self.checkpoints: list[int] = []
+        self.evaluated: list[int] = []
+        self.registrations: list[Registration] = []
+        self.bad: Callable[[dict[str, Any]], None] = lambda group: None
+
+    async def make(self, item: Item) -> list[dict[str, Any]]:
+        self.begun[item.number] += 1
+        try:
+            await self.permits.acquire()
+        except asyncio.CancelledError:
+            self.cancelled[item.number] += 1
+            raise
+        group = a_group(item, self.group_size, self.name)
+        self.bad(group)
+        return [group]
+
+    async def registered(self, registration: Registration, trainer: Told) -> None:
+        self.registrations.append(registration)
+
+    async def stepped(self, step: int) -> None:
+        self.steps.append(step)
+
+    async def checkpoint(self, step: int) -> None:
+        self.checkpoints.append(step)
+
+    async def delivered(self, item: Item) -> None:
+        self.delivered_items.append(item.number)
+
+    async def evaluate(self, step: int) -> None:
+        self.evaluated.append(step)
+
+
+def a_group(item: Item, group_size: int, name: str) -> dict[str, Any]:
+    return {
+        "tokens": [[1, 2, 3]] * group_size,
+        "masks": [[-100, 2, 3]] * group_size,
+        "scores": [float(index % 2) for index in range(group_size)],
+        "inference_logprobs": [[1.0, -0.5, -0.25]] * group_size,
+        "messages": [[{"role": "user", "content": "q"}]] * group_size,
+        "overrides": [
+            {"rollout_id": f"{name}g{item.number}-r{index}", "task_id": item.task.task_id}
+            for index in range(group_size)
+        ],
+    }
+
+
+def tasks() -> Iterator[Task | BadTask]:
+    yield BadTask("torn", "no row")
+    for number in range(1, TASKS):
+        yield Task(f"q{number}", "?")
+
+
+class Feeding:
+    """A feed under way."""
+
+    def __init__(self, feed: Feed, maker: Maker) -> None:
+        self.feed = feed
+        self.maker = maker
+        self.said: list[str] = []
+        self.task: asyncio.Task[None] | None = None
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while not condition():
+                assert self.task is not None
+                if self.task.done():
+                    self.task.result()
+                    assert condition(), "the feed has ended"
+                await asyncio.sleep(0.01)
+
+    def permit(self, groups: int) -> None:
+        for _ in range(groups):
+            self.maker.permits.release()
+
+    async def ended(self) -> None:
+        assert self.task is not None
+        async with asyncio.timeout(DEADLINE_S):
+            await self.task
+
+    def heard(self, text: str) -> bool:
+        return any(text in line for line in self.said)
+
+
+@asynccontextmanager
+async def feeding(
+    url: str, *, name: str = "quick", group_size: int = 2, permits: int | None = None, **terms: Any
+) -> AsyncIterator[Feeding]:
+    ledger = Ledger(Position(7, "tasks"))
+    stream = TaskStream([*tasks()], ledger.begun.is_done, lambda task, number: ledger.drop(number))
+    maker = Maker(group_size, name)
+    if permits is not None:
+        maker.permits = asyncio.Semaphore(permits)
+    all_terms = {"workers": 3, "worker_timeout_s": 60.0, "max_token_length": 4096, **terms}
+    async with aiohttp.ClientSession() as session:
+        said: list[str] = []
+        feed = Feed(
+            RunApi(url, session),
+            maker,
+            stream,
+            ledger,
+            Terms(name=name, group_size=group_size, **all_terms),
+            said.append,
+        )
+        under_way = Feeding(feed, maker)
+        under_way.said = said
+        under_way.task = asyncio.create_task(feed.run())
+        try:
+            yield under_way
+        finally:
+            under_way.task.cancel()
+            await asyncio.gather(under_way.task, return_exceptions=True)
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[RunApiProcess]:
+    async with run_api() as process:
+        yield process
+
+
+async def test_waits_for_run_api_and_trainer_then_keeps_to_the_bound_and_ends(api: RunApiProcess) -> None:
+    await api.kill()
+    async with feeding(api.url, total=20, steps_per_eval=1) as serve:
+        await serve.until(lambda: serve.heard("waiting for the run-api"))
+        await api.start()
+        await serve.until(lambda: serve.heard("waiting for a trainer"))
+        trainer = await Trainer.registered(api.url, batch_size=4, interval=3)
+        # The trainer is away: 3 batches of 2 groups wait for it, and no group more.
+        await serve.until(lambda: serve.feed.queued == 6)
+        await asyncio.sleep(0.5)
+        assert len(serve.maker.delivered_items) == 6
+        await trainer.take(10)
+        await serve.ended()
+        assert len(trainer.rollouts) == len(set(trainer.rollouts)) == 40
+        # In the order of the tasks, but for what finished side by side; bad rows are passed over.
+        assert sorted(serve.maker.delivered_items) == list(range(1, 21))
+        assert serve.feed.ledger.delivered_position(0).following == 21
+        assert set(serve.maker.checkpoints) <= {3, 6, 9}
+        assert serve.maker.evaluated, "steps_per_eval 1 evaluates"
+        env = await asyncio.to_thread(trainer.api._call, "/status")
+        assert env["queue_size"] == 0
+
+
+async def test_restarted_and_reset_run_api_is_registered_at_again(api: RunApiProcess) -> None:
+    async with feeding(api.url) as serve:
+        first = await Trainer.registered(api.url, batch_size=4)
+        await first.take(3)
+        await serve.until(lambda: serve.feed.step >= 3 and serve.feed.queued == 6)
+        await api.kill()
+        await api.start()
+        await serve.until(lambda: serve.heard("restarted or reset"))
+        second = await Trainer.registered(api.url, batch_size=4, step=3)
+        await second.take(3)
+        await serve.until(lambda: serve.feed.step >= 6 and serve.feed.queued == 6)
+        # Another trainer wipes it, as Atropos' own tools do at their start.
+        await asyncio.to_thread(lambda: urllib.request.urlopen(f"{api.url}/reset_data", timeout=60).close())
+        third = await Trainer.registered(api.url, batch_size=2)
+        await third.take(5)
+        given = [*first.rollouts, *second.rollouts, *third.rollouts]
+        assert len(given) == len(set(given))
+        assert [r.name for r in serve.maker.registrations] == ["quick_0"] * 3
+        ledger = serve.feed.ledger
+        # What waited there at those two moments.
+        assert ledger.lost == 12
+        assert ledger.delivered - ledger.lost >= len(given) // 2
+
+
+async def test_what_is_finished_while_the_run_api_is_away_is_delivered_later(api: RunApiProcess) -> None:
+    async with feeding(api.url, workers=2, permits=4) as serve:
+        trainer = await Trainer.registered(api.url, batch_size=4)
+        await trainer.take(2)
+        await serve.until(lambda: serve.feed.under_way == 2)
+        await api.kill()
+        serve.permit(2)
+        await serve.until(lambda: serve.heard("kept until it is back"))
+        assert len(serve.maker.delivered_items) == 4
+        assert serve.feed.under_way == 2
+        await api.start()
+        await trainer.register(batch_size=4, step=2)
+        await trainer.take(1)
+        assert len(trainer.rollouts) == len(set(trainer.rollouts)) == 12
+        assert not serve.maker.cancelled
+        assert serve.feed.ledger.lost == 0
+
+
+class Between:
+    """A proxy before the run-api, told what to do to the next deliveries."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self.faults: list[str] = []
+        self.done: Counter[str] = Counter()
+        self.url = ""
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[Between]:
+        app = web.Application(client_max_size=64 << 20)
+        app.router.add_route("*", "/{path:.*}", self._handle)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        async with aiohttp.ClientSession(auto_decompress=False) as self._session:
+            try:
+                yield self
+            finally:
+                await runner.cleanup()
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        delivery = request.path.startswith("/scored_data")
+        fault = self.faults.pop(0) if delivery and self.faults else ""
+        self.done[fault] += 1
+        if fault.isdecimal():
+            return web.Response(status=int(fault), text=f"told to answer {fault}")
+        if fault == "reset before":
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
+        body = await request.read()
+        kept = {k: v for k, v in request.headers.items() if k.lower() in ("content-type", "content-encoding")}
+        async with self._session.request(
+            request.method, self.target + request.path, data=body, headers=kept
+        ) as answer:
+            text = await answer.read()
+            if fault == "reset after":
+                assert request.transport is not None
+                request.transport.abort()
+            encoding = {"Content-Encoding": e} if (e := answer.headers.get("Content-Encoding")) else {}
+            return web.Response(
+                status=answer.status, body=text, headers=encoding, content_type=answer.content_type
+            )
+
+
+async def test_broken_deliveries_arrive_once_and_refused_ones_are_counted(api: RunApiProcess) -> None:
+    async with Between(api.url).serving() as between, feeding(between.url, total=12) as serve:
+        between.faults = ["500", "503", "reset before", "reset after", "422", "", "reset after"]
+        trainer = await Trainer.registered(api.url, batch_size=4)
+        await trainer.take(6)
+        await serve.ended()
+        assert not between.faults
+        assert len(trainer.rollouts) == len(set(trainer.rollouts)) == 24
+        assert serve.feed.refused == 1
+        assert serve.heard("told to answer 422")
+
+
+async def test_run_api_that_refuses_everything_ends_the_run(api: RunApiProcess) -> None:
+    async with feeding(api.url) as serve:
+        serve.maker.bad = lambda group: group.update(messages=["not a list"])
+        await Trainer.registered(api.url, batch_size=4)
+        with pytest.raises(BaseExceptionGroup) as caught:
+            await serve.ended()
+        assert caught.group_contains(RunUnhealthy, match="refuses")
+        assert serve.heard("422")
+
+
+async def test_evaluation_stops_training_and_what_it_cancelled_comes_again(api: RunApiProcess) -> None:
+    # With five under way and one delivered a round, the last ones are cancelled round after round.
+    rounds, total, workers = MAX_RETURNED + 3, MAX_RETURNED + 3 + 8, 5
+    terms = {"steps_per_eval": 1, "total": total, "workers": workers, "permits": 0, "max_batches": 20}
+    async with feeding(api.url, **terms) as serve:
+        trainer = await Trainer.registered(api.url, batch_size=2)
+        for number in range(1, rounds + 1):
+            # They are under way when the trainer takes a step, and no permit is left for them.
+            await serve.until(lambda: serve.feed.under_way == workers)
+            serve.permit(1)
+            await trainer.take(1)
+            await serve.until(lambda number=number: len(serve.maker.evaluated) == number)
+        serve.permit(total)
+        await trainer.take(total - rounds)
+        await serve.ended()
+        cancelled = serve.maker.cancelled
+        assert cancelled, "an evaluation stops the groups under way"
+        assert max(cancelled.values()) == MAX_RETURNED, "and leaves one alone that was cancelled too often"
+        assert serve.feed.cancelled == cancelled.total()
+        assert all(serve.maker.begun[number] == times + 1 for number, times in cancelled.items())
+        assert sorted(serve.maker.delivered_items) == list(range(1, total + 1))
+        assert len(trainer.rollouts) == len(set(trainer.rollouts)) == 2 * total
+
+
+async def test_group_that_takes_too_long_comes_again_a_bounded_number_of_times(api: RunApiProcess) -> None:
+    async with feeding(api.url, total=2, workers=1, worker_timeout_s=0.05, permits=0) as serve:
+        trainer = await Trainer.registered(api.url, batch_size=2)
+        await serve.until(lambda: serve.heard("given up"))
+        serve.permit(10)
+        await trainer.take(2)
+        await serve.ended()
+        assert serve.maker.cancelled[1] == MAX_RETURNED + 1
+        assert 1 not in serve.maker.delivered_items
+
+
+async def test_two_environments_of_different_sizes_and_weights_share_a_run_api(api: RunApiProcess) -> None:
+    async with (
+        feeding(api.url, name="small", group_size=2, weight=1.0) as small,
+        feeding(api.url, name="large", group_size=4, weight=3.0) as large,
+    ):
+        trainer = await Trainer.registered(api.url, batch_size=8)
+        await trainer.take(10)
+        sizes = Counter(len(group["tokens"]) for group in trainer.groups)
+        assert sizes[2] > 0
+        assert sizes[4] > 0
+        assert len(trainer.rollouts) == len(set(trainer.rollouts)) == 80
+        assert small.maker.registrations[0].name == "small_0"
+        assert large.maker.registrations[0].name == "large_0"
+
+
+async def test_group_size_that_does_not_divide_the_batch_is_refused_with_the_fix(api: RunApiProcess) -> None:
+    async with feeding(api.url, group_size=3) as serve:
+        await Trainer.registered(api.url, batch_size=8)
+        with pytest.raises(BaseExceptionGroup) as caught:
+            await serve.ended()
+        assert caught.group_contains(ConfigError, match=r"--env.group_size 2, .* multiple of 3")
+
+
+async def test_drained_feed_delivers_what_is_under_way_and_disconnects(api: RunApiProcess) -> None:
+    async with feeding(api.url, workers=2, permits=0) as serve:
+        trainer = await Trainer.registered(api.url, batch_size=4)
+        await serve.until(lambda: serve.feed.under_way == 2)
+        serve.feed.drain()
+        serve.permit(2)
+        await serve.ended()
+        assert sorted(serve.maker.delivered_items) == [1, 2]
+        await trainer.take(1)
+        # It says goodbye: the weights of those that stay are theirs alone.
+        async with feeding(api.url, name="other") as other:
+            await other.until(lambda: other.feed.queued > 0)
+            assert (await asyncio.to_thread(status_of, api.url, 1))["env_weight"] == 1.0
+
+
+def status_of(url: str, env_id: int) -> Any:
+    body, headers = json.dumps({"env_id": env_id}).encode(), {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{url}/status-env", body, headers, method="GET")
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)

@@ -1,0 +1,150 @@
+"""`orchestrator serve` between a real run-api and a scripted endpoint with ids: what goes in comes out."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from examples.trainer import MASKED, Group, sequences
+from tests.fakes.inference import ScriptedServer
+from tests.fakes.inference.log import Served
+from tests.fakes.runs import (
+    answers,
+    flags,
+    lines,
+    outcomes,
+    place,
+    printed_outcomes,
+    running,
+    until,
+    whole_lines,
+    write_tasks,
+)
+from tests.fakes.trainers import RunApiProcess, Trainer, run_api
+
+TASKS = 12
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    with place() as directory:
+        write_tasks(directory / "tasks.jsonl", TASKS)
+        yield directory
+
+
+async def test_twenty_batches_are_what_the_endpoint_sampled(home: Path) -> None:
+    api = RunApiProcess()
+    async with ScriptedServer("vllm", answers(TASKS)) as server:
+        given = flags(home, server.base_url, rollout_server_url=api.url, total_steps=20)
+        try:
+            async with running(*given, directory=home, command="serve") as serve:
+                # Nobody is there yet: it waits for the run-api, then for the trainer.
+                await until((home / "run" / "run.json").exists, "serve is up")
+                await api.start()
+                trainer = await Trainer.registered(api.url, batch_size=2)
+                await trainer.take(20, serve)
+                ended = await serve.ended()
+        finally:
+            await api.kill()
+    assert ended.code == 0, ended.stderr
+    assert not ended.traceback, ended.stderr
+    assert "waiting for" in ended.stderr
+    # Every group complete, nothing twice, all of it on disk as it was sent.
+    assert [len(group["tokens"]) for group in trainer.groups] == [2] * 20
+    assert len(set(trainer.rollouts)) == len(trainer.rollouts) == 40
+    assert Counter(trainer.tasks) == Counter([f"q{n % TASKS}" for n in range(20)])
+    written = {line["overrides"][0]["rollout_id"]: line for line in lines(home / "run" / "groups.jsonl")}
+    for group in trainer.groups:
+        line = written.pop(group["overrides"][0]["rollout_id"])
+        assert {key: group[key] for key in line} == line
+    assert not written
+    sampled = Counter(_sampled(served) for served in server.log.completions)
+    trained = Counter(run for group in trainer.groups for run in _trained(group))
+    assert sampled == trained, "ids and log-probs are the endpoint's own"
+    assert printed_outcomes(ended) == outcomes(home / "run") == {"finished": 40}
+    assert "20 of 20 written" in ended.stdout
+    assert list(serve.temporary.glob("orchestrator-*")) == []
+
+
+def _sampled(served: Served) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    return tuple(served.sampled_ids), tuple(round(p, 6) for p in served.logprobs)
+
+
+def _trained(group: Group) -> Iterator[tuple[tuple[int, ...], tuple[float, ...]]]:
+    """Each stretch of trained positions: one completion."""
+    for line in sequences(group):
+        ids: list[int] = []
+        logprobs: list[float] = []
+        assert line.logprobs_T is not None
+        for label, logprob in [*zip(line.labels_T, line.logprobs_T, strict=True), (MASKED, 1.0)]:
+            if label != MASKED:
+                ids.append(label)
+                logprobs.append(round(logprob, 6))
+            elif ids:
+                yield tuple(ids), tuple(logprobs)
+                ids, logprobs = [], []
+
+
+async def test_killed_serve_goes_on_behind_what_it_delivered(home: Path) -> None:
+    async with run_api() as api, ScriptedServer("vllm", answers(TASKS, delay_s=0.05)) as server:
+        given = flags(home, server.base_url, rollout_server_url=api.url, total_steps=8)
+        trainer = await Trainer.registered(api.url, batch_size=4)
+        async with running(*given, directory=home, command="serve") as first:
+            await trainer.take(1, first)
+            rollouts = home / "run" / "rollouts.jsonl"
+            begun = whole_lines(rollouts)
+            await until(lambda: whole_lines(rollouts) > min(begun, 15), "another rollout")
+            first.signal(signal.SIGKILL)
+            await first.ended()
+        async with running("--env.resume", "run", directory=home, command="serve") as again:
+            await trainer.take(3, again)
+            ended = await again.ended()
+        assert ended.code == 0, ended.stderr
+        assert sorted(trainer.tasks) == [f"q{n}" for n in range(8)], (
+            "each task once: nothing twice, nothing left out"
+        )
+        assert len(set(trainer.rollouts)) == 16
+        assert list(again.temporary.glob("orchestrator-*")) == []
+
+
+async def test_checkpoint_of_the_trainer_is_one_of_serve_too(home: Path) -> None:
+    terms = {"batch_size": 4, "checkpoint_dir": str(home / "checkpoints"), "interval": 2}
+    async with ScriptedServer("vllm", answers(TASKS)) as server:
+        async with run_api() as api:
+            given = flags(
+                home, server.base_url, rollout_server_url=api.url, max_batches_offpolicy=1, wandb_name="w"
+            )
+            trainer = await Trainer.registered(api.url, **terms)
+            async with running(*given, directory=home, command="serve") as serve:
+                await trainer.take(2, serve)
+                saved = home / "checkpoints" / "env_checkpoints" / "w" / "step-2.json"
+                await until(saved.exists, "the checkpoint")
+                serve.signal(signal.SIGTERM)
+                ended = await serve.ended()
+        assert ended.code == 128 + signal.SIGTERM, ended.stderr
+        assert not ended.traceback, ended.stderr
+        told = json.loads(saved.read_text())
+        taken = {int(task[1:]) for task in trainer.tasks}
+        assert {n for n in range(TASKS) if n < told["following"] or n in told["done"]} == taken
+        # Trainer and run-api come back at that step; what had waited for the old ones is made again.
+        async with run_api() as api:
+            given = flags(
+                home,
+                server.base_url,
+                rollout_server_url=api.url,
+                wandb_name="w",
+                run_dir=home / "run2",
+                total_steps=8,
+            )
+            later = await Trainer.registered(api.url, **terms, step=2)
+            async with running(*given, directory=home, command="serve") as serve:
+                await later.take(2, serve)
+                ended = await serve.ended()
+        assert ended.code == 0, ended.stderr
+        assert "goes on at task" in ended.stderr
+        assert sorted(trainer.tasks + later.tasks) == [f"q{n}" for n in range(8)]

@@ -1,0 +1,70 @@
+"""`serve` with real containers and evaluations that stop training: what is cancelled comes again, what is measured
+is never trained on, and nothing is left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.tasks.selection import held_out
+from tests.e2e.leftovers import containers_of
+from tests.fakes.inference import ScriptedServer
+from tests.fakes.runs import answers, flags, lines, outcomes, place, printed_outcomes, running, write_tasks
+from tests.fakes.trainers import Trainer, run_api
+
+TASKS = 12
+HELD = {f"q{n}" for n in range(TASKS) if held_out(f"q{n}", 0.1)}
+TRAINED = [f"q{n}" for n in range(TASKS) if f"q{n}" not in HELD]
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    with place() as directory:
+        write_tasks(directory / "tasks.jsonl", TASKS)
+        yield directory
+
+
+@pytest.mark.docker
+@pytest.mark.slow
+async def test_evaluations_stop_training_and_leave_no_container(home: Path) -> None:
+    assert 1 <= len(HELD) <= 3
+    total = 4
+    async with run_api() as api, ScriptedServer("vllm", answers(TASKS, delay_s=0.4)) as server:
+        given = flags(
+            home,
+            server.base_url,
+            rollout_server_url=api.url,
+            launcher="docker",
+            total_steps=total,
+            steps_per_eval=2,
+            eval_split="hash:0.1",
+            use_wandb="true",
+            min_items_sent_before_logging=0,
+        )
+        trainer = await Trainer.registered(api.url, batch_size=2)
+        async with running(*given, directory=home, command="serve", environ={"WANDB_SILENT": "true"}) as serve:
+            await trainer.take(total, serve)
+            ended = await serve.ended()
+            pid = serve.process.pid
+    assert ended.code == 0, ended.stderr
+    assert not ended.traceback, ended.stderr
+    assert containers_of(pid) == []
+    assert list(serve.temporary.glob("orchestrator-*")) == []
+    assert sorted(trainer.tasks) == sorted(TRAINED[:total])
+    assert len(set(trainer.rollouts)) == len(trainer.rollouts) == 2 * total
+    evaluations = sorted((home / "run").glob("eval-step-*"))
+    assert evaluations
+    for directory in evaluations:
+        assert (directory / "metrics.json").exists()
+        assert {line["task_id"] for line in lines(directory / "samples.jsonl")} == HELD
+    # What was stopped is on record, told at the end, and was made again under another attempt.
+    stopped = outcomes(home / "run")["cancelled"]
+    assert printed_outcomes(ended) == outcomes(home / "run")
+    (line,) = [line for line in ended.stdout.splitlines() if line.startswith("cancelled")]
+    assert stopped, "evaluations begin while rollouts are under way"
+    assert " 0.0 s" not in line, line
+    # Without a login the metrics are kept here; nobody was asked for anything.
+    assert "wandb: no login" in ended.stderr
+    assert list((home / "run" / "wandb").glob("offline-run-*"))

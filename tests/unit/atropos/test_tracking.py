@@ -1,0 +1,60 @@
+"""Weights & Biases never ends a run, and is told by names that stay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.atropos.tracking import Metrics, Tracking
+from orchestrator.types import Attempt, Failed, FailedName, Group
+from tests.fakes.plans import a_member, a_plan, an_attempt
+
+
+async def opened(tracking: Tracking) -> bool:
+    return await tracking.open(name="n", project="p", group="g", config={"group_size": 2})
+
+
+async def test_disabled_and_unwanted_runs_log_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    unwanted = Tracking(False, tmp_path / "off", said.append)
+    assert not await opened(unwanted)
+    unwanted.log({"a": 1}, step=1)
+    await unwanted.close()
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    disabled = Tracking(True, tmp_path, said.append)
+    assert await opened(disabled)
+    disabled.log({"a": 1}, step=1)
+    await disabled.close()
+    assert not said
+    assert not (tmp_path / "off").exists()
+
+
+async def test_what_fails_switches_it_off_and_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setenv("WANDB_MODE", "nonsense")
+    tracking = Tracking(True, tmp_path, said.append)
+    assert not await opened(tracking)
+    assert not await opened(tracking)
+    tracking.log({"a": 1}, step=1)
+    await tracking.close()
+    (line,) = said
+    assert line.startswith("wandb is switched off")
+
+
+def test_metrics_are_of_what_happened_since_the_last_time() -> None:
+    metrics = Metrics()
+    member = a_member()
+    broken = Attempt(a_plan(), an_attempt().record, Failed(FailedName.LLM_ERROR, "away"))
+    metrics.attempt(member)
+    metrics.attempt(broken)
+    metrics.group(Group(0, a_plan().task, (member,), ()))
+    told = metrics.taken()
+    assert told["train/reward_mean"] == member.score.value
+    assert told[f"rollout/outcome/{member.attempt.outcome.name}"] == told["rollout/outcome/llm_error"] == 0.5
+    assert told["train/groups_dropped"] == 0
+    again = metrics.taken()
+    assert "train/reward_mean" not in again
+    assert not any(name.startswith("rollout/outcome") for name in again)

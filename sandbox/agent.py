@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
-import importlib.resources
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import smolagents.agents
 import yaml
 from rich.console import Console
+from rich.text import Text
 from smolagents.agents import CodeAgent
 from smolagents.memory import ActionStep
 from smolagents.models import ChatMessage
@@ -21,6 +23,7 @@ from sandbox.model import OrchestratorModel
 from sandbox.tools.files import FILE_TOOLS
 from sandbox.types import AgentSettings, StepReport, ToolSpec
 
+_YamlLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as quick, where it was compiled
 OnStep = Callable[[StepReport], None]
 
 
@@ -56,12 +59,11 @@ class _Log(AgentLogger):
         return bool(level <= self.level)
 
     def log_markdown(self, content: str, title: str | None = None, level: Any = 1, **kwargs: Any) -> None:
-        if self._shown(level):
-            super().log_markdown(content, title, level, **kwargs)
+        self.log_code(title or "", content, level)
 
     def log_code(self, title: str, content: str, level: Any = 1) -> None:
-        if self._shown(level):
-            super().log_code(title, content, level)
+        if self._shown(level):  # without colours: what finds them in a text is a tenth of all there is to import
+            self.console.print(Text(f"{title}\n{content}"))
 
     def log_rule(self, title: str, level: Any = 1) -> None:
         if self._shown(level):
@@ -110,11 +112,15 @@ def build_agent(
     )
 
 
+# Compiled again for every agent, they were most of the time from an assignment to its first completion.
+smolagents.agents.Template = functools.cache(smolagents.agents.Template)
+
+
 @functools.cache
 def _prompt_templates() -> Any:
     """smolagents' own; read once, while the sandbox gets ready."""
-    source = importlib.resources.files("smolagents.prompts").joinpath("code_agent.yaml")
-    return yaml.safe_load(source.read_text("utf-8"))
+    source = Path(smolagents.agents.__file__).with_name("prompts") / "code_agent.yaml"
+    return yaml.load(source.read_text("utf-8"), _YamlLoader)  # noqa: S506 - a safe one
 
 
 def _report(step: ActionStep) -> StepReport:

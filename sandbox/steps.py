@@ -8,11 +8,14 @@ Used inside the worker, so it looks builtins up in its own copy (see `worker`).
 from __future__ import annotations
 
 import ast
-import asyncio
 import builtins
 import inspect
 import linecache
 from types import CodeType, ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
 
 globals()["__builtins__"] = dict(vars(builtins))
 
@@ -53,6 +56,8 @@ class StepRunner:
         if not code.co_flags & _COROUTINE:
             return result
         if self._loop is None:
+            import asyncio  # as long to import as much of what a sandbox needs, and seldom asked for
+
             self._loop = asyncio.Runner()
         return self._loop.run(result)
 

@@ -114,6 +114,7 @@ async def test_containers_end_with_their_orchestrator_and_only_those_of_the_dead
         "rollout_timeout": 3600,
         "group_size": 1,
         "drain_timeout": 0,
+        "warm_sandboxes": 0,
     }
     async with ScriptedServer("vllm", script) as server:
         given = []

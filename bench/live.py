@@ -23,7 +23,7 @@ from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.errors import RolloutError
 from orchestrator.launch.docker_sandbox import DockerSandbox
 from orchestrator.proxy.leases import Lease
-from orchestrator.rollout import ParkedSandbox, Surroundings, parked_sandbox
+from orchestrator.rollout import ParkedSandbox, Surroundings
 from orchestrator.types import Completion
 from tests.fakes.plans import a_plan
 from tests.fakes.tokenizer import tokenizer_folder
@@ -102,7 +102,7 @@ async def measure(scale: Scale) -> Findings:
                     fresh = await _park(level - len(live) - failed, around, stack)
                 failed = level - len(live) - len(fresh)
                 parked = _memory(fresh)
-                await _claim(fresh, len(live), completer, tokenizer)
+                await _claim(fresh, len(live), completer, tokenizer, stack)
                 live += fresh
                 waiting = Lag()
                 async with waiting.watched():
@@ -120,7 +120,7 @@ async def _park(count: int, around: Surroundings, stack: AsyncExitStack) -> list
 
     async def one() -> ParkedSandbox | RolloutError:
         try:
-            return await stack.enter_async_context(parked_sandbox(sandbox_spec(), around))
+            return await stack.enter_async_context(around.sandbox(sandbox_spec()))
         except RolloutError as error:
             return error
 
@@ -131,7 +131,9 @@ async def _park(count: int, around: Surroundings, stack: AsyncExitStack) -> list
 async def _claim(boxes: list[ParkedSandbox], first: int, completer: Counted, tokenizer: HubTokenizer) -> None:
     """Until each one's first request is at the endpoint."""
     for number, box in enumerate(boxes, first):
-        box.server.assign(Lease(a_plan(rollout_id=f"live-{number}"), completer, tokenizer, {}))
+        lease = Lease(a_plan(rollout_id=f"live-{number}"), completer, tokenizer, {})
+        stack.push_async_callback(lease.aclose)
+        box.server.assign(lease)
     await completer.reach(first + len(boxes))
 
 

@@ -128,7 +128,9 @@ async def _park(count: int, around: Surroundings, stack: AsyncExitStack) -> list
     return [box for box in parked if isinstance(box, ParkedSandbox)]
 
 
-async def _claim(boxes: list[ParkedSandbox], first: int, completer: Counted, tokenizer: HubTokenizer) -> None:
+async def _claim(
+    boxes: list[ParkedSandbox], first: int, completer: Counted, tokenizer: HubTokenizer, stack: AsyncExitStack
+) -> None:
     """Until each one's first request is at the endpoint."""
     for number, box in enumerate(boxes, first):
         lease = Lease(a_plan(rollout_id=f"live-{number}"), completer, tokenizer, {})

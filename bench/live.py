@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bench.boxes import sandbox_spec, surroundings
 from bench.endpoint import endpoint
-from bench.machine import rss_bytes
+from bench.machine import open_files, rss_bytes
 from bench.numbers import p50, p99
 from bench.report import Findings, Scale
 from orchestrator.completion.base import Completer, CompletionRequest, Endpoint
@@ -96,6 +96,7 @@ async def measure(scale: Scale) -> Findings:
         async with surroundings(completer, levels[-1]) as around, AsyncExitStack() as stack:
             stack.push_async_callback(completer.aclose)
             found.add("orchestrator, no sandbox", rss_bytes() / MIB, "MiB RSS")
+            fds = open_files()
             live: list[ParkedSandbox] = []
             for level in levels:
                 async with starting.watched():
@@ -110,6 +111,7 @@ async def measure(scale: Scale) -> Findings:
                 _level(found, level, parked, live, waiting, scale)
                 if completer.under_way != len(live):
                     raise RuntimeError(f"of {len(live)} sandboxes only {completer.under_way} still wait")
+            found.add("file descriptors per live sandbox", (open_files() - fds) / max(1, len(live)), "")
     found.add("failed starts", failed, f"of {levels[-1]}", at_most=0)
     found.add("loop lag while sandboxes start, p99", p99(starting.late_s) * 1e3, "ms")
     return found

@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import json
 import logging
-import os
 import sys
 import tempfile
 import time
@@ -22,7 +21,7 @@ from contextlib import aclosing, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bench.machine import rss_bytes
+from bench.machine import open_files, rss_bytes, threads
 from orchestrator import Orchestrator, load_config
 from orchestrator.completion.tokenizer import load_tokenizer
 from orchestrator.config import Config
@@ -95,8 +94,8 @@ class Marks:
             time.process_time() - self._cpu_s,
             self._sandbox_cpu_s,
             rss_bytes(),
-            len(os.listdir("/proc/self/task")),
-            len(os.listdir("/proc/self/fd")),
+            threads(),
+            open_files(),
             dict(self._outcomes),
         )
 

@@ -1,15 +1,15 @@
 """From nothing to a sandbox that waits, and from its claim to the first completion.
 
 Each round starts, one after the other and in changing order, one of ours, a bare container with the same
-hardening and one without any; then 4 x cores of ours at once. Claims are of parked sandboxes from the warm pool,
-which begins to replace each one at once, as in a run.
+hardening and one without any; then 4 x cores of ours at once. Claims are of parked sandboxes from the warm pool:
+with nothing else going on, and while the pool makes others in their place, as it does in the midst of a run.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 
 from bench.boxes import (
     BareContainers,
@@ -41,16 +41,10 @@ async def measure(scale: Scale) -> Findings:
             await _created_alone(found, around, bare, rounds)
             for _ in range(scale.pick(1, 2, 5)):
                 await _created_at_once(found, around, at_once)
-    async with surroundings(completer, 1, warm=1) as around:
-        for number in range(rounds):
-            await until_parked(around, 1)
-            found.samples.setdefault("first_s", []).append(await _claim(around, completer, f"alone-{number}"))
-    async with surroundings(completer, at_once, warm=at_once) as around:
-        for burst in range(scale.pick(1, 3, 10)):
-            await until_parked(around, at_once)
-            found.samples.setdefault("first_at_once_s", []).extend(
-                await asyncio.gather(*(_claim(around, completer, f"{burst}-{n}") for n in range(at_once)))
-            )
+    for warm, rounds in ((1, scale.pick(1, 10, 30)), (at_once, scale.pick(1, 3, 10))):
+        async with surroundings(completer, warm, warm=warm) as around:
+            for replaced in (False, True):
+                await _claims(found, around, completer, warm, rounds, replaced=replaced)
     _say(found, f"{at_once} at once")
     await asyncio.to_thread(measure_docker_executor, found, scale.pick(1, 3, 10))
     return found
@@ -69,8 +63,10 @@ def _say(found: Findings, many: str) -> None:
     ratio = ratio_of_pairs(samples["parked_s"], samples["bare_hardened_s"])
     found.add("create to parked / bare container", ratio, "x", at_most=1.7, note="median of pairs")
     times(f"create to parked, {many}", "parked_at_once_s")
-    times("claim to first completion, alone", "first_s", 10.0)
-    times(f"claim to first completion, {many}", "first_at_once_s", 60.0)
+    times("claim to first completion, alone", "first_s, 1 at once", 10.0)
+    times(f"claim to first completion, {many}", f"first_s, {many}", 60.0)
+    times("the same while it is replaced, alone", "first_s, 1 at once, replaced")
+    times(f"the same while they are replaced, {many}", f"first_s, {many}, replaced")
     found.add("removal, alone, p50", p50(samples["removed_s"]) * 1e3, "ms")
 
 
@@ -115,6 +111,26 @@ async def _created_at_once(found: Findings, around: Surroundings, at_once: int) 
 
         await asyncio.gather(*(park() for _ in range(at_once)))
     await _all_gone(around)
+
+
+async def _claims(
+    found: Findings,
+    around: Surroundings,
+    completer: SignallingCompleter,
+    at_once: int,
+    rounds: int,
+    *,
+    replaced: bool,
+) -> None:
+    """All that are warm are claimed at once; `replaced`: the pool begins to make others meanwhile."""
+    assert around.pool is not None
+    name = f"first_s, {at_once} at once" + (", replaced" if replaced else "")
+    for number in range(rounds):
+        await until_parked(around, at_once)
+        with nullcontext() if replaced else around.pool.following(lambda: 0):
+            found.samples.setdefault(name, []).extend(
+                await asyncio.gather(*(_claim(around, completer, f"{name}-{number}-{n}") for n in range(at_once)))
+            )
 
 
 async def _claim(around: Surroundings, completer: SignallingCompleter, rollout_id: str) -> float:

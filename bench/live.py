@@ -29,7 +29,7 @@ from tests.fakes.plans import a_plan
 from tests.fakes.tokenizer import tokenizer_folder
 
 TITLE = "live sandboxes that wait for the endpoint"
-MIB = 1 << 20
+MB = 1_000_000
 NEVER_S = 3600.0
 LOOK_S = 0.01
 WAITING_S = 300.0
@@ -95,7 +95,7 @@ async def measure(scale: Scale) -> Findings:
         completer = Counted(await connect(Endpoint(server.base_url, "bench"), tokenizer, tokens="exact"))
         async with surroundings(completer, levels[-1]) as around, AsyncExitStack() as stack:
             stack.push_async_callback(completer.aclose)
-            found.add("orchestrator, no sandbox", rss_bytes() / MIB, "MiB RSS")
+            found.add("orchestrator, no sandbox", rss_bytes() / MB, "MB resident")
             fds = open_files()
             live: list[ParkedSandbox] = []
             for level in levels:
@@ -145,17 +145,17 @@ def _level(
     found: Findings, level: int, parked: list[float], live: list[ParkedSandbox], lag: Lag, scale: Scale
 ) -> None:
     promise = scale is not Scale.TINY
-    found.samples |= {f"{level} live: parked, MiB": parked, f"{level} live: lag, s": lag.late_s}
+    found.samples |= {f"{level} live: parked, MB": parked, f"{level} live: lag, s": lag.late_s}
     found.add(
         f"{level} live: memory parked, p50",
         p50(parked) if parked else None,
-        "MiB",
+        "MB",
         note="anonymous, by cgroup" if parked else "no control group in sight",
-        **({"at_most": 45e6 / MIB} if promise else {}),
+        **({"at_most": 45.0} if promise else {}),
     )
     if waiting := _memory(live):
-        found.add(f"{level} live: memory waiting, p50", p50(waiting), "MiB")
-    found.add(f"{level} live: orchestrator", rss_bytes() / MIB, "MiB RSS")
+        found.add(f"{level} live: memory waiting, p50", p50(waiting), "MB")
+    found.add(f"{level} live: orchestrator", rss_bytes() / MB, "MB resident")
     found.add(
         f"{level} live: loop lag, p99",
         p99(lag.late_s) * 1e3,
@@ -166,8 +166,8 @@ def _level(
 
 
 def _memory(boxes: list[ParkedSandbox]) -> list[float]:
-    """MiB of anonymous memory of each sandbox; shared pages count once. Empty where no control group is seen."""
-    return [used / MIB for box in boxes if (used := _anonymous_bytes(box.sandbox)) is not None]
+    """MB of anonymous memory of each sandbox; shared pages count once. Empty where no control group is seen."""
+    return [used / MB for box in boxes if (used := _anonymous_bytes(box.sandbox)) is not None]
 
 
 def _anonymous_bytes(sandbox: object) -> int | None:

@@ -7,7 +7,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,17 @@ from orchestrator.launch.docker import DockerLauncher
 from orchestrator.launch.hardening import sandbox_config
 from orchestrator.launch.names import LABEL_DEADLINE, LABEL_OWNER, LABEL_PROJECT, LABEL_RUN, PROJECT
 from orchestrator.launch.owner import owner_label
+from orchestrator.launch.pool import WarmPool
+from orchestrator.launch.ramp import Ramp
 from orchestrator.launch.uids import UidSlots
 from orchestrator.launch.verification import demand, verify_confinement
-from orchestrator.rollout import Surroundings
+from orchestrator.rollout import ParkedSandbox, Surroundings, parked_sandbox
 from orchestrator.types import Completion, Confinement, SandboxSpec
 
 PYTHON = "/opt/sandbox/bin/python"  # of the image
 ANSWER = "Thought: That is it.\n<code>\nfinal_answer(42)\n</code>"
 LIFETIME_S = 3600
+PARKED_S = 300.0
 
 
 def sandbox_spec() -> SandboxSpec:
@@ -61,20 +64,33 @@ class SignallingCompleter:
 
 
 @asynccontextmanager
-async def surroundings(completer: Completer, sandboxes: int) -> AsyncIterator[Surroundings]:
-    """What rollouts in containers share, without an endpoint."""
-    run_id = secrets.token_hex(8)
-    launcher = DockerLauncher(run_id, max_sandboxes=sandboxes, advise=lambda line: None)
+async def surroundings(completer: Completer, sandboxes: int, warm: int = 0) -> AsyncIterator[Surroundings]:
+    """What rollouts in containers share, without an endpoint; sandboxes come from a pool as in a run."""
+    run_id, spec, ramp = secrets.token_hex(8), sandbox_spec(), Ramp()
+    launcher = DockerLauncher(run_id, max_sandboxes=sandboxes + warm, advise=lambda line: None)
 
     def verify(confinement: Confinement) -> None:
         demand(verify_confinement(confinement))
 
     with Channels(run_id) as channels:
+
+        def park(spec: SandboxSpec) -> AbstractAsyncContextManager[ParkedSandbox]:
+            return parked_sandbox(spec, launcher, channels.directory, verify, ramp)
+
         try:
-            await launcher.check(sandbox_spec())
-            yield Surroundings(launcher, completer, None, channels.directory, verify)
+            await launcher.check(spec)
+            async with WarmPool(park, spec, leased=sandboxes, warm=warm) as pool:
+                yield Surroundings(launcher, completer, None, channels.directory, verify, pool=pool)
         finally:
             await launcher.aclose()
+
+
+async def until_parked(around: Surroundings, count: int) -> None:
+    """Until the pool has so many to hand out. Raises TimeoutError."""
+    assert around.pool is not None
+    async with asyncio.timeout(PARKED_S):
+        while around.pool.parked < count:  # noqa: ASYNC110 - the pool tells nobody
+            await asyncio.sleep(0.02)
 
 
 @dataclass(frozen=True, slots=True)

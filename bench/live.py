@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bench.boxes import sandbox_spec, surroundings
 from bench.endpoint import endpoint
-from bench.machine import rss_bytes
+from bench.machine import open_files, rss_bytes
 from bench.numbers import p50, p99
 from bench.report import Findings, Scale
 from orchestrator.completion.base import Completer, CompletionRequest, Endpoint
@@ -23,13 +23,13 @@ from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.errors import RolloutError
 from orchestrator.launch.docker_sandbox import DockerSandbox
 from orchestrator.proxy.leases import Lease
-from orchestrator.rollout import ParkedSandbox, Surroundings, parked_sandbox
+from orchestrator.rollout import ParkedSandbox, Surroundings
 from orchestrator.types import Completion
 from tests.fakes.plans import a_plan
 from tests.fakes.tokenizer import tokenizer_folder
 
 TITLE = "live sandboxes that wait for the endpoint"
-MIB = 1 << 20
+MB = 1_000_000
 NEVER_S = 3600.0
 LOOK_S = 0.01
 WAITING_S = 300.0
@@ -95,14 +95,15 @@ async def measure(scale: Scale) -> Findings:
         completer = Counted(await connect(Endpoint(server.base_url, "bench"), tokenizer, tokens="exact"))
         async with surroundings(completer, levels[-1]) as around, AsyncExitStack() as stack:
             stack.push_async_callback(completer.aclose)
-            found.add("orchestrator, no sandbox", rss_bytes() / MIB, "MiB RSS")
+            found.add("orchestrator, no sandbox", rss_bytes() / MB, "MB resident")
+            fds = open_files()
             live: list[ParkedSandbox] = []
             for level in levels:
                 async with starting.watched():
                     fresh = await _park(level - len(live) - failed, around, stack)
                 failed = level - len(live) - len(fresh)
                 parked = _memory(fresh)
-                await _claim(fresh, len(live), completer, tokenizer)
+                await _claim(fresh, len(live), completer, tokenizer, stack)
                 live += fresh
                 waiting = Lag()
                 async with waiting.watched():
@@ -110,6 +111,7 @@ async def measure(scale: Scale) -> Findings:
                 _level(found, level, parked, live, waiting, scale)
                 if completer.under_way != len(live):
                     raise RuntimeError(f"of {len(live)} sandboxes only {completer.under_way} still wait")
+            found.add("file descriptors per live sandbox", (open_files() - fds) / max(1, len(live)), "")
     found.add("failed starts", failed, f"of {levels[-1]}", at_most=0)
     found.add("loop lag while sandboxes start, p99", p99(starting.late_s) * 1e3, "ms")
     return found
@@ -120,7 +122,7 @@ async def _park(count: int, around: Surroundings, stack: AsyncExitStack) -> list
 
     async def one() -> ParkedSandbox | RolloutError:
         try:
-            return await stack.enter_async_context(parked_sandbox(sandbox_spec(), around))
+            return await stack.enter_async_context(around.sandbox(sandbox_spec()))
         except RolloutError as error:
             return error
 
@@ -128,10 +130,14 @@ async def _park(count: int, around: Surroundings, stack: AsyncExitStack) -> list
     return [box for box in parked if isinstance(box, ParkedSandbox)]
 
 
-async def _claim(boxes: list[ParkedSandbox], first: int, completer: Counted, tokenizer: HubTokenizer) -> None:
+async def _claim(
+    boxes: list[ParkedSandbox], first: int, completer: Counted, tokenizer: HubTokenizer, stack: AsyncExitStack
+) -> None:
     """Until each one's first request is at the endpoint."""
     for number, box in enumerate(boxes, first):
-        box.server.assign(Lease(a_plan(rollout_id=f"live-{number}"), completer, tokenizer, {}))
+        lease = Lease(a_plan(rollout_id=f"live-{number}"), completer, tokenizer, {})
+        stack.push_async_callback(lease.aclose)
+        box.server.assign(lease)
     await completer.reach(first + len(boxes))
 
 
@@ -139,17 +145,17 @@ def _level(
     found: Findings, level: int, parked: list[float], live: list[ParkedSandbox], lag: Lag, scale: Scale
 ) -> None:
     promise = scale is not Scale.TINY
-    found.samples |= {f"{level} live: parked, MiB": parked, f"{level} live: lag, s": lag.late_s}
+    found.samples |= {f"{level} live: parked, MB": parked, f"{level} live: lag, s": lag.late_s}
     found.add(
         f"{level} live: memory parked, p50",
         p50(parked) if parked else None,
-        "MiB",
+        "MB",
         note="anonymous, by cgroup" if parked else "no control group in sight",
-        **({"at_most": 45e6 / MIB} if promise else {}),
+        **({"at_most": 45.0} if promise else {}),
     )
     if waiting := _memory(live):
-        found.add(f"{level} live: memory waiting, p50", p50(waiting), "MiB")
-    found.add(f"{level} live: orchestrator", rss_bytes() / MIB, "MiB RSS")
+        found.add(f"{level} live: memory waiting, p50", p50(waiting), "MB")
+    found.add(f"{level} live: orchestrator", rss_bytes() / MB, "MB resident")
     found.add(
         f"{level} live: loop lag, p99",
         p99(lag.late_s) * 1e3,
@@ -160,8 +166,8 @@ def _level(
 
 
 def _memory(boxes: list[ParkedSandbox]) -> list[float]:
-    """MiB of anonymous memory of each sandbox; shared pages count once. Empty where no control group is seen."""
-    return [used / MIB for box in boxes if (used := _anonymous_bytes(box.sandbox)) is not None]
+    """MB of anonymous memory of each sandbox; shared pages count once. Empty where no control group is seen."""
+    return [used / MB for box in boxes if (used := _anonymous_bytes(box.sandbox)) is not None]
 
 
 def _anonymous_bytes(sandbox: object) -> int | None:

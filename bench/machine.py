@@ -107,3 +107,13 @@ class CpuMeter:
 def rss_bytes(pid: int | str = "self") -> int:
     """Resident memory."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES
+
+
+def open_files() -> int:
+    """File descriptors of this process."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+def threads() -> int:
+    """Threads of this process, those of C libraries too."""
+    return len(os.listdir("/proc/self/task"))

@@ -2,8 +2,8 @@
 
     python -m bench.rollouts --endpoint URL --groups 8 --group-size 8 --sandboxes 8
 
-opens everything, prints a line, waits for one on stdin, runs, and prints what it uses after every few rollouts:
-a `Mark` per line, as JSON. The last one comes when everything is removed and closed.
+prints a line when all is imported, waits for one on stdin, opens everything, runs, and prints what it uses after
+every few rollouts: a `Mark` per line, as JSON. The last one comes when everything is removed and closed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import json
 import logging
-import os
 import sys
 import tempfile
 import time
@@ -22,8 +21,9 @@ from contextlib import aclosing, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bench.machine import rss_bytes
+from bench.machine import open_files, rss_bytes, threads
 from orchestrator import Orchestrator, load_config
+from orchestrator.completion.tokenizer import load_tokenizer
 from orchestrator.config import Config
 from orchestrator.engine import Observer
 from orchestrator.rundir import RunDirectory
@@ -94,24 +94,17 @@ class Marks:
             time.process_time() - self._cpu_s,
             self._sandbox_cpu_s,
             rss_bytes(),
-            len(os.listdir("/proc/self/task")),
-            len(os.listdir("/proc/self/fd")),
+            threads(),
+            open_files(),
             dict(self._outcomes),
         )
 
 
-async def run(
-    config: Config,
-    home: Path,
-    told: Callable[[Mark], None],
-    every: int,
-    opened: Callable[[], None] = lambda: None,
-) -> Mark:
-    """One run into `home`; `opened` is called, and may wait, before its first rollout. The mark of its end."""
+async def run(config: Config, home: Path, told: Callable[[Mark], None], every: int) -> Mark:
+    """One run into `home`, opening and closing included. The mark of its end."""
     observer = Observer(say=lambda line: print(line, file=sys.stderr))
+    marks = Marks(every, told)
     async with Orchestrator(config, observer) as orchestrator:
-        opened()
-        marks = Marks(every, told)
         with (
             closing(RunDirectory(home / "run")) as directory,
             closing(GroupsFile(home / "groups.jsonl", form=orchestrator.group_format)) as groups_file,
@@ -154,12 +147,11 @@ def main() -> None:
     def told(mark: Mark) -> None:
         print(json.dumps(asdict(mark)), flush=True)
 
-    def opened() -> None:
-        print("ready", flush=True)
-        sys.stdin.readline()
-
+    load_tokenizer(str(tokenizer_folder()))  # its library takes a second to import
+    print("ready", flush=True)
+    sys.stdin.readline()
     with tempfile.TemporaryDirectory(prefix="bench") as home:
-        told(asyncio.run(run(config, Path(home), told, given.every, opened)))
+        told(asyncio.run(run(config, Path(home), told, given.every)))
 
 
 if __name__ == "__main__":

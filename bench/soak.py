@@ -45,8 +45,8 @@ class Held:
     @classmethod
     def now(cls, temporary: Path) -> Held:
         return cls(
-            len(os.listdir("/proc/self/task")),
-            len(os.listdir("/proc/self/fd")),
+            machine.threads(),
+            machine.open_files(),
             len(containers_of(os.getpid())),
             len(list(temporary.iterdir())),
         )

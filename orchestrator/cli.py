@@ -16,6 +16,7 @@ from pathlib import Path
 from orchestrator import __version__
 from orchestrator.errors import AuthenticationError, ConfigError, EnvironmentUnusable, OrchestratorError
 from orchestrator.flags import OPTIONS, Command, parse
+from orchestrator.launch.names import EXTRAS
 from orchestrator.setting import Layer, Setting, nearest
 from orchestrator.settings import (
     ATROPOS,
@@ -30,7 +31,7 @@ from orchestrator.settings import (
     TASKS,
     TOOLS,
 )
-from orchestrator.values import File, Flag, Text
+from orchestrator.values import Choice, File, Flag, Text
 
 CarryOut = Mapping[str, Callable[..., int]]
 _LEVELS = re.compile(r"[123](, ?[123])*").fullmatch
@@ -89,6 +90,22 @@ COMMANDS = (
         options=(
             Setting(None, Text("an image", "IMAGE"), OPTIONS, "what to build on", "chosen", name="base_image"),
             Setting(False, Flag(), OPTIONS, "build even if the image is up to date", name="force"),
+            Setting(
+                None,
+                Choice(tuple(EXTRAS)),
+                OPTIONS,
+                "more packages, in an image of its own; documents: pandas, openpyxl, pypdf, python-docx, "
+                "python-pptx and pillow",
+                "none: the slim image",
+                name="with_",
+            ),
+        ),
+    ),
+    Command(
+        "image check",
+        "says whether an image can serve as sandbox image, and if not, why",
+        arguments=(
+            Setting(None, Text("the name of an image", "IMAGE"), OPTIONS, "an image that is here", name="image"),
         ),
     ),
     Command(

@@ -38,7 +38,7 @@ class Setting:
     @property
     def flag(self) -> str:
         """`--env.group_size`; a command's own: `--base-image`."""
-        return f"--{self.key}" if self.section else "--" + self.name.replace("_", "-")
+        return f"--{self.key}" if self.section else "--" + self.name.rstrip("_").replace("_", "-")
 
     @property
     def secret(self) -> bool:

@@ -7,14 +7,18 @@ import sys
 from typing import TYPE_CHECKING
 
 from orchestrator.launch.image import ensure_image
+from orchestrator.launch.names import DEFAULT_IMAGE
 
 if TYPE_CHECKING:
     from orchestrator.config import Config
 
 
-def run(config: Config, base_image: str | None, force: bool) -> int:
+def run(config: Config, base_image: str | None, force: bool, with_: str | None) -> int:
     """0: the image is there. Raises EnvironmentUnusable."""
-    image = asyncio.run(ensure_image(config.env.sandbox_image, base_image=base_image, force=force, progress=_say))
+    tag, extras = config.env.sandbox_image, () if with_ is None else (with_,)
+    if with_ is not None and tag == DEFAULT_IMAGE:
+        tag = f"{tag}-{with_}"  # the slim image stays what it is
+    image = asyncio.run(ensure_image(tag, base_image=base_image, extras=extras, force=force, progress=_say))
     built = f"built in {image.seconds:.0f} s" if image.fresh else "up to date"
     print(
         f"{image.tag} {built}: {image.image_id[:19]}, {image.size_bytes / 1e6:.0f} MB, "

@@ -18,6 +18,11 @@ REQUIREMENTS = "sandbox/requirements.txt"
 _PACKAGES = ("sandbox", "proto/rollout_api")
 
 
+def extra_requirements(extra: str) -> str:
+    """The list of what `image build --with EXTRA` installs besides."""
+    return f"sandbox/requirements-{extra}.txt"
+
+
 def context_root() -> Path:
     """The folder with `Dockerfile.sandbox`: inside the installed package, or the source checkout."""
     package = Path(orchestrator.__file__).resolve().parent
@@ -34,10 +39,10 @@ class BuildContext:
     files: tuple[tuple[str, bytes], ...]
 
     @classmethod
-    def read(cls, root: Path) -> BuildContext:
-        """Exactly the Dockerfile, the requirements and the Python files of the two packages: no cache,
-        no test, no link, nothing that merely lies beside them. Raises EnvironmentUnusable."""
-        names = {DOCKERFILE, REQUIREMENTS}
+    def read(cls, root: Path, extras: Iterable[str] = ()) -> BuildContext:
+        """Exactly the Dockerfile, the requirements (those of `extras` too) and the Python files of the two
+        packages: no cache, no test, no link, nothing that merely lies beside them. Raises EnvironmentUnusable."""
+        names = {DOCKERFILE, REQUIREMENTS, *map(extra_requirements, extras)}
         for package in _PACKAGES:
             names |= {p.relative_to(root).as_posix() for p in (root / package).rglob("*.py") if not p.is_symlink()}
         try:
@@ -62,7 +67,7 @@ class BuildContext:
         with tarfile.open(fileobj=out, mode="w") as tar:
             for name, content in self.files:
                 tar.addfile(_entry(name, len(content)), io.BytesIO(content))
-            for wheel in wheels:
+            for wheel in {wheel.name: wheel for wheel in wheels}.values():
                 with wheel.open("rb") as file:
                     tar.addfile(_entry(f"wheels/{wheel.name}", wheel.stat().st_size), file)
         out.seek(0)

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Event
 from typing import IO, Any
 
@@ -23,15 +24,13 @@ from docker.errors import APIError, DockerException
 from orchestrator import __version__
 from orchestrator.errors import EnvironmentUnusable
 from orchestrator.launch.base_image import choose_base, probe_python
-from orchestrator.launch.context import DOCKERFILE, REQUIREMENTS, BuildContext, context_root
+from orchestrator.launch.context import DOCKERFILE, REQUIREMENTS, BuildContext, context_root, extra_requirements
 from orchestrator.launch.docker_client import connect, inspect_image, why_refused, why_unreachable
-from orchestrator.launch.names import DEFAULT_IMAGE
+from orchestrator.launch.names import DEFAULT_IMAGE, LABEL_CONTEXT, LABEL_VERSION
 from orchestrator.launch.owner import owner_label
 from orchestrator.launch.wheels import fetch_wheels, wheels_cache
 
 # Written by Dockerfile.sandbox.
-LABEL_VERSION = "orchestrator.version"
-LABEL_CONTEXT = "orchestrator.context"  # digest of everything but the base and the wheels, which it pins
 LABEL_BASE = "orchestrator.base"
 LABEL_PYTHON = "orchestrator.python"
 LABEL_BUILD = "orchestrator.build"  # of the stages only, which carry LABEL_STAGE too
@@ -56,7 +55,12 @@ class BuiltImage:
 
 
 async def ensure_image(
-    tag: str = DEFAULT_IMAGE, *, base_image: str | None = None, force: bool = False, progress: Progress
+    tag: str = DEFAULT_IMAGE,
+    *,
+    base_image: str | None = None,
+    extras: tuple[str, ...] = (),
+    force: bool = False,
+    progress: Progress,
 ) -> BuiltImage:
     """The image as this installation would build it now, built only if what is there differs.
 
@@ -64,13 +68,13 @@ async def ensure_image(
     `tag` still names a whole image if it did before.
     """
     started = time.monotonic()
-    context = await asyncio.to_thread(lambda: BuildContext.read(context_root()))
+    context = await asyncio.to_thread(lambda: BuildContext.read(context_root(), extras))
     engine = await asyncio.to_thread(connect, ENGINE_TIMEOUT_S)
     try:
         before = await asyncio.to_thread(inspect_image, engine, tag)
         fresh = force or before is None or not is_current(_labels(before), context.digest, base_image)
         if fresh:
-            await _build(engine, tag, context, base_image, progress)
+            await _build(engine, tag, context, base_image, extras, progress)
             if before is not None:
                 await asyncio.to_thread(_remove_if_unnamed, engine, before["Id"])
         else:
@@ -110,14 +114,22 @@ def is_current(labels: Mapping[str, str], context_digest: str, base_image: str |
 
 
 async def _build(
-    engine: docker.APIClient, tag: str, context: BuildContext, base_image: str | None, progress: Progress
+    engine: docker.APIClient,
+    tag: str,
+    context: BuildContext,
+    base_image: str | None,
+    extras: tuple[str, ...],
+    progress: Progress,
 ) -> None:
     base = await choose_base(engine, base_image, progress)
     python = await asyncio.to_thread(probe_python, engine, base)
     progress(f"base {base}, Python {python} on {python.machine}")
-    wheels = await fetch_wheels(context[REQUIREMENTS], python, cache=wheels_cache(), progress=progress)
+    wheels: list[Path] = []
+    for name in (REQUIREMENTS, *map(extra_requirements, extras)):
+        wheels += await fetch_wheels(context[name], python, cache=wheels_cache(), progress=progress)
     arguments = {
         "BASE_IMAGE": base,
+        "EXTRAS": " ".join(extras),
         "CONTEXT_DIGEST": context.digest,
         "PYTHON_VERSION": str(python),
         "ORCHESTRATOR_VERSION": __version__,

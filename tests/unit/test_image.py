@@ -14,10 +14,16 @@ from orchestrator import __version__
 from orchestrator.errors import EnvironmentUnusable
 from orchestrator.launch import debian
 from orchestrator.launch.base_image import DEFAULT_BASE, parse_probe
-from orchestrator.launch.context import DOCKERFILE, REQUIREMENTS, BuildContext, context_root
+from orchestrator.launch.context import (
+    DOCKERFILE,
+    REQUIREMENTS,
+    BuildContext,
+    context_root,
+    extra_requirements,
+)
 from orchestrator.launch.docker_client import why_refused, why_unreachable
 from orchestrator.launch.image import LABEL_BASE, LABEL_CONTEXT, LABEL_VERSION, is_current, shown, why_failed
-from orchestrator.launch.names import CHANNEL_GID
+from orchestrator.launch.names import CHANNEL_GID, EXTRAS
 from orchestrator.launch.wheels import ImagePython, fetch_wheels, pip_reason
 
 
@@ -102,8 +108,9 @@ def test_dockerfile_and_code_agree() -> None:
     assert not re.search(r"^RUN +--", dockerfile, re.MULTILINE), "only BuildKit knows RUN --mount and the like"
 
 
-def test_requirements_are_pinned_hashed_and_the_same_for_every_machine() -> None:
-    text = BuildContext.read(context_root())[REQUIREMENTS].decode()
+@pytest.mark.parametrize("name", [REQUIREMENTS, *map(extra_requirements, EXTRAS)])
+def test_requirements_are_pinned_hashed_and_the_same_for_every_machine(name: str) -> None:
+    text = BuildContext.read(context_root(), EXTRAS)[name].decode()
     entries = [e for e in re.split(r"\n(?=\S)", text.replace("\\\n", "")) if not e.startswith("#")]
     assert len(entries) > 10
     for entry in entries:

@@ -1,0 +1,116 @@
+"""`orchestrator image check IMAGE`: whether sandboxes can be made from an image.
+
+Looks at what the Engine says of it, looks inside, then starts one sandbox with the whole hardening, which
+parks only when its runner and its code worker have solved a rehearsal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterator
+from contextlib import suppress
+from time import monotonic
+
+import docker
+import requests
+from docker.errors import APIError, DockerException
+
+from orchestrator.errors import ConfigError, EnvironmentUnusable, ProtocolError, RolloutError
+from orchestrator.launch.channels import Channels
+from orchestrator.launch.context import BuildContext, context_root
+from orchestrator.launch.docker import DockerLauncher
+from orchestrator.launch.docker_client import connect, inspect_image, why_refused, why_unreachable
+from orchestrator.launch.image_facts import PROBE, PYTHON, Fact, found_inside, told_by_the_engine
+from orchestrator.launch.names import LABEL_OWNER, LABEL_PROJECT, PROJECT
+from orchestrator.launch.owner import owner_label
+from orchestrator.launch.verification import verify_confinement
+from orchestrator.proxy.server import SandboxServer
+from orchestrator.proxy.wire import CONTRACT
+from orchestrator.rollout import PARK_TIMEOUT_S, first_of
+from orchestrator.types import SandboxExit, SandboxSpec
+
+_ENGINE_TIMEOUT_S = 120
+_NOBODY = "65534:65534"
+
+
+def run(image: str) -> int:
+    """0: it can serve; 1: it cannot. Raises EnvironmentUnusable, ConfigError."""
+    facts = list(_looked_at(image))
+    if not any(fact.cure for fact in facts):
+        facts.append(asyncio.run(_started(image)))
+    width = max(len(fact.name) for fact in facts)
+    for fact in facts:
+        print(f"{'WRONG' if fact.cure else 'ok':5}  {fact.name:{width}}  {fact.found}")
+        if fact.cure:
+            print(f"{'':5}  {'':{width}}  -> {fact.cure}")
+    wrong = sum(fact.cure is not None for fact in facts)
+    print(f"{image} can serve" if not wrong else f"{image} cannot serve: {wrong} of {len(facts)} checks failed")
+    return 1 if wrong else 0
+
+
+def _looked_at(name: str) -> Iterator[Fact]:
+    engine = connect(_ENGINE_TIMEOUT_S)
+    try:
+        image = inspect_image(engine, name)
+        if image is None:
+            raise ConfigError(f"there is no image {name} here: build or pull it first")
+        facts = list(told_by_the_engine(image, BuildContext.read(context_root()).digest))
+        yield from facts
+        yield from found_inside(_probe(engine, image["Id"]), CONTRACT)
+    except APIError as error:
+        raise EnvironmentUnusable(f"Docker refused: {why_refused(error.explanation or error)}") from None
+    except (DockerException, requests.RequestException) as error:
+        raise EnvironmentUnusable(why_unreachable(error)) from None
+    finally:
+        engine.close()
+
+
+def _probe(engine: docker.APIClient, image_id: str) -> bytes:
+    """What PROBE prints, or what the Engine says where it cannot be run."""
+    container = engine.create_container(
+        image_id,
+        command=[PROBE.read_text("utf-8")],
+        entrypoint=[PYTHON, "-c"],
+        user=_NOBODY,
+        network_disabled=True,
+        labels={LABEL_PROJECT: PROJECT, LABEL_OWNER: owner_label()},
+        host_config=engine.create_host_config(
+            network_mode="none", cap_drop=["ALL"], read_only=True, mem_limit="1g", pids_limit=128
+        ),
+    )["Id"]
+    try:
+        engine.start(container)
+        engine.wait(container, timeout=_ENGINE_TIMEOUT_S)
+        return bytes(engine.logs(container, stdout=True, stderr=False) or engine.logs(container, tail=1))
+    except APIError as error:
+        return str(error.explanation or error).encode()
+    finally:
+        with suppress(DockerException):
+            engine.remove_container(container, force=True, v=True)
+
+
+async def _started(name: str) -> Fact:
+    """A sandbox of the default size, started as for a rollout. Raises EnvironmentUnusable."""
+    spec, run_id = SandboxSpec(name), secrets.token_hex(8)
+    launcher = DockerLauncher(run_id, max_sandboxes=1, advise=lambda line: None)
+    begun = monotonic()
+    try:
+        await launcher.check(spec)
+        with Channels(run_id) as channels, channels.directory() as directory:
+            async with SandboxServer(directory) as server, launcher.launch(spec, directory) as sandbox:
+                async with asyncio.timeout(PARK_TIMEOUT_S):
+                    parked = await first_of(server.parked(), sandbox.exited())
+    except TimeoutError:
+        return Fact("sandbox", f"not ready within {PARK_TIMEOUT_S:g} s", "see what its start waits for")
+    except (RolloutError, ProtocolError) as error:
+        return Fact("sandbox", str(error), "see the lines above, and what it prints")
+    finally:
+        await launcher.aclose()
+    if isinstance(parked, SandboxExit):
+        return Fact(
+            "sandbox", f"ended at start: {parked.reason or parked.exit_code}", "it must start as ours does"
+        )
+    if problems := verify_confinement(parked):
+        return Fact("sandbox", "; ".join(problems), "it must be confined as ours is")
+    return Fact("sandbox", f"started, confined and ready in {monotonic() - begun:.1f} s")

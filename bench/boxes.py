@@ -18,12 +18,13 @@ from docker.utils import kwargs_from_env
 from orchestrator.completion.base import Completer, CompletionRequest
 from orchestrator.config import load_config
 from orchestrator.launch.channels import Channels
+from orchestrator.launch.confinement import verify_confinement
 from orchestrator.launch.docker import DockerLauncher
 from orchestrator.launch.hardening import sandbox_config
 from orchestrator.launch.names import LABEL_DEADLINE, LABEL_OWNER, LABEL_PROJECT, LABEL_RUN, PROJECT
 from orchestrator.launch.owner import owner_label
 from orchestrator.launch.uids import UidSlots
-from orchestrator.launch.verification import demand, verify_confinement
+from orchestrator.launch.verification import demand
 from orchestrator.rollout import Surroundings
 from orchestrator.types import Completion, Confinement, SandboxSpec
 
@@ -66,8 +67,8 @@ async def surroundings(completer: Completer, sandboxes: int) -> AsyncIterator[Su
     run_id = secrets.token_hex(8)
     launcher = DockerLauncher(run_id, max_sandboxes=sandboxes, advise=lambda line: None)
 
-    def verify(confinement: Confinement) -> None:
-        demand(verify_confinement(confinement))
+    def verify(confinement: Confinement, spec: SandboxSpec) -> None:
+        demand(verify_confinement(confinement, spec))
 
     with Channels(run_id) as channels:
         try:

@@ -18,6 +18,7 @@ from docker.utils import kwargs_from_env
 from orchestrator.completion.base import Completer, CompletionRequest
 from orchestrator.config import load_config
 from orchestrator.launch.channels import Channels
+from orchestrator.launch.confinement import verify_confinement
 from orchestrator.launch.docker import DockerLauncher
 from orchestrator.launch.hardening import sandbox_config
 from orchestrator.launch.names import LABEL_DEADLINE, LABEL_OWNER, LABEL_PROJECT, LABEL_RUN, PROJECT
@@ -69,8 +70,8 @@ async def surroundings(completer: Completer, sandboxes: int, warm: int = 0) -> A
     run_id, spec, ramp = secrets.token_hex(8), sandbox_spec(), Ramp()
     launcher = DockerLauncher(run_id, max_sandboxes=sandboxes + warm, advise=lambda line: None)
 
-    def verify(confinement: Confinement) -> None:
-        demand(verify_confinement(confinement))
+    def verify(confinement: Confinement, spec: SandboxSpec) -> None:
+        demand(verify_confinement(confinement, spec))
 
     with Channels(run_id) as channels:
 

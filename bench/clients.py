@@ -55,7 +55,7 @@ class Client:
     async def park(cls, directory: str) -> Client:
         channel = grpc.aio.insecure_channel(f"unix:{directory}/s", options=[("grpc.use_local_subchannel_pool", 1)])
         client = cls(channel, pb_grpc.SandboxServiceStub(channel))
-        request = pb.ParkRequest(contract=1, confinement=pb.Confinement(runner_uid=1, worker_uid=2))
+        request = pb.ParkRequest(contract=2, confinement=pb.Confinement(runner_uid=1, worker_uid=2))
         async for _ in client.stub.Park(request, wait_for_ready=True):
             pass
         return client

@@ -57,7 +57,7 @@ class Surroundings:
     completer: Completer
     tokenizer: Tokenizer | None
     channel_directory: Callable[[], AbstractContextManager[Path]]
-    verify: Callable[[Confinement], None]
+    verify: Callable[[Confinement, SandboxSpec], None]
     tools: Mapping[str, HostTool] = field(default_factory=dict)
     endpoint_answers: Callable[[], Awaitable[None]] = _nobody_to_ask
     docker: Breaker | None = None
@@ -96,7 +96,7 @@ async def parked_sandbox(
     spec: SandboxSpec,
     launcher: Launcher,
     channel_directory: Callable[[], AbstractContextManager[Path]],
-    verify: Callable[[Confinement], None],
+    verify: Callable[[Confinement, SandboxSpec], None],
     ramp: Ramp | None = None,
 ) -> AsyncIterator[ParkedSandbox]:
     """A fresh sandbox, verified and parked. On any exit it is removed, socket and directory with it.
@@ -116,7 +116,7 @@ async def parked_sandbox(
                 raise LaunchError(f"the sandbox was not ready within {PARK_TIMEOUT_S:g} s") from error
             if isinstance(parked, SandboxExit):
                 raise LaunchError(f"the sandbox ended at start: {parked.reason or parked.exit_code}")
-        verify(parked)
+        verify(parked, spec)
         yield ParkedSandbox(sandbox, server)
 
 

@@ -72,7 +72,7 @@ def _pool(
     config: Config,
     launcher: Launcher,
     channel_directory: Callable[[], AbstractContextManager[Path]],
-    verify: Callable[[Confinement], None],
+    verify: Callable[[Confinement, SandboxSpec], None],
     docker: Breaker,
 ) -> WarmPool[ParkedSandbox]:
     """Where all sandboxes of a run come from."""
@@ -196,14 +196,15 @@ async def _remove_leftovers(notes: list[str], *, docker: bool) -> None:
 
 async def _launcher(
     config: Config, stack: AsyncExitStack, notes: list[str]
-) -> tuple[Launcher, Callable[[], AbstractContextManager[Path]], Callable[[Confinement], None]]:
+) -> tuple[Launcher, Callable[[], AbstractContextManager[Path]], Callable[[Confinement, SandboxSpec], None]]:
     """(launcher, where sandboxes find their sockets, what refuses a badly confined one)."""
     env = config.env
     sandboxes = env.max_concurrent_sandboxes + env.most_warm
     run_id = secrets.token_hex(8)
     if env.launcher == "docker":
+        from orchestrator.launch.confinement import untold_by, verify_confinement
         from orchestrator.launch.docker import DockerLauncher
-        from orchestrator.launch.verification import demand, untold_by, verify_confinement
+        from orchestrator.launch.verification import demand
 
         waived = frozenset(env.waive_hardening)
         if waived:
@@ -216,14 +217,14 @@ async def _launcher(
             advise=notes.append,
         )
 
-        def verify(confinement: Confinement) -> None:
-            demand(verify_confinement(confinement, waived | untold_by(env.docker_runtime)))
+        def verify(confinement: Confinement, spec: SandboxSpec) -> None:
+            demand(verify_confinement(confinement, spec, waived | untold_by(spec.runtime)))
     elif env.launcher == "process":
         from orchestrator.launch.process import ProcessLauncher
 
         launcher = ProcessLauncher(run_id, max_sandboxes=sandboxes)
 
-        def verify(confinement: Confinement) -> None:
+        def verify(confinement: Confinement, spec: SandboxSpec) -> None:
             """There is nothing to hold: the operator asked for no isolation."""
     else:
         raise EnvironmentUnusable(f"the {env.launcher} launcher is not in this version; use --env.launcher docker")

@@ -216,8 +216,26 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Mount:
+    """A mount in a sandbox as its pid 1 sees it; the last two are of tmpfs, else 0."""
+
+    target: str
+    type: str
+    read_only: bool = False
+    no_suid: bool = False
+    no_dev: bool = False
+    no_exec: bool = False
+    size_bytes: int = 0
+    inodes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Confinement:
-    """What a sandbox reports of its own limits, from /proc of its pid 1."""
+    """What a sandbox reports of its own limits, from /proc of its pid 1.
+
+    `limits`: memory, memory_and_swap (bytes), cpu_millis, pids, and hard ulimits by name; what is missing is
+    unlimited or not told. `exposed_paths`: places that show or give more than a sandbox may have.
+    """
 
     capability_bounding_set: int
     no_new_privileges: bool
@@ -226,6 +244,12 @@ class Confinement:
     root_read_only: bool
     runner_uid: int
     worker_uid: int
+    process_id: int
+    own_control_groups: bool
+    mounts: tuple[Mount, ...]
+    limits: Mapping[str, int]
+    devices: tuple[str, ...]
+    exposed_paths: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What the kernel tells in /proc and /sys: our confinement, the processes around us, memory kills."""
+"""What the kernel tells in /proc and /sys: the processes around us, memory kills."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-from sandbox.types import Confinement
 
 _CGROUP_COUNTERS = (
     Path("/sys/fs/cgroup/memory.events"),  # v2
@@ -22,18 +20,6 @@ class Process:
     pid: int
     parent: int
     uid: int
-
-
-def confinement() -> Confinement:
-    """The limits the calling process runs under."""
-    status = _status("self")
-    return Confinement(
-        capability_bounding_set=int(status.get("CapBnd", "0"), 16),
-        no_new_privileges=status.get("NoNewPrivs") == "1",
-        seccomp_mode=int(status.get("Seccomp", "0")),
-        network_interfaces=tuple(_network_interfaces()),
-        root_read_only=bool(os.statvfs("/").f_flag & os.ST_RDONLY),
-    )
 
 
 def processes_of(uid: int) -> list[int]:
@@ -74,20 +60,15 @@ def _processes() -> Iterator[Process]:
     for entry in os.listdir("/proc"):
         if entry.isdecimal():
             try:
-                status = _status(entry)
+                status = status_of(entry)
             except (FileNotFoundError, ProcessLookupError):
                 continue  # it ended meanwhile
             yield Process(int(entry), int(status["PPid"]), int(status["Uid"].split()[0]))
 
 
-def _status(pid: str) -> dict[str, str]:
+def status_of(pid: str) -> dict[str, str]:
+    """The fields of a process' status. Raises OSError."""
     # Bytes beyond ASCII can only be in a process' name, which nobody reads here.
     text = Path("/proc", pid, "status").read_text("utf-8", "replace")
     fields = (line.partition(":") for line in text.splitlines())
     return {name: value.strip() for name, _, value in fields}
-
-
-def _network_interfaces() -> Iterator[str]:
-    lines = Path("/proc/net/dev").read_text().splitlines()
-    for line in lines[2:]:  # two lines of headings
-        yield line.partition(":")[0].strip()

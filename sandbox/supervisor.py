@@ -20,6 +20,7 @@ from types import FrameType
 from typing import NoReturn
 
 from sandbox import identity, procfs
+from sandbox.confinement import confinement
 from sandbox.control import ControlLost, RunnerEnd, SupervisorEnd, control_line
 from sandbox.tether import Tether, TetherLost
 from sandbox.types import Box, Confinement, Identities
@@ -41,7 +42,7 @@ class Supervisor:
     def __init__(self, box: Box, runner_main: RunnerMain) -> None:
         self._box = box
         self._runner_main = runner_main
-        self._confinement = procfs.confinement()
+        self._confinement = confinement()
         self._runner = 0
         self._runner_status: int | None = None
         self._worker = 0

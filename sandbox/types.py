@@ -42,6 +42,20 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
+class Mount:
+    """A mount; the last two are of tmpfs, else 0."""
+
+    target: str
+    type: str
+    read_only: bool
+    no_suid: bool
+    no_dev: bool
+    no_exec: bool
+    size_bytes: int
+    inodes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Confinement:
     """What pid 1 sees of its own limits."""
 
@@ -50,6 +64,12 @@ class Confinement:
     seccomp_mode: int
     network_interfaces: tuple[str, ...]
     root_read_only: bool
+    process_id: int
+    own_control_groups: bool
+    mounts: tuple[Mount, ...]
+    limits: Mapping[str, int]
+    devices: tuple[str, ...]
+    exposed_paths: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

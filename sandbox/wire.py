@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 from google.protobuf.duration_pb2 import Duration
@@ -24,7 +25,8 @@ from sandbox.types import (
     ToolSpec,
 )
 
-CONTRACT = 1
+CONTRACT = 2
+MAX_MOUNTS = 200  # told; a sandbox has some forty
 MAX_STEP_TEXT_BYTES = 64 * 1024
 MAX_DETAIL_BYTES = 4 * 1024
 MAX_CONVERSATION_BYTES = 4 << 20
@@ -61,6 +63,12 @@ def park_request(confinement: Confinement, box: Box) -> pb.ParkRequest:
             root_read_only=confinement.root_read_only,
             runner_uid=identities.runner_uid if identities else 0,
             worker_uid=identities.worker_uid if identities else 0,
+            process_id=confinement.process_id,
+            own_control_groups=confinement.own_control_groups,
+            mounts=[pb.Mount(**dataclasses.asdict(mount)) for mount in confinement.mounts[:MAX_MOUNTS]],
+            limits=[pb.Limit(name=name, value=value) for name, value in confinement.limits.items()],
+            devices=confinement.devices[:MAX_MOUNTS],
+            exposed_paths=confinement.exposed_paths,
         ),
     )
 

@@ -1,7 +1,7 @@
 """What the Engine made of our wishes, compared with them before a sandbox is used.
 
-Pure: `docker` asks the Engine and refuses, the proxy hands over what pid 1 saw. A measure has one name in
-both, and the operator can switch single ones off by it.
+Pure: `docker` asks the Engine and refuses. What pid 1 saw for itself is `confinement`'s part. A measure has
+one name in both, and the operator can switch single ones off by it.
 """
 
 from __future__ import annotations
@@ -11,12 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.errors import EnvironmentUnusable
-from orchestrator.types import Confinement
 
 NO_MEASURES: frozenset[str] = frozenset()
-_CAP_SETGID, _CAP_SETUID = 6, 7
-_ALLOWED_CAPABILITIES = 1 << _CAP_SETGID | 1 << _CAP_SETUID
-_SECCOMP_FILTER = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +95,8 @@ MEASURES = (
     Measure("hidden_paths", _paths),
     Measure("log_limits", _log_limits),
     Measure("user", lambda inspected: inspected["Config"].get("User")),
+    Measure("oom_score", _host("OomScoreAdj", 0)),
+    Measure("runtime", _host("Runtime")),
 )
 # Only the sandbox itself can tell.
 IDENTITIES = "identities"
@@ -110,6 +108,8 @@ def verify(
 ) -> list[str]:
     """What of `config` (a create call's body) a container with this inspect answer lacks: a line each."""
     required = _as_inspected(config)
+    # Where none is asked for, the Engine's default is what there should be.
+    required["HostConfig"] = {"Runtime": inspected["HostConfig"].get("Runtime")} | required["HostConfig"]
     problems = []
     for measure in MEASURES:
         if measure.name not in waived:
@@ -117,36 +117,6 @@ def verify(
             if wanted != got:
                 problems.append(f"{measure.name} is {_short(got)} instead of {_short(wanted)}")
     return problems
-
-
-def verify_confinement(confinement: Confinement, waived: frozenset[str] = NO_MEASURES) -> list[str]:
-    """What a sandbox lacks by what its pid 1 read in /proc. It speaks before any model-written code."""
-    runner, worker = confinement.runner_uid, confinement.worker_uid
-    checks = {
-        "capabilities": (
-            confinement.capability_bounding_set & ~_ALLOWED_CAPABILITIES == 0,
-            f"bounding set {confinement.capability_bounding_set:#x}",
-        ),
-        "no_new_privileges": (confinement.no_new_privileges, "not set"),
-        "seccomp": (confinement.seccomp_mode == _SECCOMP_FILTER, f"mode {confinement.seccomp_mode}"),
-        "network": (
-            set(confinement.network_interfaces) <= {"lo"},
-            f"interfaces {', '.join(confinement.network_interfaces)}",
-        ),
-        "read_only_root": (confinement.root_read_only, "the root file system takes writes"),
-        IDENTITIES: (0 not in (runner, worker) and runner != worker, f"runner {runner}, worker {worker}"),
-    }
-    return [f"{name}: {text}" for name, (holds, text) in checks.items() if not holds and name not in waived]
-
-
-def untold_by(runtime: str | None) -> frozenset[str]:
-    """What pid 1 cannot see under `runtime`: gVisor keeps these, but its own /proc does not show them.
-
-    They are then judged by the Engine's answer alone. Runtimes of other names: waive them.
-    """
-    if runtime is not None and runtime.startswith("runsc"):
-        return frozenset({"no_new_privileges", "seccomp", "read_only_root"})
-    return NO_MEASURES
 
 
 def demand(problems: list[str]) -> None:

@@ -14,9 +14,9 @@ from orchestrator.errors import ProtocolError
 from orchestrator.proxy.leases import Reply, Submission, ToolReply
 from orchestrator.proxy.unparsed import read
 from orchestrator.tools.base import HostTool
-from orchestrator.types import AgentSpec, CompletionKind, Confinement, Message, Role, Step, Task
+from orchestrator.types import AgentSpec, CompletionKind, Confinement, Message, Mount, Role, Step, Task
 
-CONTRACT = 1
+CONTRACT = 2
 CHUNK_BYTES = 256 * 1024
 MAX_MESSAGES = 2_000
 MAX_ARGUMENT_BYTES = 256 * 1024
@@ -24,7 +24,7 @@ MAX_TEXT_CHARS = 64 * 1024  # of one step's texts, for display
 MAX_DETAIL_CHARS = 4 * 1024
 MAX_CONVERSATION_BYTES = 4 << 20
 _FIELDS = 256  # of any request but a conversation, those of inner messages included
-_PARK_BYTES = 64 * 1024
+_PARK_BYTES, _PARK_FIELDS = 256 * 1024, 4096  # every mount has eight
 _STEP_BYTES = 2 << 20  # four texts, each character of up to four bytes, cut here
 _RESULT_BYTES = 512 * 1024
 
@@ -44,7 +44,7 @@ _FINISH = {"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH}
 def confinement(data: bytes) -> Confinement:
     """What the sandbox says of its own limits. Raises ProtocolError for another contract."""
     try:
-        request = read(pb.ParkRequest, data, max_bytes=_PARK_BYTES, max_fields=_FIELDS)
+        request = read(pb.ParkRequest, data, max_bytes=_PARK_BYTES, max_fields=_PARK_FIELDS)
     except ProtocolError as error:
         raise ProtocolError(
             f"the sandbox image speaks another contract ({error}); rebuild it with `orchestrator image build`"
@@ -63,6 +63,24 @@ def confinement(data: bytes) -> Confinement:
         root_read_only=told.root_read_only,
         runner_uid=told.runner_uid,
         worker_uid=told.worker_uid,
+        process_id=told.process_id,
+        own_control_groups=told.own_control_groups,
+        mounts=tuple(
+            Mount(
+                target=m.target,
+                type=m.type,
+                read_only=m.read_only,
+                no_suid=m.no_suid,
+                no_dev=m.no_dev,
+                no_exec=m.no_exec,
+                size_bytes=m.size_bytes,
+                inodes=m.inodes,
+            )
+            for m in told.mounts
+        ),
+        limits={limit.name: limit.value for limit in told.limits},
+        devices=tuple(told.devices),
+        exposed_paths=tuple(told.exposed_paths),
     )
 
 

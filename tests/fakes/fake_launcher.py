@@ -19,7 +19,7 @@ from rollout_api.v1 import sandbox_pb2 as pb
 from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
 from orchestrator.errors import LaunchError, SandboxLostError
-from orchestrator.launch.names import SOCKET_NAME
+from orchestrator.launch.names import ATTACHMENTS_DIR, SOCKET_NAME, WORKSPACE_DIR
 from orchestrator.launch.uninterrupted import uninterrupted
 from orchestrator.types import SandboxExit, SandboxSpec
 
@@ -33,6 +33,20 @@ CONFINED = pb.Confinement(
     root_read_only=True,
     runner_uid=20000,
     worker_uid=20001,
+    process_id=1,
+    own_control_groups=True,
+    mounts=[
+        pb.Mount(target="/", type="overlay", read_only=True),
+        *(
+            pb.Mount(target=t, type="tmpfs", no_suid=True, no_dev=True, no_exec=True, size_bytes=4096, inodes=16)
+            for t in (WORKSPACE_DIR, ATTACHMENTS_DIR, "/tmp", "/dev/shm")
+        ),
+    ],
+    limits=[
+        pb.Limit(name=name, value=1)
+        for name in ("memory", "memory_and_swap", "cpu_millis", "pids", "fsize", "nofile")
+    ]
+    + [pb.Limit(name=name, value=0) for name in ("core", "msgqueue")],
 )
 
 
@@ -41,7 +55,7 @@ async def parked_inhabitant(channel: Path) -> SandboxExit:
     async with grpc.aio.insecure_channel(f"unix:{channel / SOCKET_NAME}") as connection:
         stub: Any = pb_grpc.SandboxServiceStub(connection)
         try:
-            async for _ in stub.Park(pb.ParkRequest(contract=1, confinement=CONFINED)):
+            async for _ in stub.Park(pb.ParkRequest(contract=2, confinement=CONFINED)):
                 pass
         except grpc.aio.AioRpcError:
             return SandboxExit(1, oom_killed=False, reason="the orchestrator is gone")

@@ -41,7 +41,7 @@ def lease(script: list[str | Exception] | None = None, **changes: object) -> Lea
 
 
 async def parked(stub: Stub, server: SandboxServer, given: Lease) -> list[pb.ParkResponse]:
-    stream = stub.Park(pb.ParkRequest(contract=1))
+    stream = stub.Park(pb.ParkRequest(contract=2))
     await asyncio.wait_for(server.parked(), 10)
     server.assign(given)
     return [item async for item in stream]
@@ -87,7 +87,7 @@ async def test_a_file_that_shrank_is_a_bad_task(stub: Stub, server: SandboxServe
 async def test_only_one_park_is_served(stub: Stub, server: SandboxServer) -> None:
     await parked(stub, server, lease())
     assert (
-        await code_of(anext(aiter(stub.Park(pb.ParkRequest(contract=1))))) is grpc.StatusCode.FAILED_PRECONDITION
+        await code_of(anext(aiter(stub.Park(pb.ParkRequest(contract=2))))) is grpc.StatusCode.FAILED_PRECONDITION
     )
 
 

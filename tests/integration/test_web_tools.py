@@ -16,10 +16,11 @@ from orchestrator.config import load_config
 from orchestrator.engine import Orchestrator
 from orchestrator.errors import ToolError
 from orchestrator.launch.channels import Channels
+from orchestrator.launch.confinement import verify_confinement
 from orchestrator.launch.docker import DockerLauncher
 from orchestrator.launch.image import ensure_image
 from orchestrator.launch.names import DEFAULT_IMAGE
-from orchestrator.launch.verification import demand, verify_confinement
+from orchestrator.launch.verification import demand
 from orchestrator.outcome import decide
 from orchestrator.proxy.leases import Lease
 from orchestrator.redact import Secret
@@ -455,7 +456,7 @@ async def rolled_out(tools: dict[str, HostTool], codes: list[str], limits: Limit
                 completer,
                 None,
                 channels.directory,
-                lambda confinement: demand(verify_confinement(confinement)),
+                lambda confinement, spec: demand(verify_confinement(confinement, spec)),
                 tools,
             )
             async with asyncio.timeout(120):

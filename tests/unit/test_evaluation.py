@@ -193,7 +193,7 @@ class Home:
         self.orchestrator = Orchestrator(self.config, Observer())
         self.orchestrator._scorer = StrategyScorer("combined")
         self.orchestrator._around = Surroundings(
-            self.launcher, self.completer, None, self._channel, lambda confinement: None
+            self.launcher, self.completer, None, self._channel, lambda confinement, spec: None
         )
         self.orchestrator._scorer = StrategyScorer("combined", length_penalty_weight=0.1)
 

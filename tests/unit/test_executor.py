@@ -46,7 +46,7 @@ async def answering(channel: Path) -> SandboxExit:
     """Asks for one completion and submits it."""
     async with grpc.aio.insecure_channel(f"unix:{channel / SOCKET_NAME}") as connection:
         stub = pb_grpc.SandboxServiceStub(connection)
-        async for _ in stub.Park(pb.ParkRequest(contract=1, confinement=CONFINED)):
+        async for _ in stub.Park(pb.ParkRequest(contract=2, confinement=CONFINED)):
             pass
         message = pb.Message(role=pb.ROLE_USER, content="What is 6 times 7?")
         request = pb.CompleteRequest(sequence=1, kind=pb.COMPLETION_KIND_ACTION, messages=[message])
@@ -75,7 +75,7 @@ class Bench:
         self._directory = TemporaryDirectory(prefix="x")
         settings: dict[str, Any] = {"max_sandboxes": 2, "max_retries": 2, "recorded": self.recorded.append}
         self.executor = Executor(
-            Surroundings(self.launcher, self.completer, None, self._channel, lambda confinement: None),
+            Surroundings(self.launcher, self.completer, None, self._channel, lambda confinement, spec: None),
             graded=graded,
             started=self.started.append,
             **{**settings, **more},

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import ConfigError, EnvironmentUnusable
+from orchestrator.launch.confinement import untold_by, verify_confinement
 from orchestrator.launch.engine_facts import advice, image_problem, missing_features
 from orchestrator.launch.hardening import (
     MIB,
@@ -23,8 +24,8 @@ from orchestrator.launch.hardening import (
 )
 from orchestrator.launch.names import CHANNEL_MOUNT, DEFAULT_IMAGE
 from orchestrator.launch.uids import UidPair
-from orchestrator.launch.verification import MEASURE_NAMES, MEASURES, demand, untold_by, verify, verify_confinement
-from orchestrator.types import Confinement, SandboxSpec
+from orchestrator.launch.verification import MEASURE_NAMES, MEASURES, demand, verify
+from orchestrator.types import Confinement, Mount, SandboxSpec
 
 SPEC = SandboxSpec(image=DEFAULT_IMAGE)
 UIDS = UidPair(20_000, 20_001)
@@ -104,6 +105,7 @@ WEAKENED = [
     ("hidden_paths", host(ReadonlyPaths=None)),
     ("log_limits", host(LogConfig={"Type": "json-file", "Config": {}})),
     ("user", other_user),
+    ("oom_score", host(OomScoreAdj=-1000)),
 ]
 
 
@@ -125,7 +127,13 @@ def test_each_weakened_setting_is_named_and_can_be_waived(
 
 
 def test_every_measure_has_a_weakened_case() -> None:
-    assert {name for name, _ in WEAKENED} == {measure.name for measure in MEASURES}
+    assert {name for name, _ in WEAKENED} | {"runtime"} == {measure.name for measure in MEASURES}
+
+
+def test_another_runtime_than_the_one_asked_for_is_refused() -> None:
+    config = sandbox_config(replace(SPEC, runtime="runsc"), UIDS, Path("/channel"), {})
+    (problem,) = verify(obeyed(), config)
+    assert problem.startswith("runtime is 'runc'")
 
 
 def test_newer_engines_spell_the_same_settings_differently() -> None:
@@ -216,12 +224,62 @@ CONFINED = Confinement(
     root_read_only=True,
     runner_uid=20_000,
     worker_uid=20_001,
+    process_id=1,
+    own_control_groups=True,
+    mounts=(
+        Mount("/", "overlay", read_only=True),
+        Mount("/proc", "proc"),
+        Mount("/dev", "tmpfs", size_bytes=1 << 26),
+        Mount("/sys/fs/cgroup", "tmpfs"),
+        Mount("/sys/fs/cgroup/pids", "cgroup", read_only=True),
+        Mount(CHANNEL_MOUNT, "ext4", read_only=True),
+        Mount("/dev/pts", "devpts"),
+        Mount("/dev/pts", "tmpfs", read_only=True),
+        *(Mount(target, "tmpfs", False, True, True, True, 4096, 16) for target in CONFIG["HostConfig"]["Tmpfs"]),
+    ),
+    limits={
+        "memory": SPEC.memory_bytes,
+        "memory_and_swap": SPEC.memory_bytes,
+        "cpu_millis": 1000,
+        "pids": 128,
+        "core": 0,
+        "fsize": 1 << 30,
+        "msgqueue": 0,
+        "nofile": 1024,
+    },
+    devices=("null", "pts"),
+    exposed_paths=(),
 )
+
+
+def with_mount(*mounts: Mount) -> dict[str, Any]:
+    """These in the place of those with the same target."""
+    targets = {mount.target for mount in mounts}
+    return {"mounts": (*(m for m in CONFINED.mounts if m.target not in targets), *mounts)}
 
 
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
+        ("read_only_root", with_mount(Mount("/", "overlay"))),
+        ("mounts", with_mount(Mount("/host", "ext4", read_only=True))),
+        ("mounts", with_mount(Mount(CHANNEL_MOUNT, "ext4"))),
+        ("mounts", with_mount(Mount("/etc/hosts", "ext4"))),
+        ("tmpfs", {"mounts": tuple(m for m in CONFINED.mounts if m.target != "/tmp")}),
+        ("tmpfs", with_mount(Mount("/tmp", "tmpfs", False, True, True, True, 0, 16))),
+        ("tmpfs", with_mount(Mount("/tmp", "tmpfs", False, True, True, True, 1 << 30, 16))),
+        ("tmpfs", with_mount(Mount("/tmp", "tmpfs", False, True, True, True, 4096, 1 << 20))),
+        ("tmpfs", with_mount(Mount("/workspace", "tmpfs", False, True, True, False, 4096, 16))),
+        ("memory", {"limits": {**CONFINED.limits, "memory": 1 << 31}}),
+        ("swap", {"limits": {**CONFINED.limits, "memory_and_swap": 1 << 31}}),
+        ("cpus", {"limits": {**CONFINED.limits, "cpu_millis": 2000}}),
+        ("pids", {"limits": {name: n for name, n in CONFINED.limits.items() if name != "pids"}}),
+        ("ulimits", {"limits": {**CONFINED.limits, "nofile": 1 << 20}}),
+        ("namespaces", {"process_id": 4711}),
+        ("namespaces", {"own_control_groups": False}),
+        ("devices", {"devices": ("kmsg", "null")}),
+        ("hidden_paths", {"exposed_paths": ("/dev/pts",)}),
+        ("identities", {"runner_uid": 1000, "worker_uid": 1001}),
         ("capabilities", {"capability_bounding_set": 0xC0 | 1 << 21}),
         ("no_new_privileges", {"no_new_privileges": False}),
         ("seccomp", {"seccomp_mode": 0}),
@@ -232,19 +290,19 @@ CONFINED = Confinement(
     ],
 )
 def test_what_the_sandbox_sees_of_itself_is_checked(name: str, changes: dict[str, Any]) -> None:
-    assert verify_confinement(CONFINED) == []
+    assert verify_confinement(CONFINED, SPEC) == []
     weak = replace(CONFINED, **changes)
-    (problem,) = verify_confinement(weak)
-    assert problem.startswith(name)
+    (problem,) = verify_confinement(weak, SPEC)
+    assert problem.startswith(f"{name}: ")
     assert name in MEASURE_NAMES
-    assert verify_confinement(weak, frozenset({name})) == []
+    assert verify_confinement(weak, SPEC, frozenset({name})) == []
 
 
 def test_what_gvisor_does_not_show_is_not_asked_of_it() -> None:
     seen = replace(CONFINED, no_new_privileges=False, seccomp_mode=0, root_read_only=False)
-    assert verify_confinement(seen, untold_by("runsc")) == []
-    assert len(verify_confinement(seen, untold_by(None))) == 3
-    assert len(verify_confinement(seen, untold_by("runc"))) == 3
+    assert verify_confinement(seen, SPEC, untold_by("runsc")) == []
+    assert len(verify_confinement(seen, SPEC, untold_by(None))) == 3
+    assert len(verify_confinement(seen, SPEC, untold_by("runc"))) == 3
 
 
 INFO = {

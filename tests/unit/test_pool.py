@@ -17,9 +17,10 @@ from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 from orchestrator.breaker import Breaker
 from orchestrator.errors import DockerError, EnvironmentUnusable, LaunchError, RunUnhealthy
 from orchestrator.launch.channels import Channels
+from orchestrator.launch.confinement import verify_confinement
 from orchestrator.launch.names import SOCKET_NAME
 from orchestrator.launch.pool import WarmPool
-from orchestrator.launch.verification import demand, verify_confinement
+from orchestrator.launch.verification import demand
 from orchestrator.rollout import ParkedSandbox, parked_sandbox
 from orchestrator.types import SandboxExit, SandboxSpec
 from tests.fakes.fake_launcher import CONFINED, FakeLauncher
@@ -41,7 +42,7 @@ class Bench:
 
     def _park(self, spec: SandboxSpec) -> AbstractAsyncContextManager[ParkedSandbox]:
         return parked_sandbox(
-            spec, self.launcher, self._channels.directory, lambda seen: demand(verify_confinement(seen))
+            spec, self.launcher, self._channels.directory, lambda *seen: demand(verify_confinement(*seen))
         )
 
     async def use(self, spec: SandboxSpec = SPEC, until: asyncio.Event | None = None) -> str:
@@ -157,7 +158,7 @@ async def weakly_confined(channel: Path) -> SandboxExit:
         confinement.seccomp_mode = 0
         stub: Any = pb_grpc.SandboxServiceStub(connection)
         try:
-            async for _ in stub.Park(pb.ParkRequest(contract=1, confinement=confinement)):
+            async for _ in stub.Park(pb.ParkRequest(contract=2, confinement=confinement)):
                 pass
         except grpc.aio.AioRpcError:
             pass

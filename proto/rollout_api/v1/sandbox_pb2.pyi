@@ -63,7 +63,7 @@ class ParkRequest(_message.Message):
     def __init__(self, contract: _Optional[int] = ..., confinement: _Optional[_Union[Confinement, _Mapping]] = ...) -> None: ...
 
 class Confinement(_message.Message):
-    __slots__ = ("capability_bounding_set", "no_new_privileges", "seccomp_mode", "network_interfaces", "root_read_only", "runner_uid", "worker_uid")
+    __slots__ = ("capability_bounding_set", "no_new_privileges", "seccomp_mode", "network_interfaces", "root_read_only", "runner_uid", "worker_uid", "process_id", "own_control_groups", "mounts", "limits", "devices", "exposed_paths")
     CAPABILITY_BOUNDING_SET_FIELD_NUMBER: _ClassVar[int]
     NO_NEW_PRIVILEGES_FIELD_NUMBER: _ClassVar[int]
     SECCOMP_MODE_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +71,12 @@ class Confinement(_message.Message):
     ROOT_READ_ONLY_FIELD_NUMBER: _ClassVar[int]
     RUNNER_UID_FIELD_NUMBER: _ClassVar[int]
     WORKER_UID_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
+    OWN_CONTROL_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    MOUNTS_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    EXPOSED_PATHS_FIELD_NUMBER: _ClassVar[int]
     capability_bounding_set: int
     no_new_privileges: bool
     seccomp_mode: int
@@ -78,7 +84,41 @@ class Confinement(_message.Message):
     root_read_only: bool
     runner_uid: int
     worker_uid: int
-    def __init__(self, capability_bounding_set: _Optional[int] = ..., no_new_privileges: bool = ..., seccomp_mode: _Optional[int] = ..., network_interfaces: _Optional[_Iterable[str]] = ..., root_read_only: bool = ..., runner_uid: _Optional[int] = ..., worker_uid: _Optional[int] = ...) -> None: ...
+    process_id: int
+    own_control_groups: bool
+    mounts: _containers.RepeatedCompositeFieldContainer[Mount]
+    limits: _containers.RepeatedCompositeFieldContainer[Limit]
+    devices: _containers.RepeatedScalarFieldContainer[str]
+    exposed_paths: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, capability_bounding_set: _Optional[int] = ..., no_new_privileges: bool = ..., seccomp_mode: _Optional[int] = ..., network_interfaces: _Optional[_Iterable[str]] = ..., root_read_only: bool = ..., runner_uid: _Optional[int] = ..., worker_uid: _Optional[int] = ..., process_id: _Optional[int] = ..., own_control_groups: bool = ..., mounts: _Optional[_Iterable[_Union[Mount, _Mapping]]] = ..., limits: _Optional[_Iterable[_Union[Limit, _Mapping]]] = ..., devices: _Optional[_Iterable[str]] = ..., exposed_paths: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Mount(_message.Message):
+    __slots__ = ("target", "type", "read_only", "no_suid", "no_dev", "no_exec", "size_bytes", "inodes")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    READ_ONLY_FIELD_NUMBER: _ClassVar[int]
+    NO_SUID_FIELD_NUMBER: _ClassVar[int]
+    NO_DEV_FIELD_NUMBER: _ClassVar[int]
+    NO_EXEC_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    INODES_FIELD_NUMBER: _ClassVar[int]
+    target: str
+    type: str
+    read_only: bool
+    no_suid: bool
+    no_dev: bool
+    no_exec: bool
+    size_bytes: int
+    inodes: int
+    def __init__(self, target: _Optional[str] = ..., type: _Optional[str] = ..., read_only: bool = ..., no_suid: bool = ..., no_dev: bool = ..., no_exec: bool = ..., size_bytes: _Optional[int] = ..., inodes: _Optional[int] = ...) -> None: ...
+
+class Limit(_message.Message):
+    __slots__ = ("name", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: int
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
 
 class ParkResponse(_message.Message):
     __slots__ = ("assignment", "chunk", "start")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import io
 import json
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import docker
 import pytest
@@ -19,11 +17,8 @@ from orchestrator.errors import ConfigError, DockerError, EnvironmentUnusable, L
 from orchestrator.launch.channels import Channels
 from orchestrator.launch.docker import DockerLauncher
 from orchestrator.launch.engine_calls import Engine
-from orchestrator.launch.hardening import sandbox_config
 from orchestrator.launch.names import DEFAULT_IMAGE, LABEL_DEADLINE, LABEL_OWNER, LABEL_PROJECT, LABEL_RUN, PROJECT
 from orchestrator.launch.owner import owner_label
-from orchestrator.launch.uids import UidPair
-from orchestrator.launch.verification import verify
 from orchestrator.types import SandboxSpec
 from tests.fakes.engine_proxy import Door, EngineProxy
 from tests.integration.launch.probes import (
@@ -71,45 +66,6 @@ async def test_live_sandboxes_have_uids_of_their_own(engine: docker.APIClient, p
         assert len({one.uids.runner, one.uids.worker, other.uids.runner, other.uids.worker}) == 4
         arguments = engine.inspect_container(one.sandbox_id)["Args"]
         assert str(one.uids.worker) in arguments
-
-
-WEAKER: list[tuple[str, dict[str, Any]]] = [
-    ("network", {"NetworkMode": "bridge"}),
-    ("read_only_root", {"ReadonlyRootfs": False}),
-    ("tmpfs", {"Tmpfs": {"/tmp": "size=1g"}}),
-    ("mounts", {"Binds": ["/tmp:/host"]}),
-    ("privileged", {"Privileged": True}),
-    ("capabilities", {"CapAdd": ["SYS_PTRACE"]}),
-    ("capabilities", {"CapDrop": []}),
-    ("no_new_privileges", {"SecurityOpt": ["seccomp=unconfined"]}),
-    ("seccomp", {"SecurityOpt": ["no-new-privileges", "seccomp=unconfined"]}),
-    ("memory", {"Memory": 0, "MemorySwap": 0}),
-    ("swap", {"MemorySwap": -1}),
-    ("oom_kill", {"OomKillDisable": True}),
-    ("cpus", {"NanoCpus": 0}),
-    ("pids", {"PidsLimit": 0}),
-    ("ulimits", {"Ulimits": []}),
-    ("ipc", {"IpcMode": "private"}),
-    ("namespaces", {"PidMode": "host"}),
-    ("devices", {"Devices": [{"PathOnHost": "/dev/null", "PathInContainer": "/dev/x"}]}),
-    ("hidden_paths", {"MaskedPaths": []}),
-    ("log_limits", {"LogConfig": {"Type": "json-file", "Config": {}}}),
-]
-
-
-@pytest.mark.parametrize(("name", "changes"), WEAKER)
-def test_container_the_engine_made_weaker_is_refused_by_name(
-    engine: docker.APIClient, tmp_path: Path, name: str, changes: dict[str, Any]
-) -> None:
-    config = sandbox_config(SPEC, UidPair(20_000, 20_001), tmp_path, {})
-    weaker = copy.deepcopy(config)
-    weaker["HostConfig"] |= changes
-    container = engine.create_container_from_config(weaker)["Id"]
-    try:
-        problems = verify(engine.inspect_container(container), config)
-    finally:
-        engine.remove_container(container, force=True, v=True)
-    assert name in [problem.split()[0] for problem in problems]
 
 
 async def test_launch_refuses_a_container_that_is_not_confined_and_removes_it(

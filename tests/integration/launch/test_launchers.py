@@ -14,10 +14,10 @@ import pytest
 
 from orchestrator.launch.base import Launcher
 from orchestrator.launch.channels import PREFIX, Channels
+from orchestrator.launch.confinement import untold_by, verify_confinement
 from orchestrator.launch.docker import DockerLauncher
 from orchestrator.launch.names import DEFAULT_IMAGE
 from orchestrator.launch.process import ProcessLauncher
-from orchestrator.launch.verification import untold_by, verify_confinement
 from orchestrator.proxy.server import SandboxServer
 from orchestrator.types import Confinement, SandboxSpec
 from tests.fakes.fake_launcher import FakeLauncher
@@ -95,7 +95,7 @@ async def test_launched_sandbox_parks_on_its_channel(candidate: Candidate, chann
         assert isinstance(seen, Confinement)
         assert sandbox.sandbox_id
         if not isinstance(candidate.launcher, ProcessLauncher):
-            assert verify_confinement(seen, untold_by(candidate.spec.runtime)) == []
+            assert verify_confinement(seen, candidate.spec, untold_by(candidate.spec.runtime)) == []
         cpu_s = await sandbox.cpu_s()
         assert cpu_s is None or cpu_s > 0
 

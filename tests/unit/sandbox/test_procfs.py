@@ -6,13 +6,18 @@ import os
 import subprocess
 
 from sandbox import procfs
+from sandbox.confinement import confinement
 
 
 def test_own_limits_are_read() -> None:
-    told = procfs.confinement()
+    told = confinement()
     assert told.seccomp_mode in (0, 1, 2)
     assert "lo" in told.network_interfaces
     assert told.capability_bounding_set >= 0
+    assert told.process_id == os.getpid()
+    assert "null" in told.devices
+    assert {mount.target for mount in told.mounts} >= {"/", "/proc"}
+    assert all(value >= 0 for value in told.limits.values())
 
 
 def test_descendants_are_found_but_for_one_branch() -> None:

@@ -9,6 +9,8 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from rollout_api.v1 import sandbox_pb2 as pb
 
+from orchestrator.proxy import wire as orchestrators_wire
+from orchestrator.types import Mount as OrchestratorsMount
 from sandbox import wire
 from sandbox.runner import prompt
 from sandbox.types import (
@@ -20,6 +22,7 @@ from sandbox.types import (
     Identities,
     Kind,
     Message,
+    Mount,
     Result,
     StepReport,
     StopReason,
@@ -96,8 +99,15 @@ def test_the_texts_of_a_step_are_cut() -> None:
 @pytest.mark.parametrize(("identities", "uids"), [(None, (0, 0)), (Identities(5, 6, 7), (5, 6))])
 def test_parking_tells_the_identities(identities: Identities | None, uids: tuple[int, int]) -> None:
     box = Box(Path("/c"), Path("/a"), Path("/w"), identities, 10)
-    told = wire.park_request(Confinement(0xC0, True, 2, ("lo",), True), box)
-    assert told.contract == 1
+    mounts = (Mount("/tmp", "tmpfs", False, True, True, True, 4096, 16),) * 300
+    seen = Confinement(0xC0, True, 2, ("lo",), True, 1, True, mounts, {"pids": 9}, ("null",), ("/proc/keys",))
+    told = wire.park_request(seen, box)
+    assert len(told.confinement.mounts) == wire.MAX_MOUNTS
+    assert orchestrators_wire.confinement(told.SerializeToString()).mounts[0] == OrchestratorsMount(
+        "/tmp", "tmpfs", False, True, True, True, 4096, 16
+    )
+    assert orchestrators_wire.confinement(told.SerializeToString()).limits == {"pids": 9}
+    assert told.contract == wire.CONTRACT == orchestrators_wire.CONTRACT
     assert (told.confinement.runner_uid, told.confinement.worker_uid) == uids
 
 

@@ -1,0 +1,135 @@
+"""What pid 1 sees of its own limits: read once, before anything else runs, and told to the orchestrator.
+
+Nothing is judged here; what must hold is the orchestrator's to say.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+from sandbox.procfs import status_of
+from sandbox.types import Confinement, Mount
+
+# Places that show the machine, or let a sandbox use up what all of them share.
+_READABLE = (
+    *("/proc/acpi", "/proc/cmdline", "/proc/diskstats", "/proc/interrupts", "/proc/kcore", "/proc/keys"),
+    *("/proc/modules", "/proc/partitions", "/proc/sched_debug", "/proc/timer_list"),
+    *("/sys/devices/virtual/powercap", "/sys/firmware", "/dev/pts"),
+)
+_WRITABLE = ("/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/proc/irq/default_smp_affinity")
+_ULIMITS = ("core", "fsize", "msgqueue", "nofile")
+_CGROUPS = Path("/sys/fs/cgroup")
+_UNLIMITED = 1 << 62  # what version 1 says for no limit lies above
+
+
+def confinement() -> Confinement:
+    """The limits the calling process runs under."""
+    status = status_of("self")
+    return Confinement(
+        capability_bounding_set=int(status.get("CapBnd", "0"), 16),
+        no_new_privileges=status.get("NoNewPrivs") == "1",
+        seccomp_mode=int(status.get("Seccomp", "0")),
+        network_interfaces=tuple(_network_interfaces()),
+        root_read_only=bool(os.statvfs("/").f_flag & os.ST_RDONLY),
+        process_id=os.getpid(),
+        own_control_groups=all(line.endswith(":/") for line in _lines("/proc/self/cgroup")),
+        mounts=tuple(_mounts()),
+        limits=dict(_limits()),
+        devices=tuple(sorted(os.listdir("/dev"))),
+        exposed_paths=tuple(path for path in (*_READABLE, *_WRITABLE) if _exposed(path)),
+    )
+
+
+def _mounts() -> Iterator[Mount]:
+    for line in _lines("/proc/self/mountinfo"):
+        mount, _, file_system = line.partition(" - ")
+        fields, kind = mount.split(), file_system.split()[0]
+        target = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[4])
+        options = fields[5].split(",")
+        size_bytes, inodes = _capacity(target) if kind == "tmpfs" else (0, 0)
+        yield Mount(
+            target,
+            kind,
+            read_only="ro" in options,
+            no_suid="nosuid" in options,
+            no_dev="nodev" in options,
+            no_exec="noexec" in options,
+            size_bytes=size_bytes,
+            inodes=inodes,
+        )
+
+
+def _capacity(target: str) -> tuple[int, int]:
+    """Bytes and files."""
+    try:
+        total = os.statvfs(target)
+    except OSError:  # somebody else's, outside of containers
+        return 0, 0
+    return total.f_blocks * total.f_frsize, total.f_files
+
+
+def _limits() -> Iterator[tuple[str, int]]:
+    memory = _number("memory.max", "memory/memory.limit_in_bytes")
+    swap = _number("memory.swap.max")
+    both = memory + swap if memory is not None and swap is not None else None
+    found = {
+        "memory": memory,
+        "memory_and_swap": both if both is not None else _number("memory/memory.memsw.limit_in_bytes"),
+        "cpu_millis": _cpu_millis(),
+        "pids": _number("pids.max", "pids/pids.max"),
+    }
+    for name in _ULIMITS:
+        hard = resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))[1]
+        found[name] = None if hard == resource.RLIM_INFINITY else hard
+    for name, value in found.items():
+        if value is not None:
+            yield name, value
+
+
+def _cpu_millis() -> int | None:
+    words = " ".join(_lines(_CGROUPS / "cpu.max")).split()
+    if not words:
+        words = [
+            *_lines(_CGROUPS / "cpu/cpu.cfs_quota_us"),
+            *_lines(_CGROUPS / "cpu/cpu.cfs_period_us"),
+        ]
+    if len(words) != 2 or not words[0].isdecimal() or not words[1].isdecimal():
+        return None  # `max` and -1: no limit
+    return int(words[0]) * 1000 // max(1, int(words[1]))
+
+
+def _number(*names: str) -> int | None:
+    """Of the first such file, of version 2 or 1 of control groups."""
+    for name in names:
+        for line in _lines(_CGROUPS / name):
+            return int(line) if line.isdecimal() and int(line) < _UNLIMITED else None
+    return None
+
+
+def _exposed(path: str) -> bool:
+    if path in _WRITABLE:
+        return os.access(path, os.W_OK)
+    try:
+        if os.path.isdir(path):
+            return bool(os.listdir(path))
+        with open(path, "rb", buffering=0) as file:
+            return bool(file.read(1))
+    except OSError:
+        return False
+
+
+def _network_interfaces() -> Iterator[str]:
+    for line in _lines("/proc/net/dev")[2:]:  # two lines of headings
+        yield line.partition(":")[0].strip()
+
+
+def _lines(path: str | Path) -> list[str]:
+    """No line where there is no such file."""
+    try:
+        return Path(path).read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return []

@@ -18,6 +18,6 @@ WORKSPACE_DIR = "/workspace"
 LABEL_PROJECT = "orchestrator.project"  # value PROJECT on everything of ours
 LABEL_RUN = "orchestrator.run"
 LABEL_OWNER = "orchestrator.owner"  # host:pid:start time of the orchestrator process
-LABEL_DEADLINE = "orchestrator.deadline"  # unix time after which it is garbage in any case
+LABEL_DEADLINE = "orchestrator.deadline"  # unix time after which other hosts may take it for garbage
 LABEL_STAGE = "orchestrator.stage"  # intermediate images of a build
 PROJECT = "rollout-orchestrator"

@@ -275,14 +275,15 @@ async def test_container_killed_by_somebody_else_is_retried_and_one_short_of_mem
 
     write_tasks(home / "tasks.jsonl", 2)
     async with ScriptedServer("vllm", script) as server:
-        limits = {"group_size": 1, "step_timeout": 3600, "rollout_timeout": 3600}
+        limits = {"group_size": 1, "step_timeout": 3600, "rollout_timeout": 3600, "warm_sandboxes": 0}
         given = flags(home, server.base_url, launcher="docker", **limits)
         async with running(*given, directory=home) as started:
             await until(lambda: outcome_seen(home / "run", "out_of_memory"), "the hoarder has ended")
             await until(lambda: any("of q1!" in s.call.task for s in server.log.completed if s.call), "it works")
+            pid = started.process.pid
+            await until(lambda: len(containers_of(pid)) == 1, "the hoarder's container is removed")
             with engine() as client:
-                (name,) = containers_of(started.process.pid)
-                client.kill(name.removeprefix("/"))
+                client.kill(containers_of(pid)[0].removeprefix("/"))
             done = checked(home, await started.ended(), server)
     assert done.ended.code == 0, done.ended.stderr
     assert done.counts == {"out_of_memory": 1, "sandbox_lost": 1, "finished": 1}

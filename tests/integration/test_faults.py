@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
+import subprocess
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -371,6 +373,12 @@ def task_of(group: dict[str, Any]) -> str:
 # ---------------------------------------------------------------- disk and data
 
 
+def may_mount() -> bool:
+    """Whether a small file system of a test's own can be had."""
+    mount = ("unshare", "--mount", "sh", "-c", "mount -t tmpfs none /mnt")
+    return shutil.which("unshare") is not None and subprocess.run(mount, capture_output=True).returncode == 0
+
+
 async def test_full_disk_ends_the_run_loudly_without_half_a_line_and_it_resumes(home: Path) -> None:
     tasks = 6
     write_tasks(home / "tasks.jsonl", tasks)
@@ -389,6 +397,27 @@ async def test_full_disk_ends_the_run_loudly_without_half_a_line_and_it_resumes(
     done = checked(home, again, server)
     assert done.counts["finished"] == 2 * tasks
     assert lines(home / "run" / "rollouts.jsonl")[: len(before)] == before
+
+
+FULL_TMPDIR = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o nr_inodes=8 none "$TMPDIR" && exec "$@"', "sh")
+
+
+@pytest.mark.skipif(not may_mount(), reason="mounting a small file system needs root and unshare")
+async def test_full_temporary_directory_is_a_launch_error_and_the_run_resumes(home: Path) -> None:
+    """There is room for the run's own directory and for no sandbox' files."""
+    tasks = 3
+    write_tasks(home / "tasks.jsonl", tasks)
+    async with ScriptedServer("vllm", answers(tasks)) as server:
+        given = flags(home, server.base_url, max_retries=0, group_policy="drop")
+        full = checked(home, await run(*given, directory=home, wrapper=FULL_TMPDIR), server)
+        assert full.ended.code == 1, full.ended.stderr
+        assert full.counts == {"launch_error": 2 * tasks}
+        assert full.groups == []
+        assert "No space left on device" in full.ended.stderr
+        again = checked(home, await run("--env.resume", "run", directory=home), server)
+    assert again.ended.code == 0, again.ended.stderr
+    assert again.counts - full.counts == {"finished": 2 * tasks}
+    assert len(again.groups) == tasks
 
 
 async def test_steps_of_the_wall_clock_change_no_limit_and_no_duration(home: Path) -> None:

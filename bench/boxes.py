@@ -26,7 +26,7 @@ from orchestrator.launch.owner import owner_label
 from orchestrator.launch.pool import WarmPool
 from orchestrator.launch.ramp import Ramp
 from orchestrator.launch.uids import UidSlots
-from orchestrator.launch.verification import demand, verify_confinement
+from orchestrator.launch.verification import demand
 from orchestrator.rollout import ParkedSandbox, Surroundings, parked_sandbox
 from orchestrator.types import Completion, Confinement, SandboxSpec
 

@@ -310,7 +310,7 @@ class Orchestrator:
 
     def _launching(self) -> Launching:
         env, around, spec = self.config.env, self.around, self.config.sandbox_spec()
-        docker = around.docker or Breaker("Docker", lambda: around.launcher.describe(spec), self.observer.say)
+        docker = around.docker or Breaker("Docker", lambda: around.launcher.ready(spec), self.observer.say)
         endpoint = Breaker("the inference endpoint", around.endpoint_answers, self.observer.say)
         return Launching(
             self._stopping,

@@ -105,10 +105,12 @@ class Executor:
                 self._launching.health.count(plan.group, failure)
             if failure is None or failure.name not in _AGAIN:
                 return tuple(results)
-            # An earlier process' cancelled attempt used up its number and nothing else.
+            # What failed in an earlier process used up its number and nothing else: whoever resumes a run
+            # has seen to the cause.
+            made_now = known is None
             excuses += excused
-            failures += not excused and failure.name is not FailedName.CANCELLED
-            made_now, plan = known is None, next_attempt(plan)
+            failures += made_now and not excused
+            plan = next_attempt(plan)
             # What an earlier process went on with, for reasons of its own, is followed to its end.
             known = await asyncio.to_thread(self._earlier, plan)
             if known is None and failures > self._max_retries:

@@ -53,6 +53,7 @@ _EVAL_SPLIT = re.compile(r"hash:0?\.(?!0+$)[0-9]{1,9}|[A-Za-z0-9][\w.-]*")
 def _is_url(text: str) -> bool:
     try:
         parts = urlsplit(text)
+        (parts.hostname or "").encode("idna")  # as every resolver does: an empty label is an error there
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False

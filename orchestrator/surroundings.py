@@ -48,7 +48,7 @@ async def open_surroundings(
     launcher, channel_directory, verify = await _launcher(config, stack, notes)
     await launcher.check(config.sandbox_spec())
     await _remove_leftovers(notes, docker=config.env.launcher == "docker")
-    docker = Breaker("Docker", lambda: launcher.describe(config.sandbox_spec()), say)
+    docker = Breaker("Docker", lambda: launcher.ready(config.sandbox_spec()), say)
     # Its first sandboxes are made while the tokenizer loads.
     pool = await stack.enter_async_context(_pool(config, launcher, channel_directory, verify, docker))
     tokenizer = await asyncio.to_thread(find_tokenizer, config)

@@ -32,6 +32,9 @@ class Launcher(Protocol):
     async def describe(self, spec: SandboxSpec) -> dict[str, str]:
         """Versions and image digest, for the run's record. Raises DockerError."""
 
+    async def ready(self, spec: SandboxSpec) -> None:
+        """Whether sandboxes can be made now, asked without making one. Raises LaunchError, DockerError."""
+
     def launch(self, spec: SandboxSpec, channel: Path) -> AbstractAsyncContextManager[Sandbox]:
         """A sandbox whose runner connects to the socket `s` in the directory `channel`.
 

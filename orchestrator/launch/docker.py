@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -39,8 +40,9 @@ class DockerLauncher:
     """A `Launcher`: at most `max_sandboxes` containers at a time, those coming and going included.
 
     `waived` names measures of `verification` that need not hold. `lifetime_s`: after it a container is
-    garbage to every reaper, whatever became of us. `engine_grace_s`: how long the Engine may be away before
-    sandboxes are given up. `advise` is told what an operator should know and may ignore.
+    garbage to the reapers of other hosts, who cannot see whether we live. `engine_grace_s`: how long the
+    Engine may be away before sandboxes are given up. `advise` is told what an operator should know and may
+    ignore.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class DockerLauncher:
         self._starting = asyncio.Semaphore(starts)
         self._uids = UidSlots()
         self._live: dict[str, DockerSandbox] = {}
-        self._unremoved: dict[str, UidPair] = {}  # containers that may still be there, by name
+        self._unremoved: dict[str, UidPair | None] = {}  # containers that may still be there, by name
         self._sweeping: asyncio.Task[None] | None = None
         self._events: EngineEvents | None = None
         self._giving_up: asyncio.TimerHandle | None = None
@@ -93,6 +95,22 @@ class DockerLauncher:
     async def describe(self, spec: SandboxSpec) -> dict[str, str]:
         """Versions and image digest. Raises DockerError."""
         return describe(await self._engine.info(), await self._engine.image(spec.image), spec)
+
+    async def ready(self, spec: SandboxSpec) -> None:
+        """By a container that is never started: an Engine without space, or without the image, answers all else.
+
+        Raises LaunchError, DockerError, EnvironmentUnusable.
+        """
+        name = f"ready-{secrets.token_hex(8)}"
+        self._unremoved[name] = None
+        try:
+            await self._engine.create({"Image": spec.image, "Labels": self._labels()}, name)
+            await uninterrupted(self._removed(name))
+        except LaunchError:
+            self._unremoved.pop(name, None)
+            raise
+        # Else it may be there, or come to be: removed when the Engine is back.
+        self._unremoved.pop(name, None)
 
     @asynccontextmanager
     async def launch(self, spec: SandboxSpec, channel: Path) -> AsyncIterator[DockerSandbox]:
@@ -124,16 +142,21 @@ class DockerLauncher:
         await self._sweep()
         await self._engine.aclose()
 
-    # ------------------------------------------------------------ one container
-
-    async def _start(self, sandbox: DockerSandbox, spec: SandboxSpec, channel: Path) -> None:
-        labels = {
+    def _labels(self) -> dict[str, str]:
+        """By which the reaper knows whose it is."""
+        return {
             LABEL_PROJECT: PROJECT,
             LABEL_RUN: self.run_id,
             LABEL_OWNER: owner_label(),
             LABEL_DEADLINE: str(int(time.time() + self._lifetime_s)),
         }
-        config = sandbox_config(spec, sandbox.uids, channel, labels, allow_localhost_tcp=self._allow_localhost_tcp)
+
+    # ------------------------------------------------------------ one container
+
+    async def _start(self, sandbox: DockerSandbox, spec: SandboxSpec, channel: Path) -> None:
+        config = sandbox_config(
+            spec, sandbox.uids, channel, self._labels(), allow_localhost_tcp=self._allow_localhost_tcp
+        )
         try:
             sandbox.in_doubt = True
             sandbox.sandbox_id = await self._engine.create(config, sandbox.name)
@@ -191,7 +214,8 @@ class DockerLauncher:
         results = await asyncio.gather(*(self._engine.remove(n) for n in names), return_exceptions=True)
         for name, result in zip(names, results, strict=True):
             if isinstance(result, bool):
-                self._uids.release(self._unremoved.pop(name))
+                if (uids := self._unremoved.pop(name, None)) is not None:
+                    self._uids.release(uids)
             elif not isinstance(result, DockerError):
                 raise result
 

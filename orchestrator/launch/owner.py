@@ -31,9 +31,14 @@ class Owner:
         return None
 
     @property
+    def is_of_this_host(self) -> bool:
+        """Whether its life can be told from here."""
+        return self.host == socket.gethostname()
+
+    @property
     def is_dead(self) -> bool:
         """Whether the process is known to have ended. A process of another host is never known to have."""
-        if self.host != socket.gethostname():
+        if not self.is_of_this_host:
             return False
         try:
             os.kill(self.pid, 0)

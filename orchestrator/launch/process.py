@@ -121,6 +121,9 @@ class ProcessLauncher:
         """The interpreter."""
         return {"isolation": "none", "python": sys.version.split()[0], "executable": sys.executable}
 
+    async def ready(self, spec: SandboxSpec) -> None:
+        """There is nothing to ask: processes can be started or not."""
+
     @asynccontextmanager
     async def launch(self, spec: SandboxSpec, channel: Path) -> AsyncIterator[ProcessSandbox]:
         """On any exit its processes are ended and its files removed. Raises LaunchError."""

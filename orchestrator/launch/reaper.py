@@ -84,8 +84,10 @@ def _is_left(container: Mapping[str, Any], run: str | None) -> bool:
     owner = Owner.parse(labels.get(LABEL_OWNER, ""))
     if owner is None or (run is not None and labels.get(LABEL_RUN) != run):
         return False
+    if owner.is_of_this_host:  # whether it lives is known; a step of the clock makes nothing overdue
+        return owner.is_dead
     deadline = labels.get(LABEL_DEADLINE, "")
-    return owner.is_dead or (deadline.isdecimal() and int(deadline) < time.time())
+    return deadline.isdecimal() and int(deadline) < time.time()
 
 
 async def _remove_containers(engine: Engine, containers: list[dict[str, Any]]) -> int:

@@ -119,6 +119,9 @@ class FakeLauncher:
     async def describe(self, spec: SandboxSpec) -> dict[str, str]:
         return {"isolation": "fake"}
 
+    async def ready(self, spec: SandboxSpec) -> None:
+        """Always."""
+
     @asynccontextmanager
     async def launch(self, spec: SandboxSpec, channel: Path) -> AsyncIterator[FakeSandbox]:
         async with self._slots:

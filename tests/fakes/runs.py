@@ -115,6 +115,7 @@ async def running(
     environ: Mapping[str, str] | None = None,
     command: str = "process",
     wrapper: tuple[str, ...] = (),
+    program: tuple[str, ...] = COMMAND,
 ) -> AsyncIterator[Running]:
     """The command, behind `wrapper`, with its own HOME, TMPDIR and working directory. Killed when the block is
     left."""
@@ -122,7 +123,7 @@ async def running(
     temporary.mkdir(exist_ok=True)
     process = await asyncio.create_subprocess_exec(
         *wrapper,
-        *COMMAND,
+        *program,
         command,
         *arguments,
         cwd=directory,
@@ -155,7 +156,8 @@ async def run(*arguments: str, directory: Path, **how: Any) -> Ended:
 
 def outcome_seen(run_directory: Path, name: str) -> bool:
     """Whether an attempt ended so, also while the file is being written."""
-    return f'"outcome":"{name}"'.encode() in (run_directory / "rollouts.jsonl").read_bytes()
+    rollouts = run_directory / "rollouts.jsonl"
+    return rollouts.exists() and f'"outcome":"{name}"'.encode() in rollouts.read_bytes()
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:

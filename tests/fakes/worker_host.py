@@ -40,7 +40,7 @@ def _linked(workspace: Path, channel: Path) -> Iterator[WorkerLink]:
     )
     try:
         theirs.close()
-        ours.settimeout(30)
+        ours.settimeout(120)
         _, fds, _, _ = socket.recv_fds(ours, 16, 1)
         control = RunnerEnd(socket.socket(fileno=fds[0]))
         yield WorkerLink(control)

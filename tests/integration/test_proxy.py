@@ -42,7 +42,7 @@ def lease(script: list[str | Exception] | None = None, **changes: object) -> Lea
 
 async def parked(stub: Stub, server: SandboxServer, given: Lease) -> list[pb.ParkResponse]:
     stream = stub.Park(pb.ParkRequest(contract=2))
-    await asyncio.wait_for(server.parked(), 10)
+    await asyncio.wait_for(server.parked(), 120)
     server.assign(given)
     return [item async for item in stream]
 
@@ -94,7 +94,7 @@ async def test_only_one_park_is_served(stub: Stub, server: SandboxServer) -> Non
 async def test_an_image_of_another_contract_is_refused(stub: Stub, server: SandboxServer) -> None:
     call = asyncio.ensure_future(code_of(anext(aiter(stub.Park(pb.ParkRequest(contract=99))))))
     with pytest.raises(Exception, match="image build"):
-        await asyncio.wait_for(server.parked(), 10)
+        await asyncio.wait_for(server.parked(), 120)
     assert await call is grpc.StatusCode.INVALID_ARGUMENT
 
 
@@ -250,5 +250,5 @@ async def test_leaving_the_block_closes_socket_and_lease(tmp_path: Path) -> None
         gone: Callable[[], bool] = lambda: not given.live  # noqa: E731
         assert not gone()
     assert gone()
-    assert await code_of(Stub(channel).Complete(complete(), timeout=2)) is grpc.StatusCode.UNAVAILABLE
+    assert await code_of(Stub(channel).Complete(complete(), timeout=60)) is grpc.StatusCode.UNAVAILABLE
     await channel.close()

@@ -42,7 +42,7 @@ def page(browser, report: str):
     """The opened report. Afterwards nothing may have complained, run, asked or been fetched."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     page = context.new_page()
-    page.set_default_timeout(10_000)
+    page.set_default_timeout(60_000)
     seen: list[str] = []
     page.on("console", lambda message: seen.append(f"console: {message.text}"))
     page.on("pageerror", lambda error: seen.append(f"error: {error}"))

@@ -217,6 +217,7 @@ def test_arguments_by_name_win(load: Any) -> None:
         ("env: {temperature: .nan}", "env.temperature: must be a number of at least 0; not nan"),
         ("env: {temperature: .inf}", "env.temperature: must be"),
         ("env: {split: 3}", "env.split: must be a name; not 3"),
+        ('openai: {base_url: "http://a..b/v1"}', "openai.base_url: must be a URL"),
         ("env: {max_steps: null}", "env.max_steps: must be"),
         ("env: {process_timeout: 1, rollout_timeout: 2}", "are the same setting, with different values"),
         ("env: {true: 1}", "unknown key env.True"),

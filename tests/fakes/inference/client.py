@@ -47,7 +47,7 @@ async def ask(server: ScriptedServer, body: Any, path: str = "", **headers: str)
     """(status, answer) of one request; the events of a stream as a list."""
     path = path or PATHS[server.dialect.name]
     async with (
-        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session,
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as session,
         session.post(server.url + path, json=body, headers=headers) as response,
     ):
         text = (await response.read()).decode("utf-8", "replace")

@@ -85,7 +85,7 @@ async def probed(
 
 async def output_of(engine: docker.APIClient, sandbox: DockerSandbox) -> str:
     """Everything it printed, once it has ended."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         await sandbox.exited()
     raw: bytes = await asyncio.to_thread(engine.logs, sandbox.sandbox_id)
     return raw.decode()
@@ -98,7 +98,7 @@ async def answer_of(engine: docker.APIClient, launcher: DockerLauncher, image: s
     return json.loads(text.strip().rpartition("\n")[2])
 
 
-async def eventually(condition: Any, *, within_s: float = 20.0) -> None:
+async def eventually(condition: Any, *, within_s: float = 120.0) -> None:
     """Waits until `condition()` holds; what it waits for has no event of its own."""
     async with asyncio.timeout(within_s):
         while not await asyncio.to_thread(condition):

@@ -7,6 +7,7 @@ import io
 import json
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import docker
@@ -34,6 +35,8 @@ pytestmark = pytest.mark.docker
 
 FOREVER = "import signal\nsignal.pause()"
 SPEC = SandboxSpec(image=DEFAULT_IMAGE)
+HANG_S = 120  # whatever takes longer hangs
+CALL_S = 3  # the launcher's patience with an Engine that is to hang
 
 
 # ---------------------------------------------------------------- what they are
@@ -108,7 +111,7 @@ async def test_pid_1_killed_for_memory_is_told(probe: str, run: str) -> None:
         launcher_for(run) as launcher,
         probed(launcher, probe, program, memory_bytes=256 * MIB) as sandbox,
     ):
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HANG_S):
             ended = await sandbox.exited()
         assert (ended.exit_code, ended.oom_killed) == (137, True)
 
@@ -116,7 +119,7 @@ async def test_pid_1_killed_for_memory_is_told(probe: str, run: str) -> None:
 async def test_cpu_time_grows_with_work(probe: str, run: str) -> None:
     program = "import time\nwhile time.process_time() < 0.5: pass\nimport signal\nsignal.pause()"
     async with launcher_for(run) as launcher, probed(launcher, probe, program) as sandbox:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HANG_S):
             while (spent_s := await sandbox.cpu_s()) is not None and spent_s < 0.5:
                 await asyncio.sleep(0.05)
         assert spent_s is not None
@@ -143,7 +146,7 @@ async def test_container_that_somebody_else_ends_is_lost(
             engine.stop(sandbox.sandbox_id, timeout=1)
         else:
             engine.remove_container(sandbox.sandbox_id, force=True)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_S):
             with pytest.raises(SandboxLostError, match="somebody else"):
                 await sandbox.exited()
 
@@ -207,16 +210,19 @@ async def test_end_is_not_missed_while_the_event_stream_is_cut(
     async with EngineProxy(tmp_path / "engine") as proxy:
         monkeypatch.setenv("DOCKER_HOST", proxy.url)
         async with launcher_for(run, engine_grace_s=60) as launcher:
-            program = "import signal, sys\nsignal.signal(signal.SIGUSR1, lambda *_: sys.exit(7))\nsignal.pause()"
+            program = (
+                "import signal, sys\nsignal.signal(signal.SIGUSR1, lambda *_: sys.exit(7))\n"
+                "print('ready')\nwhile True: signal.pause()"
+            )
             async with probed(launcher, probe, program) as sandbox, probed(launcher, probe, FOREVER) as gone:
-                await asyncio.sleep(0.5)  # the handler stands
+                await eventually(lambda: b"ready" in engine.logs(sandbox.sandbox_id))
                 proxy.door = Door.REFUSE
                 proxy.drop()
                 await asyncio.to_thread(engine.kill, sandbox.sandbox_id, "USR1")
-                await asyncio.to_thread(engine.wait, sandbox.sandbox_id, timeout=30)
+                await asyncio.to_thread(engine.wait, sandbox.sandbox_id, timeout=HANG_S)
                 await asyncio.to_thread(engine.remove_container, gone.sandbox_id, force=True)
                 proxy.door = Door.OPEN
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(HANG_S):
                     assert (await sandbox.exited()).exit_code == 7
                     with pytest.raises(SandboxLostError):
                         await gone.exited()
@@ -231,7 +237,7 @@ async def test_engine_that_stays_away_ends_its_sandboxes_and_they_are_removed_wh
             async with probed(launcher, probe, FOREVER) as sandbox:
                 proxy.door = Door.REFUSE
                 proxy.drop()
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(HANG_S):
                     with pytest.raises(DockerError, match="went away"):
                         await sandbox.exited()
             assert "could not be removed" in caplog.text
@@ -241,43 +247,90 @@ async def test_engine_that_stays_away_ends_its_sandboxes_and_they_are_removed_wh
             await eventually(lambda: not still_there(sandbox.sandbox_id))
 
 
-async def test_create_without_an_answer_leaves_no_container(
+CALLS = {
+    "create": r"POST \S*/containers/create",
+    "start": r"POST \S*/containers/\w+/start",
+    "inspect": r"GET \S*/containers/\w+/json",
+    "remove": r"DELETE \S*/containers/",
+    "events": r"GET \S*/events",
+}
+
+
+@pytest.mark.parametrize("door", [Door.REFUSE, Door.HANG, Door.MUTE, Door.FULL])
+async def test_engine_that_fails_at_any_call_is_an_error_of_its_own_and_nothing_stays(
+    probe: str, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, door: Door
+) -> None:
+    """At each call in turn the Engine goes, and is back when its absence was noticed, or a moment later."""
+    for call in ("create",) if door is Door.FULL else CALLS:
+        async with EngineProxy(tmp_path / call) as proxy:
+            monkeypatch.setenv("DOCKER_HOST", proxy.url)
+            async with launcher_for(run, call_timeout_s=CALL_S, engine_grace_s=CALL_S / 2) as launcher:
+                if call != "events":
+                    await used(launcher, probe)  # connected, events included
+                proxy.shut_at(CALLS[call], door)
+
+                async def back(proxy: EngineProxy = proxy) -> None:
+                    await asyncio.wait_for(proxy.shut.wait(), HANG_S)
+                    await asyncio.sleep(CALL_S / 2)  # on time: the proxy itself lives in this loop
+                    proxy.door = Door.OPEN
+                    proxy.drop()
+
+                opening = asyncio.create_task(back())
+                with suppress(DockerError, LaunchError, SandboxLostError):
+                    async with asyncio.timeout(HANG_S), probed(launcher, probe, FOREVER):
+                        assert door is not Door.FULL, "it was made where nothing can be made"
+                await opening
+                await used(launcher, probe)
+
+
+async def test_ready_tells_an_engine_without_space_from_one_that_works(
     probe: str, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    spec = SandboxSpec(image=probe)
     async with EngineProxy(tmp_path / "engine") as proxy:
         monkeypatch.setenv("DOCKER_HOST", proxy.url)
-        async with launcher_for(run, call_timeout_s=1) as launcher:
-            async with probed(launcher, probe, FOREVER):
-                pass  # connected
-            proxy.door = Door.MUTE
-            with pytest.raises(DockerError, match="did not answer"):
-                async with probed(launcher, probe, FOREVER):
-                    pytest.fail("nobody said that it is there")
+        async with launcher_for(run) as launcher:
+            await launcher.ready(spec)
+            assert await asyncio.to_thread(containers_of, run) == []
+            proxy.door = Door.FULL
+            await launcher.describe(spec)
+            with pytest.raises(LaunchError, match="no space left where Docker keeps its images"):
+                await launcher.ready(spec)
             proxy.door = Door.OPEN
-            async with probed(launcher, probe, FOREVER):
-                pass
+            with pytest.raises(LaunchError):
+                await launcher.ready(SandboxSpec(image="rollout-orchestrator-sandbox:none"))
+            await launcher.ready(spec)
 
 
-async def test_hanging_engine_blocks_neither_the_loop_nor_a_cancel(
+async def test_hanging_engine_does_not_hold_up_a_cancel(
     probe: str, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with EngineProxy(tmp_path / "engine") as proxy:
         monkeypatch.setenv("DOCKER_HOST", proxy.url)
-        async with launcher_for(run, call_timeout_s=1) as launcher:
-            async with probed(launcher, probe, FOREVER):
-                pass
-            proxy.door = Door.HANG
+        async with launcher_for(run, call_timeout_s=CALL_S) as launcher:
+            await used(launcher, probe)
+            proxy.shut_at(CALLS["create"], Door.HANG)
 
             async def use() -> None:
                 async with probed(launcher, probe, FOREVER):
                     pytest.fail("it hangs")
 
             task = asyncio.create_task(use())
-            await asyncio.sleep(0.2)  # on time: the proxy itself lives in this loop
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
+            async with asyncio.timeout(HANG_S):
+                await proxy.shut.wait()
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
             proxy.door = Door.OPEN
+
+
+async def used(launcher: DockerLauncher, image: str) -> None:
+    """One container comes and goes, at a later try where the machine is slower than the launcher's patience."""
+    async with asyncio.timeout(HANG_S):
+        while True:
+            with suppress(DockerError):
+                async with probed(launcher, image, FOREVER):
+                    return
 
 
 async def test_threads_and_connections_are_gone_after_closing(probe: str, run: str) -> None:

@@ -24,7 +24,7 @@ from tests.fakes.fake_launcher import FakeLauncher
 from tests.integration.launch.probes import containers_of, eventually
 
 PLAIN = SandboxSpec(image=DEFAULT_IMAGE)
-PARK_S = 60.0
+PARK_S = 120.0
 
 
 @dataclass(frozen=True)

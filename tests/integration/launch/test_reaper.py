@@ -98,7 +98,7 @@ async def test_only_what_the_dead_or_overdue_made_is_removed(
         "dead": ({LABEL_OWNER: DEAD, LABEL_DEADLINE: future}, True),
         "overdue elsewhere": ({LABEL_OWNER: ELSEWHERE, LABEL_DEADLINE: past}, True),
         "elsewhere": ({LABEL_OWNER: ELSEWHERE, LABEL_DEADLINE: future}, False),
-        "alive": ({LABEL_OWNER: owner_label(), LABEL_DEADLINE: future}, False),
+        "alive": ({LABEL_OWNER: owner_label(), LABEL_DEADLINE: past}, False),
         "no owner": ({}, False),
         "strange owner": ({LABEL_OWNER: "x", LABEL_DEADLINE: past}, False),
         "no deadline": ({LABEL_OWNER: ELSEWHERE}, False),
@@ -112,7 +112,7 @@ async def test_only_what_the_dead_or_overdue_made_is_removed(
         for what, (labels, _) in labelled.items()
     }
     try:
-        assert (await reap(run=run)).containers == 2
+        await reap(run=run)
         gone = {what for what, container in made.items() if not exists(engine, container)}
         assert gone == {what for what, (_, left) in labelled.items() if left}
     finally:
@@ -128,8 +128,7 @@ async def test_stages_of_dead_builds_go_and_those_of_live_ones_stay(engine: dock
         stage(engine, probe, owner_label()) as alive,
         stage(engine, probe, "manual") as nobodys,
     ):
-        reaped = await reap()
-        assert reaped.images >= 1
+        await reap()
         assert not image_exists(engine, dead)
         assert image_exists(engine, alive)
         assert image_exists(engine, nobodys)

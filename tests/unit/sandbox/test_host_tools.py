@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 
@@ -60,10 +61,10 @@ def test_a_failing_tool_raises_in_the_code(steps: Steps) -> None:
 
 
 def test_waiting_for_a_tool_does_not_use_up_the_step(steps: Steps) -> None:
-    steps.begin(timeout_s=0.6)
+    steps.begin(timeout_s=2.0)
 
     def slow(arguments: str) -> str:
-        time.sleep(0.9)
+        time.sleep(2.5)
         return "late"
 
     steps.search = slow
@@ -72,7 +73,7 @@ def test_waiting_for_a_tool_does_not_use_up_the_step(steps: Steps) -> None:
 
 def test_a_call_given_up_by_an_alarm_does_not_confuse_the_next(steps: Steps) -> None:
     def slow(arguments: str) -> str:
-        time.sleep(0.6 if "slow" in arguments else 0)
+        time.sleep(2.0 if "slow" in arguments else 0)
         return arguments
 
     steps.search = slow
@@ -80,7 +81,7 @@ def test_a_call_given_up_by_an_alarm_does_not_confuse_the_next(steps: Steps) -> 
         "import signal\n"
         "def ring(*_): raise TimeoutError('given up')\n"
         "signal.signal(signal.SIGALRM, ring)\n"
-        "signal.setitimer(signal.ITIMER_REAL, 0.2)\n"
+        "signal.setitimer(signal.ITIMER_REAL, 1.0)\n"
         "try: search('slow')\nexcept TimeoutError as e: told = str(e)\n"
     )
     steps.value(code)
@@ -97,15 +98,20 @@ def test_threads_can_call_tools(steps: Steps) -> None:
     assert len(steps.calls) == 4
 
 
-def test_a_left_over_thread_cannot_call_between_steps(steps: Steps) -> None:
+def test_a_left_over_thread_cannot_call_between_steps(steps: Steps, tmp_path: Path) -> None:
+    now, heard = tmp_path / "now", tmp_path / "heard"
     code = (
-        "import threading, time\nheard = []\n"
-        "def late():\n    time.sleep(0.2)\n"
+        "import os, threading, time\nheard = []\n"
+        f"def late():\n    while not os.path.exists({str(now)!r}): time.sleep(0.01)\n"
         "    try: search('late')\n    except Exception as e: heard.append(str(e))\n"
+        f"    open({str(heard)!r}, 'w').close()\n"
         "t = threading.Thread(target=late)\nt.start()"
     )
     steps.value(code)
-    time.sleep(0.5)
+    now.touch()
+    deadline = time.monotonic() + 120
+    while not heard.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert steps.value("heard") == "['search() works only while a step runs']"
     assert steps.calls == []
 

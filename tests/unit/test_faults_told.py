@@ -1,0 +1,156 @@
+"""docs/faults.md: every fault a run must survive has a row there, a test here, and outcomes that exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from orchestrator.types import EndedName, FailedName
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "faults.md"
+FAULTS = "integration/test_faults.py"
+RESUME = "integration/test_kill_and_resume.py"
+LAUNCHER = "integration/launch/test_docker_launcher.py"
+TOOLS = "integration/test_web_tools.py"
+OUTCOME = "unit/test_outcome.py"
+PASSING = f"{FAULTS}::test_passing_fault_of_the_endpoint_is_retried_and_leaves_no_trace_in_the_data"
+LASTING = f"{FAULTS}::test_lasting_fault_of_one_task_costs_that_group_only"
+
+# Row of the table → tests that fail without what it says.
+ROWS = {
+    "endpoint: 429": [PASSING, f"{FAULTS}::test_when_one_call_is_asked_to_wait_all_calls_wait"],
+    "endpoint: 500, 502, 503, reset, cut off, name not found": [PASSING, LASTING],
+    "endpoint: slow or hung": [
+        PASSING,
+        f"{FAULTS}::test_hung_completion_is_an_infrastructure_failure_and_retried",
+        "integration/test_completion.py::test_a_cancelled_completion_is_cancelled_upstream",
+    ],
+    "endpoint: gone for a while": [
+        f"{FAULTS}::test_endpoint_that_goes_and_comes_back_costs_time_and_nothing_else"
+    ],
+    "endpoint: garbage, no choices, null, missing or wrong ids, log-probs or counts": [
+        PASSING,
+        "integration/test_completion.py::test_a_spoilt_answer_is_never_taken",
+    ],
+    "endpoint: 401, 403": [
+        f"{FAULTS}::test_refused_key_in_mid_run_stops_it_with_one_line_and_keeps_what_is_finished"
+    ],
+    "endpoint: 400": [f"{FAULTS}::test_run_in_which_nearly_everything_breaks_ends_and_names_the_cause"],
+    "endpoint: prompt too long": [
+        f"{FAULTS}::test_prompt_that_is_too_long_is_the_policys_own_end",
+        f"{OUTCOME}::test_a_task_that_does_not_fit_is_the_data_s_fault",
+    ],
+    "web tool: refused, 429, 5xx, huge, binary, private address": [
+        f"{TOOLS}::test_a_service_that_is_down_is_an_error_without_the_key",
+        f"{TOOLS}::test_a_large_page_is_cut_and_says_so",
+        f"{TOOLS}::test_a_redirect_to_a_denied_page_shows_nothing_of_it",
+        f"{TOOLS}::test_a_failing_service_ends_the_rollout_only_where_that_was_asked_for",
+    ],
+    "sandbox: code killed for memory": [
+        f"{FAULTS}::test_container_killed_by_somebody_else_is_retried_and_one_short_of_memory_is_scored",
+        "e2e/test_attacks.py::test_every_attack_becomes_an_observation_and_the_agent_finishes",
+    ],
+    "sandbox: pid 1 or the runner killed for memory, or crashed": [
+        f"{LAUNCHER}::test_pid_1_killed_for_memory_is_told",
+        f"{FAULTS}::test_sandbox_that_breaks_by_model_written_code_is_scored_and_harms_no_neighbour",
+        f"{OUTCOME}::test_every_ending_has_one_name",
+    ],
+    "sandbox: killed or removed by somebody else": [
+        f"{FAULTS}::test_container_killed_by_somebody_else_is_retried_and_one_short_of_memory_is_scored",
+        f"{LAUNCHER}::test_container_that_somebody_else_ends_is_lost",
+    ],
+    "sandbox: ends with 0 and without a result": [
+        f"{OUTCOME}::test_every_ending_has_one_name",
+        f"{FAULTS}::test_sandbox_that_breaks_by_model_written_code_is_scored_and_harms_no_neighbour",
+    ],
+    "sandbox: hangs, stops itself, ignores signals": [
+        f"{FAULTS}::test_sandbox_that_breaks_by_model_written_code_is_scored_and_harms_no_neighbour",
+        "unit/sandbox/test_hostile_steps.py::test_a_step_past_its_limit_costs_its_variables",
+    ],
+    "sandbox: fork, memory, disk, descriptor, log bombs": [
+        "e2e/test_attacks.py::test_every_attack_becomes_an_observation_and_the_agent_finishes"
+    ],
+    "Docker: restarts, hangs, refuses, drops answers": [
+        "integration/test_engine_restart.py::test_engine_restart_costs_time_and_nothing_else",
+        f"{FAULTS}::test_engine_that_goes_and_comes_back_costs_time_and_nothing_else",
+        f"{LAUNCHER}::test_engine_that_fails_at_any_call_is_an_error_of_its_own_and_nothing_stays",
+    ],
+    "Docker: no space, image removed": [
+        f"{FAULTS}::test_run_stopped_while_the_engine_has_no_space_accounts_for_every_group",
+        f"{FAULTS}::test_engine_that_goes_and_comes_back_costs_time_and_nothing_else",
+        f"{LAUNCHER}::test_ready_tells_an_engine_without_space_from_one_that_works",
+    ],
+    "proxy: call cut in the middle": [
+        "integration/test_inside_the_box.py::test_a_cut_completion_is_asked_for_again_under_the_same_number",
+        "unit/test_leases.py::test_a_retried_call_gets_the_recorded_answer_and_never_a_second_sample",
+    ],
+    "SIGTERM, SIGINT, SIGHUP": [
+        "integration/test_drain.py::test_first_signal_lets_running_rollouts_finish_and_begins_nothing",
+        "integration/test_drain.py::test_after_the_drain_what_runs_is_cancelled_and_recorded_so",
+        "integration/test_drain.py::test_second_signal_stops_at_once_and_still_removes_sandboxes",
+    ],
+    "SIGKILL, loss of power": [
+        f"{RESUME}::test_killed_run_resumes_to_the_same_groups",
+        f"{RESUME}::test_killed_run_with_containers_resumes_and_removes_them",
+        f"{RESUME}::test_containers_end_with_their_orchestrator_and_only_those_of_the_dead_are_removed",
+        f"{RESUME}::test_torn_ends_are_set_aside_and_never_parsed",
+    ],
+    "two orchestrators in one run directory": [
+        f"{RESUME}::test_second_orchestrator_is_kept_out_as_long_as_the_first_lives"
+    ],
+    "disk full: run directory": [
+        f"{FAULTS}::test_full_disk_ends_the_run_loudly_without_half_a_line_and_it_resumes"
+    ],
+    "disk full: TMPDIR": [f"{FAULTS}::test_full_temporary_directory_is_a_launch_error_and_the_run_resumes"],
+    "malformed task, bad attachment": [
+        f"{FAULTS}::test_malformed_tasks_are_reported_and_the_run_goes_on",
+        "unit/tasks/test_attachments.py::test_what_is_no_file_inside_the_folder_is_refused",
+    ],
+    "wall clock stepped, machine suspended": [
+        f"{FAULTS}::test_steps_of_the_wall_clock_change_no_limit_and_no_duration"
+    ],
+    "scorer or record broken": [
+        "unit/test_executor.py::test_what_no_sandbox_can_help_is_not_retried",
+        "unit/scorers/test_strategies.py::test_a_task_without_reference_answer_is_our_fault_and_no_reward",
+    ],
+}
+
+
+def rows() -> dict[str, list[str]]:
+    """Cells of the first table, by the fault."""
+    lines = [line for line in PAGE.read_text().partition("## ")[0].splitlines() if line.startswith("| ")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[1:]]
+    return {fault: rest for fault, *rest in cells}
+
+
+@cache
+def functions_of(file: str) -> frozenset[str]:
+    """Names of the test functions of a file."""
+    tree = ast.parse((ROOT / "tests" / file).read_text())
+    return frozenset(
+        node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
+
+
+def test_every_row_has_its_tests_and_every_test_its_row() -> None:
+    assert set(rows()) == set(ROWS)
+
+
+@pytest.mark.parametrize("fault", ROWS)
+def test_the_tests_of_a_row_are_there(fault: str) -> None:
+    assert ROWS[fault]
+    for test in ROWS[fault]:
+        file, _, name = test.partition("::")
+        assert name in functions_of(file), f"{fault}: there is no {test}"
+
+
+def test_the_page_names_outcomes_that_exist_and_leaves_no_failure_out() -> None:
+    outcomes = {str(name) for name in (*EndedName, *FailedName)}
+    told = {name for what, outcome, *_ in rows().values() for name in re.findall(r"`(\w+)`", outcome)}
+    assert told <= outcomes
+    assert {str(name) for name in FailedName} <= told

@@ -18,13 +18,13 @@ from docker.errors import APIError, DockerException
 
 from orchestrator.errors import ConfigError, EnvironmentUnusable, ProtocolError, RolloutError
 from orchestrator.launch.channels import Channels
+from orchestrator.launch.confinement import untold_by, verify_confinement
 from orchestrator.launch.context import BuildContext, context_root
 from orchestrator.launch.docker import DockerLauncher
 from orchestrator.launch.docker_client import connect, inspect_image, why_refused, why_unreachable
 from orchestrator.launch.image_facts import PROBE, PYTHON, Fact, found_inside, told_by_the_engine
 from orchestrator.launch.names import LABEL_OWNER, LABEL_PROJECT, PROJECT
 from orchestrator.launch.owner import owner_label
-from orchestrator.launch.verification import verify_confinement
 from orchestrator.proxy.server import SandboxServer
 from orchestrator.proxy.wire import CONTRACT
 from orchestrator.rollout import PARK_TIMEOUT_S, first_of
@@ -111,6 +111,6 @@ async def _started(name: str) -> Fact:
         return Fact(
             "sandbox", f"ended at start: {parked.reason or parked.exit_code}", "it must start as ours does"
         )
-    if problems := verify_confinement(parked):
+    if problems := verify_confinement(parked, spec, untold_by(spec.runtime)):
         return Fact("sandbox", "; ".join(problems), "it must be confined as ours is")
     return Fact("sandbox", f"started, confined and ready in {monotonic() - begun:.1f} s")

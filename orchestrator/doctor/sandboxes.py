@@ -14,14 +14,15 @@ from orchestrator.doctor.finding import Finding, fail, ok, warn
 from orchestrator.doctor.machine import check_room
 from orchestrator.errors import ConfigError, DockerError, EnvironmentUnusable, RolloutError
 from orchestrator.launch.channels import Channels
+from orchestrator.launch.confinement import untold_by, verify_confinement
 from orchestrator.launch.context import BuildContext, context_root
 from orchestrator.launch.docker import DockerLauncher
 from orchestrator.launch.engine_calls import Engine
 from orchestrator.launch.engine_facts import advice, image_problem, missing_features
 from orchestrator.launch.image import is_current
-from orchestrator.launch.verification import demand, verify_confinement
+from orchestrator.launch.verification import demand
 from orchestrator.rollout import parked_sandbox
-from orchestrator.types import Confinement
+from orchestrator.types import Confinement, SandboxSpec
 
 if TYPE_CHECKING:
     from orchestrator.config import Config
@@ -88,18 +89,25 @@ async def _check_start(config: Config) -> Finding:
     begun = time.monotonic()
     try:
         async with asyncio.timeout(START_TIMEOUT_S), AsyncExitStack() as stack:
-            launcher = DockerLauncher(run_id, max_sandboxes=1, advise=lambda line: None)
+            waived = frozenset(config.env.waive_hardening)
+            launcher = DockerLauncher(
+                run_id,
+                max_sandboxes=1,
+                waived=waived,
+                allow_localhost_tcp=config.env.allow_localhost_tcp,
+                advise=lambda line: None,
+            )
+
+            def verify(confinement: Confinement, spec: SandboxSpec) -> None:
+                demand(verify_confinement(confinement, spec, waived | untold_by(spec.runtime)))
+
             stack.push_async_callback(launcher.aclose)
             channels = await asyncio.to_thread(Channels, run_id)
             stack.callback(channels.close)
-            async with parked_sandbox(config.sandbox_spec(), launcher, channels.directory, _verify):
+            async with parked_sandbox(config.sandbox_spec(), launcher, channels.directory, verify):
                 ready_s = time.monotonic() - begun
     except TimeoutError:
         return fail("sandbox", f"none was ready within {START_TIMEOUT_S:g} s: see `docker events` and the disk")
     except (RolloutError, EnvironmentUnusable, ConfigError, OSError) as error:
         return fail("sandbox", str(error))
     return ok("sandbox", f"started, confined as it must be, and removed; ready in {ready_s:.2f} s")
-
-
-def _verify(confinement: Confinement) -> None:
-    demand(verify_confinement(confinement))

@@ -54,7 +54,7 @@ async def test_evaluations_stop_training_and_leave_no_container(home: Path) -> N
     assert list(serve.temporary.glob("orchestrator-*")) == []
     assert sorted(trainer.tasks) == sorted(TRAINED[:total])
     assert len(set(trainer.rollouts)) == len(trainer.rollouts) == 2 * total
-    evaluations = sorted((home / "run").glob("eval-step-*"))
+    evaluations = sorted((home / "run" / "evals").glob("step-*"))
     assert evaluations
     for directory in evaluations:
         assert (directory / "metrics.json").exists()

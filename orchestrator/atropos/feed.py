@@ -121,7 +121,8 @@ class Feed:
             async with asyncio.TaskGroup() as tg:
                 await self._loop(tg)
                 for worker in self._workers:
-                    self._cancel(worker)
+                    if worker.task is not None:
+                        worker.task.cancel()
         finally:
             if self._registration is not None:
                 with suppress(RunApiAway, RunApiRefused, TimeoutError):
@@ -277,11 +278,6 @@ class Feed:
         self.say(f"group {item.number} took too long {MAX_RETURNED + 1} times and is given up")
         return ()
 
-    def _cancel(self, worker: _Worker, *, returns: bool = False) -> None:
-        if worker.task is not None and worker.collecting:
-            worker.returns = returns
-            worker.task.cancel()
-
     async def _deliver(self, item: Item, groups: Groups) -> None:
         """Until the run-api has them or refuses them."""
         async with self._sending:
@@ -349,24 +345,28 @@ class Feed:
                 registration, why = None, f"waiting for the run-api: {error}"
             except RunApiRefused as error:
                 raise ConfigError(f"env.rollout_server_url: {error}") from error
-            if registration is not None:
-                break
-            if why != told:
+            if registration is not None and await self._accept(registration, trainer):
+                return
+            if registration is None and why != told:
                 self.say(why)
                 told = why
             await asyncio.sleep(min(PAUSES_S[min(attempt, len(PAUSES_S) - 1)], 0.5))
             attempt += 1
-        self._trainer = trainer
-        await self._check_batch(trainer)
-        await self.maker.registered(registration, trainer)
-        self._registration, self._status, self._sent_since = registration, None, 0
-        self.say(f"registered as {registration.name}; the trainer is at step {registration.step}")
 
-    async def _check_batch(self, trainer: Trainer) -> None:
-        batch, size = trainer.batch_size or self.terms.batch_size, self.terms.group_size
+    async def _accept(self, registration: Registration, trainer: Trainer) -> bool:
+        """False: the run-api went away again."""
+        batch = trainer.batch_size or self.terms.batch_size
         if batch is None:
             raise ConfigError("env.batch_size: the trainer does not say how large its batches are; set it here")
-        check_batch_size(batch, size)
+        check_batch_size(batch, self.terms.group_size)
+        self._trainer = trainer
+        try:
+            await self.maker.registered(registration, trainer)
+        except RunApiAway:
+            return False
+        self._registration, self._status, self._sent_since = registration, None, 0
+        self.say(f"registered as {registration.name}; the trainer is at step {registration.step}")
+        return True
 
     async def _ask(self) -> None:
         """Asks for the status until it comes, or until it is clear that this run-api does not know us."""
@@ -416,9 +416,11 @@ class Feed:
         stopped = []
         if self.terms.stop_for_eval:
             stopped = [w for w in self._workers if w.collecting and w.item.returned < MAX_RETURNED]
-        for worker in stopped:
-            self._cancel(worker, returns=True)
         going = [worker.task for worker in stopped if worker.task is not None]
+        for worker in stopped:
+            worker.returns = True
+        for task in going:
+            task.cancel()
         self._evaluation = tg.create_task(
             self._evaluated(self.step, going), name=f"evaluation at step {self.step}"
         )

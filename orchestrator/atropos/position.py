@@ -78,10 +78,11 @@ class Ledger:
     _taken: int = 0
     _queued: deque[int] = field(default_factory=deque)  # their numbers, oldest first
     _untaken: Counter[int] = field(default_factory=Counter)
-    _done: set[int] = field(default_factory=set)
+    _following: int = 0
+    _above: set[int] = field(default_factory=set)  # done ones behind a gap
 
     def __post_init__(self) -> None:
-        self._done = set(self.begun.done)
+        self._following, self._above = self.begun.following, set(self.begun.done)
 
     @property
     def posted(self) -> int:
@@ -95,15 +96,18 @@ class Ledger:
 
     def deliver(self, number: int, lines: int) -> None:
         """The run-api has it."""
-        self._done.add(number)
+        self.drop(number)
         self.delivered += 1
         self._posted += lines
         self._queued.extend([number] * lines)
         self._untaken[number] += lines
 
     def drop(self, number: int) -> None:
-        """It came to nothing and does not come again."""
-        self._done.add(number)
+        """It is done: it does not come again."""
+        self._above.add(number)
+        while self._following in self._above:
+            self._above.remove(self._following)
+            self._following += 1
 
     def seen_queue(self, size: int, posted: int) -> None:
         """`size` lines of ours wait in the run-api, of those `posted` before it was asked."""
@@ -122,30 +126,23 @@ class Ledger:
 
     def delivered_position(self, step: int) -> Position:
         """All that was handed over is done."""
-        return self._position(step, set())
+        return self._position(step, self._following, self._above, self.groups)
 
     def taken_position(self, step: int) -> Position:
         """Only what the trainer has taken is done."""
-        return self._position(step, set(self._untaken))
+        waiting = set(self._untaken)
+        following = min(waiting | {self._following})
+        done = {*range(following, self._following), *self._above} - waiting
+        return self._position(step, following, done, self.groups - len(waiting))
 
     def _take(self, number: int) -> None:
         self._untaken[number] -= 1
         if not self._untaken[number]:
             del self._untaken[number]
 
-    def _position(self, step: int, but: set[int]) -> Position:
-        done = self._done - but
-        following = self.begun.following
-        while following in done:
-            following += 1
-        return Position(
-            seed=self.begun.seed,
-            dataset=self.begun.dataset,
-            step=step,
-            following=following,
-            done=frozenset(number for number in done if number >= following),
-            groups=self.groups - len(but),
-        )
+    def _position(self, step: int, following: int, done: Iterable[int], groups: int) -> Position:
+        begun = self.begun
+        return Position(begun.seed, begun.dataset, step, following, frozenset(done), groups)
 
 
 def write_position(path: Path, position: Position) -> None:

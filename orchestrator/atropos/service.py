@@ -333,7 +333,9 @@ class Service:
     async def evaluate_now(self) -> Mapping[str, float]:
         """The held-out tasks, under the same sandbox budget, recorded beside the run. Empty when drained."""
         run = self._output.run.path if self._output is not None else run_directory_path(self.config.env)
-        evaluation = await evaluate(self.engine, evaluation_tasks(self.config.env), run / f"eval-step-{self.step}")
+        evaluation = await evaluate(
+            self.engine, evaluation_tasks(self.config.env), run / "evals" / f"step-{self.step:06d}"
+        )
         return evaluation.metrics() if evaluation is not None else {}
 
     def _save_position(self) -> None:

@@ -160,7 +160,7 @@ async def api() -> AsyncIterator[RunApiProcess]:
 
 async def test_waits_for_run_api_and_trainer_then_keeps_to_the_bound_and_ends(api: RunApiProcess) -> None:
     await api.kill()
-    async with feeding(api.url, total=20, steps_per_eval=1) as serve:
+    async with feeding(api.url, total=20, steps_per_eval=1, stop_for_eval=False, workers_in_eval=3) as serve:
         await serve.until(lambda: serve.heard("waiting for the run-api"))
         await api.start()
         await serve.until(lambda: serve.heard("waiting for a trainer"))
@@ -177,6 +177,7 @@ async def test_waits_for_run_api_and_trainer_then_keeps_to_the_bound_and_ends(ap
         assert serve.feed.ledger.delivered_position(0).following == 21
         assert set(serve.maker.checkpoints) <= {3, 6, 9}
         assert serve.maker.evaluated, "steps_per_eval 1 evaluates"
+        assert not serve.maker.cancelled, "a full queue stops nobody"
         env = await asyncio.to_thread(trainer.api._call, "/status")
         assert env["queue_size"] == 0
 
@@ -209,7 +210,7 @@ async def test_what_is_finished_while_the_run_api_is_away_is_delivered_later(api
     async with feeding(api.url, workers=2, permits=4) as serve:
         trainer = await Trainer.registered(api.url, batch_size=4)
         await trainer.take(2)
-        await serve.until(lambda: serve.feed.under_way == 2)
+        await serve.until(lambda: serve.feed.step == 2 and serve.feed.queued == 0 and serve.feed.under_way == 2)
         await api.kill()
         serve.permit(2)
         await serve.until(lambda: serve.heard("kept until it is back"))
@@ -334,11 +335,12 @@ async def test_two_environments_of_different_sizes_and_weights_share_a_run_api(a
         feeding(api.url, name="large", group_size=4, weight=3.0) as large,
     ):
         trainer = await Trainer.registered(api.url, batch_size=8)
-        await trainer.take(10)
-        sizes = Counter(len(group["tokens"]) for group in trainer.groups)
-        assert sizes[2] > 0
-        assert sizes[4] > 0
-        assert len(trainer.rollouts) == len(set(trainer.rollouts)) == 80
+        sizes: set[int] = set()
+        while len(trainer.batches) < 10 or sizes != {2, 4}:
+            await trainer.take(1)
+            sizes |= {len(group["tokens"]) for group in trainer.groups}
+            assert len(trainer.batches) < 500, f"only groups of {sizes} came"
+        assert len(trainer.rollouts) == len(set(trainer.rollouts)) == 8 * len(trainer.batches)
         assert small.maker.registrations[0].name == "small_0"
         assert large.maker.registrations[0].name == "large_0"
 

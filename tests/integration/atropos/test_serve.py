@@ -22,7 +22,6 @@ from tests.fakes.runs import (
     printed_outcomes,
     running,
     until,
-    whole_lines,
     write_tasks,
 )
 from tests.fakes.trainers import RunApiProcess, Trainer, run_api
@@ -88,28 +87,6 @@ def _trained(group: Group) -> Iterator[tuple[tuple[int, ...], tuple[float, ...]]
             elif ids:
                 yield tuple(ids), tuple(logprobs)
                 ids, logprobs = [], []
-
-
-async def test_killed_serve_goes_on_behind_what_it_delivered(home: Path) -> None:
-    async with run_api() as api, ScriptedServer("vllm", answers(TASKS, delay_s=0.05)) as server:
-        given = flags(home, server.base_url, rollout_server_url=api.url, total_steps=8)
-        trainer = await Trainer.registered(api.url, batch_size=4)
-        async with running(*given, directory=home, command="serve") as first:
-            await trainer.take(1, first)
-            rollouts = home / "run" / "rollouts.jsonl"
-            begun = whole_lines(rollouts)
-            await until(lambda: whole_lines(rollouts) > min(begun, 15), "another rollout")
-            first.signal(signal.SIGKILL)
-            await first.ended()
-        async with running("--env.resume", "run", directory=home, command="serve") as again:
-            await trainer.take(3, again)
-            ended = await again.ended()
-        assert ended.code == 0, ended.stderr
-        assert sorted(trainer.tasks) == [f"q{n}" for n in range(8)], (
-            "each task once: nothing twice, nothing left out"
-        )
-        assert len(set(trainer.rollouts)) == 16
-        assert list(again.temporary.glob("orchestrator-*")) == []
 
 
 async def test_checkpoint_of_the_trainer_is_one_of_serve_too(home: Path) -> None:

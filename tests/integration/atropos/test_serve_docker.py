@@ -3,6 +3,7 @@ is never trained on, and nothing is left."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,18 @@ import pytest
 from orchestrator.tasks.selection import held_out
 from tests.e2e.leftovers import containers_of
 from tests.fakes.inference import ScriptedServer
-from tests.fakes.runs import answers, flags, lines, outcomes, place, printed_outcomes, running, write_tasks
+from tests.fakes.runs import (
+    answers,
+    flags,
+    lines,
+    outcomes,
+    place,
+    printed_outcomes,
+    running,
+    until,
+    whole_lines,
+    write_tasks,
+)
 from tests.fakes.trainers import Trainer, run_api
 
 TASKS = 12
@@ -54,7 +66,7 @@ async def test_evaluations_stop_training_and_leave_no_container(home: Path) -> N
     assert list(serve.temporary.glob("orchestrator-*")) == []
     assert sorted(trainer.tasks) == sorted(TRAINED[:total])
     assert len(set(trainer.rollouts)) == len(trainer.rollouts) == 2 * total
-    evaluations = sorted((home / "run").glob("eval-step-*"))
+    evaluations = sorted((home / "run" / "evals").glob("step-*"))
     assert evaluations
     for directory in evaluations:
         assert (directory / "metrics.json").exists()
@@ -68,3 +80,29 @@ async def test_evaluations_stop_training_and_leave_no_container(home: Path) -> N
     # Without a login the metrics are kept here; nobody was asked for anything.
     assert "wandb: no login" in ended.stderr
     assert list((home / "run" / "wandb").glob("offline-run-*"))
+
+
+@pytest.mark.docker
+@pytest.mark.slow
+async def test_killed_serve_goes_on_behind_what_it_delivered_and_leaves_nothing(home: Path) -> None:
+    async with run_api() as api, ScriptedServer("vllm", answers(TASKS, delay_s=0.05)) as server:
+        given = flags(home, server.base_url, rollout_server_url=api.url, launcher="docker", total_steps=8)
+        trainer = await Trainer.registered(api.url, batch_size=4)
+        async with running(*given, directory=home, command="serve") as first:
+            await trainer.take(1, first)
+            rollouts = home / "run" / "rollouts.jsonl"
+            begun = whole_lines(rollouts)
+            await until(lambda: whole_lines(rollouts) > min(begun, 15), "another rollout")
+            first.signal(signal.SIGKILL)
+            await first.ended()
+            before = first.process.pid
+        async with running("--env.resume", "run", directory=home, command="serve") as again:
+            await trainer.take(3, again)
+            ended = await again.ended()
+        assert ended.code == 0, ended.stderr
+        assert sorted(trainer.tasks) == [f"q{n}" for n in range(8)], (
+            "each task once: nothing twice, nothing left out"
+        )
+        assert len(set(trainer.rollouts)) == 16
+        assert list(again.temporary.glob("orchestrator-*")) == []
+        assert containers_of(before) == containers_of(again.process.pid) == []

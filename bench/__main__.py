@@ -15,7 +15,9 @@ from pathlib import Path
 from bench import machine
 from bench.report import Scale, table, write
 from bench.section import run
+from orchestrator.errors import EnvironmentUnusable
 
+EXIT_UNUSABLE = 3
 SECTIONS = ("start", "completions", "job", "code", "live", "growth", "hardening")
 
 
@@ -32,7 +34,11 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if unknown := set(given.sections) - set(SECTIONS):
         parser.error(f"there is no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
-    about = machine.describe()
+    try:
+        about = machine.describe()
+    except EnvironmentUnusable as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return EXIT_UNUSABLE
     print("machine: " + ", ".join(f"{name} {value}" for name, value in about.items()), flush=True)
     if about["load"] > about["cores"] / 2:
         print("note: this machine is busy; what follows is not what a quiet one gives", flush=True)

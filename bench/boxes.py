@@ -125,7 +125,7 @@ class BareContainers:
         config = self._config(uids, hardened=hardened)
         name = f"bare-{secrets.token_hex(8)}"
         started = time.perf_counter()
-        container = self._client.create_container_from_config(config, name)["Id"]
+        container = self._client.create_container_from_config(config, name)["Id"]  # type: ignore[no-untyped-call]
         try:
             self._client.start(container)
             status = self._client.wait(container)["StatusCode"]

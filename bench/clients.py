@@ -160,7 +160,8 @@ async def main() -> None:
         if "closed" in command:
             answer: Any = await clients.closed_loop(command["closed"])
         elif "finish" in command:
-            answer = await clients.finish()
+            await clients.finish()
+            answer = None
         else:
             answer = await clients.open_loop(command)
         print(json.dumps(answer), flush=True)

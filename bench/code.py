@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from bench.numbers import p50, ratio_of_pairs
 from bench.report import Findings, Scale
@@ -78,9 +79,10 @@ def _local_executor() -> Callable[[str], object]:
 
     # Its limits would end loop-heavy steps before they are measured.
     local_python_executor.MAX_OPERATIONS = local_python_executor.MAX_WHILE_ITERATIONS = 10**12
-    executor = LocalPythonExecutor([], timeout_seconds=None)
+    executor: Any = LocalPythonExecutor([], timeout_seconds=None)
     executor.send_tools(dict(BASE_PYTHON_TOOLS))
-    return executor
+    step: Callable[[str], object] = executor
+    return step
 
 
 def _pairs(

@@ -59,4 +59,4 @@ async def measure(scale: Scale) -> Findings:
 
 
 def _cost_s(low: dict[str, Any], high: dict[str, Any]) -> float:
-    return float(high["cpu_s"] - low["cpu_s"]) / (high["rollouts"] - low["rollouts"])
+    return float(high["cpu_s"] - low["cpu_s"]) / int(high["rollouts"] - low["rollouts"])

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import docker
-from docker.utils import kwargs_from_env
+from orchestrator.launch.docker_client import connect
 
 TICKS = os.sysconf("SC_CLK_TCK")
+ENGINE_S = 60
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -30,8 +30,8 @@ def load() -> float:
 
 
 def describe() -> dict[str, Any]:
-    """What a reader must know to compare. No host name."""
-    client = docker.APIClient(**kwargs_from_env())
+    """What a reader must know to compare. No host name. Raises EnvironmentUnusable where there is no Docker."""
+    client = connect(ENGINE_S)
     try:
         info, version = client.info(), client.version()
     finally:

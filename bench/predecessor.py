@@ -27,7 +27,7 @@ ANSWER_S = 300.0
 FORK = multiprocessing.get_context("fork")
 
 
-class QueuedModel(Model):
+class QueuedModel(Model):  # type: ignore[misc]
     """Asks the parent."""
 
     def __init__(self, requests: Any, responses: Any) -> None:

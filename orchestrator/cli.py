@@ -6,7 +6,6 @@ Exit codes: 0 all done, 1 some not, 2 usage, 3 environment unusable, 128 + n aft
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +30,7 @@ from orchestrator.settings import (
     TASKS,
     TOOLS,
 )
+from orchestrator.streams import outlive_listeners
 from orchestrator.values import Choice, File, Flag, Text
 
 CarryOut = Mapping[str, Callable[..., int]]
@@ -181,6 +181,8 @@ INTERRUPTED = 130
 def main(argv: Sequence[str] | None = None, carry_out: CarryOut | None = None) -> int:
     """Entry of the `orchestrator` script. Returns the exit code. `carry_out`: commands done in another way than
     by their modules."""
+    if argv is None:  # a process of our own
+        outlive_listeners()
     try:
         return _main(list(sys.argv[1:] if argv is None else argv), carry_out or {})
     except ConfigError as error:
@@ -261,11 +263,7 @@ def _overview() -> str:
 
 
 def _say(text: str) -> None:
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        # `| head` has read enough. What is left in the buffer must not fail again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    print(text, flush=True)
 
 
 def _failed(error: Exception, code: int) -> int:

@@ -69,11 +69,16 @@ class Earlier:
 def read_earlier(rollouts: Path, groups: Path, counted: Callable[[Line], None]) -> Earlier:
     """Reads both files line by line; `counted` is given every line of `rollouts`. Raises ConfigError."""
     written: dict[int, tuple[float, ...]] = {}
+    last: int | None = None
     for place, line, _ in _lines(groups):
         number = group_number(place, line)
+        if number in written and number != last:  # side lines of one group follow each other
+            raise ConfigError(f"{place}: group {number} is there twice; put one of them aside to resume")
         written[number] = tuple(float(score) for score in line["scores"])
+        last = number
     bad: set[int] = set()
     kept = _LinesInFile(rollouts)
+    seen: set[str] = set()
     offset = 0
     for place, line, text in _lines(rollouts):
         start, offset = offset, offset + len(text)
@@ -81,6 +86,9 @@ def read_earlier(rollouts: Path, groups: Path, counted: Callable[[Line], None]) 
             if line["schema"] != SCHEMA:
                 raise ConfigError(f"{place} was written by another version; finish the run with that one")
             number, rollout_id = _group(line["rollout_id"]), line["rollout_id"]
+            if rollout_id in seen:
+                raise ConfigError(f"{place}: {rollout_id} is there twice; put one of them aside to resume")
+            seen.add(rollout_id)
             if "index" not in line:
                 bad.add(number)
             elif number not in written:

@@ -229,6 +229,6 @@ async def _launcher(
     else:
         raise EnvironmentUnusable(f"the {env.launcher} launcher is not in this version; use --env.launcher docker")
     stack.push_async_callback(launcher.aclose)
-    channels = await asyncio.to_thread(Channels, run_id)
-    stack.callback(channels.close)
+    # Not in a thread: cancelled there, it would be made and nobody's.
+    channels = stack.enter_context(Channels(run_id))
     return launcher, channels.directory, verify

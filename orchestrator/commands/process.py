@@ -7,6 +7,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from orchestrator.completion.replay import ReplayCompleter
+from orchestrator.continued import RUN_FILE
 from orchestrator.engine import Observer, Orchestrator
 from orchestrator.output import Output, describe, observe, open_output, run_directory_path
 from orchestrator.progress import Tally, closing_table, open_progress
@@ -66,7 +67,9 @@ async def work(config: Config) -> int:
         with progress:
             return await stoppable(make(), drain=orchestrator.drain, drain_timeout_s=env.drain_timeout)
     except Stopped as stopped:
-        progress.say(f"stopped by {stopped}; go on with `orchestrator process --env.resume {run_path}`")
+        begun = (run_path / RUN_FILE).exists()
+        way_on = f"go on with `orchestrator process --env.resume {run_path}`" if begun else "nothing had begun"
+        progress.say(f"stopped by {stopped}; {way_on}")
         return stopped.exit_code
     finally:
         if rows:

@@ -154,7 +154,8 @@ class OpenAICompleter:
         if is_context_length(status, text):
             return ContextLengthError(text)
         if status in (408, 409, 429) or status >= 500:
-            return Retryable(f"HTTP {status}: {text}", retry_after_s(error.response.headers.get("retry-after")))
+            after_s = retry_after_s(error.response.headers.get("retry-after"))
+            return Retryable(f"HTTP {status}: {text}", after_s, status)
         if status in (400, 422):
             if "max_completion_tokens" in text and self._max_tokens_name == "max_tokens":
                 self._max_tokens_name = "max_completion_tokens"

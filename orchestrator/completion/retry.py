@@ -16,6 +16,7 @@ from orchestrator.errors import CompletionError
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+TOO_MANY = 429
 MAX_RETRY_AFTER_S = 60.0  # a server asking for more is treated as asking for this
 _SPREAD = 0.2  # of a pause, by which those who waited together come back apart
 _CONTEXT_WORDS = (
@@ -41,17 +42,26 @@ class Retryable(CompletionError):
 class RetryPolicy:
     """Up to `attempts` calls, backing off from `base_s`, jittered, doubling up to `cap_s`.
 
-    Waiting because the server asked for it is no fault: it may do so `pauses` times besides.
+    Waiting because the server asked for it is no fault: it may do so `pauses` times besides. One that
+    says "too many" without saying until when is given `pause_s`, doubling up to `pause_cap_s`.
     """
 
     attempts: int = 4
     base_s: float = 0.25
     cap_s: float = 8.0
     pauses: int = 8
+    pause_s: float = 1.0
+    pause_cap_s: float = 30.0
 
     def wait_s(self, failures: int) -> float:
         """Seconds to wait after so many failed calls (1, 2 …)."""
         return min(self.cap_s, self.base_s * 2.0 ** (failures - 1)) * random.uniform(0.5, 1.5)  # noqa: S311
+
+    def asked_s(self, error: Retryable, pauses: int) -> float | None:
+        """Seconds that `error` asks everybody to wait, after so many pauses; None: it asks for none."""
+        if error.after_s is None and error.status == TOO_MANY:
+            return min(self.pause_cap_s, self.pause_s * 2.0**pauses)
+        return error.after_s
 
 
 class Limiter:
@@ -95,9 +105,10 @@ async def with_retries(
         except TimeoutError as error:
             raise CompletionError(f"no completion within {deadline_s:g} s") from error
         except Retryable as error:
-            if error.after_s is not None and pauses < policy.pauses:
+            asked_s = policy.asked_s(error, pauses)
+            if asked_s is not None and pauses < policy.pauses:
                 pauses += 1
-                limiter.pause(error.after_s)
+                limiter.pause(asked_s)
             else:
                 failures += 1
             next_at = max(limiter.open_at(), loop.time() + policy.wait_s(failures + pauses))

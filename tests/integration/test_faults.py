@@ -436,6 +436,17 @@ async def test_steps_of_the_wall_clock_change_no_limit_and_no_duration(home: Pat
         assert 0 <= line["launch_s"] < DAY_S
 
 
+async def test_run_outlives_whoever_listened_to_it(home: Path) -> None:
+    """A terminal that was closed, a pipe without a reader, a log on a full disk."""
+    write_tasks(home / "tasks.jsonl", 2)
+    deaf = ("sh", "-c", 'exec "$@" 2>/dev/full >&-', "sh")
+    async with ScriptedServer("vllm", answers(2)) as server:
+        ended = await run(*flags(home, server.base_url), directory=home, wrapper=deaf)
+    assert ended.code == 0
+    assert outcomes(home / "run") == {"finished": 4}
+    assert len(lines(home / "run" / "groups.jsonl")) == 2
+
+
 async def test_malformed_tasks_are_reported_and_the_run_goes_on(home: Path) -> None:
     rows = [
         '{"task_id": "blank", "question": "  ", "answer": "1"}',

@@ -201,8 +201,8 @@ def test_configuration_does_not_import_atropos() -> None:
 
 
 def test_help_into_a_closed_pipe_is_quiet() -> None:
-    script = "import sys; from orchestrator.cli import main; sys.exit(main(['process', '--help']))"
-    command = f'{sys.executable} -c "{script}" | true'
+    script = "import sys; from orchestrator.cli import main; sys.exit(main())"
+    command = f'{sys.executable} -c "{script}" process --help | true'
     environ = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
     ended = subprocess.run(
         ["bash", "-c", command], capture_output=True, text=True, env=environ, timeout=60, check=False

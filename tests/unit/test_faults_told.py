@@ -107,6 +107,10 @@ ROWS = {
         f"{FAULTS}::test_full_disk_ends_the_run_loudly_without_half_a_line_and_it_resumes"
     ],
     "disk full: TMPDIR": [f"{FAULTS}::test_full_temporary_directory_is_a_launch_error_and_the_run_resumes"],
+    "nobody listens: terminal closed, pipe without reader, log on a full disk": [
+        f"{FAULTS}::test_run_outlives_whoever_listened_to_it",
+        "integration/test_drain.py::test_run_under_nohup_outlives_its_terminal",
+    ],
     "malformed task, bad attachment": [
         f"{FAULTS}::test_malformed_tasks_are_reported_and_the_run_goes_on",
         "unit/tasks/test_attachments.py::test_what_is_no_file_inside_the_folder_is_refused",

@@ -182,6 +182,16 @@ def test_line_that_is_none_of_ours_is_refused_with_its_place(run: Path, text: st
         earlier(run)
 
 
+@pytest.mark.parametrize("name", ["rollouts.jsonl", "groups.jsonl"])
+def test_what_is_there_twice_is_refused_with_its_place(run: Path, name: str) -> None:
+    """Two files put together, or two orchestrators on a file system without locks."""
+    path = run / name
+    text = path.read_bytes()
+    path.write_bytes(text + text.replace(b"g000000", b"g000009") + text)
+    with pytest.raises(ConfigError, match=rf"{name}:\d+: (g000000-r00-a0|g000001-r00-a0|group 0) is there twice"):
+        earlier(run)
+
+
 def test_line_with_missing_parts_is_refused_when_it_is_needed(run: Path) -> None:
     line = through_the_file(member(1, 0))
     del line["completions"][0]["token_ids"]

@@ -63,6 +63,18 @@ async def test_being_asked_to_wait_is_no_fault_but_has_an_end() -> None:
         await with_retries(hopeless, QUICK, 10.0)
 
 
+async def test_too_many_without_a_time_holds_everybody_for_longer_and_longer() -> None:
+    error = Retryable("HTTP 429", status=429)
+    policy = RetryPolicy()
+    assert [policy.asked_s(error, pauses) for pauses in (0, 1, 2, 9)] == [1.0, 2.0, 4.0, 30.0]
+    assert policy.asked_s(Retryable("HTTP 429", after_s=7.0, status=429), 3) == 7.0
+    assert policy.asked_s(Retryable("HTTP 500", status=500), 0) is None
+    quick = RetryPolicy(attempts=1, base_s=0.001, pauses=3, pause_s=0.001)
+    limiter = Limiter()
+    assert await with_retries(Calls(error, error, error), quick, 60.0, limiter) == ("answer", 3)
+    assert limiter.open_at() > 0
+
+
 async def test_total_deadline_bounds_calls_and_waits() -> None:
     async def hangs() -> str:
         await asyncio.Event().wait()

@@ -19,6 +19,7 @@ from typing import Any
 
 from orchestrator.breaker import Breaker
 from orchestrator.completion.base import Completer, Tokenizer
+from orchestrator.equipment import Equipment
 from orchestrator.errors import LaunchError, RolloutError
 from orchestrator.launch.base import Launcher, Sandbox
 from orchestrator.launch.pool import WarmPool
@@ -62,6 +63,7 @@ class Surroundings:
     endpoint_answers: Callable[[], Awaitable[None]] = _nobody_to_ask
     docker: Breaker | None = None
     pool: WarmPool[ParkedSandbox] | None = None
+    equipment: Equipment = Equipment()  # noqa: RUF009 - immutable
 
     def sandbox(self, spec: SandboxSpec) -> AbstractAsyncContextManager[ParkedSandbox]:
         """One for one rollout, from the pool where there is one."""
@@ -125,7 +127,9 @@ async def run_rollout(plan: RolloutPlan, around: Surroundings) -> Attempt:
     launched_at, loop = time(), asyncio.get_running_loop()
     launch_start = loop.time()
     async with around.sandbox(plan.sandbox) as parked:
-        lease = Lease(plan, around.completer, around.tokenizer, around.tools, parked.sandbox.cpu_s)
+        lease = Lease(
+            plan, around.completer, around.tokenizer, around.tools, parked.sandbox.cpu_s, around.equipment
+        )
         launch_s = loop.time() - launch_start
         parked.server.assign(lease)
         try:

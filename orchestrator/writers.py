@@ -46,7 +46,7 @@ def side_groups(group: Group, tokenizer: Tokenizer | None) -> list[Group]:
     for member in group.members_G:
         turns = member.attempt.record.turns
         others = sorted({t.segment for t in turns} - {main_segment(turns)})
-        tag = member.attempt.plan.agent.code_tags[1]
+        tag = member.attempt.plan.agent.closing_tag
         lines = [trajectory(member.attempt.record, tokenizer, tag, segment) for segment in others]
         sides.append([replace(member, trajectory=line) for line in lines])
     return [replace(group, members_G=members) for members in zip(*sides, strict=False)]

@@ -32,6 +32,10 @@ class WorkerDied(WorkerLost):
         self.status = status
 
 
+class WorkerReplaced(WorkerLost):
+    """A managed agent's step lost the worker in which ours was waiting for it."""
+
+
 class WorkerMisbehaved(WorkerLost):
     """What came through the worker's pipe is not what our harness sends."""
 

@@ -35,6 +35,11 @@ class WorkerLink:
         self._output_open = False
         self._received = bytearray()
 
+    @property
+    def number(self) -> int:
+        """Which worker it is: another one after `replace`."""
+        return self._current().number
+
     def limit_output(self, max_chars: int) -> None:
         """From now on at most so much of a step's output is kept."""
         self._max_output_chars = max_chars
@@ -61,6 +66,11 @@ class WorkerLink:
         text = self._output.text()
         self._output = BoundedOutput(self._max_output_chars)
         return text
+
+    def give_back_output(self, text: str) -> None:
+        """As if it had been printed just now, and nothing since."""
+        self._output = BoundedOutput(self._max_output_chars)
+        self._output.append(text.encode("utf-8", "replace"))
 
     def send(self, message: Mapping[str, Any], deadline: float) -> None:
         """Raises StepTimeout, WorkerDied, WorkerMisbehaved. `deadline` is of time.monotonic."""

@@ -92,7 +92,8 @@ class DockerLauncher:
 
     async def describe(self, spec: SandboxSpec) -> dict[str, str]:
         """Versions and image digest. Raises DockerError."""
-        return describe(await self._engine.info(), await self._engine.image(spec.image), spec)
+        facts = describe(await self._engine.info(), await self._engine.image(spec.image), spec)
+        return {**facts, "localhost_tcp": "allowed"} if self._allow_localhost_tcp else facts
 
     @asynccontextmanager
     async def launch(self, spec: SandboxSpec, channel: Path) -> AsyncIterator[DockerSandbox]:

@@ -39,6 +39,7 @@ def test_an_assignment_arrives_whole() -> None:
             authorized_imports=["*"],
             instructions="Be brief.",
             max_output_chars=100,
+            kind=pb.AGENT_KIND_CODE,
         ),
         host_tools=[
             pb.HostTool(
@@ -55,7 +56,7 @@ def test_an_assignment_arrives_whole() -> None:
 
 
 def test_what_is_absent_stays_absent() -> None:
-    settings = wire.assignment(pb.Assignment(agent=pb.AgentSettings(max_steps=1))).agent
+    settings = wire.assignment(pb.Assignment(agent=pb.AgentSettings(max_steps=1, kind=pb.AGENT_KIND_CODE))).agent
     assert settings.instructions is None
     assert settings.planning_interval is None
 
@@ -97,7 +98,7 @@ def test_the_texts_of_a_step_are_cut() -> None:
 def test_parking_tells_the_identities(identities: Identities | None, uids: tuple[int, int]) -> None:
     box = Box(Path("/c"), Path("/a"), Path("/w"), identities, 10)
     told = wire.park_request(Confinement(0xC0, True, 2, ("lo",), True), box)
-    assert told.contract == 1
+    assert told.contract == wire.CONTRACT
     assert (told.confinement.runner_uid, told.confinement.worker_uid) == uids
 
 

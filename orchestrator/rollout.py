@@ -40,6 +40,7 @@ from orchestrator.types import (
 log = logging.getLogger(__name__)
 
 PARK_TIMEOUT_S = 60.0  # create to parked takes about half a second; under load some seconds
+SHARED_IDENTITY = "the agent is a program: it shares its identity with model-written code"
 
 
 async def _nobody_to_ask() -> None:
@@ -147,6 +148,7 @@ async def run_rollout(plan: RolloutPlan, around: Surroundings) -> Attempt:
             duration_s=lease.clock.elapsed_s,
             waiting_s=lease.clock.waiting_s,
             cpu_s=await parked.sandbox.cpu_s(),
+            notes=(SHARED_IDENTITY,) if plan.agent.kind == "program" else (),
         )
         if lease.fatal is not None:
             raise lease.fatal

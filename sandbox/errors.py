@@ -16,6 +16,10 @@ class ToolFailure(Exception):
     """A host tool failed; the model-written code that called it gets this text."""
 
 
+class Interrupted(Exception):
+    """Something else happened than what was waited for."""
+
+
 class WorkerLost(Exception):
     """The code worker cannot be used any more; `replace` it."""
 

@@ -60,9 +60,12 @@ def _episode(box: Box, client: Client, link: WorkerLink, confinement: Confinemen
         assignment = assigned(first)
         files = receive_attachments(responses, assignment.attachments, box.attachments)
         started = time.monotonic()
-        result = solve(
-            assignment, files, link, client.complete, call_tool=client.call_tool, on_step=client.record_step
-        )
+        if assignment.agent.kind == "program":
+            result = _run_program(assignment, files, link, client)
+        else:
+            result = solve(
+                assignment, files, link, client.complete, call_tool=client.call_tool, on_step=client.record_step
+            )
     except (Exception, EpisodeCrashed) as error:
         traceback.print_exc()
         result = Result("crashed", detail=f"{type(error).__name__}: {error}")
@@ -103,6 +106,20 @@ def solve(
     if executor.answer is None:
         return Result("no_answer")
     return Result("final_answer", executor.answer)
+
+
+def _run_program(assignment: Assignment, files: tuple[Path, ...], link: WorkerLink, client: Client) -> Result:
+    """Runs the agent that is a program. Raises as `solve` does."""
+    from sandbox.program_agent import run_program_agent  # an HTTP server, which other agents do without
+
+    return run_program_agent(
+        assignment,
+        prompt(assignment.question, files),
+        link,
+        client.complete,
+        on_step=client.record_step,
+        memory_kills=procfs.memory_kills,
+    )
 
 
 def prompt(question: str, files: tuple[Path, ...]) -> str:

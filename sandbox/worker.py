@@ -25,6 +25,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+from sandbox.program import run_program
 from sandbox.steps import StepRunner
 from sandbox.texts import answer_text, value_text
 from sandbox.tools.files import FileTools
@@ -97,6 +98,9 @@ class Worker:
                 self._run(message["step"], message["code"], self._spaces[message["space"]])
             case "step":
                 self._run_amid(message["step"], message["code"], self._spaces[message["space"]])
+            case "program":
+                status, answer = run_program(message["program"], message["task"], message["environment"])
+                _send({"kind": "done", "status": status, "answer": answer})
             case "reply":
                 pass  # to a call that the code gave up, with an alarm for example
 

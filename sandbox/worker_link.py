@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from sandbox.control import ControlLost, RunnerEnd, WorkerEnded, WorkerStarted
-from sandbox.errors import EpisodeCrashed, StepTimeout, WorkerDied, WorkerMisbehaved
+from sandbox.errors import EpisodeCrashed, Interrupted, StepTimeout, WorkerDied, WorkerMisbehaved
 from sandbox.output import BoundedOutput
 
 MAX_FRAME_BYTES = 2 << 20  # an answer of 64 Ki characters, each escaped to twelve, and as much again
@@ -85,10 +85,10 @@ class WorkerLink:
             except BrokenPipeError:
                 self._await_death()
 
-    def receive(self, deadline: float) -> dict[str, Any]:
-        """The next frame. Raises StepTimeout, WorkerDied, WorkerMisbehaved."""
+    def receive(self, deadline: float, bell: int = -1) -> dict[str, Any]:
+        """The next frame. Raises StepTimeout, WorkerDied, WorkerMisbehaved; Interrupted: `bell` can be read."""
         while (message := self._next_frame()) is None:
-            if self._wait(deadline) and not self._read_frames():
+            if self._wait(deadline, bell=bell) and not self._read_frames():
                 self._await_death()
         return message
 
@@ -100,7 +100,7 @@ class WorkerLink:
 
     # ------------------------------------------------------------ waiting
 
-    def _wait(self, deadline: float, writing: bool = False) -> bool:
+    def _wait(self, deadline: float, writing: bool = False, bell: int = -1) -> bool:
         """Until a frame may be there (True), or the pipe may take more. Collects output meanwhile."""
         worker = self._current()
         while True:
@@ -108,6 +108,8 @@ class WorkerLink:
             poll.register(self._control, select.POLLIN)
             if self._output_open:
                 poll.register(worker.output, select.POLLIN)
+            if bell >= 0:
+                poll.register(bell, select.POLLIN)
             if writing:
                 poll.register(worker.commands, select.POLLOUT)
             else:
@@ -116,6 +118,8 @@ class WorkerLink:
             if left <= 0:
                 raise StepTimeout
             ready = {fd for fd, _ in poll.poll(left * 1000)}
+            if bell in ready:
+                raise Interrupted
             if worker.output in ready:
                 self._read_output()
             if worker.frames in ready:

@@ -18,6 +18,7 @@ from orchestrator.flags import OPTIONS, Command, parse
 from orchestrator.launch.names import EXTRAS
 from orchestrator.setting import Layer, Setting, nearest
 from orchestrator.settings import (
+    AGENT,
     ATROPOS,
     ENDPOINT,
     EVALUATION,
@@ -52,7 +53,7 @@ COMMANDS = (
     Command(
         "process",
         "runs tasks and writes groups of scored rollouts to a JSONL file, with an HTML report",
-        uses=(TASKS, ROLLOUTS, LIMITS, SANDBOX, TOOLS, SAMPLING, SCORING, OUTPUT, ENDPOINT),
+        uses=(TASKS, ROLLOUTS, AGENT, LIMITS, SANDBOX, TOOLS, SAMPLING, SCORING, OUTPUT, ENDPOINT),
     ),
     Command(
         "evaluate",

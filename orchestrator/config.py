@@ -70,6 +70,10 @@ class Config:
             instructions=env.instructions,
             verbosity=env.agent_verbosity,
             max_output_chars=env.max_output_chars,
+            code_tags=env.code_block_tags,
+            authorized_imports=env.authorized_imports,
+            kind=env.agent_kind,
+            managed_agents=env.managed_agents,
         )
 
     def sandbox_spec(self) -> SandboxSpec:

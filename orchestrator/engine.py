@@ -120,6 +120,11 @@ class Orchestrator:
         completer = self.around.completer
         return {
             "token_ids": "exact" if completer.takes_ids else "from text",
+            "agent": {
+                "kind": self.config.env.agent_kind,
+                "identity": "its own" if self.config.env.program is None else "that of model-written code",
+                **self.around.equipment.describe(),
+            },
             "sandbox": await self.around.launcher.describe(self.config.sandbox_spec()),
         }
 

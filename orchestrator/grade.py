@@ -17,7 +17,7 @@ async def grade(attempt: Attempt, tokenizer: Tokenizer | None, scorer: Scorer) -
     if not isinstance(attempt.outcome, Ended):
         return attempt
     try:
-        line = await asyncio.to_thread(trajectory, attempt.record, tokenizer, attempt.plan.agent.code_tags[1])
+        line = await asyncio.to_thread(trajectory, attempt.record, tokenizer, attempt.plan.agent.closing_tag)
         score = await scorer.score(attempt.plan, attempt.record, attempt.outcome)
     except RecordError as error:
         return replace(attempt, outcome=Failed(FailedName.RECORD_ERROR, str(error)))

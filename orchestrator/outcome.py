@@ -62,8 +62,12 @@ def decide(ending: Ending, record: Record) -> tuple[Outcome, str | None]:
     if isinstance(outcome, Ended) and record.sampled_tokens == 0:
         if outcome.name is EndedName.CONTEXT_LENGTH:
             return Failed(FailedName.BAD_TASK, f"the task does not fit: {outcome.detail}"), None
-        return Failed(FailedName.SANDBOX_LOST, f"{outcome.name} without a sampled token"), None
+        return Failed(FailedName.SANDBOX_LOST, _unsampled(outcome)), None
     return outcome, answer
+
+
+def _unsampled(ended: Ended) -> str:
+    return f"{ended.name} without a sampled token" + f": {ended.detail}" * bool(ended.detail)
 
 
 def _decide(ending: Ending, record: Record) -> tuple[Outcome, str | None]:

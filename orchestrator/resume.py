@@ -135,7 +135,7 @@ def read_attempt(line: Line, plan: RolloutPlan, tokenizer: Tokenizer | None) -> 
         return attempt
     parts = {str(k): float(v) for k, v in line["score_parts"].items()}
     score = Score(float(line["score"]), parts, line.get("score_evidence") or {})
-    return Member(attempt, trajectory(attempt.record, tokenizer, plan.agent.code_tags[1]), score)
+    return Member(attempt, trajectory(attempt.record, tokenizer, plan.agent.closing_tag), score)
 
 
 def _record(line: Line) -> Record:
@@ -178,6 +178,7 @@ def _turn(c: Line) -> Turn:
         started_s=c["started_s"],
         ended_s=c["ended_s"],
         retries=c["retries"],
+        agent=c.get("agent", ""),
     )
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from orchestrator.breaker import Breaker
 from orchestrator.completion.base import Completer, Tokenizer
+from orchestrator.equipment import Equipment
 from orchestrator.errors import LaunchError, RolloutError
 from orchestrator.launch.base import Launcher, Sandbox
 from orchestrator.launch.pool import WarmPool
@@ -39,6 +40,7 @@ from orchestrator.types import (
 log = logging.getLogger(__name__)
 
 PARK_TIMEOUT_S = 60.0  # create to parked takes about half a second; under load some seconds
+SHARED_IDENTITY = "the agent is a program: it shares its identity with model-written code"
 
 
 async def _nobody_to_ask() -> None:
@@ -62,6 +64,7 @@ class Surroundings:
     endpoint_answers: Callable[[], Awaitable[None]] = _nobody_to_ask
     docker: Breaker | None = None
     pool: WarmPool[ParkedSandbox] | None = None
+    equipment: Equipment = Equipment()  # noqa: RUF009 - immutable
 
     def sandbox(self, spec: SandboxSpec) -> AbstractAsyncContextManager[ParkedSandbox]:
         """One for one rollout, from the pool where there is one."""
@@ -125,7 +128,9 @@ async def run_rollout(plan: RolloutPlan, around: Surroundings) -> Attempt:
     launched_at, loop = time(), asyncio.get_running_loop()
     launch_start = loop.time()
     async with around.sandbox(plan.sandbox) as parked:
-        lease = Lease(plan, around.completer, around.tokenizer, around.tools, parked.sandbox.cpu_s)
+        lease = Lease(
+            plan, around.completer, around.tokenizer, around.tools, parked.sandbox.cpu_s, around.equipment
+        )
         launch_s = loop.time() - launch_start
         parked.server.assign(lease)
         try:
@@ -143,6 +148,7 @@ async def run_rollout(plan: RolloutPlan, around: Surroundings) -> Attempt:
             duration_s=lease.clock.elapsed_s,
             waiting_s=lease.clock.waiting_s,
             cpu_s=await parked.sandbox.cpu_s(),
+            notes=(SHARED_IDENTITY,) if plan.agent.kind == "program" else (),
         )
         if lease.fatal is not None:
             raise lease.fatal

@@ -160,6 +160,7 @@ def _completion(turn: Turn) -> dict[str, Any]:
     return {
         "sequence": turn.sequence,
         "kind": str(turn.kind),
+        "agent": turn.agent,
         "kept": turn.kept,
         "messages": [{"role": m.role, "content": m.content} for m in turn.messages],
         "segment": turn.segment,

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from orchestrator.errors import ConfigError
 from orchestrator.redact import Secret, redact, shown
+from orchestrator.types import ManagedAgent
 from orchestrator.values import Choice, Key, Kind
 
 AUTO = "auto"
@@ -160,4 +161,6 @@ def _plain(value: object, secrets: tuple[Secret, ...]) -> Any:
         return [_plain(item, secrets) for item in value]
     if isinstance(value, Mapping):
         return {name: _plain(item, secrets) for name, item in value.items()}
+    if isinstance(value, ManagedAgent):
+        return _plain(value.given(), secrets)
     return redact(str(value), *secrets)

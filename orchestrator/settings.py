@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 from urllib.parse import urlsplit
 
+from orchestrator.agents.kinds import ManagedAgents, Tags
 from orchestrator.errors import ConfigError
 from orchestrator.launch.names import DEFAULT_IMAGE
 from orchestrator.launch.verification import MEASURE_NAMES
@@ -22,11 +23,12 @@ from orchestrator.scorers.base import COMBINED_WEIGHTS
 from orchestrator.setting import AUTO, Setting, Settings, setting
 from orchestrator.tasks.columns import COLUMNS
 from orchestrator.tools.rules import DENIED_HOSTS, DENIED_WORDS, HOST_RULE
-from orchestrator.types import EndedName
+from orchestrator.types import AgentKind, EndedName, ManagedAgent
 from orchestrator.values import Choice, File, Flag, Key, Number, Size, Table, Text, Texts, Whole, Words, seconds
 
 TASKS = "Tasks"
 ROLLOUTS = "Rollouts and groups"
+AGENT = "Agent"
 LIMITS = "Limits of one rollout"
 SANDBOX = "Sandbox"
 TOOLS = "Web tools"
@@ -36,7 +38,9 @@ EVALUATION = "Evaluation"
 OUTPUT = "Output"
 ENDPOINT = "Endpoint"
 ATROPOS = "Atropos"  # its own names: accepted everywhere, of effect where a trainer is fed
-GROUPS = (TASKS, ROLLOUTS, LIMITS, SANDBOX, TOOLS, SAMPLING, SCORING, EVALUATION, OUTPUT, ENDPOINT, ATROPOS)
+GROUPS = (
+    TASKS, ROLLOUTS, AGENT, LIMITS, SANDBOX, TOOLS, SAMPLING, SCORING, EVALUATION, OUTPUT, ENDPOINT, ATROPOS
+)  # fmt: skip
 
 _MEBIBYTE = 1 << 20
 _TOKENS = 100_000_000
@@ -44,8 +48,22 @@ _OBJECT = r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*"
 _DATASET = re.compile(rf"gaia|(?:jsonl|csv|hf|reasoning_gym):\S.*|python:{_OBJECT}")
 _SCORING = re.compile(rf"basic|correctness|combined|judge|python:{_OBJECT}")
 _GROUP_POLICY = re.compile(r"backfill|drop|partial:[1-9][0-9]{0,5}")
+_AGENT = re.compile(r"code|tool_calling|program:\S.*")
+_BROUGHT = re.compile(rf"python:{_OBJECT}")
 _IMAGE = re.compile(r"[A-Za-z0-9][\w.:/@-]*")
+_MODULE = re.compile(r"\*|[A-Za-z_]\w*(?:\.\w+)*(?:\.\*)?")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+_SMOLAGENTS_ONLY = (
+    "planning_interval",
+    "final_answer_at_max_steps",
+    "instructions",
+    "prompt_templates",
+    "code_block_tags",
+    "authorized_imports",
+    "managed_agents",
+    "sandbox_tools",
+    "host_tools",
+)
 _HAS_WORD = re.compile(r"[^\W_]")
 _EVAL_SPLIT = re.compile(r"hash:0?\.(?!0+$)[0-9]{1,9}|[A-Za-z0-9][\w.-]*")
 
@@ -64,6 +82,7 @@ def _is_endpoint(text: str) -> bool:
 
 
 _NAMED = Text("a name", "NAME", _NAME.fullmatch)
+_OBJECTS = Texts(Text("of the form python:MODULE:TOOL", "TOOL", _BROUGHT.fullmatch))
 _SCALE = Number(at_least=0, at_most=1)
 
 
@@ -125,11 +144,6 @@ class EnvSettings(Settings):
     # Rollouts and groups
     group_size: int = setting(8, Whole(1, 1024), ROLLOUTS, "rollouts per task, compared with each other")
     max_steps: int = setting(12, Whole(1, 10_000), ROLLOUTS, "agent steps")
-    planning_interval: int | None = setting(None, Whole(1, 10_000), ROLLOUTS, "steps between two plans")
-    final_answer_at_max_steps: bool = setting(
-        False, Flag(), ROLLOUTS, "one more completion for an answer when the steps are used up"
-    )
-    instructions: str | None = setting(None, Text(), ROLLOUTS, "added to the agent's system prompt")
     max_retries: int = setting(2, Whole(0, 100), ROLLOUTS, "new attempts after a failure of the infrastructure")
     group_policy: str = setting(
         "backfill",
@@ -158,6 +172,40 @@ class EnvSettings(Settings):
     )
     drain_timeout: float = setting(
         5.0, seconds(at_least=0), ROLLOUTS, "what running rollouts still get after a signal"
+    )
+
+    # Agent
+    agent: str = setting(
+        "code",
+        Text("one of code, tool_calling, program:PATH", "AGENT", _AGENT.fullmatch),
+        AGENT,
+        "what solves the task: smolagents' CodeAgent or ToolCallingAgent, or a program with an OpenAI client",
+    )
+    planning_interval: int | None = setting(None, Whole(1, 10_000), AGENT, "steps between two plans")
+    final_answer_at_max_steps: bool = setting(
+        False, Flag(), AGENT, "one more completion for an answer when the steps are used up"
+    )
+    instructions: str | None = setting(None, Text(), AGENT, "added to the agent's system prompt")
+    prompt_templates: Path | None = setting(
+        None, File(), AGENT, "a YAML file of smolagents' prompt templates, all or some", unset="smolagents' own"
+    )
+    authorized_imports: tuple[str, ...] = setting(
+        ("*",),
+        Texts(Text("a module, or * for any", "MODULE", _MODULE.fullmatch)),
+        AGENT,
+        "what the prompt says can be imported; the sandbox itself forbids nothing",
+    )
+    code_block_tags: tuple[str, str] = setting(
+        ("<code>", "</code>"), Tags(), AGENT, "what a code agent writes its code between"
+    )
+    managed_agents: tuple[ManagedAgent, ...] = setting(
+        (), ManagedAgents(), AGENT, "agents that the main one can call, each with steps of its own"
+    )
+    sandbox_tools: tuple[str, ...] = setting(
+        (), _OBJECTS, AGENT, "functions of yours that run in the sandbox; their modules are sent there"
+    )
+    host_tools: tuple[str, ...] = setting(
+        (), _OBJECTS, AGENT, "functions or tools of yours that run here, under the limits of the web tools"
     )
 
     # Limits of one rollout
@@ -401,8 +449,24 @@ class EnvSettings(Settings):
         """Sandboxes kept ready on top of those that rollouts have."""
         return self.max_concurrent_sandboxes // 4 if self.warm_sandboxes is None else self.warm_sandboxes
 
+    @property
+    def agent_kind(self) -> AgentKind:
+        """`env.agent` without the path of a program."""
+        if self.agent.startswith("program:"):
+            return "program"
+        return "tool_calling" if self.agent == "tool_calling" else "code"
+
+    @property
+    def program(self) -> Path | None:
+        """Where the program is that is the agent."""
+        return Path(self.agent.removeprefix("program:")).expanduser() if self.agent_kind == "program" else None
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.program is not None:
+            for name in _SMOLAGENTS_ONLY:
+                if getattr(self, name) != self.rows()[name].default:
+                    raise ConfigError(f"env.{name}: is for smolagents' agents, and env.agent is a program")
         kept = self.group_policy.removeprefix("partial:")
         if kept.isdecimal() and int(kept) > self.group_size:
             raise ConfigError(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from orchestrator.agents.equip import brought_host_tools, check_team, equip
 from orchestrator.breaker import Breaker
 from orchestrator.completion.base import Completer, Endpoint
 from orchestrator.completion.connect import connect
@@ -26,6 +27,7 @@ from orchestrator.launch.pool import WarmPool
 from orchestrator.launch.ramp import Ramp
 from orchestrator.rollout import ParkedSandbox, Surroundings, parked_sandbox
 from orchestrator.tools.base import HostTool
+from orchestrator.tools.brought import check_names
 from orchestrator.types import Confinement, SandboxSpec
 
 if TYPE_CHECKING:
@@ -45,6 +47,12 @@ async def open_surroundings(
 
     `say` is told when Docker goes away and comes back.
     """
+    equipment = await asyncio.to_thread(equip, config.env)
+    own_tools = await asyncio.to_thread(brought_host_tools, config.env)
+    tools = _web_tools(config, stack)
+    check_names(tools, own_tools)
+    tools = {**tools, **own_tools}
+    check_team(config.env, equipment, tools)
     launcher, channel_directory, verify = await _launcher(config, stack, notes)
     await launcher.check(config.sandbox_spec())
     await _remove_leftovers(notes, docker=config.env.launcher == "docker")
@@ -53,7 +61,6 @@ async def open_surroundings(
     pool = await stack.enter_async_context(_pool(config, launcher, channel_directory, verify, docker))
     tokenizer = await asyncio.to_thread(find_tokenizer, config)
     completer = await _completer(config, tokenizer, stack, notes)
-    tools = _web_tools(config, stack)
     sampled = [endpoint(server) for server in config.openai if not server.base_url.startswith(REPLAY)]
     return Surroundings(
         launcher,
@@ -65,6 +72,7 @@ async def open_surroundings(
         lambda: one_answers(sampled),
         docker,
         pool,
+        equipment,
     )
 
 
@@ -100,8 +108,8 @@ def _pool(
 
 
 def _web_tools(config: Config, stack: AsyncExitStack) -> Mapping[str, HostTool]:
-    """None without a key: an agent is not told of tools that cannot work."""
-    if not config.tavily_api_key:
+    """None without a key, and for programs: an agent is not told of tools that cannot work."""
+    if not config.tavily_api_key or config.env.agent_kind == "program":
         return {}
     from orchestrator.tools.rules import WebRules
     from orchestrator.tools.tavily import Tavily
@@ -213,7 +221,8 @@ async def _launcher(
             run_id,
             max_sandboxes=sandboxes,
             waived=waived,
-            allow_localhost_tcp=env.allow_localhost_tcp,
+            # A program finds its completions at a port of its own loopback device.
+            allow_localhost_tcp=env.allow_localhost_tcp or env.agent_kind == "program",
             advise=notes.append,
         )
 

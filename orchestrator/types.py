@@ -72,9 +72,29 @@ class Sampling:
     seed: int
 
 
+AgentKind = Literal["code", "tool_calling", "program"]
+
+
+@dataclass(frozen=True, slots=True)
+class ManagedAgent:
+    """An agent the main one can call like a tool. None: all tools, as many steps, of the kind of the main one."""
+
+    name: str
+    description: str
+    tools: tuple[str, ...] | None = None
+    max_steps: int | None = None
+    kind: AgentKind | None = None
+
+    def given(self) -> dict[str, Any]:
+        """As an operator writes it."""
+        named = {"tools": self.tools, "max_steps": self.max_steps, "agent": self.kind}
+        optional = {key: value for key, value in named.items() if value is not None}
+        return {"name": self.name, "description": self.description, **optional}
+
+
 @dataclass(frozen=True, slots=True)
 class AgentSpec:
-    """How the agent in the sandbox is built."""
+    """How the agent in the sandbox is built. A program's steps are its completions."""
 
     max_steps: int = 12
     step_timeout_s: float = 60.0
@@ -85,6 +105,14 @@ class AgentSpec:
     instructions: str | None = None
     verbosity: int = 0
     max_output_chars: int = 20_000
+    kind: AgentKind = "code"
+    managed_agents: tuple[ManagedAgent, ...] = ()
+
+    @property
+    def closing_tag(self) -> str:
+        """What an agent may put behind a completion: smolagents' code agents close their tag."""
+        kinds = {self.kind, *(agent.kind for agent in self.managed_agents)}
+        return self.code_tags[1] if "code" in kinds else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +200,8 @@ class Turn:
     after them. `segment` counts id lines: a turn that does not continue the line opens the next one.
     `prompt_ids` are the ids added to the line before sampling (all of them in a segment's first
     turn); None where the endpoint takes no ids. `closing` is the text the agent put behind the
-    segment's previous completion (its code tag, when sampling stopped without one).
+    segment's previous completion (its code tag, when sampling stopped without one). `agent` is the
+    managed agent that asked, as the sandbox tells; empty: the main one.
     """
 
     sequence: int
@@ -186,6 +215,7 @@ class Turn:
     started_s: float
     ended_s: float
     retries: int = 0
+    agent: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +243,7 @@ class Step:
     error: str
     is_final_answer: bool
     duration_s: float
+    agent: str = ""
 
 
 @dataclass(frozen=True, slots=True)

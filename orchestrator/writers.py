@@ -46,7 +46,7 @@ def side_groups(group: Group, tokenizer: Tokenizer | None) -> list[Group]:
     for member in group.members_G:
         turns = member.attempt.record.turns
         others = sorted({t.segment for t in turns} - {main_segment(turns)})
-        tag = member.attempt.plan.agent.code_tags[1]
+        tag = member.attempt.plan.agent.closing_tag
         lines = [trajectory(member.attempt.record, tokenizer, tag, segment) for segment in others]
         sides.append([replace(member, trajectory=line) for line in lines])
     return [replace(group, members_G=members) for members in zip(*sides, strict=False)]
@@ -108,9 +108,11 @@ def _overrides(member: Member, group: Group) -> dict[str, Any]:
         "rollout_id": attempt.plan.rollout_id,
         "task_id": group.task.task_id,
         "outcome": str(attempt.outcome.name),
+        "agent": attempt.plan.agent.kind,
+        "shared_identity": attempt.plan.agent.kind == "program",
         "answer": record.answer,
         "score_parts": dict(member.score.parts),
-        "steps": sum(t.kind == "action" for t in record.turns),
+        "steps": sum(t.kind == "action" and not t.agent for t in record.turns),
         "token_source": member.trajectory.token_source,
         "duration_s": round(record.duration_s, 3),
         "waiting_s": round(record.waiting_s, 3),

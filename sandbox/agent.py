@@ -1,9 +1,9 @@
-"""Builds the smolagents agent: our Model, our PythonExecutor, tools as the prompt shows them."""
+"""Builds smolagents' agents: our Model, our PythonExecutor, tools as the prompt shows them."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +11,29 @@ import smolagents.agents
 import yaml
 from rich.console import Console
 from rich.text import Text
-from smolagents.agents import CodeAgent
+from smolagents.agents import CodeAgent, MultiStepAgent, ToolCallingAgent
 from smolagents.memory import ActionStep
-from smolagents.models import ChatMessage
+from smolagents.models import ChatMessage, MessageRole
 from smolagents.monitoring import AgentLogger
-from smolagents.tools import Tool
 
 from sandbox.errors import StepsUsedUp
 from sandbox.executor import WorkerExecutor
-from sandbox.model import OrchestratorModel
+from sandbox.model import Complete, OrchestratorModel
+from sandbox.tool_calling import CalledTool, called_tools
 from sandbox.tools.files import FILE_TOOLS
-from sandbox.types import AgentSettings, StepReport, ToolSpec
+from sandbox.types import AgentKind, AgentSettings, Assignment, ManagedAgent, StepReport, ToolSpec
 
 _YamlLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as quick, where it was compiled
 OnStep = Callable[[StepReport], None]
+NewExecutor = Callable[[AgentKind, str, Mapping[str, ToolSpec]], WorkerExecutor]  # kind, agent's name, its tools
+_TEMPLATES: dict[AgentKind, str] = {"code": "code_agent.yaml", "tool_calling": "toolcalling_agent.yaml"}
 
 
-class SandboxAgent(CodeAgent):
-    """A CodeAgent that ends at its last step instead of asking the model for one more answer."""
+class _Ends:
+    """Ends at its last step instead of asking the model for one more answer."""
+
+    name: str | None
+    max_steps: int
 
     def __init__(self, *, final_answer_at_max_steps: bool, **kwargs: Any) -> None:
         self._final_answer_at_max_steps = final_answer_at_max_steps
@@ -36,17 +41,32 @@ class SandboxAgent(CodeAgent):
 
     @functools.cached_property
     def _rendered_prompt(self) -> str:
-        return str(super().initialize_system_prompt())
+        return str(super().initialize_system_prompt())  # type: ignore[misc]
 
     def initialize_system_prompt(self) -> str:
         """Asked for several times in a run, and slow to render; nothing it shows changes."""
         return self._rendered_prompt
 
     def provide_final_answer(self, task: str) -> ChatMessage:
-        """smolagents' own extra completion, where it was asked for. Raises StepsUsedUp elsewhere."""
-        if not self._final_answer_at_max_steps:
+        """smolagents' own extra completion, where it was asked for. Elsewhere raises StepsUsedUp; a managed
+        agent reports that it came to no answer."""
+        if self._final_answer_at_max_steps:
+            return super().provide_final_answer(task)  # type: ignore[misc]
+        if self.name is None:
             raise StepsUsedUp
-        return super().provide_final_answer(task)
+        return ChatMessage(role=MessageRole.ASSISTANT, content=f"No answer within {self.max_steps} steps.")
+
+
+class SandboxCodeAgent(_Ends, CodeAgent):
+    """Acts by code."""
+
+
+class SandboxToolCallingAgent(_Ends, ToolCallingAgent):
+    """Acts by one tool call in a step, written as JSON."""
+
+    def __init__(self, *, executor: WorkerExecutor, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.python_executor = executor  # told by `run` when one begins, as a code agent's is
 
 
 class _Log(AgentLogger):
@@ -74,41 +94,54 @@ class _Log(AgentLogger):
             super().log_task(content, subtitle, title, level)
 
 
-class _PromptTool(Tool):
-    """A tool as the prompt describes it. What the model-written code calls lives in the worker."""
-
-    skip_forward_signature_validation = True
-
-    def __init__(self, spec: ToolSpec) -> None:
-        self.name = spec.name
-        self.description = spec.description
-        self.inputs = {name: dict(shape) for name, shape in spec.inputs.items()}
-        self.output_type = spec.output_type
-        super().__init__()
-
-
 def build_agent(
-    settings: AgentSettings,
-    model: OrchestratorModel,
-    executor: WorkerExecutor,
-    host_tools: tuple[ToolSpec, ...],
-    on_step: OnStep,
-) -> SandboxAgent:
-    """An agent for one run."""
-    return SandboxAgent(
-        tools=[_PromptTool(spec) for spec in (*FILE_TOOLS, *host_tools)],
-        model=model,
-        executor=executor,
-        prompt_templates=_prompt_templates(),
+    assignment: Assignment, complete: Complete, new_executor: NewExecutor, on_step: OnStep
+) -> tuple[MultiStepAgent, WorkerExecutor]:
+    """The main agent with those it manages, for one run, and the executor that gets its answer."""
+    settings = assignment.agent
+    brought = (tool.spec for tool in assignment.sandbox_tools)
+    tools = {spec.name: spec for spec in (*FILE_TOOLS, *brought, *assignment.host_tools)}
+    managed = [
+        _managed(member, settings, tools, complete, new_executor, on_step) for member in settings.managed_agents
+    ]
+    executor = new_executor(settings.kind, "", tools)
+    executor.team = {agent.name: agent for agent in managed}
+    agent = _agent(
+        settings.kind,
+        settings,
+        executor,
+        tools,
+        complete,
+        on_step,
+        prompt_templates=_templates(settings, settings.kind),
         instructions=settings.instructions,
         max_steps=settings.max_steps,
         planning_interval=settings.planning_interval,
-        additional_authorized_imports=list(settings.authorized_imports),
-        code_block_tags=settings.code_tags,
-        max_print_outputs_length=settings.max_output_chars,
-        final_answer_at_max_steps=settings.final_answer_at_max_steps,
-        step_callbacks={ActionStep: lambda step: on_step(_report(step))},
-        logger=_Log(settings.verbosity),
+        managed_agents=managed,
+    )
+    return agent, executor
+
+
+def _managed(
+    member: ManagedAgent,
+    settings: AgentSettings,
+    tools: Mapping[str, ToolSpec],
+    complete: Complete,
+    new_executor: NewExecutor,
+    on_step: OnStep,
+) -> MultiStepAgent:
+    own = {name: tools[name] for name in member.tools}
+    return _agent(
+        member.kind,
+        settings,
+        new_executor(member.kind, member.name, own),
+        own,
+        complete,
+        on_step,
+        name=member.name,
+        description=member.description,
+        prompt_templates=_templates(settings, member.kind),
+        max_steps=member.max_steps,
     )
 
 
@@ -116,21 +149,63 @@ def build_agent(
 smolagents.agents.Template = functools.cache(smolagents.agents.Template)
 
 
+def _agent(
+    kind: AgentKind,
+    settings: AgentSettings,
+    executor: WorkerExecutor,
+    tools: Mapping[str, ToolSpec],
+    complete: Complete,
+    on_step: OnStep,
+    *,
+    name: str | None = None,
+    **kwargs: Any,
+) -> MultiStepAgent:
+    kwargs |= {
+        "name": name,
+        "model": OrchestratorModel(complete, name or ""),
+        "final_answer_at_max_steps": settings.final_answer_at_max_steps,
+        "step_callbacks": {ActionStep: lambda step: on_step(_report(step, name or ""))},
+        "logger": _Log(settings.verbosity),
+    }
+    if kind == "tool_calling":
+        called = called_tools(tools, executor, settings.authorized_imports)
+        return SandboxToolCallingAgent(tools=called, executor=executor, **kwargs)
+    return SandboxCodeAgent(
+        tools=[CalledTool(spec) for spec in tools.values()],
+        executor=executor,
+        additional_authorized_imports=list(settings.authorized_imports),
+        code_block_tags=settings.code_tags,
+        max_print_outputs_length=settings.max_output_chars,
+        **kwargs,
+    )
+
+
+def _templates(settings: AgentSettings, kind: AgentKind) -> Any:
+    """smolagents' own, with what was brought laid over them for agents of the main one's kind."""
+    templates = {name: dict(t) if isinstance(t, dict) else t for name, t in _own_templates(kind).items()}
+    if kind == settings.kind and settings.prompt_templates is not None:
+        for name, brought in settings.prompt_templates.items():
+            templates[name] = {**templates[name], **brought} if isinstance(brought, dict) else brought
+    return templates
+
+
 @functools.cache
-def _prompt_templates() -> Any:
+def _own_templates(kind: AgentKind) -> Any:
     """smolagents' own; read once, while the sandbox gets ready."""
-    source = Path(smolagents.agents.__file__).with_name("prompts") / "code_agent.yaml"
+    source = Path(smolagents.agents.__file__).with_name("prompts") / _TEMPLATES[kind]
     return yaml.load(source.read_text("utf-8"), _YamlLoader)  # noqa: S506 - a safe one
 
 
-def _report(step: ActionStep) -> StepReport:
+def _report(step: ActionStep, agent: str) -> StepReport:
+    calls = step.tool_calls or []
     return StepReport(
         step_number=step.step_number,
         model_output=step.model_output if isinstance(step.model_output, str) else "",
-        code=step.code_action or "",
+        code=step.code_action or "\n".join(f"{call.name}(**{call.arguments!r})" for call in calls),
         observations=step.observations or "",
         error_type=type(step.error).__name__ if step.error else "",
         error=str(step.error) if step.error else "",
         is_final_answer=step.is_final_answer,
         duration_s=step.timing.duration or 0.0,
+        agent=agent,
     )

@@ -71,10 +71,12 @@ class Client:
         except grpc.RpcError as error:
             raise _end(error) from error
 
-    def complete(self, kind: Kind, messages: tuple[Message, ...]) -> Completion:
-        """One completion. Raises LeaseEnded, ChannelLost, EpisodeCrashed."""
+    def complete(
+        self, kind: Kind, messages: tuple[Message, ...], agent: str = "", stop: tuple[str, ...] = ()
+    ) -> Completion:
+        """One completion, for a managed agent if it is named. Raises LeaseEnded, ChannelLost, EpisodeCrashed."""
         self._completions += 1
-        request = wire.complete_request(self._completions, kind, messages)
+        request = wire.complete_request(self._completions, kind, messages, agent, stop)
         response = self._call(lambda: self._stub.Complete(request, timeout=COMPLETE_LIMIT_S))
         if response.WhichOneof("result") != "completion":
             raise LeaseEnded(response.ended.outcome)

@@ -16,6 +16,10 @@ class ToolFailure(Exception):
     """A host tool failed; the model-written code that called it gets this text."""
 
 
+class Interrupted(Exception):
+    """Something else happened than what was waited for."""
+
+
 class WorkerLost(Exception):
     """The code worker cannot be used any more; `replace` it."""
 
@@ -30,6 +34,10 @@ class WorkerDied(WorkerLost):
     def __init__(self, status: int) -> None:
         super().__init__(f"exit status {status}")
         self.status = status
+
+
+class WorkerReplaced(WorkerLost):
+    """A managed agent's step lost the worker in which ours was waiting for it."""
 
 
 class WorkerMisbehaved(WorkerLost):

@@ -7,9 +7,11 @@ prints before an exception reach the model.
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from smolagents.local_python_executor import CodeOutput, PythonExecutor
@@ -23,28 +25,46 @@ from sandbox.errors import (
     WorkerDied,
     WorkerLost,
     WorkerMisbehaved,
+    WorkerReplaced,
 )
 from sandbox.texts import ANSWER_CHARS, clip
-from sandbox.types import AgentSettings, ToolSpec
+from sandbox.tools.files import FILE_TOOLS
+from sandbox.types import AgentKind, AgentSettings, SandboxTool, ToolSpec
 from sandbox.worker_link import WorkerLink
 
 MAX_MEMORY_KILLS = 3  # in steps running; then the episode is over
 MAX_VALUE_CHARS = 20_000  # smolagents cuts the last value there, and would cut our note too
 MAX_OBSERVATION_BYTES = 1 << 20
 _SETUP_LIMIT_S = 30.0
+_JSON_TYPES = ("array", "object", "integer", "number", "boolean")
+_MEMBER_INPUTS: Mapping[str, Mapping[str, Any]] = {"task": {}, "additional_args": {"nullable": True}}
 _GONE = "A fresh Python process takes its place: all variables, imports and background processes are gone."
 
 CallTool = Callable[[str, str], str]  # name, arguments as JSON -> output; raises ToolFailure
 
 
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What one agent's code finds in the worker. `space`: its name, for variables of its own.
+
+    Only code agents end by `final_answer(...)` in their code; others call it as a tool.
+    """
+
+    host_tools: tuple[ToolSpec, ...] = ()
+    sandbox_tools: tuple[SandboxTool, ...] = ()
+    files: tuple[str, ...] = tuple(spec.name for spec in FILE_TOOLS)
+    space: str = ""
+    kind: AgentKind = "code"
+
+
 class WorkerExecutor(PythonExecutor):
-    """Runs code steps. `answer` is what `final_answer` was given, once `answered`."""
+    """Runs code steps. `answer` is what `final_answer` was given, once `answered`. `team`: managed agents."""
 
     def __init__(
         self,
         link: WorkerLink,
         settings: AgentSettings,
-        host_tools: tuple[ToolSpec, ...],
+        reach: Reach,
         call_tool: CallTool,
         memory_kills: Callable[[], int | None],
     ) -> None:
@@ -53,7 +73,8 @@ class WorkerExecutor(PythonExecutor):
         self.answer: bytes | None = None
         self._link = link
         self._settings = settings
-        self._host_tools = host_tools
+        self.team: Mapping[str, Callable[..., object]] = {}
+        self._reach = reach
         self._call_tool = call_tool
         self._memory_kills = memory_kills
         self._kills_seen = memory_kills()
@@ -81,19 +102,23 @@ class WorkerExecutor(PythonExecutor):
         self._killed_in_a_row = 0
         printed = self.state["_print_outputs"] = self._printed()
         if done["answered"]:
-            self.answered = True
-            text = done["answer"]
-            self.answer = None if text is None else text.encode("utf-8", "surrogatepass")[:ANSWER_CHARS]
-            return CodeOutput(output=_sayable(text or ""), logs=printed, is_final_answer=True)
+            self.accept(done["answer"])
+            return CodeOutput(output=_sayable(done["answer"] or ""), logs=printed, is_final_answer=True)
         if done["error"] is not None:
             raise CodeError(_sayable(done["error"]))
         value = done["value"]
         return CodeOutput(output=None if value is None else _sayable(value), logs=printed, is_final_answer=False)
 
+    def accept(self, answer: str | None) -> None:
+        """The agent's answer as text; None: it gave none."""
+        self.answered = True
+        self.answer = None if answer is None else answer.encode("utf-8", "surrogatepass")[:ANSWER_CHARS]
+
     def _run(self, code: str) -> dict[str, Any]:
         """The step's last frame. Host tools it calls are served here, off the step's clock."""
         deadline = time.monotonic() + self._settings.step_timeout_s
-        self._link.send({"kind": "step", "step": self._step, "code": code}, deadline)
+        step = {"kind": "step", "step": self._step, "space": self._reach.space, "code": code}
+        self._link.send(step, deadline)
         while True:
             frame = self._link.receive(deadline)
             if frame.get("step") != self._step:
@@ -114,12 +139,32 @@ class WorkerExecutor(PythonExecutor):
         output: str | None = None
         error: str | None = None
         try:
-            if name not in {tool.name for tool in self._host_tools}:
+            if name in self.team:
+                output = self._ask(self.team[name], arguments)
+            elif name in {tool.name for tool in self._reach.host_tools}:
+                output = self._call_tool(name, arguments)
+            else:
                 raise ToolFailure(f"there is no tool {name[:80]!r}")
-            output = self._call_tool(name, arguments)
         except ToolFailure as failure:
             error = str(failure)
         return {"kind": "reply", "call": number, "output": output, "error": error}
+
+    def _ask(self, member: Callable[..., object], arguments: str) -> str:
+        """A managed agent's report. Its own steps run in the same worker, in the middle of ours.
+
+        Raises ToolFailure; WorkerReplaced when one of its steps lost the worker, and ours with it.
+        """
+        self._link.drain_output()
+        printed, worker = self._link.take_output(), self._link.number
+        try:
+            report = str(member(**json.loads(arguments)))
+        except Exception as error:  # it is model-written arguments that smolagents stumbles over
+            raise ToolFailure(f"{type(error).__name__}: {error}") from error
+        finally:
+            self._link.give_back_output(printed)
+        if self._link.number != worker:
+            raise WorkerReplaced
+        return _sayable(report)
 
     def _replace_after(self, lost: WorkerLost) -> NoReturn:
         """A fresh worker, and what became of the old one as an observation."""
@@ -134,6 +179,8 @@ class WorkerExecutor(PythonExecutor):
 
     def _told(self, lost: WorkerLost, killed_for_memory: bool) -> str:
         match lost:
+            case WorkerReplaced():
+                return "Code of the agent that was called broke the Python process both run in."
             case StepTimeout():
                 return f"The code ran longer than {self._settings.step_timeout_s:g} seconds and was stopped."
             case WorkerDied() if killed_for_memory:
@@ -152,28 +199,45 @@ class WorkerExecutor(PythonExecutor):
         return before is None or self._kills_seen is None or self._kills_seen > before
 
     def _set_up(self) -> None:
+        reach, deadline = self._reach, time.monotonic() + _SETUP_LIMIT_S
         setup = {
             "kind": "setup",
+            "space": reach.space,
             "max_chars": min(self._settings.max_output_chars, MAX_VALUE_CHARS),
-            "variables": self._variables,
-            "tools": [
-                {
-                    "name": tool.name,
-                    "required": [name for name, shape in tool.inputs.items() if not shape.get("nullable")],
-                    "optional": [name for name, shape in tool.inputs.items() if shape.get("nullable")],
-                    "json": tool.output_type in ("array", "object"),
-                }
-                for tool in self._host_tools
+            "answers": reach.kind == "code",
+            "files": reach.files,
+            "sandbox_tools": [
+                {"name": tool.spec.name, "module": tool.module, "source": tool.source}
+                for tool in reach.sandbox_tools
             ],
+            "tools": [
+                *(_callable(tool.name, tool.inputs, tool.output_type) for tool in reach.host_tools),
+                *(_callable(name, _MEMBER_INPUTS, "string") for name in self.team),
+            ],
+            "variables": self._variables,
         }
         try:
-            self._link.send(setup, time.monotonic() + _SETUP_LIMIT_S)
+            self._link.send(setup, deadline)
+            if reach.sandbox_tools:  # somebody else's code: it may not work in this image
+                problem = self._link.receive(deadline).get("error")
+                if problem is not None:
+                    raise EpisodeCrashed(f"a sandbox tool cannot be used: {clip(str(problem), 2000)}")
         except WorkerLost as lost:  # no code has run in it yet: this is our own failure
             raise EpisodeCrashed(f"a fresh code worker was lost: {lost}") from lost
 
     def _printed(self) -> str:
         self._link.drain_output()
         return self._link.take_output()
+
+
+def _callable(name: str, inputs: Mapping[str, Mapping[str, Any]], output_type: str) -> dict[str, Any]:
+    """What the worker needs to know of a tool that is served from here."""
+    return {
+        "name": name,
+        "required": [name for name, shape in inputs.items() if not shape.get("nullable")],
+        "optional": [name for name, shape in inputs.items() if shape.get("nullable")],
+        "json": output_type in _JSON_TYPES,
+    }
 
 
 def _checked_done(frame: dict[str, Any]) -> dict[str, Any]:

@@ -6,8 +6,8 @@ for the answer. So every failure leaves as an EpisodeEnd.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 from smolagents.models import ChatMessage, MessageRole, Model
 from smolagents.monitoring import TokenUsage
@@ -15,7 +15,12 @@ from smolagents.monitoring import TokenUsage
 from sandbox.errors import EpisodeCrashed
 from sandbox.types import Completion, Kind, Message, Role
 
-Complete = Callable[[Kind, tuple[Message, ...]], Completion]
+
+class Complete(Protocol):
+    """Asks for one completion, for the managed agent of that name or the main one."""
+
+    def __call__(self, kind: Kind, messages: tuple[Message, ...], agent: str = "") -> Completion: ...
+
 
 _PLAN_STOP = "<end_plan>"
 _ROLES: dict[MessageRole, Role] = {
@@ -27,18 +32,23 @@ _ROLES: dict[MessageRole, Role] = {
 
 
 class OrchestratorModel(Model):
-    """Asks `complete` for each answer. Model, sampling and stop strings are the orchestrator's."""
+    """Asks `complete` for each answer. Model, sampling and stop strings are the orchestrator's.
 
-    def __init__(self, complete: Complete) -> None:
+    `agent`: the managed agent whose model it is; empty: the main one's.
+    """
+
+    def __init__(self, complete: Complete, agent: str = "") -> None:
         super().__init__(flatten_messages_as_text=True, model_id="orchestrator")
         self._complete = complete
+        self._agent = agent
+        self._calls = 0
 
     def generate(
         self, messages: list[ChatMessage], stop_sequences: list[str] | None = None, **kwargs: Any
     ) -> ChatMessage:
         """One completion; raises nothing but an EpisodeEnd."""
         try:
-            answer = self._complete(_kind(stop_sequences), conversation(messages))
+            answer = self._complete(_kind(stop_sequences), conversation(messages), self._agent)
         except Exception as error:
             raise EpisodeCrashed(f"asking for a completion: {type(error).__name__}: {error}") from error
         return ChatMessage(
@@ -46,6 +56,16 @@ class OrchestratorModel(Model):
             content=answer.text,
             token_usage=TokenUsage(answer.prompt_tokens, answer.completion_tokens),
         )
+
+    def parse_tool_calls(self, message: ChatMessage) -> ChatMessage:
+        """The call written in a completion. Its id is counted, not drawn: equal runs have equal prompts."""
+        message = super().parse_tool_calls(message)
+        for call in message.tool_calls:
+            if not isinstance(call.function.name, str):
+                raise ValueError("the name of a tool must be text")
+            self._calls += 1
+            call.id = f"call_{self._calls}"
+        return message
 
 
 def conversation(messages: Iterable[ChatMessage]) -> tuple[Message, ...]:

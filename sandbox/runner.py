@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 
 from sandbox import procfs
@@ -13,10 +14,22 @@ from sandbox.attachments import receive_attachments
 from sandbox.client import Client, assigned
 from sandbox.control import RunnerEnd
 from sandbox.errors import ChannelLost, EpisodeCrashed, LeaseEnded, MemoryUsedUp, StepsUsedUp
-from sandbox.executor import CallTool, WorkerExecutor
-from sandbox.model import Complete, OrchestratorModel
+from sandbox.executor import CallTool, Reach, WorkerExecutor
+from sandbox.model import Complete
 from sandbox.texts import ANSWER_CHARS
-from sandbox.types import AgentSettings, Assignment, Box, Completion, Confinement, Kind, Message, Result
+from sandbox.tools.files import FILE_TOOLS
+from sandbox.types import (
+    AgentKind,
+    AgentSettings,
+    Assignment,
+    Box,
+    Completion,
+    Confinement,
+    Kind,
+    Message,
+    Result,
+    ToolSpec,
+)
 from sandbox.worker_link import WorkerLink
 
 EXIT_FAILED = 1
@@ -47,9 +60,12 @@ def _episode(box: Box, client: Client, link: WorkerLink, confinement: Confinemen
         assignment = assigned(first)
         files = receive_attachments(responses, assignment.attachments, box.attachments)
         started = time.monotonic()
-        result = solve(
-            assignment, files, link, client.complete, call_tool=client.call_tool, on_step=client.record_step
-        )
+        if assignment.agent.kind == "program":
+            result = _run_program(assignment, files, link, client)
+        else:
+            result = solve(
+                assignment, files, link, client.complete, call_tool=client.call_tool, on_step=client.record_step
+            )
     except (Exception, EpisodeCrashed) as error:
         traceback.print_exc()
         result = Result("crashed", detail=f"{type(error).__name__}: {error}")
@@ -67,9 +83,18 @@ def solve(
     on_step: OnStep,
 ) -> Result:
     """Runs the agent. Raises LeaseEnded, ChannelLost, EpisodeCrashed, and whatever breaks in smolagents."""
-    settings = assignment.agent
-    executor = WorkerExecutor(link, settings, assignment.host_tools, call_tool, procfs.memory_kills)
-    agent = build_agent(settings, OrchestratorModel(complete), executor, assignment.host_tools, on_step)
+
+    def new_executor(kind: AgentKind, space: str, tools: Mapping[str, ToolSpec]) -> WorkerExecutor:
+        reach = Reach(
+            host_tools=tuple(spec for spec in assignment.host_tools if spec.name in tools),
+            sandbox_tools=tuple(tool for tool in assignment.sandbox_tools if tool.spec.name in tools),
+            files=tuple(spec.name for spec in FILE_TOOLS if spec.name in tools),
+            space=space,
+            kind=kind,
+        )
+        return WorkerExecutor(link, assignment.agent, reach, call_tool, procfs.memory_kills)
+
+    agent, executor = build_agent(assignment, complete, new_executor, on_step)
     try:
         last_words = agent.run(prompt(assignment.question, files))
     except StepsUsedUp:
@@ -81,6 +106,20 @@ def solve(
     if executor.answer is None:
         return Result("no_answer")
     return Result("final_answer", executor.answer)
+
+
+def _run_program(assignment: Assignment, files: tuple[Path, ...], link: WorkerLink, client: Client) -> Result:
+    """Runs the agent that is a program. Raises as `solve` does."""
+    from sandbox.program_agent import run_program_agent  # an HTTP server, which other agents do without
+
+    return run_program_agent(
+        assignment,
+        prompt(assignment.question, files),
+        link,
+        client.complete,
+        on_step=client.record_step,
+        memory_kills=procfs.memory_kills,
+    )
 
 
 def prompt(question: str, files: tuple[Path, ...]) -> str:
@@ -99,7 +138,7 @@ def rehearse(link: WorkerLink) -> None:
     """
     lines = iter(["x = 6 * 7\nprint(x)", "final_answer(x)"])
 
-    def canned(kind: Kind, messages: tuple[Message, ...]) -> Completion:
+    def canned(kind: Kind, messages: tuple[Message, ...], agent: str = "") -> Completion:
         return Completion(f"Thought: a rehearsal.\n<code>\n{next(lines)}\n</code>", 1, 1)
 
     link.replace()

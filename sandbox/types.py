@@ -83,8 +83,31 @@ class ToolSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class SandboxTool:
+    """A tool that runs in the code worker: the function `spec.name` of a module with this source."""
+
+    spec: ToolSpec
+    module: str
+    source: str
+
+
+AgentKind = Literal["code", "tool_calling", "program"]
+
+
+@dataclass(frozen=True, slots=True)
+class ManagedAgent:
+    """An agent the main one calls like a tool. `tools`: names, out of all there are."""
+
+    name: str
+    description: str
+    tools: tuple[str, ...]
+    max_steps: int
+    kind: AgentKind
+
+
+@dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """How the agent is built and what a code step may use."""
+    """How the agent is built and what a code step may use. A program's steps are its completions."""
 
     max_steps: int
     step_timeout_s: float
@@ -95,6 +118,9 @@ class AgentSettings:
     instructions: str | None = None
     verbosity: int = 0
     max_output_chars: int = 20_000
+    kind: AgentKind = "code"
+    prompt_templates: Mapping[str, Any] | None = None
+    managed_agents: tuple[ManagedAgent, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +132,14 @@ class AttachmentFile:
 
 
 @dataclass(frozen=True, slots=True)
+class ProgramFile:
+    """A file of the program that is the agent. `path` is relative."""
+
+    path: str
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Assignment:
     """One rollout: what to solve and under which rules."""
 
@@ -113,6 +147,8 @@ class Assignment:
     attachments: tuple[AttachmentFile, ...]
     agent: AgentSettings
     host_tools: tuple[ToolSpec, ...]
+    sandbox_tools: tuple[SandboxTool, ...] = ()
+    program: tuple[ProgramFile, ...] = ()
 
 
 Kind = Literal["action", "plan", "final"]
@@ -134,6 +170,7 @@ class Completion:
     text: str
     prompt_tokens: int
     completion_tokens: int
+    finish_reason: Literal["stop", "length"] = "stop"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +185,7 @@ class StepReport:
     error: str
     is_final_answer: bool
     duration_s: float
+    agent: str = ""  # a managed one's name; empty: the main one
 
 
 StopReason = Literal["final_answer", "max_steps", "no_answer", "out_of_memory", "crashed"]

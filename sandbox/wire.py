@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 from rollout_api.v1 import sandbox_pb2 as pb
 
 from sandbox.texts import clip
 from sandbox.types import (
+    AgentKind,
     AgentSettings,
     Assignment,
     AttachmentFile,
@@ -17,9 +19,12 @@ from sandbox.types import (
     Completion,
     Confinement,
     Kind,
+    ManagedAgent,
     Message,
+    ProgramFile,
     Result,
     Role,
+    SandboxTool,
     StepReport,
     StopReason,
     ToolSpec,
@@ -40,6 +45,11 @@ _KINDS: dict[Kind, pb.CompletionKind] = {
     "action": pb.COMPLETION_KIND_ACTION,
     "plan": pb.COMPLETION_KIND_PLAN,
     "final": pb.COMPLETION_KIND_FINAL,
+}
+_AGENT_KINDS: dict[int, AgentKind] = {
+    pb.AGENT_KIND_CODE: "code",
+    pb.AGENT_KIND_TOOL_CALLING: "tool_calling",
+    pb.AGENT_KIND_PROGRAM: "program",
 }
 _STOP_REASONS: dict[StopReason, pb.StopReason] = {
     "final_answer": pb.STOP_REASON_FINAL_ANSWER,
@@ -74,7 +84,7 @@ def park_request(confinement: Confinement, box: Box) -> pb.ParkRequest:
 
 
 def assignment(message: pb.Assignment) -> Assignment:
-    """Raises ValueError for a tool whose inputs are no JSON object."""
+    """Raises ValueError for what is no JSON where it must be, and for an unknown kind of agent."""
     agent = message.agent
     return Assignment(
         question=message.question,
@@ -89,12 +99,24 @@ def assignment(message: pb.Assignment) -> Assignment:
             instructions=agent.instructions if agent.HasField("instructions") else None,
             verbosity=agent.verbosity,
             max_output_chars=agent.max_output_chars,
+            kind=_agent_kind(agent.kind),
+            prompt_templates=_object(agent.prompt_templates_json, "prompt templates")
+            if agent.HasField("prompt_templates_json")
+            else None,
+            managed_agents=tuple(
+                ManagedAgent(m.name, m.description, tuple(m.tools), m.max_steps, _agent_kind(m.kind))
+                for m in agent.managed_agents
+            ),
         ),
         host_tools=tuple(_tool(tool) for tool in message.host_tools),
+        sandbox_tools=tuple(SandboxTool(_tool(t.tool), t.module, t.source) for t in message.sandbox_tools),
+        program=tuple(ProgramFile(file.path, file.content) for file in message.program),
     )
 
 
-def complete_request(sequence: int, kind: Kind, messages: tuple[Message, ...]) -> pb.CompleteRequest:
+def complete_request(
+    sequence: int, kind: Kind, messages: tuple[Message, ...], agent: str = "", stop: tuple[str, ...] = ()
+) -> pb.CompleteRequest:
     """A lone surrogate cannot travel as UTF-8: it becomes `?`."""
     return pb.CompleteRequest(
         sequence=sequence,
@@ -102,12 +124,17 @@ def complete_request(sequence: int, kind: Kind, messages: tuple[Message, ...]) -
         messages=[
             pb.Message(role=_ROLES[m.role], content=clip(m.content, MAX_CONVERSATION_BYTES)) for m in messages
         ],
+        agent=agent,
+        stop=stop,
     )
 
 
 def completion(message: pb.Completion) -> Completion:
     """One sampled answer."""
-    return Completion(message.text, message.prompt_tokens, message.completion_tokens)
+    length = message.finish_reason == pb.FINISH_REASON_LENGTH
+    return Completion(
+        message.text, message.prompt_tokens, message.completion_tokens, "length" if length else "stop"
+    )
 
 
 def step_request(step: StepReport) -> pb.RecordStepRequest:
@@ -121,6 +148,7 @@ def step_request(step: StepReport) -> pb.RecordStepRequest:
         error=clip(step.error, MAX_STEP_TEXT_BYTES),
         is_final_answer=step.is_final_answer,
         duration=_duration(step.duration_s),
+        agent=step.agent,
     )
 
 
@@ -135,10 +163,23 @@ def result_request(result: Result, duration_s: float) -> pb.SubmitResultRequest:
 
 
 def _tool(message: pb.HostTool) -> ToolSpec:
-    inputs = json.loads(message.inputs_json)
-    if not isinstance(inputs, dict) or not all(isinstance(shape, dict) for shape in inputs.values()):
+    inputs = _object(message.inputs_json, f"the inputs of tool {message.name!r}")
+    if not all(isinstance(shape, dict) for shape in inputs.values()):
         raise ValueError(f"the inputs of tool {message.name!r} are no JSON object of objects")
     return ToolSpec(message.name, message.description, inputs, message.output_type)
+
+
+def _object(text: str, what: str) -> dict[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError(f"{what}: no JSON object")
+    return value
+
+
+def _agent_kind(number: int) -> AgentKind:
+    if number not in _AGENT_KINDS:
+        raise ValueError(f"{number} is no kind of agent")
+    return _AGENT_KINDS[number]
 
 
 def _duration(seconds: float) -> Duration:

@@ -3,7 +3,8 @@
 It is forked from pid 1 and knows nothing of the task, the channel or the agent. Steps arrive as
 frames on one pipe, what became of them leaves on another; what the code prints goes to the file
 descriptors 1 and 2 and is collected by the runner. A frame is a big-endian length of four bytes and
-that much JSON, always with the number of the step it belongs to.
+that much JSON, always with the number of the step it belongs to. The module that steps share is the real
+`__main__`, so classes defined in it can be pickled.
 
 The code shares this process and may replace anything in it. So this module looks builtins up in a
 copy of its own, holds on to the system calls it needs, and encodes with the C half of `json` alone.
@@ -24,6 +25,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+from sandbox.program import run_program
 from sandbox.steps import StepRunner
 from sandbox.texts import answer_text, value_text
 from sandbox.tools.files import FileTools
@@ -53,6 +55,18 @@ class ToolError(RuntimeError):
 ToolError.__module__ = "builtins"  # so that tracebacks show its bare name
 
 
+class _Space:
+    """One agent's variables, and what its code answered. `answers`: whether its code may answer at all."""
+
+    def __init__(self) -> None:
+        self.main = ModuleType("__main__")
+        self.main.__dict__["__builtins__"] = builtins
+        self.steps = StepRunner(self.main)
+        self.answers = True
+        self.answered = False
+        self.answer: str | None = None
+
+
 class Worker:
     """The harness around the steps of one worker process."""
 
@@ -63,42 +77,86 @@ class Worker:
         self._inbox = _Inbox()
         self._calling = threading.RLock()  # one tool call at a time, whichever thread makes it
         self._calls = 0
-        self._answered = False
-        self._answer: str | None = None
         self._max_chars = 0
         self._stdout = _text_stream(1)
         self._stderr = _text_stream(2)
-        self._main = _fresh_main()
-        self._steps = StepRunner(self._main)
+        self._spaces = {"": _Space()}  # the main agent's, and those of the agents it manages
+        sys.modules["__main__"] = self._spaces[""].main
+        self._brought: dict[str, ModuleType] = {}
         self._files = FileTools(workspace)
 
     def serve(self) -> None:
         """Runs steps until the runner closes its end."""
         while (message := self._inbox.receive()) is not None:
-            match message["kind"]:
-                case "setup":
-                    self._setup(message)
-                case "step":
-                    self._run(message["step"], message["code"])
-                case "reply":
-                    pass  # to a call that the code gave up, with an alarm for example
+            self._handle(message)
+
+    def _handle(self, message: dict[str, Any]) -> None:
+        match message["kind"]:
+            case "setup":
+                self._setup(message)
+            case "step" if not self._running:
+                self._run(message["step"], message["code"], self._spaces[message["space"]])
+            case "step":
+                self._run_amid(message["step"], message["code"], self._spaces[message["space"]])
+            case "program":
+                status, answer = run_program(message["program"], message["task"], message["environment"])
+                _send({"kind": "done", "status": status, "answer": answer})
+            case "reply":
+                pass  # to a call that the code gave up, with an alarm for example
 
     def _setup(self, message: dict[str, Any]) -> None:
         self._max_chars = message["max_chars"]
-        names = self._main.__dict__
-        names.update(self._files.functions())
+        space = self._spaces.setdefault(message["space"], _Space())
+        space.answers, space.answered, space.answer = message["answers"], False, None
+        names = space.main.__dict__
+        functions = self._files.functions()
+        for name in message["files"]:
+            names[name] = functions[name]
+        if message["sandbox_tools"]:
+            _send({"kind": "ready", "error": self._bring(message["sandbox_tools"], names)})
         for tool in message["tools"]:
             names[tool["name"]] = self._host_tool(**tool)
         names.update(message["variables"])
 
-    def _run(self, step: int, code: str) -> None:
+    def _bring(self, tools: list[dict[str, str]], names: dict[str, object]) -> str | None:
+        """Runs the modules that were sent along and takes their functions. Says what is wrong with them."""
+        for tool in tools:
+            try:
+                function = getattr(self._module(tool["module"], tool["source"]), tool["name"])
+                if not callable(function):
+                    raise TypeError(f"{tool['name']} is no function")
+            except BaseException as error:  # whatever its import does
+                return f"{tool['module']}: {type(error).__name__}: {error}"[:1000]
+            names[tool["name"]] = function
+        return None
+
+    def _module(self, name: str, source: str) -> ModuleType:
+        """Imported once, like any other module."""
+        if name not in self._brought:
+            module = sys.modules[name] = ModuleType(name)
+            exec(compile(source, f"<{name}>", "exec", dont_inherit=True), module.__dict__)  # noqa: S102
+            self._brought[name] = module
+        return self._brought[name]
+
+    def _run_amid(self, step: int, code: str, space: _Space) -> None:
+        """A step of a managed agent, which was called in the middle of another step."""
+        outside = self._step, self._running, self._calling, sys.modules["__main__"], sys.stdout, sys.stderr
+        sys.modules["__main__"] = space.main
+        self._calling = threading.RLock()  # ours is held by the call that waits
+        try:
+            self._run(step, code, space)
+        finally:
+            self._step, self._running, self._calling, sys.modules["__main__"], sys.stdout, sys.stderr = outside
+
+    def _run(self, step: int, code: str, space: _Space) -> None:
         self._step, self._running = step, True
-        self._main.__dict__["final_answer"] = self._final_answer()
+        if space.answers:
+            space.main.__dict__["final_answer"] = _final_answer(space)
         self._open_streams()
         value: str | None = None
         error: str | None = None
         try:
-            result = self._steps.run(step, code)
+            result = space.steps.run(step, code)
             value = None if result is None else value_text(result, self._max_chars)
         except FinalAnswer:
             pass
@@ -122,22 +180,10 @@ class Worker:
                     "step": step,
                     "value": value,
                     "error": error,
-                    "answered": self._answered,
-                    "answer": self._answer,
+                    "answered": space.answered,
+                    "answer": space.answer,
                 }
             )
-
-    def _final_answer(self) -> Callable[[object], NoReturn]:
-        def final_answer(answer: object) -> NoReturn:
-            # Turned into text here: an object whose __str__ fails or hangs is the step's own trouble.
-            text = answer_text(answer)
-            if not self._answered:
-                self._answered, self._answer = True, text
-            raise FinalAnswer
-
-        final_answer.__qualname__ = "final_answer"
-        final_answer.__module__ = "__main__"
-        return final_answer
 
     def _host_tool(self, name: str, required: list[str], optional: list[str], json: bool) -> Callable[..., Any]:
         """`json`: its output is a list or a dict, which travels as text."""
@@ -164,15 +210,22 @@ class Worker:
                 raise ToolError(f"{name}() works only while a step runs")
             self._calls += 1
             number = self._calls
+            self._flush()  # what is printed so far comes before what a managed agent prints
             _send({"kind": "call", "step": self._step, "call": number, "name": name, "arguments": encoded})
-            reply = self._inbox.receive()
-            while reply is not None and reply["call"] != number:  # to a call that was given up
-                reply = self._inbox.receive()
+            reply = self._await_reply(number)
         if reply is None:
             _exit(EXIT_BROKEN)
         if reply["error"] is not None:
             raise ToolError(reply["error"])
         return str(reply["output"])
+
+    def _await_reply(self, number: int) -> dict[str, Any] | None:
+        """The reply to this call. Meanwhile steps of the managed agent that was called run here."""
+        while (message := self._inbox.receive()) is not None:
+            if message["kind"] == "reply" and message["call"] == number:
+                return message
+            self._handle(message)
+        return None
 
     def _open_streams(self) -> None:
         """Each step prints to the real streams, whatever the one before did to them."""
@@ -225,6 +278,19 @@ class _Inbox:
         return True
 
 
+def _final_answer(space: _Space) -> Callable[[object], NoReturn]:
+    def final_answer(answer: object) -> NoReturn:
+        # Turned into text here: an object whose __str__ fails or hangs is the step's own trouble.
+        text = answer_text(answer)
+        if not space.answered:
+            space.answered, space.answer = True, text
+        raise FinalAnswer
+
+    final_answer.__qualname__ = "final_answer"
+    final_answer.__module__ = "__main__"
+    return final_answer
+
+
 def _bind(
     name: str, required: list[str], optional: list[str], args: tuple[object, ...], kwargs: dict[str, object]
 ) -> dict[str, object]:
@@ -248,14 +314,6 @@ def _bind(
 def _text_stream(fd: int) -> Any:
     """Line by line, so that it keeps its place among what child processes print."""
     return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
-
-
-def _fresh_main() -> ModuleType:
-    """The module the steps share. It is the real `__main__`, so classes defined in it can be pickled."""
-    main = ModuleType("__main__")
-    main.__dict__["__builtins__"] = builtins
-    sys.modules["__main__"] = main
-    return main
 
 
 def _send(message: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from sandbox.control import ControlLost, RunnerEnd, WorkerEnded, WorkerStarted
-from sandbox.errors import EpisodeCrashed, StepTimeout, WorkerDied, WorkerMisbehaved
+from sandbox.errors import EpisodeCrashed, Interrupted, StepTimeout, WorkerDied, WorkerMisbehaved
 from sandbox.output import BoundedOutput
 
 MAX_FRAME_BYTES = 2 << 20  # an answer of 64 Ki characters, each escaped to twelve, and as much again
@@ -34,6 +34,11 @@ class WorkerLink:
         self._worker: WorkerStarted | None = None
         self._output_open = False
         self._received = bytearray()
+
+    @property
+    def number(self) -> int:
+        """Which worker it is: another one after `replace`."""
+        return self._current().number
 
     def limit_output(self, max_chars: int) -> None:
         """From now on at most so much of a step's output is kept."""
@@ -62,6 +67,11 @@ class WorkerLink:
         self._output = BoundedOutput(self._max_output_chars)
         return text
 
+    def give_back_output(self, text: str) -> None:
+        """As if it had been printed just now, and nothing since."""
+        self._output = BoundedOutput(self._max_output_chars)
+        self._output.append(text.encode("utf-8", "replace"))
+
     def send(self, message: Mapping[str, Any], deadline: float) -> None:
         """Raises StepTimeout, WorkerDied, WorkerMisbehaved. `deadline` is of time.monotonic."""
         worker = self._current()
@@ -75,10 +85,10 @@ class WorkerLink:
             except BrokenPipeError:
                 self._await_death()
 
-    def receive(self, deadline: float) -> dict[str, Any]:
-        """The next frame. Raises StepTimeout, WorkerDied, WorkerMisbehaved."""
+    def receive(self, deadline: float, bell: int = -1) -> dict[str, Any]:
+        """The next frame. Raises StepTimeout, WorkerDied, WorkerMisbehaved; Interrupted: `bell` can be read."""
         while (message := self._next_frame()) is None:
-            if self._wait(deadline) and not self._read_frames():
+            if self._wait(deadline, bell=bell) and not self._read_frames():
                 self._await_death()
         return message
 
@@ -90,7 +100,7 @@ class WorkerLink:
 
     # ------------------------------------------------------------ waiting
 
-    def _wait(self, deadline: float, writing: bool = False) -> bool:
+    def _wait(self, deadline: float, writing: bool = False, bell: int = -1) -> bool:
         """Until a frame may be there (True), or the pipe may take more. Collects output meanwhile."""
         worker = self._current()
         while True:
@@ -98,6 +108,8 @@ class WorkerLink:
             poll.register(self._control, select.POLLIN)
             if self._output_open:
                 poll.register(worker.output, select.POLLIN)
+            if bell >= 0:
+                poll.register(bell, select.POLLIN)
             if writing:
                 poll.register(worker.commands, select.POLLOUT)
             else:
@@ -106,6 +118,8 @@ class WorkerLink:
             if left <= 0:
                 raise StepTimeout
             ready = {fd for fd, _ in poll.poll(left * 1000)}
+            if bell in ready:
+                raise Interrupted
             if worker.output in ready:
                 self._read_output()
             if worker.frames in ready:

@@ -26,9 +26,9 @@ def conversations(turns: tuple[Turn, ...]) -> list[tuple[Message, ...]]:
 
 
 def main_segment(turns: tuple[Turn, ...]) -> int:
-    """The segment that is trained on: the one of the last action turn, else of the last turn."""
+    """The segment that is trained on: the one of the main agent's last action turn, else of the last turn."""
     for turn in reversed(turns):
-        if turn.kind is CompletionKind.ACTION:
+        if turn.kind is CompletionKind.ACTION and not turn.agent:
             return turn.segment
     return turns[-1].segment
 

@@ -13,7 +13,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from orchestrator.errors import EnvironmentUnusable
+from orchestrator.errors import EnvironmentUnusable, RecordError
 from orchestrator.types import Message
 
 HUB_TIMEOUT_S = 1.5
@@ -50,14 +50,18 @@ class HubTokenizer:
         return token_id in self._ends
 
     def render(self, messages: tuple[Message, ...], *, generation_prompt: bool) -> str:
-        # transformers 5 returns a BatchEncoding unless told not to tokenize.
-        return str(
-            self._tokenizer.apply_chat_template(
-                [{"role": m.role, "content": m.content} for m in messages],
-                tokenize=False,
-                add_generation_prompt=generation_prompt,
+        """The chat template's text. Raises RecordError for roles in an order the template does not know."""
+        try:
+            # transformers 5 returns a BatchEncoding unless told not to tokenize.
+            return str(
+                self._tokenizer.apply_chat_template(
+                    [{"role": m.role, "content": m.content} for m in messages],
+                    tokenize=False,
+                    add_generation_prompt=generation_prompt,
+                )
             )
-        )
+        except Exception as error:  # the template is a program that comes with the model
+            raise RecordError(f"the model's chat template refuses the conversation: {error}") from error
 
 
 def load_tokenizer(name: str, *, here_only: bool = False) -> HubTokenizer:

@@ -94,7 +94,8 @@ class DockerLauncher:
 
     async def describe(self, spec: SandboxSpec) -> dict[str, str]:
         """Versions and image digest. Raises DockerError."""
-        return describe(await self._engine.info(), await self._engine.image(spec.image), spec)
+        facts = describe(await self._engine.info(), await self._engine.image(spec.image), spec)
+        return {**facts, "localhost_tcp": "allowed"} if self._allow_localhost_tcp else facts
 
     async def ready(self, spec: SandboxSpec) -> None:
         """By a container that is never started: an Engine without space, or without the image, answers all else.

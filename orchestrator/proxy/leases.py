@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from orchestrator.completion.base import Completer, CompletionRequest, Tokenizer
 from orchestrator.completion.line import Prompt, TokenLine
+from orchestrator.equipment import Equipment
 from orchestrator.errors import (
     AuthenticationError,
     CompletionError,
@@ -73,6 +74,17 @@ class ToolReply:
     ended: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request for a completion, checked. `agent`: the managed one that asks; empty: the main one."""
+
+    sequence: int
+    kind: CompletionKind
+    messages: tuple[Message, ...]
+    stop: tuple[str, ...]
+    agent: str
+
+
 class SequenceError(Exception):
     """A sequence number used again with other content, or skipped ahead. Becomes ABORTED."""
 
@@ -113,10 +125,12 @@ class Lease:
         tokenizer: Tokenizer | None,
         tools: Mapping[str, HostTool],
         cpu_s: Callable[[], Awaitable[float | None]] | None = None,
+        equipment: Equipment | None = None,
     ) -> None:
         """`cpu_s` tells the CPU time of the sandbox so far, or None where nobody knows."""
         self.plan = plan
         self.tools = tools
+        self.equipment = equipment or Equipment()
         self.clock = OwnClock(plan.limits.rollout_timeout_s)
         self.turns: list[Turn] = []
         self.tool_calls: list[ToolCall] = []
@@ -124,8 +138,9 @@ class Lease:
         self.fatal: AuthenticationError | None = None
         self._completer = completer
         self._tokenizer = tokenizer
-        self._line = TokenLine(tokenizer, plan.agent.code_tags[1]) if tokenizer and completer.takes_ids else None
+        self._line = TokenLine(tokenizer, plan.agent.closing_tag) if tokenizer and completer.takes_ids else None
         self._conversation: tuple[Message, ...] = ()
+        self._talks: dict[int, tuple[Message, ...]] = {}  # by segment, where only text goes in
         self._counted = 0  # tokens of the conversation so far, where only text goes in
         self._completions: _Once[Reply] = _Once()
         self._tool_replies: _Once[ToolReply] = _Once()
@@ -173,15 +188,35 @@ class Lease:
     # ------------------------------------------------------------ completions
 
     async def complete(
-        self, sequence: int, content: bytes, kind: CompletionKind, messages: tuple[Message, ...]
+        self,
+        sequence: int,
+        content: bytes,
+        kind: CompletionKind,
+        messages: tuple[Message, ...],
+        stop: tuple[str, ...] = (),
+        agent: str = "",
     ) -> Reply:
-        """The answer to one numbered request. Raises SequenceError."""
-        return await self._completions.answer(sequence, content, lambda: self._complete(sequence, kind, messages))
+        """The answer to one numbered request. Raises SequenceError; ProtocolError for what no such agent asks."""
+        plan = self.plan.agent
+        if agent and agent not in {managed.name for managed in plan.managed_agents}:
+            raise ProtocolError(f"there is no managed agent {agent[:80]!r}")
+        if stop and plan.kind != "program":
+            raise ProtocolError("only a program may bring stop strings")
+        if plan.kind != "program":
+            stop = stop_strings(kind, self._tags(agent))
+        asked = _Asked(sequence, kind, messages, stop, agent)
+        return await self._completions.answer(sequence, content, lambda: self._complete(asked))
 
-    async def _complete(self, sequence: int, kind: CompletionKind, messages: tuple[Message, ...]) -> Reply:
+    def _tags(self, name: str) -> tuple[str, str] | None:
+        """The code tags of the agent that asks; None: it writes no code blocks."""
+        agent = self.plan.agent
+        kind = next((managed.kind for managed in agent.managed_agents if managed.name == name), None)
+        return agent.code_tags if (kind or agent.kind) == "code" else None
+
+    async def _complete(self, asked: _Asked) -> Reply:
         with self.clock.waiting():
             try:
-                return Reply(completion=await self._sample(sequence, kind, messages))
+                return Reply(completion=await self._sample(asked))
             except _Over as over:
                 return Reply(ended=self.refuse(over.name, over.detail))
             except ContextLengthError as error:
@@ -194,16 +229,17 @@ class Lease:
             except RecordError as error:
                 return Reply(ended=self.refuse("record_error", str(error)))
 
-    async def _sample(self, sequence: int, kind: CompletionKind, messages: tuple[Message, ...]) -> Completion:
+    async def _sample(self, asked: _Asked) -> Completion:
         await self._check_cpu()
         plan, started_s = self.plan, self.clock.elapsed_s
+        sequence, messages = asked.sequence, asked.messages
         prompt = self._line.prompt(messages) if self._line else None
         length = len(prompt.ids) if prompt else self._length(messages)
-        max_tokens = self._reserve(kind, length)
+        max_tokens = self._reserve(asked, length)
         request = CompletionRequest(
             messages=messages,
             prompt_ids=prompt.ids if prompt else None,
-            stop=stop_strings(kind, plan.agent.code_tags),
+            stop=asked.stop,
             sampling=replace(plan.sampling, max_tokens=max_tokens, seed=plan.sampling.seed + sequence),
             rollout_id=plan.rollout_id,
             task_id=plan.task.task_id,
@@ -212,16 +248,19 @@ class Lease:
             split=plan.split,
         )
         completion = await self._completer.sample(request)
-        self._record(sequence, kind, messages, prompt, completion, started_s)
+        self._record(asked, prompt, completion, started_s)
         return completion
 
-    def _reserve(self, kind: CompletionKind, prompt_length: int) -> int:
-        """Tokens this completion may sample. Raises _Over before anything is spent."""
-        limits, agent = self.plan.limits, self.plan.agent
+    def _reserve(self, asked: _Asked, prompt_length: int) -> int:
+        """Tokens this completion may sample. Raises _Over before anything is spent.
+
+        Managed agents have steps of their own in each call; what they use up is bounded by the other budgets.
+        """
+        limits, agent, kind = self.plan.limits, self.plan.agent, asked.kind
         if len(self.turns) >= limits.completions:
             raise _Over("budget", f"{limits.completions} completions")
-        actions = sum(turn.kind is CompletionKind.ACTION for turn in self.turns)
-        if kind is CompletionKind.ACTION and actions >= agent.max_steps:
+        actions = sum(turn.kind is CompletionKind.ACTION and not turn.agent for turn in self.turns)
+        if kind is CompletionKind.ACTION and not asked.agent and actions >= agent.max_steps:
             raise _Over("max_steps", f"{agent.max_steps} steps")
         if kind is CompletionKind.FINAL and not agent.final_answer_at_max_steps:
             raise _Over("max_steps", f"{agent.max_steps} steps")
@@ -249,15 +288,8 @@ class Lease:
         new = messages[kept:]
         return self._counted + sum(len(self._tokenizer.encode(m.content)) + _MESSAGE_OVERHEAD for m in new)
 
-    def _record(
-        self,
-        sequence: int,
-        kind: CompletionKind,
-        messages: tuple[Message, ...],
-        prompt: Prompt | None,
-        completion: Completion,
-        started_s: float,
-    ) -> None:
+    def _record(self, asked: _Asked, prompt: Prompt | None, completion: Completion, started_s: float) -> None:
+        messages = asked.messages
         kept = _common(self._conversation, messages)
         if prompt is None and self._tokenizer is not None:
             self._counted = self._length(messages)
@@ -265,26 +297,31 @@ class Lease:
             self._line.append(prompt, messages, completion)
         self.turns.append(
             Turn(
-                sequence=sequence,
-                kind=kind,
+                sequence=asked.sequence,
+                kind=asked.kind,
                 kept=kept,
                 messages=messages[kept:],
-                segment=prompt.segment if prompt else self._text_segment(kept),
+                segment=prompt.segment if prompt else self._text_segment(messages),
                 prompt_ids=prompt.added if prompt else None,
                 closing=prompt.closing if prompt else "",
                 completion=completion,
                 started_s=started_s,
                 ended_s=self.clock.elapsed_s,
+                agent=asked.agent,
             )
         )
         self._conversation = messages
 
-    def _text_segment(self, kept: int) -> int:
-        """A conversation that does not extend the previous one is another segment, in text as in ids."""
-        if not self.turns:
-            return 0
-        continues = kept == len(self._conversation)
-        return self.turns[-1].segment if continues else max(t.segment for t in self.turns) + 1
+    def _text_segment(self, messages: tuple[Message, ...]) -> int:
+        """The latest segment whose last conversation these messages continue, in text as in ids; else the next."""
+        continued = (
+            segment
+            for segment, talk in reversed(self._talks.items())
+            if len(messages) > len(talk) and messages[: len(talk)] == talk
+        )
+        segment = next(continued, len(self._talks))
+        self._talks[segment] = messages
+        return segment
 
     # ------------------------------------------------------------ tools, steps, result
 
@@ -353,13 +390,13 @@ class _Over(Exception):
         self.detail = detail
 
 
-def stop_strings(kind: CompletionKind, code_tags: tuple[str, str]) -> tuple[str, ...]:
+def stop_strings(kind: CompletionKind, code_tags: tuple[str, str] | None) -> tuple[str, ...]:
     """The strings smolagents stops at. A closing tag that is part of the opening one would stop too early."""
     if kind is CompletionKind.PLAN:
         return ("<end_plan>",)
     if kind is CompletionKind.FINAL:
         return ()
-    opening, closing = code_tags
+    opening, closing = code_tags or ("", "")
     return ("Observation:", "Calling tools:", *(() if closing in opening else (closing,)))
 
 

@@ -82,7 +82,8 @@ class SandboxService(grpc.GenericRpcHandler):
             self.hung_up.set()
             raise
         task = lease.plan.task
-        yield pb.ParkResponse(assignment=wire.assignment(task, lease.plan.agent, lease.tools))
+        assignment = wire.assignment(task, lease.plan.agent, lease.tools, lease.equipment)
+        yield pb.ParkResponse(assignment=assignment)
         for index, attachment in enumerate(task.attachments):
             try:
                 async for content in _chunks(attachment):
@@ -96,8 +97,8 @@ class SandboxService(grpc.GenericRpcHandler):
     async def Complete(self, request: bytes, context: Context) -> pb.CompleteResponse:
         lease = await self._lease(context, len(request))
         try:
-            sequence, kind, messages = wire.completion_request(request)
-            reply = await lease.complete(sequence, request, kind, messages)
+            asked = wire.completion_request(request)
+            reply = await lease.complete(asked.sequence, request, *asked[1:])
         except ProtocolError as error:
             await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except SequenceError as error:

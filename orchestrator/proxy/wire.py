@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.protobuf.duration_pb2 import Duration
 from rollout_api.v1 import sandbox_pb2 as pb
 
+from orchestrator.equipment import Equipment, SandboxTool
 from orchestrator.errors import ProtocolError
 from orchestrator.proxy.leases import Reply, Submission, ToolReply
 from orchestrator.proxy.unparsed import read
-from orchestrator.tools.base import HostTool
-from orchestrator.types import AgentSpec, CompletionKind, Confinement, Message, Mount, Role, Step, Task
+from orchestrator.tools.base import FILE_TOOLS, HostTool
+from orchestrator.types import AgentKind, AgentSpec, CompletionKind, Confinement, Message, Mount, Role, Step, Task
 
 CONTRACT = 2
 CHUNK_BYTES = 256 * 1024
@@ -27,6 +28,8 @@ _FIELDS = 256  # of any request but a conversation, those of inner messages incl
 _PARK_BYTES, _PARK_FIELDS = 256 * 1024, 4096  # every mount has eight
 _STEP_BYTES = 2 << 20  # four texts, each character of up to four bytes, cut here
 _RESULT_BYTES = 512 * 1024
+MAX_STOPS = 4  # as OpenAI takes them
+MAX_STOP_CHARS = 64
 
 _ROLES: dict[int, Role] = {
     pb.ROLE_SYSTEM: "system",
@@ -37,6 +40,11 @@ _KINDS = {
     pb.COMPLETION_KIND_ACTION: CompletionKind.ACTION,
     pb.COMPLETION_KIND_PLAN: CompletionKind.PLAN,
     pb.COMPLETION_KIND_FINAL: CompletionKind.FINAL,
+}
+_AGENT_KINDS: dict[AgentKind, pb.AgentKind] = {
+    "code": pb.AGENT_KIND_CODE,
+    "tool_calling": pb.AGENT_KIND_TOOL_CALLING,
+    "program": pb.AGENT_KIND_PROGRAM,
 }
 _FINISH = {"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH}
 
@@ -84,8 +92,20 @@ def confinement(data: bytes) -> Confinement:
     )
 
 
-def assignment(task: Task, agent: AgentSpec, tools: Mapping[str, HostTool]) -> pb.Assignment:
+class Asked(NamedTuple):
+    """What a sandbox asks a completion for. `agent`: which managed one asks; empty: the main one."""
+
+    sequence: int
+    kind: CompletionKind
+    messages: tuple[Message, ...]
+    stop: tuple[str, ...]
+    agent: str
+
+
+def assignment(task: Task, agent: AgentSpec, tools: Mapping[str, HostTool], equipment: Equipment) -> pb.Assignment:
     """What the sandbox is told of a task: the question, the files' names, never the answer."""
+    templates = equipment.prompt_templates
+    everything = (*FILE_TOOLS, *(tool.name for tool in equipment.sandbox_tools), *tools)
     return pb.Assignment(
         question=task.question,
         attachments=[pb.AttachmentFile(name=a.name, size_bytes=a.size_bytes) for a in task.attachments],
@@ -100,35 +120,55 @@ def assignment(task: Task, agent: AgentSpec, tools: Mapping[str, HostTool]) -> p
             instructions=agent.instructions,
             verbosity=agent.verbosity,
             max_output_chars=agent.max_output_chars,
+            kind=_AGENT_KINDS[agent.kind],
+            prompt_templates_json=None if templates is None else json.dumps(templates),
+            managed_agents=[
+                pb.ManagedAgent(
+                    name=managed.name,
+                    description=managed.description,
+                    tools=everything if managed.tools is None else managed.tools,
+                    max_steps=managed.max_steps or agent.max_steps,
+                    kind=_AGENT_KINDS[managed.kind or agent.kind],
+                )
+                for managed in agent.managed_agents
+            ],
         ),
-        host_tools=[
-            pb.HostTool(
-                name=name,
-                description=tool.description,
-                inputs_json=json.dumps(tool.inputs),
-                output_type=tool.output_type,
-            )
-            for name, tool in tools.items()
+        host_tools=[_tool(name, tool) for name, tool in tools.items()],
+        sandbox_tools=[
+            pb.SandboxTool(tool=_tool(tool.name, tool), module=tool.module, source=tool.source)
+            for tool in equipment.sandbox_tools
         ],
+        program=[pb.ProgramFile(path=file.path, content=file.content) for file in equipment.program],
     )
 
 
-def completion_request(data: bytes) -> tuple[int, CompletionKind, tuple[Message, ...]]:
-    """Sequence number, kind and conversation. Raises ProtocolError."""
-    fields = 2 + 3 * MAX_MESSAGES
+def _tool(name: str, tool: HostTool | SandboxTool) -> pb.HostTool:
+    return pb.HostTool(
+        name=name,
+        description=tool.description,
+        inputs_json=json.dumps({name: dict(shape) for name, shape in tool.inputs.items()}),
+        output_type=tool.output_type,
+    )
+
+
+def completion_request(data: bytes) -> Asked:
+    """What is asked for. Raises ProtocolError."""
+    fields = 3 + MAX_STOPS + 3 * MAX_MESSAGES
     request = read(pb.CompleteRequest, data, max_bytes=MAX_CONVERSATION_BYTES, max_fields=fields)
     kind = _KINDS.get(request.kind)
     if kind is None:
         raise ProtocolError(f"unknown completion kind {request.kind}")
     if not 1 <= len(request.messages) <= MAX_MESSAGES:
         raise ProtocolError(f"{len(request.messages)} messages; 1 to {MAX_MESSAGES} are accepted")
+    if len(request.stop) > MAX_STOPS or not all(1 <= len(stop) <= MAX_STOP_CHARS for stop in request.stop):
+        raise ProtocolError(f"at most {MAX_STOPS} stop strings of 1 to {MAX_STOP_CHARS} characters are accepted")
     messages = []
     for message in request.messages:
         role = _ROLES.get(message.role)
         if role is None:
             raise ProtocolError(f"unknown role {message.role}")
         messages.append(Message(role, message.content))
-    return request.sequence, kind, tuple(messages)
+    return Asked(request.sequence, kind, tuple(messages), tuple(request.stop), request.agent)
 
 
 def completion_response(reply: Reply) -> pb.CompleteResponse:
@@ -183,6 +223,7 @@ def step(data: bytes) -> Step:
         error=request.error[:MAX_TEXT_CHARS],
         is_final_answer=request.is_final_answer,
         duration_s=_seconds(request.duration),
+        agent=request.agent[:200],
     )
 
 

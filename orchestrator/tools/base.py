@@ -1,9 +1,12 @@
-"""What a host tool offers: it runs in the orchestrator, where its key stays."""
+"""What a host tool offers: it runs in the orchestrator, where its key stays. And the names others have."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Protocol
+
+FILE_TOOLS = ("read_file", "write_file", "append_to_file")  # the sandbox's own, in the code worker
+RESERVED = frozenset({*FILE_TOOLS, "final_answer", "python_interpreter"})
 
 
 class HostTool(Protocol):

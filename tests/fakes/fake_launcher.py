@@ -21,6 +21,7 @@ from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 from orchestrator.errors import LaunchError, SandboxLostError
 from orchestrator.launch.names import ATTACHMENTS_DIR, SOCKET_NAME, WORKSPACE_DIR
 from orchestrator.launch.uninterrupted import uninterrupted
+from orchestrator.proxy.wire import CONTRACT
 from orchestrator.types import SandboxExit, SandboxSpec
 
 Inhabitant = Callable[[Path], Awaitable[SandboxExit]]
@@ -55,7 +56,7 @@ async def parked_inhabitant(channel: Path) -> SandboxExit:
     async with grpc.aio.insecure_channel(f"unix:{channel / SOCKET_NAME}") as connection:
         stub: Any = pb_grpc.SandboxServiceStub(connection)
         try:
-            async for _ in stub.Park(pb.ParkRequest(contract=2, confinement=CONFINED)):
+            async for _ in stub.Park(pb.ParkRequest(contract=CONTRACT, confinement=CONFINED)):
                 pass
         except grpc.aio.AioRpcError:
             return SandboxExit(1, oom_killed=False, reason="the orchestrator is gone")

@@ -45,6 +45,13 @@ class Script:
     verbosity: int = 0
     max_output_chars: int = 20_000
     instructions: str | None = None
+    kind: str = "code"
+    code_tags: tuple[str, str] = ("<code>", "</code>")
+    authorized_imports: Sequence[str] = ("*",)
+    managed_agents: Sequence[pb.ManagedAgent] = ()
+    prompt_templates_json: str | None = None
+    sandbox_tools: Sequence[pb.SandboxTool] = ()
+    program: Mapping[str, bytes] = field(default_factory=dict)
     refuse_parking: str | None = None
     unavailable: set[int] = field(default_factory=set)  # completions refused once, by sequence
     inputs: Mapping[str, Any] = field(
@@ -199,13 +206,16 @@ class ScriptedOrchestrator(pb_grpc.SandboxServiceServicer):
                 max_steps=script.max_steps,
                 step_timeout=step_timeout,
                 planning_interval=script.planning_interval,
-                code_tag_open="<code>",
-                code_tag_close="</code>",
+                code_tag_open=script.code_tags[0],
+                code_tag_close=script.code_tags[1],
                 final_answer_at_max_steps=script.final_answer_at_max_steps,
-                authorized_imports=["*"],
+                authorized_imports=script.authorized_imports,
                 instructions=script.instructions,
                 verbosity=script.verbosity,
                 max_output_chars=script.max_output_chars,
+                kind=pb.AgentKind.Value(f"AGENT_KIND_{script.kind.upper()}"),
+                managed_agents=script.managed_agents,
+                prompt_templates_json=script.prompt_templates_json,
             ),
             host_tools=[
                 pb.HostTool(
@@ -216,4 +226,6 @@ class ScriptedOrchestrator(pb_grpc.SandboxServiceServicer):
                 )
                 for name in script.tools
             ],
+            sandbox_tools=script.sandbox_tools,
+            program=[pb.ProgramFile(path=path, content=content) for path, content in script.program.items()],
         )

@@ -16,6 +16,7 @@ from orchestrator.proxy.leases import Lease, Refused, Submission
 from orchestrator.proxy.pace import BURST
 from orchestrator.proxy.server import SandboxServer
 from orchestrator.proxy.service import SERVICE
+from orchestrator.proxy.wire import CONTRACT
 from orchestrator.types import Attachment, Limits, Task
 from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.plans import TALK, a_plan
@@ -41,7 +42,7 @@ def lease(script: list[str | Exception] | None = None, **changes: object) -> Lea
 
 
 async def parked(stub: Stub, server: SandboxServer, given: Lease) -> list[pb.ParkResponse]:
-    stream = stub.Park(pb.ParkRequest(contract=2))
+    stream = stub.Park(pb.ParkRequest(contract=CONTRACT))
     await asyncio.wait_for(server.parked(), 120)
     server.assign(given)
     return [item async for item in stream]
@@ -87,7 +88,8 @@ async def test_a_file_that_shrank_is_a_bad_task(stub: Stub, server: SandboxServe
 async def test_only_one_park_is_served(stub: Stub, server: SandboxServer) -> None:
     await parked(stub, server, lease())
     assert (
-        await code_of(anext(aiter(stub.Park(pb.ParkRequest(contract=2))))) is grpc.StatusCode.FAILED_PRECONDITION
+        await code_of(anext(aiter(stub.Park(pb.ParkRequest(contract=CONTRACT)))))
+        is grpc.StatusCode.FAILED_PRECONDITION
     )
 
 

@@ -20,6 +20,7 @@ from orchestrator.breaker import Breaker, HealthGate
 from orchestrator.errors import AuthenticationError, DockerError, OutputError, RunUnhealthy
 from orchestrator.executor import Executor, Launching, Result
 from orchestrator.launch.names import SOCKET_NAME
+from orchestrator.proxy.wire import CONTRACT
 from orchestrator.rollout import Surroundings
 from orchestrator.types import (
     Attempt,
@@ -46,7 +47,7 @@ async def answering(channel: Path) -> SandboxExit:
     """Asks for one completion and submits it."""
     async with grpc.aio.insecure_channel(f"unix:{channel / SOCKET_NAME}") as connection:
         stub = pb_grpc.SandboxServiceStub(connection)
-        async for _ in stub.Park(pb.ParkRequest(contract=2, confinement=CONFINED)):
+        async for _ in stub.Park(pb.ParkRequest(contract=CONTRACT, confinement=CONFINED)):
             pass
         message = pb.Message(role=pb.ROLE_USER, content="What is 6 times 7?")
         request = pb.CompleteRequest(sequence=1, kind=pb.COMPLETION_KIND_ACTION, messages=[message])

@@ -21,6 +21,7 @@ from orchestrator.launch.confinement import verify_confinement
 from orchestrator.launch.names import SOCKET_NAME
 from orchestrator.launch.pool import WarmPool
 from orchestrator.launch.verification import demand
+from orchestrator.proxy.wire import CONTRACT
 from orchestrator.rollout import ParkedSandbox, parked_sandbox
 from orchestrator.types import SandboxExit, SandboxSpec
 from tests.fakes.fake_launcher import CONFINED, FakeLauncher
@@ -158,7 +159,7 @@ async def weakly_confined(channel: Path) -> SandboxExit:
         confinement.seccomp_mode = 0
         stub: Any = pb_grpc.SandboxServiceStub(connection)
         try:
-            async for _ in stub.Park(pb.ParkRequest(contract=2, confinement=confinement)):
+            async for _ in stub.Park(pb.ParkRequest(contract=CONTRACT, confinement=confinement)):
                 pass
         except grpc.aio.AioRpcError:
             pass

@@ -8,6 +8,13 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class AgentKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    AGENT_KIND_UNSPECIFIED: _ClassVar[AgentKind]
+    AGENT_KIND_CODE: _ClassVar[AgentKind]
+    AGENT_KIND_TOOL_CALLING: _ClassVar[AgentKind]
+    AGENT_KIND_PROGRAM: _ClassVar[AgentKind]
+
 class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ROLE_UNSPECIFIED: _ClassVar[Role]
@@ -36,6 +43,10 @@ class StopReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STOP_REASON_NO_ANSWER: _ClassVar[StopReason]
     STOP_REASON_OUT_OF_MEMORY: _ClassVar[StopReason]
     STOP_REASON_CRASHED: _ClassVar[StopReason]
+AGENT_KIND_UNSPECIFIED: AgentKind
+AGENT_KIND_CODE: AgentKind
+AGENT_KIND_TOOL_CALLING: AgentKind
+AGENT_KIND_PROGRAM: AgentKind
 ROLE_UNSPECIFIED: Role
 ROLE_SYSTEM: Role
 ROLE_USER: Role
@@ -131,16 +142,20 @@ class ParkResponse(_message.Message):
     def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., chunk: _Optional[_Union[AttachmentChunk, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("question", "attachments", "agent", "host_tools")
+    __slots__ = ("question", "attachments", "agent", "host_tools", "sandbox_tools", "program")
     QUESTION_FIELD_NUMBER: _ClassVar[int]
     ATTACHMENTS_FIELD_NUMBER: _ClassVar[int]
     AGENT_FIELD_NUMBER: _ClassVar[int]
     HOST_TOOLS_FIELD_NUMBER: _ClassVar[int]
+    SANDBOX_TOOLS_FIELD_NUMBER: _ClassVar[int]
+    PROGRAM_FIELD_NUMBER: _ClassVar[int]
     question: str
     attachments: _containers.RepeatedCompositeFieldContainer[AttachmentFile]
     agent: AgentSettings
     host_tools: _containers.RepeatedCompositeFieldContainer[HostTool]
-    def __init__(self, question: _Optional[str] = ..., attachments: _Optional[_Iterable[_Union[AttachmentFile, _Mapping]]] = ..., agent: _Optional[_Union[AgentSettings, _Mapping]] = ..., host_tools: _Optional[_Iterable[_Union[HostTool, _Mapping]]] = ...) -> None: ...
+    sandbox_tools: _containers.RepeatedCompositeFieldContainer[SandboxTool]
+    program: _containers.RepeatedCompositeFieldContainer[ProgramFile]
+    def __init__(self, question: _Optional[str] = ..., attachments: _Optional[_Iterable[_Union[AttachmentFile, _Mapping]]] = ..., agent: _Optional[_Union[AgentSettings, _Mapping]] = ..., host_tools: _Optional[_Iterable[_Union[HostTool, _Mapping]]] = ..., sandbox_tools: _Optional[_Iterable[_Union[SandboxTool, _Mapping]]] = ..., program: _Optional[_Iterable[_Union[ProgramFile, _Mapping]]] = ...) -> None: ...
 
 class AttachmentFile(_message.Message):
     __slots__ = ("name", "size_bytes")
@@ -151,7 +166,7 @@ class AttachmentFile(_message.Message):
     def __init__(self, name: _Optional[str] = ..., size_bytes: _Optional[int] = ...) -> None: ...
 
 class AgentSettings(_message.Message):
-    __slots__ = ("max_steps", "step_timeout", "planning_interval", "code_tag_open", "code_tag_close", "final_answer_at_max_steps", "authorized_imports", "instructions", "verbosity", "max_output_chars")
+    __slots__ = ("max_steps", "step_timeout", "planning_interval", "code_tag_open", "code_tag_close", "final_answer_at_max_steps", "authorized_imports", "instructions", "verbosity", "max_output_chars", "kind", "prompt_templates_json", "managed_agents")
     MAX_STEPS_FIELD_NUMBER: _ClassVar[int]
     STEP_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     PLANNING_INTERVAL_FIELD_NUMBER: _ClassVar[int]
@@ -162,6 +177,9 @@ class AgentSettings(_message.Message):
     INSTRUCTIONS_FIELD_NUMBER: _ClassVar[int]
     VERBOSITY_FIELD_NUMBER: _ClassVar[int]
     MAX_OUTPUT_CHARS_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TEMPLATES_JSON_FIELD_NUMBER: _ClassVar[int]
+    MANAGED_AGENTS_FIELD_NUMBER: _ClassVar[int]
     max_steps: int
     step_timeout: _duration_pb2.Duration
     planning_interval: int
@@ -172,7 +190,42 @@ class AgentSettings(_message.Message):
     instructions: str
     verbosity: int
     max_output_chars: int
-    def __init__(self, max_steps: _Optional[int] = ..., step_timeout: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., planning_interval: _Optional[int] = ..., code_tag_open: _Optional[str] = ..., code_tag_close: _Optional[str] = ..., final_answer_at_max_steps: bool = ..., authorized_imports: _Optional[_Iterable[str]] = ..., instructions: _Optional[str] = ..., verbosity: _Optional[int] = ..., max_output_chars: _Optional[int] = ...) -> None: ...
+    kind: AgentKind
+    prompt_templates_json: str
+    managed_agents: _containers.RepeatedCompositeFieldContainer[ManagedAgent]
+    def __init__(self, max_steps: _Optional[int] = ..., step_timeout: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., planning_interval: _Optional[int] = ..., code_tag_open: _Optional[str] = ..., code_tag_close: _Optional[str] = ..., final_answer_at_max_steps: bool = ..., authorized_imports: _Optional[_Iterable[str]] = ..., instructions: _Optional[str] = ..., verbosity: _Optional[int] = ..., max_output_chars: _Optional[int] = ..., kind: _Optional[_Union[AgentKind, str]] = ..., prompt_templates_json: _Optional[str] = ..., managed_agents: _Optional[_Iterable[_Union[ManagedAgent, _Mapping]]] = ...) -> None: ...
+
+class ManagedAgent(_message.Message):
+    __slots__ = ("name", "description", "tools", "max_steps", "kind")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    TOOLS_FIELD_NUMBER: _ClassVar[int]
+    MAX_STEPS_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    description: str
+    tools: _containers.RepeatedScalarFieldContainer[str]
+    max_steps: int
+    kind: AgentKind
+    def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., tools: _Optional[_Iterable[str]] = ..., max_steps: _Optional[int] = ..., kind: _Optional[_Union[AgentKind, str]] = ...) -> None: ...
+
+class SandboxTool(_message.Message):
+    __slots__ = ("tool", "module", "source")
+    TOOL_FIELD_NUMBER: _ClassVar[int]
+    MODULE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    tool: HostTool
+    module: str
+    source: str
+    def __init__(self, tool: _Optional[_Union[HostTool, _Mapping]] = ..., module: _Optional[str] = ..., source: _Optional[str] = ...) -> None: ...
+
+class ProgramFile(_message.Message):
+    __slots__ = ("path", "content")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    content: bytes
+    def __init__(self, path: _Optional[str] = ..., content: _Optional[bytes] = ...) -> None: ...
 
 class HostTool(_message.Message):
     __slots__ = ("name", "description", "inputs_json", "output_type")
@@ -207,14 +260,18 @@ class Message(_message.Message):
     def __init__(self, role: _Optional[_Union[Role, str]] = ..., content: _Optional[str] = ...) -> None: ...
 
 class CompleteRequest(_message.Message):
-    __slots__ = ("sequence", "kind", "messages")
+    __slots__ = ("sequence", "kind", "messages", "stop", "agent")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    AGENT_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     kind: CompletionKind
     messages: _containers.RepeatedCompositeFieldContainer[Message]
-    def __init__(self, sequence: _Optional[int] = ..., kind: _Optional[_Union[CompletionKind, str]] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ...) -> None: ...
+    stop: _containers.RepeatedScalarFieldContainer[str]
+    agent: str
+    def __init__(self, sequence: _Optional[int] = ..., kind: _Optional[_Union[CompletionKind, str]] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., stop: _Optional[_Iterable[str]] = ..., agent: _Optional[str] = ...) -> None: ...
 
 class CompleteResponse(_message.Message):
     __slots__ = ("completion", "ended")
@@ -263,7 +320,7 @@ class CallToolResponse(_message.Message):
     def __init__(self, output: _Optional[str] = ..., error: _Optional[str] = ..., ended: _Optional[_Union[EpisodeEnded, _Mapping]] = ...) -> None: ...
 
 class RecordStepRequest(_message.Message):
-    __slots__ = ("step_number", "model_output", "code", "observations", "error_type", "error", "is_final_answer", "duration")
+    __slots__ = ("step_number", "model_output", "code", "observations", "error_type", "error", "is_final_answer", "duration", "agent")
     STEP_NUMBER_FIELD_NUMBER: _ClassVar[int]
     MODEL_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
@@ -272,6 +329,7 @@ class RecordStepRequest(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     IS_FINAL_ANSWER_FIELD_NUMBER: _ClassVar[int]
     DURATION_FIELD_NUMBER: _ClassVar[int]
+    AGENT_FIELD_NUMBER: _ClassVar[int]
     step_number: int
     model_output: str
     code: str
@@ -280,7 +338,8 @@ class RecordStepRequest(_message.Message):
     error: str
     is_final_answer: bool
     duration: _duration_pb2.Duration
-    def __init__(self, step_number: _Optional[int] = ..., model_output: _Optional[str] = ..., code: _Optional[str] = ..., observations: _Optional[str] = ..., error_type: _Optional[str] = ..., error: _Optional[str] = ..., is_final_answer: bool = ..., duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    agent: str
+    def __init__(self, step_number: _Optional[int] = ..., model_output: _Optional[str] = ..., code: _Optional[str] = ..., observations: _Optional[str] = ..., error_type: _Optional[str] = ..., error: _Optional[str] = ..., is_final_answer: bool = ..., duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., agent: _Optional[str] = ...) -> None: ...
 
 class RecordStepResponse(_message.Message):
     __slots__ = ()

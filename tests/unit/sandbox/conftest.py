@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.errors import CodeError, ToolFailure
-from sandbox.executor import WorkerExecutor
+from sandbox.executor import Reach, WorkerExecutor
 from sandbox.types import AgentSettings, ToolSpec
 from sandbox.worker_link import WorkerLink
 from tests.fakes.worker_host import worker_link
@@ -40,7 +40,9 @@ class Steps:
         """A fresh worker and a fresh executor."""
         settings = AgentSettings(max_steps=9, step_timeout_s=timeout_s, max_output_chars=max_output_chars)
         self.link.replace()
-        self.executor = WorkerExecutor(self.link, settings, (SEARCH, LOOKUP), self._call, lambda: self.kills)
+        self.executor = WorkerExecutor(
+            self.link, settings, Reach((SEARCH, LOOKUP)), self._call, lambda: self.kills
+        )
         self.executor.send_variables(variables={})
 
     def _call(self, name: str, arguments: str) -> str:

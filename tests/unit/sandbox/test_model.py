@@ -38,7 +38,7 @@ def test_tool_call_echoes_are_dropped_before_neighbours_are_joined() -> None:
 def test_the_stop_strings_tell_what_a_completion_is_for(stop: list[str] | None, kind: Kind) -> None:
     asked: list[Kind] = []
 
-    def complete(kind: Kind, messages: tuple[Message, ...]) -> Completion:
+    def complete(kind: Kind, messages: tuple[Message, ...], agent: str = "") -> Completion:
         asked.append(kind)
         return Completion("text", 7, 3)
 
@@ -53,7 +53,7 @@ def test_the_stop_strings_tell_what_a_completion_is_for(stop: list[str] | None, 
 def test_no_failure_of_a_completion_is_an_ordinary_exception(
     raised: BaseException, seen: type[BaseException]
 ) -> None:
-    def complete(kind: Kind, messages: tuple[Message, ...]) -> Completion:
+    def complete(kind: Kind, messages: tuple[Message, ...], agent: str = "") -> Completion:
         raise raised
 
     with pytest.raises(seen) as caught:

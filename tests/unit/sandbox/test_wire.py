@@ -42,6 +42,7 @@ def test_an_assignment_arrives_whole() -> None:
             authorized_imports=["*"],
             instructions="Be brief.",
             max_output_chars=100,
+            kind=pb.AGENT_KIND_CODE,
         ),
         host_tools=[
             pb.HostTool(
@@ -58,7 +59,7 @@ def test_an_assignment_arrives_whole() -> None:
 
 
 def test_what_is_absent_stays_absent() -> None:
-    settings = wire.assignment(pb.Assignment(agent=pb.AgentSettings(max_steps=1))).agent
+    settings = wire.assignment(pb.Assignment(agent=pb.AgentSettings(max_steps=1, kind=pb.AGENT_KIND_CODE))).agent
     assert settings.instructions is None
     assert settings.planning_interval is None
 

@@ -4,13 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.scorers.quality import (
-    calls_final_answer,
-    code_block,
-    length_penalty,
-    quality,
-)
-from orchestrator.types import CompletionKind, Ended, EndedName, Message, Record, Step, Turn
+from orchestrator.scorers.manners import calls_final_answer, code_block, tool_call
+from orchestrator.scorers.quality import length_penalty, quality
+from orchestrator.types import Completion, CompletionKind, Ended, EndedName, Message, Record, Step, Turn
 
 from .episodes import ADVICE, FAILED, FINISHED, PERFECT, PRINTED, code, plan, record, said
 
@@ -192,3 +188,51 @@ def test_errors_are_recognised_as_smolagents_writes_them(joined: bool, called: b
     brought = (last.messages[0], *(Message("user", text) for text in observations))
     episode = Record(0.0, (first, replace(last, messages=brought)), answer="42")
     assert measure(episode)["execution"] == 0.5
+
+
+def measured_as(kind: str, *turns: tuple[Completion, str]) -> dict[str, float]:
+    task = plan()
+    agent = replace(task.agent, kind=kind, code_tags=("```python", "```"))  # type: ignore[arg-type]
+    return quality(replace(task, agent=agent), record(*turns), FINISHED, 0.1)
+
+
+def test_a_code_agents_own_tags_are_its_form() -> None:
+    good = said("```python\nprint(1)\n```", ids=True)
+    parts = measured_as("code", (good, PRINTED), (said("```python\nfinal_answer(1)\n```", ids=True), ""))
+    assert (parts["format"], parts["final_answer"]) == (1.0, 1.0)
+    assert measured_as("code", (code("final_answer(1)"), ""))["format"] == 0.0
+
+
+def test_a_tool_calling_agents_form_is_one_call() -> None:
+    call = said('Action:\n{"name": "read_file", "arguments": {"path": "x"}}')
+    last = said('{"name": "final_answer", "arguments": "1"}')
+    failed = "Error:\nError executing tool" + ADVICE
+    parts = measured_as("tool_calling", (call, "Observation:\ntext"), (said("Hm."), failed), (last, ""))
+    assert parts["format"] == pytest.approx(2 / 3)
+    assert parts["execution"] == pytest.approx(2 / 3)
+    assert parts["final_answer"] == 1.0
+    assert measured_as("tool_calling", (code("final_answer(1)"), ""))["final_answer"] == 0.0
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "}{", "{}", '{"name": 1, "arguments": {}}', '{"name": "x"}', "{" * 99_999]
+)
+def test_what_is_no_tool_call(text: str) -> None:
+    assert tool_call(text) is None
+
+
+def test_a_program_is_measured_by_what_can_be_seen_of_it() -> None:
+    parts = measured_as("program", (said("anything"), "seen"), (said("cut", reason="length"), ""))
+    assert (parts["format"], parts["final_answer"], parts["execution"]) == (0.5, 1.0, 1.0)
+
+
+def test_a_managed_agents_turns_are_not_the_main_ones() -> None:
+    episode = record((code("helper('x')"), PRINTED), (code("final_answer(1)"), ""))
+    first, last = episode.turns
+    talk = (Message("user", "its own task"),)
+    nested = replace(
+        first, sequence=2, kept=0, messages=talk, segment=1, agent="helper", completion=said("no form")
+    )
+    last = replace(last, sequence=3, kept=0, messages=(*first.messages, *last.messages))
+    parts = measure(replace(episode, turns=(first, nested, last)))
+    assert (parts["format"], parts["execution"], parts["efficiency"]) == (1.0, 1.0, 0.9)

@@ -1,0 +1,1 @@
+"""What operators bring for the agent: prompts, managed agents, tools, a whole program."""

@@ -1,0 +1,49 @@
+"""Reads what `env.*` brings for the agent, all of it checked before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from orchestrator.agents.program import read_program
+from orchestrator.agents.templates import read_templates
+from orchestrator.equipment import Equipment
+from orchestrator.errors import ConfigError
+from orchestrator.tools.base import FILE_TOOLS, HostTool
+from orchestrator.tools.brought import check_names, host_tool, sandbox_tool
+from orchestrator.tools.functions import Workers
+
+if TYPE_CHECKING:
+    from orchestrator.settings import EnvSettings
+
+
+def equip(env: EnvSettings) -> Equipment:
+    """What goes into every sandbox. Blocking. Raises ConfigError."""
+    templates = env.prompt_templates
+    return Equipment(
+        sandbox_tools=tuple(sandbox_tool(spec) for spec in env.sandbox_tools),
+        prompt_templates=None if templates is None else read_templates(templates, env.agent_kind),
+        program=() if env.program is None else read_program(env.program),
+    )
+
+
+def brought_host_tools(env: EnvSettings) -> dict[str, HostTool]:
+    """By name. Imports the operator's modules. Raises ConfigError."""
+    if not env.host_tools:
+        return {}
+    workers = Workers(env.tool_timeout, env.max_concurrent_tool_calls)
+    tools = [host_tool(spec, workers) for spec in env.host_tools]
+    check_names(name for name, _ in tools)
+    return dict(tools)
+
+
+def check_team(env: EnvSettings, equipment: Equipment, tools: Mapping[str, HostTool]) -> None:
+    """All names are different, and managed agents name tools that are there. Raises ConfigError."""
+    brought = [tool.name for tool in equipment.sandbox_tools]
+    check_names(brought, tools, (agent.name for agent in env.managed_agents))
+    known = (*FILE_TOOLS, *brought, *tools)
+    for agent in env.managed_agents:
+        if unknown := sorted(set(agent.tools or ()) - set(known)):
+            raise ConfigError(
+                f"env.managed_agents: {agent.name} is given {', '.join(unknown)}; there are {', '.join(known)}"
+            )

@@ -1,0 +1,44 @@
+"""`env.agent program:PATH`: a Python file, or a folder with a `__main__.py`, that is sent into the sandbox."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from orchestrator.equipment import ProgramFile
+from orchestrator.errors import ConfigError
+
+MAIN = "__main__.py"
+MAX_FILES = 256
+MAX_BYTES = 4 << 20
+_SKIPPED = frozenset({"__pycache__", ".git", ".venv"})
+
+
+def read_program(path: Path) -> tuple[ProgramFile, ...]:
+    """Its files; a single one becomes `__main__.py`. Raises ConfigError."""
+    try:
+        if path.is_file():
+            files = [(MAIN, path)]
+        elif (path / MAIN).is_file():
+            files = list(_files(path))
+        else:
+            raise ConfigError(f"env.agent: {path} is neither a Python file nor a folder with a {MAIN}")
+        if len(files) > MAX_FILES:
+            raise ConfigError(f"env.agent: {path} has more than {MAX_FILES} files")
+        if sum(place.stat().st_size for _, place in files) > MAX_BYTES:
+            raise ConfigError(f"env.agent: {path} is larger than {MAX_BYTES >> 20} MiB in all")
+        return tuple(ProgramFile(name, place.read_bytes()) for name, place in files)
+    except OSError as error:
+        raise ConfigError(f"env.agent: cannot read {path}: {error.strerror}") from error
+
+
+def _files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """(path below the folder, place) of regular files, in order. Links are not followed."""
+    for directory, below, names in os.walk(folder):
+        below[:] = sorted(name for name in below if name not in _SKIPPED)
+        for name in sorted(names):
+            place = Path(directory) / name
+            if stat.S_ISREG(place.lstat().st_mode):
+                yield place.relative_to(folder).as_posix(), place

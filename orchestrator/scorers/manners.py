@@ -1,0 +1,118 @@
+"""What is good form for each kind of agent: in its own tags, with its own calls.
+
+`well_formed` and `gives_answer` look at one action as it was sampled. A program has no form we know: an
+action of it is well formed when the model ended it by itself, and a finished episode has its answer.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import tokenize
+import warnings
+from typing import Any
+
+from orchestrator.types import AgentSpec, Completion
+
+_MAX_PARSED_CHARS = 64 << 10
+_MARKDOWN = ("```python", "```py")
+
+
+def well_formed(agent: AgentSpec, completion: Completion) -> bool:
+    """Whether an action is one thing to do, said as the agent has to say it."""
+    match agent.kind:
+        case "code":
+            return code_block(completion, agent.code_tags) is not None
+        case "tool_calling":
+            return tool_call(completion.visible) is not None
+    return completion.finish_reason == "stop"
+
+
+def gives_answer(agent: AgentSpec, completion: Completion) -> bool:
+    """Whether an action, the last one of a finished episode, gives the answer."""
+    match agent.kind:
+        case "code":
+            return calls_final_answer(code_run(completion.visible, agent.code_tags))
+        case "tool_calling":
+            return (tool_call(completion.visible) or {}).get("name") == "final_answer"
+    return True
+
+
+def tool_call(visible: str) -> dict[str, Any] | None:
+    """The one call in an action: a JSON object with a name, from the first brace to the last, as smolagents
+    takes it; None for every other text."""
+    start, end = visible.find("{"), visible.rfind("}")
+    if not 0 <= start < end or end - start > _MAX_PARSED_CHARS:
+        return None
+    try:
+        call = json.loads(visible[start : end + 1], strict=False)
+    except (ValueError, RecursionError):
+        return None
+    named = isinstance(call, dict) and isinstance(call.get("name"), str) and "arguments" in call
+    return call if named else None
+
+
+def code_block(completion: Completion, tags: tuple[str, str]) -> str | None:
+    """The code of an action that is exactly one closed block; None for every other action."""
+    opening, closing = tags
+    _, opened, rest = completion.visible.partition(opening)
+    code, closed, after = rest.partition(closing)
+    if not opened or opening in code or opening in after or not code.strip():
+        return None
+    return code if closed or _closed_by_stop(completion, closing) else None
+
+
+def _closed_by_stop(completion: Completion, closing: str) -> bool:
+    """Whether sampling ended at the closing tag, which is then cut off what the agent gets."""
+    if completion.finish_reason != "stop":
+        return False
+    behind = completion.text.removeprefix(completion.visible)
+    if closing in behind:
+        return True
+    # An endpoint without ids may not tell at which stop string it ended: then the doubt is the policy's.
+    return completion.tokens_T is None and not behind
+
+
+def code_run(visible: str, tags: tuple[str, str]) -> str:
+    """The code smolagents takes from an action: its blocks, else a Markdown block, else everything."""
+    if blocks := _blocks(visible, *tags):
+        return "\n\n".join(blocks)
+    for opening in _MARKDOWN:
+        if blocks := _blocks(visible, opening, "\n```"):
+            return "\n\n".join(blocks)
+    return visible
+
+
+def _blocks(text: str, opening: str, closing: str) -> list[str]:
+    pieces = text.split(opening)[1:]
+    return [piece.partition(closing)[0].strip() for piece in pieces]
+
+
+def calls_final_answer(code: str) -> bool:
+    """Whether `code` calls `final_answer`: in the code itself, not in a comment or a string."""
+    if len(code) <= _MAX_PARSED_CHARS:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the model's escape sequences are not ours to warn of
+                tree = ast.parse(code)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return _final_answer_among_tokens(code)
+        return any(
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "final_answer"
+            for node in ast.walk(tree)
+        )
+    return _final_answer_among_tokens(code)
+
+
+def _final_answer_among_tokens(code: str) -> bool:
+    """For code that is no Python as a whole, such as one with a stray line in it."""
+    previous = ""
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(code).readline):
+            if previous == "final_answer" and token.string == "(":
+                return True
+            previous = token.string if token.type == tokenize.NAME else ""
+    except (tokenize.TokenError, SyntaxError, ValueError):
+        return False
+    return False

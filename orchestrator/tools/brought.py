@@ -1,0 +1,103 @@
+"""Tools an operator brings: `env.sandbox_tools`, which are sent along, and `env.host_tools`, which run here."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from orchestrator.agents.kinds import is_name
+from orchestrator.equipment import SandboxTool
+from orchestrator.errors import ConfigError
+from orchestrator.plugins import PREFIX, load_object
+from orchestrator.tools.base import RESERVED, HostTool
+from orchestrator.tools.functions import FunctionTool, Workers
+from orchestrator.tools.signatures import of_function, of_source
+
+MAX_SOURCE_BYTES = 256 * 1024
+
+
+def sandbox_tool(spec: str) -> SandboxTool:
+    """The function, found in its module's source; nothing of it runs here. Raises ConfigError."""
+    flag = "env.sandbox_tools"
+    module, _, name = spec.removeprefix(PREFIX).partition(":")
+    place = _source_file(module, spec)
+    try:
+        source = place.read_text("utf-8")
+        if len(source.encode()) > MAX_SOURCE_BYTES:
+            raise ConfigError(f"{flag}: {spec}: {place} is longer than {MAX_SOURCE_BYTES} bytes")
+        tree = ast.parse(source)
+    except OSError as error:
+        raise ConfigError(f"{flag}: {spec}: cannot read {place}: {error.strerror}") from error
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{flag}: {spec}: {place} is no Python: {error}") from error
+    found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
+    if not found:
+        raise ConfigError(
+            f"{flag}: {spec}: {place} has no function {name} at its top level (`def`, not `async def`)"
+        )
+    try:
+        told = of_source(found[-1])
+    except ValueError as error:
+        raise ConfigError(f"{flag}: {spec}: {error}") from None
+    return SandboxTool(name, told.description, told.inputs, told.output_type, module, source)
+
+
+def host_tool(spec: str, workers: Workers) -> tuple[str, HostTool]:
+    """(its name, the tool): a function, or an object with what `HostTool` asks for. Raises ConfigError."""
+    flag = "env.host_tools"
+    found = load_object(spec, flag)
+    name = getattr(found, "name", None) or getattr(found, "__name__", spec.rpartition(":")[2])
+    if callable(getattr(found, "call", None)):
+        return str(name), _checked(found, spec)
+    if not callable(found) or inspect.isclass(found):
+        raise ConfigError(f"{flag}: {spec} is neither a function nor an object with description, inputs and call")
+    try:
+        told = of_function(found)
+    except ValueError as error:
+        raise ConfigError(f"{flag}: {spec}: {error}") from None
+    return str(name), FunctionTool(found, told, workers)
+
+
+def check_names(*groups: Iterable[str]) -> None:
+    """Raises ConfigError for a name that is none in Python, or that two of them have."""
+    seen: set[str] = set()
+    for name in (name for group in groups for name in group):
+        if not is_name(name):
+            raise ConfigError(f"{name!r} cannot be the name of a tool: it must be a Python identifier")
+        if name in RESERVED or name in seen:
+            raise ConfigError(f"there are two tools or agents called {name!r}; rename yours")
+        seen.add(name)
+
+
+def _checked(tool: HostTool, spec: str) -> HostTool:
+    inputs = getattr(tool, "inputs", None)
+    texts = (getattr(tool, "description", None), getattr(tool, "output_type", None))
+    shaped = isinstance(inputs, Mapping) and all(
+        is_name(name) and isinstance(shape, Mapping) and {"type", "description"} <= set(shape)
+        for name, shape in inputs.items()
+    )
+    if not shaped or not all(isinstance(text, str) and text for text in texts):
+        raise ConfigError(
+            f"env.host_tools: {spec} needs description and output_type (text) and inputs (argument name to type, "
+            "description and, if it may be left out, nullable)"
+        )
+    if not inspect.iscoroutinefunction(tool.call):
+        raise ConfigError(f"env.host_tools: {spec}: its `call` must be an `async def`")
+    return tool
+
+
+def _source_file(module: str, spec: str) -> Path:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    try:
+        found = importlib.util.find_spec(module)
+    except (ImportError, ValueError, AttributeError):
+        found = None
+    if found is None or found.origin is None or not found.origin.endswith(".py"):
+        raise ConfigError(f"env.sandbox_tools: {spec}: there is no module {module} with a source file")
+    return Path(found.origin)

@@ -1,0 +1,141 @@
+"""A function of the operator's as a host tool: arguments checked, time and size bounded, errors told.
+
+A function that is no coroutine runs in a thread of its own. Threads cannot be stopped: one that outlives its
+time keeps its place among the calls at a time, and ends with the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from orchestrator.errors import ToolError
+from orchestrator.tools.arguments import check_names
+from orchestrator.tools.signatures import Signature
+
+log = logging.getLogger(__name__)
+
+MAX_RESULT_CHARS = 200_000
+MAX_ERROR_CHARS = 2_000
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "array": (list,),
+    "object": (dict,),
+}
+
+
+class Workers:
+    """At most `max_calls` calls at a time over all rollouts, each within `timeout_s`, its waiting included."""
+
+    def __init__(self, timeout_s: float, max_calls: int) -> None:
+        self.timeout_s = timeout_s
+        self._slots = asyncio.Semaphore(max_calls)
+
+    async def run(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+        """Raises TimeoutError, and what the function raises."""
+        async with asyncio.timeout(self.timeout_s):
+            await self._slots.acquire()
+            if not inspect.iscoroutinefunction(function):
+                return await self._in_thread(function, arguments)
+            try:
+                return await function(**arguments)
+            finally:
+                self._slots.release()
+
+    async def _in_thread(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[Any] = loop.create_future()
+
+        def finish(result: Any, error: BaseException | None) -> None:
+            self._slots.release()
+            if ended.done():  # nobody waits any more
+                return
+            if error is None:
+                ended.set_result(result)
+            else:
+                ended.set_exception(_plain(error))
+
+        def work() -> None:
+            result, error = None, None
+            try:
+                result = function(**arguments)
+            except BaseException as raised:  # handed over: it is the caller's
+                error = raised
+            try:
+                loop.call_soon_threadsafe(finish, result, error)
+            except RuntimeError:
+                log.debug("a tool came to its end after the run")
+
+        # Daemons, unlike those of a thread pool: one that hangs must not keep the process from ending.
+        threading.Thread(target=work, name="host tool", daemon=True).start()
+        return await ended
+
+
+class FunctionTool:
+    """A `HostTool` made of a function."""
+
+    def __init__(self, function: Callable[..., Any], told: Signature, workers: Workers) -> None:
+        self.description = told.description
+        self.inputs = told.inputs
+        self.output_type = told.output_type
+        self._function = function
+        self._workers = workers
+
+    async def call(self, arguments: Mapping[str, Any]) -> str:
+        """Its result as text, JSON for all that is no text. Raises ToolError."""
+        check_arguments(arguments, self.inputs)
+        try:
+            result = await self._workers.run(self._function, arguments)
+        except ToolError:
+            raise
+        except TimeoutError:
+            raise ToolError(f"the tool did not answer within {self._workers.timeout_s:g} seconds") from None
+        except Exception as error:
+            raise ToolError(f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]) from error
+        return self._text(result)
+
+    def _text(self, result: object) -> str:
+        if self.output_type in ("string", "any"):
+            text = result if isinstance(result, str) else str(result)
+            if len(text) > MAX_RESULT_CHARS:
+                text = f"{text[:MAX_RESULT_CHARS]}\n[cut: {len(text) - MAX_RESULT_CHARS} more characters]"
+            return text.encode("utf-8", "replace").decode()
+        try:
+            text = json.dumps(result, allow_nan=False)
+        except (TypeError, ValueError, RecursionError):
+            raise ToolError("the tool gave a result that cannot be told as JSON") from None
+        if len(text) > MAX_RESULT_CHARS:
+            raise ToolError(f"the tool gave a result of more than {MAX_RESULT_CHARS} characters")
+        return text
+
+
+def check_arguments(arguments: Mapping[str, Any], inputs: Mapping[str, Mapping[str, Any]]) -> None:
+    """Names and types of what model-written code gave. Raises ToolError."""
+    check_names(arguments, inputs)
+    for name, shape in inputs.items():
+        value = arguments.get(name)
+        if value is None:
+            if name not in arguments and not shape.get("nullable"):
+                raise ToolError(f"{name} is missing")
+            if name in arguments and not shape.get("nullable") and shape["type"] != "any":
+                raise ToolError(f"{name} must be of type {shape['type']}, not null")
+            continue
+        kinds = _KINDS.get(str(shape["type"]))
+        fits = kinds is None or (isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool)))
+        if not fits:
+            raise ToolError(f"{name} must be of type {shape['type']}, not {type(value).__name__}")
+
+
+def _plain(error: BaseException) -> Exception:
+    """SystemExit and its like must not end the run; StopIteration cannot be set on a future."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    return RuntimeError(f"{type(error).__name__}: {error}")

@@ -1,0 +1,87 @@
+"""An agent that is a program of its own: its files, its process, its answer.
+
+`place` is the runner's: the files are its own, so model-written code can read and not change them.
+`run_program` is the worker's: the program has the worker's identity, and so shares it with whatever code the
+program runs. It is told the task on its standard input, and answers with the last line it prints, or with a
+file, whose name is in ANSWER_FILE.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+from sandbox.errors import EpisodeCrashed
+from sandbox.texts import ANSWER_CHARS
+from sandbox.types import ProgramFile
+
+MAIN = "__main__.py"
+ANSWER_FILE = "answer.txt"
+_MAX_ANSWER_BYTES = 4 * ANSWER_CHARS
+_READ_BYTES = 64 * 1024
+
+
+def place(files: tuple[ProgramFile, ...]) -> Path:
+    """The folder to run. Raises EpisodeCrashed."""
+    folder = Path(tempfile.mkdtemp(prefix="program-"))
+    try:
+        folder.chmod(0o755)
+        for file in files:
+            path = PurePosixPath(file.path)
+            if path.is_absolute() or not path.parts or ".." in path.parts or "\0" in file.path:
+                raise EpisodeCrashed(f"a file of the program cannot be called {file.path[:80]!r}")
+            target = folder.joinpath(*path.parts)
+            target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            target.write_bytes(file.content)
+            target.chmod(0o444)
+    except OSError as error:
+        raise EpisodeCrashed(f"cannot place the program: {error.strerror}") from error
+    return folder
+
+
+def run_program(program: str, task: str, environment: Mapping[str, str]) -> tuple[int, str | None]:
+    """(exit code, answer), in the worker. What the program prints is the worker's output too."""
+    answer_file = Path.cwd() / ANSWER_FILE
+    with tempfile.TemporaryFile() as told:
+        told.write(task.encode("utf-8", "replace"))
+        told.seek(0)
+        process = subprocess.Popen(  # noqa: S603  the program it is for
+            [sys.executable, program],
+            stdin=told,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **environment, "ANSWER_FILE": str(answer_file)},
+        )
+    assert process.stdout is not None
+    tail = b""
+    while chunk := os.read(process.stdout.fileno(), _READ_BYTES):
+        _write(1, chunk)
+        tail = (tail + chunk)[-_MAX_ANSWER_BYTES - _READ_BYTES :]
+    status = process.wait()
+    answer = _read(answer_file)
+    if answer is None and status == 0:
+        lines = tail.decode("utf-8", "surrogateescape").split("\n")
+        answer = next((line.strip() for line in reversed(lines) if line.strip()), None)
+    return status, None if answer is None else answer[:ANSWER_CHARS]
+
+
+def _read(path: Path) -> str | None:
+    """The text of a regular file that is there; bytes that are no UTF-8 stay recognisable as such."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with open(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return None
+        return file.read(_MAX_ANSWER_BYTES).decode("utf-8", "surrogateescape").strip()
+
+
+def _write(fd: int, content: bytes) -> None:
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(fd, rest) :]

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from sandbox.endpoint import MODEL, ProgramEndpoint
 from sandbox.errors import EpisodeCrashed, EpisodeEnd, Interrupted, WorkerDied, WorkerLost, WorkerMisbehaved

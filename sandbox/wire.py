@@ -30,7 +30,7 @@ from sandbox.types import (
     ToolSpec,
 )
 
-CONTRACT = 2
+CONTRACT = 3
 MAX_MOUNTS = 200  # told; a sandbox has some forty
 MAX_STEP_TEXT_BYTES = 64 * 1024
 MAX_DETAIL_BYTES = 4 * 1024

@@ -17,7 +17,7 @@ from orchestrator.proxy.unparsed import read
 from orchestrator.tools.base import FILE_TOOLS, HostTool
 from orchestrator.types import AgentKind, AgentSpec, CompletionKind, Confinement, Message, Mount, Role, Step, Task
 
-CONTRACT = 2
+CONTRACT = 3
 CHUNK_BYTES = 256 * 1024
 MAX_MESSAGES = 2_000
 MAX_ARGUMENT_BYTES = 256 * 1024

@@ -51,10 +51,10 @@ def host_tool(spec: str, workers: Workers) -> tuple[str, HostTool]:
     flag = "env.host_tools"
     found = load_object(spec, flag)
     name = getattr(found, "name", None) or getattr(found, "__name__", spec.rpartition(":")[2])
+    if inspect.isclass(found) or not (callable(found) or hasattr(found, "call")):
+        raise ConfigError(f"{flag}: {spec} is neither a function nor an object with description, inputs and call")
     if callable(getattr(found, "call", None)):
         return str(name), _checked(found, spec)
-    if not callable(found) or inspect.isclass(found):
-        raise ConfigError(f"{flag}: {spec} is neither a function nor an object with description, inputs and call")
     try:
         told = of_function(found)
     except ValueError as error:
@@ -91,6 +91,8 @@ def _checked(tool: HostTool, spec: str) -> HostTool:
 
 
 def _source_file(module: str, spec: str) -> Path:
+    if module.partition(".")[0] in sys.stdlib_module_names:
+        raise ConfigError(f"env.sandbox_tools: {spec}: a module of Python itself cannot be sent; rename yours")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)

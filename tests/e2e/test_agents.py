@@ -1,0 +1,133 @@
+"""Agents and tools that operators bring: as docs/agents.md shows them, and in real containers."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.endpoint import scripted_endpoint
+from tests.e2e.leftovers import run_cleanly
+from tests.fakes.runs import ROOT, flags, lines, place, run
+
+QUESTION = "How many words has 'one two three', and what does a pen cost?"
+LOOK = "I look.\n```python\nimport os\nprint(os.getuid())\n"
+TRY = """\
+I try.
+```python
+import socket
+try:
+    socket.socket(socket.AF_UNIX).connect('/run/channel/box/s')
+except OSError as error:
+    print(type(error).__name__)
+```"""
+
+
+def call(name: str, arguments: object) -> str:
+    return f"Action:\n{json.dumps({'name': name, 'arguments': arguments})}"
+
+
+CODE = [
+    "```python\nn, p = count_words('one two three'), price('pen')\nprint(n, p)\n```",
+    "```python\nfinal_answer(n + p)\n```",
+]
+CALLING = [
+    call("count_words", {"text": "one two three"}),
+    call("counter", {"task": "Count the words of the text: a b"}),
+    call("final_answer", {"answer": 4.5}),
+]
+COUNTER = ["Thought: so.\n<code>\nfinal_answer(count_words('a b'))\n</code>"]
+SCRIPTS = {
+    "code.yaml": {QUESTION: [CODE]},
+    "calling.yaml": {"Count the words of the text": [COUNTER], QUESTION: [CALLING]},
+    "program:short.py": {QUESTION: [["4.5"]]},
+}
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A directory with the files of docs/agents.md and one task."""
+    with place() as directory:
+        for _, text in blocks():
+            if named := re.match(r"# (\w+\.(?:py|yaml))\n", text):
+                (directory / named[1]).write_text(text)
+        task = {"task_id": "t", "question": QUESTION, "answer": "4.5"}
+        (directory / "tasks.jsonl").write_text(json.dumps(task) + "\n")
+        yield directory
+
+
+def blocks() -> list[tuple[str, str]]:
+    """(language, text) of the fenced blocks of the page."""
+    page = (ROOT / "docs" / "agents.md").read_text()
+    return re.findall(r"^```(\w+)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+
+
+def members(home: Path) -> list[dict[str, Any]]:
+    (group,) = lines(home / "run" / "groups.jsonl")
+    return list(group["overrides"])
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+async def test_what_the_page_shows_works(home: Path, name: str) -> None:
+    (command,) = [text for language, text in blocks() if language == "console" and name in text]
+    program, what, *given = shlex.split(command)
+    assert (program, what) == ("orchestrator", "process")
+    with scripted_endpoint(SCRIPTS[name], "--dialect", "vllm") as endpoint:
+        ended = await run(*given, *flags(home, endpoint.base_url), directory=home)
+    assert ended.code == 0, ended.stderr
+    assert {(facts["outcome"], facts["answer"]) for facts in members(home)} == {("finished", "4.5")}
+    assert {facts["token_source"] for facts in members(home)} == {"sampled"}
+    parts = [facts["score_parts"] for facts in members(home)]
+    assert all(part["correctness"] == 1.0 and part["format"] == 1.0 for part in parts), parts
+
+
+@pytest.mark.docker
+async def test_a_program_is_an_agent_in_a_container(home: Path) -> None:
+    agent = ROOT / "examples" / "agents" / "loop.py"
+    said = [LOOK + "```", TRY, "It is so.\nANSWER: 4.5"]
+    with scripted_endpoint({QUESTION: [said]}, "--dialect", "vllm") as endpoint:
+        given = flags(home, endpoint.base_url, launcher="docker", agent=f"program:{agent}")
+        ended = await run_cleanly(*given, directory=home)
+        assert ended.code == 0, ended.stderr
+    told = json.loads((home / "run" / "run.json").read_text())
+    assert told["sandbox"]["localhost_tcp"] == "allowed"
+    assert (told["agent"]["kind"], told["agent"]["identity"]) == ("program", "that of model-written code")
+    assert list(told["agent"]["program"]) == ["__main__.py"]
+    for facts in members(home):
+        assert (facts["answer"], facts["agent"], facts["shared_identity"]) == ("4.5", "program", True)
+        assert (facts["token_source"], facts["segments"], facts["steps"]) == ("sampled", 1, 3)
+    for line in lines(home / "run" / "rollouts.jsonl"):
+        seen = [turn["messages"][-1]["content"] for turn in line["completions"][1:]]
+        assert re.fullmatch(r"Output:\n[1-9]\d*\n", seen[0]), seen  # the worker's identity, not root's
+        assert seen[1] == "Output:\nPermissionError\n"  # and the channel is closed to it
+        assert line["notes"] == ["the agent is a program: it shares its identity with model-written code"]
+    checked = await run(str(home / "run"), directory=home, command="verify")
+    assert checked.code == 0, checked.stdout
+
+
+@pytest.mark.docker
+async def test_tool_calling_tools_and_managed_agents_in_a_container(home: Path) -> None:
+    with scripted_endpoint(SCRIPTS["calling.yaml"], "--dialect", "vllm") as endpoint:
+        given = flags(home, endpoint.base_url, launcher="docker")
+        ended = await run_cleanly("--config", "calling.yaml", *given, directory=home)
+        assert ended.code == 0, ended.stderr
+    for facts in members(home):
+        assert (facts["answer"], facts["segments"], facts["steps"]) == ("4.5", 2, 3)
+        assert (facts["agent"], facts["shared_identity"], facts["segment"]) == ("tool_calling", False, 0)
+    for line in lines(home / "run" / "rollouts.jsonl"):
+        asked = [(turn["agent"], turn["segment"]) for turn in line["completions"]]
+        assert asked == [("", 0), ("", 0), ("counter", 1), ("", 0)]
+    checked = await run(str(home / "run"), directory=home, command="verify")
+    assert checked.code == 0, checked.stdout
+
+
+def test_every_block_of_the_page_is_used() -> None:
+    commands = [text for language, text in blocks() if language == "console"]
+    assert len(commands) == len(SCRIPTS)
+    assert all(text.startswith(("# ", "orchestrator ")) for _, text in blocks())
+    assert all(any(name in command for command in commands) for name in SCRIPTS)

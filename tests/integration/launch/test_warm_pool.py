@@ -15,11 +15,12 @@ import pytest
 from orchestrator.errors import EnvironmentUnusable
 from orchestrator.launch import docker as docker_launcher
 from orchestrator.launch.channels import Channels
+from orchestrator.launch.confinement import verify_confinement
 from orchestrator.launch.docker import DockerLauncher
 from orchestrator.launch.names import DEFAULT_IMAGE
 from orchestrator.launch.pool import WarmPool
 from orchestrator.launch.ramp import Ramp
-from orchestrator.launch.verification import demand, verify_confinement
+from orchestrator.launch.verification import demand
 from orchestrator.rollout import ParkedSandbox, Surroundings, parked_sandbox, run_rollout
 from orchestrator.types import Attempt, Confinement, EndedName, SandboxSpec
 from tests.e2e import leftovers
@@ -50,8 +51,8 @@ async def pool_for(run: str, *, leased: int, warm: int) -> AsyncIterator[Surroun
     """A pool of containers, of which none remains."""
     launcher, ramp = DockerLauncher(run, max_sandboxes=leased + warm), Ramp()
 
-    def verify(seen: Confinement) -> None:
-        demand(verify_confinement(seen))
+    def verify(seen: Confinement, spec: SandboxSpec) -> None:
+        demand(verify_confinement(seen, spec))
 
     with Channels(run) as channels:
 

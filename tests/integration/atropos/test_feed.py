@@ -182,6 +182,14 @@ async def test_waits_for_run_api_and_trainer_then_keeps_to_the_bound_and_ends(ap
         assert env["queue_size"] == 0
 
 
+async def test_drained_while_it_waits_it_ends_at_once(api: RunApiProcess) -> None:
+    async with feeding(api.url) as serve:
+        await serve.until(lambda: serve.heard("waiting for a trainer"))
+        serve.feed.drain()
+        await serve.ended()
+        assert not serve.maker.begun
+
+
 async def test_restarted_and_reset_run_api_is_registered_at_again(api: RunApiProcess) -> None:
     async with feeding(api.url) as serve:
         first = await Trainer.registered(api.url, batch_size=4)

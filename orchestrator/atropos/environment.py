@@ -11,9 +11,11 @@ import asyncio
 import logging
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from atroposlib.envs.base import APIServer, BaseEnv
+from huggingface_hub import try_to_load_from_cache
 
 from orchestrator.atropos.service import Service
 from orchestrator.atropos.settings import (
@@ -25,6 +27,7 @@ from orchestrator.atropos.settings import (
 )
 from orchestrator.atropos.stream import Item
 from orchestrator.commands import process
+from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.config import Config
 from orchestrator.errors import ConfigError
 from orchestrator.surroundings import find_tokenizer
@@ -63,8 +66,9 @@ class OrchestratorEnv(BaseEnv):  # type: ignore[misc]
         testing: bool = False,
         *,
         own: Config | None = None,
+        tokenizer: HubTokenizer | None = None,
     ) -> None:
-        """Loads the tokenizer. Raises ConfigError, EnvironmentUnusable. `own`: what `from_config` was given."""
+        """Loads the tokenizer. Raises ConfigError, EnvironmentUnusable. `own`, `tokenizer`: see `from_config`."""
         self.own_config = own or as_config(config, server_configs)
         self.service = Service(
             self.own_config,
@@ -73,22 +77,22 @@ class OrchestratorEnv(BaseEnv):  # type: ignore[misc]
             log=self.wandb_log,
             evaluates=type(self).evaluate is not OrchestratorEnv.evaluate,
         )
-        tokenizer = find_tokenizer(self.own_config)
+        tokenizer = tokenizer or find_tokenizer(self.own_config)
         if tokenizer is None:
             raise ConfigError(
                 "env.tokenizer_name: Atropos needs one; name the model's, or use `orchestrator process`"
             )
         super().__init__(
-            as_env_config(self.own_config, tokenizer.name),
+            as_env_config(self.own_config, _folder(tokenizer.name)),
             as_server_configs(self.own_config),
             slurm=slurm,
             testing=testing,
         )
 
     @classmethod
-    def from_config(cls, config: Config) -> OrchestratorEnv:
-        """From what `load_config` gives."""
-        return cls(None, None, own=config)
+    def from_config(cls, config: Config, tokenizer: HubTokenizer | None = None) -> OrchestratorEnv:
+        """From what `load_config` gives. `tokenizer`: the one the configuration names, where it is loaded."""
+        return cls(None, None, own=config, tokenizer=tokenizer)
 
     @classmethod
     def config_init(cls) -> tuple[Any, list[Any]]:
@@ -149,9 +153,9 @@ class OrchestratorEnv(BaseEnv):  # type: ignore[misc]
         sys.exit(main(sys.argv[1:], {"serve": cls.run_serve, "process": cls.run_process}))
 
     @classmethod
-    def run_serve(cls, config: Config) -> int:
+    def run_serve(cls, config: Config, tokenizer: HubTokenizer | None = None) -> int:
         """What `orchestrator serve` does."""
-        return asyncio.run(cls.from_config(config).serve())
+        return asyncio.run(cls.from_config(config, tokenizer).serve())
 
     @classmethod
     def run_process(cls, config: Config) -> int:
@@ -195,6 +199,14 @@ class OrchestratorEnv(BaseEnv):  # type: ignore[misc]
     def save_checkpoint(self, step: int, data: Any = None) -> None:
         """The position in the task stream; `data` is not needed."""
         self.service.save_checkpoint(step)
+
+
+def _folder(name: str) -> str:
+    """Where a tokenizer of this name lies by now: Atropos would ask the hub again, and wait without network."""
+    if Path(name).expanduser().is_dir():
+        return name
+    found = try_to_load_from_cache(name, "tokenizer_config.json")
+    return str(Path(found).parent) if isinstance(found, str) else name
 
 
 def _exit(code: int) -> None:

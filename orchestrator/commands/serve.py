@@ -16,7 +16,7 @@ def run(config: Config) -> int:
 
     check_servable(config)
     # Before atroposlib: what cannot work is said at once, not after seconds of imports.
-    find_tokenizer(config)
+    tokenizer = find_tokenizer(config)
     from orchestrator.atropos import OrchestratorEnv
 
-    return OrchestratorEnv.run_serve(config)
+    return OrchestratorEnv.run_serve(config, tokenizer)

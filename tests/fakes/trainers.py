@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,31 +30,39 @@ class RunApiProcess:
     def __init__(self) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: subprocess.Popen[bytes] | None = None
 
     async def start(self) -> None:
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "atroposlib.cli.run_api",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(self.port),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "atroposlib.cli.run_api", "--host", "127.0.0.1", "--port", str(self.port)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         async with asyncio.timeout(DEADLINE_S):
             while not await asyncio.to_thread(self._answers):
-                assert self._process.returncode is None, "the run-api does not start"
+                assert self._process.poll() is None, "the run-api does not start"
                 await asyncio.sleep(0.1)
 
+    async def fresh(self) -> None:
+        """As it is after its start."""
+        if self._process is None:
+            await self.start()
+        else:
+            await self.reset()
+
+    async def reset(self) -> None:
+        """Another trainer wipes it, as Atropos' own tools do when they begin."""
+        await asyncio.to_thread(lambda: urllib.request.urlopen(f"{self.url}/reset_data", timeout=60).close())
+
     async def kill(self) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Idempotent."""
         if self._process is not None:
-            with suppress(ProcessLookupError):
-                self._process.kill()
-            await self._process.wait()
+            self._process.kill()
+            self._process.wait()
             self._process = None
 
     def _answers(self) -> bool:

@@ -23,7 +23,7 @@ from tests.fakes.runs import DEADLINE_S, answers, essence, flags, place, run, ru
 from tests.fakes.tokenizer import tokenizer_folder
 from tests.fakes.trainers import Trainer, run_api
 
-TASKS = 3
+TASKS = 2
 
 
 @pytest.fixture

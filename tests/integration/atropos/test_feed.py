@@ -23,7 +23,7 @@ from orchestrator.atropos.stream import Item, TaskStream
 from orchestrator.errors import ConfigError, RunUnhealthy
 from orchestrator.types import BadTask, Task
 from tests.fakes.runs import DEADLINE_S
-from tests.fakes.trainers import RunApiProcess, Trainer, run_api
+from tests.fakes.trainers import RunApiProcess, Trainer
 
 TASKS = 1000
 
@@ -152,10 +152,18 @@ async def feeding(
             await asyncio.gather(under_way.task, return_exceptions=True)
 
 
+@pytest.fixture(scope="module")
+def shared() -> Iterator[RunApiProcess]:
+    process = RunApiProcess()
+    yield process
+    process.end()
+
+
 @pytest.fixture
-async def api() -> AsyncIterator[RunApiProcess]:
-    async with run_api() as process:
-        yield process
+async def api(shared: RunApiProcess) -> RunApiProcess:
+    """The one process of these tests, as it is after its start."""
+    await shared.fresh()
+    return shared
 
 
 async def test_waits_for_run_api_and_trainer_then_keeps_to_the_bound_and_ends(api: RunApiProcess) -> None:
@@ -182,6 +190,14 @@ async def test_waits_for_run_api_and_trainer_then_keeps_to_the_bound_and_ends(ap
         assert env["queue_size"] == 0
 
 
+async def test_drained_while_it_waits_it_ends_at_once(api: RunApiProcess) -> None:
+    async with feeding(api.url) as serve:
+        await serve.until(lambda: serve.heard("waiting for a trainer"))
+        serve.feed.drain()
+        await serve.ended()
+        assert not serve.maker.begun
+
+
 async def test_restarted_and_reset_run_api_is_registered_at_again(api: RunApiProcess) -> None:
     async with feeding(api.url) as serve:
         first = await Trainer.registered(api.url, batch_size=4)
@@ -193,8 +209,7 @@ async def test_restarted_and_reset_run_api_is_registered_at_again(api: RunApiPro
         second = await Trainer.registered(api.url, batch_size=4, step=3)
         await second.take(3)
         await serve.until(lambda: serve.feed.step >= 6 and serve.feed.queued == 6)
-        # Another trainer wipes it, as Atropos' own tools do at their start.
-        await asyncio.to_thread(lambda: urllib.request.urlopen(f"{api.url}/reset_data", timeout=60).close())
+        await api.reset()
         third = await Trainer.registered(api.url, batch_size=2)
         await third.take(5)
         given = [*first.rollouts, *second.rollouts, *third.rollouts]

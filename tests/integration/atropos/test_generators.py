@@ -43,7 +43,13 @@ async def test_sft_and_dpo_data_are_made_of_messages() -> None:
     with place() as home:
         write_tasks(home / "tasks.jsonl", TASKS)
         async with run_api() as api, ScriptedServer("vllm", answers(TASKS)) as server:
-            given = flags(home, server.base_url, rollout_server_url=api.url, scoring_strategy="correctness")
+            given = flags(
+                home,
+                server.base_url,
+                rollout_server_url=api.url,
+                scoring_strategy="correctness",
+                max_batches_offpolicy=1,
+            )
             async with running(*given, directory=home, command="serve") as serve:
                 chosen = await generated("sft", home / "sft.jsonl", api.url, serve, "--tasks-per-step", "2")
                 assert len(chosen) >= 2

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from examples.trainer import MASKED, Group, sequences
+from examples.trainer import MASKED, Group, RunApi, sequences
 from tests.fakes.inference import ScriptedServer
 from tests.fakes.inference.log import Served
 from tests.fakes.runs import (
+    DEADLINE_S,
+    ROOT,
     answers,
     flags,
     lines,
@@ -45,11 +49,26 @@ async def test_twenty_batches_are_what_the_endpoint_sampled(home: Path) -> None:
                 # Nobody is there yet: it waits for the run-api, then for the trainer.
                 await until((home / "run" / "run.json").exists, "serve is up")
                 await api.start()
-                trainer = await Trainer.registered(api.url, batch_size=2)
-                await trainer.take(20, serve)
-                ended = await serve.ended()
+                saved = home / "batches.jsonl"
+                training = await asyncio.create_subprocess_exec(
+                    *(sys.executable, ROOT / "examples" / "trainer.py", "--url", api.url),
+                    *("--batch-size", "2", "--batches", "20", "--save", saved),
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.STDOUT,
+                )
+                try:
+                    ended = await serve.ended()
+                    async with asyncio.timeout(DEADLINE_S):
+                        said, _ = await training.communicate()
+                finally:
+                    if training.returncode is None:
+                        training.kill()
+                        await training.wait()
         finally:
             await api.kill()
+    assert training.returncode == 0, said.decode()
+    assert "step 20: 1 groups, 2 rollouts" in said.decode()
+    trainer = Trainer(RunApi(api.url), lines(saved))
     assert ended.code == 0, ended.stderr
     assert not ended.traceback, ended.stderr
     assert "waiting for" in ended.stderr

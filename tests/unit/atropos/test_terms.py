@@ -1,0 +1,64 @@
+"""What follows from the settings: groups at a time, how long one may take, when the feed ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator.atropos.feed import Terms, check_batch_size
+from orchestrator.atropos.service import check_servable, terms_of
+from orchestrator.config import Config
+from orchestrator.errors import ConfigError
+from orchestrator.settings import EnvSettings
+
+
+def terms(*, evaluates: bool = False, **env: Any) -> Terms:
+    return terms_of(Config(env=EnvSettings(**env)), evaluates=evaluates)
+
+
+@pytest.mark.parametrize(
+    ("sandboxes", "group_size", "asked", "workers"),
+    [(8, 8, -1, 2), (8, 4, -1, 3), (64, 8, -1, 9), (4, 8, -1, 2), (64, 8, 5, 5), (8, 8, 50, 2)],
+)
+def test_groups_at_a_time_fill_the_sandboxes_and_one_more(
+    sandboxes: int, group_size: int, asked: int, workers: int
+) -> None:
+    made = terms(max_concurrent_sandboxes=sandboxes, group_size=group_size, max_num_workers=asked)
+    assert made.workers == workers
+
+
+def test_a_group_may_take_as_long_as_all_its_rollouts_may() -> None:
+    env = EnvSettings()
+    assert terms().worker_timeout_s > env.rollout_deadline * (env.max_retries + 1)
+    assert terms(worker_timeout=77).worker_timeout_s == 77
+
+
+def test_evaluations_take_place_where_something_is_held_out() -> None:
+    assert terms(steps_per_eval=10).steps_per_eval == 0
+    made = terms(evaluates=True, steps_per_eval=10, eval_handling="LIMIT_TRAIN", max_concurrent_sandboxes=24)
+    assert (made.steps_per_eval, made.stop_for_eval, made.workers, made.workers_in_eval) == (10, False, 4, 2)
+    assert terms(evaluates=True).stop_for_eval
+    assert terms(evaluates=True, eval_handling="NONE").workers_in_eval == 2
+
+
+def test_total_steps_are_groups_and_none_means_no_end() -> None:
+    assert terms().total is None
+    assert terms(total_steps=12).total == 12
+    assert terms(batch_size=16).batch_size == 16
+    assert terms().batch_size is None
+    assert terms(inference_weight=-1).weight == 1.0, "-1 is Atropos' word for ignoring it"
+
+
+def test_batches_of_whole_groups_only() -> None:
+    check_batch_size(16, 8)
+    with pytest.raises(ConfigError, match=r"--env\.group_size 6, .* multiple of 8"):
+        check_batch_size(12, 8)
+
+
+@pytest.mark.parametrize(
+    "env", [{"group_policy": "partial:2"}, {"tokenizer_name": "none"}, {"inference_weight": 0}]
+)
+def test_what_cannot_be_served_is_refused_before_anything_opens(env: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(env))):
+        check_servable(Config(env=EnvSettings(**{"group_size": 2, **env})))

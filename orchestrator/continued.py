@@ -24,11 +24,12 @@ _KEY_MARK = "[key]"
 # code of ours is called, or where keys are sent.
 _REPLAYED = frozenset(
     {
-        "columns", "combined_weights", "dataset", "dataset_path", "eval_split", "length_penalty_weight",
+        "agent", "columns", "combined_weights", "dataset", "dataset_path", "eval_split", "length_penalty_weight",
         "sandbox_cpus", "sandbox_memory", "sandbox_pids", "scoring_strategy", "seed", "split",
         "token_source", "tokenizer_name",
     }
 )  # fmt: skip
+_OWN = frozenset({"host_tools", "prompt_templates", "sandbox_tools"})  # files and code of the operator's
 _FREE = frozenset(
     {
         "agent_verbosity", "debug_scoring", "drain_timeout", "fsync", "max_concurrent_sandboxes",
@@ -78,14 +79,19 @@ class SavedSettings:
     def replayed(self, env: Layer) -> Layer:
         """`env` settings, those of the run that a replay needs where none is given. Raises ConfigError for code or
         services a run names, which its operator has to name again."""
-        kept = {key: given for key, given in self.env.items() if key.removeprefix("env.") in _REPLAYED}
-        for key, given in kept.items():
-            own = isinstance(given.value, str) and (given.value.startswith("python:") or given.value == "judge")
+        rows = SECTIONS["env"].rows()
+        for key, given in self.env.items():
+            name, value = key.removeprefix("env."), given.value
+            own = name in _OWN and value != rows[name].default
+            own = own or (
+                isinstance(value, str) and (value.startswith(("python:", "program:")) or value == "judge")
+            )
             if own and key not in env:
                 raise ConfigError(
-                    f"the run in {self.directory} has {key} {_short(given.value)}: say --{key} yourself, that "
-                    "one or another; a recording decides neither what code is called nor who is asked"
+                    f"the run in {self.directory} has {key} {_short(value)}: say --{key} yourself, that one or "
+                    "another; a recording decides neither what code is called nor who is asked"
                 )
+        kept = {key: given for key, given in self.env.items() if key.removeprefix("env.") in _REPLAYED}
         return kept | env
 
     def demand_models(self, servers: Sequence[Layer]) -> None:

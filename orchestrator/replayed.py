@@ -11,7 +11,17 @@ from typing import Any
 from orchestrator.errors import ConfigError
 from orchestrator.report.values import json_lines, objects, read_at
 from orchestrator.rundir import SCHEMA, rollout_line
-from orchestrator.types import AgentSpec, Attempt, Limits, Member, RolloutPlan, Sampling, SandboxSpec, Task
+from orchestrator.types import (
+    AgentSpec,
+    Attempt,
+    Limits,
+    ManagedAgent,
+    Member,
+    RolloutPlan,
+    Sampling,
+    SandboxSpec,
+    Task,
+)
 
 Line = Mapping[str, Any]
 AROUND_CHARS = 40  # shown on each side of a difference
@@ -69,12 +79,17 @@ def plan_of(line: Line, task: Task, sandbox: SandboxSpec) -> RolloutPlan:
             index=int(line["index"]),
             attempt=int(line["attempt"]),
             sampling=Sampling(**told["sampling"]),
-            agent=AgentSpec(**agent),
+            agent=AgentSpec(**{**agent, "managed_agents": tuple(map(_managed, agent.get("managed_agents", ())))}),
             sandbox=replace(sandbox, image=task.image) if task.image else sandbox,
             limits=Limits(**told["limits"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"rollout {line.get('rollout_id')} cannot be read back: {error}") from error
+
+
+def _managed(told: Line) -> ManagedAgent:
+    tools = told["tools"]
+    return ManagedAgent(**{**told, "tools": None if tools is None else tuple(tools)})
 
 
 def differences(recorded: Line, result: Member | Attempt) -> list[str]:

@@ -18,7 +18,17 @@ from orchestrator.replayed import Recorded, differences, plan_of
 from orchestrator.rundir import RunDirectory, rollout_line
 from orchestrator.setting import Given
 from orchestrator.tools.recorded import RecordedCalls, RecordedTool
-from orchestrator.types import Ended, EndedName, Failed, FailedName, Member, Message, SandboxSpec, Score
+from orchestrator.types import (
+    Ended,
+    EndedName,
+    Failed,
+    FailedName,
+    ManagedAgent,
+    Member,
+    Message,
+    SandboxSpec,
+    Score,
+)
 from tests.fakes.plans import TALK, a_member, a_turn, an_attempt
 
 
@@ -38,6 +48,10 @@ def test_a_plan_is_read_back_as_it_was() -> None:
     member = a_member(index=3)
     plan = member.attempt.plan
     assert plan_of(a_line(member), plan.task, plan.sandbox) == plan
+    helper = ManagedAgent("helper", "Helps.", ("web_search",), 3, "tool_calling")
+    managed = replace(plan, agent=replace(plan.agent, managed_agents=(helper, ManagedAgent("b", "B."))))
+    line = a_line(replace(member, attempt=replace(member.attempt, plan=managed)))
+    assert plan_of(line, plan.task, plan.sandbox) == managed
     with_image = replace(plan.task, image="theirs")
     assert plan_of(a_line(member), with_image, SandboxSpec("mine")).sandbox == SandboxSpec("theirs")
 
@@ -156,10 +170,16 @@ def test_a_recording_decides_nothing_about_confinement_code_and_services(tmp_pat
 
 @pytest.mark.parametrize(
     "env",
-    [{"dataset": "python:os:listdir"}, {"scoring_strategy": "python:os:system"}, {"scoring_strategy": "judge"}],
+    [
+        {"dataset": "python:os:listdir"},
+        {"scoring_strategy": "python:os:system"},
+        {"scoring_strategy": "judge"},
+        {"agent": "program:/bin/sh"},
+        {"prompt_templates": Path("/etc/passwd")},
+    ],
 )
-def test_code_and_judges_a_recording_names_must_be_named_again(env: dict[str, str], tmp_path: Path) -> None:
-    run = a_run(tmp_path / "run", **env)
+def test_code_and_judges_a_recording_names_must_be_named_again(env: dict[str, Any], tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run", **{k: str(v) for k, v in env.items()})
     ((name, value),) = env.items()
     with pytest.raises(ConfigError, match=f"say --env.{name} yourself"):
         resolve({}, environ={}, cwd=tmp_path, run=run)

@@ -32,8 +32,9 @@ _REPLAYED = frozenset(
 _OWN = frozenset({"host_tools", "prompt_templates", "sandbox_tools"})  # files and code of the operator's
 _FREE = frozenset(
     {
-        "agent_verbosity", "debug_scoring", "drain_timeout", "fsync", "max_concurrent_sandboxes",
-        "max_retries", "resume", "run_dir", "save_full_traces", "total_steps", "warm_sandboxes",
+        "agent_verbosity", "data_dir_to_save_evals", "debug_scoring", "drain_timeout", "fsync",
+        "max_concurrent_sandboxes", "max_retries", "resume", "run_dir", "save_full_traces", "total_steps",
+        "warm_sandboxes",
     }
 )  # fmt: skip
 

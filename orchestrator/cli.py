@@ -172,6 +172,37 @@ COMMANDS = (
             Setting(False, Flag(), OPTIONS, "open it in a browser", name="browser"),
         ),
     ),
+    Command(
+        "replay",
+        "plays a recorded run through live sandboxes again, with its settings, and says what differs",
+        arguments=(Setting(None, File(), OPTIONS, "the run's directory", name="run_dir"),),
+        options=(
+            Setting(
+                None,
+                Text("the id of a rollout, like g000003-r01-a0", "ID"),
+                OPTIONS,
+                "this one alone",
+                "all",
+                name="rollout",
+            ),
+        ),
+        uses=(
+            "env.dataset",
+            "env.dataset_path",
+            "env.scoring_strategy",
+            "env.agent",
+            "env.prompt_templates",
+            "env.sandbox_tools",
+            "env.host_tools",
+            "env.tokenizer_name",
+            "env.run_dir",
+            "env.fsync",
+            "env.drain_timeout",
+            "env.max_retries",
+            SANDBOX,
+        ),
+        settings_of="run_dir",
+    ),
     Command("cleanup", "removes what killed runs left: containers, sockets, temporary files"),
 )
 USAGE = 2
@@ -238,7 +269,7 @@ def run_command(command: Command, argv: Sequence[str], carry_out: CarryOut | Non
         return int(import_module(command.module).run(**own))
     from orchestrator.config import resolve
 
-    config = resolve(given)
+    config = resolve(given, run=own[command.settings_of] if command.settings_of else None)
     if command.samples and not command.without_endpoint:
         config.require_endpoint()
     run = (carry_out or {}).get(command.name) or import_module(command.module).run

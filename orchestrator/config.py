@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.continued import SavedSettings
+from orchestrator.continued import MODEL, SavedSettings
 from orchestrator.errors import ConfigError
 from orchestrator.flags import CONFIG_FILE, dotted_flags, parse
 from orchestrator.redact import Secret, shown
@@ -145,8 +145,10 @@ def resolve(
     environ: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     servers: Sequence[Layer] | None = None,
+    run: Path | None = None,
 ) -> Config:
-    """Puts environment, YAML and defaults below what was given. Raises ConfigError."""
+    """Puts environment, YAML and defaults below what was given; what a replay takes from `run`, a run
+    directory, below everything but the defaults. Raises ConfigError."""
     cwd = cwd or Path.cwd()
     surroundings = _environment(_with_dotenv(os.environ if environ is None else environ, cwd))
     config_file = given.get(CONFIG_FILE.key)
@@ -160,6 +162,11 @@ def resolve(
         servers = _with_flags(saved.servers if servers == [{}] else servers, layers)
         saved.demand_models(servers)
     else:
+        if run is not None:
+            saved = SavedSettings.read(cwd / run, "RUN_DIR")
+            env = saved.replayed(env)
+            model = {MODEL: saved.servers[0][MODEL]} if MODEL in saved.servers[0] else {}
+            servers = [model] if servers == [{}] else servers
         servers = _with_flags(servers, layers)
     return Config(
         env=EnvSettings(**_values("env", env)),

@@ -20,10 +20,21 @@ from orchestrator.settings import ATROPOS, SECTIONS
 RUN_FILE = "run.json"
 MODEL = "openai.model_name"
 _KEY_MARK = "[key]"
+# What a replay takes from a run that may be somebody else's: nothing that decides what confines its code, which
+# code of ours is called, or where keys are sent.
+_REPLAYED = frozenset(
+    {
+        "agent", "columns", "combined_weights", "dataset", "dataset_path", "eval_split", "length_penalty_weight",
+        "sandbox_cpus", "sandbox_memory", "sandbox_pids", "scoring_strategy", "seed", "split",
+        "token_source", "tokenizer_name",
+    }
+)  # fmt: skip
+_OWN = frozenset({"host_tools", "prompt_templates", "sandbox_tools"})  # files and code of the operator's
 _FREE = frozenset(
     {
-        "agent_verbosity", "debug_scoring", "drain_timeout", "fsync", "max_concurrent_sandboxes",
-        "max_retries", "resume", "run_dir", "save_full_traces", "total_steps", "warm_sandboxes",
+        "agent_verbosity", "data_dir_to_save_evals", "debug_scoring", "drain_timeout", "fsync",
+        "max_concurrent_sandboxes", "max_retries", "resume", "run_dir", "save_full_traces", "total_steps",
+        "warm_sandboxes",
     }
 )  # fmt: skip
 
@@ -37,9 +48,9 @@ class SavedSettings:
     servers: list[Layer]
 
     @classmethod
-    def read(cls, directory: Path) -> SavedSettings:
-        """From run.json. Raises ConfigError."""
-        told = read_run(directory)
+    def read(cls, directory: Path, asked: str = "env.resume") -> SavedSettings:
+        """From run.json. Raises ConfigError, naming what asked for it."""
+        told = read_run(directory, asked)
         config, where = told["config"], f"{directory / RUN_FILE}: "
         env = {k: v for k, v in _mapping(config.get("env"), where).items() if k not in ("resume", "run_dir")}
         servers = config.get("openai")
@@ -66,6 +77,24 @@ class SavedSettings:
                 )
         return self.env | env
 
+    def replayed(self, env: Layer) -> Layer:
+        """`env` settings, those of the run that a replay needs where none is given. Raises ConfigError for code or
+        services a run names, which its operator has to name again."""
+        rows = SECTIONS["env"].rows()
+        for key, given in self.env.items():
+            name, value = key.removeprefix("env."), given.value
+            own = name in _OWN and value != rows[name].default
+            own = own or (
+                isinstance(value, str) and (value.startswith(("python:", "program:")) or value == "judge")
+            )
+            if own and key not in env:
+                raise ConfigError(
+                    f"the run in {self.directory} has {key} {_short(value)}: say --{key} yourself, that one or "
+                    "another; a recording decides neither what code is called nor who is asked"
+                )
+        kept = {key: given for key, given in self.env.items() if key.removeprefix("env.") in _REPLAYED}
+        return kept | env
+
     def demand_models(self, servers: Sequence[Layer]) -> None:
         """Servers may move, their models may not change. Raises ConfigError."""
         saved, given = ({s[MODEL].value for s in some if MODEL in s} for some in (self.servers, servers))
@@ -76,17 +105,17 @@ class SavedSettings:
             )
 
 
-def read_run(directory: Path) -> Mapping[str, Any]:
-    """run.json. Raises ConfigError."""
+def read_run(directory: Path, asked: str = "env.resume") -> Mapping[str, Any]:
+    """run.json. Raises ConfigError, naming what asked for it."""
     path = directory / RUN_FILE
     try:
         told = orjson.loads(path.read_bytes())
     except OSError as error:
-        raise ConfigError(f"env.resume: no run in {directory}: {RUN_FILE}: {error.strerror}") from error
+        raise ConfigError(f"{asked}: no run in {directory}: {RUN_FILE}: {error.strerror}") from error
     except orjson.JSONDecodeError as error:
-        raise ConfigError(f"env.resume: {path} is no JSON") from error
+        raise ConfigError(f"{asked}: {path} is no JSON") from error
     if not isinstance(told, dict) or not isinstance(told.get("config"), dict):
-        raise ConfigError(f"env.resume: {path} does not describe a run")
+        raise ConfigError(f"{asked}: {path} does not describe a run")
     return told
 
 

@@ -11,9 +11,9 @@ import asyncio
 import logging
 import math
 import secrets
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
@@ -29,6 +29,7 @@ from orchestrator.resume import Earlier
 from orchestrator.rollout import Surroundings
 from orchestrator.scorers.base import Scorer
 from orchestrator.scoring import open_scorer
+from orchestrator.tools.base import HostTool
 from orchestrator.types import Attempt, BadTask, EndedName, FailedName, Group, Member, RolloutPlan, Split, Task
 from orchestrator.writers import GroupFormat
 
@@ -290,12 +291,16 @@ class Orchestrator:
             lambda plan: backfill(plan, self.seed, epoch),
         )
 
-    def executor(self, earlier: Recorded | None = None) -> Executor:
-        """One for all `run_group`s of a caller that orders them itself. Only while open."""
-        return self._executor(earlier)
+    def executor(
+        self, earlier: Recorded | None = None, *, tools: Mapping[str, HostTool] | None = None
+    ) -> Executor:
+        """One for all `run_group`s, or plans, of a caller that orders them itself; with `tools` in the place of
+        the run's own. Only while open."""
+        return self._executor(earlier, self.around if tools is None else replace(self.around, tools=tools))
 
-    def _executor(self, earlier: Recorded | None = None) -> Executor:
-        env, around, known, scorer = self.config.env, self.around, earlier or Earlier(), self._scorer
+    def _executor(self, earlier: Recorded | None = None, around: Surroundings | None = None) -> Executor:
+        env, known, scorer = self.config.env, earlier or Earlier(), self._scorer
+        around = around or self.around
         assert scorer is not None  # open, as `around` is
 
         async def graded(attempt: Attempt) -> Member | Attempt:

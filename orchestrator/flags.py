@@ -39,6 +39,7 @@ class Command:
     options: tuple[Setting, ...] = ()
     arguments: tuple[Setting, ...] = ()
     without_endpoint: bool = False  # whether it makes sense without one, too
+    settings_of: str = ""  # the argument that names a run directory, whose settings are the defaults
 
     @property
     def samples(self) -> bool:

@@ -1,10 +1,10 @@
 """A recorded run as endpoint: `replay:RUN_DIR`.
 
-Completions come from rollouts.jsonl (or rollouts.jsonl.xz), by task, place in the group and number of
-the call; everything else (containers, code, tools, scores, groups) happens anew. A prompt that differs
-from the recorded one still gets the recorded answer, and is counted: whoever replays can see how far it
-went its own way. A call that was never recorded ends the rollout as `record_error`: there is nothing to
-score, and asking again would not help.
+Completions come from rollouts.jsonl (or rollouts.jsonl.xz), by rollout where its id and task are in the
+record, else by task and place in the group, and by number of the call; everything else (containers, code,
+tools, scores, groups) happens anew. A prompt that differs from the recorded one still gets the recorded
+answer, and is counted: whoever replays can see how far it went its own way. A call that was never recorded
+ends the rollout as `record_error`: there is nothing to score, and asking again would not help.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from orchestrator.errors import EnvironmentUnusable, RecordError
 from orchestrator.types import Completion, Message
 
 Key = tuple[str, int]  # task id, index in the group
+Id = tuple[str, Key]  # rollout id and its place
 RECORDING = "rollouts.jsonl"
 
 
@@ -40,8 +41,14 @@ class _Recorded:
 class ReplayCompleter:
     """Serves what a run was served. `differing` counts prompts that were not the recorded ones."""
 
-    def __init__(self, episodes: Mapping[Key, tuple[_Recorded, ...]], takes_ids: bool) -> None:
+    def __init__(
+        self,
+        episodes: Mapping[Key, tuple[_Recorded, ...]],
+        takes_ids: bool,
+        by_id: Mapping[Id, tuple[_Recorded, ...]] | None = None,
+    ) -> None:
         self._episodes = episodes
+        self._by_id = by_id or {}
         self.takes_ids = takes_ids
         self.served = 0
         self.differing = 0
@@ -54,6 +61,7 @@ class ReplayCompleter:
         if not path.exists() and (packed := path.with_name(f"{RECORDING}.xz")).exists():
             path = packed
         episodes: dict[Key, tuple[_Recorded, ...]] = {}
+        by_id: dict[Id, tuple[_Recorded, ...]] = {}
         exact = True
         try:
             for number, text in enumerate(_lines(path), 1):
@@ -62,8 +70,9 @@ class ReplayCompleter:
                     if line.get("score") is None:
                         continue
                     key = (str(line["task_id"]), int(line["index"]))
-                    # The first group of a task is the one to replay; later ones are other epochs.
-                    episodes.setdefault(key, _episode(line["completions"]))
+                    episode = by_id[str(line["rollout_id"]), key] = _episode(line["completions"])
+                    # Of a task's places the first group's; later ones are other epochs, found by their ids.
+                    episodes.setdefault(key, episode)
                     exact = exact and all(c["prompt_ids"] is not None for c in line["completions"])
                 except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                     raise EnvironmentUnusable(f"{path}:{number} is no recorded rollout ({error})") from error
@@ -73,11 +82,12 @@ class ReplayCompleter:
             raise EnvironmentUnusable(f"no recorded run in {run_directory}: {error.strerror}") from error
         if not episodes:
             raise EnvironmentUnusable(f"{path} holds no rollout that was scored: nothing to replay")
-        return cls(episodes, exact)
+        return cls(episodes, exact, by_id)
 
     async def sample(self, request: CompletionRequest) -> Completion:
         """The recorded completion of this call. Raises RecordError where there is none."""
-        episode = self._episodes.get((request.task_id, request.index), ())
+        place = (request.task_id, request.index)
+        episode = self._by_id.get((request.rollout_id, place), self._episodes.get(place, ()))
         if request.sequence > len(episode):
             self.missing += 1
             raise RecordError(

@@ -1,0 +1,134 @@
+"""`orchestrator replay RUN_DIR`: recorded completions through live sandboxes, compared with the record."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from orchestrator import __version__
+from orchestrator.config import Config
+from orchestrator.engine import Observer, Orchestrator, first_error
+from orchestrator.errors import ConfigError
+from orchestrator.executor import Executor, failure_of
+from orchestrator.progress import printable
+from orchestrator.redact import Secret
+from orchestrator.replayed import Line, Recorded, differences, plan_of
+from orchestrator.run_files import ROLLOUTS_FILE, read_description
+from orchestrator.rundir import RunDirectory, new_run_directory
+from orchestrator.settings import OpenAISettings
+from orchestrator.signals import Stopped, stoppable
+from orchestrator.tasks.split import evaluation_tasks, training_tasks
+from orchestrator.tools.recorded import RecordedCalls, RecordedTool
+from orchestrator.types import Task
+
+EXIT_DIFFERENT = 1
+
+
+@dataclass(slots=True)
+class _Counts:
+    same: int = 0
+    different: int = 0
+    broken: int = 0
+    without_task: int = 0
+
+
+def run(config: Config, run_dir: Path, rollout: str | None) -> int:
+    """0: every rollout came out as recorded; 1: one did not, or broke; 128 + n after a signal."""
+    recorded = Recorded.read(run_dir / ROLLOUTS_FILE, rollout)
+    tasks = _tasks(config, run_dir, recorded)
+    return asyncio.run(_run(_replaying(config, run_dir, recorded), recorded, tasks))
+
+
+def _replaying(config: Config, path: Path, recorded: Recorded) -> Config:
+    """The run's settings with its recording as endpoint. Web tools are there if they were then, and answer
+    from the record: they need a key to be there at all, and send none."""
+    server = OpenAISettings(base_url=f"replay:{path}", model_name=config.openai[0].model_name)
+    key = Secret("recorded") if recorded.web_tools else Secret()
+    return replace(config, openai=(server,), tavily_api_key=key)
+
+
+def _tasks(config: Config, path: Path, recorded: Recorded) -> dict[str, Task]:
+    """The tasks of the recording; a data set may have changed meanwhile. Raises ConfigError where none is left."""
+    evaluated = read_description(path).get("command") == "evaluate"
+    source = (evaluation_tasks if evaluated else training_tasks)(config.env)
+    found: dict[str, Task] = {}
+    for task in source:
+        if isinstance(task, Task) and task.task_id in recorded.tasks:
+            found[task.task_id] = task
+            if len(found) == len(recorded.tasks):
+                break
+    if not found:
+        raise ConfigError(f"none of the run's tasks is in {source.name}; name the data set with --env.dataset")
+    return found
+
+
+async def _run(config: Config, recorded: Recorded, tasks: dict[str, Task]) -> int:
+    env = config.env
+    path = env.run_dir or new_run_directory()
+    counts = _Counts()
+    observer = Observer(say=lambda text: print(text, flush=True))
+    orchestrator = Orchestrator(config, observer)
+
+    async def work() -> int:
+        async with orchestrator:
+            with closing(RunDirectory(path, fsync=env.fsync)) as run:
+                facts = await orchestrator.facts()
+                about = {"command": "replay", "of": str(recorded.path.parent), "tasks": env.dataset}
+                seed = {"version": __version__, "seed": orchestrator.seed, "config": config.public()}
+                run.describe({**seed, **about, **facts})
+                observer.recorded = run.record
+                for note in observer.notes:
+                    print(f"note: {note}", flush=True)
+                calls = RecordedCalls(recorded.calls)
+                tools = {name: RecordedTool(name, t, calls) for name, t in orchestrator.around.tools.items()}
+                executor, lines = orchestrator.executor(tools=tools), recorded.lines()
+                async with asyncio.TaskGroup() as tg:
+                    for _ in range(min(env.max_concurrent_sandboxes, len(recorded.places))):
+                        tg.create_task(_replay_some(lines, tasks, executor, config, counts))
+        return 0 if counts.same == len(recorded.places) else EXIT_DIFFERENT
+
+    try:
+        return await stoppable(work(), drain=orchestrator.drain, drain_timeout_s=env.drain_timeout)
+    except Stopped as stopped:
+        print(f"stopped by {stopped}", flush=True)
+        return stopped.exit_code
+    except BaseExceptionGroup as errors:
+        raise first_error(errors) from errors
+    finally:
+        rest = f", {counts.without_task} without their task" if counts.without_task else ""
+        print(
+            f"{counts.same} of {len(recorded.places)} rollouts as recorded, {counts.different} different, "
+            f"{counts.broken} broken{rest}; {path}",
+            flush=True,
+        )
+
+
+async def _replay_some(
+    lines: Iterator[Line], tasks: dict[str, Task], executor: Executor, config: Config, counts: _Counts
+) -> None:
+    """Takes lines until there are none left, or the run is being stopped."""
+    for line in lines:
+        task = tasks.get(str(line.get("task_id")))
+        if task is None:
+            counts.without_task += 1
+            _say(line, "not played: its task is not in the data set")
+            continue
+        results = await executor.execute(plan_of(line, task, config.sandbox_spec()))
+        if results is None:
+            return
+        failure = failure_of(results[-1])
+        if failure is not None and failure.name != "record_error":
+            counts.broken += 1
+            _say(line, f"broke: {failure.name}: {failure.reason}")
+            continue
+        found = differences(line, results[-1])
+        counts.same += not found
+        counts.different += bool(found)
+        _say(line, f"differs: {'; '.join(found)}" if found else f"same, {line.get('outcome')}")
+
+
+def _say(line: Line, text: str) -> None:
+    print(printable(f"{line.get('rollout_id')}  {str(line.get('task_id'))[:28]:<28}  {text}"), flush=True)

@@ -1,0 +1,61 @@
+"""Host tools that answer as they did in a recorded run: nobody is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from orchestrator.errors import ToolError
+from orchestrator.jsonl import dumps
+from orchestrator.tools.arguments import recordable
+from orchestrator.tools.base import HostTool
+
+Call = tuple[str, bytes]  # the tool's name and its arguments
+
+
+class RecordedCalls:
+    """What each call was answered with. Several answers to the same call come in turn, the last one for good."""
+
+    def __init__(self, calls: Iterable[Mapping[str, Any]]) -> None:
+        """`calls` as rollouts.jsonl has them; what is no call is passed over."""
+        self._answers: dict[Call, list[tuple[str | None, str | None]]] = {}
+        for call in calls:
+            name, arguments = call.get("name"), call.get("arguments")
+            output, error = call.get("output"), call.get("error")
+            if isinstance(name, str) and isinstance(arguments, Mapping):
+                answer = (output if isinstance(output, str) else None, error if isinstance(error, str) else None)
+                self._answers.setdefault((name, dumps(dict(arguments))), []).append(answer)
+
+    def answer(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Raises ToolError, as recorded, and for a call that is not on record."""
+        answers = self._answers.get((name, dumps(dict(recordable(dict(arguments))))))
+        if not answers:
+            raise ToolError("this call is not in the recording")
+        output, error = answers.pop(0) if len(answers) > 1 else answers[0]
+        if output is None:
+            raise ToolError(error or "the call failed")
+        return output
+
+
+class RecordedTool:
+    """`tool` as agents see it, answering from the record."""
+
+    def __init__(self, name: str, tool: HostTool, calls: RecordedCalls) -> None:
+        self._name = name
+        self._tool = tool
+        self._calls = calls
+
+    @property
+    def description(self) -> str:
+        return self._tool.description
+
+    @property
+    def inputs(self) -> Mapping[str, Mapping[str, Any]]:
+        return self._tool.inputs
+
+    @property
+    def output_type(self) -> str:
+        return self._tool.output_type
+
+    async def call(self, arguments: Mapping[str, Any]) -> str:
+        return self._calls.answer(self._name, arguments)

@@ -1,0 +1,206 @@
+"""A run read back to be played again: its plans, what it may decide, and what is said to differ."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from orchestrator.cli import main
+from orchestrator.config import resolve
+from orchestrator.errors import ConfigError, ToolError
+from orchestrator.redact import Secret
+from orchestrator.replayed import Recorded, differences, plan_of
+from orchestrator.rundir import RunDirectory, rollout_line
+from orchestrator.setting import Given
+from orchestrator.tools.recorded import RecordedCalls, RecordedTool
+from orchestrator.types import (
+    Ended,
+    EndedName,
+    Failed,
+    FailedName,
+    ManagedAgent,
+    Member,
+    Message,
+    SandboxSpec,
+    Score,
+)
+from tests.fakes.plans import TALK, a_member, a_turn, an_attempt
+
+
+def a_line(member: Member | None = None) -> dict[str, Any]:
+    line: dict[str, Any] = json.loads(json.dumps(rollout_line(member or a_member())))
+    return line
+
+
+def said(member: Member, observation: str) -> Member:
+    """The member with a second turn, to which this was said."""
+    more = (Message("assistant", "Thought"), Message("user", f"Observation: {observation}"))
+    turns = (a_turn(), replace(a_turn(sequence=2), kept=len(TALK), messages=more))
+    return replace(member, attempt=replace(member.attempt, record=replace(member.attempt.record, turns=turns)))
+
+
+def test_a_plan_is_read_back_as_it_was() -> None:
+    member = a_member(index=3)
+    plan = member.attempt.plan
+    assert plan_of(a_line(member), plan.task, plan.sandbox) == plan
+    helper = ManagedAgent("helper", "Helps.", ("web_search",), 3, "tool_calling")
+    managed = replace(plan, agent=replace(plan.agent, managed_agents=(helper, ManagedAgent("b", "B."))))
+    line = a_line(replace(member, attempt=replace(member.attempt, plan=managed)))
+    assert plan_of(line, plan.task, plan.sandbox) == managed
+    with_image = replace(plan.task, image="theirs")
+    assert plan_of(a_line(member), with_image, SandboxSpec("mine")).sandbox == SandboxSpec("theirs")
+
+
+@pytest.mark.parametrize(
+    "plan", [None, {}, {"sampling": {}}, {"agent": {"x": 1}, "sampling": {"y": 1}, "limits": {}}]
+)
+def test_a_line_of_another_make_is_refused(plan: Any) -> None:
+    with pytest.raises(ConfigError, match="cannot be read back"):
+        plan_of({**a_line(), "plan": plan}, a_member().attempt.plan.task, SandboxSpec("i"))
+
+
+def test_equal_rollouts_differ_in_nothing_and_times_do_not_count() -> None:
+    member = said(a_member(), "1")
+    later = replace(member.attempt.record, duration_s=99.0, started_at=9.0)
+    assert differences(a_line(member), replace(member, attempt=replace(member.attempt, record=later))) == []
+
+
+def test_what_differs_is_named_with_both_sides() -> None:
+    member = said(a_member(score=1.0), "x" * 100 + "1 left")
+    other = said(a_member(score=0.0), "x" * 100 + "2 left")
+    changed = replace(other.attempt, outcome=Ended(EndedName.TIMEOUT))
+    found = differences(a_line(member), replace(other, attempt=changed, score=Score(0.0, {"correctness": 0.0})))
+    assert found[0] == "outcome 'finished' then, 'timeout' now"
+    assert "score 1.0 then, 0.0 now" in found
+    assert "correctness 1.0 then, 0.0 now" in found
+    assert found[-1].startswith("prompt 2: message 4 (user) has 'xxx")
+    assert "1 left' then" in found[-1]
+    assert "2 left' now" in found[-1]
+
+
+def test_fewer_completions_and_other_ids_are_told() -> None:
+    member = said(a_member(), "1")
+    short = replace(member.attempt, record=replace(member.attempt.record, turns=member.attempt.record.turns[:1]))
+    assert differences(a_line(member), replace(member, attempt=short)) == ["2 completions then, 1 now"]
+    ids = replace(member.attempt.record.turns[0], prompt_ids=(1, 2))
+    others = replace(ids, prompt_ids=(1, 3))
+    before, after = (
+        replace(member, attempt=replace(member.attempt, record=replace(member.attempt.record, turns=(turn,))))
+        for turn in (ids, others)
+    )
+    assert differences(a_line(before), after) == ["prompt 1: the same text, but other ids: another tokenizer?"]
+
+
+def test_scored_rollouts_are_found_and_one_can_be_chosen(tmp_path: Path) -> None:
+    with closing(RunDirectory(tmp_path / "run")) as run:
+        run.record(a_member(0))
+        run.record(an_attempt(Failed(FailedName.LLM_ERROR, "HTTP 500"), 1))
+        run.record(a_member(2))
+    file = tmp_path / "run" / "rollouts.jsonl"
+    found = Recorded.read(file)
+    assert list(found.places) == ["g000000-r00-a0", "g000000-r02-a0"]
+    assert [line["rollout_id"] for line in found.lines()] == list(found.places)
+    assert not found.web_tools
+    assert list(Recorded.read(file, "g000000-r02-a0").places) == ["g000000-r02-a0"]
+    for wanted in ("g000000-r01-a0", "nonsense"):
+        with pytest.raises(ConfigError, match=f"no scored rollout {wanted}"):
+            Recorded.read(file, wanted)
+
+
+class Searching:
+    """A tool as agents see it; nobody may call it."""
+
+    description = "Searches."
+    inputs: ClassVar = {"query": {"type": "string", "description": "what for"}}
+    output_type = "string"
+
+    async def call(self, arguments: Any) -> str:
+        raise AssertionError("somebody was asked")
+
+
+async def test_recorded_tools_answer_as_then_and_ask_nobody() -> None:
+    query = {"query": "größer"}
+    calls = RecordedCalls(
+        [
+            {"name": "web_search", "arguments": query, "output": "first", "error": None},
+            {"name": "web_search", "arguments": query, "output": "second", "error": None},
+            {"name": "web_search", "arguments": {"query": "x"}, "output": None, "error": "overloaded"},
+            {"name": 7, "arguments": None},
+        ]
+    )
+    tool = RecordedTool("web_search", Searching(), calls)
+    assert [await tool.call(query) for _ in range(3)] == ["first", "second", "second"]
+    for arguments, text in (({"query": "x"}, "overloaded"), ({"query": "y"}, "not in the recording")):
+        with pytest.raises(ToolError, match=text):
+            await tool.call(arguments)
+    assert (tool.description, tool.output_type) == ("Searches.", "string")
+
+
+def a_run(directory: Path, **env: Any) -> Path:
+    with closing(RunDirectory(directory)) as run:
+        run.record(a_member())
+        servers = [{"base_url": "http://evil.example/v1", "model_name": "theirs"}]
+        run.describe({"config": {"env": {"dataset": "jsonl:t.jsonl", **env}, "openai": servers}, "seed": 5})
+    return directory
+
+
+def test_a_recording_decides_nothing_about_confinement_code_and_services(tmp_path: Path) -> None:
+    run = a_run(
+        tmp_path / "run",
+        launcher="process",
+        waive_hardening=["seccomp"],
+        sandbox_image="evil",
+        tavily_base_url="http://evil.example",
+        sandbox_memory=1 << 29,
+    )
+    config = resolve({}, environ={}, cwd=tmp_path, run=run)
+    assert (config.env.launcher, config.env.waive_hardening) == ("docker", ())
+    assert "evil" not in config.env.sandbox_image + config.env.tavily_base_url
+    assert config.env.dataset == "jsonl:t.jsonl"
+    assert (config.env.seed, config.env.sandbox_memory) == (5, 1 << 29)
+    assert (config.openai[0].base_url, config.openai[0].model_name) == ("", "theirs")
+    given = {"env.sandbox_memory": Given(1 << 30, "--env.sandbox_memory")}
+    assert resolve(given, environ={}, cwd=tmp_path, run=run).env.sandbox_memory == 1 << 30
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"dataset": "python:os:listdir"},
+        {"scoring_strategy": "python:os:system"},
+        {"scoring_strategy": "judge"},
+        {"agent": "program:/bin/sh"},
+        {"prompt_templates": Path("/etc/passwd")},
+    ],
+)
+def test_code_and_judges_a_recording_names_must_be_named_again(env: dict[str, Any], tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run", **{k: str(v) for k, v in env.items()})
+    ((name, value),) = env.items()
+    with pytest.raises(ConfigError, match=f"say --env.{name} yourself"):
+        resolve({}, environ={}, cwd=tmp_path, run=run)
+    given = {f"env.{name}": Given(value, f"--env.{name}")}
+    assert getattr(resolve(given, environ={}, cwd=tmp_path, run=run).env, name) == value
+
+
+@pytest.mark.parametrize("name", ["run.json", "rollouts.jsonl"])
+@pytest.mark.parametrize("content", [None, b"", b"\xff\0", b"[1]\n", b'{"config": 7}\n'])
+def test_damaged_runs_are_refused_in_one_line(
+    name: str, content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = a_run(tmp_path / "run")
+    (run / name).unlink()
+    if content is not None:
+        (run / name).write_bytes(content)
+    assert main(["replay", str(run)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_key_is_never_taken_from_a_recording(tmp_path: Path) -> None:
+    config = resolve({}, environ={}, cwd=tmp_path, run=a_run(tmp_path / "run"))
+    assert config.openai[0].api_key == Secret()
+    assert config.tavily_api_key == Secret()

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from orchestrator.agents.equip import brought_host_tools, check_team, equip
@@ -19,7 +19,7 @@ from orchestrator.completion.limits import LimitedCompleter
 from orchestrator.completion.presence import one_answers
 from orchestrator.completion.replay import ReplayCompleter
 from orchestrator.completion.route import RoutedCompleter
-from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
+from orchestrator.completion.tokenizer import HubTokenizer, check_source, load_tokenizer
 from orchestrator.errors import DockerError, EnvironmentUnusable
 from orchestrator.launch.base import Launcher
 from orchestrator.launch.channels import Channels
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 REPLAY = "replay:"
 FALLBACK_TOKENIZER = "NousResearch/DeepHermes-3-Llama-3-8B-Preview"  # the predecessor's default
 
@@ -56,6 +57,7 @@ async def open_surroundings(
     launcher, channel_directory, verify = await _launcher(config, stack, notes)
     await launcher.check(config.sandbox_spec())
     await _remove_leftovers(notes, docker=config.env.launcher == "docker")
+    await asyncio.to_thread(_check_tokenizer, config)
     docker = Breaker("Docker", lambda: launcher.ready(config.sandbox_spec()), say)
     # Its first sandboxes are made while the tokenizer loads.
     pool = await stack.enter_async_context(_pool(config, launcher, channel_directory, verify, docker))
@@ -133,10 +135,24 @@ def find_tokenizer(config: Config) -> HubTokenizer | None:
     name = config.env.tokenizer_name
     if name is not None:
         return None if name.lower() == "none" else load_tokenizer(name)
+    return _first_usable(config, load_tokenizer)
+
+
+def _check_tokenizer(config: Config) -> None:
+    """Raises EnvironmentUnusable at once where the name alone, or a look into the folder, tells that nothing can
+    be loaded: before sandboxes are made."""
+    name = config.env.tokenizer_name
+    if name is None:
+        _first_usable(config, check_source)
+    elif name.lower() != "none":
+        check_source(name)
+
+
+def _first_usable(config: Config, use: Callable[[str], T]) -> T:
     candidates = (config.openai[0].model_name, FALLBACK_TOKENIZER)
     for candidate in candidates:
         try:
-            return load_tokenizer(candidate)
+            return use(candidate)
         except EnvironmentUnusable as error:
             log.debug("%s", error)
     raise EnvironmentUnusable(

@@ -1,7 +1,7 @@
 """Imports smolagents and gRPC without the packages they import and this sandbox never uses.
 
 They make up most of the import time and a third of the memory of every parked sandbox: hub access,
-HTTP, images, consoles, and asyncio, which only gRPC's own asyncio flavour needs. While the block is
+HTTP, images, consoles, YAML, and asyncio, which only gRPC's own asyncio flavour needs. While the block is
 entered they are stand-ins; afterwards they are gone from `sys.modules`, so that whoever imports them
 later, model-written code above all, gets the real ones.
 """
@@ -17,7 +17,7 @@ from types import ModuleType
 
 DEFERRED = (
     *("PIL", "huggingface_hub", "requests", "rich.live", "rich.markdown", "rich.syntax"),
-    *("asyncio", "grpc.aio"),
+    *("asyncio", "grpc.aio", "yaml"),
 )
 
 

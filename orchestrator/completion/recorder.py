@@ -69,7 +69,8 @@ def _sampled(pairs: list[tuple[Turn, tuple[Message, ...]]], tokenizer: Tokenizer
             raise RecordError(
                 f"turn {turn.sequence}: {len(sampled)} ids but {len(completion.logprobs_T)} log-probs"
             )
-        elif bad := [p for p in completion.logprobs_T if not math.isfinite(p) or p > 0.0]:
+        elif not all(map(math.isfinite, completion.logprobs_T)) or max(completion.logprobs_T, default=0.0) > 0.0:
+            bad = [p for p in completion.logprobs_T if not math.isfinite(p) or p > 0.0]
             raise RecordError(f"turn {turn.sequence}: {bad[0]} is no log-probability")
         if tokenizer is not None and tokenizer.decode(sampled) != completion.text:
             raise RecordError(f"turn {turn.sequence}: the sampled ids do not decode to the sampled text")

@@ -7,17 +7,23 @@ its hub client would retry for most of a minute.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from orchestrator.errors import EnvironmentUnusable, RecordError
 from orchestrator.types import Message
 
 HUB_TIMEOUT_S = 1.5
 _FLAG = "--env.tokenizer_name"
+# All rollouts of a group begin with one prompt, and encoding it takes milliseconds in which nothing else happens.
+_OPENINGS = 32
+_OPENING_CHARS = range(2_000, 100_000)
 
 
 class HubTokenizer:
@@ -36,12 +42,24 @@ class HubTokenizer:
             self._backend.no_truncation()
             self._backend.no_padding()
 
+        # Unless the model has a way of its own, `transformers` adds nothing to it but a look at each id.
+        home = str(getattr(getattr(type(tokenizer), "_decode", None), "__module__", ""))
+        self._decoder = self._backend if home.startswith("transformers.tokenization_utils") else None
+        self._opening = functools.lru_cache(_OPENINGS)(self._encode)
+
     def encode(self, text: str) -> list[int]:
+        if len(text) in _OPENING_CHARS:
+            return list(self._opening(text))
+        return self._encode(text)
+
+    def _encode(self, text: str) -> list[int]:
         if self._backend is not None:
             return list(self._backend.encode(text, add_special_tokens=False).ids)
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, ids: list[int] | tuple[int, ...]) -> str:
+        if self._decoder is not None:
+            return str(self._decoder.decode(ids, skip_special_tokens=False))
         return str(
             self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         )
@@ -67,7 +85,7 @@ class HubTokenizer:
 def load_tokenizer(name: str, *, here_only: bool = False) -> HubTokenizer:
     """Blocking: seconds of imports. Raises EnvironmentUnusable within about 3 s when it cannot be had, and with
     `here_only` before the hub would have to be asked."""
-    offline = _source(name, here_only=here_only)
+    offline = check_source(name, here_only=here_only)
     before = {k: os.environ.get(k) for k in ("HF_HUB_OFFLINE", "TRANSFORMERS_VERBOSITY")}
     if offline:
         os.environ["HF_HUB_OFFLINE"] = "1"
@@ -96,14 +114,20 @@ def load_tokenizer(name: str, *, here_only: bool = False) -> HubTokenizer:
     return HubTokenizer(tokenizer, name)
 
 
-def _source(name: str, *, here_only: bool) -> bool:
-    """True: everything is on this machine; False: the hub has to be asked. Raises EnvironmentUnusable."""
+def check_source(name: str, *, here_only: bool = False) -> bool:
+    """True: everything is on this machine; False: the hub has to be asked. Raises EnvironmentUnusable.
+
+    Blocking, but quick: what it takes for a load to succeed is not known before it is tried.
+    """
     folder = Path(name).expanduser()
     if folder.is_dir():
-        if not any((folder / f).is_file() for f in ("tokenizer.json", "tokenizer_config.json", "vocab.json")):
+        files = [folder / f for f in ("tokenizer.json", "tokenizer_config.json", "vocab.json")]
+        if not any(file.is_file() for file in files):
             raise EnvironmentUnusable(
                 f"{name!r} holds no tokenizer; set {_FLAG} to a folder with a tokenizer.json"
             )
+        for file in files:
+            _check_json(file, "model" if file.name == "tokenizer.json" else None)
         return True
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise EnvironmentUnusable(f"tokenizer folder {name!r} does not exist; set {_FLAG} to one that does")
@@ -132,6 +156,19 @@ def _source(name: str, *, here_only: bool) -> bool:
             f"set {_FLAG} to a local folder (or to none for `process` without token ids)"
         ) from error
     return False
+
+
+def _check_json(file: Path, key: str | None) -> None:
+    """A file that is there must be a JSON object, with `key` in it."""
+    try:
+        found = orjson.loads(file.read_bytes()) if file.is_file() else {key: None}
+    except (OSError, ValueError) as error:
+        found = str(error)[:100]
+    if not isinstance(found, dict) or (key is not None and key not in found):
+        why = found if isinstance(found, str) else "something else is in it"
+        raise EnvironmentUnusable(
+            f"{file} is not what it must be ({why}); set {_FLAG} to a folder with a whole tokenizer"
+        )
 
 
 def _cached(name: str) -> bool:

@@ -24,7 +24,7 @@ from orchestrator.launch.verification import demand
 from orchestrator.proxy.wire import CONTRACT
 from orchestrator.rollout import ParkedSandbox, parked_sandbox
 from orchestrator.types import SandboxExit, SandboxSpec
-from tests.fakes.fake_launcher import CONFINED, FakeLauncher
+from tests.fakes.fake_launcher import CONFINED, FakeLauncher, parked_inhabitant
 
 SPEC = SandboxSpec("image")
 GUARD_S = 120.0
@@ -125,9 +125,30 @@ async def test_a_claim_takes_over_one_in_the_making() -> None:
         assert bench.handed_out == ["fake-1"]
 
 
+class HangingUp:
+    """Sandboxes that park; the first one closes its connection when told to, and does not end."""
+
+    def __init__(self) -> None:
+        self.now = asyncio.Event()
+        self._count = 0
+
+    async def __call__(self, channel: Path) -> SandboxExit:
+        self._count += 1
+        first = self._count == 1
+        async with grpc.aio.insecure_channel(f"unix:{channel / SOCKET_NAME}") as connection:
+            stub: Any = pb_grpc.SandboxServiceStub(connection)
+            call = stub.Park(pb.ParkRequest(contract=CONTRACT, confinement=CONFINED))
+            await (self.now if first else asyncio.Event()).wait()
+            call.cancel()
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+
 @pytest.mark.parametrize("how", ["ends", "is removed", "hangs up"])
 async def test_one_that_died_parked_is_never_handed_out(how: str) -> None:
-    async with Bench(warm=1) as bench:
+    hanging_up = HangingUp()
+    launcher = FakeLauncher(hanging_up if how == "hangs up" else parked_inhabitant, max_sandboxes=100)
+    async with Bench(launcher, warm=1) as bench:
         await eventually(lambda: bench.pool.parked == 1)
         ((first, sandbox),) = bench.launcher.live.items()
         match how:
@@ -136,19 +157,20 @@ async def test_one_that_died_parked_is_never_handed_out(how: str) -> None:
             case "is removed":
                 sandbox.lose()
             case _:
-                sandbox.life.cancel()  # its connection closes; nobody else tells
+                hanging_up.now.set()
         await eventually(lambda: first not in bench.launcher.live)
         assert await bench.use() != first
         await eventually(lambda: bench.pool.parked == 1)
 
 
 async def test_one_whose_connection_is_cut_is_passed_over_before_anybody_cleans_up() -> None:
-    async with Bench() as bench:
+    hanging_up = HangingUp()
+    async with Bench(FakeLauncher(hanging_up, max_sandboxes=100), pauses_s=(10 * GUARD_S,)) as bench:
         await eventually(lambda: bench.pool.parked == 2)
-        second = list(bench.launcher.live)[-1]
-        bench.launcher.live[second].life.cancel()
+        first = next(iter(bench.launcher.live))
+        hanging_up.now.set()
         await eventually(lambda: bench.pool.parked == 1)
-        assert await bench.use() != second
+        assert await bench.use() != first
 
 
 async def weakly_confined(channel: Path) -> SandboxExit:

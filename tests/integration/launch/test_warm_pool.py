@@ -100,7 +100,7 @@ async def test_parked_containers_are_used_once_replaced_and_never_too_many(
                 return await run_rollout(replace(a_plan(index), sandbox=SPEC), around)
 
         async def the_parked_one() -> dict[str, str]:
-            await eventually(lambda: pool.parked == 1, within_s=GUARD_S)
+            await eventually(lambda: pool.parked == pool.spare == 1, within_s=GUARD_S)
             (found,) = await asyncio.to_thread(engine.containers, filters={"label": f"orchestrator.run={run}"})
             return {"id": found["Id"], "name": found["Names"][0]}
 

@@ -15,6 +15,7 @@ Reads commands as JSON lines and answers each with one line:
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import sys
@@ -35,6 +36,8 @@ OBSERVATION = (
     "Observation:\nExecution logs:\n" + "\n".join(str(i * 37) for i in range(20)) + "\nLast output:\nNone"
 )
 TURNS = 8  # of an episode
+GROUP_SIZE = 8  # episodes that begin with the same prompt
+episodes = itertools.count()
 
 
 @dataclass(slots=True)
@@ -47,7 +50,7 @@ class Client:
     talk: list[pb.Message] = field(
         default_factory=lambda: [
             pb.Message(role=pb.ROLE_SYSTEM, content=SYSTEM),
-            pb.Message(role=pb.ROLE_USER, content=TASK),
+            pb.Message(role=pb.ROLE_USER, content=f"{TASK} ({next(episodes) // GROUP_SIZE})"),
         ]
     )
 

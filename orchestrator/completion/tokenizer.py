@@ -10,6 +10,7 @@ import contextlib
 import os
 import urllib.error
 import urllib.request
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from orchestrator.types import Message
 
 HUB_TIMEOUT_S = 1.5
 _FLAG = "--env.tokenizer_name"
+_LONG_CHARS = 2_000
+_TEXTS_KEPT = 64
 
 
 class HubTokenizer:
@@ -35,13 +38,20 @@ class HubTokenizer:
         if self._backend is not None:
             self._backend.no_truncation()
             self._backend.no_padding()
+        # The rollouts of a group all begin with the same thousands of tokens.
+        self._encoded = lru_cache(_TEXTS_KEPT)(self._encode)
 
     def encode(self, text: str) -> list[int]:
+        return list(self._encoded(text) if len(text) >= _LONG_CHARS else self._encode(text))
+
+    def _encode(self, text: str) -> list[int]:
         if self._backend is not None:
             return list(self._backend.encode(text, add_special_tokens=False).ids)
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, ids: list[int] | tuple[int, ...]) -> str:
+        if self._backend is not None:
+            return str(self._backend.decode(ids, skip_special_tokens=False))
         return str(
             self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         )

@@ -29,6 +29,8 @@ import orjson
 from rollout_api.v1 import sandbox_pb2 as pb
 from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
+from orchestrator.proxy.wire import CONTRACT
+
 TAG = "</code>"
 SYSTEM = "You are an agent who solves tasks with code, step by step. " * 150  # about what smolagents says
 TASK = "New task:\nAdd up what is in the files."
@@ -58,7 +60,7 @@ class Client:
     async def park(cls, directory: str) -> Client:
         channel = grpc.aio.insecure_channel(f"unix:{directory}/s", options=[("grpc.use_local_subchannel_pool", 1)])
         client = cls(channel, pb_grpc.SandboxServiceStub(channel))
-        request = pb.ParkRequest(contract=2, confinement=pb.Confinement(runner_uid=1, worker_uid=2))
+        request = pb.ParkRequest(contract=CONTRACT, confinement=pb.Confinement(runner_uid=1, worker_uid=2))
         async for _ in client.stub.Park(request, wait_for_ready=True):
             pass
         return client

@@ -1,6 +1,6 @@
 """What the orchestrator costs, measured: `python -m bench [SECTION ...] [--full]`.
 
-Prints a table for each section and writes bench-results/TIME.json and .svg. Nothing else should run on the
+Prints a table for each section and writes bench-results/TIME.json, .md and .svg. Nothing else should run on the
 machine meanwhile; the load average is part of every result. Exits with 1 when a section could not be measured;
 a bound that does not hold is shown, and is no error.
 """
@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
         done.append(run(name, given.scale))
         print(f"\n{table(done[-1])}", flush=True)
     path = write(given.results, time.strftime("%Y%m%d-%H%M%S", time.gmtime()), about, given.scale, done)
-    print(f"\nwritten: {path} and {path.with_suffix('.svg').name}")
+    print(f"\nwritten: {path}, .md and .svg")
     return int(any(section.error for section in done))
 
 

@@ -80,7 +80,7 @@ async def surroundings(completer: Completer, sandboxes: int, warm: int = 0) -> A
 
         try:
             await launcher.check(spec)
-            async with WarmPool(park, spec, leased=sandboxes, warm=warm) as pool:
+            async with WarmPool(park, spec, leased=sandboxes, warm=warm, idle_s=LIFETIME_S) as pool:
                 yield Surroundings(launcher, completer, None, channels.directory, verify, pool=pool)
         finally:
             await launcher.aclose()

@@ -15,6 +15,7 @@ Reads commands as JSON lines and answers each with one line:
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import sys
@@ -28,6 +29,8 @@ import orjson
 from rollout_api.v1 import sandbox_pb2 as pb
 from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
+from orchestrator.proxy.wire import CONTRACT
+
 TAG = "</code>"
 SYSTEM = "You are an agent who solves tasks with code, step by step. " * 150  # about what smolagents says
 TASK = "New task:\nAdd up what is in the files."
@@ -35,6 +38,8 @@ OBSERVATION = (
     "Observation:\nExecution logs:\n" + "\n".join(str(i * 37) for i in range(20)) + "\nLast output:\nNone"
 )
 TURNS = 8  # of an episode
+GROUP_SIZE = 8  # episodes that begin with the same prompt
+episodes = itertools.count()
 
 
 @dataclass(slots=True)
@@ -47,7 +52,7 @@ class Client:
     talk: list[pb.Message] = field(
         default_factory=lambda: [
             pb.Message(role=pb.ROLE_SYSTEM, content=SYSTEM),
-            pb.Message(role=pb.ROLE_USER, content=TASK),
+            pb.Message(role=pb.ROLE_USER, content=f"{TASK} ({next(episodes) // GROUP_SIZE})"),
         ]
     )
 
@@ -55,7 +60,7 @@ class Client:
     async def park(cls, directory: str) -> Client:
         channel = grpc.aio.insecure_channel(f"unix:{directory}/s", options=[("grpc.use_local_subchannel_pool", 1)])
         client = cls(channel, pb_grpc.SandboxServiceStub(channel))
-        request = pb.ParkRequest(contract=2, confinement=pb.Confinement(runner_uid=1, worker_uid=2))
+        request = pb.ParkRequest(contract=CONTRACT, confinement=pb.Confinement(runner_uid=1, worker_uid=2))
         async for _ in client.stub.Park(request, wait_for_ready=True):
             pass
         return client

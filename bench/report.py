@@ -110,13 +110,28 @@ def table(section: Section) -> str:
 
 
 def write(folder: Path, name: str, machine: dict[str, Any], scale: Scale, sections: Sequence[Section]) -> Path:
-    """`name`.json and `name`.svg in the folder. The JSON's path."""
+    """`name`.json, .md and .svg in the folder. The JSON's path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     document = {"machine": machine, "scale": scale, "sections": [asdict(section) for section in sections]}
     path.write_text(json.dumps(document, indent=1) + "\n")
+    path.with_suffix(".md").write_text(page(machine, sections))
     path.with_suffix(".svg").write_text(drawing(sections))
     return path
+
+
+def page(machine: dict[str, Any], sections: Sequence[Section]) -> str:
+    """The tables in Markdown, as docs/performance.md shows them."""
+    lines = [", ".join(f"{name} {value}" for name, value in machine.items() if name != "load"), ""]
+    lines += ["| section (load) | figure | value | bound | holds |", "|---|---|---|---|---|"]
+    for section in sections:
+        first = f"{section.name} ({section.load[0]:.1f} to {section.load[1]:.1f})"
+        for figure in section.findings.figures:
+            holds = {True: "yes", False: "no", None: ""}[figure.holds]
+            value = f"{figure.shown} {figure.unit}".strip() if figure.value is not None else figure.note
+            lines.append(f"| {first} | {figure.name} | {value} | {figure.bound} | {holds} |")
+            first = ""
+    return "\n".join([*lines, ""])
 
 
 ROW_PX, LEFT_PX, BAR_PX, RIGHT_PX = 20, 380, 320, 150

@@ -10,11 +10,12 @@ import pytest
 from tests.fakes.runs import ROOT
 
 ROLLOUTS = 100
-HANG_S = 500
+HANG_S = 1200
 
 
 @pytest.mark.docker
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_100_rollouts_leave_nothing() -> None:
     command = [sys.executable, "-m", "bench.soak", str(ROLLOUTS), "--turns", "2"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_S)

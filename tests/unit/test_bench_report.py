@@ -49,6 +49,10 @@ def test_results_can_be_read_again(tmp_path: Path) -> None:
     (section,) = document["sections"]
     assert section["findings"]["samples"] == {"one, s": [0.1, 0.2]}
     assert section["findings"]["figures"][1]["at_most"] == 10.0
+    rows = path.with_suffix(".md").read_text().splitlines()
+    assert rows[0] == "cores 2"
+    assert rows[4] == "| start (0.5 to 1.5) | quick & short | 3 ms | <= 10 | yes |"
+    assert rows[9] == "|  | not measured | there is no Jupyter | <= 1 |  |"
     bars = ElementTree.parse(path.with_suffix(".svg")).findall(".//{http://www.w3.org/2000/svg}rect")
     assert len(bars) == 1 + 5  # the ground, and what is promised and measured
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.numbers import p50, ratio_of_pairs
 from bench.report import Findings, Scale
-from sandbox.executor import WorkerExecutor
+from sandbox.executor import Reach, WorkerExecutor
 from sandbox.identity import WORKER_NICE
 from sandbox.types import AgentSettings
 from tests.fakes.worker_host import worker_link
@@ -60,7 +60,7 @@ async def measure(scale: Scale) -> Findings:
         link.replace()
         os.nice(WORKER_NICE)  # as nice as the worker is: on a busy machine both get the same share
         settings = AgentSettings(max_steps=1, step_timeout_s=120.0, max_output_chars=20_000)
-        ours = WorkerExecutor(link, settings, (), lambda name, arguments: "", lambda: None)
+        ours = WorkerExecutor(link, settings, Reach(), lambda name, arguments: "", lambda: None)
         ours.send_variables(variables={})
         theirs = _local_executor()
         for name, code in steps.items():

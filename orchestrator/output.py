@@ -62,7 +62,13 @@ async def describe(output: Output, orchestrator: Orchestrator, tasks: TaskSource
     """run.json. Raises ConfigError where tokens would come about in another way than before."""
     facts = await orchestrator.facts()
     if orchestrator.config.env.resume is not None:
-        before = read_run(output.run.path).get("token_ids")
+        earlier = read_run(output.run.path)
+        if "agent" in earlier and earlier["agent"] != facts["agent"]:
+            raise ConfigError(
+                "env.resume: the agent's program, prompts or tools are not what the run began with; "
+                "bring those back, or start a new run"
+            )
+        before = earlier.get("token_ids")
         if before != facts["token_ids"]:
             raise ConfigError(
                 f"env.resume: the run's token ids are {before}, this endpoint's {facts['token_ids']}; "

@@ -172,7 +172,7 @@ def _tool(message: pb.HostTool) -> ToolSpec:
 def _object(text: str, what: str) -> dict[str, Any]:
     value = json.loads(text)
     if not isinstance(value, dict):
-        raise ValueError(f"{what}: no JSON object")
+        raise ValueError(f"{what} are no JSON object")
     return value
 
 

@@ -86,6 +86,17 @@ async def test_what_the_page_shows_works(home: Path, name: str) -> None:
     assert all(part["correctness"] == 1.0 and part["format"] == 1.0 for part in parts), parts
 
 
+async def test_a_run_is_not_resumed_with_another_program(home: Path) -> None:
+    with scripted_endpoint(SCRIPTS["program:short.py"], "--dialect", "vllm") as endpoint:
+        given = flags(home, endpoint.base_url, agent="program:short.py")
+        assert (await run(*given, directory=home)).code == 0
+        (home / "short.py").write_text("print(4.5)")
+        ended = await run("--env.resume", str(home / "run"), directory=home)
+    assert ended.code == 2
+    assert "the agent's program, prompts or tools are not what the run began with" in ended.stderr
+    assert not ended.traceback
+
+
 @pytest.mark.docker
 async def test_a_program_is_an_agent_in_a_container(home: Path) -> None:
     agent = ROOT / "examples" / "agents" / "loop.py"

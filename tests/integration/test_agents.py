@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
+import openai
 import pytest
 from rollout_api.v1 import sandbox_pb2 as pb
 
+from sandbox.endpoint import ProgramEndpoint
+from sandbox.errors import EpisodeEnd, LeaseEnded
+from sandbox.types import Completion, Message
 from tests.fakes.sandbox_process import ROOT, Places, run
 from tests.fakes.scripted_orchestrator import ENDED, Script, action
 
@@ -276,3 +281,36 @@ async def test_the_example_program_solves_a_task(places: Places) -> None:
     assert end.served.answer == b"42", end.served.results
     assert end.served.observations[0] == "Output:\nTrue\n"
     assert "ZeroDivisionError" in end.served.observations[1]
+
+
+def test_openais_own_client_understands_the_endpoint() -> None:
+    asked: list[tuple[tuple[Message, ...], tuple[str, ...]]] = []
+    ends: list[EpisodeEnd] = []
+
+    def ask(messages: tuple[Message, ...], stop: tuple[str, ...]) -> Completion:
+        asked.append((messages, stop))
+        if len(asked) > 2:
+            raise LeaseEnded("budget")
+        return Completion("Hello, größer \ud800!", 10, 5, "length")
+
+    talk: list[Any] = [{"role": "user", "content": "Hi"}]
+    with ProgramEndpoint(ask, ends.append) as endpoint:
+        client = openai.OpenAI(base_url=endpoint.base_url, api_key="anything", timeout=120)
+        assert [model.id for model in client.models.list()] == ["policy"]
+        said = client.chat.completions.create(model="any", messages=talk, temperature=0.3, stop="END")
+        assert said.choices[0].message.content == "Hello, größer \ud800!"
+        assert (said.choices[0].finish_reason, said.usage and said.usage.total_tokens) == ("length", 15)
+        stream = client.chat.completions.create(model="any", messages=talk, stream=True)
+        pieces = [chunk.choices[0] for chunk in stream]
+        assert "".join(piece.delta.content or "" for piece in pieces) == "Hello, größer \ud800!"
+        assert pieces[-1].finish_reason == "length"
+        with pytest.raises(openai.BadRequestError, match="tools are not parsed here") as refused:
+            client.chat.completions.create(model="any", messages=talk, tools=[{"type": "function"}])  # type: ignore[list-item]
+        assert refused.value.param == "tools"
+        # What ends the rollout is told once, and asked for no more.
+        for _ in range(2):
+            with pytest.raises(openai.RateLimitError, match="the rollout is over"):
+                client.chat.completions.create(model="any", messages=talk)
+    assert [stop for _, stop in asked] == [("END",), (), ()]
+    assert asked[0][0] == (Message("system", "You are a helpful assistant."), Message("user", "Hi"))
+    assert [str(end) for end in ends] == ["budget"]

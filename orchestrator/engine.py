@@ -14,6 +14,7 @@ import secrets
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing, nullcontext
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
@@ -25,6 +26,7 @@ from orchestrator.group import GroupPolicy, Unfinished, run_group
 from orchestrator.launch.hardening import too_large
 from orchestrator.launch.uninterrupted import uninterrupted
 from orchestrator.plan import backfill, plan_group
+from orchestrator.proxy.output import OutputRule
 from orchestrator.resume import Earlier
 from orchestrator.rollout import Surroundings
 from orchestrator.scorers.base import Scorer
@@ -50,6 +52,7 @@ class Observer:
     bad_task: Callable[[BadTask, int], None] = lambda task, number: None
     say: Callable[[str], None] = log.warning
     notes: list[str] = field(default_factory=list)
+    output_folder: Path | None = None  # for the files that rollouts leave; None: they are not asked for
 
 
 class Recorded(Protocol):
@@ -77,7 +80,8 @@ class Orchestrator:
         """Another one for other settings, under the same sandbox budget, endpoint, scorer, seed and `drain`. It
         needs no opening and is of use while this one is open."""
         other = Orchestrator(config, observer, split=split)
-        other.seed, other._around, other._scorer = self.seed, self.around, self._scorer
+        # Its rollouts bear the same ids as ours: their files would go to the same place.
+        other.seed, other._around, other._scorer = self.seed, replace(self.around, output=None), self._scorer
         other._stopping, other._slots = self._stopping, self._slots
         return other
 
@@ -87,7 +91,8 @@ class Orchestrator:
 
         async with AsyncExitStack() as stack:
             self._scorer = await open_scorer(self.config, stack)
-            self._around = await open_surroundings(self.config, stack, self.observer.notes, self.observer.say)
+            around = await open_surroundings(self.config, stack, self.observer.notes, self.observer.say)
+            self._around = replace(around, output=self._output_rule())
             self._stack = stack.pop_all()
         return self
 
@@ -96,6 +101,12 @@ class Orchestrator:
     ) -> None:
         self._around = None
         await self._stack.aclose()
+
+    def _output_rule(self) -> OutputRule | None:
+        env, folder = self.config.env, self.observer.output_folder
+        if folder is None or not env.output_files:
+            return None
+        return OutputRule(folder, env.output_files, env.output_bytes)
 
     @property
     def around(self) -> Surroundings:

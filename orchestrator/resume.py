@@ -31,6 +31,8 @@ from orchestrator.types import (
     Member,
     Message,
     Outcome,
+    Output,
+    OutputFile,
     Record,
     RolloutPlan,
     SandboxExit,
@@ -153,7 +155,15 @@ def _record(line: Line) -> Record:
         waiting_s=line["waiting_s"],
         cpu_s=line["cpu_s"],
         notes=tuple(line["notes"]),
+        output=_output(line.get("output")),
     )
+
+
+def _output(told: Line | None) -> Output | None:
+    if told is None:
+        return None
+    files = tuple(OutputFile(str(f["path"]), int(f["size_bytes"])) for f in told["files"])
+    return Output(files, int(told["left_out"]), bool(told["complete"]))
 
 
 def _turn(c: Line) -> Turn:

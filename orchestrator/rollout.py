@@ -26,6 +26,7 @@ from orchestrator.launch.pool import WarmPool
 from orchestrator.launch.ramp import Ramp
 from orchestrator.outcome import ClockExpired, DeadlineExpired, Ending, decide
 from orchestrator.proxy.leases import Lease
+from orchestrator.proxy.output import OutputRule
 from orchestrator.proxy.server import SandboxServer
 from orchestrator.tools.base import HostTool
 from orchestrator.types import (
@@ -52,7 +53,8 @@ class Surroundings:
     """What every rollout of a run shares.
 
     `endpoint_answers` samples nothing and raises CompletionError. `docker` pauses launching while the Engine is
-    away. Without a `pool` each rollout makes its own sandbox.
+    away. Without a `pool` each rollout makes its own sandbox. `output`: where the files go that rollouts leave;
+    None: they are not asked for.
     """
 
     launcher: Launcher
@@ -65,6 +67,7 @@ class Surroundings:
     docker: Breaker | None = None
     pool: WarmPool[ParkedSandbox] | None = None
     equipment: Equipment = Equipment()  # noqa: RUF009 - immutable
+    output: OutputRule | None = None
 
     def sandbox(self, spec: SandboxSpec) -> AbstractAsyncContextManager[ParkedSandbox]:
         """One for one rollout, from the pool where there is one."""
@@ -129,12 +132,19 @@ async def run_rollout(plan: RolloutPlan, around: Surroundings) -> Attempt:
     launch_start = loop.time()
     async with around.sandbox(plan.sandbox) as parked:
         lease = Lease(
-            plan, around.completer, around.tokenizer, around.tools, parked.sandbox.cpu_s, around.equipment
+            plan,
+            around.completer,
+            around.tokenizer,
+            around.tools,
+            parked.sandbox.cpu_s,
+            around.equipment,
+            output=around.output,
         )
         launch_s = loop.time() - launch_start
         parked.server.assign(lease)
         try:
             ending = await _ending(lease, parked.sandbox)
+            output = await lease.finish_output()
         finally:
             await lease.aclose()  # nothing is sampled for it any more, however long its removal takes
         record = Record(
@@ -149,6 +159,7 @@ async def run_rollout(plan: RolloutPlan, around: Surroundings) -> Attempt:
             waiting_s=lease.clock.waiting_s,
             cpu_s=await parked.sandbox.cpu_s(),
             notes=(SHARED_IDENTITY,) if plan.agent.kind == "program" else (),
+            output=output,
         )
         if lease.fatal is not None:
             raise lease.fatal

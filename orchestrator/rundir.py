@@ -3,6 +3,7 @@ replay and view it.
 
     run.json        configuration without secrets, versions, image
     rollouts.jsonl  one line per attempt, bad tasks included
+    output/         what rollouts left in `output/`, a folder for each that left something
     groups.jsonl    the groups file, unless it was asked for elsewhere
 """
 
@@ -141,6 +142,7 @@ def rollout_line(result: Member | Attempt) -> dict[str, Any]:
         "completions": [_completion(turn) for turn in record.turns],
         "tool_calls": [asdict(call) for call in record.tool_calls],
         "steps": [asdict(step) for step in record.steps],
+        "output": asdict(record.output) if record.output else None,
         "notes": list(record.notes),
     }
 

@@ -281,6 +281,11 @@ class EnvSettings(Settings):
         "measures that need not hold, where an Engine cannot give them; the others are demanded",
     )
 
+    output_files: int = setting(
+        64, Whole(0, 10_000), SANDBOX, "files that come back of what a rollout leaves in output/; 0: none do"
+    )
+    output_bytes: int = setting(32 * _MEBIBYTE, Size(1), SANDBOX, "bytes of these files together")
+
     # Web tools
     tool_timeout: float = setting(
         30.0, seconds(at_least=1), TOOLS, "one call of web_search or visit_page, retries included"

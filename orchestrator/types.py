@@ -261,6 +261,26 @@ class Mount:
 
 
 @dataclass(frozen=True, slots=True)
+class OutputFile:
+    """A file that model-written code left. `path`: below the rollout's folder, safe to open there."""
+
+    path: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What came back of the sandbox's `output/`. `left_out`: links, devices, over the limits, by its own count.
+
+    `complete` False: the stream broke off, and these are the files that had come.
+    """
+
+    files: tuple[OutputFile, ...] = ()
+    left_out: int = 0
+    complete: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Confinement:
     """What a sandbox reports of its own limits, from /proc of its pid 1.
 
@@ -308,6 +328,7 @@ class Record:
     waiting_s: float = 0.0
     cpu_s: float | None = None
     notes: tuple[str, ...] = ()
+    output: Output | None = None  # None: nothing was asked for, or the rollout did not come that far
 
     @property
     def sampled_tokens(self) -> int:

@@ -25,6 +25,7 @@ COMPLETE_LIMIT_S = 2 * 3600.0  # the orchestrator's own deadlines come first
 TOOL_LIMIT_S = 1800.0
 SUBMIT_LIMIT_S = 60.0
 RECORD_LIMIT_S = 10.0
+OUTPUT_LIMIT_S = 60.0
 MAX_ARGUMENT_BYTES = 256 * 1024
 
 _OPTIONS = (
@@ -102,6 +103,15 @@ class Client:
             self._stub.RecordStep(wire.step_request(step), timeout=RECORD_LIMIT_S)
         except grpc.RpcError as error:
             print(f"step {step.step_number} was not recorded: {_told(error)}", file=sys.stderr, flush=True)
+
+    def send_output(self, chunks: Iterator[bytes]) -> None:
+        """Hands over the files' stream. Nothing depends on it: a failure is a line on stderr."""
+        try:
+            self._stub.SendOutput(
+                (pb.SendOutputRequest(content=chunk) for chunk in chunks), timeout=OUTPUT_LIMIT_S
+            )
+        except grpc.RpcError as error:
+            print(f"the output was not taken: {_told(error)}", file=sys.stderr, flush=True)
 
     def submit(self, result: Result, duration_s: float) -> None:
         """Ends the episode. Raises LeaseEnded, ChannelLost, EpisodeCrashed."""

@@ -1,4 +1,4 @@
-"""The line between pid 1 and the runner: requests for a fresh worker, news of a worker's end.
+"""The line between pid 1 and the runner: requests for a fresh worker or for its files, news of its end.
 
 One message per packet, JSON; a fresh worker's pipes travel with the message that announces it. The
 line is inherited by fork; the worker never sees it.
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 _MAX_MESSAGE_BYTES = 4096
 _REPLACE = b"replace"
+_COLLECT = b"collect "  # and the two limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,21 @@ class WorkerEnded:
 
     number: int
     status: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutputBegun:
+    """The worker's files come through this pipe, and the worker is no more."""
+
+    pipe: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutputWanted:
+    """What the runner may be given of the worker's files."""
+
+    max_files: int
+    max_bytes: int
 
 
 class ControlLost(Exception):
@@ -59,18 +75,28 @@ class _End:
 class SupervisorEnd(_End):
     """Pid 1's end."""
 
-    def replacement_wanted(self) -> bool:
-        """Reads one request. Raises ControlLost."""
+    def request(self) -> OutputWanted | None:
+        """Reads one request; None: a fresh worker is wanted. Raises ControlLost."""
         request = self._line.recv(_MAX_MESSAGE_BYTES)
         if not request:
             raise ControlLost
-        return request == _REPLACE
+        if request == _REPLACE:
+            return None
+        max_files, max_bytes = request.removeprefix(_COLLECT).split()
+        return OutputWanted(int(max_files), int(max_bytes))
 
     def announce_start(self, number: int, pipes: Sequence[int]) -> None:
         """Hands over the runner's ends of the pipes: commands, frames, output. Raises ControlLost."""
         message = json.dumps({"started": number}).encode()
         try:
             socket.send_fds(self._line, [message], list(pipes))
+        except OSError as error:
+            raise ControlLost from error
+
+    def announce_output(self, pipe: int) -> None:
+        """Hands over the pipe the files come through. Raises ControlLost."""
+        try:
+            socket.send_fds(self._line, [json.dumps({"output": True}).encode()], [pipe])
         except OSError as error:
             raise ControlLost from error
 
@@ -92,7 +118,14 @@ class RunnerEnd(_End):
         except OSError as error:
             raise ControlLost from error
 
-    def receive(self) -> WorkerStarted | WorkerEnded:
+    def ask_for_output(self, wanted: OutputWanted) -> None:
+        """Pid 1 kills all that is left of the worker and sends what it left behind. Raises ControlLost."""
+        try:
+            self._line.send(_COLLECT + f"{wanted.max_files} {wanted.max_bytes}".encode())
+        except OSError as error:
+            raise ControlLost from error
+
+    def receive(self) -> WorkerStarted | WorkerEnded | OutputBegun:
         """The next piece of news. Raises ControlLost."""
         try:
             message, fds, _, _ = socket.recv_fds(self._line, _MAX_MESSAGE_BYTES, 3)
@@ -103,5 +136,7 @@ class RunnerEnd(_End):
         news = json.loads(message)
         if "ended" in news:
             return WorkerEnded(news["ended"], news["status"])
+        if "output" in news:
+            return OutputBegun(fds[0])
         commands, frames, output = fds
         return WorkerStarted(news["started"], commands, frames, output)

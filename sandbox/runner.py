@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import select
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from sandbox import procfs
@@ -27,12 +29,15 @@ from sandbox.types import (
     Confinement,
     Kind,
     Message,
+    OutputLimits,
     Result,
     ToolSpec,
 )
 from sandbox.worker_link import WorkerLink
 
 EXIT_FAILED = 1
+OUTPUT_LIMIT_S = 30.0
+OUTPUT_CHUNK_BYTES = 256 * 1024
 
 
 def main(box: Box, control: RunnerEnd, confinement: Confinement) -> int:
@@ -56,8 +61,10 @@ def _episode(box: Box, client: Client, link: WorkerLink, confinement: Confinemen
     if first is None:
         raise ChannelLost("the stream ended without an assignment")
     started = time.monotonic()
+    output: OutputLimits | None = None
     try:
         assignment = assigned(first)
+        output = assignment.output
         files = receive_attachments(responses, assignment.attachments, box.attachments)
         started = time.monotonic()
         if assignment.agent.kind == "program":
@@ -69,8 +76,28 @@ def _episode(box: Box, client: Client, link: WorkerLink, confinement: Confinemen
     except (Exception, EpisodeCrashed) as error:
         traceback.print_exc()
         result = Result("crashed", detail=f"{type(error).__name__}: {error}")
+    if output is not None and result.stop_reason != "crashed":
+        client.send_output(left_behind(link, output))
     client.submit(result, time.monotonic() - started)
     return EXIT_FAILED if result.stop_reason == "crashed" else 0
+
+
+def left_behind(link: WorkerLink, limits: OutputLimits) -> Iterator[bytes]:
+    """The stream of files the worker left, in pieces; it may break off. Raises EpisodeCrashed."""
+    pipe = link.open_output(limits)
+    deadline = time.monotonic() + OUTPUT_LIMIT_S
+    chunk = bytearray()
+    try:
+        while select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            read = os.read(pipe, OUTPUT_CHUNK_BYTES)
+            chunk += read
+            if len(chunk) >= OUTPUT_CHUNK_BYTES or not read:
+                yield bytes(chunk[:OUTPUT_CHUNK_BYTES])
+                del chunk[:OUTPUT_CHUNK_BYTES]
+            if not read:
+                return
+    finally:
+        os.close(pipe)
 
 
 def solve(

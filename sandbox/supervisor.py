@@ -21,9 +21,10 @@ from typing import NoReturn
 
 from sandbox import identity, procfs
 from sandbox.confinement import confinement
-from sandbox.control import ControlLost, RunnerEnd, SupervisorEnd, control_line
+from sandbox.control import ControlLost, OutputWanted, RunnerEnd, SupervisorEnd, control_line
+from sandbox.outbox import write_output
 from sandbox.tether import Tether, TetherLost
-from sandbox.types import Box, Confinement, Identities
+from sandbox.types import OUTPUT_FOLDER, Box, Confinement, Identities
 from sandbox.worker import EXIT_BROKEN, Worker
 from sandbox.worker_setup import clean_process, place_pipes
 
@@ -95,8 +96,12 @@ class Supervisor:
             if self._wakeup in ready:
                 os.read(self._wakeup, 4096)
                 self._reap()
-            if self._control.fileno() in ready and self._control.replacement_wanted():
-                self._replace_worker()
+            if self._control.fileno() in ready:
+                wanted = self._control.request()
+                if wanted is None:
+                    self._replace_worker()
+                else:
+                    self._collect_output(wanted)
 
     def _await_runner(self) -> None:
         """The runner has closed its line: it is about to end."""
@@ -117,6 +122,20 @@ class Supervisor:
         self._control.announce_start(self._number, (commands_out, frames_in, output_in))
         for fd in (commands_in, commands_out, frames_in, frames_out, output_in, output_out):
             os.close(fd)
+
+    def _collect_output(self, wanted: OutputWanted) -> None:
+        self._worker = 0
+        self._wipe()
+        readable, writable = os.pipe()
+        self._fork(lambda: self._be_collector(writable, wanted))
+        self._control.announce_output(readable)
+        os.close(readable)
+        os.close(writable)
+
+    def _be_collector(self, pipe: int, wanted: OutputWanted) -> int:
+        identity.become_worker(self._box)
+        folder = self._box.workspace / OUTPUT_FOLDER
+        return write_output(folder, pipe, max_files=wanted.max_files, max_bytes=wanted.max_bytes)
 
     def _be_runner(self, control: RunnerEnd) -> int:
         self._control.close()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+OUTPUT_FOLDER = "output"  # in the workspace: what comes back to the orchestrator
 SOCKET_NAME = "s"  # of the orchestrator's socket, in the channel directory
 TETHER_NAME = "t"  # of the one that only hangs up
 
@@ -140,8 +141,16 @@ class ProgramFile:
 
 
 @dataclass(frozen=True, slots=True)
+class OutputLimits:
+    """What may come back of the files in `output/`."""
+
+    max_files: int
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Assignment:
-    """One rollout: what to solve and under which rules."""
+    """One rollout: what to solve and under which rules. `output` None: no files are asked for."""
 
     question: str
     attachments: tuple[AttachmentFile, ...]
@@ -149,6 +158,7 @@ class Assignment:
     host_tools: tuple[ToolSpec, ...]
     sandbox_tools: tuple[SandboxTool, ...] = ()
     program: tuple[ProgramFile, ...] = ()
+    output: OutputLimits | None = None
 
 
 Kind = Literal["action", "plan", "final"]

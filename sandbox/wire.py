@@ -21,6 +21,7 @@ from sandbox.types import (
     Kind,
     ManagedAgent,
     Message,
+    OutputLimits,
     ProgramFile,
     Result,
     Role,
@@ -111,6 +112,7 @@ def assignment(message: pb.Assignment) -> Assignment:
         host_tools=tuple(_tool(tool) for tool in message.host_tools),
         sandbox_tools=tuple(SandboxTool(_tool(t.tool), t.module, t.source) for t in message.sandbox_tools),
         program=tuple(ProgramFile(file.path, file.content) for file in message.program),
+        output=_output(message),
     )
 
 
@@ -180,6 +182,12 @@ def _agent_kind(number: int) -> AgentKind:
     if number not in _AGENT_KINDS:
         raise ValueError(f"{number} is no kind of agent")
     return _AGENT_KINDS[number]
+
+
+def _output(message: pb.Assignment) -> OutputLimits | None:
+    if not message.HasField("output"):
+        return None
+    return OutputLimits(message.output.max_files, message.output.max_bytes)
 
 
 def _duration(seconds: float) -> Duration:

@@ -14,9 +14,10 @@ import time
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from sandbox.control import ControlLost, RunnerEnd, WorkerEnded, WorkerStarted
+from sandbox.control import ControlLost, OutputBegun, OutputWanted, RunnerEnd, WorkerEnded, WorkerStarted
 from sandbox.errors import EpisodeCrashed, Interrupted, StepTimeout, WorkerDied, WorkerMisbehaved
 from sandbox.output import BoundedOutput
+from sandbox.types import OutputLimits
 
 MAX_FRAME_BYTES = 2 << 20  # an answer of 64 Ki characters, each escaped to twelve, and as much again
 _READ_BYTES = 64 * 1024
@@ -60,6 +61,18 @@ class WorkerLink:
         self._worker, self._output_open = news, True
         self._received.clear()
         self._output = BoundedOutput(self._max_output_chars)
+
+    def open_output(self, limits: OutputLimits) -> int:
+        """A pipe with the files the worker left, whose end this is. Raises EpisodeCrashed."""
+        self._close()
+        try:
+            self._control.ask_for_output(OutputWanted(limits.max_files, limits.max_bytes))
+            news = self._control.receive()
+            while not isinstance(news, OutputBegun):
+                news = self._control.receive()
+        except ControlLost:
+            raise EpisodeCrashed("pid 1 is gone") from None
+        return news.pipe
 
     def take_output(self) -> str:
         """What was printed since the last call, shortened."""

@@ -48,6 +48,7 @@ def clean_process(workspace: Path) -> None:
             "TZ": "UTC",
             "PYTHONHASHSEED": "0",
             "PYTHONDONTWRITEBYTECODE": "1",
+            "OMP_NUM_THREADS": "1",  # numpy would start a thread for each CPU of the machine
         }
     )
     os.chdir(workspace)

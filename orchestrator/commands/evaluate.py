@@ -40,7 +40,7 @@ async def _run(config: Config) -> int:
     evaluation = Evaluation(env.eval_samples, Prices.of(config.openai))
     tally = Tally()
     progress = open_progress(env.total_steps if env.total_steps > 0 else None, tally)
-    observer = Observer(say=progress.say, notes=_notes(env))
+    observer = Observer(say=progress.say, notes=_notes(env), output_folder=path / "output")
     orchestrator = Orchestrator(config, observer, split="eval")
     rows: list[tuple[str, object]] = []
 

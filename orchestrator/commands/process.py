@@ -38,7 +38,7 @@ async def work(config: Config) -> int:
     wanted = env.total_steps if env.total_steps > 0 else None
     tally = Tally()
     progress = open_progress(wanted, tally)
-    observer = Observer(say=progress.say)
+    observer = Observer(say=progress.say, output_folder=run_path / "output")
     orchestrator = Orchestrator(config, observer)
     rows: list[tuple[str, object]] = []
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -25,10 +25,12 @@ from orchestrator.errors import (
     ToolError,
     ToolServiceError,
 )
+from orchestrator.launch.uninterrupted import uninterrupted
 from orchestrator.proxy.clock import OwnClock
+from orchestrator.proxy.output import OutputReceiver, OutputRule
 from orchestrator.tools.arguments import recordable
 from orchestrator.tools.base import HostTool
-from orchestrator.types import Completion, CompletionKind, Message, RolloutPlan, Step, ToolCall, Turn
+from orchestrator.types import Completion, CompletionKind, Message, Output, RolloutPlan, Step, ToolCall, Turn
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +38,8 @@ MAX_ANSWER_BYTES = 64 * 1024
 MAX_STEPS_RECORDED = 1_000
 MAX_STEP_CHARS = 1 << 20  # of all steps together, for display
 MAX_TOOL_CHARS = 1 << 20
+MAX_PIECES = 64  # of output, and one more for each
+PIECE_BYTES = 128 * 1024  # of what may come
 _MESSAGE_OVERHEAD = 8  # tokens a chat template puts around a message, roughly; for chat endpoints only
 T = TypeVar("T")
 
@@ -126,6 +130,8 @@ class Lease:
         tools: Mapping[str, HostTool],
         cpu_s: Callable[[], Awaitable[float | None]] | None = None,
         equipment: Equipment | None = None,
+        *,
+        output: OutputRule | None = None,
     ) -> None:
         """`cpu_s` tells the CPU time of the sandbox so far, or None where nobody knows."""
         self.plan = plan
@@ -147,6 +153,9 @@ class Lease:
         self._step_chars = 0
         self._bytes = 0
         self._cpu_s = cpu_s
+        self._output_rule = output
+        self._output: OutputReceiver | None = None
+        self._output_lock = asyncio.Lock()
         self._ended: asyncio.Future[Submission | Refused] = asyncio.get_running_loop().create_future()
 
     @property
@@ -164,6 +173,7 @@ class Lease:
             self._ended.cancel()
         await self._completions.aclose()
         await self._tool_replies.aclose()
+        await self.finish_output(keep=False)
 
     # ------------------------------------------------------------ budgets of the sandbox
 
@@ -367,6 +377,49 @@ class Lease:
         if len(self.steps) < MAX_STEPS_RECORDED and self._step_chars + size <= MAX_STEP_CHARS:
             self.steps.append(step)
             self._step_chars += size
+
+    # ------------------------------------------------------------ files
+
+    @property
+    def output_rule(self) -> OutputRule | None:
+        """Where the files go that the rollout leaves; None: they are not asked for."""
+        return self._output_rule
+
+    async def take_output(self, pieces: AsyncIterator[bytes]) -> None:
+        """The stream of files, once. Raises ProtocolError."""
+        rule = self._output_rule
+        if rule is None or self._output is not None:
+            raise ProtocolError("no output is asked for" if rule is None else "output that was sent already")
+        self._output = OutputReceiver(rule, self.plan.rollout_id)
+        left = rule.max_bytes // PIECE_BYTES + MAX_PIECES
+        async for content in pieces:
+            left -= 1
+            if left < 0:
+                raise ProtocolError("output in too many pieces")
+            async with self._output_lock:
+                if self._output_rule is None:
+                    raise ProtocolError("the episode has ended already")
+                try:
+                    # The files must not be touched any more once the lock is let go of.
+                    await uninterrupted(asyncio.to_thread(self._output.feed, content))
+                except OSError as error:
+                    log.warning("output of %s cannot be kept: %s", self.plan.rollout_id, error.strerror)
+                    raise ProtocolError("the output cannot be kept") from error
+
+    async def finish_output(self, *, keep: bool = True) -> Output | None:
+        """What came of the files; None: nothing. Nothing is taken any more. Idempotent."""
+        async with self._output_lock:
+            receiver = None if self._output_rule is None else self._output
+            self._output_rule = None
+            if receiver is None:
+                return None
+            try:
+                if not keep:
+                    return await uninterrupted(asyncio.to_thread(receiver.discard))
+                return await uninterrupted(asyncio.to_thread(receiver.finish))
+            except OSError as error:
+                log.warning("output of %s cannot be kept: %s", self.plan.rollout_id, error.strerror)
+                return Output(complete=False)
 
     def submit(self, submission: Submission) -> None:
         """The first result wins. Raises ProtocolError for a later one."""

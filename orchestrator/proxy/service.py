@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-
+OUTPUT_LIMIT_S = 60.0
 SERVICE = pb.DESCRIPTOR.services_by_name["SandboxService"].full_name
 
 
@@ -52,6 +52,9 @@ class SandboxService(grpc.GenericRpcHandler):
             ),
             f"/{SERVICE}/RecordStep": grpc.unary_unary_rpc_method_handler(
                 self.RecordStep, response_serializer=pb.RecordStepResponse.SerializeToString
+            ),
+            f"/{SERVICE}/SendOutput": grpc.stream_unary_rpc_method_handler(
+                self.SendOutput, response_serializer=pb.SendOutputResponse.SerializeToString
             ),
             f"/{SERVICE}/SubmitResult": grpc.unary_unary_rpc_method_handler(
                 self.SubmitResult, response_serializer=pb.SubmitResultResponse.SerializeToString
@@ -82,7 +85,7 @@ class SandboxService(grpc.GenericRpcHandler):
             self.hung_up.set()
             raise
         task = lease.plan.task
-        assignment = wire.assignment(task, lease.plan.agent, lease.tools, lease.equipment)
+        assignment = wire.assignment(task, lease.plan.agent, lease.tools, lease.equipment, lease.output_rule)
         yield pb.ParkResponse(assignment=assignment)
         for index, attachment in enumerate(task.attachments):
             try:
@@ -129,6 +132,17 @@ class SandboxService(grpc.GenericRpcHandler):
         except ProtocolError as error:
             await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         return pb.RecordStepResponse()
+
+    async def SendOutput(self, requests: AsyncIterator[bytes], context: Context) -> pb.SendOutputResponse:
+        lease = await self._lease(context, 0)  # its size has limits of its own
+        try:
+            async with asyncio.timeout(OUTPUT_LIMIT_S):
+                await lease.take_output(wire.output_piece(request) async for request in requests)
+        except ProtocolError as error:
+            await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except TimeoutError:
+            await _refuse(context, grpc.StatusCode.DEADLINE_EXCEEDED, "the output took too long")
+        return pb.SendOutputResponse()
 
     async def SubmitResult(self, request: bytes, context: Context) -> pb.SubmitResultResponse:
         lease = await self._lease(context, 0)  # the last call there is; its size has limits of its own

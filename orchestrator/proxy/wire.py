@@ -13,11 +13,13 @@ from rollout_api.v1 import sandbox_pb2 as pb
 from orchestrator.equipment import Equipment, SandboxTool
 from orchestrator.errors import ProtocolError
 from orchestrator.proxy.leases import Reply, Submission, ToolReply
+from orchestrator.proxy.output import OutputRule
 from orchestrator.proxy.unparsed import read
 from orchestrator.tools.base import FILE_TOOLS, HostTool
 from orchestrator.types import AgentKind, AgentSpec, CompletionKind, Confinement, Message, Mount, Role, Step, Task
 
 CONTRACT = 3
+MAX_OUTPUT_PIECE_BYTES = 256 * 1024
 CHUNK_BYTES = 256 * 1024
 MAX_MESSAGES = 2_000
 MAX_ARGUMENT_BYTES = 256 * 1024
@@ -102,7 +104,13 @@ class Asked(NamedTuple):
     agent: str
 
 
-def assignment(task: Task, agent: AgentSpec, tools: Mapping[str, HostTool], equipment: Equipment) -> pb.Assignment:
+def assignment(
+    task: Task,
+    agent: AgentSpec,
+    tools: Mapping[str, HostTool],
+    equipment: Equipment,
+    output: OutputRule | None = None,
+) -> pb.Assignment:
     """What the sandbox is told of a task: the question, the files' names, never the answer."""
     templates = equipment.prompt_templates
     everything = (*FILE_TOOLS, *(tool.name for tool in equipment.sandbox_tools), *tools)
@@ -139,6 +147,7 @@ def assignment(task: Task, agent: AgentSpec, tools: Mapping[str, HostTool], equi
             for tool in equipment.sandbox_tools
         ],
         program=[pb.ProgramFile(path=file.path, content=file.content) for file in equipment.program],
+        output=None if output is None else pb.OutputLimits(max_files=output.max_files, max_bytes=output.max_bytes),
     )
 
 
@@ -225,6 +234,11 @@ def step(data: bytes) -> Step:
         duration_s=_seconds(request.duration),
         agent=request.agent[:200],
     )
+
+
+def output_piece(data: bytes) -> bytes:
+    """A piece of the stream of files. Raises ProtocolError."""
+    return read(pb.SendOutputRequest, data, max_bytes=MAX_OUTPUT_PIECE_BYTES + 16, max_fields=2).content
 
 
 def submission(data: bytes) -> Submission:

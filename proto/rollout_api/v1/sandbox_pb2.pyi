@@ -142,20 +142,30 @@ class ParkResponse(_message.Message):
     def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., chunk: _Optional[_Union[AttachmentChunk, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("question", "attachments", "agent", "host_tools", "sandbox_tools", "program")
+    __slots__ = ("question", "attachments", "agent", "host_tools", "sandbox_tools", "program", "output")
     QUESTION_FIELD_NUMBER: _ClassVar[int]
     ATTACHMENTS_FIELD_NUMBER: _ClassVar[int]
     AGENT_FIELD_NUMBER: _ClassVar[int]
     HOST_TOOLS_FIELD_NUMBER: _ClassVar[int]
     SANDBOX_TOOLS_FIELD_NUMBER: _ClassVar[int]
     PROGRAM_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
     question: str
     attachments: _containers.RepeatedCompositeFieldContainer[AttachmentFile]
     agent: AgentSettings
     host_tools: _containers.RepeatedCompositeFieldContainer[HostTool]
     sandbox_tools: _containers.RepeatedCompositeFieldContainer[SandboxTool]
     program: _containers.RepeatedCompositeFieldContainer[ProgramFile]
-    def __init__(self, question: _Optional[str] = ..., attachments: _Optional[_Iterable[_Union[AttachmentFile, _Mapping]]] = ..., agent: _Optional[_Union[AgentSettings, _Mapping]] = ..., host_tools: _Optional[_Iterable[_Union[HostTool, _Mapping]]] = ..., sandbox_tools: _Optional[_Iterable[_Union[SandboxTool, _Mapping]]] = ..., program: _Optional[_Iterable[_Union[ProgramFile, _Mapping]]] = ...) -> None: ...
+    output: OutputLimits
+    def __init__(self, question: _Optional[str] = ..., attachments: _Optional[_Iterable[_Union[AttachmentFile, _Mapping]]] = ..., agent: _Optional[_Union[AgentSettings, _Mapping]] = ..., host_tools: _Optional[_Iterable[_Union[HostTool, _Mapping]]] = ..., sandbox_tools: _Optional[_Iterable[_Union[SandboxTool, _Mapping]]] = ..., program: _Optional[_Iterable[_Union[ProgramFile, _Mapping]]] = ..., output: _Optional[_Union[OutputLimits, _Mapping]] = ...) -> None: ...
+
+class OutputLimits(_message.Message):
+    __slots__ = ("max_files", "max_bytes")
+    MAX_FILES_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    max_files: int
+    max_bytes: int
+    def __init__(self, max_files: _Optional[int] = ..., max_bytes: _Optional[int] = ...) -> None: ...
 
 class AttachmentFile(_message.Message):
     __slots__ = ("name", "size_bytes")
@@ -342,6 +352,16 @@ class RecordStepRequest(_message.Message):
     def __init__(self, step_number: _Optional[int] = ..., model_output: _Optional[str] = ..., code: _Optional[str] = ..., observations: _Optional[str] = ..., error_type: _Optional[str] = ..., error: _Optional[str] = ..., is_final_answer: bool = ..., duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., agent: _Optional[str] = ...) -> None: ...
 
 class RecordStepResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SendOutputRequest(_message.Message):
+    __slots__ = ("content",)
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    content: bytes
+    def __init__(self, content: _Optional[bytes] = ...) -> None: ...
+
+class SendOutputResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

@@ -55,6 +55,11 @@ class SandboxServiceStub(object):
                 request_serializer=rollout__api_dot_v1_dot_sandbox__pb2.RecordStepRequest.SerializeToString,
                 response_deserializer=rollout__api_dot_v1_dot_sandbox__pb2.RecordStepResponse.FromString,
                 _registered_method=True)
+        self.SendOutput = channel.stream_unary(
+                '/rollout_api.v1.SandboxService/SendOutput',
+                request_serializer=rollout__api_dot_v1_dot_sandbox__pb2.SendOutputRequest.SerializeToString,
+                response_deserializer=rollout__api_dot_v1_dot_sandbox__pb2.SendOutputResponse.FromString,
+                _registered_method=True)
         self.SubmitResult = channel.unary_unary(
                 '/rollout_api.v1.SandboxService/SubmitResult',
                 request_serializer=rollout__api_dot_v1_dot_sandbox__pb2.SubmitResultRequest.SerializeToString,
@@ -97,6 +102,14 @@ class SandboxServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SendOutput(self, request_iterator, context):
+        """Hands over the files that model-written code left in `output/`. At most once,
+        before SubmitResult, where the assignment asks for them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SubmitResult(self, request, context):
         """Ends the episode. The first accepted result wins; then the socket closes.
         """
@@ -126,6 +139,11 @@ def add_SandboxServiceServicer_to_server(servicer, server):
                     servicer.RecordStep,
                     request_deserializer=rollout__api_dot_v1_dot_sandbox__pb2.RecordStepRequest.FromString,
                     response_serializer=rollout__api_dot_v1_dot_sandbox__pb2.RecordStepResponse.SerializeToString,
+            ),
+            'SendOutput': grpc.stream_unary_rpc_method_handler(
+                    servicer.SendOutput,
+                    request_deserializer=rollout__api_dot_v1_dot_sandbox__pb2.SendOutputRequest.FromString,
+                    response_serializer=rollout__api_dot_v1_dot_sandbox__pb2.SendOutputResponse.SerializeToString,
             ),
             'SubmitResult': grpc.unary_unary_rpc_method_handler(
                     servicer.SubmitResult,
@@ -242,6 +260,33 @@ class SandboxService(object):
             '/rollout_api.v1.SandboxService/RecordStep',
             rollout__api_dot_v1_dot_sandbox__pb2.RecordStepRequest.SerializeToString,
             rollout__api_dot_v1_dot_sandbox__pb2.RecordStepResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SendOutput(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/rollout_api.v1.SandboxService/SendOutput',
+            rollout__api_dot_v1_dot_sandbox__pb2.SendOutputRequest.SerializeToString,
+            rollout__api_dot_v1_dot_sandbox__pb2.SendOutputResponse.FromString,
             options,
             channel_credentials,
             insecure,

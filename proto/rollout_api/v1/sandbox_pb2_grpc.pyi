@@ -61,6 +61,14 @@ class SandboxServiceStub:
     ]
     """Shows the orchestrator what a step looked like from inside. Display only."""
 
+    SendOutput: grpc.StreamUnaryMultiCallable[
+        rollout_api.v1.sandbox_pb2.SendOutputRequest,
+        rollout_api.v1.sandbox_pb2.SendOutputResponse,
+    ]
+    """Hands over the files that model-written code left in `output/`. At most once,
+    before SubmitResult, where the assignment asks for them.
+    """
+
     SubmitResult: grpc.UnaryUnaryMultiCallable[
         rollout_api.v1.sandbox_pb2.SubmitResultRequest,
         rollout_api.v1.sandbox_pb2.SubmitResultResponse,
@@ -99,6 +107,14 @@ class SandboxServiceAsyncStub:
         rollout_api.v1.sandbox_pb2.RecordStepResponse,
     ]
     """Shows the orchestrator what a step looked like from inside. Display only."""
+
+    SendOutput: grpc.aio.StreamUnaryMultiCallable[
+        rollout_api.v1.sandbox_pb2.SendOutputRequest,
+        rollout_api.v1.sandbox_pb2.SendOutputResponse,
+    ]
+    """Hands over the files that model-written code left in `output/`. At most once,
+    before SubmitResult, where the assignment asks for them.
+    """
 
     SubmitResult: grpc.aio.UnaryUnaryMultiCallable[
         rollout_api.v1.sandbox_pb2.SubmitResultRequest,
@@ -146,6 +162,16 @@ class SandboxServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[rollout_api.v1.sandbox_pb2.RecordStepResponse, collections.abc.Awaitable[rollout_api.v1.sandbox_pb2.RecordStepResponse]]:
         """Shows the orchestrator what a step looked like from inside. Display only."""
+
+    @abc.abstractmethod
+    def SendOutput(
+        self,
+        request_iterator: _MaybeAsyncIterator[rollout_api.v1.sandbox_pb2.SendOutputRequest],
+        context: _ServicerContext,
+    ) -> typing.Union[rollout_api.v1.sandbox_pb2.SendOutputResponse, collections.abc.Awaitable[rollout_api.v1.sandbox_pb2.SendOutputResponse]]:
+        """Hands over the files that model-written code left in `output/`. At most once,
+        before SubmitResult, where the assignment asks for them.
+        """
 
     @abc.abstractmethod
     def SubmitResult(

@@ -1,0 +1,105 @@
+"""What model-written code left in `output/`, written to a pipe: regular files only, bounded.
+
+Runs in a process of the worker's identity after everything else of that identity is dead: nobody can
+exchange a file under its hands, and it can open nothing that the code itself could not. Records:
+
+    F  length of the path (2 bytes), path, size (8 bytes), content
+    E  how many were left out (4 bytes): links, devices, pipes, unreadable, too deep, over the limits
+
+Big-endian. A stream without its E is incomplete.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+MAX_DEPTH = 8
+MAX_PATH_BYTES = 1024
+MAX_SEEN = 10_000
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_CHUNK_BYTES = 64 * 1024
+
+
+class _LeftOut(Exception):
+    """This one does not come along."""
+
+
+def write_output(folder: Path, pipe: int, *, max_files: int, max_bytes: int) -> int:
+    """Everything there is, up to the limits; returns an exit code. A folder that is none holds nothing."""
+    files = left_out = 0
+    room = max_bytes
+    for parent, name, path in _entries(folder):
+        if parent is None:
+            left_out += 1
+            continue
+        try:
+            if files >= max_files:
+                raise _LeftOut
+            room -= _write_file(pipe, parent, name, path, room)
+            files += 1
+        except (_LeftOut, OSError):
+            left_out += 1
+    _write(pipe, b"E" + left_out.to_bytes(4, "big"))
+    return 0
+
+
+def _entries(folder: Path) -> Iterator[tuple[int | None, bytes, bytes]]:
+    """(descriptor of its folder, name, path below `output`) of all that is no folder, names in order.
+
+    None in the descriptor's place: what cannot come along whatever it is.
+    """
+    seen = 0
+    try:
+        folders = [(os.open(folder, _FOLDER), b"")]
+    except OSError:
+        return
+    while folders:
+        parent, above = folders.pop()
+        try:
+            names = sorted(os.fsencode(entry.name) for entry in os.scandir(parent))
+            for name in names:
+                path = above + name
+                seen += 1
+                if seen > MAX_SEEN or len(path) > MAX_PATH_BYTES:
+                    yield None, name, path
+                    continue
+                if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+                    yield parent, name, path
+                elif path.count(b"/") >= MAX_DEPTH - 1:
+                    yield None, name, path
+                else:
+                    folders.append((os.open(name, _FOLDER, dir_fd=parent), path + b"/"))
+        except OSError:
+            yield None, b"", above
+        finally:
+            os.close(parent)
+
+
+def _write_file(pipe: int, parent: int, name: bytes, path: bytes, room: int) -> int:
+    """Its size. Raises _LeftOut, OSError, before anything of it is written."""
+    file = os.open(name, _FILE, dir_fd=parent)
+    try:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > room:
+            raise _LeftOut
+        _write(pipe, b"F" + len(path).to_bytes(2, "big") + path + status.st_size.to_bytes(8, "big"))
+        left = status.st_size
+        while left > 0:
+            content = os.read(file, min(_CHUNK_BYTES, left))
+            if not content:
+                raise SystemExit(1)  # nothing can be said any more: the stream stays without its end
+            _write(pipe, content)
+            left -= len(content)
+    finally:
+        os.close(file)
+    return status.st_size
+
+
+def _write(pipe: int, content: bytes) -> None:
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(pipe, rest) :]

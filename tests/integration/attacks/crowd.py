@@ -18,6 +18,8 @@ import grpc.aio
 from rollout_api.v1 import sandbox_pb2 as pb
 from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
+from orchestrator.proxy.wire import CONTRACT
+
 FLOODS = ("calls", "connections", "junk")
 _LONGEST_S = 4.0
 _PATIENCE_S = 0.005
@@ -31,7 +33,7 @@ async def wait(rounds: int, sockets: list[str]) -> None:
     async def one(path: str) -> None:
         async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
             stub: Any = pb_grpc.SandboxServiceStub(channel)
-            async for _ in stub.Park(pb.ParkRequest(contract=2)):
+            async for _ in stub.Park(pb.ParkRequest(contract=CONTRACT)):
                 pass
             await ready.wait()
             print("ready", flush=True)

@@ -1,17 +1,46 @@
 #!/usr/bin/env bash
 # Installs what the tests use beyond Python and Docker, where apt and root are at hand:
 # mmdebstrap makes a base image where no registry answers; chromium looks at the report.
+# With REGISTER_RUNSC, gVisor too: on machines that are the tests' own, as it changes the Engine's configuration.
 set -euo pipefail
-missing=()
-command -v mmdebstrap >/dev/null || missing+=(mmdebstrap)
-command -v chromium >/dev/null || command -v chromium-browser >/dev/null || missing+=(chromium)
-[ ${#missing[@]} -eq 0 ] && exit 0
-install="apt-get install -y --no-install-recommends ${missing[*]}"
-if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
-  echo "not installed: ${missing[*]}. What needs them is skipped; to have it: sudo $install" >&2
-  exit 0
-fi
-echo "== system packages: ${missing[*]}"
-log=$(mktemp)
-{ apt-get update && DEBIAN_FRONTEND=noninteractive $install; } >"$log" 2>&1 || { tail -20 "$log" >&2; exit 1; }
-rm -f "$log"
+
+packages() {
+  local missing=() install log
+  command -v mmdebstrap >/dev/null || missing+=(mmdebstrap)
+  command -v chromium >/dev/null || command -v chromium-browser >/dev/null || missing+=(chromium)
+  [ ${#missing[@]} -eq 0 ] && return 0
+  install="apt-get install -y --no-install-recommends ${missing[*]}"
+  if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
+    echo "not installed: ${missing[*]}. What needs them is skipped; to have it: sudo $install" >&2
+    return 0
+  fi
+  echo "== system packages: ${missing[*]}"
+  log=$(mktemp)
+  { apt-get update && DEBIAN_FRONTEND=noninteractive $install; } >"$log" 2>&1 || { tail -20 "$log" >&2; return 1; }
+  rm -f "$log"
+}
+
+gvisor() {
+  if ! command -v runsc >/dev/null; then
+    { apt-get update && apt-get install -y --no-install-recommends runsc; } >/dev/null 2>&1 ||
+      { echo "no gVisor to be had from apt: its tests are skipped" >&2; return 0; }
+  fi
+  pidof dockerd >/dev/null || return 0
+  python3 - <<'PY' || return 0
+import json, pathlib, shutil, sys
+path = pathlib.Path("/etc/docker/daemon.json")
+config = json.loads(path.read_text()) if path.exists() else {}
+if "runsc" in config.get("runtimes", {}):
+    sys.exit(1)
+# Without --host-uds a sandbox cannot reach its socket; sandboxes have no network in any case.
+runsc = {"path": shutil.which("runsc"), "runtimeArgs": ["--host-uds=open", "--network=none"]}
+config.setdefault("runtimes", {})["runsc"] = runsc
+path.parent.mkdir(exist_ok=True)
+path.write_text(json.dumps(config, indent=2) + "\n")
+PY
+  echo "== gVisor registered with Docker as runsc"
+  kill -HUP "$(pidof -s dockerd)"  # reads its runtimes again; containers stay
+}
+
+packages
+if [ -n "${REGISTER_RUNSC:-}" ] && [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then gvisor; fi

@@ -49,8 +49,8 @@ def untold_by(runtime: str | None) -> frozenset[str]:
 
 _UNTOLD_BY_GVISOR = frozenset(
     {
-        *("no_new_privileges", "seccomp", "read_only_root", "tmpfs", "mounts", "hidden_paths"),
-        *("memory", "swap", "cpus", "pids", "namespaces", "devices"),
+        *("no_new_privileges", "seccomp", "read_only_root", "tmpfs", "hidden_paths", "devices"),
+        *("memory", "swap", "cpus", "pids"),
     }
 )
 

@@ -89,9 +89,11 @@ class ScriptedOrchestrator(pb_grpc.SandboxServiceServicer):
         self._server.add_insecure_port(f"unix:{path}")
         await self._server.start()
         path.chmod(0o666)
-        self._tether.bind(str(self.directory / "t"))
-        (self.directory / "t").chmod(0o666)
-        self._tether.listen(1)
+        tether = self.directory / "t"
+        if not tether.exists():  # `Channels` has made one already
+            self._tether.bind(str(tether))
+            tether.chmod(0o666)
+            self._tether.listen(1)
         return self
 
     async def __aexit__(

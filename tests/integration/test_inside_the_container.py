@@ -226,3 +226,70 @@ async def test_the_deferred_packages_and_subprocesses_work_in_the_image(launcher
     assert lock.endswith("True")
     assert squares.endswith("[1, 4, 9]")
     assert served.answer == b"0.30000000000000004"
+
+
+REAL_PYTHON = (
+    (
+        "import dataclasses, functools\n@dataclasses.dataclass\nclass Point:\n    x: int\n    def twice(self):\n"
+        "        return Point(2 * self.x)\nPoint(4).twice()",
+        "Point(x=8)",
+    ),
+    (
+        "def squares():\n    n = 0\n    while True:\n        yield n * n\n        n += 1\nstream = squares()",
+        "generator",
+    ),
+    ("import itertools\n[*itertools.islice(stream, 4)], next(stream)", "([0, 1, 4, 9], 16)"),
+    (
+        "match {'kind': 'a', 'n': [1, 2]}:\n    case {'kind': 'a', 'n': [first, *_]}:\n        print(first)",
+        "\n1\n",
+    ),
+    ("import asyncio\nasync def work(n):\n    await asyncio.sleep(0.01)\n    return n\nawait work(7)", "\n7"),
+    ("results = await asyncio.gather(*(work(n) for n in range(3)))\nresults", "[0, 1, 2]"),
+    (
+        "process = await asyncio.create_subprocess_exec('cat', stdin=-1, stdout=-1)\n"
+        "(await process.communicate(b'piped'))[0]",
+        "b'piped'",
+    ),
+    ("async with asyncio.timeout(9):\n    async for_each = None\n", "SyntaxError"),
+    ("with open('notes.txt', 'w') as notes:\n    notes.write('kept')\nopen('notes.txt').read()", "kept"),
+    ("eval('6 * 7'), exec('made = 5'), made", "(42, None, 5)"),
+    (
+        "import subprocess\nsubprocess.run('echo $((40 + 2))', shell=True, capture_output=True, text=True).stdout",
+        "42",
+    ),
+    (
+        "import multiprocessing\nclass Named:\n    def __init__(self, n): self.n = n\n"
+        "def named(n): return Named(n)\n"
+        "with multiprocessing.get_context('fork').Pool(2) as pool:\n"
+        "    print([x.n for x in pool.map(named, [1, 2])])",
+        "[1, 2]",
+    ),
+    (
+        "import threading\nbox = []\nt = threading.Thread(target=box.append, args=[3])\nt.start(); t.join()\nbox",
+        "[3]",
+    ),
+    ("import PIL._imaging, sqlite3\nsqlite3.connect(':memory:').execute('select 6 * 7').fetchone()", "(42,)"),
+    ("import pickle\npickle.loads(pickle.dumps(Point(1)))", "Point(x=1)"),
+    (
+        "try:\n    raise ExceptionGroup('several', [ValueError(1)])\nexcept* ValueError as group:\n"
+        "    print(group)",
+        "several",
+    ),
+    ("print('before')\n{}['key']", "KeyError: 'key'"),
+    ("import sys, warnings\nprint('to stderr', file=sys.stderr)\nwarnings.warn('mind')", "to stderr"),
+    ("x: int = 5\ndel x\ny = (z := 3) + 1\nf'{y=} {z!r:>3}'", "y=4   3"),
+    ("import ctypes\nctypes.CDLL(None).abs(-3)", "\n3"),
+)
+
+
+async def test_everything_cpython_can_do_works_in_a_step(launcher: DockerLauncher) -> None:
+    steps = [code for code, _ in REAL_PYTHON]
+    served = await run(
+        launcher, Script([*map(action, steps), action("final_answer(0.1 + 0.2)")], max_steps=len(steps) + 1)
+    )
+    for (code, expected), observed in zip(REAL_PYTHON, served.observations, strict=True):
+        assert expected in observed, f"{code}\n--> {observed}"
+    failed = served.observations[[code for code, _ in REAL_PYTHON].index("print('before')\n{}['key']")]
+    assert "before" in failed  # what was printed before an exception arrives with it
+    assert "sandbox/" not in failed  # and nothing of ours
+    assert served.answer == b"0.30000000000000004"

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from orchestrator.errors import CompletionError, ContextLengthError, ProtocolError, ToolError
-from orchestrator.proxy.leases import Lease, SequenceError, Submission, stop_strings
+from orchestrator.proxy.leases import Lease, Refused, SequenceError, Submission, stop_strings
 from orchestrator.types import AgentSpec, CompletionKind, Limits, Message
 from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.plans import TALK, a_plan
@@ -85,6 +85,24 @@ async def test_the_completion_budget_is_reserved_before_it_is_spent() -> None:
     assert len(completer.requests) == 1
     ending = await lease.ended()
     assert ending.name == "budget"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("limits", "named"),
+    [
+        (Limits(prompt_tokens=9), "9 prompt tokens"),
+        (Limits(completion_tokens=1), "1 sampled tokens"),
+        (Limits(completions=1), "1 completions"),
+    ],
+)
+async def test_every_budget_of_completions_is_named_and_nothing_is_sampled_past_it(
+    limits: Limits, named: str
+) -> None:
+    lease, completer = a_lease(["a", "b"], limits=limits)
+    assert (await lease.complete(1, b"1", ACTION, TALK)).completion is not None  # 10 prompt tokens, 1 sampled
+    assert (await lease.complete(2, b"2", ACTION, TALK)).ended == "budget"
+    assert await lease.ended() == Refused("budget", named)
+    assert len(completer.requests) == 1
 
 
 async def test_no_action_is_sampled_past_the_last_step() -> None:

@@ -1,0 +1,209 @@
+"""Every attack of the catalogue as steps of real agents in real containers, beside control rollouts, in one run.
+
+What must hold: each attack ends as its catalogue entry says, scores nothing by it, and leaves no container; the
+controls are alike to the last token; it is one orchestrator process from start to end, of flat memory and
+descriptors; keys and reference answers are nowhere in the sandboxes, nor in what the Engine tells of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import secrets
+import statistics
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import docker
+import pytest
+from docker.utils import kwargs_from_env
+
+from orchestrator.launch.names import DEFAULT_IMAGE
+from tests.e2e.endpoint import answers, says, scripted_endpoint
+from tests.e2e.leftovers import containers_of
+from tests.fakes.runs import Ended, flags, lines, place, running
+from tests.integration.attacks.catalogue import ALIVE, ATTACKS, WRONG, Attack
+from tests.integration.attacks.witness import Witness
+
+pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(900)]
+
+CONTROLS = 8
+CONTROL = "control"
+CONTROL_STEPS = [f"import time\nt = {n}\ntime.sleep(0.1)\nprint('worked', t)" for n in range(3)]
+MAX_GROWTH_BYTES = 160 << 20
+MAX_MORE_DESCRIPTORS = 24
+MAX_GONE_S = 60.0  # a guard against what stays; on a quiet machine it is well under a second
+WRONG_AT_MOST = 0.45  # what `combined` gives a wrong answer at most
+
+
+def canary() -> str:
+    return f"canary-{secrets.token_hex(8)}"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run, and all that was seen of it."""
+
+    ended: Ended
+    rollouts: Mapping[str, dict[str, Any]]
+    witness: Witness
+    keys: Mapping[str, str]
+    truths: Mapping[str, str]
+    prompts: str
+    left: list[str]
+    files: Mapping[str, bytes]
+
+
+def turns(attack: Attack) -> list[str]:
+    said = [says("I attack.", code) for code, _ in attack.steps]
+    if attack.goes_on:
+        said += [says("Still here?", ALIVE[0]), answers(repr(WRONG))]
+    return said
+
+
+def tasks() -> Iterator[dict[str, Any]]:
+    """Attackers, with controls between them."""
+    every = max(1, len(ATTACKS) // CONTROLS)
+    for number, (name, attack) in enumerate(ATTACKS.items()):
+        if number % every == 0 and number // every < CONTROLS:
+            control = f"{CONTROL} {number // every}"
+            yield {"task_id": control, "question": f"{CONTROL}: what is 6 times 7?", "answer": "42"}
+        task = {"task_id": name, "question": f"attack by [{name}]", "answer": canary(), "files": ["given.txt"]}
+        yield task | ({"limits": dict(attack.limits)} if attack.limits else {})
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    return asyncio.run(carried_out())
+
+
+async def carried_out() -> Run:
+    keys = {"OPENAI_API_KEY": canary(), "TAVILY_API_KEY": canary()}
+    script = {f"[{name}]": [turns(attack)] for name, attack in ATTACKS.items()}
+    script[CONTROL] = [[*(says("Work.", code) for code in CONTROL_STEPS), answers("42")]]
+    with ExitStack() as stack:
+        home = stack.enter_context(place())
+        (home / "given.txt").write_text("a file of the task")
+        rows = list(tasks())
+        (home / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        endpoint = stack.enter_context(
+            scripted_endpoint(script, "--dialect", "vllm", "--api-key", keys["OPENAI_API_KEY"])
+        )
+        command = flags(
+            home,
+            endpoint.base_url,
+            launcher="docker",
+            group_size=1,
+            max_concurrent_sandboxes=4,
+            sandbox_memory="512MiB",
+            max_steps=26,
+            max_token_length=200_000,
+            max_output_chars=2_000,
+            max_tool_calls=5,
+            tavily_base_url="http://127.0.0.1:9",
+        )
+        async with running(*command, directory=home, environ=keys) as started:
+            with Witness(started.process.pid, home / "run" / "rollouts.jsonl") as witness:
+                ended = await started.ended()
+        return Run(
+            ended=ended,
+            rollouts={line["task_id"]: line for line in lines(home / "run" / "rollouts.jsonl")},
+            witness=witness,
+            keys=keys,
+            truths={row["task_id"]: row["answer"] for row in rows},
+            prompts=json.dumps([served["call"] for served in endpoint.completions()]),
+            left=containers_of(started.process.pid),
+            files={p.name: p.read_bytes() for p in (home / "run").rglob("*") if p.is_file()},
+        )
+
+
+def observations(rollout: Mapping[str, Any]) -> list[str]:
+    """What the agent was told after each step that another completion followed."""
+    return [completion["messages"][-1]["content"] for completion in rollout["completions"][1:]]
+
+
+def test_one_process_carried_all_of_it_out_and_nothing_is_left(run: Run) -> None:
+    assert run.ended.code == 0, run.ended.stderr
+    assert not run.ended.traceback, run.ended.stderr
+    assert run.left == []
+    assert len(run.rollouts) == len(ATTACKS) + CONTROLS
+    assert {name: line["attempt"] for name, line in run.rollouts.items() if line["attempt"]} == {}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_the_attack_is_contained_and_earns_nothing(run: Run, name: str) -> None:
+    attack, rollout = ATTACKS[name], run.rollouts[name]
+    assert rollout["outcome"] == attack.outcome, (rollout["reason"], observations(rollout))
+    assert rollout["answer"] == attack.answer
+    assert attack.reason in (rollout["reason"] or "")
+    assert rollout["score_parts"]["correctness"] == 0.0
+    assert rollout["score"] <= WRONG_AT_MOST
+    told = observations(rollout)
+    for (code, expected), observed in zip(attack.steps, told, strict=False):
+        assert expected in observed, f"{code}\n--> {observed}"
+    if attack.goes_on:
+        assert any(ALIVE[1] in observed for observed in told[-1:]), told
+        assert len(rollout["completions"]) == len(attack.steps) + 2
+
+
+def test_the_controls_are_alike_to_the_last_token(run: Run) -> None:
+    def essence(rollout: Mapping[str, Any]) -> str:
+        completions = [
+            {name: c[name] for name in ("messages", "prompt_ids", "tokens", "text") if name in c}
+            for c in rollout["completions"]
+        ]
+        kept = {name: rollout[name] for name in ("outcome", "answer", "score", "score_parts", "tool_calls")}
+        return json.dumps(
+            [kept, completions, [(s["code"], s["observations"], s["error"]) for s in rollout["steps"]]]
+        )
+
+    controls = [run.rollouts[f"{CONTROL} {number}"] for number in range(CONTROLS)]
+    assert controls[0]["outcome"] == "finished"
+    assert controls[0]["score_parts"]["correctness"] == 1.0
+    assert len({essence(control) for control in controls}) == 1
+
+
+def test_memory_and_descriptors_stay_flat(run: Run) -> None:
+    busy = [sample for sample in run.witness.samples if sample.rollouts >= 4]
+    assert len(busy) > 4
+    first, most = busy[0], max(sample.rss_bytes for sample in busy)
+    descriptors = [sample.descriptors for sample in busy]
+    print(
+        f"orchestrator RSS {first.rss_bytes >> 20} MiB, at most {most >> 20} MiB; "
+        f"descriptors {first.descriptors}, at most {max(descriptors)}"
+    )
+    assert most - first.rss_bytes < MAX_GROWTH_BYTES
+    # Four sandboxes at a time, some descriptors each: a leak of one per rollout would show.
+    assert max(descriptors) <= max(descriptors[: len(descriptors) // 4]) + MAX_MORE_DESCRIPTORS
+
+
+def test_containers_go_when_their_rollout_has_ended(run: Run) -> None:
+    late = {}
+    for name, rollout in run.rollouts.items():
+        sandbox = rollout["sandbox"]["id"]
+        if sandbox in run.witness.gone_at:
+            late[name] = run.witness.gone_at[sandbox] - (rollout["started_at"] + rollout["duration_s"])
+    assert len(late) >= len(run.rollouts) // 2  # the last ones go while nobody looks any more
+    print(
+        f"containers gone after p50 {statistics.median(late.values()):.2f} s, at most {max(late.values()):.2f} s"
+    )
+    assert max(late.values()) < MAX_GONE_S, late
+
+
+def test_keys_and_reference_answers_are_nowhere(run: Run) -> None:
+    client = docker.APIClient(**kwargs_from_env())
+    image = json.dumps([client.inspect_image(DEFAULT_IMAGE), client.history(DEFAULT_IMAGE)])
+    client.close()
+    assert any("inspected" in name for name in run.witness.texts)
+    outside = {**run.witness.texts, "image": image, "stdout": run.ended.stdout, "stderr": run.ended.stderr}
+    form = re.compile(r"canary-[0-9a-f]{16}")
+    assert {where: form.findall(text) for where, text in outside.items() if form.search(text)} == {}
+    assert form.findall(run.prompts) == []
+    for where, content in run.files.items():
+        for name, key in run.keys.items():
+            assert key.encode() not in content, f"{name} is in {where}"
+    told = json.dumps([[r["completions"], r["tool_calls"], r["steps"]] for r in run.rollouts.values()])
+    assert [name for name, truth in run.truths.items() if truth != "42" and truth in told] == []

@@ -1,0 +1,116 @@
+"""Many waiting sandboxes and one that floods its socket: the neighbours are served as before, none is refused.
+
+`CROWD=100 pytest -s tests/integration/attacks/test_flood.py` measures with a hundred; what is asserted here holds
+on a loaded machine too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import statistics
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from orchestrator.launch.channels import Channels
+from orchestrator.proxy.leases import Lease
+from orchestrator.proxy.server import SandboxServer
+from orchestrator.types import Limits
+from tests.fakes.completers import FunctionCompleter
+from tests.fakes.plans import a_plan
+from tests.fakes.runs import ROOT
+from tests.integration.attacks.crowd import FLOODS
+
+CROWD = int(os.environ.get("CROWD", "16"))
+ROUNDS = 6
+ENDPOINT_S = 0.5
+GUARD_S = 240.0
+
+
+class SlowEndpoint(FunctionCompleter):
+    """Answers in ENDPOINT_S, as many at a time as there are."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda request: "Thought\n<code>\n1\n</code>")
+
+    async def sample(self, request):  # type: ignore[no-untyped-def]
+        await asyncio.sleep(ENDPOINT_S)
+        return await super().sample(request)
+
+
+async def served(directory: Path, ready: asyncio.Event) -> None:
+    """One rollout as the orchestrator carries it out: the socket closes when the lease has ended."""
+    async with SandboxServer(directory) as server:
+        lease = Lease(a_plan(limits=Limits(completions=ROUNDS + 1)), SlowEndpoint(), None, {})
+        server.assign(lease)
+        ready.set()
+        await lease.ended()
+
+
+async def program(*arguments: object) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.integration.attacks.crowd", *map(str, arguments)),
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}"},
+        stdout=asyncio.subprocess.PIPE,
+    )
+
+
+@asynccontextmanager
+async def crowd(channels: Channels, count: int) -> AsyncIterator[list[Path]]:
+    """`count` sockets that are served."""
+    async with AsyncExitStack() as stack:
+        paths, events = [], []
+        tasks = []
+        for _ in range(count):
+            paths.append(stack.enter_context(channels.directory()))
+            events.append(asyncio.Event())
+            tasks.append(asyncio.create_task(served(paths[-1], events[-1])))
+        await asyncio.gather(*(event.wait() for event in events))
+        try:
+            yield [path / "s" for path in paths]
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def added_latencies(channels: Channels, flood: str | None) -> tuple[list[float], str]:
+    """(seconds beyond the endpoint's that each neighbour's step took, what the flood says of itself)."""
+    async with asyncio.timeout(GUARD_S), crowd(channels, CROWD + 1) as sockets:
+        waiting = await program("wait", ROUNDS, *sockets[1:])
+        assert waiting.stdout is not None
+        for _ in range(CROWD):
+            assert await waiting.stdout.readline() == b"ready\n"
+        flooding = await program("flood", flood, sockets[0]) if flood else None
+        taken, refusals = json.loads(await waiting.stdout.readline())
+        await waiting.wait()
+        told = (await flooding.communicate())[0].decode().strip() if flooding else ""
+    assert refusals == []
+    assert len(taken) == CROWD * ROUNDS
+    return [seconds - ENDPOINT_S for seconds in taken], told
+
+
+def p95(values: Sequence[float]) -> float:
+    return statistics.quantiles(values, n=20)[-1]
+
+
+@pytest.mark.timeout(900)
+async def test_a_flood_neither_delays_nor_refuses_the_neighbours() -> None:
+    with Channels("flood") as channels:
+        quiet, _ = await added_latencies(channels, None)
+        told = [
+            f"{CROWD} neighbours, {ENDPOINT_S} s endpoint; added p95 {p95(quiet) * 1e3:.1f} ms without a flood"
+        ]
+        for kind in FLOODS:
+            flooded, count = await added_latencies(channels, kind)
+            ratio = p95(flooded) / max(p95(quiet), 1e-3)
+            told.append(f"{kind} {count}: p95 {p95(flooded) * 1e3:.1f} ms, {ratio:.1f} times")
+            # The median: a machine that stalls for a second spoils every twentieth value, and proves nothing.
+            assert statistics.median(flooded) < 10 * max(statistics.median(quiet), 0.05), told
+        print("; ".join(told))

@@ -20,11 +20,12 @@ from typing import Any
 from orchestrator.breaker import Breaker
 from orchestrator.completion.base import Completer, Tokenizer
 from orchestrator.equipment import Equipment
-from orchestrator.errors import LaunchError, RolloutError
+from orchestrator.errors import LaunchError, RolloutError, SandboxLostError
 from orchestrator.launch.base import Launcher, Sandbox
 from orchestrator.launch.pool import WarmPool
 from orchestrator.launch.ramp import Ramp
 from orchestrator.outcome import ClockExpired, DeadlineExpired, Ending, decide
+from orchestrator.proxy.clock import standstill
 from orchestrator.proxy.leases import Lease
 from orchestrator.proxy.output import OutputRule
 from orchestrator.proxy.server import SandboxServer
@@ -171,11 +172,15 @@ async def _ending(lease: Lease, sandbox: Sandbox) -> Ending:
     """Whatever ends the rollout first."""
     try:
         async with asyncio.timeout(lease.plan.limits.deadline_s):
-            ending: Ending | None = await first_of(lease.ended(), sandbox.exited(), lease.clock.expired())
+            ending: Ending | float | None = await first_of(
+                lease.ended(), standstill(), sandbox.exited(), lease.clock.expired()
+            )
     except TimeoutError:
         return DeadlineExpired()
     except RolloutError as error:  # the record so far is kept: tokens were paid for
         return error
+    if isinstance(ending, float):
+        return SandboxLostError(f"the orchestrator itself stood still for {ending:.0f} s")
     return ClockExpired() if ending is None else ending
 
 

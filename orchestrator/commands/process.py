@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from contextlib import AsyncExitStack, ExitStack, aclosing
 from typing import TYPE_CHECKING
 
 from orchestrator.completion.replay import ReplayCompleter
@@ -12,6 +12,7 @@ from orchestrator.engine import Observer, Orchestrator
 from orchestrator.output import Output, describe, observe, open_output, run_directory_path
 from orchestrator.progress import Tally, closing_table, open_progress
 from orchestrator.report import write_report
+from orchestrator.rollout import Surroundings
 from orchestrator.signals import Stopped, stoppable
 from orchestrator.tasks.split import training_tasks
 from orchestrator.writers import check_writable
@@ -43,24 +44,23 @@ async def work(config: Config) -> int:
     rows: list[tuple[str, object]] = []
 
     async def make() -> int:
-        async with orchestrator:
-            with open_output(config, run_path, tally, orchestrator.group_format) as output:
+        with ExitStack() as files:  # closed last: what is cancelled then is still recorded
+            # What is pushed on `after` is done when the sandboxes are gone: a second signal may cut it short.
+            async with AsyncExitStack() as after, orchestrator:
+                output = files.enter_context(open_output(config, run_path, tally, orchestrator.group_format))
                 rows.extend([("groups file", output.groups.path), ("run directory", run_path)])
                 await describe(output, orchestrator, tasks)
                 for note in observer.notes:
                     progress.say(f"note: {note}")
                 progress.say(orchestrator.summary())
                 observe(observer, output, tally, progress, full_traces=env.save_full_traces)
-                try:
-                    # Closed before the files are: what is cancelled then is still recorded.
-                    async with aclosing(orchestrator.groups(tasks, output.earlier)) as groups:
-                        async for group in groups:
-                            if group.dropped is None:
-                                output.groups.append(group)
-                            tally.group(group)
-                            progress.group(group)
-                finally:
-                    rows.extend(await _report(orchestrator, output))
+                after.push_async_callback(_report, orchestrator.around, output, rows)
+                async with aclosing(orchestrator.groups(tasks, output.earlier)) as groups:
+                    async for group in groups:
+                        if group.dropped is None:
+                            output.groups.append(group)
+                        tally.group(group)
+                        progress.group(group)
         return _exit_code(tally, wanted)
 
     try:
@@ -76,20 +76,18 @@ async def work(config: Config) -> int:
             closing_table(tally, rows, wanted=wanted)
 
 
-async def _report(orchestrator: Orchestrator, output: Output) -> list[tuple[str, object]]:
+async def _report(around: Surroundings, output: Output, rows: list[tuple[str, object]]) -> None:
     """The page beside the groups file, of whatever is there; and, of a replayed run, how faithful it was."""
-    around = orchestrator.around
     html = output.groups.path.with_suffix(".html")
     try:
         await asyncio.to_thread(
             write_report, output.run.path, output.groups.path, html, tokenizer=around.tokenizer
         )
-        rows: list[tuple[str, object]] = [("report", html)]
+        rows.append(("report", html))
     except Exception as error:  # the data are written: no page about them may fail the run
-        rows = [("report", f"none, it could not be written: {type(error).__name__}: {error}")]
+        rows.append(("report", f"none, it could not be written: {type(error).__name__}: {error}"))
     if isinstance(around.completer, ReplayCompleter):
         rows.append(("replay", around.completer.account()))
-    return rows
 
 
 def _exit_code(tally: Tally, wanted: int | None) -> int:

@@ -6,6 +6,23 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+STANDSTILL_S = 20.0  # shorter than what the sandbox' connection bears, and than most rollouts' clocks
+_LOOK_S = 5.0
+
+
+async def standstill(longest_s: float = STANDSTILL_S, look_s: float = _LOOK_S) -> float:
+    """Returns when this process itself did not run for so long, and for how long: stopped, or starved of CPU.
+
+    Sandboxes go on meanwhile: what their clocks say, and how they ended, is no longer their own doing.
+    """
+    loop = asyncio.get_running_loop()
+    while True:
+        before = loop.time()
+        await asyncio.sleep(look_s)
+        stood_s = loop.time() - before - look_s
+        if stood_s > longest_s:
+            return stood_s
+
 
 class OwnClock:
     """Counts seconds in the sandbox; waiting for completions and host tools is counted apart.

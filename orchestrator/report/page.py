@@ -10,6 +10,7 @@ import hashlib
 import os
 import tempfile
 from base64 import b64encode
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from types import TracebackType
@@ -38,9 +39,16 @@ class Page:
         handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.", suffix=".part")
         self._draft = Path(draft)
         self._file = open(handle, "wb")  # noqa: SIM115 - closed by __exit__
-        self._put(head.replace("{policy}", policy(self._style, self._script)).replace("{style}", self._style))
+        self._head = head.replace("{policy}", policy(self._style, self._script)).replace("{style}", self._style)
 
     def __enter__(self) -> Page:
+        try:
+            self._put(self._head)
+        except OSError:  # a full disk: the draft must not stay on it
+            self._draft.unlink(missing_ok=True)
+            with suppress(OSError):
+                self._file.close()
+            raise
         return self
 
     def data(self, name: str, block: bytes) -> None:

@@ -21,7 +21,7 @@ from tests.fakes.tokenizer import tokenizer_folder
 
 GROUPS, GROUP_SIZE, STEPS, SANDBOXES = 8, 8, 4, 16
 DELAY_S = 0.2
-SETTLE_S = 20.0
+SETTLE_S = 120.0
 
 
 def a_script() -> dict[str, list[list[str]]]:

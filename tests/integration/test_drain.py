@@ -45,7 +45,7 @@ async def test_first_signal_lets_running_rollouts_finish_and_begins_nothing(
 ) -> None:
     rollouts = home / "run" / "rollouts.jsonl"
     async with ScriptedServer("vllm", answers(TASKS, delay_s=0.5)) as server:
-        async with running(*flags(home, server.base_url, drain_timeout=100), directory=home) as first:
+        async with running(*flags(home, server.base_url, drain_timeout=NEVER_S), directory=home) as first:
             await until(lambda: whole_lines(rollouts) >= 2, "some rollouts are done")
             first.signal(number)
             ended = await first.ended()

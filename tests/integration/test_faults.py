@@ -326,7 +326,7 @@ async def test_engine_that_goes_and_comes_back_costs_time_and_nothing_else(home:
 async def test_run_stopped_while_the_engine_has_no_space_accounts_for_every_group(
     home: Path,
 ) -> None:
-    tasks = 6
+    tasks = 8
     names = {f"q{n}" for n in range(tasks)}
     rollouts, groups = home / "run" / "rollouts.jsonl", home / "run" / "groups.jsonl"
     write_tasks(home / "tasks.jsonl", tasks)

@@ -34,7 +34,7 @@ TASKS, GROUP = 8, 2
 ROLLOUTS = TASKS * GROUP
 BAD_PLACE = 3
 INSTANTS = 5
-LEFT_S = 30.0
+LEFT_S = 120.0
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.proxy.clock import OwnClock
+from orchestrator.proxy.clock import OwnClock, standstill
 
 
 class ManualLoop(asyncio.SelectorEventLoop):
@@ -21,6 +21,10 @@ class ManualLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._now
+
+    def stand_still(self, seconds: float) -> None:
+        """As a process that was stopped, or got no CPU."""
+        self._now += seconds
 
     def _run_once(self) -> None:
         live = [timer._when for timer in self._scheduled if not timer._cancelled]  # type: ignore[attr-defined]
@@ -81,3 +85,17 @@ async def test_nothing_expires_before_the_start() -> None:
     clock.start()
     await expired
     assert clock.own_s == pytest.approx(1.0)
+
+
+@manual
+async def test_standstill_is_noticed_and_a_busy_moment_is_none() -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, ManualLoop)
+    noticed = asyncio.ensure_future(standstill(20.0, look_s=5.0))
+    await asyncio.sleep(7)
+    loop.stand_still(19)
+    await asyncio.sleep(20)
+    assert not noticed.done()
+    loop.stand_still(33)
+    await asyncio.sleep(5)
+    assert await noticed == pytest.approx(30, abs=5)  # all but what was left of the look

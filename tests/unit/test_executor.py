@@ -16,9 +16,10 @@ from rollout_api.v1 import sandbox_pb2 as pb
 from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
 from orchestrator import executor as executor_module
+from orchestrator import rollout as rollout_module
 from orchestrator.breaker import Breaker, HealthGate
 from orchestrator.errors import AuthenticationError, DockerError, OutputError, RunUnhealthy
-from orchestrator.executor import Executor, Launching, Result
+from orchestrator.executor import Executor, Launching, Result, failure_of
 from orchestrator.launch.names import SOCKET_NAME
 from orchestrator.proxy.wire import CONTRACT
 from orchestrator.rollout import Surroundings
@@ -231,6 +232,22 @@ async def test_nearly_all_breaking_ends_the_run() -> None:
     with pytest.raises(RunUnhealthy, match="launch_error"):
         await bench.executor.execute(replace(a_plan(), group=3))
     assert bench.names == ["launch_error"] * 4
+
+
+async def test_standstill_of_our_own_is_nobodys_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    stops = [33.0]
+
+    async def once() -> float:
+        return stops.pop() if stops else await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(rollout_module, "standstill", once)
+    bench = Bench()
+    results = await bench.executor.execute(a_plan())
+    assert results is not None
+    assert [name(r) for r in results] == ["sandbox_lost", "finished"]
+    assert failure_of(results[0]) == Failed(
+        FailedName.SANDBOX_LOST, "the orchestrator itself stood still for 33 s"
+    )
 
 
 # ---------------------------------------------------------------- what an earlier process has done

@@ -118,6 +118,10 @@ ROWS = {
     "wall clock stepped, machine suspended": [
         f"{FAULTS}::test_steps_of_the_wall_clock_change_no_limit_and_no_duration"
     ],
+    "orchestrator stopped (SIGSTOP, ^Z) or starved for over 20 s": [
+        "unit/test_executor.py::test_standstill_of_our_own_is_nobodys_timeout",
+        "unit/test_clock.py::test_standstill_is_noticed_and_a_busy_moment_is_none",
+    ],
     "scorer or record broken": [
         "unit/test_executor.py::test_what_no_sandbox_can_help_is_not_retried",
         "unit/scorers/test_strategies.py::test_a_task_without_reference_answer_is_our_fault_and_no_reward",

@@ -3,7 +3,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import re
+import resource
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from orchestrator import report
 from orchestrator.jsonl import dumps
 from orchestrator.report import write_report
 from orchestrator.report.details import TokenTable
-from orchestrator.report.page import as_block
+from orchestrator.report.page import Page, as_block
 from tests.fakes.odd_run import an_attempt_line, write_odd_run
 from tests.fakes.synthetic_run import HOSTILE, WordTokenizer, write_synthetic_run
 
@@ -167,6 +169,20 @@ def test_a_failure_while_writing_keeps_the_old_report(tmp_path: Path, synthetic)
         write_report(run, run / "groups.jsonl", page, tokenizer=BrokenTokenizer())
     assert page.read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["groups.html"]
+
+
+def test_a_full_disk_leaves_no_draft(tmp_path: Path):
+    child = os.fork()
+    if child == 0:  # the limit is the process'
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        try:
+            with Page(tmp_path / "report.html"):
+                pass
+        except OSError:
+            os._exit(0)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_large_run_keeps_every_group_and_says_what_was_left_out(synthetic, monkeypatch: pytest.MonkeyPatch):

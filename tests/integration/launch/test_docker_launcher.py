@@ -271,7 +271,7 @@ async def test_engine_that_fails_at_any_call_is_an_error_of_its_own_and_nothing_
 
                 async def back(proxy: EngineProxy = proxy) -> None:
                     await asyncio.wait_for(proxy.shut.wait(), HANG_S)
-                    await asyncio.sleep(CALL_S / 2)  # on time: the proxy itself lives in this loop
+                    await asyncio.sleep(0.5)  # on time: the proxy itself lives in this loop
                     proxy.door = Door.OPEN
                     proxy.drop()
 

@@ -53,7 +53,7 @@ ROWS = {
     ],
     "sandbox: code killed for memory": [
         f"{FAULTS}::test_container_killed_by_somebody_else_is_retried_and_one_short_of_memory_is_scored",
-        "e2e/test_attacks.py::test_every_attack_becomes_an_observation_and_the_agent_finishes",
+        "integration/attacks/test_attacks.py::test_the_attack_is_contained_and_earns_nothing",
     ],
     "sandbox: pid 1 or the runner killed for memory, or crashed": [
         f"{LAUNCHER}::test_pid_1_killed_for_memory_is_told",
@@ -73,7 +73,7 @@ ROWS = {
         "unit/sandbox/test_hostile_steps.py::test_a_step_past_its_limit_costs_its_variables",
     ],
     "sandbox: fork, memory, disk, descriptor, log bombs": [
-        "e2e/test_attacks.py::test_every_attack_becomes_an_observation_and_the_agent_finishes"
+        "integration/attacks/test_attacks.py::test_the_attack_is_contained_and_earns_nothing"
     ],
     "Docker: restarts, hangs, refuses, drops answers": [
         "integration/test_engine_restart.py::test_engine_restart_costs_time_and_nothing_else",

@@ -176,10 +176,12 @@ def test_a_share_never_hides_that_there_is_something(part: int, whole: int, text
 async def test_a_report_that_cannot_be_written_is_a_line_of_the_table_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "groups.html").mkdir()
     (tmp_path / "groups.jsonl").touch()
-    orchestrator = SimpleNamespace(around=SimpleNamespace(tokenizer=None, completer=None))
+    around = SimpleNamespace(tokenizer=None, completer=None)
     output = SimpleNamespace(
         run=SimpleNamespace(path=tmp_path), groups=SimpleNamespace(path=tmp_path / "groups.jsonl")
     )
-    ((label, text),) = await process._report(orchestrator, output)
+    rows: list[tuple[str, object]] = []
+    await process._report(around, output, rows)
+    ((label, text),) = rows
     assert label == "report"
     assert str(text).startswith("none, it could not be written: ")

@@ -238,7 +238,7 @@ async def test_an_evaluation_beside_training_keeps_to_its_budget(tmp_path: Path)
     assert evaluation.complete
     assert len(trained) == 4  # `total_steps` is about training
     assert (len(evaluation.tasks), evaluation.samples) == (3, 6)
-    assert home.launcher.most_at_once == 3
+    assert 1 < home.launcher.most_at_once <= 3
     asked = {split: [r for r in home.completer.requests if r.split == split] for split in ("train", "eval")}
     assert {r.sampling.temperature for r in asked["eval"]} == {0.25}
     assert {r.sampling.temperature for r in asked["train"]} == {1.0}

@@ -127,8 +127,13 @@ async def _remove_stages(engine: Engine) -> int:
 
 
 async def _remove_old_images(engine: Engine) -> int:
-    """Nameless sandbox images that nothing runs in. None while a build is under way: its last steps look so."""
-    if await engine.images(LABEL_STAGE):
+    """Nameless sandbox images that nothing runs in. None while a build is under way: its last steps look so.
+
+    A plain `docker build` is not seen, as its stages tell of no owner; one that loses a step to a `cleanup`
+    fails and is begun again.
+    """
+    builders = [Owner.parse(stage["Labels"][LABEL_STAGE]) for stage in await engine.images(LABEL_STAGE)]
+    if any(builder is not None and not builder.is_dead for builder in builders):
         return 0
     count = 0
     for image in await engine.images(f"{LABEL_PROJECT}={PROJECT}", nameless=True):

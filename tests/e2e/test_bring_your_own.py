@@ -15,7 +15,8 @@ from pathlib import Path
 import docker
 import pytest
 
-from orchestrator.launch.names import DEFAULT_IMAGE
+from orchestrator.launch.context import BuildContext, context_root
+from orchestrator.launch.names import DEFAULT_IMAGE, LABEL_CONTEXT
 from tests.e2e.endpoint import answers, says, scripted_endpoint
 from tests.fakes.runs import DEADLINE_S, ROOT, lines, place
 
@@ -161,10 +162,10 @@ def test_an_image_brings_its_packages(followed: Followed) -> None:
 def test_documents_of_the_usual_kinds_are_read() -> None:
     image = f"{DEFAULT_IMAGE}-documents"
     engine = docker.from_env(timeout=120)
-    there = engine.images.list(image)
+    digests = [there.labels.get(LABEL_CONTEXT) for there in engine.images.list(image)]
     engine.close()
-    if not there:
-        pytest.skip(f"{image} is not here: `orchestrator image build --with documents` makes it in some minutes")
+    if BuildContext.read(context_root(), ["documents"]).digest not in digests:
+        pytest.skip(f"no {image} of this source: `orchestrator image build --with documents` makes it in minutes")
     script = {"documents": [[says("I read.", DOCUMENTS), answers("found")]]}
     with scripted_endpoint(script) as endpoint, place() as home:
         task = {"question": "What is in the documents?", "answer": "x", "limits": {"step_timeout": 200}}

@@ -1,6 +1,10 @@
-"""GAIA's published rules, as a table."""
+"""GAIA's published rules: a table, and a second transcription of them that must agree."""
 
+import math
+import re
+import string
 import time
+import unicodedata
 
 import pytest
 from hypothesis import given
@@ -232,6 +236,59 @@ C#|d
 """
 
 
+def published(model_answer: str, ground_truth: str) -> bool:
+    """The leaderboard's `scorer.py` (huggingface.co/spaces/gaia-benchmark/leaderboard), line by line."""
+
+    def normalize_number_str(number_str: str) -> float:
+        for char in ["$", "%", ","]:
+            number_str = number_str.replace(char, "")
+        try:
+            return float(number_str)
+        except ValueError:
+            return float("inf")
+
+    def split_string(s: str) -> list[str]:
+        return re.split("[,;]", s)
+
+    def normalize_str(input_str: str, remove_punct: bool = True) -> str:
+        no_spaces = re.sub(r"\s", "", input_str)
+        if remove_punct:
+            return no_spaces.lower().translate(str.maketrans("", "", string.punctuation))
+        return no_spaces.lower()
+
+    if _is_float(ground_truth):
+        return normalize_number_str(model_answer) == float(ground_truth)
+    if any(char in ground_truth for char in [",", ";"]):
+        gt_elems, ma_elems = split_string(ground_truth), split_string(model_answer)
+        if len(gt_elems) != len(ma_elems):
+            return False
+        return all(
+            normalize_number_str(ma_elem) == float(gt_elem)
+            if _is_float(gt_elem)
+            else normalize_str(ma_elem, remove_punct=False) == normalize_str(gt_elem, remove_punct=False)
+            for ma_elem, gt_elem in zip(ma_elems, gt_elems, strict=True)
+        )
+    return normalize_str(model_answer) == normalize_str(ground_truth)
+
+
+def stricter_on_purpose(answer: str, truth: str) -> bool:
+    """Where the published rules would call nonsense correct: a reference that is no finite number or nothing but
+    punctuation. And where they tell canonically equal Unicode apart."""
+    elements = re.split("[,;]", truth)
+    endless = any(_is_float(element) and not math.isfinite(float(element)) for element in elements)
+    bare = not re.sub(r"\s", "", truth).translate(str.maketrans("", "", string.punctuation))
+    composed = any(unicodedata.normalize("NFC", text) != text for text in (answer, truth))
+    return endless or bare or composed
+
+
+def _is_float(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 def rows(table: str) -> list[tuple[str, str]]:
     lines = [line for line in table.split("\n") if "|" in line]
     decoded = [line.replace("\\n", "\n") for line in lines]
@@ -250,6 +307,25 @@ def test_answer_counts_as_the_truth(truth: str, answer: str) -> None:
 @pytest.mark.parametrize(("truth", "answer"), rows(WRONG))
 def test_answer_does_not_count_as_the_truth(truth: str, answer: str) -> None:
     assert not question_scorer(answer, truth)
+
+
+@pytest.mark.parametrize(("truth", "answer"), rows(RIGHT) + rows(WRONG))
+def test_the_table_agrees_with_the_published_rules(truth: str, answer: str) -> None:
+    if not stricter_on_purpose(answer, truth):
+        assert question_scorer(answer, truth) is published(answer, truth)
+
+
+# Pieces that answers and references are made of, near enough to each other to be equal now and then.
+WORDS = "1 1.0 01 1e3 1000 1,000 -1 $ % € , ; . ! ' ( ) _ inf nan kg Paris paris PARIS Straße STRASSE é 東京 ½ ٣"
+PIECES = st.sampled_from([*WORDS.split(), " ", "\t", "\u00a0", "e\u0301", '"'])
+TEXTS = st.lists(PIECES, max_size=6).map("".join) | st.text(max_size=12)
+
+
+@given(TEXTS, TEXTS)
+def test_any_answer_and_reference_agree_with_the_published_rules(answer: str, truth: str) -> None:
+    for one, other in ((answer, truth), (truth, truth), (truth.swapcase(), truth), (f" {truth}. ", truth)):
+        if not stricter_on_purpose(one, other):
+            assert question_scorer(one, other) is published(one, other)
 
 
 @pytest.mark.parametrize("truth", ["inf", "Infinity", "nan", "!!!", "...", "x, inf"])

@@ -28,8 +28,9 @@ from tests.fakes.runs import Ended, flags, lines, place, running
 from tests.integration.attacks.catalogue import ALIVE, ATTACKS, WRONG, Attack
 from tests.integration.attacks.witness import Witness
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(1200)]
 
+DEADLINE_S = 1000.0  # under a minute on two quiet cores
 CONTROLS = 8
 CONTROL = "control"
 CONTROL_STEPS = [f"import time\nt = {n}\ntime.sleep(0.1)\nprint('worked', t)" for n in range(3)]
@@ -107,7 +108,9 @@ async def carried_out() -> Run:
         )
         async with running(*command, directory=home, environ=keys) as started:
             with Witness(started.process.pid, home / "run" / "rollouts.jsonl") as witness:
-                ended = await started.ended()
+                async with asyncio.timeout(DEADLINE_S):
+                    out, err = await started.process.communicate()
+                ended = Ended(started.process.returncode or 0, out.decode(), err.decode())
         return Run(
             ended=ended,
             rollouts={line["task_id"]: line for line in lines(home / "run" / "rollouts.jsonl")},

@@ -23,6 +23,7 @@ from orchestrator.completion.tokenizer import HubTokenizer, check_source, load_t
 from orchestrator.errors import DockerError, EnvironmentUnusable
 from orchestrator.launch.base import Launcher
 from orchestrator.launch.channels import Channels
+from orchestrator.launch.descriptors import make_room
 from orchestrator.launch.pool import WarmPool
 from orchestrator.launch.ramp import Ramp
 from orchestrator.rollout import ParkedSandbox, Surroundings, parked_sandbox
@@ -224,6 +225,8 @@ async def _launcher(
     """(launcher, where sandboxes find their sockets, what refuses a badly confined one)."""
     env = config.env
     sandboxes = env.max_concurrent_sandboxes + env.most_warm
+    if note := make_room(sandboxes):
+        notes.append(note)
     run_id = secrets.token_hex(8)
     if env.launcher == "docker":
         from orchestrator.launch.confinement import untold_by, verify_confinement

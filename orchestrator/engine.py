@@ -80,8 +80,9 @@ class Orchestrator:
         """Another one for other settings, under the same sandbox budget, endpoint, scorer, seed and `drain`. It
         needs no opening and is of use while this one is open."""
         other = Orchestrator(config, observer, split=split)
-        # Its rollouts bear the same ids as ours: their files would go to the same place.
-        other.seed, other._around, other._scorer = self.seed, replace(self.around, output=None), self._scorer
+        # Its rollouts bear the same ids as ours: their files go where its own observer says, or nowhere.
+        other.seed, other._scorer = self.seed, self._scorer
+        other._around = replace(self.around, output=other._output_rule())
         other._stopping, other._slots = self._stopping, self._slots
         return other
 

@@ -53,7 +53,7 @@ async def evaluate(orchestrator: Orchestrator, tasks: TaskSource, directory: Pat
     env = config.env
     at_once = min(env.max_concurrent_sandboxes, env.max_eval_workers * env.group_size)
     config = replace(config, env=replace(env, total_steps=-1, max_concurrent_sandboxes=at_once))
-    observer = Observer(say=orchestrator.observer.say)
+    observer = Observer(say=orchestrator.observer.say, output_folder=directory / "output")
     beside = orchestrator.beside(config, observer, split="eval")
     evaluation = Evaluation(env.group_size, Prices.of(config.openai))
     with closing(EvaluationFiles(directory, env, resume=(directory / "run.json").exists())) as files:

@@ -142,6 +142,7 @@ class Service:
         if env.data_path_to_save_groups:
             check_writable(env.data_path_to_save_groups.parent)
         self.tracking.directory = run_path
+        self._observer.output_folder = run_path / "output"
         try:
             return await stoppable(self._serve(run_path), drain=self._drain, drain_timeout_s=env.drain_timeout)
         except Stopped as stopped:

@@ -70,9 +70,11 @@ class ReplayCompleter:
                     if line.get("score") is None:
                         continue
                     key = (str(line["task_id"]), int(line["index"]))
-                    episode = by_id[str(line["rollout_id"]), key] = _episode(line["completions"])
+                    episode = _episode(line["completions"])
                     # Of a task's places the first group's; later ones are other epochs, found by their ids.
                     episodes.setdefault(key, episode)
+                    if (rollout_id := line.get("rollout_id")) is not None:  # a recording put together has none
+                        by_id[str(rollout_id), key] = episode
                     exact = exact and all(c["prompt_ids"] is not None for c in line["completions"])
                 except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                     raise EnvironmentUnusable(f"{path}:{number} is no recorded rollout ({error})") from error

@@ -156,6 +156,10 @@ def test_the_demo_holds_every_rollout_of_every_task_it_plays() -> None:
     assert (told.tasks, told.rollouts) == (len(tasks), len(places))
 
 
+def test_the_demo_s_recording_can_be_played() -> None:
+    assert ReplayCompleter.open(recording.RECORDING).takes_ids
+
+
 def test_the_demo_has_mixed_scores_within_its_groups() -> None:
     scores: dict[str, set[float]] = {}
     for line in recording.lines():

@@ -50,7 +50,8 @@ class OwnEngine:
 
     async def start(self) -> None:
         """Returns when it answers."""
-        name = self._directory.name
+        # Names of temporary directories may end in an underscore, which containerd takes for no name.
+        name = f"test-{self._directory.name.encode().hex()}"
         with (self._directory / "own.log").open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *("unshare", "--net", "dockerd", "--config-file", str(self._directory / "daemon.json")),

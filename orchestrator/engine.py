@@ -347,7 +347,7 @@ class Orchestrator:
 
 
 def _on_top(leased: int, warm: int) -> str:
-    return f" and {warm} warm ones on top, {leased + warm} in all" if warm else ""
+    return f" and {warm} warm on top, {leased + warm} in all" if warm else ""
 
 
 def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:

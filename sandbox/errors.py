@@ -66,3 +66,7 @@ class MemoryUsedUp(EpisodeEnd):
 
 class EpisodeCrashed(EpisodeEnd):
     """The runner failed by itself; `str(error)` says how."""
+
+
+class SupervisorGone(EpisodeEnd):
+    """Pid 1 has ended and all in the sandbox ends with it; by whose doing, only the orchestrator can tell."""

@@ -15,7 +15,7 @@ from sandbox.agent import OnStep, build_agent
 from sandbox.attachments import receive_attachments
 from sandbox.client import Client, assigned
 from sandbox.control import RunnerEnd
-from sandbox.errors import ChannelLost, EpisodeCrashed, LeaseEnded, MemoryUsedUp, StepsUsedUp
+from sandbox.errors import ChannelLost, EpisodeCrashed, LeaseEnded, MemoryUsedUp, StepsUsedUp, SupervisorGone
 from sandbox.executor import CallTool, Reach, WorkerExecutor
 from sandbox.model import Complete
 from sandbox.texts import ANSWER_CHARS
@@ -49,13 +49,14 @@ def main(box: Box, control: RunnerEnd, confinement: Confinement) -> int:
             return _episode(box, client, link, confinement)
         except LeaseEnded:
             return 0
-        except (ChannelLost, EpisodeCrashed) as failed:  # with nobody to tell
+        except (ChannelLost, EpisodeCrashed, SupervisorGone) as failed:  # with nobody to tell, or nothing to say
             print(failed, file=sys.stderr, flush=True)
             return EXIT_FAILED
 
 
 def _episode(box: Box, client: Client, link: WorkerLink, confinement: Confinement) -> int:
-    """From parking to the result. Raises LeaseEnded, ChannelLost; EpisodeCrashed when nothing can be submitted."""
+    """From parking to the result. Raises LeaseEnded, ChannelLost, SupervisorGone; EpisodeCrashed when
+    nothing can be submitted."""
     responses = client.park(confinement)
     first = next(responses, None)
     if first is None:
@@ -83,7 +84,7 @@ def _episode(box: Box, client: Client, link: WorkerLink, confinement: Confinemen
 
 
 def left_behind(link: WorkerLink, limits: OutputLimits) -> Iterator[bytes]:
-    """The stream of files the worker left, in pieces; it may break off. Raises EpisodeCrashed."""
+    """The stream of files the worker left, in pieces; it may break off. Raises SupervisorGone."""
     pipe = link.open_output(limits)
     deadline = time.monotonic() + OUTPUT_LIMIT_S
     chunk = bytearray()

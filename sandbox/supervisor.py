@@ -78,7 +78,10 @@ class Supervisor:
             print(error, file=sys.stderr, flush=True)
             return EXIT_NO_ORCHESTRATOR
         finally:
-            self._wipe()
+            # Asked to end, a real pid 1 takes everything with it at once: an agent that saw its worker wiped
+            # first could still make something of it.
+            if self._terminated_by is None or os.getpid() != 1:
+                self._wipe()
         if self._terminated_by is not None:
             return 128 + self._terminated_by
         status = self._runner_status

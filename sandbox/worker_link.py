@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from sandbox.control import ControlLost, OutputBegun, OutputWanted, RunnerEnd, WorkerEnded, WorkerStarted
-from sandbox.errors import EpisodeCrashed, Interrupted, StepTimeout, WorkerDied, WorkerMisbehaved
+from sandbox.errors import Interrupted, StepTimeout, SupervisorGone, WorkerDied, WorkerMisbehaved
 from sandbox.output import BoundedOutput
 from sandbox.types import OutputLimits
 
@@ -47,7 +47,7 @@ class WorkerLink:
         self._output = BoundedOutput(max_chars)
 
     def replace(self) -> None:
-        """A fresh worker; nothing of the old one is left alive. Raises EpisodeCrashed."""
+        """A fresh worker; nothing of the old one is left alive. Raises SupervisorGone."""
         self._close()
         try:
             self._control.ask_for_replacement()
@@ -55,7 +55,7 @@ class WorkerLink:
             while not isinstance(news, WorkerStarted):
                 news = self._control.receive()
         except ControlLost:
-            raise EpisodeCrashed("pid 1 is gone") from None
+            raise SupervisorGone("pid 1 is gone") from None
         for fd in (news.commands, news.frames, news.output):
             os.set_blocking(fd, False)
         self._worker, self._output_open = news, True
@@ -63,7 +63,7 @@ class WorkerLink:
         self._output = BoundedOutput(self._max_output_chars)
 
     def open_output(self, limits: OutputLimits) -> int:
-        """A pipe with the files the worker left, whose end this is. Raises EpisodeCrashed."""
+        """A pipe with the files the worker left, whose end this is. Raises SupervisorGone."""
         self._close()
         try:
             self._control.ask_for_output(OutputWanted(limits.max_files, limits.max_bytes))
@@ -71,7 +71,7 @@ class WorkerLink:
             while not isinstance(news, OutputBegun):
                 news = self._control.receive()
         except ControlLost:
-            raise EpisodeCrashed("pid 1 is gone") from None
+            raise SupervisorGone("pid 1 is gone") from None
         return news.pipe
 
     def take_output(self) -> str:
@@ -146,7 +146,7 @@ class WorkerLink:
         try:
             news = self._control.receive()
         except ControlLost:
-            raise EpisodeCrashed("pid 1 is gone") from None
+            raise SupervisorGone("pid 1 is gone") from None
         if isinstance(news, WorkerEnded) and news.number == self._current().number:
             self.drain_output()
             raise WorkerDied(news.status)

@@ -52,7 +52,8 @@ async def test_engine_restart_costs_time_and_nothing_else(number: signal.Signals
             assert not ended.traceback, ended.stderr
             counts = outcomes(home / "run")
             assert printed_outcomes(ended) == counts
-            assert counts["finished"] == 2 * TASKS
+            told = [line["reason"] for line in lines(home / "run" / "rollouts.jsonl")]
+            assert counts["finished"] == 2 * TASKS, (counts, told, ended.stderr)
             assert set(counts) <= {"finished", *INFRASTRUCTURE}
             for line in lines(home / "run" / "rollouts.jsonl"):
                 assert (line["score"] is not None) == (line["outcome"] == "finished")

@@ -273,26 +273,37 @@ async def test_container_killed_by_somebody_else_is_retried_and_one_short_of_mem
         if "of q1!" not in call.task:
             return hoard
         asked.append(call)
-        return endless if len(asked) == 1 else RIGHT
+        return endless if len(asked) <= 2 else RIGHT
 
     write_tasks(home / "tasks.jsonl", 2)
     async with ScriptedServer("vllm", script) as server:
+
+        def working() -> int:
+            return sum("of q1!" in s.call.task for s in server.log.completed if s.call)
+
         limits = {"group_size": 1, "step_timeout": 3600, "rollout_timeout": 3600, "warm_sandboxes": 0}
         given = flags(home, server.base_url, launcher="docker", **limits)
         async with running(*given, directory=home) as started:
             await until(lambda: outcome_seen(home / "run", "out_of_memory"), "the hoarder has ended")
-            await until(lambda: any("of q1!" in s.call.task for s in server.log.completed if s.call), "it works")
             pid = started.process.pid
-            await until(lambda: len(containers_of(pid)) == 1, "the hoarder's container is removed")
-            with engine() as client:
-                client.kill(containers_of(pid)[0].removeprefix("/"))
+            for number in (1, 2):
+                await until(lambda number=number: working() == number, "it works")
+                await until(lambda: len(containers_of(pid)) == 1, "the others' containers are removed")
+                name = containers_of(pid)[0].removeprefix("/")
+                with engine() as client:
+                    # The second time pid 1 is asked, and what runs in there sees it go.
+                    client.kill(name) if number == 1 else client.stop(name, timeout=60)
             done = checked(home, await started.ended(), server)
     assert done.ended.code == 0, done.ended.stderr
-    assert done.counts == {"out_of_memory": 1, "sandbox_lost": 1, "finished": 1}
+    assert done.counts == {"out_of_memory": 1, "sandbox_lost": 2, "finished": 1}
     hoarder, *others = sorted(lines(home / "run/rollouts.jsonl"), key=lambda line: line["rollout_id"])
     assert hoarder["outcome"] == "out_of_memory"
     assert 0 <= hoarder["score"] <= 0.45, "a wrong answer's share at most"
-    assert [(line["attempt"], line["outcome"]) for line in others] == [(0, "sandbox_lost"), (1, "finished")]
+    assert [(line["attempt"], line["outcome"]) for line in others] == [
+        (0, "sandbox_lost"),
+        (1, "sandbox_lost"),
+        (2, "finished"),
+    ]
 
 
 @pytest.mark.docker

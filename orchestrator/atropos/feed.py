@@ -100,6 +100,7 @@ class Feed:
     step: int = 0
     cancelled: int = 0  # groups that were cancelled and came again
     refused: int = 0
+    uncertain: int = 0  # deliveries that may not have arrived
     unsent: int = 0  # finished, and the run ended before the run-api took them
     outages: int = 0
     _registration: Registration | None = None
@@ -295,8 +296,9 @@ class Feed:
             raise RunUnhealthy(f"the run-api at {self.api.url} refuses one group after the other; see above")
 
     async def _post(self, groups: Groups) -> bool:
-        """False: refused. One at a time, so that `latest` tells whether a broken call had arrived."""
+        """False: refused. One at a time, so that it can be told whether a call that broke off was heard."""
         attempt = 0
+        broken: tuple[Registration, Status] | None = None  # where a call broke off, and what was before it
         while True:
             await self._there.wait()
             registration = self._registration
@@ -305,25 +307,38 @@ class Feed:
                 continue
             try:
                 # A run-api that was restarted takes groups of anybody, and no trainer after that.
-                await self.api.status(registration.env_id)
-                await self.api.send(groups, registration.env_id)
+                status = await self.api.status(registration.env_id)
+                again, before = broken or (None, status)
+                if again is registration and await self._heard(groups, registration.env_id, before, status):
+                    return True
+                broken = None
+                try:
+                    await self.api.send(groups, registration.env_id)
+                except RunApiAway as error:
+                    broken = (registration, status) if error.arrived else None
+                    raise
                 return True
             except RunApiRefused as error:
                 self.say(f"group not taken: {error}")
                 return False
             except RunApiAway as error:
-                if error.arrived and await self._arrived(groups):
-                    return True
                 log.info("not delivered yet: %s", error)
             await asyncio.sleep(PAUSES_S[min(attempt, len(PAUSES_S) - 1)])
             attempt += 1
 
-    async def _arrived(self, groups: Groups) -> bool:
-        """Whether a call that broke off was heard all the same."""
-        ours = {str(facts["rollout_id"]) for facts in groups[-1].get("overrides") or ()}
-        with suppress(RunApiAway, RunApiRefused):
-            return bool(ours) and ours == await self.api.latest()
-        return False
+    async def _heard(self, groups: Groups, env_id: int, before: Status, now: Status) -> bool:
+        """Whether a call that broke off reached the run-api. Where that cannot be told, it is taken for heard:
+        a group that is missing can be counted, one that is trained on twice cannot be taken back."""
+        if now.own_queued > before.own_queued:
+            return True
+        whose, last = await self.api.latest()
+        if whose == env_id:
+            return last == {str(facts["rollout_id"]) for facts in groups[-1].get("overrides") or ()}
+        if now.step == before.step:
+            return False  # nothing was taken out of the queue, and it is not in it
+        self.uncertain += 1
+        self.say("a delivery broke off, and whether it arrived cannot be told; it is not sent again")
+        return True
 
     # ------------------------------------------------------------ the run-api
 

@@ -120,12 +120,11 @@ class RunApi:
         else:
             await self._call("POST", "/scored_data_list", lines)
 
-    async def latest(self) -> frozenset[str]:
-        """The rollout ids of the group it was given last."""
+    async def latest(self) -> tuple[int | None, frozenset[str]]:
+        """Of the group it was given last: whose it is, and its rollout ids."""
         told = await self._call("GET", "/latest_example")
-        return frozenset(
-            str(facts["rollout_id"]) for facts in told.get("overrides") or () if facts and "rollout_id" in facts
-        )
+        facts_G = told.get("overrides") or ()
+        return told.get("env_id"), frozenset(str(f["rollout_id"]) for f in facts_G if f and "rollout_id" in f)
 
     async def waiting(self) -> int:
         """Groups in its queue, of all environments."""

@@ -363,7 +363,7 @@ class Service:
         assert self._feed is not None
         group, project = await self._feed.api.wandb()
         name = f"{_name(self.config)}-{self.registered_name}"
-        await self.tracking.open(
+        self.tracking.open(
             name=name, project=project or "rollouts", group=group, config=self.config.public()["env"]
         )
 
@@ -385,6 +385,7 @@ class Service:
             for count, what in (
                 (feed.refused, "refused"),
                 (ledger.lost, "lost with the run-api"),
+                (feed.uncertain, "perhaps not arrived"),
                 (feed.unsent, "written but not delivered"),
             )
             if count

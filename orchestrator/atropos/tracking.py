@@ -1,7 +1,8 @@
 """What Weights & Biases is told, by names that sort: `train/`, `rollout/`, `sandbox/`, `serve/`, `eval/`.
 
-Online, offline and disabled are wandb's own (`WANDB_MODE`). Nothing about it may end a run: without a login the
-run is kept offline and said so once; what fails later switches it off and is said once.
+Online, offline and disabled are wandb's own (`WANDB_MODE`). Nothing about it may end a run or hold one up: without
+a login, and where its server gives no answer, the metrics are kept offline; what fails later switches it off. Both
+are said once.
 """
 
 from __future__ import annotations
@@ -11,11 +12,18 @@ import os
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from queue import Full, Queue
+from threading import Thread
 from typing import Any
 
 from orchestrator.types import Attempt, Group, Member
+
+_WAITS_S = {"init_timeout": 30.0, "finish_timeout": 60.0}
+CLOSE_S = 120.0
+MOST_WAITING = 1000  # reports
 
 
 @dataclass(slots=True)
@@ -85,66 +93,101 @@ class Metrics:
 
 @dataclass(slots=True)
 class Tracking:
-    """One wandb run, or none. `say` is given a line when it is not what was asked for."""
+    """One wandb run, or none. `say` is given a line when it is not what was asked for.
+
+    All of it happens in one thread of its own: logging a table waits for wandb's server.
+    """
 
     wanted: bool
     directory: Path
     say: Callable[[str], None]
-    _open: bool = False
+    _logged: Queue[tuple[Mapping[str, Any], int] | None] = field(default_factory=lambda: Queue(MOST_WAITING))
+    _thread: Thread | None = None
 
-    async def open(self, *, name: str | None, project: str, group: str | None, config: Mapping[str, Any]) -> bool:
-        """Whether there is a run now. Never raises for what is wandb's."""
-        if not self.wanted or self._open:
-            return self._open
-        try:
-            await asyncio.to_thread(self._init, name, project, group, config)
-            self._open = True
-        except Exception as error:
-            self._give_up(error)
-        return self._open
+    def open(self, *, name: str | None, project: str, group: str | None, config: Mapping[str, Any]) -> None:
+        """Begins one, once."""
+        if self.wanted and self._thread is None:
+            # A daemon: at the end nobody waits for a server longer than `close` does.
+            self._thread = Thread(
+                target=self._run, args=(name, project, group, dict(config)), name="wandb", daemon=True
+            )
+            self._thread.start()
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
         """Nothing without a run."""
-        if not self._open:
+        if not self.wanted or self._thread is None:
             return
-        import wandb
-
         try:
-            wandb.log(dict(metrics), step=step)
-        except Exception as error:
-            self._give_up(error)
+            self._logged.put_nowait((dict(metrics), step))
+        except Full:
+            self._give_up(TimeoutError(f"{MOST_WAITING} reports wait to be sent"))
 
     async def close(self) -> None:
-        """What is not sent yet is."""
-        if not self._open:
+        """What is not sent yet is, for at most CLOSE_S."""
+        if self._thread is None:
             return
+        with suppress(Full):
+            self._logged.put_nowait(None)
+        await asyncio.to_thread(self._thread.join, CLOSE_S)
+        if self._thread.is_alive():
+            self.say("wandb takes too long to end; what it has not sent is left to `wandb sync`")
+        self._thread = None
+
+    def _run(self, name: str | None, project: str, group: str | None, config: dict[str, Any]) -> None:
         import wandb
 
-        self._open = False
         try:
-            await asyncio.to_thread(wandb.finish)
+            self._init(name, project, group, config)
+            while (logged := self._logged.get()) is not None and self.wanted:
+                metrics, step = logged
+                wandb.log(dict(metrics), step=step)
+            wandb.finish()
         except Exception as error:
             self._give_up(error)
 
     def _init(self, name: str | None, project: str, group: str | None, config: Mapping[str, Any]) -> None:
         import wandb
 
-        mode: Any = os.environ.get("WANDB_MODE") or "online"
+        def init(mode: Any) -> None:
+            wandb.init(
+                name=name,
+                project=project,
+                group=group,
+                config=dict(config),
+                dir=str(self.directory),
+                mode=mode,
+                settings=_waits(),
+            )
+
+        mode = os.environ.get("WANDB_MODE") or "online"
+        self.directory.mkdir(parents=True, exist_ok=True)
+        kept = f"metrics are kept in {self.directory / 'wandb'}, to be sent with `wandb sync`"
         if mode == "online" and not _logged_in():
             mode = "offline"
-            self.say(
-                f"wandb: no login; metrics are kept in {self.directory / 'wandb'}, to be sent with `wandb sync`; "
-                "`wandb login` before the start sends them at once"
-            )
-        self.directory.mkdir(parents=True, exist_ok=True)
-        wandb.init(
-            name=name, project=project, group=group, config=dict(config), dir=str(self.directory), mode=mode
-        )
+            self.say(f"wandb: no login; {kept}; `wandb login` before the start sends them at once")
+        try:
+            init(mode)
+        except wandb.errors.CommError as error:
+            self.say(f"wandb: {_line(error)}; {kept}")
+            init("offline")
 
     def _give_up(self, error: Exception) -> None:
-        self.wanted = self._open = False
-        reason = " ".join(str(error).split())[:300]
-        self.say(f"wandb is switched off: {type(error).__name__}: {reason}")
+        self.wanted = False
+        self.say(f"wandb is switched off: {type(error).__name__}: {_line(error)}")
+
+
+def _waits() -> Any:
+    """wandb's own patience is 90 s for the start and none ends it at the end."""
+    import wandb
+
+    known = getattr(wandb.Settings, "model_fields", {})  # older versions have not all of them
+    set_outside = {name for name in _WAITS_S if os.environ.get(f"WANDB_{name.upper()}")}
+    waits: dict[str, Any] = {name: s for name, s in _WAITS_S.items() if name in known and name not in set_outside}
+    return wandb.Settings(**waits)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
 
 
 def _logged_in() -> bool:

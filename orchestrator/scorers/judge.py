@@ -3,7 +3,8 @@
 The rubric is fixed (`rubric.txt`). The answer was written by the policy, so it is data: it stands between
 lines with a mark drawn for this one grading, and a verdict counts only with that mark, alone on the last
 line. What the judge was asked and said is kept as the score's evidence. A judge that fails, or gives no
-verdict, is a ScorerError and never a reward.
+verdict on the reference answer either, is a ScorerError and never a reward; an answer that leaves only the judge
+of itself without a verdict is wrong, so that nobody earns another try by confusing it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from orchestrator.types import Ended, EndedName, Message, Record, RolloutPlan, S
 RUBRIC = Path(__file__).with_name("rubric.txt")
 MAX_ANSWER_CHARS = 8_000  # no reference answer is so long: incorrect without being shown to the judge
 MAX_TASK_CHARS = 100_000  # of question and reference answer
-VERDICTS = 3  # replies asked for before there is none
+VERDICTS = 3  # replies asked for, of each answer, before there is none
 _VERDICT = re.compile(r"VERDICT ([0-9a-f]{16}): (CORRECT|INCORRECT)")
 
 
@@ -69,41 +70,57 @@ class JudgeScorer:
         return {"correctness": right, **quality(plan, record, ended, self._length_penalty_weight)}
 
     async def _ask(self, plan: RolloutPlan, answer: str) -> Mapping[str, Any]:
+        """The verdict and how it came about. Without one, the reference answer in the given one's place tells who
+        is at fault: where that gets a verdict it is the answer, which is then wrong and not graded anew."""
+        asked = await self._verdict(plan, answer, 1)
+        if asked["verdict"] is not None:
+            return asked
+        control = await self._verdict(plan, str(plan.task.answer), 1 + VERDICTS)
+        if control["verdict"] is not None:
+            reason = "the judge gives no verdict on this answer, and one on the reference answer"
+            return {**asked, "verdict": "incorrect", "reason": reason, "control": control["replies"]}
+        last = " ".join(control["replies"][-1].split())[-200:]
+        raise ScorerError(f"the judge gave no verdict in {VERDICTS} replies, last: {last!r}")
+
+    async def _verdict(self, plan: RolloutPlan, answer: str, sequence: int) -> dict[str, Any]:
+        """What was asked, the replies, and the `verdict`: None where none of them has one."""
         mark = self._mark()
         messages = conversation(self._rubric, plan.task, answer, mark)
-        replies: list[str] = []
+        asked: dict[str, Any] = {
+            "model": self._model,
+            "temperature": 0.0,
+            "messages": [{"role": m.role, "content": m.content} for m in messages],
+            "replies": [],
+            "verdict": None,
+        }
         for number in range(VERDICTS):
+            seed = self._seed + number
             request = CompletionRequest(
                 messages=messages,
                 prompt_ids=None,
                 stop=(),
-                sampling=Sampling(
-                    temperature=0.0, top_p=1.0, max_tokens=self._max_tokens, seed=self._seed + number
-                ),
+                sampling=Sampling(temperature=0.0, top_p=1.0, max_tokens=self._max_tokens, seed=seed),
                 rollout_id=plan.rollout_id,
                 task_id=plan.task.task_id,
                 index=plan.index,
-                sequence=number + 1,
+                sequence=sequence + number,
             )
             try:
                 completion = await self._judge.sample(request)
             except AuthenticationError:
                 raise AuthenticationError("the judge's endpoint refuses the key: set JUDGE_API_KEY") from None
-            except (CompletionError, ContextLengthError, RecordError) as error:
+            except ContextLengthError as error:
+                asked["replies"].append(str(error))
+                break
+            except (CompletionError, RecordError) as error:
                 raise ScorerError(f"the judge does not answer: {error}") from error
-            replies.append(completion.text)
-            said = verdict(completion.text, mark) if completion.finish_reason == "stop" else None
-            if said is not None:
-                return {
-                    "model": self._model,
-                    "temperature": 0.0,
-                    "seed": request.sampling.seed,
-                    "messages": [{"role": m.role, "content": m.content} for m in messages],
-                    "replies": replies,
-                    "verdict": said,
-                }
-        last = " ".join(replies[-1].split())[-200:]
-        raise ScorerError(f"the judge gave no verdict in {VERDICTS} replies, last: {last!r}")
+            asked["replies"].append(completion.text)
+            asked["seed"] = seed
+            if completion.finish_reason == "stop":
+                asked["verdict"] = verdict(completion.text, mark)
+            if asked["verdict"] is not None:
+                break
+        return asked
 
 
 def conversation(rubric: str, task: Task, answer: str, mark: str) -> tuple[Message, ...]:

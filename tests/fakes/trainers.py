@@ -8,12 +8,13 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from examples.trainer import Group, RunApi, check_group
+from examples.trainer import MASKED, Group, RunApi, check_group, sequences
+from tests.fakes.inference.log import Served
 from tests.fakes.runs import DEADLINE_S, Running
 
 
@@ -99,23 +100,33 @@ class Trainer:
     async def register(self, **terms: Any) -> None:
         """Says what it wants, and opens the run-api to environments by asking for a batch."""
         await asyncio.to_thread(lambda: self.api.register(**terms))
-        await asyncio.to_thread(self.api.batch)
+        await self._batch()
 
     async def take(self, count: int, serve: Running | None = None) -> list[list[Group]]:
         """The next batches. Fails as soon as `serve` has ended in another way than well."""
         taken: list[list[Group]] = []
         async with asyncio.timeout(DEADLINE_S):
             while len(taken) < count:
-                batch = await asyncio.to_thread(self.api.batch)
+                batch = await self._batch()
                 if batch is None:
                     assert serve is None or serve.process.returncode in (None, 0), await serve.ended()
                     await asyncio.sleep(0.05)
                     continue
-                for group in batch:
-                    check_group(group)
                 taken.append(batch)
-                self.batches.append(batch)
         return taken
+
+    async def rest(self) -> None:
+        """All whole batches that still wait."""
+        while await self._batch() is not None:
+            pass
+
+    async def _batch(self) -> list[Group] | None:
+        batch = await asyncio.to_thread(self.api.batch)
+        for group in batch or ():
+            check_group(group)
+        if batch is not None:
+            self.batches.append(batch)
+        return batch
 
     @property
     def groups(self) -> list[Group]:
@@ -130,3 +141,26 @@ class Trainer:
     def tasks(self) -> list[str]:
         """The task of each group."""
         return [group["overrides"][0]["task_id"] for group in self.groups]
+
+
+Stretch = tuple[tuple[int, ...], tuple[float, ...]]  # ids and log-probs of one completion
+
+
+def sampled(served: Served) -> Stretch:
+    """What the endpoint gave."""
+    return tuple(served.sampled_ids), tuple(round(p, 6) for p in served.logprobs)
+
+
+def trained(group: Group) -> Iterator[Stretch]:
+    """Each stretch of trained positions: one completion."""
+    for line in sequences(group):
+        ids: list[int] = []
+        logprobs: list[float] = []
+        assert line.logprobs_T is not None
+        for label, logprob in [*zip(line.labels_T, line.logprobs_T, strict=True), (MASKED, 1.0)]:
+            if label != MASKED:
+                ids.append(label)
+                logprobs.append(round(logprob, 6))
+            elif ids:
+                yield tuple(ids), tuple(logprobs)
+                ids, logprobs = [], []

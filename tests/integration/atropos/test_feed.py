@@ -13,7 +13,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web
 
 from orchestrator.atropos.feed import MAX_RETURNED, Feed, Terms
 from orchestrator.atropos.position import Ledger, Position
@@ -22,6 +21,7 @@ from orchestrator.atropos.run_api import Trainer as Told
 from orchestrator.atropos.stream import Item, TaskStream
 from orchestrator.errors import ConfigError, RunUnhealthy
 from orchestrator.types import BadTask, Task
+from tests.fakes.faulty_run_api import FaultyRunApi
 from tests.fakes.runs import DEADLINE_S
 from tests.fakes.trainers import RunApiProcess, Trainer
 
@@ -239,56 +239,8 @@ async def test_what_is_finished_while_the_run_api_is_away_is_delivered_later(api
         assert serve.feed.ledger.lost == 0
 
 
-class Between:
-    """A proxy before the run-api, told what to do to the next deliveries."""
-
-    def __init__(self, target: str) -> None:
-        self.target = target
-        self.faults: list[str] = []
-        self.done: Counter[str] = Counter()
-        self.url = ""
-
-    @asynccontextmanager
-    async def serving(self) -> AsyncIterator[Between]:
-        app = web.Application(client_max_size=64 << 20)
-        app.router.add_route("*", "/{path:.*}", self._handle)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        async with aiohttp.ClientSession(auto_decompress=False) as self._session:
-            try:
-                yield self
-            finally:
-                await runner.cleanup()
-
-    async def _handle(self, request: web.Request) -> web.StreamResponse:
-        delivery = request.path.startswith("/scored_data")
-        fault = self.faults.pop(0) if delivery and self.faults else ""
-        self.done[fault] += 1
-        if fault.isdecimal():
-            return web.Response(status=int(fault), text=f"told to answer {fault}")
-        if fault == "reset before":
-            assert request.transport is not None
-            request.transport.abort()
-            return web.Response()
-        body = await request.read()
-        kept = {k: v for k, v in request.headers.items() if k.lower() in ("content-type", "content-encoding")}
-        async with self._session.request(
-            request.method, self.target + request.path, data=body, headers=kept
-        ) as answer:
-            text = await answer.read()
-            if fault == "reset after":
-                assert request.transport is not None
-                request.transport.abort()
-            encoding = {"Content-Encoding": e} if (e := answer.headers.get("Content-Encoding")) else {}
-            return web.Response(
-                status=answer.status, body=text, headers=encoding, content_type=answer.content_type
-            )
-
-
 async def test_broken_deliveries_arrive_once_and_refused_ones_are_counted(api: RunApiProcess) -> None:
-    async with Between(api.url).serving() as between, feeding(between.url, total=12) as serve:
+    async with FaultyRunApi(api.url).serving() as between, feeding(between.url, total=12) as serve:
         between.faults = ["500", "503", "reset before", "reset after", "422", "", "reset after"]
         trainer = await Trainer.registered(api.url, batch_size=4)
         await trainer.take(6)
@@ -297,6 +249,57 @@ async def test_broken_deliveries_arrive_once_and_refused_ones_are_counted(api: R
         assert len(trainer.rollouts) == len(set(trainer.rollouts)) == 24
         assert serve.feed.refused == 1
         assert serve.heard("told to answer 422")
+
+
+async def test_another_environment_s_group_of_the_same_name_is_not_taken_for_ours(api: RunApiProcess) -> None:
+    async with FaultyRunApi(api.url).serving() as between:
+        trainer = await Trainer.registered(api.url, batch_size=2)
+        async with feeding(api.url, total=1) as other:
+            await other.ended()
+        between.faults = ["reset before"]
+        async with feeding(between.url, total=1) as ours:
+            await trainer.take(2)
+            await ours.ended()
+        assert trainer.rollouts[:2] == trainer.rollouts[2:], "the same names"
+        assert [group["env_id"] for group in trainer.groups] == [0, 1]
+
+
+@pytest.mark.parametrize("fault", ["reset before", "reset after"])
+@pytest.mark.parametrize("taken", [False, True])
+@pytest.mark.parametrize("others", [False, True])
+async def test_broken_delivery_never_comes_twice_whatever_happens_meanwhile(
+    api: RunApiProcess, fault: str, taken: bool, others: bool
+) -> None:
+    async with FaultyRunApi(api.url).serving() as between, aiohttp.ClientSession() as session:
+        trainer = await Trainer.registered(api.url, batch_size=2)
+        other = RunApi(api.url, session)
+        terms = {"max_token_length": 4096, "weight": 1.0, "group_size": 2, "allocation": None}
+        there = await other.register(name="other", **terms)
+        assert there is not None
+
+        async def send(number: int) -> None:
+            await other.send([a_group(Item(number, 0, Task("q", "?")), 2, "other")], there.env_id)
+
+        async def meanwhile() -> None:
+            if others:
+                await send(1)
+            if taken:
+                await trainer.take(1)
+
+        await send(0)
+        between.faults, between.meanwhile = [fault], meanwhile
+        async with feeding(between.url, total=2, workers=1, max_batches=10) as ours:
+            await ours.ended()
+            await trainer.rest()
+            # Nothing of ours but perhaps the one that cannot be told from one that was taken.
+            unclear = taken and (others or fault == "reset before")
+            assert ours.feed.uncertain == unclear
+            assert ours.heard("cannot be told") == unclear
+        found = Counter(trainer.rollouts)
+        assert set(found.values()) == {1}
+        lost = unclear and fault == "reset before"
+        assert ("quickg1-r0" in found) != lost
+        assert "quickg2-r0" in found
 
 
 async def test_run_api_that_refuses_everything_ends_the_run(api: RunApiProcess) -> None:

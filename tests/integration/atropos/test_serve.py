@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from examples.trainer import MASKED, Group, RunApi, sequences
+from examples.trainer import RunApi
 from tests.fakes.inference import ScriptedServer
-from tests.fakes.inference.log import Served
 from tests.fakes.runs import (
     DEADLINE_S,
     ROOT,
@@ -28,7 +27,7 @@ from tests.fakes.runs import (
     until,
     write_tasks,
 )
-from tests.fakes.trainers import RunApiProcess, Trainer, run_api
+from tests.fakes.trainers import RunApiProcess, Trainer, run_api, sampled, trained
 
 TASKS = 12
 
@@ -81,31 +80,12 @@ async def test_twenty_batches_are_what_the_endpoint_sampled(home: Path) -> None:
         line = written.pop(group["overrides"][0]["rollout_id"])
         assert {key: group[key] for key in line} == line
     assert not written
-    sampled = Counter(_sampled(served) for served in server.log.completions)
-    trained = Counter(run for group in trainer.groups for run in _trained(group))
-    assert sampled == trained, "ids and log-probs are the endpoint's own"
+    given = Counter(sampled(served) for served in server.log.completions)
+    taken = Counter(run for group in trainer.groups for run in trained(group))
+    assert given == taken, "ids and log-probs are the endpoint's own"
     assert printed_outcomes(ended) == outcomes(home / "run") == {"finished": 40}
     assert "20 of 20 written" in ended.stdout
     assert list(serve.temporary.glob("orchestrator-*")) == []
-
-
-def _sampled(served: Served) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    return tuple(served.sampled_ids), tuple(round(p, 6) for p in served.logprobs)
-
-
-def _trained(group: Group) -> Iterator[tuple[tuple[int, ...], tuple[float, ...]]]:
-    """Each stretch of trained positions: one completion."""
-    for line in sequences(group):
-        ids: list[int] = []
-        logprobs: list[float] = []
-        assert line.logprobs_T is not None
-        for label, logprob in [*zip(line.labels_T, line.logprobs_T, strict=True), (MASKED, 1.0)]:
-            if label != MASKED:
-                ids.append(label)
-                logprobs.append(round(logprob, 6))
-            elif ids:
-                yield tuple(ids), tuple(logprobs)
-                ids, logprobs = [], []
 
 
 async def test_checkpoint_of_the_trainer_is_one_of_serve_too(home: Path) -> None:

@@ -89,7 +89,21 @@ async def test_a_judge_that_fails_is_a_scorer_error(script: Sequence[str | Excep
     with pytest.raises(ScorerError) as caught:
         await scorer.score(plan(), episode("42"), FINISHED)
     assert "\n" not in str(caught.value)
-    assert len(completer.requests) in (1, VERDICTS)
+    assert len(completer.requests) in (1, 2, 2 * VERDICTS)
+
+
+@pytest.mark.parametrize("confused", [["?!"] * VERDICTS, [ContextLengthError("too long")]])
+async def test_an_answer_that_confuses_the_judge_is_wrong_and_earns_no_other_try(
+    confused: list[str | Exception],
+) -> None:
+    scorer, completer = judge(*confused, YES)
+    score = await scorer.score(plan("42"), episode("42" + "\u202e" * 9), FINISHED)
+    assert score.value == score.parts["judge"] == 0.0
+    assert completer.requests[-1].messages[1].content.count("42") == 2, "the reference answer was judged"
+    evidence = score.evidence["judge"]
+    assert (evidence["verdict"], evidence["control"]) == ("incorrect", [YES])
+    assert "reference answer" in evidence["reason"]
+    assert len({request.sequence for request in completer.requests}) == len(completer.requests)
 
 
 async def test_a_task_without_reference_answer_and_a_refused_key_are_named() -> None:

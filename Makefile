@@ -61,6 +61,7 @@ unit: install  ## quick tests: no Docker, no network
 	@$(BIN)/pytest -n 2 --timeout 120 tests/unit
 
 integration: image  ## tests with real containers, sockets and servers
+	@test -z "$${DOCUMENTS:-}" || $(BIN)/orchestrator image build --with documents
 	@echo "== integration and end-to-end tests"
 	@$(BIN)/pytest tests/integration tests/e2e || $(AGAIN) || $(AGAIN)
 

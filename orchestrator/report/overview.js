@@ -156,7 +156,7 @@ function usePanel() {
   uses.append(el("thead", "", el("tr", "", ...head)));
   const body = el("tbody");
   const measures = [
-    ["from its assignment", "duration_s", seconds], ["of it waiting for us", "waiting_s", seconds],
+    ["from its assignment", "duration_s", seconds], ["of it waiting for answers", "waiting_s", seconds],
     ["CPU in the sandbox", "cpu_s", seconds], ["until the sandbox ran", "launch_s", seconds],
     ["tokens sampled", "tokens", whole], ["prompt tokens, all calls", "prompt_tokens", whole],
     ["steps", "steps", whole], ["tool calls", "calls", whole],

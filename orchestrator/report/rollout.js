@@ -72,7 +72,7 @@ function rolloutView(rollout) {
     facts([["score", score(rollout.score)],
       ...Object.entries(rollout.parts).map(([name, value]) => [name, score(value)]),
       ["steps", whole(rollout.steps)], ["tokens sampled", whole(rollout.tokens)], ["prompt tokens", whole(rollout.prompt_tokens)],
-      ["from its assignment", seconds(rollout.duration_s)], ["of it waiting for us", seconds(rollout.waiting_s)],
+      ["from its assignment", seconds(rollout.duration_s)], ["of it waiting for answers", seconds(rollout.waiting_s)],
       ["CPU", seconds(rollout.cpu_s)], ["launch", seconds(rollout.launch_s)], ["token ids", rollout.token_source || "–"],
       ...(details && details.exit ? [["sandbox ended", details.exit]] : []),
       ...(details && details.sampling.seed !== undefined ? [["sampling seed", String(details.sampling.seed)]] : [])]),
@@ -130,7 +130,7 @@ function completionCard(title, completion, step, calls, tags) {
     completion.retries ? counted(completion.retries, "retry", "retries") : null,
     completion.segment ? `token line ${completion.segment + 1}` : null,
     completion.policy_version ? `policy ${completion.policy_version}` : null,
-    step && step.duration_s !== null ? `ran ${seconds(step.duration_s)}` : null];
+    step && step.duration_s !== null ? `${seconds(step.duration_s)} with its code` : null];
   return el("article", "turn",
     el("h2", "", title, el("small", "", shown(told.filter(Boolean).join(" · ")))),
     promptParts(completion),

@@ -176,7 +176,7 @@ def _describe(run: Run, run_directory: Path) -> None:
         ("docker", sandbox.get("docker")),
         ("isolation", sandbox.get("isolation") or sandbox.get("runtime")),
         ("image", sandbox.get("image")),
-        ("image id", sandbox.get("image_id")),
+        ("image id", text(sandbox.get("image_id"), 200).removeprefix("sha256:")[:12]),
         ("version", told.get("version")),
     ]
     run.facts = [(text(name, 40), text(value, 200)) for name, value in facts if value not in (None, "")]

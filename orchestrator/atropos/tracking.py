@@ -102,20 +102,30 @@ class Tracking:
     directory: Path
     say: Callable[[str], None]
     _logged: Queue[tuple[Mapping[str, Any], int] | None] = field(default_factory=lambda: Queue(MOST_WAITING))
-    _thread: Thread | None = None
+    _ended: asyncio.Future[None] | None = None  # of the thread
 
     def open(self, *, name: str | None, project: str, group: str | None, config: Mapping[str, Any]) -> None:
         """Begins one, once."""
-        if self.wanted and self._thread is None:
-            # A daemon: at the end nobody waits for a server longer than `close` does.
-            self._thread = Thread(
-                target=self._run, args=(name, project, group, dict(config)), name="wandb", daemon=True
-            )
-            self._thread.start()
+        if not self.wanted or self._ended is not None:
+            return
+        loop = asyncio.get_running_loop()
+        ended = self._ended = loop.create_future()
+
+        def run() -> None:
+            try:
+                self._run(name, project, group, dict(config))
+            except Exception as error:
+                self._give_up(error)
+            finally:
+                with suppress(RuntimeError):  # nobody waited for it, and the loop is closed
+                    loop.call_soon_threadsafe(ended.set_result, None)
+
+        # A daemon: at the end nobody waits for a server longer than `close` does.
+        Thread(target=run, name="wandb", daemon=True).start()
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
         """Nothing without a run."""
-        if not self.wanted or self._thread is None:
+        if not self.wanted or self._ended is None:
             return
         try:
             self._logged.put_nowait((dict(metrics), step))
@@ -124,26 +134,24 @@ class Tracking:
 
     async def close(self) -> None:
         """What is not sent yet is, for at most CLOSE_S."""
-        if self._thread is None:
+        if self._ended is None:
             return
         with suppress(Full):
             self._logged.put_nowait(None)
-        await asyncio.to_thread(self._thread.join, CLOSE_S)
-        if self._thread.is_alive():
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await asyncio.shield(self._ended)
+        except TimeoutError:
             self.say("wandb takes too long to end; what it has not sent is left to `wandb sync`")
-        self._thread = None
 
     def _run(self, name: str | None, project: str, group: str | None, config: dict[str, Any]) -> None:
         import wandb
 
-        try:
-            self._init(name, project, group, config)
-            while (logged := self._logged.get()) is not None and self.wanted:
-                metrics, step = logged
-                wandb.log(dict(metrics), step=step)
-            wandb.finish()
-        except Exception as error:
-            self._give_up(error)
+        self._init(name, project, group, config)
+        while (logged := self._logged.get()) is not None and self.wanted:
+            metrics, step = logged
+            wandb.log(dict(metrics), step=step)
+        wandb.finish()
 
     def _init(self, name: str | None, project: str, group: str | None, config: Mapping[str, Any]) -> None:
         import wandb

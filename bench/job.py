@@ -1,4 +1,4 @@
-"""The job: 64 rollouts (8 groups of 8, 4 steps, 0.5 s per completion), 8 at a time.
+"""The job: 64 rollouts (8 groups of 8, 4 steps, 0.5 s per completion), two groups' worth at a time.
 
 Beside the architecture of the system before this one (`bench.predecessor`), in turns; CPU beside that of a bare
 container that runs nothing.
@@ -34,7 +34,8 @@ async def measure(scale: Scale) -> Findings:
         for pair in range(scale.pick(1, 2, 5)):
             cpu["bare"].append(await _bare(bare, meter, scale.pick(1, 12, 30)))
             for which in (OURS, PREDECESSOR) if pair % 2 else (PREDECESSOR, OURS):
-                wall_s, cpu_s, lines = await _job(which, server, meter, groups, group_size)
+                more = ("--sandboxes", 2 * group_size) if which is OURS else ()
+                wall_s, cpu_s, lines = await _job(which, server, meter, groups, group_size, *more)
                 wall[which].append(wall_s)
                 cpu[which].append(cpu_s / rollouts)
                 if which is OURS:
@@ -77,11 +78,11 @@ async def measure(scale: Scale) -> Findings:
 
 
 async def _job(
-    which: str, server: RunningEndpoint, meter: CpuMeter, groups: int, group_size: int
+    which: str, server: RunningEndpoint, meter: CpuMeter, groups: int, group_size: int, *more: object
 ) -> tuple[float, float, list[str]]:
     """(wall clock, CPU seconds, what it printed) of one run, start of the program not included."""
     sizes = ("--endpoint", server.base_url, "--groups", groups, "--group-size", group_size)
-    async with program(which, *sizes) as ready:
+    async with program(which, *sizes, *more) as ready:
         before, started = meter.now(), time.perf_counter()
         lines = await ready.go()
         return time.perf_counter() - started, meter.since(before), lines

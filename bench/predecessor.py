@@ -1,8 +1,11 @@
 """The architecture of the system before this one, for comparison: a plain process per agent, no isolation.
 
-Groups one after the other; in a group every rollout is a process forked from one that has all imports done, with
-smolagents' LocalPythonExecutor inside; it puts requests into a queue that the parent looks into every 10 ms.
-What made its scores and its training data is left out, to its advantage.
+Read from its source (NousResearch/atropos, environments/smolagents_integration): groups one after the other; a
+`multiprocessing.Manager` per group; every rollout a process forked from one that has all imports done, with
+smolagents' LocalPythonExecutor inside and its log at `agent_verbosity` 2; requests through queues that the parent
+looks into every 10 ms; processes joined one after the other, then the results read; the dialogue as JSON encoded
+twice, for tokens and for masks. Left out, to its advantage: its scorers, its tools, its Markdown, and that every
+answer is put on every agent's queue.
 
     python -m bench.predecessor --endpoint URL --groups 8 --group-size 8
 
@@ -13,7 +16,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import multiprocessing
+import os
 import queue
 import sys
 from typing import Any
@@ -21,6 +26,9 @@ from typing import Any
 import aiohttp
 from smolagents import CodeAgent, Model
 from smolagents.models import ChatMessage, MessageRole
+from tokenizers import Tokenizer
+
+from tests.fakes.tokenizer import tokenizer_folder
 
 POLL_S = 0.01
 ANSWER_S = 300.0
@@ -45,52 +53,59 @@ def _text(content: Any) -> str:
 
 def _agent(task: str, requests: Any, responses: Any, results: Any) -> None:
     """A rollout: the whole life of its process."""
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - as long as the process
     agent = CodeAgent(
         tools=[],
         model=QueuedModel(requests, responses),
         max_steps=12,
         additional_authorized_imports=["*"],
-        verbosity_level=0,
+        verbosity_level=2,
     )
-    results.put(str(agent.run(task)))
+    answer = str(agent.run(task))
+    messages = [{"role": str(m.role.value), "content": m.content} for m in agent.write_memory_to_messages()]
+    results.put((answer, messages))
 
 
-async def _rollout(task: str, url: str, session: aiohttp.ClientSession) -> str:
-    """Starts the process, serves it, and gives its answer."""
-    requests, responses, results = FORK.Queue(), FORK.Queue(), FORK.Queue()
-    process = FORK.Process(target=_agent, args=(task, requests, responses, results))
-    process.start()
-    try:
-        while True:
-            try:
-                messages = requests.get_nowait()
-            except queue.Empty:
-                try:
-                    return str(results.get_nowait())
-                except queue.Empty:
-                    if process.exitcode:
-                        raise RuntimeError(f"an agent's process ended with {process.exitcode}") from None
-                    await asyncio.sleep(POLL_S)
-                    continue
-            body = {"model": "bench", "messages": messages, "max_tokens": 1024}
-            async with session.post(f"{url}/chat/completions", json=body) as answer:
-                completion = await answer.json()
-            responses.put(completion["choices"][0]["message"]["content"])
-    finally:
-        await asyncio.to_thread(process.join, 10)
-        process.kill()
-        for pipe in (requests, responses, results):
-            pipe.close()
+async def _serve(process: Any, requests: Any, responses: Any, url: str, session: aiohttp.ClientSession) -> None:
+    """Answers what the agent asks, until its process has ended."""
+    while process.is_alive():
+        try:
+            messages = requests.get_nowait()
+        except queue.Empty:
+            await asyncio.sleep(POLL_S)
+            continue
+        body = {"model": "bench", "messages": messages, "max_tokens": 1024}
+        async with session.post(f"{url}/chat/completions", json=body) as answer:
+            completion = await answer.json()
+        responses.put(completion["choices"][0]["message"]["content"])
 
 
-async def run(url: str, groups: int, group_size: int) -> None:
+async def _group(task: str, size: int, url: str, session: aiohttp.ClientSession) -> list[Any]:
+    """(answer, messages) of each rollout."""
+    with FORK.Manager() as manager:
+        results = manager.Queue()
+        served = []
+        for _ in range(size):
+            requests, responses = FORK.Queue(), FORK.Queue()
+            process = FORK.Process(target=_agent, args=(task, requests, responses, results))
+            process.start()
+            served.append(asyncio.create_task(_serve(process, requests, responses, url, session)))
+        await asyncio.gather(*served)
+        return [results.get(timeout=ANSWER_S) for _ in range(size)]
+
+
+async def run(url: str, groups: int, group_size: int, tokenizer: Tokenizer) -> None:
     """Raises when an answer is not the endpoint's."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         for group in range(groups):
             task = f"What is number {group}? (of q{group}!)"
-            answers = await asyncio.gather(*(_rollout(task, url, session) for _ in range(group_size)))
-            if set(answers) != {"42"}:
-                raise RuntimeError(f"other answers than expected: {sorted(set(answers))}")
+            results = await _group(task, group_size, url, session)
+            if {answer for answer, _ in results} != {"42"}:
+                raise RuntimeError(f"other answers than expected: {sorted(answer for answer, _ in results)}")
+            for _, messages in results:
+                tokens = tokenizer.encode(json.dumps(messages)).ids
+                masks = [1] * len(tokenizer.encode(json.dumps(messages)).ids)
+                assert len(tokens) == len(masks)
 
 
 def main() -> None:
@@ -99,9 +114,10 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=8)
     parser.add_argument("--group-size", type=int, default=8)
     given = parser.parse_args()
+    tokenizer = Tokenizer.from_file(str(tokenizer_folder() / "tokenizer.json"))
     print("ready", flush=True)
     sys.stdin.readline()
-    asyncio.run(run(given.endpoint, given.groups, given.group_size))
+    asyncio.run(run(given.endpoint, given.groups, given.group_size, tokenizer))
     print("done", flush=True)
 
 

@@ -145,7 +145,7 @@ async def run_rollout(plan: RolloutPlan, around: Surroundings) -> Attempt:
         parked.server.assign(lease)
         try:
             ending = await _ending(lease, parked.sandbox)
-            output = await lease.finish_output()
+            output = await lease.output.finish()
         finally:
             await lease.aclose()  # nothing is sampled for it any more, however long its removal takes
         record = Record(

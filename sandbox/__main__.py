@@ -2,45 +2,27 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-from pathlib import Path
+from collections.abc import Callable
 
 from sandbox.diet import deferred_imports
-from sandbox.types import Box, Identities
+from sandbox.packed import packed_imports
 
 
 def main() -> int:
-    """Parses the arguments, imports everything the children need, and supervises them."""
-    box = _box(sys.argv[1:])
+    """Imports everything the children need, and supervises them."""
+    with packed_imports():
+        supervise = imported()
+    return supervise(sys.argv[1:])
+
+
+def imported() -> Callable[[list[str]], int]:
+    """What takes the arguments, with everything imported."""
     with deferred_imports():
         from sandbox import runner
+        from sandbox.arguments import box_of
         from sandbox.supervisor import Supervisor
-    return Supervisor(box, runner.main).run()
-
-
-def _box(arguments: list[str]) -> Box:
-    parser = argparse.ArgumentParser(prog="python -m sandbox", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--channel", type=Path, required=True, help="directory of the orchestrator's socket")
-    parser.add_argument("--attachments", type=Path, required=True, help="where the task's files are put")
-    parser.add_argument("--workspace", type=Path, required=True, help="working directory of model-written code")
-    parser.add_argument("--runner-uid", type=int, help="identity of the agent loop; needs the two below")
-    parser.add_argument("--worker-uid", type=int, help="identity of model-written code")
-    parser.add_argument("--channel-gid", type=int, help="group that may reach the socket")
-    parser.add_argument("--worker-processes", type=int, default=100, help="most processes of the worker's uid")
-    given = parser.parse_args(arguments)
-    ids = (given.runner_uid, given.worker_uid, given.channel_gid)
-    if None in ids and any(one is not None for one in ids):
-        parser.error("--runner-uid, --worker-uid and --channel-gid come together or not at all")
-    if ids[0] is not None and (min(ids) < 1 or ids[0] == ids[1]):
-        parser.error("the runner and the worker need two different uids, and none may be 0")
-    return Box(
-        channel=given.channel.absolute(),
-        attachments=given.attachments.absolute(),
-        workspace=given.workspace.absolute(),
-        identities=None if ids[0] is None else Identities(*ids),
-        worker_processes=given.worker_processes,
-    )
+    return lambda arguments: Supervisor(box_of(arguments), runner.main).run()
 
 
 if __name__ == "__main__":

@@ -7,11 +7,10 @@ recorded here, from what was asked for and served; the sandbox's own words are k
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from orchestrator.completion.base import Completer, CompletionRequest, Tokenizer
 from orchestrator.completion.line import Prompt, TokenLine
@@ -25,12 +24,12 @@ from orchestrator.errors import (
     ToolError,
     ToolServiceError,
 )
-from orchestrator.launch.uninterrupted import uninterrupted
 from orchestrator.proxy.clock import OwnClock
-from orchestrator.proxy.output import OutputReceiver, OutputRule
+from orchestrator.proxy.once import Once
+from orchestrator.proxy.output import OutputIntake, OutputRule
 from orchestrator.tools.arguments import recordable
 from orchestrator.tools.base import HostTool
-from orchestrator.types import Completion, CompletionKind, Message, Output, RolloutPlan, Step, ToolCall, Turn
+from orchestrator.types import Completion, CompletionKind, Message, RolloutPlan, Step, ToolCall, Turn
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +37,7 @@ MAX_ANSWER_BYTES = 64 * 1024
 MAX_STEPS_RECORDED = 1_000
 MAX_STEP_CHARS = 1 << 20  # of all steps together, for display
 MAX_TOOL_CHARS = 1 << 20
-MAX_PIECES = 64  # of output, and one more for each
-PIECE_BYTES = 128 * 1024  # of what may come
 _MESSAGE_OVERHEAD = 8  # tokens a chat template puts around a message, roughly; for chat endpoints only
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,36 +85,6 @@ class _Asked:
     agent: str
 
 
-class SequenceError(Exception):
-    """A sequence number used again with other content, or skipped ahead. Becomes ABORTED."""
-
-
-class _Once(Generic[T]):
-    """Answers numbered requests once: the same request again gets the same answer, never a second one."""
-
-    def __init__(self) -> None:
-        self._sequence = 0
-        self._digest = b""
-        self._task: asyncio.Task[T] | None = None
-
-    async def answer(self, sequence: int, content: bytes, make: Callable[[], Awaitable[T]]) -> T:
-        digest = hashlib.blake2b(content, digest_size=16).digest()
-        if sequence == self._sequence + 1:
-            if self._task is not None and not self._task.done():
-                raise SequenceError(f"call {self._sequence} is still being answered")
-            self._sequence, self._digest = sequence, digest
-            self._task = asyncio.ensure_future(make())
-        elif self._task is None or sequence != self._sequence or digest != self._digest:
-            raise SequenceError(f"call {sequence} after call {self._sequence}")
-        # Shielded: a client that goes away and asks again must find the same answer.
-        return await asyncio.shield(self._task)
-
-    async def aclose(self) -> None:
-        if self._task is not None and not self._task.done():
-            self._task.cancel()
-            await asyncio.wait([self._task])
-
-
 class Lease:
     """One sandbox's right to completions and tools, for one plan."""
 
@@ -137,6 +103,7 @@ class Lease:
         self.plan = plan
         self.tools = tools
         self.equipment = equipment or Equipment()
+        self.output = OutputIntake(output, plan.rollout_id)
         self.clock = OwnClock(plan.limits.rollout_timeout_s)
         self.turns: list[Turn] = []
         self.tool_calls: list[ToolCall] = []
@@ -148,14 +115,11 @@ class Lease:
         self._conversation: tuple[Message, ...] = ()
         self._talks: dict[int, tuple[Message, ...]] = {}  # by segment, where only text goes in
         self._counted = 0  # tokens of the conversation so far, where only text goes in
-        self._completions: _Once[Reply] = _Once()
-        self._tool_replies: _Once[ToolReply] = _Once()
+        self._completions: Once[Reply] = Once()
+        self._tool_replies: Once[ToolReply] = Once()
         self._step_chars = 0
         self._bytes = 0
         self._cpu_s = cpu_s
-        self._output_rule = output
-        self._output: OutputReceiver | None = None
-        self._output_lock = asyncio.Lock()
         self._ended: asyncio.Future[Submission | Refused] = asyncio.get_running_loop().create_future()
 
     @property
@@ -173,7 +137,7 @@ class Lease:
             self._ended.cancel()
         await self._completions.aclose()
         await self._tool_replies.aclose()
-        await self.finish_output(keep=False)
+        await self.output.discard()
 
     # ------------------------------------------------------------ budgets of the sandbox
 
@@ -333,7 +297,7 @@ class Lease:
         self._talks[segment] = messages
         return segment
 
-    # ------------------------------------------------------------ tools, steps, result
+    # ------------------------------------------------------------ tools, steps
 
     async def call_tool(self, sequence: int, content: bytes, name: str, arguments: dict[str, Any]) -> ToolReply:
         """The answer to one numbered tool call. Raises SequenceError."""
@@ -378,48 +342,7 @@ class Lease:
             self.steps.append(step)
             self._step_chars += size
 
-    # ------------------------------------------------------------ files
-
-    @property
-    def output_rule(self) -> OutputRule | None:
-        """Where the files go that the rollout leaves; None: they are not asked for."""
-        return self._output_rule
-
-    async def take_output(self, pieces: AsyncIterator[bytes]) -> None:
-        """The stream of files, once. Raises ProtocolError."""
-        rule = self._output_rule
-        if rule is None or self._output is not None:
-            raise ProtocolError("no output is asked for" if rule is None else "output that was sent already")
-        self._output = OutputReceiver(rule, self.plan.rollout_id)
-        left = rule.max_bytes // PIECE_BYTES + MAX_PIECES
-        async for content in pieces:
-            left -= 1
-            if left < 0:
-                raise ProtocolError("output in too many pieces")
-            async with self._output_lock:
-                if self._output_rule is None:
-                    raise ProtocolError("the episode has ended already")
-                try:
-                    # The files must not be touched any more once the lock is let go of.
-                    await uninterrupted(asyncio.to_thread(self._output.feed, content))
-                except OSError as error:
-                    log.warning("output of %s cannot be kept: %s", self.plan.rollout_id, error.strerror)
-                    raise ProtocolError("the output cannot be kept") from error
-
-    async def finish_output(self, *, keep: bool = True) -> Output | None:
-        """What came of the files; None: nothing. Nothing is taken any more. Idempotent."""
-        async with self._output_lock:
-            receiver = None if self._output_rule is None else self._output
-            self._output_rule = None
-            if receiver is None:
-                return None
-            try:
-                if not keep:
-                    return await uninterrupted(asyncio.to_thread(receiver.discard))
-                return await uninterrupted(asyncio.to_thread(receiver.finish))
-            except OSError as error:
-                log.warning("output of %s cannot be kept: %s", self.plan.rollout_id, error.strerror)
-                return Output(complete=False)
+    # ------------------------------------------------------------ result
 
     def submit(self, submission: Submission) -> None:
         """The first result wins. Raises ProtocolError for a later one."""

@@ -6,19 +6,27 @@ and devices cannot be said in it at all. Bytes go to disk as they come, nothing 
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from orchestrator.errors import ProtocolError
+from orchestrator.launch.uninterrupted import uninterrupted
 from orchestrator.types import Output, OutputFile
 
 MAX_DEPTH = 8
 MAX_PATH_BYTES = 1024
 MAX_NAME_BYTES = 255
+MAX_PIECES = 64  # and one more for each PIECE_BYTES of what may come
+PIECE_BYTES = 128 * 1024
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +36,66 @@ class OutputRule:
     folder: Path
     max_files: int
     max_bytes: int
+
+
+class OutputIntake:
+    """Takes the stream of files once, while the episode goes on. `rule` None: none is asked for."""
+
+    def __init__(self, rule: OutputRule | None, rollout_id: str) -> None:
+        self.rule = rule
+        self._rollout_id = rollout_id
+        self._receiver: OutputReceiver | None = None
+        self._over = False
+        self._lock = asyncio.Lock()  # the files must not be touched any more once it is let go of
+
+    async def take(self, pieces: AsyncIterator[bytes]) -> None:
+        """Raises ProtocolError."""
+        if self.rule is None or self._receiver is not None:
+            raise ProtocolError("no output is asked for" if self.rule is None else "output that was sent already")
+        receiver = self._receiver = OutputReceiver(self.rule, self._rollout_id)
+        left = self.rule.max_bytes // PIECE_BYTES + MAX_PIECES
+        async for content in pieces:
+            left -= 1
+            if left < 0:
+                raise ProtocolError("output in too many pieces")
+            async with self._lock:
+                if self._over:
+                    raise ProtocolError("the episode has ended already")
+                try:
+                    await _blocking(lambda: receiver.feed(content))  # noqa: B023 - done before the next piece
+                except OSError as error:
+                    self._complain(error)
+                    raise ProtocolError("the output cannot be kept") from error
+
+    async def finish(self) -> Output | None:
+        """What came of the files; None: nothing. Nothing is taken any more. Idempotent."""
+        async with self._lock:
+            over, self._over = self._over, True
+            if over or self._receiver is None:
+                return None
+            try:
+                return await _blocking(self._receiver.finish)
+            except OSError as error:
+                self._complain(error)
+                return Output(complete=False)
+
+    async def discard(self) -> None:
+        """What came is removed, unless it was finished. Nothing is taken any more. Idempotent."""
+        async with self._lock:
+            over, self._over = self._over, True
+            if not over and self._receiver is not None:
+                try:
+                    await _blocking(self._receiver.discard)
+                except OSError as error:
+                    self._complain(error)
+
+    def _complain(self, error: OSError) -> None:
+        log.warning("output of %s cannot be kept: %s", self._rollout_id, error.strerror)
+
+
+async def _blocking(function: Callable[[], T]) -> T:
+    """In a thread, to its end."""
+    return await uninterrupted(asyncio.to_thread(function))
 
 
 class OutputReceiver:

@@ -17,6 +17,7 @@ import grpc.aio
 from orchestrator.errors import EnvironmentUnusable, LaunchError, ProtocolError
 from orchestrator.launch.names import SOCKET_NAME
 from orchestrator.launch.uninterrupted import uninterrupted
+from orchestrator.proxy.door import Door
 from orchestrator.proxy.leases import Lease
 from orchestrator.proxy.service import SandboxService
 from orchestrator.types import Confinement
@@ -49,24 +50,24 @@ class SandboxServer:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self._path = directory / SOCKET_NAME
+        self._door = Door(self._path)
         self._server: grpc.aio.Server | None = None
         self._service: SandboxService | None = None
         self._lease: Lease | None = None
 
     async def __aenter__(self) -> SandboxServer:
-        self._service = SandboxService()
+        self._service = SandboxService(on_park=self._door.shut)
         self._server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_MAX_RPCS)
         self._server.add_generic_rpc_handlers((self._service,))
-        path = self.directory / SOCKET_NAME
         try:
-            self._server.add_insecure_port(f"unix:{path}")
+            self._server.add_insecure_port(f"unix:{self._path}")
             await self._server.start()
-            # The runner has another uid; the directories above keep everybody else away.
-            path.chmod(0o666)
+            self._door.open()
         except BaseException as error:  # a cancel included: what was started is stopped
             await uninterrupted(self._server.stop(None))
             if isinstance(error, (RuntimeError, OSError)):
-                raise LaunchError(f"cannot serve {path}: {error}") from error
+                raise LaunchError(f"cannot serve {self._path}: {error}") from error
             raise
         return self
 
@@ -84,6 +85,7 @@ class SandboxServer:
                 elif not future.cancelled():
                     future.exception()  # seen: asyncio must not report it as lost
         await self._server.stop(STOP_GRACE_S)
+        await self._door.aclose()
 
     async def parked(self) -> Confinement:
         """Waits until the sandbox is ready for an assignment. EnvironmentUnusable: an image of another time."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
@@ -16,7 +16,8 @@ from rollout_api.v1 import sandbox_pb2 as pb
 
 from orchestrator.errors import ProtocolError
 from orchestrator.proxy import wire
-from orchestrator.proxy.leases import Lease, Reply, SequenceError, ToolReply
+from orchestrator.proxy.leases import Lease, Reply, ToolReply
+from orchestrator.proxy.once import SequenceError
 from orchestrator.proxy.pace import CALLS_PER_S, Pace
 from orchestrator.tasks.attachments import open_attachment
 from orchestrator.types import Attachment, Confinement
@@ -32,9 +33,10 @@ SERVICE = pb.DESCRIPTOR.services_by_name["SandboxService"].full_name
 
 
 class SandboxService(grpc.GenericRpcHandler):
-    """What one sandbox can call. Holds the one lease of its socket."""
+    """What one sandbox can call. Holds the one lease of its socket. `on_park`: it is connected."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_park: Callable[[], None] = lambda: None) -> None:
+        self._on_park = on_park
         loop = asyncio.get_running_loop()
         self.parked: asyncio.Future[Confinement] = loop.create_future()
         self.assigned: asyncio.Future[Lease] = loop.create_future()
@@ -74,6 +76,7 @@ class SandboxService(grpc.GenericRpcHandler):
     async def Park(self, request: bytes, context: Context) -> AsyncIterator[pb.ParkResponse]:
         if self.parked.done():
             await _refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "parked already")
+        self._on_park()
         try:
             self.parked.set_result(wire.confinement(request))
         except ProtocolError as error:
@@ -85,7 +88,7 @@ class SandboxService(grpc.GenericRpcHandler):
             self.hung_up.set()
             raise
         task = lease.plan.task
-        assignment = wire.assignment(task, lease.plan.agent, lease.tools, lease.equipment, lease.output_rule)
+        assignment = wire.assignment(task, lease.plan.agent, lease.tools, lease.equipment, lease.output.rule)
         yield pb.ParkResponse(assignment=assignment)
         for index, attachment in enumerate(task.attachments):
             try:
@@ -137,7 +140,7 @@ class SandboxService(grpc.GenericRpcHandler):
         lease = await self._lease(context, 0)  # its size has limits of its own
         try:
             async with asyncio.timeout(OUTPUT_LIMIT_S):
-                await lease.take_output(wire.output_piece(request) async for request in requests)
+                await lease.output.take(wire.output_piece(request) async for request in requests)
         except ProtocolError as error:
             await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except TimeoutError:

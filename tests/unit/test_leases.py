@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from orchestrator.errors import CompletionError, ContextLengthError, ProtocolError, ToolError
-from orchestrator.proxy.leases import Lease, Refused, SequenceError, Submission, stop_strings
+from orchestrator.proxy.leases import Lease, Refused, Submission, stop_strings
+from orchestrator.proxy.once import SequenceError
 from orchestrator.types import AgentSpec, CompletionKind, Limits, Message
 from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.plans import TALK, a_plan

@@ -170,16 +170,16 @@ async def pieces(*contents: bytes) -> AsyncIterator[bytes]:
 
 async def test_a_lease_takes_one_output_while_it_lives(tmp_path: Path) -> None:
     lease = Lease(a_plan(), ScriptedCompleter([""]), None, {}, output=OutputRule(tmp_path, 10, 1000))
-    await lease.take_output(pieces(record(b"a", b"1"), END))
+    await lease.output.take(pieces(record(b"a", b"1"), END))
     with pytest.raises(ProtocolError, match="sent already"):
-        await lease.take_output(pieces(END))
-    output = await lease.finish_output()
+        await lease.output.take(pieces(END))
+    output = await lease.output.finish()
     assert output is not None
     assert [f.path for f in output.files] == ["a"]
     await lease.aclose()
     assert (tmp_path / a_plan().rollout_id / "a").read_bytes() == b"1"
-    with pytest.raises(ProtocolError, match="no output is asked for"):
-        await lease.take_output(pieces(END))
+    with pytest.raises(ProtocolError, match="sent already"):
+        await lease.output.take(pieces(END))
 
 
 async def test_output_of_a_revoked_lease_is_not_kept(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ async def test_output_of_a_revoked_lease_is_not_kept(tmp_path: Path) -> None:
         await gate.wait()
         yield record(b"b", b"1")
 
-    taking = asyncio.create_task(lease.take_output(slow()))
+    taking = asyncio.create_task(lease.output.take(slow()))
     await begun.wait()
     await lease.aclose()
     gate.set()
@@ -201,5 +201,5 @@ async def test_output_of_a_revoked_lease_is_not_kept(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     flooded = Lease(a_plan(), ScriptedCompleter([""]), None, {}, output=OutputRule(tmp_path, 10, 1000))
     with pytest.raises(ProtocolError, match="too many pieces"):
-        await flooded.take_output(pieces(*[b""] * 100))
+        await flooded.output.take(pieces(*[b""] * 100))
     await flooded.aclose()

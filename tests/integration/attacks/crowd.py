@@ -1,7 +1,7 @@
 """Programs on the far side of sockets: a crowd of waiting sandboxes, and one that floods.
 
 python -m tests.integration.attacks.crowd wait ROUNDS SOCKET...    JSON: seconds each call took; refusals
-python -m tests.integration.attacks.crowd flood KIND SOCKET        how often, when nobody listens any more
+python -m tests.integration.attacks.crowd flood KIND SOCKET        how often, after FLOOD_S
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import socket
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -20,9 +21,10 @@ from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
 from orchestrator.proxy.wire import CONTRACT
 
+QUIET = ("idle", "burn")  # the second uses as much CPU as a flood, and leaves its socket alone
 FLOODS = ("calls", "connections", "junk")
-_LONGEST_S = 4.0
-_PATIENCE_S = 0.005
+FLOOD_S = 4.0
+BATCH = 20
 
 
 async def wait(rounds: int, sockets: list[str]) -> None:
@@ -54,34 +56,62 @@ async def wait(rounds: int, sockets: list[str]) -> None:
 
 
 def flood(kind: str, path: str) -> None:
-    """Connects, sends, hangs up, as often as it can, until the socket is closed to it."""
-    sent = {"calls": a_call(), "connections": b"", "junk": bytes(range(256)) * 256}[kind]
-    until = time.monotonic() + _LONGEST_S
-    count = refused = 0
-    while time.monotonic() < until and refused < 100:
+    """What a sandbox can do that has parked, as often as it can, whether anybody listens or not."""
+    until = time.monotonic() + FLOOD_S
+    with parked(path) as connection:
+        count = calls(connection, until) if kind == "calls" else 0
+        while time.monotonic() < until:
+            if kind == "idle":
+                time.sleep(0.1)
+            elif kind != "burn":
+                count += hung_up_on(path, bytes(range(256)) * 256 if kind == "junk" else b"")
+    print(count, flush=True)
+
+
+def parked(path: str) -> socket.socket:
+    """A connection in HTTP/2 that has asked for an assignment."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(path)
+    connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0, b""))
+    connection.sendall(a_call("Park", 1, pb.ParkRequest(contract=CONTRACT).SerializeToString()))
+    return connection
+
+
+def calls(connection: socket.socket, until: float) -> int:
+    """Calls without waiting for their answers; how many, when the connection has broken or it is `until`."""
+    count = 0
+    connection.settimeout(0.1)
+    while time.monotonic() < until:
+        streams = range(2 * count + 3, 2 * count + 3 + 2 * BATCH, 2)
         try:
-            with socket.socket(socket.AF_UNIX) as one:
-                one.connect(path)
-                one.sendall(sent)
-                if kind == "calls":  # hung up at once, it would not even be seen as a call
-                    one.settimeout(_PATIENCE_S)
-                    while one.recv(4096):
-                        pass
-            count += 1
-            refused = 0
-        except (BrokenPipeError, ConnectionResetError, TimeoutError):
-            count += 1
+            connection.sendall(b"".join(a_call("RecordStep", stream, b"") for stream in streams))
+            connection.recv(1 << 20)
+        except TimeoutError:
+            pass
         except OSError:
-            refused += 1
-    print(json.dumps([count, _LONGEST_S - max(0.0, until - time.monotonic())]), flush=True)
+            break
+        count += BATCH
+    return count
 
 
-def a_call() -> bytes:
-    """A whole request for RecordStep in HTTP/2, so that hanging up costs the caller nothing."""
+def hung_up_on(path: str, sent: bytes) -> int:
+    """Connects, sends, hangs up. 1: it got in."""
+    with socket.socket(socket.AF_UNIX) as one:
+        try:
+            one.connect(path)
+        except OSError:
+            return 0
+        with suppress(OSError):
+            one.sendall(sent)
+    return 1
+
+
+def a_call(method: str, stream: int, message: bytes) -> bytes:
+    """A whole request in HTTP/2."""
     headers = {
         ":method": "POST",
         ":scheme": "http",
-        ":path": "/rollout_api.v1.SandboxService/RecordStep",
+        ":path": f"/rollout_api.v1.SandboxService/{method}",
         ":authority": "localhost",
         "te": "trailers",
         "content-type": "application/grpc",
@@ -90,14 +120,8 @@ def a_call() -> bytes:
         b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
         for name, value in headers.items()
     )
-    return b"".join(
-        (
-            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-            _frame(4, 0, 0, b""),
-            _frame(1, 4, 1, block),
-            _frame(0, 1, 1, bytes(5)),
-        )
-    )
+    body = b"\0" + len(message).to_bytes(4, "big") + message
+    return _frame(1, 4, stream, block) + _frame(0, 1, stream, body)
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:

@@ -1,0 +1,42 @@
+"""Calls that carry a number: made once, answered as often as they are asked."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class SequenceError(Exception):
+    """A sequence number used again with other content, or skipped ahead. Becomes ABORTED."""
+
+
+class Once(Generic[T]):
+    """Answers numbered requests once: the same request again gets the same answer, never a second one."""
+
+    def __init__(self) -> None:
+        self._sequence = 0
+        self._digest = b""
+        self._task: asyncio.Task[T] | None = None
+
+    async def answer(self, sequence: int, content: bytes, make: Callable[[], Awaitable[T]]) -> T:
+        """What `make` gives, or gave before. Raises SequenceError."""
+        digest = hashlib.blake2b(content, digest_size=16).digest()
+        if sequence == self._sequence + 1:
+            if self._task is not None and not self._task.done():
+                raise SequenceError(f"call {self._sequence} is still being answered")
+            self._sequence, self._digest = sequence, digest
+            self._task = asyncio.ensure_future(make())
+        elif self._task is None or sequence != self._sequence or digest != self._digest:
+            raise SequenceError(f"call {sequence} after call {self._sequence}")
+        # Shielded: a client that goes away and asks again must find the same answer.
+        return await asyncio.shield(self._task)
+
+    async def aclose(self) -> None:
+        """Cancels what is being made. Idempotent."""
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            await asyncio.wait([self._task])

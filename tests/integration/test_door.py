@@ -1,0 +1,78 @@
+"""While a sandbox is connected its socket is shut; when the connection is lost it is opened again."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import grpc.aio
+from rollout_api.v1 import sandbox_pb2 as pb
+from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
+
+from orchestrator.proxy.door import LOOK_S
+from orchestrator.proxy.leases import Lease
+from orchestrator.proxy.server import SandboxServer
+from orchestrator.proxy.wire import CONTRACT
+from tests.fakes.completers import ScriptedCompleter
+from tests.fakes.plans import a_plan
+from tests.fakes.unprivileged import without_override
+
+_CONNECT = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
+_OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
+
+
+async def newcomer(path: Path) -> str:
+    """The last line of somebody who only connects; empty: it got in."""
+    program = await asyncio.create_subprocess_exec(
+        *without_override(),
+        *(sys.executable, "-c", _CONNECT, str(path)),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    return (await program.communicate())[1].decode().strip().rpartition("\n")[2]
+
+
+async def test_nobody_connects_beside_a_sandbox_that_has_parked(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    async with SandboxServer(tmp_path) as server:
+        assert await newcomer(path) == ""
+        channel = grpc.aio.insecure_channel(f"unix:{path}", options=_OWN_CONNECTION)
+        given = Lease(a_plan(), ScriptedCompleter(["x"]), None, {})
+        server.assign(given)
+        async for _ in pb_grpc.SandboxServiceStub(channel).Park(pb.ParkRequest(contract=CONTRACT)):
+            pass
+        for _ in range(3):  # looked after, it stays shut
+            assert "Permission denied" in await newcomer(path)
+            await asyncio.sleep(LOOK_S)
+        await pb_grpc.SandboxServiceStub(channel).RecordStep(pb.RecordStepRequest(step_number=1))
+
+        await channel.close()  # as if a frozen sandbox had missed its pings
+        again = grpc.aio.insecure_channel(f"unix:{path}", options=_OWN_CONNECTION)
+        await again.channel_ready()  # root in this test needs no door; only the call below tells that it counts
+        await pb_grpc.SandboxServiceStub(again).RecordStep(pb.RecordStepRequest(step_number=2))
+        assert [step.step_number for step in given.steps] == [1, 2]
+        await again.close()
+
+
+async def test_a_lost_connection_opens_the_door_until_somebody_is_connected(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+
+    async def mode(wanted: int) -> None:
+        while path.stat().st_mode & 0o777 != wanted:
+            await asyncio.sleep(0.02)
+
+    async with asyncio.timeout(60), SandboxServer(tmp_path) as server:
+        server.assign(Lease(a_plan(), ScriptedCompleter(["x"]), None, {}))
+        channel = grpc.aio.insecure_channel(f"unix:{path}", options=_OWN_CONNECTION)
+        async for _ in pb_grpc.SandboxServiceStub(channel).Park(pb.ParkRequest(contract=CONTRACT)):
+            pass
+        for _ in range(3):
+            assert path.stat().st_mode & 0o777 == 0
+            await channel.close()
+            await mode(0o666)
+            assert await newcomer(path) == ""
+            channel = grpc.aio.insecure_channel(f"unix:{path}", options=_OWN_CONNECTION)
+            await channel.channel_ready()
+            await mode(0)
+            assert "Permission denied" in await newcomer(path)
+        await channel.close()

@@ -1,0 +1,82 @@
+"""Modules out of one file: as they are without it, and only while the file fits what is installed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.runs import ROOT
+
+PACK = """
+import sys
+sys.path.insert(0, {folder!r})
+import whole.part
+from sandbox.packed import pack
+pack({file!r})
+"""
+USE = """
+import sys
+sys.path.insert(0, {folder!r})
+from sandbox.packed import packed_imports
+finders = list(sys.meta_path)
+with packed_imports({file!r}):
+    import whole.part
+assert sys.meta_path == finders
+import inspect, importlib.resources
+print(whole.part.VALUE, type(whole.part.__spec__.loader).__name__, whole.__path__ == [{folder!r} + "/whole"])
+print(whole.part.__file__ == {folder!r} + "/whole/part.py", inspect.getsource(whole.part.named).strip())
+data = importlib.resources.files("whole").joinpath("data.txt").read_text()
+print(data, type(importlib.reload(whole.part)).__name__)
+"""
+
+
+def run(code: str, folder: Path) -> list[str]:
+    given = {"folder": str(folder / "lib"), "file": str(folder / "modules.packed")}
+    done = subprocess.run(
+        [sys.executable, "-c", code.format(**given)], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    """A folder with a package in `lib` and a file it was packed into."""
+    package = tmp_path / "lib" / "whole"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "data.txt").write_text("as it is")
+    (package / "part.py").write_text("VALUE = 1\n\n\ndef named(): return VALUE\n")
+    run(PACK, tmp_path)
+    return tmp_path
+
+
+def test_packed_modules_are_those_that_were_packed(packed: Path) -> None:
+    part = packed / "lib" / "whole" / "part.py"
+    part.write_text(part.read_text().replace("VALUE = 1", "VALUE = 2"))  # not where the pack looks
+    assert run(USE, packed) == [
+        "1 _PackedLoader True",
+        "True def named(): return VALUE",
+        "as it is module",
+    ]
+
+
+def test_what_was_installed_after_it_is_not_hidden(packed: Path) -> None:
+    part = packed / "lib" / "whole" / "part.py"
+    part.write_text(part.read_text().replace("VALUE = 1", "VALUE = 2"))
+    os.utime(packed / "lib", (1, 1))  # as if something had come or gone in it
+    assert run(USE, packed)[0] == "2 SourceFileLoader True"
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 100, None], ids=["empty", "another Python's", "none"])
+def test_without_a_file_for_this_python_imports_go_their_usual_way(packed: Path, content: bytes | None) -> None:
+    file = packed / "modules.packed"
+    if content is None:
+        file.unlink()
+    else:
+        file.write_bytes(content)
+    assert run(USE, packed)[0] == "1 SourceFileLoader True"

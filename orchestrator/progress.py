@@ -35,7 +35,8 @@ class Tally:
     mixed: int = 0
     attempts: int = 0
     tokens: int = 0
-    cpu_s: float = 0.0
+    cpu_s: float = 0.0  # of those attempts of which it is known
+    cpu_known: int = 0
     rollout_s: float = 0.0
 
     def attempt(self, result: Member | Attempt) -> None:
@@ -65,7 +66,9 @@ class Tally:
         self.attempts += 1
         self.outcomes[outcome] += 1
         self.tokens += tokens
-        self.cpu_s += cpu_s or 0.0
+        if cpu_s is not None:
+            self.cpu_s += cpu_s
+            self.cpu_known += 1
         self.rollout_s += rollout_s
 
     def _count_score(self, score: float, parts: Mapping[str, float]) -> None:
@@ -208,8 +211,8 @@ def wrapped(text: str, width: int, *, indent: int = 0) -> str:
 def _per_rollout(tally: Tally) -> str:
     if not tally.attempts:
         return ""
-    wall, cpu = tally.rollout_s / tally.attempts, tally.cpu_s / tally.attempts
-    return f"; per rollout {wall:.2f} s from its assignment, {cpu:.2f} s of CPU in its sandbox"
+    text = f"; per rollout {tally.rollout_s / tally.attempts:.2f} s from its assignment"
+    return f"{text}, {tally.cpu_s / tally.cpu_known:.2f} s of CPU in its sandbox" if tally.cpu_known else text
 
 
 def printable(text: str) -> str:

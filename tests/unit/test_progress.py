@@ -145,6 +145,24 @@ def test_the_closing_table_says_how_much_of_what_and_where(tally: Tally) -> None
     assert list(said)[-2:] == ["groups file", "report"]
 
 
+@pytest.mark.parametrize(
+    ("cpu_s", "told"),
+    [
+        ([0.5, None, 0.7, None], "per rollout 10.00 s from its assignment, 0.60 s of CPU in its sandbox"),
+        ([None, None], "per rollout 10.00 s from its assignment"),
+    ],
+)
+def test_cpu_that_nobody_counted_is_not_counted_as_none(
+    tally: Tally, cpu_s: list[float | None], told: str
+) -> None:
+    for index, used in enumerate(cpu_s):
+        attempt = an_attempt(index=index)
+        tally.attempt(replace(attempt, record=replace(attempt.record, cpu_s=used)))
+    out = io.StringIO()
+    closing_table(tally, [], out)
+    assert next(line for line in out.getvalue().splitlines() if line.startswith("time")).endswith(f"; {told}")
+
+
 def test_the_closing_table_of_a_run_without_a_rollout_has_no_scores(tally: Tally) -> None:
     out = io.StringIO()
     closing_table(tally, [], out)

@@ -9,6 +9,7 @@ length of smolagents' own. Then the most completions a second, and what the id l
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import statistics
 import sys
@@ -48,6 +49,7 @@ ANSWER_S = 300.0
 async def measure(scale: Scale) -> Findings:
     found = Findings()
     tokenizer = load_tokenizer(str(tokenizer_folder()))
+    gc.freeze()  # as the orchestrator does
     for delay_s in (0.0, 0.5):
         with endpoint(delay_s, turns=0) as server:
             completer = await connect(Endpoint(server.base_url, "bench"), tokenizer, tokens="exact")

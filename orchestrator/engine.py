@@ -8,6 +8,7 @@ async with Orchestrator(config) as orchestrator:
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import math
 import secrets
@@ -95,6 +96,8 @@ class Orchestrator:
             around = await open_surroundings(self.config, stack, self.observer.notes, self.observer.say)
             self._around = replace(around, output=self._output_rule())
             self._stack = stack.pop_all()
+        # What has been imported stays: looked through with every full collection, it would hold everything up.
+        gc.freeze()
         return self
 
     async def __aexit__(

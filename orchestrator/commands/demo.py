@@ -44,7 +44,9 @@ def run(config: Config, live: bool) -> int:
         return process.run(_demo(config, recording, server, str(unpack())))
     with _local_model() as told:
         server = OpenAISettings(base_url=told["base_url"], model_name=told["model_name"])
-        return process.run(_demo(config, recording, server, told["tokenizer"]))
+        env = config.env  # one group at a time: its end is what somebody waits for
+        env = replace(env, max_concurrent_sandboxes=min(env.max_concurrent_sandboxes, recording.env["group_size"]))
+        return process.run(_demo(replace(config, env=env), recording, server, told["tokenizer"]))
 
 
 def _first_line(recording: Recording, live: bool) -> str:

@@ -217,6 +217,22 @@ print(json.dumps([seen, stale]))
     assert stale == []
 
 
+def test_a_start_takes_all_its_modules_out_of_one_file(engine: docker.DockerClient, image: BuiltImage) -> None:
+    script = """
+import collections, json, sys
+from sandbox.packed import packed_imports
+before = set(sys.modules)
+with packed_imports():
+    from sandbox.__main__ import imported
+    imported()
+specs = [sys.modules[name].__spec__ for name in set(sys.modules) - before]
+print(json.dumps(collections.Counter(type(spec.loader).__name__ for spec in specs if spec is not None)))
+"""
+    kinds = _inside(engine, image, script)
+    assert kinds["_PackedLoader"] > 150
+    assert "SourceFileLoader" not in kinds
+
+
 def test_only_the_runners_group_gets_past_the_channel_directory(
     engine: docker.DockerClient, image: BuiltImage
 ) -> None:

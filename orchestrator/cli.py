@@ -47,6 +47,7 @@ COMMANDS = (
             "env.sandbox_image",
             "env.data_path_to_save_groups",
             "env.run_dir",
+            "env.resume",
         ),
         options=(Setting(False, Flag(), OPTIONS, "run the model itself, on this machine's CPU", name="live"),),
     ),

@@ -71,7 +71,8 @@ class LiveProgress(PlainProgress):
         counts.add_row("outcomes", outcomes_text(tally) if tally.outcomes else Text("none yet", style="dim"))
         if tally.scores:
             correct = f"{tally.correct} of {len(tally.scores)} correct ({share(tally.correct, len(tally.scores))})"
-            counts.add_row("scores", f"mean {tally.mean_score:.3f}, {correct}, {tally.mixed} groups mixed")
+            mixed = f"{tally.mixed} group{'' if tally.mixed == 1 else 's'} mixed"
+            counts.add_row("scores", f"mean {tally.mean_score:.3f}, {correct}, {mixed}")
         rate = self._sampled / max(tally.wall_s, 1e-3)
         counts.add_row("tokens", f"{tally.tokens} sampled, {rate:.0f}/s")
         return Stack("", counts)

@@ -17,7 +17,7 @@ from orchestrator.commands import process
 from orchestrator.config import Config
 from orchestrator.demo.recording import RECORDING, Recording
 from orchestrator.demo.tokenizer import unpack
-from orchestrator.errors import EnvironmentUnusable
+from orchestrator.errors import ConfigError, EnvironmentUnusable
 from orchestrator.launch.docker_client import connect, inspect_image
 from orchestrator.launch.image import ensure_image
 from orchestrator.launch.names import DEFAULT_IMAGE
@@ -35,8 +35,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 def run(config: Config, live: bool) -> int:
-    """As `process`. Raises EnvironmentUnusable without Docker, or without a local model where one is asked for."""
+    """As `process`. Raises EnvironmentUnusable without Docker, or without a local model where one is asked for;
+    ConfigError for a run to go on with that is none of the demo's."""
     recording = Recording.read()
+    if config.env.resume is not None and config.env.dataset != TASKS:
+        raise ConfigError(f"env.resume: the run in {config.env.resume} is none of `orchestrator demo`")
     print_wrapped(_first_line(recording, live), sys.stdout)
     _need_image(config.env)
     if not live:
@@ -46,7 +49,7 @@ def run(config: Config, live: bool) -> int:
         server = OpenAISettings(base_url=told["base_url"], model_name=told["model_name"])
         env = config.env  # one group at a time: its end is what somebody waits for
         env = replace(env, max_concurrent_sandboxes=min(env.max_concurrent_sandboxes, recording.env["group_size"]))
-        return process.run(_demo(replace(config, env=env), recording, server, told["tokenizer"]))
+        return process.run(_demo(replace(config, env=env), recording, server, told["tokenizer"]), "demo --live")
 
 
 def _first_line(recording: Recording, live: bool) -> str:

@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 EXIT_INCOMPLETE = 1
 
 
-def run(config: Config) -> int:
-    """0: every asked-for group was written; 1: some not; 128 + n after a signal."""
-    return asyncio.run(work(config))
+def run(config: Config, command: str = "process") -> int:
+    """0: every asked-for group was written; 1: some not; 128 + n after a signal. `command`: what goes on with a
+    run that was stopped."""
+    return asyncio.run(work(config, command))
 
 
-async def work(config: Config) -> int:
+async def work(config: Config, command: str = "process") -> int:
     """As `run`, in a running loop."""
     env = config.env
     tasks = training_tasks(env)
@@ -68,7 +69,7 @@ async def work(config: Config) -> int:
             return await stoppable(make(), drain=orchestrator.drain, drain_timeout_s=env.drain_timeout)
     except Stopped as stopped:
         begun = (run_path / RUN_FILE).exists()
-        way_on = f"go on with `orchestrator process --env.resume {run_path}`" if begun else "nothing had begun"
+        way_on = f"go on with `orchestrator {command} --env.resume {run_path}`" if begun else "nothing had begun"
         progress.say(f"stopped by {stopped}; {way_on}")
         return stopped.exit_code
     finally:

@@ -111,7 +111,7 @@ def test_the_live_view_counts_groups_sandboxes_outcomes_scores_and_tokens(
         seen += drawn(reading, "1 of 3")
         seen += drawn(reading, "1 running")
         seen += drawn(reading, "finished 2 (100%)")
-        assert "mean 0.500, 1 of 2 correct (50%), 1 groups mixed" in seen
+        assert "mean 0.500, 1 of 2 correct (50%), 1 group mixed" in seen
         assert re.search(r"group 1/3  task +0\.00 1\.00", seen)
 
 

@@ -122,6 +122,30 @@ def test_the_demo_says_where_its_report_is_and_nothing_is_left_to_do_again(playe
 
 
 @pytest.mark.docker
+def test_a_demo_goes_on_where_it_was(played) -> None:
+    run, _ = played
+    before = _json_lines(run / "groups.jsonl")
+    more = orchestrator("demo", f"--env.total_steps={GROUPS + 1}", "--env.resume=run", cwd=run.parent)
+    assert more.returncode == 0, more.stderr
+    after = _json_lines(run / "groups.jsonl")
+    assert after[:GROUPS] == before
+    assert len(after) == GROUPS + 1
+
+
+@pytest.mark.docker
+def test_a_run_of_anything_else_is_not_gone_on_with(played) -> None:
+    run, _ = played
+    other = run.parent / "other"
+    other.mkdir()
+    facts = json.loads((run / "run.json").read_text())
+    facts["config"]["env"]["dataset"] = "jsonl:tasks.jsonl"
+    (other / "run.json").write_text(json.dumps(facts))
+    result = orchestrator("demo", "--env.resume=other", cwd=run.parent)
+    assert result.returncode == 2
+    assert "other is none of `orchestrator demo`" in result.stderr
+
+
+@pytest.mark.docker
 def test_keys_for_the_web_change_nothing_about_the_demo(tmp_path: Path) -> None:
     """With web tools the agent would be told of them, and no prompt would be the recorded one."""
     (tmp_path / ".env").write_text("TAVILY_API_KEY=tvly-not-a-key\nOPENAI_API_KEY=not-a-key\n")

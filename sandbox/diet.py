@@ -1,9 +1,9 @@
 """Imports smolagents and gRPC without the packages they import and this sandbox never uses.
 
 They make up most of the import time and a third of the memory of every parked sandbox: hub access,
-HTTP, images, consoles, YAML, hashes, temporary files, other executors, and asyncio, which only gRPC's own
-asyncio flavour needs. While the block is entered they are stand-ins; afterwards they are gone from
-`sys.modules`, so that whoever imports them later, model-written code above all, gets the real ones.
+HTTP, images, consoles, YAML, hashes, other executors, and asyncio, which only gRPC's own asyncio flavour
+needs. While the block is entered they are stand-ins; afterwards they are gone from `sys.modules`, so that
+whoever imports them later, model-written code above all, gets the real ones.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import ModuleType
 
 DEFERRED = (
     *("PIL", "dotenv", "huggingface_hub", "requests", "rich.live", "rich.markdown", "rich.syntax"),
-    *("asyncio", "grpc.aio", "hashlib", "tempfile", "yaml"),
+    *("asyncio", "grpc.aio", "hashlib", "yaml"),
     *("smolagents.cli", "smolagents.remote_executors"),
 )
 

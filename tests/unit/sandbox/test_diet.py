@@ -34,3 +34,14 @@ def test_the_real_packages_can_be_imported_afterwards() -> None:
         "print(Image.new('1', (2, 3)).size, Markdown.__init__.__code__.co_argcount > 2)"
     )
     assert printed == "True\n(2, 3) True\n"
+
+
+def test_no_module_of_ours_keeps_a_stand_in() -> None:
+    printed = python(
+        "import sys\nfrom sandbox.__main__ import imported\nfrom sandbox.diet import _StandIn\n"
+        "imported()\n"
+        "ours = {name: vars(module) for name, module in sys.modules.items() if name.startswith('sandbox')}\n"
+        "kept = [(name, k) for name, names in ours.items() for k, v in names.items() if type(v) is _StandIn]\n"
+        "print(len(ours) > 20, kept)"
+    )
+    assert printed == "True []\n"

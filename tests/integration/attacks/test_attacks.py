@@ -50,6 +50,7 @@ class Run:
 
     ended: Ended
     rollouts: Mapping[str, dict[str, Any]]
+    unscored: list[tuple[str, str, str]]  # attempts: task, outcome, reason
     witness: Witness
     keys: Mapping[str, str]
     truths: Mapping[str, str]
@@ -114,6 +115,11 @@ async def carried_out() -> Run:
         return Run(
             ended=ended,
             rollouts={line["task_id"]: line for line in lines(home / "run" / "rollouts.jsonl")},
+            unscored=[
+                (line["task_id"], line["outcome"], line["reason"])
+                for line in lines(home / "run" / "rollouts.jsonl")
+                if line["score"] is None
+            ],
             witness=witness,
             keys=keys,
             truths={row["task_id"]: row["answer"] for row in rows},
@@ -133,7 +139,7 @@ def test_one_process_carried_all_of_it_out_and_nothing_is_left(run: Run) -> None
     assert not run.ended.traceback, run.ended.stderr
     assert run.left == []
     assert len(run.rollouts) == len(ATTACKS) + CONTROLS
-    assert {name: line["attempt"] for name, line in run.rollouts.items() if line["attempt"]} == {}
+    assert run.unscored == []
 
 
 @pytest.mark.parametrize("name", ATTACKS)

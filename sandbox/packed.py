@@ -110,7 +110,7 @@ def pack(file: str) -> int:
     return len(index)
 
 
-def _folders(index: Mapping[str, Entry]) -> dict[str, int]:
+def _folders(index: Mapping[str, Entry]) -> dict[str, int | None]:
     """Where the top-level modules lie, and our own: what installs or upgrades a package changes one of them."""
     folders = set()
     for name, (file, is_package, _, _) in index.items():
@@ -122,9 +122,12 @@ def _folders(index: Mapping[str, Entry]) -> dict[str, int]:
     return {folder: _changed_at(folder) for folder in folders}
 
 
-def _changed_at(folder: str) -> int:
-    """In seconds: not every way to move an image keeps more."""
-    return int(os.stat(folder).st_mtime)
+def _changed_at(folder: str) -> int | None:
+    """In seconds: not every way to move an image keeps more. None: it is not there."""
+    try:
+        return int(os.stat(folder).st_mtime)
+    except OSError:
+        return None
 
 
 def main() -> None:

@@ -72,6 +72,14 @@ def test_what_was_installed_after_it_is_not_hidden(packed: Path) -> None:
     assert run(USE, packed)[0] == "2 SourceFileLoader True"
 
 
+def test_a_folder_that_is_gone_costs_no_start(packed: Path) -> None:
+    (packed / "lib").rename(packed / "moved")
+    without = (
+        USE.split("with packed_imports")[0] + "with packed_imports({file!r}):\n    import json\nprint('started')"
+    )
+    assert run(without, packed) == ["started"]
+
+
 @pytest.mark.parametrize("content", [b"", b"\0" * 100, None], ids=["empty", "another Python's", "none"])
 def test_without_a_file_for_this_python_imports_go_their_usual_way(packed: Path, content: bytes | None) -> None:
     file = packed / "modules.packed"

@@ -39,7 +39,10 @@ def run(config: Config, live: bool) -> int:
     ConfigError for a run to go on with that is none of the demo's."""
     recording = Recording.read()
     if config.env.resume is not None and config.env.dataset != TASKS:
-        raise ConfigError(f"env.resume: the run in {config.env.resume} is none of `orchestrator demo`")
+        raise ConfigError(
+            f"env.resume: the run in {config.env.resume} is none of `orchestrator demo`; go on with it by "
+            f"`orchestrator process --env.resume {config.env.resume}`"
+        )
     print_wrapped(_first_line(recording, live), sys.stdout)
     _need_image(config.env)
     if not live:

@@ -25,7 +25,7 @@ from bench.clients import OBSERVATION, SYSTEM, TAG, TASK, TURNS
 from bench.endpoint import STEP, endpoint
 from bench.numbers import p50, p99
 from bench.report import Findings, Scale
-from orchestrator.completion.base import Completer, CompletionRequest, Endpoint
+from orchestrator.completion.base import Completer, CompletionRequest, Endpoint, ids_of
 from orchestrator.completion.connect import connect
 from orchestrator.completion.line import TokenLine, visible_text
 from orchestrator.completion.recorder import trajectory
@@ -183,7 +183,7 @@ def _direct(tokenizer: HubTokenizer) -> dict[str, Any]:
         ids = tokenizer.encode(tokenizer.render(tuple(talk), generation_prompt=True))
         lengths.append(len(ids))
         talk += [Message("assistant", STEP), Message("user", OBSERVATION)]
-    request = CompletionRequest((), (), STOP, SAMPLING, "direct", "direct", 0, 1)
+    request = CompletionRequest((), ids_of(), STOP, SAMPLING, "direct", "direct", 0, 1)
     return {"body": VllmDialect().body(request, "bench"), "ids": ids, "lengths": lengths}
 
 

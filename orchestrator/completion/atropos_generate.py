@@ -22,7 +22,7 @@ class AtroposDialect:
     def body(self, request: CompletionRequest, model: str) -> dict[str, Any]:
         sampling = request.sampling
         return {
-            "prompt": {"prompt_token_ids": list(request.prompt_ids or ())},
+            "prompt": {"prompt_token_ids": request.prompt_ids or ()},
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,

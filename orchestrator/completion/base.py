@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 from urllib.parse import urlsplit
 
 from orchestrator.types import Completion, Message, Sampling, Split
@@ -14,6 +16,18 @@ _HOSTED = re.compile(
     r"(^|\.)(openai\.com|openai\.azure\.com|anthropic\.com|googleapis\.com|openrouter\.ai|together\.xyz"
     r"|together\.ai|mistral\.ai|deepseek\.com|groq\.com|fireworks\.ai|x\.ai|cohere\.com|perplexity\.ai)$"
 )
+
+
+Ids: TypeAlias = "array[int]"
+
+
+def ids_of(ids: Iterable[int] = ()) -> Ids:
+    """Many token ids without an object for each, to be looked at, never to be changed.
+
+    As a tuple or list, garbage collection visits each of them, of every rollout in flight, every few completions.
+    Raises OverflowError, TypeError for what is no id.
+    """
+    return array("i", ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +61,7 @@ class CompletionRequest:
     """
 
     messages: tuple[Message, ...]
-    prompt_ids: tuple[int, ...] | None
+    prompt_ids: Ids | None
     stop: tuple[str, ...]
     sampling: Sampling
     rollout_id: str

@@ -14,7 +14,7 @@ import logging
 from typing import Literal
 
 from orchestrator.completion.atropos_generate import AtroposDialect
-from orchestrator.completion.base import PROBE_HEADER, Completer, CompletionRequest, Endpoint
+from orchestrator.completion.base import PROBE_HEADER, Completer, CompletionRequest, Endpoint, ids_of
 from orchestrator.completion.ids import (
     Dialect,
     HttpClient,
@@ -139,7 +139,7 @@ async def _ids(
     completer = kind(dialect, client, tokenizer)
     text = tokenizer.render((Message("user", "1+1="),), generation_prompt=True)
     sampling = Sampling(temperature=1.0, top_p=1.0, max_tokens=1, seed=1)
-    request = CompletionRequest((), tuple(tokenizer.encode(text)), (), sampling, "probe", "probe", 0, 0)
+    request = CompletionRequest((), ids_of(tokenizer.encode(text)), (), sampling, "probe", "probe", 0, 0)
     try:
         await completer.probe(request, PROBE_TIMEOUT_S)
     except (Refusal, Retryable) as error:

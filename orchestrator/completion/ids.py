@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 import aiohttp
 import orjson
 
-from orchestrator.completion.base import PROBE_HEADER, CompletionRequest, Endpoint
+from orchestrator.completion.base import PROBE_HEADER, CompletionRequest, Endpoint, ids_of
 from orchestrator.completion.line import visible_text
 from orchestrator.completion.retry import (
     Limiter,
@@ -142,7 +142,7 @@ class HttpClient:
             async with self.session().request(
                 method,
                 f"{self.root}{path}",
-                data=None if body is None else orjson.dumps(body),
+                data=None if body is None else orjson.dumps(body, default=list),
                 headers=headers if body is None else {**_JSON, **(headers or {})},
                 timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S),
             ) as response:
@@ -256,7 +256,7 @@ class IdCompleter:
             raise Retryable(f"an answer that is none of {self.dialect.name}: {type(error).__name__}") from error
 
     def _checked(self, sampled: Sampled, request: CompletionRequest) -> Completion:
-        prompt = request.prompt_ids or ()
+        prompt = request.prompt_ids or ids_of()
         ids = tuple(sampled.ids)
         if not ids:
             raise Retryable("an empty answer")
@@ -276,7 +276,7 @@ class IdCompleter:
             logprobs = tuple(min(0.0, value) for value in logprobs)
         if len(ids) > request.sampling.max_tokens:
             raise Retryable(f"{len(ids)} ids where {request.sampling.max_tokens} were asked for")
-        if sampled.prompt_ids is not None and tuple(sampled.prompt_ids) != prompt:
+        if sampled.prompt_ids is not None and sampled.prompt_ids != prompt.tolist():
             raise Retryable("the server sampled from another prompt than it was given")
         if sampled.prompt_tokens not in (len(prompt), UNTOLD):
             raise Retryable(f"the server saw {sampled.prompt_tokens} prompt ids, it was given {len(prompt)}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from orchestrator.completion.base import Tokenizer
+from orchestrator.completion.base import Ids, Tokenizer, ids_of
 from orchestrator.types import Completion, Message
 
 _MARKER = "assistantsaysthishere"
@@ -30,7 +30,7 @@ class _Segment:
     """One line: its ids, and the conversation they stand for up to the last completion."""
 
     number: int
-    ids: list[int] = field(default_factory=list)
+    ids: Ids = field(default_factory=ids_of)
     messages: tuple[Message, ...] = ()
     completion: Completion | None = None
 
@@ -40,7 +40,7 @@ class Prompt:
     """The next prompt. `ids` is the whole line; `added` are the ids this turn puts behind it."""
 
     segment: int
-    ids: tuple[int, ...]
+    ids: Ids
     added: tuple[int, ...]
     closing: str
 
@@ -59,9 +59,9 @@ class TokenLine:
             if (suffix := self._suffix(segment, messages)) is not None:
                 closing, text = suffix
                 added = tuple(self._tokenizer.encode(text))
-                return Prompt(segment.number, (*segment.ids, *added), added, closing)
+                return Prompt(segment.number, segment.ids + ids_of(added), added, closing)
         ids = tuple(self._tokenizer.encode(self._tokenizer.render(messages, generation_prompt=True)))
-        return Prompt(len(self._segments), ids, ids, "")
+        return Prompt(len(self._segments), ids_of(ids), ids, "")
 
     def append(self, prompt: Prompt, messages: tuple[Message, ...], completion: Completion) -> None:
         """Puts the prompt's ids and the sampled ids behind the line."""
@@ -70,8 +70,7 @@ class TokenLine:
         if prompt.segment == len(self._segments):
             self._segments.append(_Segment(prompt.segment))
         segment = self._segments[prompt.segment]
-        segment.ids.extend(prompt.added)
-        segment.ids.extend(completion.tokens_T)
+        segment.ids = prompt.ids + ids_of(completion.tokens_T)
         segment.messages = messages
         segment.completion = completion
 

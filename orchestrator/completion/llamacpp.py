@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.completion.base import CompletionRequest, Tokenizer
+from orchestrator.completion.base import CompletionRequest, Tokenizer, ids_of
 from orchestrator.completion.ids import IdCompleter, Sampled
 from orchestrator.completion.retry import Retryable
 
@@ -34,7 +34,7 @@ class LlamaCppDialect:
     def body(self, request: CompletionRequest, model: str) -> dict[str, Any]:
         sampling = request.sampling
         return {
-            "prompt": list(request.prompt_ids or ()),
+            "prompt": request.prompt_ids or (),
             "n_predict": sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
@@ -113,7 +113,7 @@ class LlamaCppCompleter(IdCompleter):
         """The raw log-prob of `ids[place]` behind what comes before it."""
         one = replace(
             request,
-            prompt_ids=(*(request.prompt_ids or ()), *ids[:place]),
+            prompt_ids=(request.prompt_ids or ids_of()) + ids_of(ids[:place]),
             stop=(),
             sampling=replace(request.sampling, max_tokens=1),
         )

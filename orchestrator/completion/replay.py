@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.completion.base import CompletionRequest
+from orchestrator.completion.base import CompletionRequest, Ids, ids_of
 from orchestrator.errors import EnvironmentUnusable, RecordError
 from orchestrator.types import Completion, Message
 
@@ -28,7 +28,7 @@ RECORDING = "rollouts.jsonl"
 @dataclass(frozen=True, slots=True)
 class _Recorded:
     messages: tuple[Message, ...]
-    prompt_ids: tuple[int, ...] | None
+    prompt_ids: Ids | None
     completion: Completion
 
     def answers(self, request: CompletionRequest) -> bool:
@@ -76,7 +76,7 @@ class ReplayCompleter:
                     if (rollout_id := line.get("rollout_id")) is not None:  # a recording put together has none
                         by_id[str(rollout_id), key] = episode
                     exact = exact and all(c["prompt_ids"] is not None for c in line["completions"])
-                except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+                except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
                     raise EnvironmentUnusable(f"{path}:{number} is no recorded rollout ({error})") from error
         except (lzma.LZMAError, EOFError) as error:
             raise EnvironmentUnusable(f"{path} is damaged: {error}") from error
@@ -119,13 +119,13 @@ def _lines(path: Path) -> Iterator[bytes]:
 def _episode(completions: list[dict[str, Any]]) -> tuple[_Recorded, ...]:
     recorded: list[_Recorded] = []
     talk: tuple[Message, ...] = ()
-    line: dict[int, tuple[int, ...]] = {}  # ids so far, by segment
+    line: dict[int, Ids] = {}  # ids so far, by segment
     for c in completions:
         talk = (*talk[: c["kept"]], *(Message(m["role"], m["content"]) for m in c["messages"]))
         ids, logprobs, added = c["token_ids"], c["logprobs"], c["prompt_ids"]
-        prompt = None if added is None or ids is None else (*line.get(c["segment"], ()), *added)
+        prompt = None if added is None or ids is None else line.get(c["segment"], ids_of()) + ids_of(added)
         if prompt is not None:
-            line[c["segment"]] = (*prompt, *ids)
+            line[c["segment"]] = prompt + ids_of(ids)
         completion = Completion(
             text=c["text"],
             visible=c["visible"],

@@ -46,7 +46,7 @@ class SglangDialect:
         if self.seeded:
             parameters["sampling_seed"] = sampling.seed
         return {
-            "input_ids": list(request.prompt_ids or ()),
+            "input_ids": request.prompt_ids or (),
             "sampling_params": parameters,
             "return_logprob": True,
             "logprob_start_len": -1,

@@ -45,7 +45,7 @@ class HubTokenizer:
         # Unless the model has a way of its own, `transformers` adds nothing to it but a look at each id.
         home = str(getattr(getattr(type(tokenizer), "_decode", None), "__module__", ""))
         self._decoder = self._backend if home.startswith("transformers.tokenization_utils") else None
-        self._opening = functools.lru_cache(_OPENINGS)(self._encode)
+        self._opening = functools.lru_cache(_OPENINGS)(lambda text: tuple(self._encode(text)))
 
     def encode(self, text: str) -> list[int]:
         if len(text) in _OPENING_CHARS:

@@ -23,7 +23,7 @@ class VllmDialect:
         sampling = request.sampling
         return {
             "model": model,
-            "prompt": list(request.prompt_ids or ()),
+            "prompt": request.prompt_ids or (),
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,

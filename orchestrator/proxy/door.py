@@ -42,9 +42,10 @@ class Door:
 
     async def aclose(self) -> None:
         """Nobody looks after it any more. Idempotent."""
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.wait([self._watching])
+        watching, self._watching = self._watching, None
+        if watching is not None:
+            watching.cancel()
+            await asyncio.wait([watching])
 
     async def _watch(self) -> None:
         lost = 0

@@ -9,7 +9,6 @@ sandbox that is far ahead of it has ended its rollout.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 CALLS_PER_S = 50.0
 BURST = 200  # what a whole rollout of default limits makes when completions cost no time
@@ -17,22 +16,22 @@ MAX_AHEAD = 400  # calls that wait, or were abandoned waiting
 
 
 class Pace:
-    """A bucket of BURST calls, filled at CALLS_PER_S. `on_flood` is called once."""
+    """A bucket of BURST calls, filled at CALLS_PER_S."""
 
-    def __init__(self, on_flood: Callable[[], None]) -> None:
-        self._on_flood = on_flood
+    def __init__(self) -> None:
         self._left = float(BURST)
         self._counted_s = asyncio.get_running_loop().time()
         self._flooded = False
 
-    def count(self) -> None:
-        """One call more, whatever becomes of it."""
+    def count(self) -> bool:
+        """One call more, whatever becomes of it. True, once: this is a flood."""
         now = asyncio.get_running_loop().time()
         self._left = min(BURST, self._left + (now - self._counted_s) * CALLS_PER_S) - 1
         self._counted_s = now
-        if self._left < -MAX_AHEAD and not self._flooded:
-            self._flooded = True
-            self._on_flood()
+        if self._left >= -MAX_AHEAD or self._flooded:
+            return False
+        self._flooded = True
+        return True
 
     async def turn(self) -> None:
         """Waits until the call that was counted last may be served."""

@@ -77,13 +77,9 @@ class SandboxServer:
         assert self._server is not None
         if self._lease is not None:
             await self._lease.aclose()
-        service = self._service
-        if service is not None:
-            for future in (service.parked, service.assigned):
-                if not future.done():
-                    future.cancel()
-                elif not future.cancelled():
-                    future.exception()  # seen: asyncio must not report it as lost
+            self._lease = None
+        if self._service is not None:
+            self._service.close()
         await self._server.stop(STOP_GRACE_S)
         await self._door.aclose()
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
@@ -41,32 +41,25 @@ class SandboxService(grpc.GenericRpcHandler):
         self.parked: asyncio.Future[Confinement] = loop.create_future()
         self.assigned: asyncio.Future[Lease] = loop.create_future()
         self.hung_up = asyncio.Event()
-        self._pace = Pace(self._end_flood)
-        self._methods: dict[str, Handler] = {
-            f"/{SERVICE}/Park": grpc.unary_stream_rpc_method_handler(
-                self.Park, response_serializer=pb.ParkResponse.SerializeToString
-            ),
-            f"/{SERVICE}/Complete": grpc.unary_unary_rpc_method_handler(
-                self.Complete, response_serializer=pb.CompleteResponse.SerializeToString
-            ),
-            f"/{SERVICE}/CallTool": grpc.unary_unary_rpc_method_handler(
-                self.CallTool, response_serializer=pb.CallToolResponse.SerializeToString
-            ),
-            f"/{SERVICE}/RecordStep": grpc.unary_unary_rpc_method_handler(
-                self.RecordStep, response_serializer=pb.RecordStepResponse.SerializeToString
-            ),
-            f"/{SERVICE}/SendOutput": grpc.stream_unary_rpc_method_handler(
-                self.SendOutput, response_serializer=pb.SendOutputResponse.SerializeToString
-            ),
-            f"/{SERVICE}/SubmitResult": grpc.unary_unary_rpc_method_handler(
-                self.SubmitResult, response_serializer=pb.SubmitResultResponse.SerializeToString
-            ),
-        }
+        self._pace = Pace()
+
+    def close(self) -> None:
+        """Nothing is served any more. Idempotent."""
+        for future in (self.parked, self.assigned):
+            if not future.done():
+                future.cancel()
+            elif not future.cancelled():
+                future.exception()  # seen: asyncio must not report it as lost
+        # gRPC keeps this object until a garbage collection: the lease, with all that was recorded, must not wait.
+        self.assigned = asyncio.get_running_loop().create_future()
+        self.assigned.cancel()
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
         """gRPC asks here for every call, also for one it will refuse."""
-        self._pace.count()
-        return self._methods.get(handler_call_details.method)
+        if self._pace.count():
+            self._end_flood()
+        handler = _HANDLERS.get(handler_call_details.method)
+        return handler(self) if handler is not None else None
 
     def _end_flood(self) -> None:
         log.warning("a sandbox floods its socket with calls")
@@ -164,6 +157,29 @@ class SandboxService(grpc.GenericRpcHandler):
         if not lease.carry(size):
             await _refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "budget")
         return lease
+
+
+# Made for each call: kept by the service they belong to, they would keep it until a garbage collection.
+_HANDLERS: Mapping[str, Callable[[SandboxService], Handler]] = {
+    f"/{SERVICE}/Park": lambda service: grpc.unary_stream_rpc_method_handler(
+        service.Park, response_serializer=pb.ParkResponse.SerializeToString
+    ),
+    f"/{SERVICE}/Complete": lambda service: grpc.unary_unary_rpc_method_handler(
+        service.Complete, response_serializer=pb.CompleteResponse.SerializeToString
+    ),
+    f"/{SERVICE}/CallTool": lambda service: grpc.unary_unary_rpc_method_handler(
+        service.CallTool, response_serializer=pb.CallToolResponse.SerializeToString
+    ),
+    f"/{SERVICE}/RecordStep": lambda service: grpc.unary_unary_rpc_method_handler(
+        service.RecordStep, response_serializer=pb.RecordStepResponse.SerializeToString
+    ),
+    f"/{SERVICE}/SendOutput": lambda service: grpc.stream_unary_rpc_method_handler(
+        service.SendOutput, response_serializer=pb.SendOutputResponse.SerializeToString
+    ),
+    f"/{SERVICE}/SubmitResult": lambda service: grpc.unary_unary_rpc_method_handler(
+        service.SubmitResult, response_serializer=pb.SubmitResultResponse.SerializeToString
+    ),
+}
 
 
 async def _chunks(attachment: Attachment) -> AsyncIterator[bytes]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.completion.base import Completer, CompletionRequest, Endpoint, Tokenizer
+from orchestrator.completion.base import Completer, CompletionRequest, Endpoint, Tokenizer, ids_of
 from orchestrator.completion.connect import connect
 from orchestrator.completion.recorder import trajectory
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
@@ -47,7 +47,7 @@ async def connected(
 
 
 def request(tokenizer: Tokenizer, *, max_tokens: int = 200, seed: int = 5) -> CompletionRequest:
-    ids = tuple(tokenizer.encode(tokenizer.render(TALK, generation_prompt=True)))
+    ids = ids_of(tokenizer.encode(tokenizer.render(TALK, generation_prompt=True)))
     stop = ("Observation:", "Calling tools:", "</code>")
     return CompletionRequest(TALK, ids, stop, Sampling(0.7, 0.9, max_tokens, seed), "rollout", "task", 0, 1)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.completion.base import CompletionRequest
+from orchestrator.completion.base import CompletionRequest, ids_of
 from orchestrator.completion.replay import ReplayCompleter
 from orchestrator.completion.tokenizer import load_tokenizer
 from orchestrator.demo import recording, tokenizer
@@ -57,7 +57,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def a_request(sequence: int = 1, **changes: object) -> CompletionRequest:
-    ids = {1: (1, 2, 3), 2: (1, 2, 3, 101, 201, 4)}.get(sequence)
+    ids = {1: ids_of((1, 2, 3)), 2: ids_of((1, 2, 3, 101, 201, 4))}.get(sequence)
     talk = TALK if sequence == 1 else MORE
     sampling = Sampling(temperature=1.0, top_p=1.0, max_tokens=9, seed=0)
     request = CompletionRequest(talk, ids, (), sampling, "g000000-r00-a0", "task", 0, sequence)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import smolagents.agents
-from rich.console import Console
-from rich.text import Text
 from smolagents.agents import CodeAgent, MultiStepAgent, ToolCallingAgent
 from smolagents.memory import ActionStep
 from smolagents.models import ChatMessage, MessageRole
-from smolagents.monitoring import AgentLogger
+from smolagents.monitoring import AgentLogger, LogLevel
 
 from sandbox.errors import StepsUsedUp
 from sandbox.executor import WorkerExecutor
@@ -69,28 +68,28 @@ class SandboxToolCallingAgent(_Ends, ToolCallingAgent):
 
 
 class _Log(AgentLogger):
-    """smolagents' log on stderr. Formats nothing that will not be shown: formatting took most of a step."""
+    """smolagents' log as plain text on stderr. Formats nothing that will not be shown: it took most of a step."""
 
     def __init__(self, verbosity: int) -> None:
-        super().__init__(level=verbosity - 1, console=Console(stderr=True, highlight=False))
+        super().__init__(level=verbosity - 1)
 
-    def _shown(self, level: Any) -> bool:
-        return bool(level <= self.level)
+    def log(self, *parts: Any, level: int | str = LogLevel.INFO, **kwargs: Any) -> None:
+        if (LogLevel[level.upper()] if isinstance(level, str) else level) <= self.level:
+            print(*parts, sep="\n", file=sys.stderr, flush=True)
 
-    def log_markdown(self, content: str, title: str | None = None, level: Any = 1, **kwargs: Any) -> None:
+    def log_markdown(
+        self, content: str, title: str | None = None, level: Any = LogLevel.INFO, **kwargs: Any
+    ) -> None:
         self.log_code(title or "", content, level)
 
-    def log_code(self, title: str, content: str, level: Any = 1) -> None:
-        if self._shown(level):  # without colours: what finds them in a text is a tenth of all there is to import
-            self.console.print(Text(f"{title}\n{content}"))
+    def log_code(self, title: str, content: str, level: Any = LogLevel.INFO) -> None:
+        self.log(title, content, level=level)
 
-    def log_rule(self, title: str, level: Any = 1) -> None:
-        if self._shown(level):
-            super().log_rule(title, level)
+    def log_rule(self, title: str, level: Any = LogLevel.INFO) -> None:
+        self.log(title, level=level)
 
-    def log_task(self, content: str, subtitle: str, title: str | None = None, level: Any = 1) -> None:
-        if self._shown(level):
-            super().log_task(content, subtitle, title, level)
+    def log_task(self, content: str, subtitle: str, title: str | None = None, level: Any = LogLevel.INFO) -> None:
+        self.log("New run" + f" - {title}" * bool(title), content, subtitle, level=level)
 
 
 def build_agent(

@@ -31,7 +31,8 @@ MAX_ARGUMENT_BYTES = 256 * 1024
 _OPTIONS = (
     ("grpc.max_receive_message_length", 16 << 20),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # Whatever its name says, so long a new connection may take: an orchestrator on a crowded machine is not gone.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     # A frozen orchestrator keeps its socket open; only pings tell.
     ("grpc.keepalive_time_ms", 30_000),

@@ -16,10 +16,20 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 DEFERRED = (
-    *("PIL", "dotenv", "huggingface_hub", "requests", "rich.live", "rich.markdown", "rich.syntax"),
+    *("PIL", "dotenv", "huggingface_hub", "requests", "rich"),
     *("asyncio", "grpc.aio", "hashlib", "yaml"),
     *("smolagents.cli", "smolagents.remote_executors"),
 )
+
+
+class _Empty:
+    """Takes whatever it is given, and as text is that: smolagents wraps what it logs in classes of rich."""
+
+    def __init__(self, *parts: object, **options: object) -> None:
+        self._parts = parts
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self._parts))
 
 
 class _StandIn(ModuleType):
@@ -28,7 +38,7 @@ class _StandIn(ModuleType):
     def __getattr__(self, name: str) -> type:
         if name.startswith("__"):
             raise AttributeError(name)
-        made = type(name, (), {"__module__": self.__name__})
+        made = type(name, (_Empty,), {"__module__": self.__name__})
         setattr(self, name, made)
         return made
 

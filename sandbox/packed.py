@@ -1,5 +1,7 @@
 """Everything that pid 1 imports in one file, made with the image: `python -m sandbox.packed`.
 
+With the modules comes what they compile while they are imported (`compiled`).
+
 A container starts with nothing of its file system cached, and each of some 270 modules takes several lookups
 and reads: a sixth of all importing. Where the file does not fit what is installed, as in an image that was made
 from ours and has other versions, imports go their usual way.
@@ -38,7 +40,13 @@ class _PackedLoader(SourceFileLoader):
 
 
 class _Finder:
-    def __init__(self, index: Mapping[str, Entry], codes: memoryview) -> None:
+    def __init__(
+        self,
+        index: Mapping[str, Entry],
+        compiled: tuple[dict[str, CodeType], dict[object, tuple[object, ...]]],
+        codes: memoryview,
+    ) -> None:
+        self.compiled = compiled
         self._index = index
         self._codes = codes
 
@@ -62,13 +70,17 @@ class _Finder:
 def packed_imports(file: str = FILE) -> Iterator[None]:
     """Within this block modules come out of the file, if it is there and fits."""
     finder = _open(file)
-    if finder is not None:
-        sys.meta_path.insert(0, finder)
-    try:
+    if finder is None:
         yield
+        return
+    sys.meta_path.insert(0, finder)
+    try:
+        from sandbox.compiled import compiled
+
+        with compiled(*finder.compiled):
+            yield
     finally:
-        if finder is not None:
-            sys.meta_path.remove(finder)
+        sys.meta_path.remove(finder)
 
 
 def _open(file: str) -> _Finder | None:
@@ -81,14 +93,14 @@ def _open(file: str) -> _Finder | None:
         return None
     start = len(MAGIC_NUMBER) + _LENGTH_BYTES
     end = start + int.from_bytes(content[len(MAGIC_NUMBER) : start], "big")
-    folders, index = marshal.loads(content[start:end])  # noqa: S302
+    folders, index, sources, patterns = marshal.loads(content[start:end])  # noqa: S302
     if any(_changed_at(folder) != changed_at for folder, changed_at in folders.items()):
         return None
-    return _Finder(index, content[end:])
+    return _Finder(index, (sources, patterns), content[end:])
 
 
-def pack(file: str) -> int:
-    """Writes what has been imported so far; how many modules."""
+def pack(file: str, sources: Mapping[str, CodeType], patterns: Mapping[object, object]) -> int:
+    """Writes what has been imported so far, with what was compiled meanwhile; how many modules."""
     index: dict[str, Entry] = {}
     codes: list[bytes] = []
     end = 0
@@ -103,7 +115,7 @@ def pack(file: str) -> int:
             end += len(code)
         elif type(spec.loader) is ExtensionFileLoader:
             index[name] = (spec.origin, False, 0, 0)
-    head = marshal.dumps((_folders(index), index))
+    head = marshal.dumps((_folders(index), index, sources, patterns))  # type: ignore[arg-type]
     with open(file, "wb") as opened:
         opened.write(MAGIC_NUMBER + len(head).to_bytes(_LENGTH_BYTES, "big") + head)
         opened.writelines(codes)
@@ -133,9 +145,11 @@ def _changed_at(folder: str) -> int | None:
 def main() -> None:
     """Imports what pid 1 imports, and writes it down."""
     from sandbox.__main__ import imported
+    from sandbox.compiled import recording
 
-    imported()
-    print(f"{pack(FILE)} modules in {FILE}")
+    with recording() as (sources, patterns):
+        imported()
+    print(f"{pack(FILE, sources, patterns)} modules in {FILE}")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import closing, suppress
 from pathlib import Path
 
 import grpc
@@ -18,10 +19,13 @@ from orchestrator.proxy.server import SandboxServer
 from orchestrator.proxy.service import SERVICE
 from orchestrator.proxy.wire import CONTRACT
 from orchestrator.types import Attachment, Limits, Task
+from sandbox.client import Client
+from sandbox.types import Box, Confinement
 from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.plans import TALK, a_plan
 
 Stub = pb_grpc.SandboxServiceStub
+A_CONFINEMENT = Confinement(0, True, 2, (), True, 1, True, (), {}, (), ())
 MESSAGES = [pb.Message(role=pb.ROLE_SYSTEM, content=TALK[0].content), pb.Message(role=pb.ROLE_USER, content="?")]
 
 
@@ -242,6 +246,37 @@ async def test_a_third_connection_is_not_accepted(server: SandboxServer) -> None
         for channel in channels:
             await channel.close()
     assert sum(connected) <= 2
+
+
+async def test_a_sandbox_waits_for_an_orchestrator_that_is_slow_to_answer(
+    server: SandboxServer, tmp_path: Path
+) -> None:
+    """On a crowded machine the other end of a new connection says nothing for a while."""
+    accepted = 0
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal accepted
+        accepted += 1
+        await asyncio.sleep(0.5)
+        theirs, ours = await asyncio.open_unix_connection(f"{server.directory}/s")
+        await asyncio.gather(piped(reader, ours), piped(theirs, writer))
+
+    async def piped(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with closing(writer), suppress(ConnectionError):
+            while chunk := await reader.read(65_536):
+                writer.write(chunk)
+
+    crowded = tmp_path / "crowded"
+    crowded.mkdir()
+    box = Box(crowded, tmp_path, tmp_path, None, 8)
+    async with await asyncio.start_unix_server(handle, crowded / "s"):
+        given = lease()
+        with Client(box) as client:
+            parking = asyncio.create_task(asyncio.to_thread(lambda: next(client.park(A_CONFINEMENT))))
+            await asyncio.wait_for(server.parked(), 60)
+            server.assign(given)
+            assert (await parking).assignment.question == given.plan.task.question
+    assert accepted == 1
 
 
 async def test_leaving_the_block_closes_socket_and_lease(tmp_path: Path) -> None:

@@ -14,9 +14,11 @@ from tests.fakes.runs import ROOT
 PACK = """
 import sys
 sys.path.insert(0, {folder!r})
-import whole.part
+from sandbox.compiled import recording
 from sandbox.packed import pack
-pack({file!r})
+with recording() as compiled:
+    import whole.part
+pack({file!r}, *compiled)
 """
 USE = """
 import sys

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import json
 import logging
 import sys
@@ -148,6 +149,7 @@ def main() -> None:
         print(json.dumps(asdict(mark)), flush=True)
 
     load_tokenizer(str(tokenizer_folder()))  # its library takes a second to import
+    importlib.import_module("orchestrator.surroundings")  # imported late by design: `orchestrator --help` is quick
     print("ready", flush=True)
     sys.stdin.readline()
     with tempfile.TemporaryDirectory(prefix="bench") as home:

@@ -19,6 +19,7 @@ DEFERRED = (
     *("PIL", "dotenv", "huggingface_hub", "requests", "rich"),
     *("asyncio", "grpc.aio", "hashlib", "yaml"),
     *("smolagents.cli", "smolagents.remote_executors"),
+    "google.protobuf.internal.python_message",  # messages are C's; this is imported, not used
 )
 
 

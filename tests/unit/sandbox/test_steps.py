@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sandbox.errors import CodeError
 from tests.unit.sandbox.conftest import Steps
 
 
@@ -170,3 +171,37 @@ def test_the_worker_is_the_first_to_go_and_the_last_to_run(steps: Steps) -> None
     assert steps.value(f"status = {status}\nstatus['CapEff'], status['CapInh'], status['NoNewPrivs']") == str(
         ("0" * 16, "0" * 16, "1")
     )
+
+
+@pytest.mark.parametrize(
+    ("code", "shown"),
+    [
+        (
+            "t = 0\nfor i in range(3):\n    t += i\nprint(t, i, 'i' in globals(), locals() is globals())",
+            "3 2 True True",
+        ),
+        ("'''doc'''\nfrom __future__ import annotations\nfor i in [1]: pass\nprint(i)", "1\n"),
+        ("x: int = 1\nfor x in [2, 3]: pass\nprint(x, __annotations__)", "3 {'x': <class 'int'>}"),
+        ("i = 9\nfor j in range(2):\n    k = [i for i in range(3)]\nprint(i, j, k)", "9 1 [0, 1, 2]"),
+        ("while True:\n    if (n := 5) > 3: break\nprint(n)", "5\n"),
+        ("for i in range(1):\n    def f(i=i): return i\n    class C: i = 7\nprint(f(4), C.i, i)", "4 7 0"),
+        (
+            "for n in [1]:\n    try: 1 / 0\n    except ZeroDivisionError as n: pass\nprint('n' in globals())",
+            "False",
+        ),
+        ("for n in [1, 2]:\n    del n\nprint('n' in globals())", "False"),
+        ("for i in range(2):\n    total = missing + i", "NameError: name 'missing' is not defined"),
+        ("for _ in [1]:\n    import json, os.path as p\nprint(json.dumps(p.basename('/a/b')))", '"b"'),
+        ("for v in [1, [2]]:\n    match v:\n        case [w]: pass\n        case w: pass\nprint(v, w)", "[2] 2"),
+        ("async def g():\n    yield 3\nasync for a in g(): b = a\nprint(b)", "3\n"),
+        ("for __x in [1]: print(__x, __name__)", "1 __main__"),
+        ("for i in range(2): exec('i = 5'); print(i, eval('i'))", "5 5\n5 5"),
+        ("print = lambda *a: None\nfor i in [1]: len = 3\ndel print, len\nprint(len('ab'), i)", "2 1"),
+    ],
+)
+def test_loops_of_a_step_mean_what_they_say(steps: Steps, code: str, shown: str) -> None:
+    try:
+        seen = steps.printed(code)
+    except CodeError as error:
+        seen = str(error)
+    assert shown in seen

@@ -19,9 +19,10 @@ def main() -> int:
 def imported() -> Callable[[list[str]], int]:
     """What takes the arguments, with everything imported."""
     with deferred_imports():
-        from sandbox import runner
+        from sandbox import agent, runner
         from sandbox.arguments import box_of
         from sandbox.supervisor import Supervisor
+    agent.prepare()
     return lambda arguments: Supervisor(box_of(arguments), runner.main).run()
 
 

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import smolagents.agents
+from jinja2 import Environment, StrictUndefined, Template, Undefined
 from smolagents.agents import CodeAgent, MultiStepAgent, ToolCallingAgent
 from smolagents.memory import ActionStep
 from smolagents.models import ChatMessage, MessageRole
 from smolagents.monitoring import AgentLogger, LogLevel
 
+from sandbox.compiled import remembered
 from sandbox.errors import StepsUsedUp
 from sandbox.executor import WorkerExecutor
 from sandbox.model import Complete, OrchestratorModel
@@ -143,8 +145,16 @@ def _managed(
     )
 
 
+@functools.cache
+def _template(source: str, undefined: type[Undefined]) -> Template:
+    """`Template(source, undefined=undefined)`, compiled once or never."""
+    environment = Environment(undefined=undefined)  # noqa: S701 - no HTML
+    code = remembered(("template", source), lambda: environment.compile(source))
+    return Template.from_code(environment, code, environment.make_globals(None))
+
+
 # Compiled again for every agent, they were most of the time from an assignment to its first completion.
-smolagents.agents.Template = functools.cache(smolagents.agents.Template)
+smolagents.agents.Template = _template
 
 
 def _agent(
@@ -196,6 +206,11 @@ def _own_templates(kind: AgentKind) -> Any:
     import yaml
 
     return yaml.safe_load(source.with_suffix(".yaml").read_text("utf-8"))
+
+
+def prepare() -> None:
+    """What nearly every agent needs, made by pid 1 for all its children."""
+    _template(_own_templates("code")["system_prompt"], StrictUndefined)
 
 
 def _report(step: ActionStep, agent: str) -> StepReport:

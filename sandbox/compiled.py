@@ -1,6 +1,7 @@
-"""What `dataclasses` and `re` compile while modules are imported, compiled with the image.
+"""What is compiled at every start from the same text, compiled with the image.
 
-A tenth of all importing is this: both compile text at run time, at every start the same text.
+A tenth of all importing is this: `dataclasses` writes the methods of a class as text, `re` compiles its patterns.
+Then there is the template of the system prompt.
 """
 
 from __future__ import annotations
@@ -13,78 +14,95 @@ from contextlib import contextmanager
 from types import CodeType
 from typing import Any
 
-Sources = dict[str, CodeType]  # by the text of a data class's methods
-Patterns = dict[object, tuple[object, ...]]  # by text and flags: what `_sre.compile` takes
+Compiled = dict[tuple[object, ...], Any]  # by kind and text; plain data and code, as `marshal` takes it
+_known: Mapping[tuple[object, ...], Any] = {}
+_recorded: Compiled | None = None
+
+
+def remembered(key: tuple[object, ...], make: Callable[[], Any]) -> Any:
+    """What `make` gave when the image was made, where that is known; else what it gives."""
+    made = _known.get(key)
+    if made is None:
+        made = make()
+        if _recorded is not None:
+            _recorded[key] = made
+    return made
 
 
 @contextmanager
-def compiled(sources: Mapping[str, CodeType], patterns: Mapping[object, tuple[object, ...]]) -> Iterator[None]:
-    """Within this block nothing that is in these is compiled again."""
-
-    def execute(text: str, namespace: dict[str, Any], names: dict[str, Any]) -> None:
-        exec(sources.get(text) or _code(text), namespace, names)  # noqa: S102
-
-    def compile_pattern(pattern: Any, flags: int = 0) -> re.Pattern[Any]:
-        known = patterns.get((pattern, flags))
-        return _sre.compile(*known) if known else _usual(pattern, flags)
-
-    with _instead(execute, compile_pattern):
-        yield
-
-
-@contextmanager
-def recording() -> Iterator[tuple[Sources, Patterns]]:
-    """Within this block what is compiled is written down."""
-    sources: Sources = {}
-    patterns: Patterns = {}
-
-    def execute(text: str, namespace: dict[str, Any], names: dict[str, Any]) -> None:
-        sources[text] = _code(text)
-        exec(sources[text], namespace, names)  # noqa: S102
-
-    def compile_pattern(pattern: Any, flags: int = 0) -> re.Pattern[Any]:
-        made = _usual(pattern, flags)
-        if isinstance(pattern, str | bytes):
-            patterns[pattern, int(flags)] = _Sre.last
-        return made
-
-    _compiler._sre = _Sre()
+def compiled(known: Mapping[tuple[object, ...], Any]) -> Iterator[None]:
+    """Within this block nothing that is in `known` is compiled again."""
+    global _known
+    _known = known
     try:
-        with _instead(execute, compile_pattern):
-            yield sources, patterns
+        with _watched():
+            yield
     finally:
-        _compiler._sre = _sre
-
-
-def _code(text: str) -> CodeType:
-    """As `exec` in `dataclasses` makes it, without what this module has from `__future__`."""
-    return compile(text, "<string>", "exec", dont_inherit=True)
-
-
-class _Sre:
-    """`_sre` that keeps what its last pattern was compiled of."""
-
-    last: tuple[Any, ...] = ()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(_sre, name)
-
-    def compile(self, pattern: Any, flags: int, code: list[int], *groups: Any) -> re.Pattern[Any]:
-        _Sre.last = (pattern, int(flags), [int(word) for word in code], *groups)  # plain, as marshal wants it
-        made: re.Pattern[Any] = _sre.compile(*_Sre.last)
-        return made
-
-
-_compiler: Any = re._compiler  # type: ignore[attr-defined]
-_usual: Callable[[Any, int], re.Pattern[Any]] = _compiler.compile
+        _known = {}
 
 
 @contextmanager
-def _instead(execute: Callable[..., None], compile_pattern: Callable[..., re.Pattern[Any]]) -> Iterator[None]:
-    vars(dataclasses)["exec"] = execute  # found before the built-in one
-    _compiler.compile = compile_pattern
+def recording() -> Iterator[Compiled]:
+    """Within this block what is compiled is written down."""
+    global _recorded
+    recorded: Compiled = {}
+    _recorded = recorded
+    try:
+        with _watched():
+            yield recorded
+    finally:
+        _recorded = None
+
+
+@contextmanager
+def _watched() -> Iterator[None]:
+    """`dataclasses` and `re` ask here first."""
+    vars(dataclasses)["exec"] = _execute  # found before the built-in one
+    _compiler.compile = _pattern
     try:
         yield
     finally:
         del vars(dataclasses)["exec"]
         _compiler.compile = _usual
+
+
+def _execute(text: str, namespace: dict[str, Any], names: dict[str, Any]) -> None:
+    def make() -> CodeType:  # as `exec` does, without what this module has from `__future__`
+        return compile(text, "<string>", "exec", dont_inherit=True)
+
+    exec(remembered(("class", text), make), namespace, names)  # noqa: S102
+
+
+def _pattern(pattern: Any, flags: int = 0) -> re.Pattern[Any]:
+    if not isinstance(pattern, str | bytes) or (_recorded is None and ("pattern", pattern, flags) not in _known):
+        return _usual(pattern, flags)
+    made: re.Pattern[Any] = _sre.compile(
+        *remembered(("pattern", pattern, int(flags)), lambda: _parts(pattern, flags))
+    )
+    return made
+
+
+def _parts(pattern: str | bytes, flags: int) -> tuple[Any, ...]:
+    """What `re` gives to `_sre.compile` for it, as plain data."""
+    _compiler._sre = taken = _Taken()
+    try:
+        _usual(pattern, flags)
+    finally:
+        _compiler._sre = _sre
+    return taken.parts
+
+
+class _Taken:
+    """`_sre`, keeping what a pattern is compiled of."""
+
+    parts: tuple[Any, ...] = ()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_sre, name)
+
+    def compile(self, pattern: Any, flags: int, code: list[int], *groups: Any) -> Any:
+        self.parts = (pattern, int(flags), [int(word) for word in code], *groups)
+
+
+_compiler: Any = re._compiler  # type: ignore[attr-defined]
+_usual: Callable[[Any, int], re.Pattern[Any]] = _compiler.compile

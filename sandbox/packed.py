@@ -43,7 +43,7 @@ class _Finder:
     def __init__(
         self,
         index: Mapping[str, Entry],
-        compiled: tuple[dict[str, CodeType], dict[object, tuple[object, ...]]],
+        compiled: Mapping[tuple[object, ...], object],
         codes: memoryview,
     ) -> None:
         self.compiled = compiled
@@ -77,7 +77,7 @@ def packed_imports(file: str = FILE) -> Iterator[None]:
     try:
         from sandbox.compiled import compiled
 
-        with compiled(*finder.compiled):
+        with compiled(finder.compiled):
             yield
     finally:
         sys.meta_path.remove(finder)
@@ -93,13 +93,13 @@ def _open(file: str) -> _Finder | None:
         return None
     start = len(MAGIC_NUMBER) + _LENGTH_BYTES
     end = start + int.from_bytes(content[len(MAGIC_NUMBER) : start], "big")
-    folders, index, sources, patterns = marshal.loads(content[start:end])  # noqa: S302
+    folders, index, compiled = marshal.loads(content[start:end])  # noqa: S302
     if any(_changed_at(folder) != changed_at for folder, changed_at in folders.items()):
         return None
-    return _Finder(index, (sources, patterns), content[end:])
+    return _Finder(index, compiled, content[end:])
 
 
-def pack(file: str, sources: Mapping[str, CodeType], patterns: Mapping[object, object]) -> int:
+def pack(file: str, compiled: Mapping[tuple[object, ...], object]) -> int:
     """Writes what has been imported so far, with what was compiled meanwhile; how many modules."""
     index: dict[str, Entry] = {}
     codes: list[bytes] = []
@@ -115,7 +115,7 @@ def pack(file: str, sources: Mapping[str, CodeType], patterns: Mapping[object, o
             end += len(code)
         elif type(spec.loader) is ExtensionFileLoader:
             index[name] = (spec.origin, False, 0, 0)
-    head = marshal.dumps((_folders(index), index, sources, patterns))  # type: ignore[arg-type]
+    head = marshal.dumps((_folders(index), index, compiled))  # type: ignore[arg-type]
     with open(file, "wb") as opened:
         opened.write(MAGIC_NUMBER + len(head).to_bytes(_LENGTH_BYTES, "big") + head)
         opened.writelines(codes)
@@ -147,9 +147,9 @@ def main() -> None:
     from sandbox.__main__ import imported
     from sandbox.compiled import recording
 
-    with recording() as (sources, patterns):
+    with recording() as compiled:
         imported()
-    print(f"{pack(FILE, sources, patterns)} modules in {FILE}")
+    print(f"{pack(FILE, compiled)} modules in {FILE}")
 
 
 if __name__ == "__main__":

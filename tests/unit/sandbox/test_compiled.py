@@ -7,8 +7,10 @@ import marshal
 import re
 
 import pytest
+from jinja2 import StrictUndefined, Template, UndefinedError
 
-from sandbox.compiled import Patterns, Sources, compiled, recording
+from sandbox.agent import _template
+from sandbox.compiled import Compiled, compiled, recording, remembered
 
 PATTERNS = [(r"(?P<word>\w+)\s+(\d+)", re.I), (rb"[a-f]{2,}?", 0), ("ä|[α-ω]+", re.M | re.X)]
 
@@ -22,9 +24,9 @@ def a_class() -> type:
     return Point
 
 
-def kept(sources: Sources, patterns: Patterns) -> tuple[Sources, Patterns]:
-    """As they come out of the image's file."""
-    return marshal.loads(marshal.dumps((sources, patterns)))  # type: ignore[arg-type]
+def kept(made: Compiled) -> Compiled:
+    """As it comes out of the image's file."""
+    return marshal.loads(marshal.dumps(made))  # type: ignore[arg-type,no-any-return]
 
 
 def test_classes_and_patterns_are_as_without_it() -> None:
@@ -32,11 +34,9 @@ def test_classes_and_patterns_are_as_without_it() -> None:
     with recording() as recorded:
         point = a_class()
         usual = [re.compile(*pattern) for pattern in PATTERNS]
-    sources, patterns = kept(*recorded)
-    assert len(patterns) == len(PATTERNS)
-    assert sources
+    assert {key[:2] for key in recorded if key[0] == "pattern"} >= {("pattern", p) for p, _ in PATTERNS}
     re.purge()
-    with compiled(sources, patterns):
+    with compiled(kept(recorded)):
         again = a_class()
         same = [re.compile(*pattern) for pattern in PATTERNS]
     assert [(p.pattern, p.flags, p.groups, dict(p.groupindex)) for p in same] == [
@@ -51,18 +51,29 @@ def test_classes_and_patterns_are_as_without_it() -> None:
 
 
 def test_what_is_known_is_not_compiled_again() -> None:
-    with recording() as (sources, patterns):
+    with recording() as recorded:
         a_class()
-    other = {text: compile("raise KeyError", "", "exec") for text in sources}
-    with compiled(other, patterns), pytest.raises(KeyError):
+    other = {key: compile("raise KeyError", "", "exec") for key in recorded if key[0] == "class"}
+    with compiled(other), pytest.raises(KeyError):
         a_class()
+    with compiled({("template", "x"): 1}):
+        assert remembered(("template", "x"), lambda: 2) == 1
+    assert remembered(("template", "x"), lambda: 2) == 2
 
 
 def test_what_is_not_known_is_compiled_as_ever_and_nothing_stays() -> None:
     re.purge()
     before = re._compiler.compile  # type: ignore[attr-defined]
-    with compiled({}, {}):
+    with compiled({}):
         assert re.compile("a+b").match("aab")
         assert a_class()(3).x == 3
     assert "exec" not in vars(dataclasses)
     assert re._compiler.compile is before  # type: ignore[attr-defined]
+
+
+def test_a_prompt_is_rendered_as_by_jinja2_itself() -> None:
+    source = "{% for n in names -%}\n{{ n }}{% if not loop.last %}, {% endif %}\n{%- endfor %}\n"
+    ours = _template(source, StrictUndefined)
+    assert ours.render(names=["<a>", 2]) == Template(source, undefined=StrictUndefined).render(names=["<a>", 2])
+    with pytest.raises(UndefinedError):
+        ours.render()

@@ -18,7 +18,7 @@ from sandbox.compiled import recording
 from sandbox.packed import pack
 with recording() as compiled:
     import whole.part
-pack({file!r}, *compiled)
+pack({file!r}, compiled)
 """
 USE = """
 import sys

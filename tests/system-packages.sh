@@ -32,8 +32,12 @@ path = pathlib.Path("/etc/docker/daemon.json")
 config = json.loads(path.read_text()) if path.exists() else {}
 if "runsc" in config.get("runtimes", {}):
     sys.exit(1)
+# Docker's TMPDIR is below its data, which may be closed to the unprivileged process that runsc starts.
+started = pathlib.Path("/usr/local/bin/runsc-for-docker")
+started.write_text(f'#!/bin/sh\nTMPDIR=/tmp exec {shutil.which("runsc")} "$@"\n')
+started.chmod(0o755)
 # Without --host-uds a sandbox cannot reach its socket; sandboxes have no network in any case.
-runsc = {"path": shutil.which("runsc"), "runtimeArgs": ["--host-uds=open", "--network=none"]}
+runsc = {"path": str(started), "runtimeArgs": ["--host-uds=open", "--network=none"]}
 config.setdefault("runtimes", {})["runsc"] = runsc
 path.parent.mkdir(exist_ok=True)
 path.write_text(json.dumps(config, indent=2) + "\n")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing, suppress
 from pathlib import Path
@@ -246,6 +248,25 @@ async def test_a_third_connection_is_not_accepted(server: SandboxServer) -> None
         for channel in channels:
             await channel.close()
     assert sum(connected) <= 2
+
+
+async def test_what_a_rollout_has_recorded_does_not_wait_for_a_garbage_collection(tmp_path: Path) -> None:
+    """Such a collection would hold up all other rollouts' completions."""
+    gc.collect()
+    gc.disable()
+    try:
+        async with SandboxServer(tmp_path) as running, grpc.aio.insecure_channel(f"unix:{tmp_path}/s") as channel:
+            given = lease()
+            await parked(Stub(channel), running, given)
+            await Stub(channel).Complete(complete())
+            await Stub(channel).SubmitResult(pb.SubmitResultRequest(stop_reason=pb.STOP_REASON_NO_ANSWER))
+            await given.ended()
+            recorded = weakref.ref(given)
+            del given
+        await asyncio.sleep(0.1)  # tasks that have ended go a turn later
+        assert recorded() is None
+    finally:
+        gc.enable()
 
 
 async def test_a_sandbox_waits_for_an_orchestrator_that_is_slow_to_answer(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 from rollout_api.v1 import sandbox_pb2 as pb
 
 from orchestrator.errors import ProtocolError
@@ -58,8 +59,12 @@ class SandboxService(grpc.GenericRpcHandler):
         """gRPC asks here for every call, also for one it will refuse."""
         if self._pace.count():
             self._end_flood()
-        handler = _HANDLERS.get(handler_call_details.method)
-        return handler(self) if handler is not None else None
+        name = handler_call_details.method.removeprefix(f"/{SERVICE}/")
+        if name not in _METHODS:
+            return None
+        # Made for each call: handlers that were kept would keep this object until a garbage collection.
+        kind, response = _METHODS[name]
+        return kind(getattr(self, name), response_serializer=response.SerializeToString)
 
     def _end_flood(self) -> None:
         log.warning("a sandbox floods its socket with calls")
@@ -159,26 +164,13 @@ class SandboxService(grpc.GenericRpcHandler):
         return lease
 
 
-# Made for each call: kept by the service they belong to, they would keep it until a garbage collection.
-_HANDLERS: Mapping[str, Callable[[SandboxService], Handler]] = {
-    f"/{SERVICE}/Park": lambda service: grpc.unary_stream_rpc_method_handler(
-        service.Park, response_serializer=pb.ParkResponse.SerializeToString
-    ),
-    f"/{SERVICE}/Complete": lambda service: grpc.unary_unary_rpc_method_handler(
-        service.Complete, response_serializer=pb.CompleteResponse.SerializeToString
-    ),
-    f"/{SERVICE}/CallTool": lambda service: grpc.unary_unary_rpc_method_handler(
-        service.CallTool, response_serializer=pb.CallToolResponse.SerializeToString
-    ),
-    f"/{SERVICE}/RecordStep": lambda service: grpc.unary_unary_rpc_method_handler(
-        service.RecordStep, response_serializer=pb.RecordStepResponse.SerializeToString
-    ),
-    f"/{SERVICE}/SendOutput": lambda service: grpc.stream_unary_rpc_method_handler(
-        service.SendOutput, response_serializer=pb.SendOutputResponse.SerializeToString
-    ),
-    f"/{SERVICE}/SubmitResult": lambda service: grpc.unary_unary_rpc_method_handler(
-        service.SubmitResult, response_serializer=pb.SubmitResultResponse.SerializeToString
-    ),
+_METHODS: Mapping[str, tuple[Callable[..., Handler], type[Message]]] = {
+    "Park": (grpc.unary_stream_rpc_method_handler, pb.ParkResponse),
+    "Complete": (grpc.unary_unary_rpc_method_handler, pb.CompleteResponse),
+    "CallTool": (grpc.unary_unary_rpc_method_handler, pb.CallToolResponse),
+    "RecordStep": (grpc.unary_unary_rpc_method_handler, pb.RecordStepResponse),
+    "SendOutput": (grpc.stream_unary_rpc_method_handler, pb.SendOutputResponse),
+    "SubmitResult": (grpc.unary_unary_rpc_method_handler, pb.SubmitResultResponse),
 }
 
 

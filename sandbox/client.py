@@ -27,6 +27,8 @@ SUBMIT_LIMIT_S = 60.0
 RECORD_LIMIT_S = 10.0
 OUTPUT_LIMIT_S = 60.0
 MAX_ARGUMENT_BYTES = 256 * 1024
+# Steps that wait for another request to travel with; the orchestrator takes 64 KiB of them.
+STEPS, STEPS_BYTES = 8, 60 * 1024
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", 16 << 20),
@@ -56,6 +58,7 @@ class Client:
         self._stub = pb_grpc.SandboxServiceStub(self._channel)
         self._completions = 0
         self._tool_calls = 0
+        self._steps: list[pb.RecordStepRequest] = []
 
     def __enter__(self) -> Client:
         return self
@@ -79,6 +82,7 @@ class Client:
         """One completion, for a managed agent if it is named. Raises LeaseEnded, ChannelLost, EpisodeCrashed."""
         self._completions += 1
         request = wire.complete_request(self._completions, kind, messages, agent, stop)
+        request.steps.extend(self._ended_steps())
         response = self._call(lambda: self._stub.Complete(request, timeout=COMPLETE_LIMIT_S))
         if response.WhichOneof("result") != "completion":
             raise LeaseEnded(response.ended.outcome)
@@ -99,11 +103,21 @@ class Client:
         raise LeaseEnded(response.ended.outcome)
 
     def record_step(self, step: StepReport) -> None:
-        """Shows a step. Nothing depends on it: a failure is a line on stderr."""
-        try:
-            self._stub.RecordStep(wire.step_request(step), timeout=RECORD_LIMIT_S)
-        except grpc.RpcError as error:
-            print(f"step {step.step_number} was not recorded: {_told(error)}", file=sys.stderr, flush=True)
+        """Shows a step, with the request that comes next: a call of its own costs 2.5 CPU-ms. Nothing depends on
+        it: a failure is a line on stderr."""
+        self._steps.append(wire.step_request(step))
+        if sum(one.ByteSize() for one in self._steps) < STEPS_BYTES and len(self._steps) < STEPS:
+            return
+        for request in self._ended_steps():
+            try:
+                self._stub.RecordStep(request, timeout=RECORD_LIMIT_S)
+            except grpc.RpcError as error:
+                print(f"step {step.step_number} was not recorded: {_told(error)}", file=sys.stderr, flush=True)
+
+    def _ended_steps(self) -> list[pb.RecordStepRequest]:
+        """Those that were not shown yet, once."""
+        steps, self._steps = self._steps, []
+        return steps
 
     def send_output(self, chunks: Iterator[bytes]) -> None:
         """Hands over the files' stream. Nothing depends on it: a failure is a line on stderr."""
@@ -117,6 +131,7 @@ class Client:
     def submit(self, result: Result, duration_s: float) -> None:
         """Ends the episode. Raises LeaseEnded, ChannelLost, EpisodeCrashed."""
         request = wire.result_request(result, duration_s)
+        request.steps.extend(self._ended_steps())
         self._call(lambda: self._stub.SubmitResult(request, timeout=SUBMIT_LIMIT_S))
 
     def _begin_parking(self, confinement: Confinement) -> Iterator[pb.ParkResponse]:

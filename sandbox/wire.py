@@ -31,7 +31,7 @@ from sandbox.types import (
     ToolSpec,
 )
 
-CONTRACT = 3
+CONTRACT = 4
 MAX_MOUNTS = 200  # told; a sandbox has some forty
 MAX_STEP_TEXT_BYTES = 64 * 1024
 MAX_DETAIL_BYTES = 4 * 1024

@@ -47,6 +47,7 @@ class Submission:
     reason: str
     answer: bytes | None
     detail: str
+    steps: tuple[Step, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +77,17 @@ class ToolReply:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A request for a completion, checked. `agent`: the managed one that asks; empty: the main one."""
+    """A request for a completion, checked. `agent`: the managed one that asks; empty: the main one.
+
+    `steps`: those that ended since the last one.
+    """
 
     sequence: int
     kind: CompletionKind
     messages: tuple[Message, ...]
     stop: tuple[str, ...]
     agent: str
+    steps: tuple[Step, ...]
 
 
 class Lease:
@@ -169,6 +174,7 @@ class Lease:
         messages: tuple[Message, ...],
         stop: tuple[str, ...] = (),
         agent: str = "",
+        steps: tuple[Step, ...] = (),
     ) -> Reply:
         """The answer to one numbered request. Raises SequenceError; ProtocolError for what no such agent asks."""
         plan = self.plan.agent
@@ -178,7 +184,7 @@ class Lease:
             raise ProtocolError("only a program may bring stop strings")
         if plan.kind != "program":
             stop = stop_strings(kind, self._tags(agent))
-        asked = _Asked(sequence, kind, messages, stop, agent)
+        asked = _Asked(sequence, kind, messages, stop, agent, steps)
         return await self._completions.answer(sequence, content, lambda: self._complete(asked))
 
     def _tags(self, name: str) -> tuple[str, str] | None:
@@ -188,6 +194,8 @@ class Lease:
         return agent.code_tags if (kind or agent.kind) == "code" else None
 
     async def _complete(self, asked: _Asked) -> Reply:
+        for step in asked.steps:  # here, as a request that is repeated must not show them twice
+            self.record_step(step)
         with self.clock.waiting():
             try:
                 return Reply(completion=await self._sample(asked))
@@ -348,6 +356,8 @@ class Lease:
         """The first result wins. Raises ProtocolError for a later one."""
         if not self.live:
             raise ProtocolError("the episode has ended already")
+        for step in submission.steps:
+            self.record_step(step)
         self._ended.set_result(submission)
 
     def refuse(self, name: str, detail: str) -> str:

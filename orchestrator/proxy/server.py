@@ -20,15 +20,15 @@ from orchestrator.launch.uninterrupted import uninterrupted
 from orchestrator.proxy.door import Door
 from orchestrator.proxy.leases import Lease
 from orchestrator.proxy.service import SandboxService
+from orchestrator.proxy.wire import MAX_REQUEST_BYTES
 from orchestrator.types import Confinement
 
 log = logging.getLogger(__name__)
 
-MAX_RECEIVE_BYTES = 4 << 20
 MAX_SEND_BYTES = 8 << 20
 STOP_GRACE_S = 0.05  # for the answer to SubmitResult to leave
 _OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
+    ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_send_message_length", MAX_SEND_BYTES),
     ("grpc.max_metadata_size", 16 * 1024),
     ("grpc.max_concurrent_streams", 8),

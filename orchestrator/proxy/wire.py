@@ -18,17 +18,18 @@ from orchestrator.proxy.unparsed import read
 from orchestrator.tools.base import FILE_TOOLS, HostTool
 from orchestrator.types import AgentKind, AgentSpec, CompletionKind, Confinement, Message, Mount, Role, Step, Task
 
-CONTRACT = 3
+CONTRACT = 4
 MAX_OUTPUT_PIECE_BYTES = 256 * 1024
 CHUNK_BYTES = 256 * 1024
 MAX_MESSAGES = 2_000
 MAX_ARGUMENT_BYTES = 256 * 1024
 MAX_TEXT_CHARS = 64 * 1024  # of one step's texts, for display
 MAX_DETAIL_CHARS = 4 * 1024
-MAX_CONVERSATION_BYTES = 4 << 20
 _FIELDS = 256  # of any request but a conversation, those of inner messages included
 _PARK_BYTES, _PARK_FIELDS = 256 * 1024, 4096  # every mount has eight
 _STEP_BYTES = 2 << 20  # four texts, each character of up to four bytes, cut here
+_STEPS_BYTES = 64 * 1024  # of the steps that travel with another request
+MAX_REQUEST_BYTES = (4 << 20) + _STEPS_BYTES  # a conversation of 4 MiB, and its steps
 _RESULT_BYTES = 512 * 1024
 MAX_STOPS = 4  # as OpenAI takes them
 MAX_STOP_CHARS = 64
@@ -102,6 +103,7 @@ class Asked(NamedTuple):
     messages: tuple[Message, ...]
     stop: tuple[str, ...]
     agent: str
+    steps: tuple[Step, ...]
 
 
 def assignment(
@@ -162,8 +164,8 @@ def _tool(name: str, tool: HostTool | SandboxTool) -> pb.HostTool:
 
 def completion_request(data: bytes) -> Asked:
     """What is asked for. Raises ProtocolError."""
-    fields = 3 + MAX_STOPS + 3 * MAX_MESSAGES
-    request = read(pb.CompleteRequest, data, max_bytes=MAX_CONVERSATION_BYTES, max_fields=fields)
+    fields = 3 + MAX_STOPS + 3 * MAX_MESSAGES + _FIELDS
+    request = read(pb.CompleteRequest, data, max_bytes=MAX_REQUEST_BYTES, max_fields=fields)
     kind = _KINDS.get(request.kind)
     if kind is None:
         raise ProtocolError(f"unknown completion kind {request.kind}")
@@ -177,7 +179,8 @@ def completion_request(data: bytes) -> Asked:
         if role is None:
             raise ProtocolError(f"unknown role {message.role}")
         messages.append(Message(role, message.content))
-    return Asked(request.sequence, kind, tuple(messages), tuple(request.stop), request.agent)
+    steps = tuple(map(_step, request.steps))
+    return Asked(request.sequence, kind, tuple(messages), tuple(request.stop), request.agent, steps)
 
 
 def completion_response(reply: Reply) -> pb.CompleteResponse:
@@ -222,7 +225,10 @@ def tool_response(reply: ToolReply) -> pb.CallToolResponse:
 
 def step(data: bytes) -> Step:
     """A step as the sandbox tells it: cut, for display. Raises ProtocolError."""
-    request = read(pb.RecordStepRequest, data, max_bytes=_STEP_BYTES, max_fields=_FIELDS)
+    return _step(read(pb.RecordStepRequest, data, max_bytes=_STEP_BYTES, max_fields=_FIELDS))
+
+
+def _step(request: pb.RecordStepRequest) -> Step:
     return Step(
         step_number=request.step_number,
         model_output=request.model_output[:MAX_TEXT_CHARS],
@@ -243,13 +249,14 @@ def output_piece(data: bytes) -> bytes:
 
 def submission(data: bytes) -> Submission:
     """A result. Raises ProtocolError."""
-    request = read(pb.SubmitResultRequest, data, max_bytes=_RESULT_BYTES, max_fields=_FIELDS)
+    request = read(pb.SubmitResultRequest, data, max_bytes=_RESULT_BYTES + _STEPS_BYTES, max_fields=_FIELDS)
     if request.stop_reason not in pb.StopReason.values() or not request.stop_reason:
         raise ProtocolError(f"unknown stop reason {request.stop_reason}")
     return Submission(
         reason=pb.StopReason.Name(request.stop_reason).removeprefix("STOP_REASON_").lower(),
         answer=request.answer if request.HasField("answer") else None,
         detail=request.detail[:MAX_DETAIL_CHARS],
+        steps=tuple(map(_step, request.steps)),
     )
 
 

@@ -153,6 +153,7 @@ class ScriptedOrchestrator(pb_grpc.SandboxServiceServicer):
         if request.sequence in self._served:
             return self._served[request.sequence]
         self.completions.append(request)
+        self.steps += request.steps
         served = self.script.completions[len(self.completions) - 1]
         if served is ENDED:
             response = pb.CompleteResponse(ended=pb.EpisodeEnded(outcome="budget"))
@@ -192,6 +193,7 @@ class ScriptedOrchestrator(pb_grpc.SandboxServiceServicer):
         self, request: pb.SubmitResultRequest, context: grpc.aio.ServicerContext
     ) -> pb.SubmitResultResponse:
         self.results.append(request)
+        self.steps += request.steps
         return pb.SubmitResultResponse()
 
     def _assignment(self) -> pb.Assignment:

@@ -22,7 +22,7 @@ from orchestrator.proxy.service import SERVICE
 from orchestrator.proxy.wire import CONTRACT
 from orchestrator.types import Attachment, Limits, Task
 from sandbox.client import Client
-from sandbox.types import Box, Confinement
+from sandbox.types import Box, Confinement, Message, Result, StepReport
 from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.plans import TALK, a_plan
 
@@ -52,6 +52,10 @@ async def parked(stub: Stub, server: SandboxServer, given: Lease) -> list[pb.Par
     await asyncio.wait_for(server.parked(), 120)
     server.assign(given)
     return [item async for item in stream]
+
+
+def a_step(number: int, output: str = "") -> StepReport:
+    return StepReport(number, output, "", "", "", "", False, 0.1)
 
 
 async def code_of(call: object) -> grpc.StatusCode:
@@ -171,6 +175,52 @@ async def test_steps_are_kept_for_display_and_bounded(stub: Stub, server: Sandbo
         await stub.RecordStep(pb.RecordStepRequest(step_number=number, observations="x" * 100_000))
     assert 10 <= len(given.steps) < 40
     assert max(len(step.observations) for step in given.steps) == 64 * 1024
+
+
+async def test_a_request_that_is_repeated_or_refused_shows_its_steps_no_second_time(
+    stub: Stub, server: SandboxServer
+) -> None:
+    given = lease()
+    await parked(stub, server, given)
+    steps = [pb.RecordStepRequest(step_number=1, observations="x" * 65_000, error_type="é" * 210)]
+    assert await code_of(stub.Complete(complete(kind=99, steps=steps))) is grpc.StatusCode.INVALID_ARGUMENT
+    assert await code_of(stub.Complete(complete(9, steps=steps))) is grpc.StatusCode.ABORTED
+    for _ in range(2):
+        await stub.Complete(complete(steps=steps))
+    assert [(step.step_number, step.error_type) for step in given.steps] == [(1, "é" * 200)]
+
+
+async def test_a_sandbox_shows_its_steps_with_its_next_request(server: SandboxServer, tmp_path: Path) -> None:
+    """But those too long for it, and those that are too many, go at once."""
+    given = lease(["1", "2"])
+
+    def shown() -> list[int]:
+        return [step.step_number for step in given.steps]
+
+    def episode() -> None:
+        with Client(Box(server.directory, tmp_path, tmp_path, None, 8)) as client:
+            for _ in client.park(A_CONFINEMENT):
+                pass
+            client.record_step(a_step(1))
+            assert shown() == []
+            client.complete("action", (Message("user", "?"),))
+            assert shown() == [1]
+            client.record_step(a_step(2))
+            client.record_step(a_step(3, "x" * 61_500))
+            assert shown() == [1, 2, 3]
+            client.complete("action", (Message("user", "y" * ((4 << 20) - 64)),))
+            for number in range(4, 13):
+                client.record_step(a_step(number, "x" * 5_000))
+            assert shown() == list(range(1, 12))
+            client.submit(Result("final_answer", b"z" * 65_536, "d" * 4096), 0.1)
+
+    episode_over = asyncio.create_task(asyncio.to_thread(episode))
+    await asyncio.wait_for(server.parked(), 60)
+    server.assign(given)
+    await asyncio.wait_for(episode_over, 60)
+    assert shown() == list(range(1, 13))
+    assert len(given.turns) == 2
+    assert not given.live
 
 
 async def test_a_budget_that_is_used_up_is_told_by_name(stub: Stub, server: SandboxServer) -> None:

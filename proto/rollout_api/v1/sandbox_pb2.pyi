@@ -270,18 +270,20 @@ class Message(_message.Message):
     def __init__(self, role: _Optional[_Union[Role, str]] = ..., content: _Optional[str] = ...) -> None: ...
 
 class CompleteRequest(_message.Message):
-    __slots__ = ("sequence", "kind", "messages", "stop", "agent")
+    __slots__ = ("sequence", "kind", "messages", "stop", "agent", "steps")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     AGENT_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     kind: CompletionKind
     messages: _containers.RepeatedCompositeFieldContainer[Message]
     stop: _containers.RepeatedScalarFieldContainer[str]
     agent: str
-    def __init__(self, sequence: _Optional[int] = ..., kind: _Optional[_Union[CompletionKind, str]] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., stop: _Optional[_Iterable[str]] = ..., agent: _Optional[str] = ...) -> None: ...
+    steps: _containers.RepeatedCompositeFieldContainer[RecordStepRequest]
+    def __init__(self, sequence: _Optional[int] = ..., kind: _Optional[_Union[CompletionKind, str]] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., stop: _Optional[_Iterable[str]] = ..., agent: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[RecordStepRequest, _Mapping]]] = ...) -> None: ...
 
 class CompleteResponse(_message.Message):
     __slots__ = ("completion", "ended")
@@ -366,16 +368,18 @@ class SendOutputResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class SubmitResultRequest(_message.Message):
-    __slots__ = ("stop_reason", "answer", "episode_duration", "detail")
+    __slots__ = ("stop_reason", "answer", "episode_duration", "detail", "steps")
     STOP_REASON_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     EPISODE_DURATION_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     stop_reason: StopReason
     answer: bytes
     episode_duration: _duration_pb2.Duration
     detail: str
-    def __init__(self, stop_reason: _Optional[_Union[StopReason, str]] = ..., answer: _Optional[bytes] = ..., episode_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., detail: _Optional[str] = ...) -> None: ...
+    steps: _containers.RepeatedCompositeFieldContainer[RecordStepRequest]
+    def __init__(self, stop_reason: _Optional[_Union[StopReason, str]] = ..., answer: _Optional[bytes] = ..., episode_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., detail: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[RecordStepRequest, _Mapping]]] = ...) -> None: ...
 
 class SubmitResultResponse(_message.Message):
     __slots__ = ()

@@ -96,7 +96,8 @@ class SandboxServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RecordStep(self, request, context):
-        """Shows the orchestrator what a step looked like from inside. Display only.
+        """Shows the orchestrator what a step looked like from inside. Display only. Steps travel
+        with the next Complete or SubmitResult where they can; this is for those too long for it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -59,7 +59,9 @@ class SandboxServiceStub:
         rollout_api.v1.sandbox_pb2.RecordStepRequest,
         rollout_api.v1.sandbox_pb2.RecordStepResponse,
     ]
-    """Shows the orchestrator what a step looked like from inside. Display only."""
+    """Shows the orchestrator what a step looked like from inside. Display only. Steps travel
+    with the next Complete or SubmitResult where they can; this is for those too long for it.
+    """
 
     SendOutput: grpc.StreamUnaryMultiCallable[
         rollout_api.v1.sandbox_pb2.SendOutputRequest,
@@ -106,7 +108,9 @@ class SandboxServiceAsyncStub:
         rollout_api.v1.sandbox_pb2.RecordStepRequest,
         rollout_api.v1.sandbox_pb2.RecordStepResponse,
     ]
-    """Shows the orchestrator what a step looked like from inside. Display only."""
+    """Shows the orchestrator what a step looked like from inside. Display only. Steps travel
+    with the next Complete or SubmitResult where they can; this is for those too long for it.
+    """
 
     SendOutput: grpc.aio.StreamUnaryMultiCallable[
         rollout_api.v1.sandbox_pb2.SendOutputRequest,
@@ -161,7 +165,9 @@ class SandboxServiceServicer(metaclass=abc.ABCMeta):
         request: rollout_api.v1.sandbox_pb2.RecordStepRequest,
         context: _ServicerContext,
     ) -> typing.Union[rollout_api.v1.sandbox_pb2.RecordStepResponse, collections.abc.Awaitable[rollout_api.v1.sandbox_pb2.RecordStepResponse]]:
-        """Shows the orchestrator what a step looked like from inside. Display only."""
+        """Shows the orchestrator what a step looked like from inside. Display only. Steps travel
+        with the next Complete or SubmitResult where they can; this is for those too long for it.
+        """
 
     @abc.abstractmethod
     def SendOutput(

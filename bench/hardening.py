@@ -19,11 +19,13 @@ async def measure(scale: Scale) -> Findings:
     cpu: dict[bool, list[float]] = {True: [], False: []}
     meter = await CpuMeter.open(scale.pick(0.2, 2.0, 5.0))
     with bare_containers() as bare:
-        bare.run(hardened=True)
+        bare.run(hardened=True, sealed=True)
         for number in range(scale.pick(1, 16, 60)):
             for hardened in (True, False) if number % 2 else (False, True):
                 before = meter.now()
-                wall[hardened].append((await asyncio.to_thread(bare.run, hardened=hardened)).ended_s)
+                wall[hardened].append(
+                    (await asyncio.to_thread(bare.run, hardened=hardened, sealed=hardened)).ended_s
+                )
                 cpu[hardened].append(meter.since(before))
     found.samples = {
         "hardened_s": wall[True],

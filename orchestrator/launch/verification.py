@@ -50,6 +50,11 @@ def _mounts(inspected: Mapping[str, Any]) -> object:
     return sorted((m["Type"], m["Destination"], m["RW"]) for m in inspected.get("Mounts") or ())
 
 
+def _network(inspected: Mapping[str, Any]) -> object:
+    joined = set(inspected["NetworkSettings"].get("Networks") or ())  # of one that is not to have any: none at all
+    return inspected["HostConfig"]["NetworkMode"], sorted(joined - {"none"})
+
+
 def _ulimits(inspected: Mapping[str, Any]) -> object:
     return sorted((u["Name"], u["Soft"], u["Hard"]) for u in inspected["HostConfig"].get("Ulimits") or ())
 
@@ -75,7 +80,7 @@ def _log_limits(inspected: Mapping[str, Any]) -> object:
 
 
 MEASURES = (
-    Measure("network", lambda inspected: sorted(inspected["NetworkSettings"]["Networks"])),
+    Measure("network", _network),
     Measure("read_only_root", _host("ReadonlyRootfs", False)),
     Measure("tmpfs", _host("Tmpfs")),
     Measure("mounts", _mounts),
@@ -137,7 +142,7 @@ def _as_inspected(config: Mapping[str, Any]) -> dict[str, Any]:
         "Mounts": [
             {"Type": m["Type"], "Destination": m["Target"], "RW": not m["ReadOnly"]} for m in host["Mounts"]
         ],
-        "NetworkSettings": {"Networks": {host["NetworkMode"]: {}}},
+        "NetworkSettings": {},
     }
 
 

@@ -41,7 +41,7 @@ def obeyed() -> dict[str, Any]:
         "Config": {"User": "0:0"},
         "HostConfig": host,
         "Mounts": [{"Type": "bind", "Source": "/channel", "Destination": CHANNEL_MOUNT, "RW": False}],
-        "NetworkSettings": {"Networks": {"none": {"IPAddress": ""}}},
+        "NetworkSettings": {"Networks": {}},
     }
 
 

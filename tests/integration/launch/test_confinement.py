@@ -51,6 +51,7 @@ print(json.dumps({
     "pid": os.getpid(),
     "interfaces": [line.partition(":")[0].strip() for line in open("/proc/net/dev").readlines()[2:]],
     "routes": len(open("/proc/net/route").readlines()) - 1,
+    "names": [open(p).read().split() if os.path.exists(p) else [] for p in ("/etc/hosts", "/etc/resolv.conf")],
     "written": [p for p in ("/x", "/etc/x", "/etc/hosts", "/var/x", "/opt/sandbox/x", "/run/channel/box/x",
                             "/proc/sys/kernel/hostname", "/sys/x")
                 if attempt(lambda: open(p, "a").write("x")) is None],
@@ -68,6 +69,7 @@ print(json.dumps({
         "pid": 1,
         "interfaces": ["lo"],
         "routes": 0,
+        "names": [[], []],
         "written": [],
         "host_name": "sandbox",
         "cmdline": "",
@@ -132,7 +134,7 @@ async def test_localhost_tcp_can_be_allowed_and_leads_nowhere_else(
         SOCKETS
         + """
 server = socket.create_server(("127.0.0.1", 0))
-client = socket.create_connection(server.getsockname(), timeout=5)
+client = socket.create_connection(("localhost", server.getsockname()[1]), timeout=5)
 client.sendall(b"hello"); accepted = server.accept()[0]
 result["echo"] = accepted.recv(5).decode()
 result["away"] = attempt(lambda: socket.create_connection(("192.0.2.1", 80), timeout=5))

@@ -76,6 +76,7 @@ def as_pid_1_sees_it(engine: docker.APIClient, made: str) -> Confinement:
 def asked_for(channel: Path, **changes: Any) -> dict[str, Any]:
     config = copy.deepcopy(sandbox_config(SPEC, UIDS, channel, {}))
     config["HostConfig"] |= changes
+    config["NetworkDisabled"] = config["HostConfig"]["NetworkMode"] == "none"
     return config | {"Entrypoint": ["/opt/sandbox/bin/python", "-c", LOOK]}
 
 

@@ -1,23 +1,25 @@
-"""`python -m sandbox`: pid 1 of a sandbox container."""
-
-from __future__ import annotations
+"""Pid 1 of a sandbox container: `python -m sandbox`, or this file as a program, which is quicker."""
 
 import sys
-from collections.abc import Callable
 
-from sandbox.diet import deferred_imports
-from sandbox.packed import packed_imports
+from sandbox.packed import PackedImports
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def main() -> int:
     """Imports everything the children need, and supervises them."""
-    with packed_imports():
+    with PackedImports():
         supervise = imported()
     return supervise(sys.argv[1:])
 
 
-def imported() -> Callable[[list[str]], int]:
+def imported() -> "Callable[[list[str]], int]":
     """What takes the arguments, with everything imported."""
+    from sandbox.diet import deferred_imports
+
     with deferred_imports():
         from sandbox import agent, runner
         from sandbox.arguments import box_of

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import grpc
+import grpc._channel  # which the first channel would import
 from rollout_api.v1 import sandbox_pb2 as pb
 from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 

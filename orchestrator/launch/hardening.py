@@ -59,8 +59,8 @@ def sandbox_config(
         "Hostname": "sandbox",
         "Labels": dict(labels),
         "Healthcheck": {"Test": ["NONE"]},
-        # Else the Engine joins the container to the network "none": it runs itself twice for that, half the CPU of a
-        # bare start, and mounts the host's name servers. But also a file that says what `localhost` is.
+        # Else the Engine joins the container to the network "none": it runs itself twice for that, half the CPU of
+        # a bare start, and mounts the host's name servers. But also a file that says what `localhost` is.
         "NetworkDisabled": not allow_localhost_tcp,
         "HostConfig": {
             "NetworkMode": "none",

@@ -24,7 +24,7 @@ from orchestrator.launch.names import (
 PYTHON = "/opt/sandbox/bin/python"
 PACKAGES = "/opt/sandbox/packages"
 APP = "/opt/sandbox/app"
-ENTRYPOINT = [PYTHON, "-m", "sandbox"]
+ENTRYPOINT = [PYTHON, "-P", f"{APP}/sandbox/__main__.py"]
 PROBE = Path(__file__).with_name("image_probe.py")
 
 

@@ -220,9 +220,9 @@ print(json.dumps([seen, stale]))
 def test_a_start_takes_all_its_modules_out_of_one_file(engine: docker.DockerClient, image: BuiltImage) -> None:
     script = """
 import collections, json, sys
-from sandbox.packed import packed_imports
+from sandbox.packed import PackedImports
 before = set(sys.modules)
-with packed_imports():
+with PackedImports():
     from sandbox.__main__ import imported
     imported()
 specs = [sys.modules[name].__spec__ for name in set(sys.modules) - before]
@@ -251,7 +251,7 @@ print(json.dumps([state("/run/channel"), state("/run/channel/box"), os.listdir("
 
 def test_the_image_says_how_it_runs(engine: docker.DockerClient, image: BuiltImage) -> None:
     config = engine.images.get(image.image_id).attrs["Config"]
-    assert config["Entrypoint"] == ["/opt/sandbox/bin/python", "-m", "sandbox"]
+    assert config["Entrypoint"] == ["/opt/sandbox/bin/python", "-P", "/opt/sandbox/app/sandbox/__main__.py"]
     assert {"PYTHONHASHSEED=0", "LANG=C.UTF-8", "TZ=UTC", "PYTHONDONTWRITEBYTECODE=1"} <= set(config["Env"])
     assert config["Labels"][LABEL_CONTEXT] == BuildContext.read(context_root()).digest
     assert image.python.startswith("3.")

@@ -15,17 +15,17 @@ PACK = """
 import sys
 sys.path.insert(0, {folder!r})
 from sandbox.compiled import recording
-from sandbox.packed import pack
-with recording() as compiled:
-    import whole.part
-pack({file!r}, compiled)
+from sandbox.packed import Absent, pack
+with recording() as compiled, Absent() as absent:
+    import whole.part, spread.inner
+pack({file!r}, compiled, absent)
 """
 USE = """
 import sys
 sys.path.insert(0, {folder!r})
-from sandbox.packed import packed_imports
+from sandbox.packed import PackedImports
 finders = list(sys.meta_path)
-with packed_imports({file!r}):
+with PackedImports({file!r}):
     import whole.part
 assert sys.meta_path == finders
 import inspect, importlib.resources
@@ -52,7 +52,12 @@ def packed(tmp_path: Path) -> Path:
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
     (package / "data.txt").write_text("as it is")
-    (package / "part.py").write_text("VALUE = 1\n\n\ndef named(): return VALUE\n")
+    (package / "part.py").write_text(
+        "try:\n    import optional\nexcept ImportError:\n    optional = None\n"
+        "VALUE = 1\n\n\ndef named(): return VALUE\n"
+    )
+    (tmp_path / "lib" / "spread").mkdir()
+    (tmp_path / "lib" / "spread" / "inner.py").write_text("INNER = 1\n")
     run(PACK, tmp_path)
     return tmp_path
 
@@ -67,6 +72,31 @@ def test_packed_modules_are_those_that_were_packed(packed: Path) -> None:
     ]
 
 
+def test_packages_without_a_module_and_modules_that_are_not_there_need_no_look_at_a_folder(packed: Path) -> None:
+    lines = """
+import sys
+sys.path.insert(0, {folder!r})
+from sandbox.packed import PackedImports
+def listed(path):
+    if path == {folder!r}:
+        raise AssertionError("looked into")
+    raise ImportError
+with PackedImports({file!r}):
+    sys.path_hooks.insert(0, listed)
+    import whole.part, spread.inner
+    del sys.path_hooks[0]
+    import importlib.util
+    print(whole.part.optional, spread.inner.INNER, importlib.util.find_spec("optional"), list(spread.__path__))
+sys.path.append({file!r} + ".more")
+import spread.other
+print(spread.other.OTHER)
+"""
+    other = packed / "modules.packed.more" / "spread"
+    other.mkdir(parents=True)
+    (other / "other.py").write_text("OTHER = 2\n")
+    assert run(lines, packed) == [f"None 1 None ['{packed}/lib/spread']", "2"]
+
+
 def test_what_was_installed_after_it_is_not_hidden(packed: Path) -> None:
     part = packed / "lib" / "whole" / "part.py"
     part.write_text(part.read_text().replace("VALUE = 1", "VALUE = 2"))
@@ -77,7 +107,7 @@ def test_what_was_installed_after_it_is_not_hidden(packed: Path) -> None:
 def test_a_folder_that_is_gone_costs_no_start(packed: Path) -> None:
     (packed / "lib").rename(packed / "moved")
     without = (
-        USE.split("with packed_imports")[0] + "with packed_imports({file!r}):\n    import json\nprint('started')"
+        USE.split("with PackedImports")[0] + "with PackedImports({file!r}):\n    import json\nprint('started')"
     )
     assert run(without, packed) == ["started"]
 

@@ -199,7 +199,7 @@ def test_every_module_is_compiled_and_valid_whatever_its_time(
 import importlib.util, json, os, sysconfig
 UNCHECKED_HASH = (1).to_bytes(4, "little")
 seen, stale = 0, []
-for root in ("/opt/sandbox/lib", "/opt/sandbox/app", sysconfig.get_path("stdlib")):
+for root in ("/opt/sandbox/libraries", "/opt/sandbox/app", sysconfig.get_path("stdlib")):
     for folder, _, files in os.walk(root):
         for path in (os.path.join(folder, f) for f in files if f.endswith(".py")):
             seen += 1

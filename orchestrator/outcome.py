@@ -11,6 +11,7 @@
 | the deadline | `llm_error` if most of the time was spent waiting for the endpoint, else `timeout` |
 | the Engine failed, the sandbox vanished or never came up | `docker_error`, `sandbox_lost`, `launch_error` |
 
+Waiting for a host tool is not waiting for the endpoint: slow pages can be visited on purpose.
 A sandbox that crashes before the first completion was served ran none of the model's code:
 `sandbox_lost`. After it, what happens inside is the policy's doing and no redraw can be earned:
 `out_of_memory` when the kernel killed pid 1 or the runner for memory, else `sandbox_crashed`.
@@ -37,7 +38,9 @@ class ClockExpired:
 
 @dataclass(frozen=True, slots=True)
 class DeadlineExpired:
-    """The wall clock of the assignment ran out."""
+    """The wall clock of the assignment ran out; `sampling_s` of it went into waiting for completions."""
+
+    sampling_s: float
 
 
 Ending = Submission | Refused | SandboxExit | ClockExpired | DeadlineExpired | RolloutError
@@ -88,8 +91,8 @@ def _decide(ending: Ending, record: Record) -> tuple[Outcome, str | None]:
             return _crashed(record, ending), None
         case ClockExpired():
             return Ended(EndedName.TIMEOUT, "the rollout's own clock"), None
-        case DeadlineExpired():
-            if record.waiting_s > record.duration_s / 2:
+        case DeadlineExpired(sampling_s=sampling_s):
+            if sampling_s > record.duration_s / 2:
                 return Failed(FailedName.LLM_ERROR, "deadline passed, mostly waiting for the endpoint"), None
             return Ended(EndedName.TIMEOUT, "the deadline"), None
 

@@ -176,7 +176,7 @@ async def _ending(lease: Lease, sandbox: Sandbox) -> Ending:
                 lease.ended(), standstill(), sandbox.exited(), lease.clock.expired()
             )
     except TimeoutError:
-        return DeadlineExpired()
+        return DeadlineExpired(lease.clock.sampling_s)
     except RolloutError as error:  # the record so far is kept: tokens were paid for
         return error
     if isinstance(ending, float):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 STANDSTILL_S = 20.0  # shorter than what the sandbox' connection bears, and than most rollouts' clocks
 _LOOK_S = 5.0
@@ -24,6 +24,31 @@ async def standstill(longest_s: float = STANDSTILL_S, look_s: float = _LOOK_S) -
             return stood_s
 
 
+class _Span:
+    """Seconds within its blocks, which may overlap: time counts once."""
+
+    def __init__(self) -> None:
+        self.open = 0
+        self._ended_s = 0.0
+        self._since = 0.0
+
+    @property
+    def total_s(self) -> float:
+        return self._ended_s + (asyncio.get_running_loop().time() - self._since if self.open else 0.0)
+
+    @contextmanager
+    def more(self) -> Iterator[None]:
+        if self.open == 0:
+            self._since = asyncio.get_running_loop().time()
+        self.open += 1
+        try:
+            yield
+        finally:
+            if self.open == 1:
+                self._ended_s = self.total_s
+            self.open -= 1
+
+
 class OwnClock:
     """Counts seconds in the sandbox; waiting for completions and host tools is counted apart.
 
@@ -33,9 +58,8 @@ class OwnClock:
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._started: float | None = None
-        self._waited_s = 0.0
-        self._waiting = 0
-        self._waiting_since = 0.0
+        self._waits = _Span()
+        self._sampling = _Span()
         self._changed = asyncio.Event()
 
     def start(self) -> None:
@@ -51,8 +75,12 @@ class OwnClock:
     @property
     def waiting_s(self) -> float:
         """Seconds of it spent waiting for us."""
-        now = asyncio.get_running_loop().time()
-        return self._waited_s + (now - self._waiting_since if self._waiting else 0.0)
+        return self._waits.total_s
+
+    @property
+    def sampling_s(self) -> float:
+        """Seconds of these spent waiting for completions, not for host tools."""
+        return self._sampling.total_s
 
     @property
     def own_s(self) -> float:
@@ -60,26 +88,20 @@ class OwnClock:
         return self.elapsed_s - self.waiting_s
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """The sandbox waits for us within this block. Blocks may overlap; time counts once."""
-        loop = asyncio.get_running_loop()
-        if self._waiting == 0:
-            self._waiting_since = loop.time()
-        self._waiting += 1
-        self._changed.set()
-        try:
-            yield
-        finally:
-            self._waiting -= 1
-            if self._waiting == 0:
-                self._waited_s += loop.time() - self._waiting_since
+    def waiting(self, *, sampling: bool = False) -> Iterator[None]:
+        """The sandbox waits for us within this block, for a completion if `sampling`. Blocks may overlap."""
+        with self._waits.more(), self._sampling.more() if sampling else nullcontext():
             self._changed.set()
+            try:
+                yield
+            finally:
+                self._changed.set()
 
     async def expired(self) -> None:
         """Returns when the sandbox has used up its own time."""
         while True:
             self._changed.clear()
-            left = None if self._started is None or self._waiting else self._limit_s - self.own_s
+            left = None if self._started is None or self._waits.open else self._limit_s - self.own_s
             if left is not None and left <= 0:
                 return
             try:

@@ -196,7 +196,7 @@ class Lease:
     async def _complete(self, asked: _Asked) -> Reply:
         for step in asked.steps:  # here, as a request that is repeated must not show them twice
             self.record_step(step)
-        with self.clock.waiting():
+        with self.clock.waiting(sampling=True):
             try:
                 return Reply(completion=await self._sample(asked))
             except _Over as over:

@@ -8,7 +8,7 @@ import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -463,6 +463,28 @@ async def rolled_out(tools: dict[str, HostTool], codes: list[str], limits: Limit
     finally:
         await launcher.aclose()
     return attempt, "\n".join(message.content for message in completer.requests[-1].messages)
+
+
+class Slow:
+    """A page that takes its time."""
+
+    description = "Visit a page."
+    inputs: ClassVar[dict[str, Any]] = {"url": {"type": "string", "description": "Where."}}
+    output_type = "string"
+
+    async def call(self, arguments: dict[str, Any]) -> str:
+        await asyncio.sleep(600)
+        return ""
+
+
+@pytest.mark.docker
+async def test_a_deadline_spent_on_slow_pages_is_no_failure_of_the_endpoint() -> None:
+    """Else a model could have its rollout drawn again by visiting such pages."""
+    await ensure_image(progress=print)
+    limits = Limits(deadline_s=8.0)
+    attempt, _ = await rolled_out({"visit_page": Slow()}, ["visit_page('https://example.com/slow')"], limits)
+    assert attempt.record.waiting_s > attempt.record.duration_s / 2
+    assert attempt.outcome == Ended(EndedName.TIMEOUT, "the deadline")
 
 
 @pytest.mark.docker

@@ -49,6 +49,22 @@ def manual(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
 
 
 @manual
+async def test_waiting_for_completions_is_told_apart_from_waiting_for_tools() -> None:
+    clock = OwnClock(10.0)
+    clock.start()
+    with clock.waiting():
+        await asyncio.sleep(5)
+        with clock.waiting(sampling=True):
+            await asyncio.sleep(2)
+            assert (clock.waiting_s, clock.sampling_s) == (7, 2)
+        await asyncio.sleep(1)
+    await asyncio.sleep(1)
+    with clock.waiting(sampling=True), clock.waiting(sampling=True):
+        await asyncio.sleep(3)
+    assert (clock.own_s, clock.waiting_s, clock.sampling_s) == (1, 11, 5)
+
+
+@manual
 async def test_waiting_uses_up_nothing() -> None:
     clock = OwnClock(10.0)
     clock.start()

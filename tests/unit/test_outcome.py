@@ -69,10 +69,9 @@ def test_a_task_that_does_not_fit_is_the_data_s_fault() -> None:
 
 
 def test_the_deadline_blames_whoever_took_the_time() -> None:
-    waited: Record = a_record(duration_s=100.0, waiting_s=90.0)
-    worked: Record = a_record(duration_s=100.0, waiting_s=10.0)
-    assert decide(DeadlineExpired(), waited)[0].name == "llm_error"
-    assert decide(DeadlineExpired(), worked)[0].name == "timeout"
+    record: Record = a_record(duration_s=100.0, waiting_s=90.0)
+    assert decide(DeadlineExpired(sampling_s=60.0), record)[0].name == "llm_error"
+    assert decide(DeadlineExpired(sampling_s=40.0), record)[0].name == "timeout"  # the rest went into tools
 
 
 def test_only_an_accepted_answer_is_passed_on() -> None:

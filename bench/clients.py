@@ -6,6 +6,8 @@ Reads commands as JSON lines and answers each with one line:
     {"through": "sandboxes" | URL, "rate": a second, "count": N, "seed": S, "direct": {...}}
                             an open loop: N completions at times drawn beforehand; answers their latencies,
                             from when each was due
+    {"through": "echo DIRECTORY", ...}
+                            the same with a gRPC server there that answers at once: what a hop costs by itself
     {"closed": seconds}     as many as there can be: each client asks again at once; answers how many came
     {"finish": true}        the open clients submit and go
 
@@ -39,6 +41,7 @@ OBSERVATION = (
 )
 TURNS = 8  # of an episode
 GROUP_SIZE = 8  # episodes that begin with the same prompt
+ECHO = "/bench/Echo"
 episodes = itertools.count()
 
 
@@ -49,12 +52,15 @@ class Client:
     channel: grpc.aio.Channel
     stub: Any
     turns: int = 0
-    talk: list[pb.Message] = field(
-        default_factory=lambda: [
+    talk: list[pb.Message] = field(default_factory=lambda: Client.opening(next(episodes) // GROUP_SIZE))
+
+    @staticmethod
+    def opening(group: int) -> list[pb.Message]:
+        """How its conversation begins."""
+        return [
             pb.Message(role=pb.ROLE_SYSTEM, content=SYSTEM),
-            pb.Message(role=pb.ROLE_USER, content=f"{TASK} ({next(episodes) // GROUP_SIZE})"),
+            pb.Message(role=pb.ROLE_USER, content=f"{TASK} ({group})"),
         ]
-    )
 
     @classmethod
     async def park(cls, directory: str) -> Client:
@@ -85,6 +91,7 @@ class Clients:
     def __init__(self) -> None:
         self.idle: asyncio.Queue[Client] = asyncio.Queue()
         self._direct = 0
+        self._hop: grpc.aio.Channel | None = None
 
     async def open(self, directory: str) -> None:
         await self.idle.put(await Client.park(directory))
@@ -108,6 +115,8 @@ class Clients:
                 await asyncio.sleep(due - time.perf_counter())
                 if command["through"] == "sandboxes":
                     one = self.through_sandbox(due)
+                elif command["through"].startswith("echo "):
+                    one = self._echo(command["through"].removeprefix("echo "), due)
                 else:
                     one = self._ask(session, command["through"], command["direct"], due)
                 jobs.append(tg.create_task(one))
@@ -122,6 +131,15 @@ class Clients:
         async with session.post(url, data=body, headers={"Content-Type": "application/json"}) as answer:
             answer.raise_for_status()
             orjson.loads(await answer.read())
+        return time.perf_counter() - due
+
+    async def _echo(self, directory: str, due: float) -> float:
+        """One call as a sandbox makes it, to a server that does nothing."""
+        if self._hop is None:
+            self._hop = grpc.aio.insecure_channel(f"unix:{directory}/s")
+        request = pb.CompleteRequest(sequence=1, kind=pb.COMPLETION_KIND_ACTION, messages=Client.opening(0))
+        call: Any = self._hop.unary_unary(ECHO)
+        await call(request.SerializeToString(), wait_for_ready=True)
         return time.perf_counter() - due
 
     async def closed_loop(self, seconds: float) -> int:

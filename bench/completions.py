@@ -21,7 +21,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from bench.clients import OBSERVATION, SYSTEM, TAG, TASK, TURNS
+import grpc
+import grpc.aio
+from rollout_api.v1 import sandbox_pb2 as pb
+
+from bench.clients import ECHO, OBSERVATION, SYSTEM, TAG, TASK, TURNS
 from bench.endpoint import STEP, endpoint
 from bench.numbers import p50, p99
 from bench.report import Findings, Scale
@@ -74,12 +78,17 @@ async def _latencies(
         (IN_FLIGHT, IN_FLIGHT + SPARE, scale.pick(16, 640, 5120), {"rate": scale.pick(8.0, RATE, RATE)}),
     ):
         latencies: dict[str, list[float]] = {"sandboxes": [], f"{url}/completions": []}
-        async with _orchestrator(completer, tokenizer, scale.pick(4, sandboxes, sandboxes)) as player:
-            for turn, seed in ((turn, turn // 2) for turn in range(2 * scale.pick(1, 2, 4))):
-                through = list(latencies)[(turn + seed) % 2]
-                command = {"through": through, "count": number // scale.pick(1, 2, 4), "seed": seed, **pace}
-                latencies[through] += await player.ask({**command, "direct": direct})
-        ours, theirs = latencies.values()
+        async with (
+            _echo() as echo,
+            _orchestrator(completer, tokenizer, scale.pick(4, sandboxes, sandboxes)) as player,
+        ):
+            if in_flight == 1:
+                latencies[f"echo {echo}"] = []
+            for seed in range(turns := scale.pick(1, 2, 4)):
+                for through in list(latencies)[:: -1 if seed % 2 else 1]:
+                    command = {"through": through, "count": number // turns, "seed": seed, **pace}
+                    latencies[through] += await player.ask({**command, "direct": direct})
+        ours, theirs, *hop = latencies.values()
         name = f"{in_flight} in flight, endpoint {delay_s * 1e3:g} ms"
         found.samples |= {f"{name}: through, s": ours, f"{name}: direct, s": theirs}
         slow = scale is not Scale.TINY and (in_flight == 1 or delay_s > 0)
@@ -94,6 +103,31 @@ async def _latencies(
                 note=f"{value(ours) * 1e3:.2f} through, {value(theirs) * 1e3:.2f} direct",
                 **(promised if slow else {}),
             )
+        if hop:
+            found.add(
+                f"{name}: a gRPC call that is answered at once, p50", p50(hop[0]) * 1e3, "ms", note="of the added"
+            )
+
+
+@asynccontextmanager
+async def _echo() -> AsyncIterator[str]:
+    """A folder with the socket of a server that answers every call with as much as a completion has."""
+    server = grpc.aio.server()
+    answer = pb.CompleteResponse(completion=pb.Completion(text=STEP)).SerializeToString()
+
+    async def say(request: bytes, context: Any) -> bytes:
+        return answer
+
+    service, method = ECHO.strip("/").split("/")
+    handlers: dict[str, Any] = {method: grpc.unary_unary_rpc_method_handler(say)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+    with tempfile.TemporaryDirectory(prefix="b") as home:
+        server.add_insecure_port(f"unix:{home}/s")
+        await server.start()
+        try:
+            yield home
+        finally:
+            await server.stop(None)
 
 
 async def _throughput(found: Findings, completer: Completer, tokenizer: HubTokenizer, scale: Scale) -> None:

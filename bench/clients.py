@@ -116,7 +116,7 @@ class Clients:
                 if command["through"] == "sandboxes":
                     one = self.through_sandbox(due)
                 elif command["through"].startswith("echo "):
-                    one = self._echo(command["through"].removeprefix("echo "), due)
+                    one = self._echo(command["through"].removeprefix("echo "))
                 else:
                     one = self._ask(session, command["through"], command["direct"], due)
                 jobs.append(tg.create_task(one))
@@ -133,14 +133,15 @@ class Clients:
             orjson.loads(await answer.read())
         return time.perf_counter() - due
 
-    async def _echo(self, directory: str, due: float) -> float:
-        """One call as a sandbox makes it, to a server that does nothing."""
+    async def _echo(self, directory: str) -> float:
+        """One call as a sandbox makes it, to a server that does nothing. Timed from the call."""
         if self._hop is None:
             self._hop = grpc.aio.insecure_channel(f"unix:{directory}/s")
         request = pb.CompleteRequest(sequence=1, kind=pb.COMPLETION_KIND_ACTION, messages=Client.opening(0))
         call: Any = self._hop.unary_unary(ECHO)
+        started = time.perf_counter()
         await call(request.SerializeToString(), wait_for_ready=True)
-        return time.perf_counter() - due
+        return time.perf_counter() - started
 
     async def closed_loop(self, seconds: float) -> int:
         """How many completions came."""

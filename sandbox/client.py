@@ -104,8 +104,8 @@ class Client:
         raise LeaseEnded(response.ended.outcome)
 
     def record_step(self, step: StepReport) -> None:
-        """Shows a step, with the request that comes next: a call of its own costs 2.5 CPU-ms. Nothing depends on
-        it: a failure is a line on stderr."""
+        """Shows a step, with the request that comes next: a call of its own would hold the agent up. Nothing
+        depends on it: a failure is a line on stderr."""
         self._steps.append(wire.step_request(step))
         if sum(one.ByteSize() for one in self._steps) < STEPS_BYTES and len(self._steps) < STEPS:
             return

@@ -113,7 +113,7 @@ class Client:
             try:
                 self._stub.RecordStep(request, timeout=RECORD_LIMIT_S)
             except grpc.RpcError as error:
-                print(f"step {step.step_number} was not recorded: {_told(error)}", file=sys.stderr, flush=True)
+                print(f"step {request.step_number} was not recorded: {_told(error)}", file=sys.stderr, flush=True)
 
     def _ended_steps(self) -> list[pb.RecordStepRequest]:
         """Those that were not shown yet, once."""

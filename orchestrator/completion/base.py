@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from array import array
 from collections.abc import Iterable
@@ -17,6 +18,9 @@ _HOSTED = re.compile(
     r"|together\.ai|mistral\.ai|deepseek\.com|groq\.com|fireworks\.ai|x\.ai|cohere\.com|perplexity\.ai)$"
 )
 
+
+LONG_CHARS = 16_384  # take milliseconds to encode, in which nothing else happens
+_TOKEN_CHARS = 8  # more than a token of any prose or code has on average
 
 Ids: TypeAlias = "array[int]"
 
@@ -103,3 +107,21 @@ class Tokenizer(Protocol):
 
     def render(self, messages: tuple[Message, ...], *, generation_prompt: bool) -> str:
         """The chat template's text."""
+
+
+async def encoded(tokenizer: Tokenizer, text: str, limit: int) -> tuple[int, ...] | None:
+    """Ids of `text`, from a thread where that takes long. None: they are surely more than `limit`."""
+    if len(text) <= LONG_CHARS:
+        return tuple(tokenizer.encode(text))
+    return await asyncio.to_thread(_encoded, tokenizer, text, limit)
+
+
+def _encoded(tokenizer: Tokenizer, text: str, limit: int) -> tuple[int, ...] | None:
+    """What is far too long is not encoded to its end: cut anywhere, a text has about as many ids as whole."""
+    if len(text) > limit * _TOKEN_CHARS:
+        count = 0
+        for start in range(0, len(text), LONG_CHARS):
+            count += len(tokenizer.encode(text[start : start + LONG_CHARS]))
+            if count > 2 * limit:
+                return None
+    return tuple(tokenizer.encode(text))

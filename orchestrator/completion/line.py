@@ -9,20 +9,19 @@ from the template. A request that does not continue any line opens a new one (a 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from secrets import token_hex
 
 from orchestrator.completion.base import Ids, Tokenizer, ids_of
 from orchestrator.types import Completion, Message
 
-_MARKER = "assistantsaysthishere"
-
 
 def absent_marker(messages: tuple[Message, ...]) -> str:
     """A word that is in none of the messages, whatever a sandbox has put into them. Its copies with other
-    numbers behind them are in none either."""
-    marker = _MARKER
-    while any(marker in message.content for message in messages):
-        marker += "x"
-    return marker
+    numbers behind them are in none either. Drawn, as one that is known could be put into them on purpose."""
+    while True:
+        marker = f"assistant{token_hex(8)}here"
+        if not any(marker in message.content for message in messages):
+            return marker
 
 
 @dataclass(slots=True)
@@ -33,6 +32,20 @@ class _Segment:
     ids: Ids = field(default_factory=ids_of)
     messages: tuple[Message, ...] = ()
     completion: Completion | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """The text that comes behind a line's ids, not encoded yet. `closing`: what of it the agent appended."""
+
+    segment: int
+    ids: Ids
+    closing: str
+    text: str
+
+    def prompt(self, added: tuple[int, ...]) -> Prompt:
+        """With the ids of `text`."""
+        return Prompt(self.segment, self.ids + ids_of(added), added, self.closing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +68,16 @@ class TokenLine:
 
     def prompt(self, messages: tuple[Message, ...]) -> Prompt:
         """The ids to sample from. Nothing changes until `append`."""
+        following = self.following(messages)
+        return following.prompt(tuple(self._tokenizer.encode(following.text)))
+
+    def following(self, messages: tuple[Message, ...]) -> Following:
+        """Which line this conversation continues, and what is to be encoded for it."""
         for segment in reversed(self._segments):
             if (suffix := self._suffix(segment, messages)) is not None:
-                closing, text = suffix
-                added = tuple(self._tokenizer.encode(text))
-                return Prompt(segment.number, segment.ids + ids_of(added), added, closing)
-        ids = tuple(self._tokenizer.encode(self._tokenizer.render(messages, generation_prompt=True)))
-        return Prompt(len(self._segments), ids_of(ids), ids, "")
+                return Following(segment.number, segment.ids, *suffix)
+        text = self._tokenizer.render(messages, generation_prompt=True)
+        return Following(len(self._segments), ids_of(), "", text)
 
     def append(self, prompt: Prompt, messages: tuple[Message, ...], completion: Completion) -> None:
         """Puts the prompt's ids and the sampled ids behind the line."""

@@ -113,16 +113,17 @@ def _retokenized(messages: tuple[Message, ...], tokenizer: Tokenizer) -> Traject
     absent = absent_marker(messages)
     markers = {i: f"{absent}{i}end" for i, m in enumerate(messages) if m.role == "assistant"}
     marked = tuple(Message(m.role, markers.get(i, m.content)) for i, m in enumerate(messages))
-    rest = tokenizer.render(marked, generation_prompt=False)
+    whole = tokenizer.render(marked, generation_prompt=False)
+    start = 0
     tokens: list[int] = []
     trained: list[bool] = []
     for index, marker in markers.items():
-        before, found, rest = rest.partition(marker)
-        if not found:
+        if (at := whole.find(marker, start)) < 0:
             raise RecordError("the chat template leaves an assistant message out")
-        for text, learn in ((before, False), (messages[index].content, True)):
+        for text, learn in ((whole[start:at], False), (messages[index].content, True)):
             ids = tokenizer.encode(text)
             tokens += ids
             trained += [learn] * len(ids)
-    ids = tokenizer.encode(rest)
+        start = at + len(marker)
+    ids = tokenizer.encode(whole[start:])
     return Trajectory((*tokens, *ids), (*trained, *([False] * len(ids))), None, messages, "retokenized")

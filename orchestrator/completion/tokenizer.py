@@ -9,21 +9,25 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import urllib.error
 import urllib.request
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from orchestrator.completion.base import ids_of
 from orchestrator.errors import EnvironmentUnusable, RecordError
 from orchestrator.types import Message
 
 HUB_TIMEOUT_S = 1.5
 _FLAG = "--env.tokenizer_name"
-# All rollouts of a group begin with one prompt, and encoding it takes milliseconds in which nothing else happens.
-_OPENINGS = 32
-_OPENING_CHARS = range(2_000, 100_000)
+# All rollouts of a run begin with one system message, those of a group with one task besides, and encoding it
+# takes milliseconds in which nothing else happens.
+_PIECES = 64
+_PIECE_CHARS = range(2_000, 100_000)
 
 
 class HubTokenizer:
@@ -36,26 +40,52 @@ class HubTokenizer:
         self._special = frozenset(tokenizer.all_special_ids)
         ends = {tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>")}
         self._ends = frozenset(i for i in ends if i is not None) | self._special
-        # Straight to the library: `transformers` makes a batch of one, for which threads are woken.
+        # Straight to the library: `transformers` turns texts and answers over a few times more.
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._tokens_in_text: re.Pattern[str] | None = None
+        self._borders: frozenset[str] = frozenset()
         if self._backend is not None:
             self._backend.no_truncation()
             self._backend.no_padding()
+            self._find_borders(self._backend.get_added_tokens_decoder().values())
 
         # Unless the model has a way of its own, `transformers` adds nothing to it but a look at each id.
         home = str(getattr(getattr(type(tokenizer), "_decode", None), "__module__", ""))
         self._decoder = self._backend if home.startswith("transformers.tokenization_utils") else None
-        self._opening = functools.lru_cache(_OPENINGS)(lambda text: tuple(self._encode(text)))
+        self._kept = functools.lru_cache(_PIECES)(lambda piece: ids_of(self._encode(piece)))
 
     def encode(self, text: str) -> list[int]:
-        if len(text) in _OPENING_CHARS:
-            return list(self._opening(text))
-        return self._encode(text)
+        ids: list[int] = []
+        for piece in self._pieces(text):
+            ids += self._kept(piece) if len(piece) in _PIECE_CHARS else self._encode(piece)
+        return ids
 
     def _encode(self, text: str) -> list[int]:
         if self._backend is not None:
-            return list(self._backend.encode(text, add_special_tokens=False).ids)
+            # As a batch, so that the library lets other threads run meanwhile.
+            return list(self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
         return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _find_borders(self, tokens: Iterable[Any]) -> None:
+        """Added tokens are looked for before anything else is: what is before and behind one is encoded apart.
+
+        Not so where one takes in the space before it, must stand alone, or is looked for in the normalized text.
+        """
+        added = [t for t in tokens if not t.normalized and t.content]
+        self._borders = frozenset(t.content for t in added if not (t.lstrip or t.single_word))
+        if self._borders:
+            longest_first = sorted((t.content for t in added), key=len, reverse=True)
+            self._tokens_in_text = re.compile("|".join(map(re.escape, longest_first)))
+
+    def _pieces(self, text: str) -> Iterator[str]:
+        """`text` in pieces that are encoded apart, none but the last too short to be worth keeping."""
+        start = 0
+        if self._tokens_in_text is not None and len(text) >= _PIECE_CHARS.start:
+            for token in self._tokens_in_text.finditer(text):
+                if token.start() - start >= _PIECE_CHARS.start and token.group() in self._borders:
+                    yield text[start : token.start()]
+                    start = token.start()
+        yield text[start:]
 
     def decode(self, ids: list[int] | tuple[int, ...]) -> str:
         if self._decoder is not None:
@@ -91,6 +121,7 @@ def load_tokenizer(name: str, *, here_only: bool = False) -> HubTokenizer:
         os.environ["HF_HUB_OFFLINE"] = "1"
     # transformers announces at import that it found no torch; nobody here needs one.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text at a time: no threads to wake
     try:
         from transformers import AutoTokenizer
 

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from orchestrator.completion.base import Completer, CompletionRequest, Tokenizer
+from orchestrator.completion.base import Completer, CompletionRequest, Tokenizer, encoded
 from orchestrator.completion.line import Prompt, TokenLine
 from orchestrator.equipment import Equipment
 from orchestrator.errors import (
@@ -215,8 +215,8 @@ class Lease:
         await self._check_cpu()
         plan, started_s = self.plan, self.clock.elapsed_s
         sequence, messages = asked.sequence, asked.messages
-        prompt = self._line.prompt(messages) if self._line else None
-        length = len(prompt.ids) if prompt else self._length(messages)
+        prompt = await self._prompt(self._line, messages) if self._line else None
+        length = len(prompt.ids) if prompt else await self._length(messages)
         max_tokens = self._reserve(asked, length)
         request = CompletionRequest(
             messages=messages,
@@ -230,8 +230,21 @@ class Lease:
             split=plan.split,
         )
         completion = await self._completer.sample(request)
-        self._record(asked, prompt, completion, started_s)
+        self._record(asked, prompt, length, completion, started_s)
         return completion
+
+    async def _prompt(self, line: TokenLine, messages: tuple[Message, ...]) -> Prompt:
+        """The ids to sample from. Raises _Over for what is far too long, RecordError."""
+        following = line.following(messages)
+        return following.prompt(await self._encoded(following.text))
+
+    async def _encoded(self, text: str) -> tuple[int, ...]:
+        """Its ids. Raises _Over for what is far too long."""
+        assert self._tokenizer is not None
+        limit = self.plan.limits.max_token_length
+        if (ids := await encoded(self._tokenizer, text, limit)) is None:
+            raise _Over("context_length", f"a prompt of {len(text)} characters for a line of {limit} tokens")
+        return ids
 
     def _reserve(self, asked: _Asked, prompt_length: int) -> int:
         """Tokens this completion may sample. Raises _Over before anything is spent.
@@ -259,22 +272,27 @@ class Lease:
             )
         return min(self.plan.sampling.max_tokens, sampled_left, room)
 
-    def _length(self, messages: tuple[Message, ...]) -> int:
-        """Tokens of a conversation sent as text; only what is new in it is counted anew. 0: unknown."""
+    async def _length(self, messages: tuple[Message, ...]) -> int:
+        """Tokens of a conversation sent as text; only what is new in it is counted anew. 0: unknown.
+
+        Raises _Over for what is far too long.
+        """
         if self._tokenizer is None:
             return 0
         kept = _common(self._conversation, messages)
         if kept < len(self._conversation):
             self._counted = 0
             kept = 0
-        new = messages[kept:]
-        return self._counted + sum(len(self._tokenizer.encode(m.content)) + _MESSAGE_OVERHEAD for m in new)
+        new = [len(await self._encoded(message.content)) + _MESSAGE_OVERHEAD for message in messages[kept:]]
+        return self._counted + sum(new)
 
-    def _record(self, asked: _Asked, prompt: Prompt | None, completion: Completion, started_s: float) -> None:
+    def _record(
+        self, asked: _Asked, prompt: Prompt | None, length: int, completion: Completion, started_s: float
+    ) -> None:
+        """`length`: of the prompt, in tokens."""
         messages = asked.messages
         kept = _common(self._conversation, messages)
-        if prompt is None and self._tokenizer is not None:
-            self._counted = self._length(messages)
+        self._counted = length
         if self._line is not None and prompt is not None:
             self._line.append(prompt, messages, completion)
         self.turns.append(

@@ -6,12 +6,14 @@ import asyncio
 
 import pytest
 
+from orchestrator.completion.tokenizer import load_tokenizer
 from orchestrator.errors import CompletionError, ContextLengthError, ProtocolError, ToolError
 from orchestrator.proxy.leases import Lease, Refused, Submission, stop_strings
 from orchestrator.proxy.once import SequenceError
 from orchestrator.types import AgentSpec, CompletionKind, Limits, Message
 from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.plans import TALK, a_plan
+from tests.fakes.tokenizer import tokenizer_folder
 
 ACTION = CompletionKind.ACTION
 
@@ -128,6 +130,24 @@ async def test_what_the_endpoint_refuses_ends_the_lease_by_name(error: Exception
     lease, _ = a_lease([error])
     assert (await lease.complete(1, b"1", ACTION, TALK)).ended == name
     assert not lease.live
+
+
+@pytest.mark.parametrize("takes_ids", [True, False])
+async def test_a_conversation_far_too_long_ends_the_lease_before_it_is_encoded(
+    takes_ids: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = load_tokenizer(str(tokenizer_folder()))
+    sizes: list[int] = []
+    encode = tokenizer.encode
+    monkeypatch.setattr(tokenizer, "encode", lambda text: sizes.append(len(text)) or encode(text))
+    completer = ScriptedCompleter(["one"])
+    completer.takes_ids = takes_ids
+    lease = Lease(a_plan(), completer, tokenizer, {})
+    reply = await lease.complete(1, b"1", ACTION, (*TALK, Message("user", "word " * (800 << 10))))
+    assert reply.ended == "context_length"
+    assert "characters for a line of 16384 tokens" in (await lease.ended()).detail  # type: ignore[union-attr]
+    assert sum(sizes) < 1 << 20
+    assert completer.requests == []
 
 
 async def test_turns_record_only_what_is_new() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.completion.line import TokenLine, visible_text
+from orchestrator.completion.line import TokenLine, absent_marker, visible_text
 from orchestrator.completion.recorder import main_segment, trajectory
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.errors import RecordError
@@ -226,3 +226,12 @@ def test_ids_made_from_text_have_masks_right_by_construction(tokenizer: HubToken
     assert learned == "".join(s + TAG for s in said)
     assert tokenizer.decode(line.tokens_T) == tokenizer.render(line.messages, generation_prompt=False)
     assert main_segment(tuple(turns)) == 0
+
+
+def test_a_marker_cannot_be_known_beforehand() -> None:
+    """One that grew until it was absent would take the square of a message made of its beginnings."""
+    first, second = absent_marker(TALK), absent_marker(TALK)
+    assert first != second
+    marker = absent_marker((*TALK, Message("user", first), Message("user", second + "x" * (4 << 20))))
+    assert marker not in (first, second)
+    assert not marker.startswith((first, second))

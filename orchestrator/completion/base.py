@@ -19,6 +19,7 @@ _HOSTED = re.compile(
 )
 
 
+_ERROR_CHARS = 16_384  # of an error that are looked at; a server may send megabytes
 LONG_CHARS = 16_384  # take milliseconds to encode, in which nothing else happens
 _TOKEN_CHARS = 8  # more than a token of any prose or code has on average
 
@@ -50,11 +51,15 @@ class Endpoint:
 
     def redact(self, text: str) -> str:
         """`text` on one line, shortened, without the key or anything that looks like one."""
+        words = text[:_ERROR_CHARS].split()
+        if len(text) > _ERROR_CHARS:
+            del words[-1:]  # which may be the beginning of a key
+        text = " ".join(words)
         if self.api_key:
             text = text.replace(self.api_key, "[key]")
         text = re.sub(r"\b(sk|pk|tvly|hf|xai|gsk)[-_][\w*.-]{4,}", "[key]", text)
         text = re.sub(r"(?i)bearer\s+\S+", "Bearer [key]", text)
-        return " ".join(text.split())[:300]
+        return text[:300]
 
 
 @dataclass(frozen=True, slots=True)

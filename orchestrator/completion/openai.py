@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from typing import Any
 
 import openai
@@ -119,7 +120,7 @@ class OpenAICompleter:
                 **self._body(request), extra_headers=headers, timeout=timeout_s or openai.NOT_GIVEN
             )
         except openai.APIStatusError as error:
-            raise self._refusal(error, refuse_all_extras) from error
+            raise self._refusal(error, request, refuse_all_extras) from error
         except openai.APITimeoutError as error:
             raise CompletionError(f"no completion within {self.endpoint.timeout_s:g} s") from error
         except openai.APIConnectionError as error:
@@ -147,7 +148,9 @@ class OpenAICompleter:
         extras = {k: v for k, v in _EXTRAS.items() if k not in self._left_out}
         return {**body, "extra_body": extras or None}
 
-    def _refusal(self, error: openai.APIStatusError, refuse_all_extras: bool) -> Exception:
+    def _refusal(
+        self, error: openai.APIStatusError, request: CompletionRequest, refuse_all_extras: bool
+    ) -> Exception:
         status, text = error.status_code, self._text(error)
         if status in (401, 403):
             return AuthenticationError(self._key_refused(status))
@@ -157,10 +160,16 @@ class OpenAICompleter:
             after_s = retry_after_s(error.response.headers.get("retry-after"))
             return Retryable(f"HTTP {status}: {text}", after_s, status)
         if status in (400, 422):
-            if "max_completion_tokens" in text and self._max_tokens_name == "max_tokens":
+
+            def names(name: str) -> bool:
+                """Not where a conversation may be quoted: that is for the model and its sandbox to write."""
+                word = re.compile(rf"\b{name}\b")
+                return bool(word.search(text)) and not any(word.search(m.content) for m in request.messages)
+
+            if names("max_completion_tokens") and self._max_tokens_name == "max_tokens":
                 self._max_tokens_name = "max_completion_tokens"
                 return _ParameterRefused(("max_tokens",))
-            named = {name for name in _OPTIONAL if name in text and name not in self._left_out}
+            named = {name for name in _OPTIONAL if names(name) and name not in self._left_out}
             if not named and refuse_all_extras:
                 named = set(_EXTRAS) - self._left_out
             if named:

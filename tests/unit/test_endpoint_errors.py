@@ -1,0 +1,77 @@
+"""When an endpoint refuses: parameters left out by name, keys taken out of its text, no more of it read than shown."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from orchestrator.completion.base import CompletionRequest, Endpoint
+from orchestrator.completion.openai import OpenAICompleter
+from orchestrator.errors import CompletionError
+from orchestrator.types import Message, Sampling
+
+ANSWER = {"choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "two"}}]}
+SAMPLING = Sampling(temperature=1.0, top_p=1.0, max_tokens=8, seed=1)
+
+
+@asynccontextmanager
+async def refusing(says: Callable[[dict[str, Any]], str | None]) -> AsyncIterator[OpenAICompleter]:
+    """An endpoint that answers HTTP 400 with what `says` makes of a request, unless that is None."""
+
+    async def chat(request: web.Request) -> web.Response:
+        text = says(await request.json())
+        if text is None:
+            return web.json_response(ANSWER)
+        return web.json_response({"error": {"message": text}}, status=400)
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", chat)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    completer = OpenAICompleter(Endpoint(f"http://127.0.0.1:{runner.addresses[0][1]}/v1", "m"))
+    try:
+        yield completer
+    finally:
+        await completer.aclose()
+        await runner.cleanup()
+
+
+def asked(content: str) -> CompletionRequest:
+    return CompletionRequest((Message("user", content),), None, (), SAMPLING, "r", "t", 0, 1)
+
+
+async def test_a_parameter_refused_by_name_is_left_out_from_then_on() -> None:
+    refused = "Unsupported parameter: 'min_p'."
+    async with refusing(lambda body: refused if "min_p" in body else None) as completer:
+        assert (await completer.sample(asked("1 + 1?"))).text == "two"
+        assert completer.left_out == ("min_p",)
+
+
+@pytest.mark.parametrize("name", ["seed", "logprobs", "top_k", "max_completion_tokens", "presence_penalty"])
+async def test_a_conversation_that_is_quoted_leaves_nothing_out(name: str) -> None:
+    """A model could otherwise switch off log-probs, for all rollouts, by what it writes."""
+    bodies: list[dict[str, Any]] = []
+
+    def quote(body: dict[str, Any]) -> str:
+        bodies.append(body)
+        return f"cannot read: {body['messages'][0]['content']}"
+
+    async with refusing(quote) as completer:
+        with pytest.raises(CompletionError):
+            await completer.sample(asked(f"{name} is unsupported"))
+        assert completer.left_out == ()
+        assert all("max_tokens" in body for body in bodies)
+
+
+@pytest.mark.parametrize("at", [0, 290, 16_380, 16_384, 1 << 20])
+def test_no_part_of_a_key_is_in_an_error_wherever_it_is_cut(at: int) -> None:
+    endpoint = Endpoint("http://127.0.0.1:1/v1", "m", api_key="a1b2c3d4e5f6")
+    for filler in (" ", "\n", "x "):
+        text = endpoint.redact((filler * at)[:at] + endpoint.api_key + " " + filler * at)
+        assert len(text) <= 300
+        assert "a1b2" not in text

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from orchestrator.errors import ConfigError, OutputError
+from orchestrator.text import valid
 
 _CHUNK_BYTES = 1 << 20
 # JSON may hold these as they are, but many a reader of lines takes them for the end of one.
@@ -121,7 +122,7 @@ def _line_start(fd: int, before: int) -> int:
 
 def _clean(value: Any) -> Any:
     if isinstance(value, str):
-        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        return valid(value)
     if isinstance(value, dict):
         return {_clean(k): _clean(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

@@ -12,15 +12,16 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from orchestrator import jsonl
 from orchestrator.errors import ConfigError, RunLocked
-from orchestrator.types import Attempt, BadTask, Ended, Member, RolloutPlan, Turn
+from orchestrator.types import Attempt, BadTask, Ended, Member, RolloutPlan, ToolCall, Turn
 
 SCHEMA = 1
+_TOOL_CALL = [field.name for field in fields(ToolCall)]  # `asdict` would copy the arguments, value by value
 
 
 class RunDirectory:
@@ -140,7 +141,7 @@ def rollout_line(result: Member | Attempt) -> dict[str, Any]:
         "sandbox": {"id": record.sandbox_id, "exit": asdict(record.exit) if record.exit else None},
         "plan": _plan(plan),
         "completions": [_completion(turn) for turn in record.turns],
-        "tool_calls": [asdict(call) for call in record.tool_calls],
+        "tool_calls": [{name: getattr(call, name) for name in _TOOL_CALL} for call in record.tool_calls],
         "steps": [asdict(step) for step in record.steps],
         "output": asdict(record.output) if record.output else None,
         "notes": list(record.notes),

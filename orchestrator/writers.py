@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,9 +10,11 @@ from typing import Any
 
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.recorder import main_segment, trajectory
-from orchestrator.errors import ConfigError
+from orchestrator.errors import ConfigError, RecordError
 from orchestrator.jsonl import JsonLines
 from orchestrator.types import Ended, EndedName, Group, Member, Trajectory
+
+log = logging.getLogger(__name__)
 
 MASKED = -100  # what Atropos and the trainers behind it take for "not trained"
 MASKED_LOGPROB = 1.0  # no log-probability is positive
@@ -41,13 +44,21 @@ class GroupFormat:
 
 
 def side_groups(group: Group, tokenizer: Tokenizer | None) -> list[Group]:
-    """The members' first side lines as a group, their second ones, as long as every member has one."""
+    """The members' first side lines as a group, their second ones, as long as every member has one.
+
+    One that the chat template refuses, or that does not add up, is none: the main line is trained on all the same.
+    """
     sides = []
     for member in group.members_G:
         turns = member.attempt.record.turns
         others = sorted({t.segment for t in turns} - {main_segment(turns)})
         tag = member.attempt.plan.agent.closing_tag
-        lines = [trajectory(member.attempt.record, tokenizer, tag, segment) for segment in others]
+        lines = []
+        for segment in others:
+            try:
+                lines.append(trajectory(member.attempt.record, tokenizer, tag, segment))
+            except RecordError as error:
+                log.warning("rollout %s: no side line: %s", member.attempt.plan.rollout_id, error)
         sides.append([replace(member, trajectory=line) for line in lines])
     return [replace(group, members_G=members) for members in zip(*sides, strict=False)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 from urllib.parse import urlsplit
@@ -122,11 +122,24 @@ async def encoded(tokenizer: Tokenizer, text: str, limit: int) -> tuple[int, ...
 
 
 def _encoded(tokenizer: Tokenizer, text: str, limit: int) -> tuple[int, ...] | None:
-    """What is far too long is not encoded to its end: cut anywhere, a text has about as many ids as whole."""
-    if len(text) > limit * _TOKEN_CHARS:
-        count = 0
+    """What is far too long is not encoded to its end: in pieces a text has about as many ids as whole."""
+    if len(text) > limit * _TOKEN_CHARS and _counted(tokenizer, (text,), limit) is None:
+        return None
+    return tuple(tokenizer.encode(text))
+
+
+async def counted(tokenizer: Tokenizer, texts: Sequence[str], limit: int) -> int | None:
+    """About how many ids these texts have together, likewise. None: surely more than `limit`."""
+    if sum(map(len, texts)) <= LONG_CHARS:
+        return _counted(tokenizer, texts, limit)
+    return await asyncio.to_thread(_counted, tokenizer, texts, limit)
+
+
+def _counted(tokenizer: Tokenizer, texts: Sequence[str], limit: int) -> int | None:
+    count = 0
+    for text in texts:
         for start in range(0, len(text), LONG_CHARS):
             count += len(tokenizer.encode(text[start : start + LONG_CHARS]))
             if count > 2 * limit:
                 return None
-    return tuple(tokenizer.encode(text))
+    return count

@@ -55,16 +55,20 @@ class HubTokenizer:
         self._kept = functools.lru_cache(_PIECES)(lambda piece: ids_of(self._encode(piece)))
 
     def encode(self, text: str) -> list[int]:
+        """Raises RecordError for what is no text."""
         ids: list[int] = []
         for piece in self._pieces(text):
             ids += self._kept(piece) if len(piece) in _PIECE_CHARS else self._encode(piece)
         return ids
 
     def _encode(self, text: str) -> list[int]:
-        if self._backend is not None:
-            # As a batch, so that the library lets other threads run meanwhile.
-            return list(self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
+        try:
+            if self._backend is not None:
+                # As a batch, so that the library lets other threads run meanwhile.
+                return list(self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+            return list(self._tokenizer.encode(text, add_special_tokens=False))
+        except Exception as error:  # a lone surrogate is a TypeError; others have other words
+            raise RecordError(f"the tokenizer refuses a text: {error}") from error
 
     def _find_borders(self, tokens: Iterable[Any]) -> None:
         """Added tokens are looked for before anything else is: what is before and behind one is encoded apart.

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from orchestrator.completion.base import Completer, CompletionRequest, Tokenizer, encoded
+from orchestrator.completion.base import Completer, CompletionRequest, Tokenizer, counted, encoded
 from orchestrator.completion.line import Prompt, TokenLine
 from orchestrator.equipment import Equipment
 from orchestrator.errors import (
@@ -37,6 +37,7 @@ MAX_ANSWER_BYTES = 64 * 1024
 MAX_STEPS_RECORDED = 1_000
 MAX_STEP_CHARS = 1 << 20  # of all steps together, for display
 MAX_TOOL_CHARS = 1 << 20
+MAX_RECORDED_CHARS = 8 << 20  # of conversations
 _MESSAGE_OVERHEAD = 8  # tokens a chat template puts around a message, roughly; for chat endpoints only
 
 
@@ -124,6 +125,7 @@ class Lease:
         self._tool_replies: Once[ToolReply] = Once()
         self._step_chars = 0
         self._bytes = 0
+        self._chars = 0  # of all conversations so far, what several have in common once
         self._cpu_s = cpu_s
         self._ended: asyncio.Future[Submission | Refused] = asyncio.get_running_loop().create_future()
 
@@ -215,6 +217,7 @@ class Lease:
         await self._check_cpu()
         plan, started_s = self.plan, self.clock.elapsed_s
         sequence, messages = asked.sequence, asked.messages
+        self._reserve_text(messages)
         prompt = await self._prompt(self._line, messages) if self._line else None
         length = len(prompt.ids) if prompt else await self._length(messages)
         max_tokens = self._reserve(asked, length)
@@ -235,16 +238,16 @@ class Lease:
 
     async def _prompt(self, line: TokenLine, messages: tuple[Message, ...]) -> Prompt:
         """The ids to sample from. Raises _Over for what is far too long, RecordError."""
-        following = line.following(messages)
-        return following.prompt(await self._encoded(following.text))
-
-    async def _encoded(self, text: str) -> tuple[int, ...]:
-        """Its ids. Raises _Over for what is far too long."""
         assert self._tokenizer is not None
+        following = line.following(messages)
+        ids = await encoded(self._tokenizer, following.text, self.plan.limits.max_token_length)
+        if ids is None:
+            raise self._far_too_long(len(following.text))
+        return following.prompt(ids)
+
+    def _far_too_long(self, size: int) -> _Over:
         limit = self.plan.limits.max_token_length
-        if (ids := await encoded(self._tokenizer, text, limit)) is None:
-            raise _Over("context_length", f"a prompt of {len(text)} characters for a line of {limit} tokens")
-        return ids
+        return _Over("context_length", f"a prompt of {size} characters for a line of {limit} tokens")
 
     def _reserve(self, asked: _Asked, prompt_length: int) -> int:
         """Tokens this completion may sample. Raises _Over before anything is spent.
@@ -283,8 +286,16 @@ class Lease:
         if kept < len(self._conversation):
             self._counted = 0
             kept = 0
-        new = [len(await self._encoded(message.content)) + _MESSAGE_OVERHEAD for message in messages[kept:]]
-        return self._counted + sum(new)
+        new, limit = [message.content for message in messages[kept:]], self.plan.limits.max_token_length
+        if (count := await counted(self._tokenizer, new, limit)) is None:
+            raise self._far_too_long(sum(map(len, new)))
+        return self._counted + count + len(new) * _MESSAGE_OVERHEAD
+
+    def _reserve_text(self, messages: tuple[Message, ...]) -> None:
+        """Raises _Over for more text than a record is for. Far beyond what the tokens of a rollout can say."""
+        self._chars += sum(len(m.content) for m in messages[_common(self._conversation, messages) :])
+        if self._chars > MAX_RECORDED_CHARS:
+            raise _Over("budget", f"{MAX_RECORDED_CHARS} characters of conversation")
 
     def _record(
         self, asked: _Asked, prompt: Prompt | None, length: int, completion: Completion, started_s: float
@@ -352,6 +363,9 @@ class Lease:
             except ToolServiceError as failure:
                 error = str(failure)
                 ended = self.refuse("tool_error", f"{name}: {failure}")
+            except Exception as failure:  # a tool of the user's own may raise anything
+                log.exception("the tool %s failed", name[:80])
+                error = f"the tool failed: {type(failure).__name__}"
         self.tool_calls.append(ToolCall(sequence, name, recorded, output, error, started_s, self.clock.elapsed_s))
         return ToolReply(output=output, error=error, ended=ended)
 

@@ -15,6 +15,7 @@ from orchestrator.errors import ProtocolError
 from orchestrator.proxy.leases import Reply, Submission, ToolReply
 from orchestrator.proxy.output import OutputRule
 from orchestrator.proxy.unparsed import read
+from orchestrator.text import valid
 from orchestrator.tools.base import FILE_TOOLS, HostTool
 from orchestrator.types import AgentKind, AgentSpec, CompletionKind, Confinement, Message, Mount, Role, Step, Task
 
@@ -191,8 +192,7 @@ def completion_response(reply: Reply) -> pb.CompleteResponse:
     assert completion is not None
     return pb.CompleteResponse(
         completion=pb.Completion(
-            # A lone surrogate cannot travel as UTF-8; the record keeps what was sampled.
-            text=completion.visible.encode("utf-8", "replace").decode("utf-8"),
+            text=valid(completion.visible),
             finish_reason=_FINISH[completion.finish_reason],
             prompt_tokens=completion.prompt_tokens,
             completion_tokens=completion.completion_tokens,
@@ -219,8 +219,8 @@ def tool_response(reply: ToolReply) -> pb.CallToolResponse:
     if reply.ended is not None:
         return pb.CallToolResponse(ended=pb.EpisodeEnded(outcome=reply.ended))
     if reply.error is not None:
-        return pb.CallToolResponse(error=reply.error)
-    return pb.CallToolResponse(output=reply.output or "")
+        return pb.CallToolResponse(error=valid(reply.error))
+    return pb.CallToolResponse(output=valid(reply.output or ""))
 
 
 def step(data: bytes) -> Step:

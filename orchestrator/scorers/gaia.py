@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import re
 import string
-import unicodedata
+
+from orchestrator.text import normal_form
 
 _NUMBER_SIGNS = str.maketrans("", "", "$%,")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -53,4 +54,4 @@ def _number(text: str) -> float | None:
 
 
 def _plain(text: str) -> str:
-    return _WHITE_SPACE.sub("", unicodedata.normalize("NFC", text)).lower()
+    return _WHITE_SPACE.sub("", normal_form("NFC", text)).lower()

@@ -30,7 +30,7 @@ _EVALUATED: Mapping[str, re.Pattern[str]] = {
     "string_insertion": re.compile(r"[A-Z]+"),
 }
 # Numbers that are none, powers of ten nobody can write out, and digits beyond any task's.
-_MONSTER = re.compile(r"\b[+-]?(?:s?nan|inf(?:inity)?)\b|\d[\d_.]*e[+-]?\d{3,}|\d{1000,}", re.IGNORECASE)
+_MONSTER = re.compile(r"\b[+-]?(?:s?nan|inf(?:inity)?)\b|\d[_.]*e[+-]?\d{3,}|(?<!\d)\d{1000,}", re.IGNORECASE)
 
 
 def is_correct(answer: str, task: Task) -> bool:

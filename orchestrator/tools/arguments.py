@@ -10,18 +10,25 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from orchestrator.errors import ToolError
+from orchestrator.text import valid
 
 MAX_DEPTH = 16
+MAX_VALUES = 10_000
 _WHOLE_RANGE = range(-(2**63), 2**63)
 
 
 def recordable(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     """The arguments, if the record can hold them: what cannot be written down must not stop a run.
 
-    Raises ToolError for numbers past 64 bits and for lists within lists within lists.
+    Raises ToolError for numbers past 64 bits, for lists within lists within lists, and for more than
+    MAX_VALUES of them: an empty list of three bytes takes twenty times as much here.
     """
     level: list[Any] = [arguments]
+    count = 0
     for _ in range(MAX_DEPTH):
+        count += len(level)
+        if count > MAX_VALUES:
+            raise ToolError(f"the arguments hold more than {MAX_VALUES} values")
         for value in level:
             if isinstance(value, int) and value not in _WHOLE_RANGE:
                 raise ToolError("the arguments hold a number of more than 64 bits")
@@ -30,8 +37,16 @@ def recordable(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         nested = (value for value in level if isinstance(value, Mapping | list))
         level = [item for value in nested for item in (value.values() if isinstance(value, Mapping) else value)]
         if not level:
-            return arguments
+            return {valid(name): _valid(value) for name, value in arguments.items()}
     raise ToolError(f"the arguments are nested more than {MAX_DEPTH} deep")
+
+
+def _valid(value: Any) -> Any:
+    if isinstance(value, str):
+        return valid(value)
+    if isinstance(value, Mapping):
+        return {valid(name): _valid(inner) for name, inner in value.items()}
+    return [_valid(inner) for inner in value] if isinstance(value, list) else value
 
 
 def check_names(arguments: Mapping[str, Any], known: Collection[str]) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import posixpath
 import re
-import unicodedata
 from collections.abc import Iterable
 from urllib.parse import unquote, unquote_plus, urlsplit
+
+from orchestrator.text import normal_form
 
 # Where GAIA is published; mirrors, archives and copies are met by the words.
 DENIED_HOSTS = (
@@ -68,7 +69,7 @@ def _host_pattern(rule: str) -> re.Pattern[str]:
 
 def _plain(text: str) -> str:
     """Lower-case words with one space around each."""
-    text = _INVISIBLE.sub("", unicodedata.normalize("NFKC", text)).casefold()
+    text = _INVISIBLE.sub("", normal_form("NFKC", text)).casefold()
     return f" {_SEPARATORS.sub(' ', text).strip()} "
 
 

@@ -6,6 +6,7 @@ sees an exception. A page that cannot be read is an ordinary result with `succes
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -88,17 +89,17 @@ class WebSearch(_WebTool):
                     "date": page.date,
                 }
                 for page in found
-                if self._may_be_shown(page.url, page.title, page.content)
+                if await self._may_be_shown(page.url, page.title, page.content)
             ],
             ensure_ascii=False,
         )
 
-    def _may_be_shown(self, url: str, *texts: str) -> bool:
+    async def _may_be_shown(self, url: str, *texts: str) -> bool:
         try:
             web_address(url)
         except ToolError:
             return False
-        return not (self._rules.deny_address(url) or self._rules.deny_text(*texts))
+        return not (self._rules.deny_address(url) or await asyncio.to_thread(self._rules.deny_text, *texts))
 
 
 class VisitPage(_WebTool):
@@ -139,7 +140,8 @@ class VisitPage(_WebTool):
             web_address(page.url)
         except ToolError:
             raise ToolError("this page leads to a place that cannot be visited") from None
-        if self._rules.deny_address(page.url) or self._rules.deny_text(page.title, page.content):
+        denied = await asyncio.to_thread(self._rules.deny_text, page.title, page.content)
+        if denied or self._rules.deny_address(page.url):
             raise ToolError("this page is not allowed")
         return _object(page.url, page.title, page.content, None)
 

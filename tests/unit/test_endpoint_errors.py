@@ -1,4 +1,4 @@
-"""When an endpoint refuses: parameters left out by name, keys taken out of its text, no more of it read than shown."""
+"""When an endpoint refuses: parameters left out by name, keys taken out of its text, only its beginning read."""
 
 from __future__ import annotations
 
@@ -14,18 +14,22 @@ from orchestrator.completion.openai import OpenAICompleter
 from orchestrator.errors import CompletionError
 from orchestrator.types import Message, Sampling
 
-ANSWER = {"choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "two"}}]}
+ANSWER: dict[str, Any] = {
+    "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "two"}}]
+}
 SAMPLING = Sampling(temperature=1.0, top_p=1.0, max_tokens=8, seed=1)
 
 
 @asynccontextmanager
-async def refusing(says: Callable[[dict[str, Any]], str | None]) -> AsyncIterator[OpenAICompleter]:
+async def refusing(
+    says: Callable[[dict[str, Any]], str | None], answer: dict[str, Any] = ANSWER
+) -> AsyncIterator[OpenAICompleter]:
     """An endpoint that answers HTTP 400 with what `says` makes of a request, unless that is None."""
 
     async def chat(request: web.Request) -> web.Response:
         text = says(await request.json())
         if text is None:
-            return web.json_response(ANSWER)
+            return web.json_response(answer)
         return web.json_response({"error": {"message": text}}, status=400)
 
     app = web.Application()
@@ -43,6 +47,22 @@ async def refusing(says: Callable[[dict[str, Any]], str | None]) -> AsyncIterato
 
 def asked(content: str) -> CompletionRequest:
     return CompletionRequest((Message("user", content),), None, (), SAMPLING, "r", "t", 0, 1)
+
+
+async def test_half_a_character_is_no_text() -> None:
+    """A server may cut one in two where a completion ends; no tokenizer takes that."""
+    half = {"choices": [{**ANSWER["choices"][0], "message": {"role": "assistant", "content": "hi \ud83d"}}]}
+    async with refusing(lambda body: None, half) as completer:
+        assert (await completer.sample(asked("Hi!"))).text == "hi \ufffd"
+
+
+async def test_a_conversation_arrives_as_it_is_with_every_parameter() -> None:
+    bodies: list[dict[str, Any]] = []
+    async with refusing(lambda body: bodies.append(body)) as completer:
+        await completer.sample(asked("1 + 1?"))
+    assert bodies[0]["messages"] == [{"role": "user", "content": "1 + 1?"}]
+    assert bodies[0]["top_k"] == -1
+    assert bodies[0]["seed"] == 1
 
 
 async def test_a_parameter_refused_by_name_is_left_out_from_then_on() -> None:

@@ -150,6 +150,27 @@ async def test_a_conversation_far_too_long_ends_the_lease_before_it_is_encoded(
     assert completer.requests == []
 
 
+async def test_many_short_messages_are_counted_together_and_not_to_their_end() -> None:
+    tokenizer = load_tokenizer(str(tokenizer_folder()))
+    lease = Lease(a_plan(), ScriptedCompleter(["one"]), tokenizer, {})
+    reply = await lease.complete(1, b"1", ACTION, (Message("user", "word " * 3_200),) * 260)
+    assert reply.ended == "context_length"
+
+
+async def test_a_record_holds_no_more_text_than_the_tokens_of_a_rollout_can_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("orchestrator.proxy.leases.MAX_RECORDED_CHARS", 1_000)
+    lease, completer = a_lease(["one", "two", "three"])
+    first = Message("user", "x" * 600)
+    assert (await lease.complete(1, b"1", ACTION, (first,))).completion is not None
+    grown = (first, Message("assistant", "one"), Message("user", "y" * 390))  # what was there counts once
+    assert (await lease.complete(2, b"2", ACTION, grown)).completion is not None
+    assert (await lease.complete(3, b"3", ACTION, (Message("user", "z" * 20),))).ended == "budget"
+    assert await lease.ended() == Refused("budget", "1000 characters of conversation")
+    assert len(completer.requests) == 2
+
+
 async def test_turns_record_only_what_is_new() -> None:
     lease, _ = a_lease(["one", "two"])
     await lease.complete(1, b"1", ACTION, TALK)

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from orchestrator.types import Completion, CompletionKind, Group, Member, Task, Turn
+import pytest
+
+from orchestrator import writers
+from orchestrator.completion.base import Tokenizer
+from orchestrator.errors import RecordError
+from orchestrator.types import Completion, CompletionKind, Group, Member, Record, Task, Trajectory, Turn
 from orchestrator.writers import GroupFormat, side_groups
 from tests.fakes.plans import a_member, a_turn
 
@@ -40,6 +45,20 @@ def test_a_side_line_that_all_members_have_is_a_group_of_its_own() -> None:
 def test_a_side_line_that_one_member_lacks_is_left_out() -> None:
     assert len(side_groups(group(member(0, 1, 2), member(1, 1)), None)) == 1
     assert side_groups(group(member(0, 1), member(1)), None) == []
+
+
+def test_a_side_line_that_the_template_refuses_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = writers.trajectory
+
+    def strict(record: Record, tokenizer: Tokenizer | None, tag: str, segment: int | None = None) -> Trajectory:
+        if segment == 1:
+            raise RecordError("the model's chat template refuses the conversation")
+        return made(record, tokenizer, tag, segment)
+
+    monkeypatch.setattr(writers, "trajectory", strict)
+    given = group(member(0, 1), member(1, 1))
+    assert side_groups(given, None) == []
+    assert len(GroupFormat(all_segments=True).groups(given)) == 1
 
 
 def test_side_lines_are_only_written_when_asked_for() -> None:

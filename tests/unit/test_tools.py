@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -13,7 +14,8 @@ from orchestrator.config import load_config
 from orchestrator.errors import ConfigError, ToolError
 from orchestrator.jsonl import dumps
 from orchestrator.outcome import decide
-from orchestrator.proxy.leases import Lease
+from orchestrator.proxy.leases import Lease, ToolReply
+from orchestrator.proxy.wire import tool_response
 from orchestrator.tools.addresses import is_public_host, web_address
 from orchestrator.tools.arguments import check_names, text_argument, whole_argument
 from orchestrator.tools.rules import WebRules
@@ -94,8 +96,41 @@ async def test_arguments_that_can_be_written_down_are_kept_as_they_came() -> Non
     lease = Lease(a_plan(), ScriptedCompleter([""]), None, {})
     arguments = {"query": "half \ud83d", "a": [1, {"b": 2.5, "c": None}], "n": 2**63 - 1}
     await lease.call_tool(1, b"1", "web_search", arguments)
-    assert lease.tool_calls[0].arguments == arguments
+    assert lease.tool_calls[0].arguments == {**arguments, "query": "half \ufffd"}
     assert dumps(asdict(lease.tool_calls[0]))
+
+
+@pytest.mark.parametrize("value", [[[]] * 87_000, [{"a": []}] * 9_000, [{str(n): [] for n in range(20_000)}]])
+async def test_arguments_of_many_values_are_an_observation(value: object) -> None:
+    """A quarter of a megabyte of them would take six in memory, for each call until the group is done."""
+    lease = Lease(a_plan(), ScriptedCompleter([""]), None, {})
+    reply = await lease.call_tool(1, b"1", "web_search", {"query": value})
+    assert reply.error == "the arguments hold more than 10000 values"
+    assert lease.tool_calls[0].arguments == {}
+
+
+class Broken:
+    """A tool of the user's own that fails in a way nobody foresaw."""
+
+    description, output_type = "Fails.", "string"
+    inputs: ClassVar[dict[str, dict[str, str]]] = {}
+
+    async def call(self, arguments: Mapping[str, object]) -> str:
+        raise KeyError("of the service: sk-0123456789")
+
+
+async def test_a_tool_that_breaks_is_an_observation_and_counts() -> None:
+    lease = Lease(a_plan(), ScriptedCompleter([""]), None, {"lookup": Broken()})
+    reply = await lease.call_tool(1, b"1", "lookup", {})
+    assert reply.error == "the tool failed: KeyError"
+    assert lease.live
+    assert len(lease.tool_calls) == 1
+
+
+@pytest.mark.parametrize("kind", ["output", "error"])
+def test_what_a_tool_says_can_always_be_sent(kind: str) -> None:
+    told = tool_response(ToolReply(**{kind: "no city \ud83d"}))
+    assert getattr(told, kind) == "no city \ufffd"
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from orchestrator.launch.hardening import too_large
 from orchestrator.launch.uninterrupted import uninterrupted
 from orchestrator.plan import backfill, plan_group
 from orchestrator.proxy.output import OutputRule
+from orchestrator.redact import redact
 from orchestrator.resume import Earlier
 from orchestrator.rollout import Surroundings
 from orchestrator.scorers.base import Scorer
@@ -161,7 +162,7 @@ class Orchestrator:
         env = self.config.env
         source = "exact token ids" if self.around.completer.takes_ids else "text"
         return (
-            f"{self.config.openai[0].model_name} at {self.config.openai[0].base_url} ({source}); "
+            f"{self.config.openai[0].model_name} at {redact(self.config.openai[0].base_url)} ({source}); "
             f"groups of {env.group_size}, at most {env.max_concurrent_sandboxes} sandboxes"
             f"{_on_top(env.max_concurrent_sandboxes, env.most_warm)}"
         )

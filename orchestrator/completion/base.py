@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 from urllib.parse import urlsplit
 
+from orchestrator.redact import redact
 from orchestrator.types import Completion, Message, Sampling, Split
 
 PROBE_HEADER = {"x-orchestrator-probe": "1"}
@@ -20,6 +21,7 @@ _HOSTED = re.compile(
 
 
 _ERROR_CHARS = 16_384  # of an error that are looked at; a server may send megabytes
+_BODY_BYTES, _BYTES_PER_TOKEN = 1 << 20, 4 << 10
 LONG_CHARS = 16_384  # take milliseconds to encode, in which nothing else happens
 _TOKEN_CHARS = 8  # more than a token of any prose or code has on average
 
@@ -43,6 +45,11 @@ class Endpoint:
     model: str
     api_key: str = field(default="", repr=False)
     timeout_s: float = 1200.0
+
+    @property
+    def shown(self) -> str:
+        """Its address as messages name it: without credentials."""
+        return redact(self.base_url)
 
     @property
     def hosted(self) -> bool:
@@ -78,6 +85,11 @@ class CompletionRequest:
     index: int
     sequence: int
     split: Split = "train"
+
+
+def answer_bytes(request: CompletionRequest) -> int:
+    """How long an honest answer with ids can be: each with its text and log-prob, the prompt told again."""
+    return _BODY_BYTES + _BYTES_PER_TOKEN * request.sampling.max_tokens + 16 * len(request.prompt_ids or ())
 
 
 class Completer(Protocol):

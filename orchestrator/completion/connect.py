@@ -85,7 +85,7 @@ async def connect(
                 why = f"as {dialect.name} it answered: {error}"
         if tokens == "exact":
             raise EnvironmentUnusable(
-                f"the endpoint {endpoint.base_url} gives no exact token ids ({why}); "
+                f"the endpoint {endpoint.shown} gives no exact token ids ({why}); "
                 "use vLLM, SGLang or llama.cpp, or set --env.token_source retokenize"
             )
         notes.append(f"tokens are made from text: {why}")
@@ -98,7 +98,7 @@ async def connect(
 
 async def _owner(client: HttpClient) -> str | None:
     """What the model list says of the server: `vllm`, `sglang`, `llamacpp` …; None: it has no list."""
-    url = client.endpoint.base_url
+    url = client.endpoint.shown
     try:
         answer = await client.get("/v1/models", timeout_s=LIST_TIMEOUT_S, headers=PROBE_HEADER)
     except AuthenticationError as error:
@@ -175,7 +175,7 @@ async def _compare_tokenizers(dialect: Dialect, client: HttpClient, tokenizer: H
     except AuthenticationError:
         raise
     except (CompletionError, ContextLengthError, KeyError, TypeError) as error:
-        log.debug("no /tokenize at %s: %s", client.endpoint.base_url, error)
+        log.debug("no /tokenize at %s: %s", client.endpoint.shown, error)
         return
     if isinstance(theirs, list) and theirs != tokenizer.encode(text):
         raise WrongTokenizer(f"it makes {len(theirs)} other ids of a text of ours")

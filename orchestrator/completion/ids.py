@@ -13,13 +13,15 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
+from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
 
-from orchestrator.completion.base import PROBE_HEADER, CompletionRequest, Endpoint, ids_of
+from orchestrator.completion.base import PROBE_HEADER, CompletionRequest, Endpoint, answer_bytes, ids_of
 from orchestrator.completion.line import visible_text
 from orchestrator.completion.retry import (
+    NONSENSE,
     Limiter,
     Retryable,
     RetryPolicy,
@@ -32,6 +34,7 @@ from orchestrator.errors import AuthenticationError, CompletionError, ContextLen
 from orchestrator.types import Completion
 
 MAX_BODY_BYTES = 64 << 20
+MAX_ERROR_BYTES = 64 << 10
 MAX_LINE_BYTES = 1 << 20  # of a streamed answer
 CONNECT_TIMEOUT_S = 10.0
 _JSON = {"Content-Type": "application/json"}
@@ -89,6 +92,11 @@ class HttpClient:
 
     def session(self) -> aiohttp.ClientSession:
         if self._session is None:
+            if self.endpoint.api_key and urlsplit(self.endpoint.base_url).username is not None:
+                raise AuthenticationError(
+                    f"the endpoint {self.endpoint.shown} has credentials in its address and a key besides; "
+                    "leave one of them out"
+                )
             headers = {"Authorization": f"Bearer {self.endpoint.api_key}"} if self.endpoint.api_key else {}
             self._session = aiohttp.ClientSession(
                 headers=headers,
@@ -108,13 +116,25 @@ class HttpClient:
             return await self._json(response)
 
     async def post(
-        self, path: str, body: Any, *, timeout_s: float, headers: Mapping[str, str] | None = None
+        self,
+        path: str,
+        body: Any,
+        *,
+        timeout_s: float,
+        headers: Mapping[str, str] | None = None,
+        max_bytes: int = MAX_BODY_BYTES,
     ) -> Any:
         async with self._request("POST", path, body, timeout_s, headers) as response:
-            return await self._json(response)
+            return await self._json(response, max_bytes)
 
     async def stream(
-        self, path: str, body: Any, *, timeout_s: float, headers: Mapping[str, str] | None = None
+        self,
+        path: str,
+        body: Any,
+        *,
+        timeout_s: float,
+        headers: Mapping[str, str] | None = None,
+        max_bytes: int = MAX_BODY_BYTES,
     ) -> list[Any]:
         """All events of a server-sent stream, `[DONE]` left out."""
         events: list[Any] = []
@@ -126,8 +146,8 @@ class HttpClient:
                 raise Retryable(f"no event stream: {self._short(await self._text(response))}")
             async for line in response.content:
                 size += len(line)
-                if size > MAX_BODY_BYTES or len(line) > MAX_LINE_BYTES:
-                    raise CompletionError("an answer without end")
+                if size > max_bytes or len(line) > MAX_LINE_BYTES:
+                    raise CompletionError(f"an answer over {max_bytes} bytes")
                 if line.startswith(b"error:"):
                     raise self._refusal(500, self._short(line.decode("utf-8", "replace")), None)
                 if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
@@ -160,7 +180,7 @@ class HttpClient:
         if status in (401, 403):
             what = "the key" if self.endpoint.api_key else "a request without a key"
             return AuthenticationError(
-                f"the endpoint {self.endpoint.base_url} refuses {what} (HTTP {status}); "
+                f"the endpoint {self.endpoint.shown} refuses {what} (HTTP {status}); "
                 "set --openai.api_key or OPENAI_API_KEY"
             )
         if is_context_length(status, text):
@@ -169,19 +189,17 @@ class HttpClient:
             return Retryable(f"HTTP {status}: {text}", retry_after_s(after), status)
         return Refusal(f"HTTP {status}: {text}")
 
-    async def _json(self, response: aiohttp.ClientResponse) -> Any:
-        return _loads(await self._read(response))
-
-    async def _text(self, response: aiohttp.ClientResponse) -> str:
-        return (await self._read(response)).decode("utf-8", "replace")
-
-    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+    async def _json(self, response: aiohttp.ClientResponse, max_bytes: int = MAX_BODY_BYTES) -> Any:
         body = bytearray()
         async for chunk in response.content.iter_chunked(1 << 16):
             body += chunk
-            if len(body) > MAX_BODY_BYTES:
-                raise CompletionError(f"an answer over {MAX_BODY_BYTES} bytes")
-        return bytes(body)
+            if len(body) > max_bytes:
+                raise CompletionError(f"an answer over {max_bytes} bytes")
+        return _loads(bytes(body))
+
+    async def _text(self, response: aiohttp.ClientResponse) -> str:
+        """The beginning of an error: more of it is not looked at."""
+        return (await response.content.read(MAX_ERROR_BYTES)).decode("utf-8", "replace")
 
     def _short(self, text: str) -> str:
         return self.endpoint.redact(text)
@@ -229,14 +247,13 @@ class IdCompleter:
 
     async def call(self, request: CompletionRequest) -> Completion:
         """One request without retries. Raises Retryable, CompletionError, ContextLengthError."""
-        return self._checked(await self._sampled(request, self.endpoint.timeout_s, None), request)
+        return (await self._answer(request, self.endpoint.timeout_s, None))[1]
 
     async def probe(self, request: CompletionRequest, timeout_s: float) -> None:
         """One request before the first task. Raises WrongTokenizer besides what `call` raises."""
-        sampled = await self._sampled(request, timeout_s, PROBE_HEADER)
-        completion = self._checked(sampled, request)
+        sampled, completion = await self._answer(request, timeout_s, PROBE_HEADER)
         ids = completion.tokens_T or ()
-        if sampled.text is None or self._tokenizer.is_end(ids[-1]):
+        if not isinstance(sampled.text, str) or self._tokenizer.is_end(ids[-1]):
             return
         ours, theirs = completion.text.strip(), sampled.text.strip()
         if ours != theirs and "\ufffd" not in ours + theirs:
@@ -244,16 +261,25 @@ class IdCompleter:
                 f"the endpoint decodes id {ids[0]} to {theirs[:40]!r}, the tokenizer to {ours[:40]!r}"
             )
 
+    async def _answer(
+        self, request: CompletionRequest, timeout_s: float, headers: Mapping[str, str] | None
+    ) -> tuple[Sampled, Completion]:
+        """As the server gave it, and checked. Raises Retryable for what is none: null for a list, a list for a
+        number."""
+        try:
+            sampled = await self._sampled(request, timeout_s, headers)
+            return sampled, self._checked(sampled, request)
+        except NONSENSE as error:
+            raise Retryable(f"an answer that is none of {self.dialect.name}: {type(error).__name__}") from error
+
     async def _sampled(
         self, request: CompletionRequest, timeout_s: float, headers: Mapping[str, str] | None
     ) -> Sampled:
         send = self._client.stream if self.dialect.streams else self._client.post
         body = self.dialect.body(request, self.endpoint.model)
-        answer = await send(self.dialect.path, body, timeout_s=timeout_s, headers=headers)
-        try:
-            return self.dialect.read(answer)
-        except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
-            raise Retryable(f"an answer that is none of {self.dialect.name}: {type(error).__name__}") from error
+        max_bytes = min(MAX_BODY_BYTES, answer_bytes(request))
+        answer = await send(self.dialect.path, body, timeout_s=timeout_s, headers=headers, max_bytes=max_bytes)
+        return self.dialect.read(answer)
 
     def _checked(self, sampled: Sampled, request: CompletionRequest) -> Completion:
         prompt = request.prompt_ids or ids_of()
@@ -264,7 +290,7 @@ class IdCompleter:
         if set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= self._tokenizer.size:
             raise Retryable(f"an id outside the tokenizer's {self._tokenizer.size}")
         if sampled.sampled_tokens not in (None, len(ids)):
-            raise Retryable(f"{sampled.sampled_tokens} ids were sampled, {len(ids)} came")
+            raise Retryable(f"{_number(sampled.sampled_tokens)} ids were sampled, {len(ids)} came")
         if len(sampled.logprobs) != len(ids):
             raise Retryable(f"{len(ids)} ids but {len(sampled.logprobs)} log-probs")
         if not set(map(type, sampled.logprobs)) <= {int, float} or not all(map(math.isfinite, sampled.logprobs)):
@@ -279,7 +305,8 @@ class IdCompleter:
         if sampled.prompt_ids is not None and sampled.prompt_ids != prompt.tolist():
             raise Retryable("the server sampled from another prompt than it was given")
         if sampled.prompt_tokens not in (len(prompt), UNTOLD):
-            raise Retryable(f"the server saw {sampled.prompt_tokens} prompt ids, it was given {len(prompt)}")
+            seen = _number(sampled.prompt_tokens)
+            raise Retryable(f"the server saw {seen} prompt ids, it was given {len(prompt)}")
         text, visible = visible_text(self._tokenizer, ids, request.stop)
         return Completion(
             text=text,
@@ -309,5 +336,14 @@ def _loads(data: bytes) -> Any:
 
 
 def version_text(value: Any) -> str | None:
-    """A policy version as the server tells it, bounded."""
+    """A policy version as the server tells it, bounded. TypeError: it is no text and no number."""
+    if value is not None and not isinstance(value, str | int | float):
+        raise TypeError("a policy version that is none")
     return None if value is None else str(value)[:200]
+
+
+def _number(value: int | None) -> int:
+    """What stands in a message. Raises TypeError for what only should have been a number."""
+    if not isinstance(value, int):
+        raise TypeError("a number that is none")
+    return value

@@ -7,6 +7,7 @@ server each turn, so the data made from it are `retokenized`.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import re
@@ -14,9 +15,12 @@ from typing import Any
 
 import openai
 
+from orchestrator.bounded import IDENTITY, AnswerTooLarge, bound
 from orchestrator.completion.base import PROBE_HEADER, CompletionRequest, Endpoint
+from orchestrator.completion.ids import version_text
 from orchestrator.completion.line import cut_at_stop
 from orchestrator.completion.retry import (
+    NONSENSE,
     Limiter,
     Retryable,
     RetryPolicy,
@@ -46,6 +50,10 @@ _EXTRAS = {
 # What may be left out when an endpoint refuses it by name. Temperature is not among them.
 _OPTIONAL = (*_EXTRAS, "seed", "logprobs", "presence_penalty", "frequency_penalty", "n")
 PROBES = 2
+PROBE_TIMEOUT_S = 60.0
+MAX_BODY_BYTES = 32 << 20
+MAX_TOKEN_CHARS = 1024  # the longest tokens there are hold spaces, 128 and more of them
+MAX_TEMPLATE_TOKENS = 100_000  # what a server puts around a conversation: a system prompt of its own, tools
 
 
 class OpenAICompleter:
@@ -62,6 +70,9 @@ class OpenAICompleter:
             api_key=endpoint.api_key or "none",  # the client insists; local servers ignore it
             timeout=openai.Timeout(endpoint.timeout_s, connect=min(10.0, endpoint.timeout_s)),
             max_retries=0,
+            http_client=openai.DefaultAsyncHttpxClient(
+                headers=IDENTITY, event_hooks={"response": [bound(MAX_BODY_BYTES)]}
+            ),
         )
         self._left_out: set[str] = set(_EXTRAS) if endpoint.hosted else set()
         self._max_tokens_name = "max_tokens"
@@ -79,12 +90,15 @@ class OpenAICompleter:
 
         At most `requests` completions of one token each; parameters it refuses are left out from then on.
         """
-        url = self.endpoint.base_url
+        url = self.endpoint.shown
         sampling = Sampling(temperature=1.0, top_p=1.0, max_tokens=1, seed=1)
         request = CompletionRequest((Message("user", "1+1="),), None, (), sampling, "probe", "probe", 0, 0)
         for left in reversed(range(requests)):
             try:
-                await self._call(request, headers=PROBE_HEADER, timeout_s=60.0, refuse_all_extras=True)
+                async with asyncio.timeout(PROBE_TIMEOUT_S):
+                    await self._call(
+                        request, headers=PROBE_HEADER, timeout_s=PROBE_TIMEOUT_S, refuse_all_extras=True
+                    )
             except AuthenticationError as error:
                 raise EnvironmentUnusable(str(error)) from error
             except _ParameterRefused:
@@ -94,6 +108,9 @@ class OpenAICompleter:
                     raise EnvironmentUnusable(f"the endpoint {url} does not serve: {error}") from error
             except (CompletionError, ContextLengthError) as error:
                 raise EnvironmentUnusable(f"the endpoint {url} refuses completions: {error}") from error
+            except TimeoutError as error:
+                text = f"the endpoint {url} does not serve: no completion within {PROBE_TIMEOUT_S:g} s"
+                raise EnvironmentUnusable(text) from error
             else:
                 return
 
@@ -103,7 +120,7 @@ class OpenAICompleter:
                 try:
                     return await self._call(request)
                 except _ParameterRefused as refused:  # each refusal shortens the list: this ends
-                    log.warning("%s does not know %s: left out", self.endpoint.base_url, refused.names)
+                    log.warning("%s does not know %s: left out", self.endpoint.shown, refused.names)
 
         completion, _ = await with_retries(call, self._retry, self.endpoint.timeout_s, self._limiter)
         return completion
@@ -124,11 +141,18 @@ class OpenAICompleter:
             raise self._refusal(error, request, refuse_all_extras) from error
         except openai.APITimeoutError as error:
             raise CompletionError(f"no completion within {self.endpoint.timeout_s:g} s") from error
+        except AnswerTooLarge as error:
+            raise CompletionError(str(error)) from error
         except openai.APIConnectionError as error:
+            if isinstance(error.__cause__, AnswerTooLarge):
+                raise CompletionError(str(error.__cause__)) from error
             raise Retryable(f"connection failed: {self._cause(error)}") from error
-        except (openai.OpenAIError, ValueError, TypeError, KeyError) as error:
+        except (openai.OpenAIError, *NONSENSE) as error:
             raise Retryable(f"unreadable answer: {self._text(error)}") from error
-        return self._completion(response, request)
+        try:
+            return self._completion(response, request)
+        except NONSENSE as error:
+            raise Retryable(f"an answer that is no chat completion: {type(error).__name__}") from error
 
     def _body(self, request: CompletionRequest) -> dict[str, Any]:
         sampling = request.sampling
@@ -194,9 +218,14 @@ class OpenAICompleter:
             raise Retryable(f"an answer that ended by {str(reason)[:40]!r}")
         tokens, logprobs = _ids_and_logprobs(choice)
         usage = getattr(response, "usage", None)
-        sampled = _count(usage, "completion_tokens") or len(tokens or logprobs or ()) or (1 if text else 0)
+        most, said = request.sampling.max_tokens, sum(len(m.content) for m in request.messages)
+        if len(text) > most * MAX_TOKEN_CHARS:
+            raise Retryable(f"{len(text)} characters where {most} tokens were asked for")
+        # Budgets are made of these numbers: one beyond what can be is no reason to end a rollout.
+        sampled = min(most, _count(usage, "completion_tokens") or len(tokens or logprobs or ()) or int(text != ""))
         if not sampled:
             raise Retryable("an empty answer")
+        prompt = _count(usage, "prompt_tokens")
         visible = cut_at_stop(text, request.stop)
         return Completion(
             text=text,
@@ -204,7 +233,7 @@ class OpenAICompleter:
             finish_reason=reason,
             tokens_T=tokens,
             logprobs_T=logprobs,
-            prompt_tokens=_count(usage, "prompt_tokens"),
+            prompt_tokens=prompt if prompt <= 4 * said + MAX_TEMPLATE_TOKENS else 0,
             completion_tokens=sampled,
             policy_version=_policy_version(response),
         )
@@ -212,7 +241,7 @@ class OpenAICompleter:
     def _key_refused(self, status: int) -> str:
         what = "the key" if self.endpoint.api_key else "a request without a key"
         return (
-            f"the endpoint {self.endpoint.base_url} refuses {what} (HTTP {status}); "
+            f"the endpoint {self.endpoint.shown} refuses {what} (HTTP {status}); "
             "set --openai.api_key or OPENAI_API_KEY"
         )
 
@@ -246,7 +275,7 @@ def _ids_and_logprobs(choice: Any) -> tuple[tuple[int, ...] | None, tuple[float,
         logprobs = tuple(min(0.0, float(v)) for v in values if v is not None)
         if ids is None:
             ids = [getattr(entry, "id", None) for entry in entries]
-    if not isinstance(ids, list) or not all(isinstance(i, int) and i >= 0 for i in ids) or not ids:
+    if not isinstance(ids, list) or not all(isinstance(i, int) and 0 <= i < 2**31 for i in ids) or not ids:
         return None, logprobs
     if logprobs is not None and len(logprobs) != len(ids):
         raise Retryable(f"an answer with {len(ids)} ids and {len(logprobs)} log-probs")
@@ -260,4 +289,4 @@ def _count(usage: Any, name: str) -> int:
 
 def _policy_version(response: Any) -> str | None:
     value = getattr(response, "weight_version", None) or getattr(response, "policy_version", None)
-    return str(value)[:200] if value is not None else None
+    return version_text(value)

@@ -19,6 +19,8 @@ T = TypeVar("T")
 TOO_MANY = 429
 MAX_RETRY_AFTER_S = 60.0  # a server asking for more is treated as asking for this
 _SPREAD = 0.2  # of a pause, by which those who waited together come back apart
+# What reading an answer raises that has another shape than it should, or numbers and depths beyond all sense.
+NONSENSE = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 _CONTEXT_WORDS = (
     "context length", "context_length", "context size", "context window", "maximum context",
     "max_model_len", "longer than the model", "exceeds the available context", "too many tokens",

@@ -212,6 +212,9 @@ class Lease:
                 return Reply(ended=self.refuse("llm_error", str(error)))
             except RecordError as error:
                 return Reply(ended=self.refuse("record_error", str(error)))
+            except Exception as error:  # the sandbox would see its call fail, and be scored for it
+                log.exception("a completion of rollout %s failed", self.plan.rollout_id)
+                return Reply(ended=self.refuse("record_error", f"no completion: {type(error).__name__}"))
 
     async def _sample(self, asked: _Asked) -> Completion:
         await self._check_cpu()

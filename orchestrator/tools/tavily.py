@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ import httpx
 import tavily
 import tavily.errors
 
+from orchestrator.bounded import IDENTITY, AnswerTooLarge, bound
 from orchestrator.errors import ToolError
 from orchestrator.redact import Secret
 
@@ -44,10 +45,6 @@ class ServiceDown(ServiceFailed):
 
 class PageUnreadable(Exception):
     """The service works, the page does not: there is no such page, no text in it, no access."""
-
-
-class _TooLarge(Exception):
-    """An answer that is not read to its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +85,9 @@ class Tavily:
         self._key_refused = False
         self._http = httpx.AsyncClient(
             base_url=base_url,
-            # A few compressed bytes can be gigabytes: what is counted is what is kept.
-            headers={"Accept-Encoding": "identity"},
+            headers=IDENTITY,
             limits=httpx.Limits(max_connections=max_calls),
-            event_hooks={"response": [_bound]},
+            event_hooks={"response": [bound(MAX_BODY_BYTES)]},
         )
         self._client = tavily.AsyncTavilyClient(api_key=key.reveal(), api_base_url=base_url, client=self._http)
 
@@ -147,7 +143,7 @@ class Tavily:
                 answer = await self._http.get(
                     "/usage", headers={"Authorization": f"Bearer {self._key.reveal()}"}, timeout=self._timeout_s
                 )
-        except (TimeoutError, httpx.HTTPError, _TooLarge):
+        except (TimeoutError, httpx.HTTPError, AnswerTooLarge):
             raise ServiceDown("the web service cannot be reached") from None
         if answer.status_code in (401, 403):
             raise ServiceDown("the web service does not accept the key")
@@ -195,7 +191,7 @@ class Tavily:
             raise ServiceDown(f"the web service answered with HTTP {status}", passing=status >= 500) from None
         except httpx.HTTPError:
             raise ServiceDown("the web service cannot be reached", passing=True) from None
-        except _TooLarge:
+        except AnswerTooLarge:
             raise ServiceFailed("the web service sent more than is read") from None
         except (ValueError, TypeError, AttributeError, RecursionError):
             # What the client stumbles over: no JSON, no object, a status that is no error and no answer.
@@ -224,29 +220,3 @@ class Tavily:
 
 def _results(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [result for result in answer["results"] if isinstance(result, Mapping)]
-
-
-class _Bounded(httpx.AsyncByteStream):
-    """A response's bytes, up to the limit."""
-
-    def __init__(self, stream: httpx.AsyncByteStream) -> None:
-        self._stream = stream
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        left = MAX_BODY_BYTES
-        async for chunk in self._stream:
-            left -= len(chunk)
-            if left < 0:
-                raise _TooLarge
-            yield chunk
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-
-
-async def _bound(response: httpx.Response) -> None:
-    """Called when the headers are there and the body is not."""
-    if response.headers.get("content-encoding", "identity").lower() != "identity":
-        raise _TooLarge
-    assert isinstance(response.stream, httpx.AsyncByteStream)
-    response.stream = _Bounded(response.stream)

@@ -10,6 +10,7 @@ from orchestrator.report.values import count, mapping, number, numbers, objects,
 from orchestrator.writers import MASKED
 
 MAX_TOKENS = 32_768
+MAX_GROWN = 100_000
 
 
 def rollout_details(line: dict[str, Any]) -> dict[str, Any]:
@@ -136,6 +137,8 @@ class TokenTable:
         if (grown := self._grown.get((before, added))) is None:
             start = self._tokenizer.decode(before) if before else ""
             grown = self._tokenizer.decode(before + added)[len(start) :]
+            if len(self._grown) >= MAX_GROWN:  # ids at random: nothing in it will be met again
+                self._grown.clear()
             self._grown[before, added] = grown
         return grown
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import tracemalloc
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -15,6 +17,7 @@ from orchestrator import jsonl
 from orchestrator.completion.recorder import trajectory
 from orchestrator.continued import SavedSettings
 from orchestrator.errors import ConfigError
+from orchestrator.output import groups_path_of
 from orchestrator.resume import Earlier, read_attempt, read_earlier, repair_groups
 from orchestrator.rundir import RunDirectory, rollout_line
 from orchestrator.types import (
@@ -172,6 +175,65 @@ def test_last_group_of_several_lines_is_written_anew(run: Path) -> None:
     repair_groups(path, several_lines=True)
     assert path.read_bytes() == line + line
     assert Path(f"{path}.torn").read_bytes() == later + later + later[:20] + b"\n" + later
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"a note\nanother, not yet ended",
+        b'{"schema": 1}\n{"sch',
+        b"\0" * 99,
+        b'{"tokens": []}\nmore',
+        b"{}\n",
+        b"\n",
+    ],
+)
+@pytest.mark.parametrize("several_lines", [False, True])
+def test_a_file_that_holds_no_groups_is_left_as_it_is(tmp_path: Path, content: bytes, several_lines: bool) -> None:
+    path = tmp_path / "notes"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"notes:1 is no group of this run; name .* or put that file aside"):
+        repair_groups(path, several_lines=several_lines)
+    assert path.read_bytes() == content
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(ConfigError, match="is no file; name"):
+            repair_groups(path, several_lines=False)
+    with pytest.raises(ConfigError, match="cannot read"):
+        repair_groups(tmp_path / ("x" * 300), several_lines=False)
+
+
+def test_a_file_without_line_ends_is_not_read_to_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "huge"
+    with path.open("wb") as file:
+        file.truncate(1 << 26)  # takes no room
+    tracemalloc.start()
+    try:
+        with pytest.raises(ConfigError, match="no group of this run"):
+            repair_groups(path, several_lines=False)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 22
+    finally:
+        tracemalloc.stop()
+    assert path.stat().st_size == 1 << 26
+
+
+@pytest.mark.parametrize("length", [0, 4, 30, -1])
+def test_a_first_group_half_written_is_set_aside(run: Path, length: int) -> None:
+    path = run / "groups.jsonl"
+    path.write_bytes(path.read_bytes()[:length])
+    repair_groups(path, several_lines=False)
+    assert path.read_bytes() == b""
+
+
+@pytest.mark.parametrize("name", [None, 5, "", "groups\0.jsonl"])
+def test_a_name_that_is_none_is_refused(run: Path, name: object) -> None:
+    (run / "run.json").write_text(json.dumps({"config": {}, "groups_file": name}))
+    with pytest.raises(ConfigError, match="names no groups file"):
+        groups_path_of(run)
 
 
 @pytest.mark.parametrize("text", ["null", "[]", "{}", "{", '{"schema": 1, "rollout_id": 5}', '{"schema": 999}'])

@@ -22,6 +22,7 @@ from orchestrator.errors import ConfigError, RecordError
 from orchestrator.jsonl import set_end_aside, set_torn_end_aside
 from orchestrator.report.values import MAX_LINE_BYTES
 from orchestrator.rundir import SCHEMA
+from orchestrator.typed import typed
 from orchestrator.types import (
     Attempt,
     Completion,
@@ -99,7 +100,7 @@ def read_earlier(rollouts: Path, groups: Path, counted: Callable[[Line], None]) 
             elif number not in written:
                 kept.places[rollout_id] = (start, len(text))
             counted(line)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(f"{place} is no rollout") from error
     return Earlier(written, frozenset(bad), kept)
 
@@ -136,7 +137,7 @@ def read_attempt(line: Line, plan: RolloutPlan, tokenizer: Tokenizer | None) -> 
             "the dataset has changed, the run cannot be resumed"
         )
     plan = replace(plan, sampling=replace(plan.sampling, seed=int(line["plan"]["sampling"]["seed"])))
-    attempt = Attempt(plan, _record(line), _outcome(line["outcome"], line["reason"]))
+    attempt = Attempt(plan, typed(_record(line)), _outcome(line["outcome"], line["reason"]))
     if line["score"] is None:
         return attempt
     parts = {str(k): float(v) for k, v in line["score_parts"].items()}
@@ -148,7 +149,7 @@ def _record(line: Line) -> Record:
     how = line["sandbox"]["exit"]
     return Record(
         started_at=line["started_at"],
-        turns=tuple(_turn(c) for c in line["completions"]),
+        turns=tuple(typed(_turn(c)) for c in line["completions"]),
         tool_calls=tuple(ToolCall(**call) for call in line["tool_calls"]),
         steps=tuple(Step(**step) for step in line["steps"]),
         answer=line["answer"],
@@ -175,19 +176,21 @@ def _turn(c: Line) -> Turn:
         sequence=c["sequence"],
         kind=CompletionKind(c["kind"]),
         kept=c["kept"],
-        messages=tuple(Message(m["role"], m["content"]) for m in c["messages"]),
+        messages=tuple(typed(Message(m["role"], m["content"])) for m in c["messages"]),
         segment=c["segment"],
         prompt_ids=_tuple(c["prompt_ids"]),
         closing=c["closing"],
-        completion=Completion(
-            text=c["text"],
-            visible=c["visible"],
-            finish_reason=c["finish_reason"],
-            tokens_T=_tuple(c["token_ids"]),
-            logprobs_T=_tuple(c["logprobs"]),
-            prompt_tokens=c["prompt_tokens"],
-            completion_tokens=c["completion_tokens"],
-            policy_version=c["policy_version"],
+        completion=typed(
+            Completion(
+                text=c["text"],
+                visible=c["visible"],
+                finish_reason=c["finish_reason"],
+                tokens_T=_tuple(c["token_ids"]),
+                logprobs_T=_tuple(c["logprobs"]),
+                prompt_tokens=c["prompt_tokens"],
+                completion_tokens=c["completion_tokens"],
+                policy_version=c["policy_version"],
+            )
         ),
         started_s=c["started_s"],
         ended_s=c["ended_s"],

@@ -18,6 +18,7 @@ from orchestrator.completion.recorder import trajectory
 from orchestrator.continued import SavedSettings
 from orchestrator.errors import ConfigError
 from orchestrator.output import groups_path_of
+from orchestrator.progress import Tally
 from orchestrator.resume import Earlier, read_attempt, read_earlier, repair_groups
 from orchestrator.rundir import RunDirectory, rollout_line
 from orchestrator.types import (
@@ -260,6 +261,35 @@ def test_line_with_missing_parts_is_refused_when_it_is_needed(run: Path) -> None
     found = Earlier(lines={line["rollout_id"]: json.dumps(line).encode()})
     with pytest.raises(ConfigError, match="cannot be read back"):
         found.result(member(1, 0).attempt.plan, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("prompt_tokens", None),
+        ("completion_tokens", 1.5),
+        ("visible", None),
+        ("retries", "x"),
+        ("logprobs", [None, None, None]),
+        ("messages", [{"role": "user", "content": 5}]),
+    ],
+)
+def test_a_completion_with_another_type_in_it_is_refused_by_its_field(name: str, value: object) -> None:
+    line = through_the_file(member(1, 0))
+    line["completions"][0][name] = value
+    found = Earlier(lines={line["rollout_id"]: json.dumps(line).encode()})
+    field = {"logprobs": "logprobs_T", "messages": "content"}.get(name, name)
+    with pytest.raises(ConfigError, match=f"g000001-r00-a0 cannot be read back, no resume: {field} cannot be"):
+        found.result(member(1, 0).attempt.plan, None)
+
+
+@pytest.mark.parametrize(("name", "value"), [("duration_s", None), ("score_parts", True), ("score", "good")])
+def test_a_line_that_cannot_be_counted_is_refused_with_its_place(run: Path, name: str, value: object) -> None:
+    line = through_the_file(member(4, 0)) | {name: value}
+    with (run / "rollouts.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    with pytest.raises(ConfigError, match=r"rollouts\.jsonl:5 is no rollout"):
+        earlier(run, Tally().earlier_attempt)
 
 
 def test_another_task_in_the_same_place_is_refused(run: Path) -> None:

@@ -20,7 +20,10 @@ SHOWN = 5  # places printed per check
 def run(path: Path) -> int:
     """0: everything holds; 1: something does not. Raises ConfigError for a path that is neither."""
     findings = Findings()
-    groups_file, rollouts_file = _files(path, findings)
+    try:
+        groups_file, rollouts_file = _files(path, findings)
+    except OSError as error:  # run.json may name anything
+        raise ConfigError(f"{path}: its groups file cannot be looked for: {error.strerror}; name it") from error
     rollouts = _Rollouts(rollouts_file, findings) if rollouts_file is not None else None
     for where, _, group in _lines(groups_file, findings):
         if isinstance(group, dict):

@@ -13,6 +13,7 @@ import pytest
 
 from orchestrator.commands import verify
 from orchestrator.completion.recorder import trajectory
+from orchestrator.errors import ConfigError
 from orchestrator.rundir import rollout_line
 from orchestrator.types import Completion, CompletionKind, Group, Member, Message, Record, Score, Task, Turn
 from orchestrator.verify import CHECKS, Asked, Findings, check_group
@@ -195,3 +196,10 @@ def test_names_that_are_no_text_and_huge_numbers_are_printed_as_violations(
     assert "2 violations" in out
     assert "\x1b[31m" not in out
     out.encode()
+
+
+def test_a_groups_file_that_no_file_can_be_called_is_refused(tmp_path: Path) -> None:
+    env = {"group_size": 2, "group_policy": "full", "untrained_outcomes": [], "train_mixed_versions": True}
+    (tmp_path / "run.json").write_text(json.dumps({"config": {"env": env}, "groups_file": "x" * 300}))
+    with pytest.raises(ConfigError, match="its groups file cannot be looked for"):
+        verify.run(tmp_path)

@@ -60,7 +60,10 @@ def _without_query_keys(text: str) -> str:
 
 def shown(value: object) -> str:
     """A refused value as an error line quotes it: one line, shortened, without keys."""
-    text = redact(value if isinstance(value, str) else str(value))
+    try:
+        text = redact(value if isinstance(value, str) else str(value))
+    except ValueError:  # Python writes out no more than 4300 digits
+        return "a number of thousands of digits"
     if len(text) > _SHOWN_CHARACTERS:
         text = text[:_SHOWN_CHARACTERS] + "..."
     return repr(text) if isinstance(value, str) else " ".join(text.split())

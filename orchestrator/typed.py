@@ -4,19 +4,20 @@ and what is wrong in it would come out where nobody can name it.
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 MOST = 1 << 53  # whole numbers up to here are the same in every reader of JSON
-MOST_FLOAT = 1e11  # a time must fit the wire's Duration, and no other number is as large
 _SHOWN_CHARACTERS = 60
 T = TypeVar("T")
 _hints = cache(get_type_hints)
 
 
 def typed(value: T, *, most: int = MOST) -> T:
-    """The dataclass as it is. Its whole numbers are from 0 to `most`. Raises TypeError with the field's name."""
+    """The dataclass as it is. Raises TypeError with the name of a field that is of another type, of a number above
+    `most`, and of a whole one below 0."""
     kind: Any = type(value)
     for name, hint in _hints(kind).items():
         held = getattr(value, name)
@@ -49,4 +50,4 @@ def _all_fit(values: tuple[Any, ...], hint: Any, most: int) -> bool:
     kinds = set(map(type, values))
     if hint is int:
         return kinds <= {int} and (not values or (min(values) >= 0 and max(values) <= most))
-    return kinds <= {int, float} and all(-MOST_FLOAT <= value <= MOST_FLOAT for value in values)  # NaN is neither
+    return kinds <= {int, float} and all(-math.inf < value <= most for value in values)  # NaN is neither

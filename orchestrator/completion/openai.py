@@ -46,6 +46,7 @@ _EXTRAS = {
 # What may be left out when an endpoint refuses it by name. Temperature is not among them.
 _OPTIONAL = (*_EXTRAS, "seed", "logprobs", "presence_penalty", "frequency_penalty", "n")
 PROBES = 2
+_MOST_TOKENS = 1 << 53  # no record can be read back with more
 
 
 class OpenAICompleter:
@@ -255,7 +256,7 @@ def _ids_and_logprobs(choice: Any) -> tuple[tuple[int, ...] | None, tuple[float,
 
 def _count(usage: Any, name: str) -> int:
     value = getattr(usage, name, None)
-    return value if isinstance(value, int) and value > 0 else 0
+    return value if type(value) is int and 0 < value <= _MOST_TOKENS else 0
 
 
 def _policy_version(response: Any) -> str | None:

@@ -108,6 +108,15 @@ def test_member_comes_back_with_its_tokens_log_probs_messages_and_score() -> Non
     assert again.trajectory.tokens_T == (1, 2, 5, 6, 7)
 
 
+def test_the_lowest_float_an_endpoint_says_for_a_log_prob_comes_back() -> None:
+    lowest = replace(IDS, logprobs_T=(-3.4e38, -1.7e308, 0.0))
+    attempt = replace(
+        full_attempt(),
+        record=replace(full_attempt().record, turns=(full_turn(), replace(full_turn(), completion=lowest))),
+    )
+    assert read_attempt(through_the_file(attempt), attempt.plan, None) == attempt
+
+
 def test_seed_on_record_wins_over_the_planned_one() -> None:
     attempt = full_attempt()
     other = replace(attempt.plan, sampling=replace(attempt.plan.sampling, seed=99))

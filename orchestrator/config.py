@@ -149,7 +149,7 @@ def resolve(
 ) -> Config:
     """Puts environment, YAML and defaults below what was given; what a replay takes from `run`, a run
     directory, below everything but the defaults. Raises ConfigError."""
-    cwd = cwd or Path.cwd()
+    cwd = cwd or _current_directory()
     surroundings = _environment(_with_dotenv(os.environ if environ is None else environ, cwd))
     config_file = given.get(CONFIG_FILE.key)
     file_env, file_servers = _read_yaml(cwd / config_file.value) if config_file else ({}, [{}])
@@ -174,6 +174,13 @@ def resolve(
         tavily_api_key=layers[TAVILY_KEY.key].value if TAVILY_KEY.key in layers else Secret(),
         judge_api_key=layers[JUDGE_KEY.key].value if JUDGE_KEY.key in layers else Secret(),
     )
+
+
+def _current_directory() -> Path:
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise ConfigError(f"the current directory is gone ({error.strerror}): go to one that is there") from None
 
 
 def _with_flags(servers: Sequence[Layer], layers: Layer) -> list[Layer]:
@@ -235,14 +242,18 @@ def _read_yaml(path: Path) -> tuple[Layer, list[Layer]]:
         # The error's own text quotes the file, keys included.
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ConfigError(f"{path}: not valid YAML at line {line}") from None
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"cannot read {path}: {_reason(error)}") from None
+    except (ValueError, LookupError, AttributeError, OverflowError):  # its words would quote the file
+        raise ConfigError(
+            f"cannot read {path}: a date or number in it is none; put it in quotes if it is text"
+        ) from None
     document = {} if document is None else document
     if not isinstance(document, dict):
         raise ConfigError(f"{path}: must hold the keys env and openai")
     for key in document:
         if key not in SECTIONS:
-            raise ConfigError(f"{path}: unknown key {shown(key)}{nearest(str(key), SECTIONS)}")
+            raise ConfigError(f"{path}: unknown key {shown(key)}{nearest(shown(key), SECTIONS)}")
     env: Layer = {}
     _give_section(env, "env", document.get("env"), f"{path}: ")
     openai = document.get("openai")
@@ -268,7 +279,8 @@ def _give_section(layer: Layer, section: str, values: object, where: str) -> Non
     rows = section_rows(section)
     for name, raw in values.items():
         if name not in rows:
-            raise ConfigError(f"{where}unknown key {section}.{shown(str(name))[1:-1]}{nearest(str(name), rows)}")
+            told = shown(name)[1:-1] if isinstance(name, str) else shown(name)
+            raise ConfigError(f"{where}unknown key {section}.{told}{nearest(told, rows)}")
         give(layer, rows[name], raw, f"{where}{section}.{name}")
 
 

@@ -119,6 +119,6 @@ def run_directory_path(env: EnvSettings) -> Path:
 def groups_path_of(run_path: Path) -> Path:
     """The groups file of the run in `run_path`; in the directory itself if that was moved."""
     told = read_run(run_path).get("groups_file")
-    if not isinstance(told, str) or not told:
+    if not isinstance(told, str) or not told or "\0" in told:
         raise ConfigError(f"env.resume: run.json in {run_path} names no groups file")
     return run_path / told

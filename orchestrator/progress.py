@@ -54,7 +54,8 @@ class Tally:
         tokens = sum(completion["completion_tokens"] for completion in line["completions"])
         self._count(line["outcome"], tokens, line["cpu_s"], line["duration_s"])
         if line["score"] is not None:
-            self._count_score(line["score"], line["score_parts"])
+            parts = {name: float(part) for name, part in line["score_parts"].items()}
+            self._count_score(float(line["score"]), parts)
         return None
 
     def earlier_group(self, scores: Sequence[float]) -> None:

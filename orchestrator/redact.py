@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 
 _URL_USER = re.compile(r"(?<=://)[^/?#\s]*@")
-_QUERY_KEY = re.compile(r"(?i)([?&][^=&#\s]*(?:key|token|secret|passw|sig)[^=&#\s]*=)[^&#\s]+")
+# Apart, so that no text takes more than one look at each character.
+_QUERY_NAME = re.compile(r"[?&][^=&#\s]*")
+_QUERY_VALUE = re.compile(r"=[^&#\s]+")
+_NAME_OF_KEY = re.compile(r"(?i)key|token|secret|passw|sig")
 _KEY = re.compile(r"\b(?:sk|pk|tvly|hf|xai|gsk|ghp)[-_][\w*.-]{4,}")
 _SHOWN_CHARACTERS = 60
 
@@ -41,13 +44,26 @@ def redact(text: str, *secrets: Secret) -> str:
         if secret:
             text = text.replace(secret.reveal(), "[key]")
     text = _URL_USER.sub("", text)
-    text = _QUERY_KEY.sub(r"\1[key]", text)
-    return _KEY.sub("[key]", text)
+    return _KEY.sub("[key]", _without_query_keys(text))
+
+
+def _without_query_keys(text: str) -> str:
+    kept, end = [], 0
+    for name in _QUERY_NAME.finditer(text):
+        if name.start() < end or _NAME_OF_KEY.search(name[0]) is None:  # in a value that is out, or no key
+            continue
+        if value := _QUERY_VALUE.match(text, name.end()):
+            kept += [text[end : name.end()], "=[key]"]
+            end = value.end()
+    return "".join((*kept, text[end:]))
 
 
 def shown(value: object) -> str:
     """A refused value as an error line quotes it: one line, shortened, without keys."""
-    text = redact(value if isinstance(value, str) else str(value))
+    try:
+        text = redact(value if isinstance(value, str) else str(value))
+    except ValueError:  # Python writes out no more than 4300 digits
+        return "a number of thousands of digits"
     if len(text) > _SHOWN_CHARACTERS:
         text = text[:_SHOWN_CHARACTERS] + "..."
     return repr(text) if isinstance(value, str) else " ".join(text.split())

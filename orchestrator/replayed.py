@@ -11,6 +11,7 @@ from typing import Any
 from orchestrator.errors import ConfigError
 from orchestrator.report.values import json_lines, objects, read_at
 from orchestrator.rundir import SCHEMA, rollout_line
+from orchestrator.typed import typed
 from orchestrator.types import (
     AgentSpec,
     Attempt,
@@ -25,6 +26,7 @@ from orchestrator.types import (
 
 Line = Mapping[str, Any]
 AROUND_CHARS = 40  # shown on each side of a difference
+_MOST_ON_WIRE = (1 << 31) - 1  # what a sandbox and an inference server are told
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,24 +74,28 @@ def plan_of(line: Line, task: Task, sandbox: SandboxSpec) -> RolloutPlan:
     try:
         told = line["plan"]
         agent: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in told["agent"].items()}
+        agent["managed_agents"] = tuple(map(_managed, agent.get("managed_agents", ())))
+        if not isinstance(line.get("score_parts") or {}, dict):
+            raise TypeError("score_parts must be an object")
         return RolloutPlan(
             rollout_id=str(line["rollout_id"]),
             task=task,
             group=int(line["group"]),
             index=int(line["index"]),
             attempt=int(line["attempt"]),
-            sampling=Sampling(**told["sampling"]),
-            agent=AgentSpec(**{**agent, "managed_agents": tuple(map(_managed, agent.get("managed_agents", ())))}),
+            sampling=typed(Sampling(**told["sampling"]), most=_MOST_ON_WIRE),
+            agent=typed(AgentSpec(**agent), most=_MOST_ON_WIRE),
             sandbox=replace(sandbox, image=task.image) if task.image else sandbox,
-            limits=Limits(**told["limits"]),
+            limits=typed(Limits(**told["limits"])),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ConfigError(f"rollout {line.get('rollout_id')} cannot be read back: {error}") from error
 
 
 def _managed(told: Line) -> ManagedAgent:
     tools = told["tools"]
-    return ManagedAgent(**{**told, "tools": None if tools is None else tuple(tools)})
+    agent = ManagedAgent(**{**told, "tools": None if tools is None else tuple(tools)})
+    return typed(agent, most=_MOST_ON_WIRE)
 
 
 def differences(recorded: Line, result: Member | Attempt) -> list[str]:

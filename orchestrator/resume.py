@@ -8,6 +8,7 @@ finds done what is done: groups on disk are passed over, of half-done ones only 
 from __future__ import annotations
 
 import re
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +20,9 @@ from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.recorder import trajectory
 from orchestrator.errors import ConfigError, RecordError
 from orchestrator.jsonl import set_end_aside, set_torn_end_aside
+from orchestrator.report.values import MAX_LINE_BYTES
 from orchestrator.rundir import SCHEMA
+from orchestrator.typed import typed
 from orchestrator.types import (
     Attempt,
     Completion,
@@ -43,6 +46,7 @@ from orchestrator.types import (
 )
 
 _ROLLOUT_ID = re.compile(r"g(\d+)(?:-r\d+-a\d+)?")
+_GROUP_BEGINS = b'{"tokens":'  # as `writers.scored_data_group` has it
 Line = Mapping[str, Any]
 
 
@@ -96,17 +100,18 @@ def read_earlier(rollouts: Path, groups: Path, counted: Callable[[Line], None]) 
             elif number not in written:
                 kept.places[rollout_id] = (start, len(text))
             counted(line)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(f"{place} is no rollout") from error
     return Earlier(written, frozenset(bad), kept)
 
 
 def repair_groups(groups: Path, *, several_lines: bool) -> None:
-    """Sets aside what is unfinished at the end of the groups file. Raises ConfigError.
+    """Sets aside what is unfinished at the end of the groups file. Raises ConfigError, also for another file.
 
     `several_lines`: groups have side lines, so the last one may be whole line by line and still lack some:
     it is set aside as well, to be written anew from the record.
     """
+    _demand_groups(groups)
     set_torn_end_aside(groups)
     if not several_lines:
         return
@@ -132,7 +137,7 @@ def read_attempt(line: Line, plan: RolloutPlan, tokenizer: Tokenizer | None) -> 
             "the dataset has changed, the run cannot be resumed"
         )
     plan = replace(plan, sampling=replace(plan.sampling, seed=int(line["plan"]["sampling"]["seed"])))
-    attempt = Attempt(plan, _record(line), _outcome(line["outcome"], line["reason"]))
+    attempt = Attempt(plan, typed(_record(line)), _outcome(line["outcome"], line["reason"]))
     if line["score"] is None:
         return attempt
     parts = {str(k): float(v) for k, v in line["score_parts"].items()}
@@ -144,7 +149,7 @@ def _record(line: Line) -> Record:
     how = line["sandbox"]["exit"]
     return Record(
         started_at=line["started_at"],
-        turns=tuple(_turn(c) for c in line["completions"]),
+        turns=tuple(typed(_turn(c)) for c in line["completions"]),
         tool_calls=tuple(ToolCall(**call) for call in line["tool_calls"]),
         steps=tuple(Step(**step) for step in line["steps"]),
         answer=line["answer"],
@@ -171,19 +176,21 @@ def _turn(c: Line) -> Turn:
         sequence=c["sequence"],
         kind=CompletionKind(c["kind"]),
         kept=c["kept"],
-        messages=tuple(Message(m["role"], m["content"]) for m in c["messages"]),
+        messages=tuple(typed(Message(m["role"], m["content"])) for m in c["messages"]),
         segment=c["segment"],
         prompt_ids=_tuple(c["prompt_ids"]),
         closing=c["closing"],
-        completion=Completion(
-            text=c["text"],
-            visible=c["visible"],
-            finish_reason=c["finish_reason"],
-            tokens_T=_tuple(c["token_ids"]),
-            logprobs_T=_tuple(c["logprobs"]),
-            prompt_tokens=c["prompt_tokens"],
-            completion_tokens=c["completion_tokens"],
-            policy_version=c["policy_version"],
+        completion=typed(
+            Completion(
+                text=c["text"],
+                visible=c["visible"],
+                finish_reason=c["finish_reason"],
+                tokens_T=_tuple(c["token_ids"]),
+                logprobs_T=_tuple(c["logprobs"]),
+                prompt_tokens=c["prompt_tokens"],
+                completion_tokens=c["completion_tokens"],
+                policy_version=c["policy_version"],
+            )
         ),
         started_s=c["started_s"],
         ended_s=c["ended_s"],
@@ -218,6 +225,32 @@ def _group(rollout_id: str) -> int:
     if found is None:
         raise ValueError(f"{rollout_id!r} is no rollout id")
     return int(found[1])
+
+
+def _demand_groups(path: Path) -> None:
+    """run.json names the file and may have been edited: no other file is cut. Raises ConfigError."""
+    place = f"{path}:1"
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ConfigError(f"{path} is no file; name the run's groups file in run.json to resume")
+        with path.open("rb") as file:
+            line = file.read(len(_GROUP_BEGINS))
+            if line == _GROUP_BEGINS:  # else it may be anything, and of any length
+                line += file.readline(MAX_LINE_BYTES)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    torn = not line.endswith(b"\n") and len(line) < MAX_LINE_BYTES
+    if torn and _GROUP_BEGINS.startswith(line[: len(_GROUP_BEGINS)]):
+        return  # nothing yet, or the first group half written
+    try:
+        group_number(place, orjson.loads(line))
+    except (ConfigError, orjson.JSONDecodeError) as error:
+        raise ConfigError(
+            f"{place} is no group of this run; name the run's groups file in run.json, or put that file aside "
+            "to have its groups written anew"
+        ) from error
 
 
 class _LinesInFile(Mapping[str, bytes]):

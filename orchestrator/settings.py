@@ -24,7 +24,21 @@ from orchestrator.setting import AUTO, Setting, Settings, setting
 from orchestrator.tasks.columns import COLUMNS
 from orchestrator.tools.rules import DENIED_HOSTS, DENIED_WORDS, HOST_RULE
 from orchestrator.types import AgentKind, EndedName, ManagedAgent
-from orchestrator.values import Choice, File, Flag, Key, Number, Size, Table, Text, Texts, Whole, Words, seconds
+from orchestrator.values import (
+    Choice,
+    File,
+    Flag,
+    Key,
+    Number,
+    Size,
+    Table,
+    Text,
+    Texts,
+    Whole,
+    Words,
+    path_of,
+    seconds,
+)  # fmt: skip
 
 TASKS = "Tasks"
 ROLLOUTS = "Rollouts and groups"
@@ -78,7 +92,13 @@ def _is_url(text: str) -> bool:
 
 
 def _is_endpoint(text: str) -> bool:
-    return not text or _is_url(text) or (text.startswith("replay:") and text != "replay:")
+    if text.startswith("replay:"):
+        return text != "replay:" and bool(path_of(text.removeprefix("replay:")))
+    return not text or _is_url(text)
+
+
+def _is_agent(text: str) -> bool:
+    return bool(_AGENT.fullmatch(text) and path_of(text.removeprefix("program:")))
 
 
 _NAMED = Text("a name", "NAME", _NAME.fullmatch)
@@ -177,7 +197,7 @@ class EnvSettings(Settings):
     # Agent
     agent: str = setting(
         "code",
-        Text("one of code, tool_calling, program:PATH", "AGENT", _AGENT.fullmatch),
+        Text("one of code, tool_calling, program:PATH", "AGENT", _is_agent),
         AGENT,
         "what solves the task: smolagents' CodeAgent or ToolCallingAgent, or a program with an OpenAI client",
     )
@@ -464,7 +484,7 @@ class EnvSettings(Settings):
     @property
     def program(self) -> Path | None:
         """Where the program is that is the agent."""
-        return Path(self.agent.removeprefix("program:")).expanduser() if self.agent_kind == "program" else None
+        return path_of(self.agent.removeprefix("program:")) if self.agent_kind == "program" else None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ _DURATION = re.compile(r"([0-9.]+)\s*(ms|s|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_NAME_BYTES, _PATH_BYTES = 255, 4096  # Linux' limits; the latter counts the byte that ends it
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
 
 
@@ -150,7 +152,10 @@ class Size:
             match = _SIZE.fullmatch(raw.strip())
             if match is None:
                 raise ValueError
-            raw = int(float(match[1]) * 1024 ** _POWERS[match[2].lower()])
+            size = float(match[1]) * 1024 ** _POWERS[match[2].lower()]
+            if not math.isfinite(size):
+                raise ValueError
+            raw = int(size)
         return Whole(self.at_least, 1 << 50).read(raw)
 
     def show(self, value: int) -> str:
@@ -225,13 +230,13 @@ class Text:
 class File:
     """A path on this machine; whether something is there is for its user to see."""
 
-    valid: str = "a path"
+    valid: str = "a path (`~` of a known user, names of at most 255 bytes)"
     metavar: str = "PATH"
 
     def read(self, raw: object) -> Path:
         if not isinstance(raw, str | Path) or not str(raw).strip() or _CONTROL.search(str(raw)):
             raise ValueError
-        return Path(raw).expanduser()
+        return path_of(str(raw))
 
     def show(self, value: Path) -> str:
         return str(value)
@@ -328,6 +333,18 @@ class Key:
 
     def show(self, value: Secret) -> str:
         return "none"
+
+
+def path_of(text: str) -> Path:
+    """The path, `~` and `~user` filled in. Raises ValueError for what no file can be called: every look at it
+    would fail."""
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError:  # no such user, or one without a home
+        raise ValueError from None
+    if len(os.fsencode(path)) >= _PATH_BYTES or any(len(os.fsencode(name)) > _NAME_BYTES for name in path.parts):
+        raise ValueError
+    return path
 
 
 def json_value(text: str) -> Any:

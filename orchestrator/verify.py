@@ -7,7 +7,7 @@ name and counts what it looked at, so that a check that never applied is seen as
 
 from __future__ import annotations
 
-import math
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,8 +30,9 @@ CHECKS: dict[str, str] = {
     "sampled log-probs": "trained log-probs are the endpoint's (against rollouts.jsonl)",
     "one line": "prompts and samples make the tokens, nothing between (against rollouts.jsonl)",
 }
-_SCORED = frozenset(str(name) for name in EndedName)
-_ROLES = frozenset(("system", "user", "assistant", "tool"))
+_SCORED = tuple(str(name) for name in EndedName)  # no sets: what is looked for in them may be a list
+_ROLES = ("system", "user", "assistant", "tool")
+_MOST = sys.float_info.max  # JSON's whole numbers may be longer than any trainer can hold
 _PER_ROLLOUT = ("masks", "scores", "inference_logprobs", "overrides", "messages")
 _OPTIONAL = ("inference_logprobs", "messages")
 Line = Mapping[str, Any]
@@ -59,7 +60,7 @@ class Asked:
     def masks_all(self, facts: Line) -> bool:
         """Whether nothing of this rollout is to be trained on."""
         mixed = not self.mixed_versions and facts.get("mixed_policy_versions") is True
-        return mixed or facts.get("outcome") in self.untrained
+        return mixed or str(facts.get("outcome")) in self.untrained
 
 
 @dataclass(slots=True)
@@ -125,7 +126,7 @@ def _check_size(group: Line, size: int, where: str, findings: Findings) -> None:
     said = about.get("group_size", size) if isinstance(about, Mapping) else size
     findings.check("size", said == size, f"{where}: {size} rollouts, it says {said}")
     if (sizes := findings.asked.sizes) is not None:
-        findings.check("size", size in sizes, f"{where}: {size} rollouts, {sizes[-1]} were asked for")
+        findings.check("size", size in sizes, f"{where}: {size} rollouts, {sizes.stop - 1} were asked for")
 
 
 def _check_member(tokens: Any, member: Line, facts: Line, where: str, findings: Findings) -> bool:
@@ -158,7 +159,7 @@ def _check_member(tokens: Any, member: Line, facts: Line, where: str, findings: 
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _MOST
 
 
 def _logprob_fits(logprob: Any, mask: Any) -> bool:

@@ -27,7 +27,7 @@ from orchestrator.atropos.settings import (
 )
 from orchestrator.atropos.stream import Item
 from orchestrator.commands import process
-from orchestrator.completion.tokenizer import HubTokenizer
+from orchestrator.completion.tokenizer import HubTokenizer, tokenizer_folder
 from orchestrator.config import Config
 from orchestrator.errors import ConfigError
 from orchestrator.surroundings import find_tokenizer
@@ -203,7 +203,7 @@ class OrchestratorEnv(BaseEnv):  # type: ignore[misc]
 
 def _folder(name: str) -> str:
     """Where a tokenizer of this name lies by now: Atropos would ask the hub again, and wait without network."""
-    if Path(name).expanduser().is_dir():
+    if tokenizer_folder(name):
         return name
     found = try_to_load_from_cache(name, "tokenizer_config.json")
     return str(Path(found).parent) if isinstance(found, str) else name

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from orchestrator.errors import ConfigError
+from orchestrator.progress import printable
 from orchestrator.verify import CHECKS, Asked, Findings, check_group
 
 SHOWN = 5  # places printed per check
@@ -19,7 +20,10 @@ SHOWN = 5  # places printed per check
 def run(path: Path) -> int:
     """0: everything holds; 1: something does not. Raises ConfigError for a path that is neither."""
     findings = Findings()
-    groups_file, rollouts_file = _files(path, findings)
+    try:
+        groups_file, rollouts_file = _files(path, findings)
+    except OSError as error:  # run.json may name anything
+        raise ConfigError(f"{path}: its groups file cannot be looked for: {error.strerror}; name it") from error
     rollouts = _Rollouts(rollouts_file, findings) if rollouts_file is not None else None
     for where, _, group in _lines(groups_file, findings):
         if isinstance(group, dict):
@@ -55,7 +59,7 @@ def _asked(description: Path, findings: Findings) -> str | None:
         told = json.loads(description.read_text("utf-8"))
         findings.asked = Asked.of(told["config"]["env"])
         return str(told["groups_file"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         findings.check("shape", False, f"run.json: not as this version writes it ({type(error).__name__})")
         return None
 
@@ -135,12 +139,13 @@ def _print(groups_file: Path, rollouts_file: Path | None, findings: Findings) ->
     console.print(table)
     for name, places in findings.wrong.items():
         for place in places[:SHOWN]:
-            console.print(f"{name}: {place}", markup=False)
+            console.print(printable(f"{name}: {place}"), markup=False)
         if len(places) > SHOWN:
             console.print(f"{name}: {len(places) - SHOWN} more")
-    sources = ", ".join(f"{name} {count}" for name, count in findings.sources.most_common()) or "none"
+    sources = printable(", ".join(f"{name} {count}" for name, count in findings.sources.most_common())) or "none"
     record = "" if rollouts_file else "; no rollouts.jsonl beside it, so nothing was compared with the record"
     console.print(
         f"{groups_file}: {findings.groups} groups, {findings.rollouts} rollouts (tokens: {sources}), "
-        f"{findings.violations} violations{record}"
+        f"{findings.violations} violations{record}",
+        markup=False,
     )

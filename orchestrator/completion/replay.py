@@ -18,6 +18,7 @@ from typing import Any
 
 from orchestrator.completion.base import CompletionRequest, Ids, ids_of
 from orchestrator.errors import EnvironmentUnusable, RecordError
+from orchestrator.typed import typed
 from orchestrator.types import Completion, Message
 
 Key = tuple[str, int]  # task id, index in the group
@@ -121,7 +122,7 @@ def _episode(completions: list[dict[str, Any]]) -> tuple[_Recorded, ...]:
     talk: tuple[Message, ...] = ()
     line: dict[int, Ids] = {}  # ids so far, by segment
     for c in completions:
-        talk = (*talk[: c["kept"]], *(Message(m["role"], m["content"]) for m in c["messages"]))
+        talk = (*talk[: c["kept"]], *(typed(Message(m["role"], m["content"])) for m in c["messages"]))
         ids, logprobs, added = c["token_ids"], c["logprobs"], c["prompt_ids"]
         prompt = None if added is None or ids is None else line.get(c["segment"], ids_of()) + ids_of(added)
         if prompt is not None:
@@ -136,5 +137,5 @@ def _episode(completions: list[dict[str, Any]]) -> tuple[_Recorded, ...]:
             completion_tokens=c["completion_tokens"],
             policy_version=c["policy_version"],
         )
-        recorded.append(_Recorded(talk, prompt, completion))
+        recorded.append(_Recorded(talk, prompt, typed(completion)))
     return tuple(recorded)

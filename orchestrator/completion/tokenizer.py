@@ -21,6 +21,7 @@ import orjson
 from orchestrator.completion.base import ids_of
 from orchestrator.errors import EnvironmentUnusable, RecordError
 from orchestrator.types import Message
+from orchestrator.values import path_of
 
 HUB_TIMEOUT_S = 1.5
 _FLAG = "--env.tokenizer_name"
@@ -154,8 +155,7 @@ def check_source(name: str, *, here_only: bool = False) -> bool:
 
     Blocking, but quick: what it takes for a load to succeed is not known before it is tried.
     """
-    folder = Path(name).expanduser()
-    if folder.is_dir():
+    if folder := tokenizer_folder(name):
         files = [folder / f for f in ("tokenizer.json", "tokenizer_config.json", "vocab.json")]
         if not any(file.is_file() for file in files):
             raise EnvironmentUnusable(
@@ -191,6 +191,15 @@ def check_source(name: str, *, here_only: bool = False) -> bool:
             f"set {_FLAG} to a local folder (or to none for `process` without token ids)"
         ) from error
     return False
+
+
+def tokenizer_folder(name: str) -> Path | None:
+    """The folder of this name, if it is one; a hub id may be no path at all."""
+    try:
+        folder = path_of(name)
+    except ValueError:
+        return None
+    return folder if folder.is_dir() else None
 
 
 def _check_json(file: Path, key: str | None) -> None:

@@ -10,8 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from orchestrator.errors import ConfigError
+from orchestrator.redact import shown
 from orchestrator.tasks.base import TaskSource
 from orchestrator.tasks.columns import Columns
+from orchestrator.values import path_of
 
 GRAMMAR = (
     "gaia, jsonl:PATH, csv:PATH, hf:NAME?question=COLUMN&answer=COLUMN, "
@@ -31,23 +33,30 @@ def open_tasks(dataset: str, *, dataset_path: Path, split: str, columns: Columns
     if dataset == "gaia":
         from orchestrator.tasks.gaia import gaia_tasks
 
-        return gaia_tasks(dataset_path.expanduser(), split)
+        return gaia_tasks(dataset_path, split)
     opening = _KINDS.get(kind)
     if opening is None or not rest:
         raise ConfigError(f"env.dataset: {dataset!r} is not understood; valid are {GRAMMAR}")
     return opening(dataset, rest, split, columns or {})
 
 
+def _path(text: str) -> Path:
+    try:
+        return path_of(text)
+    except ValueError:
+        raise ConfigError(f"env.dataset: {shown(text)} cannot be a path; name a file that is there") from None
+
+
 def _jsonl(dataset: str, rest: str, split: str, columns: Columns) -> TaskSource:
     from orchestrator.tasks.jsonl import jsonl_tasks
 
-    return jsonl_tasks(Path(rest).expanduser(), name=dataset, columns=columns)
+    return jsonl_tasks(_path(rest), name=dataset, columns=columns)
 
 
 def _csv(dataset: str, rest: str, split: str, columns: Columns) -> TaskSource:
     from orchestrator.tasks.csv import csv_tasks
 
-    return csv_tasks(Path(rest).expanduser(), name=dataset, columns=columns)
+    return csv_tasks(_path(rest), name=dataset, columns=columns)
 
 
 def _hf(dataset: str, rest: str, split: str, columns: Columns) -> TaskSource:

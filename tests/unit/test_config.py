@@ -326,3 +326,52 @@ def test_specs_are_made_of_the_settings(load: Any) -> None:
     assert (limits.rollout_timeout_s, limits.deadline_s, limits.max_token_length) == (60, 120, 500)
     assert limits.completions == 4 * 3 + 16
     assert (sampling.temperature, sampling.max_tokens, sampling.seed) == (1.0, 500, 9)
+
+
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"env": {"run_dir": "~nosuchuser/x"}}, "env.run_dir: must be a path"),
+        ({"env": {"run_dir": LONG}}, "env.run_dir: must be a path"),
+        ({"env": {"run_dir": "x/" * 2500}}, "env.run_dir: must be a path"),
+        ({"env": {"agent": "program:~nosuchuser/x"}}, "env.agent: must be one of"),
+        ({"env": {"agent": f"program:{LONG}"}}, "env.agent: must be one of"),
+        ({"openai": {"base_url": f"replay:{LONG}"}}, "openai.base_url: must be a URL"),
+        ({"env": {"sandbox_memory": "9" * 400}}, "env.sandbox_memory: must be bytes"),
+        ({"env": {"sandbox_memory": "9" * 400 + "g"}}, "env.sandbox_memory: must be bytes"),
+        ({"env": {"group_size": 16**5000}}, "env.group_size: .*not a number of thousands of digits"),
+        ({"env": {"combined_weights": {"correctness": 16**5000}}}, "not a number of thousands of digits"),
+        ({"env": {16**5000: 1}}, "unknown key env.a number of thousands of digits"),
+    ],
+)
+def test_paths_and_numbers_no_machine_has_are_refused_in_one_line(
+    load: Any, settings: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told) as refusal:
+        load(**settings)
+    assert "\n" not in str(refusal.value)
+    assert len(str(refusal.value)) < 300
+
+
+@pytest.mark.parametrize("value", ["2020-99-99", "9" * 5000, "!!int ''", "!!timestamp x", "!!bool x"])
+def test_a_date_or_number_in_yaml_that_is_none_is_told_as_such(tmp_path: Path, value: str) -> None:
+    (tmp_path / "c.yaml").write_text(f"env:\n  group_size: {value}\n")
+    with pytest.raises(ConfigError, match="a date or number in it is none; put it in quotes"):
+        load_config(["--config", "c.yaml"], environ={}, cwd=tmp_path)
+
+
+def test_yaml_that_is_no_text_is_told_as_such(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_bytes(b"env: {instructions: '\xff'}")
+    with pytest.raises(ConfigError, match="not UTF-8 text"):
+        load_config(["--config", "c.yaml"], environ={}, cwd=tmp_path)
+
+
+def test_a_current_directory_that_is_gone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(ConfigError, match="the current directory is gone"):
+        load_config([], environ={})

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from aiohttp import web
 
 from orchestrator.completion.base import CompletionRequest, Endpoint
-from orchestrator.completion.openai import OpenAICompleter
+from orchestrator.completion.openai import OpenAICompleter, _count
 from orchestrator.errors import CompletionError
 from orchestrator.types import Message, Sampling
 
@@ -95,3 +96,8 @@ def test_no_part_of_a_key_is_in_an_error_wherever_it_is_cut(at: int) -> None:
         text = endpoint.redact((filler * at)[:at] + endpoint.api_key + " " + filler * at)
         assert len(text) <= 300
         assert "a1b2" not in text
+
+
+@pytest.mark.parametrize(("told", "counted"), [(5, 5), (True, 0), (-1, 0), (1.5, 0), (None, 0), (10**30, 0)])
+def test_a_count_of_tokens_that_could_not_be_read_back_is_not_recorded(told: object, counted: int) -> None:
+    assert _count(SimpleNamespace(prompt_tokens=told), "prompt_tokens") == counted

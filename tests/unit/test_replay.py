@@ -145,6 +145,35 @@ def test_what_is_no_recording_is_refused_in_one_line(
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("text", 5),
+        ("visible", None),
+        ("finish_reason", "tired"),
+        ("finish_reason", []),
+        ("token_ids", [101, -1]),
+        ("token_ids", [101, True]),
+        ("logprobs", [-0.1, None]),
+        ("logprobs", [-0.1, float("nan")]),
+        ("prompt_tokens", None),
+        ("completion_tokens", 10**30),
+        ("policy_version", 3),
+        ("messages", [{"role": [], "content": "x"}]),
+        ("messages", [{"role": "user", "content": None}]),
+    ],
+)
+def test_an_edited_completion_is_refused_with_its_line_before_anything_is_played(
+    run: Path, name: str, value: object
+) -> None:
+    path = run / "rollouts.jsonl"
+    line = json.loads(path.read_text())
+    line["completions"][1][name] = value
+    path.write_text(json.dumps(line) + "\n")
+    with pytest.raises(EnvironmentUnusable, match=r"rollouts\.jsonl:1 is no recorded rollout \("):
+        ReplayCompleter.open(run)
+
+
 # ---------------------------------------------------------------- the demo's own recording
 
 

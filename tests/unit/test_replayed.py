@@ -64,6 +64,45 @@ def test_a_line_of_another_make_is_refused(plan: Any) -> None:
         plan_of({**a_line(), "plan": plan}, a_member().attempt.plan.task, SandboxSpec("i"))
 
 
+@pytest.mark.parametrize(
+    ("part", "name", "value"),
+    [
+        ("limits", "rollout_timeout_s", "x"),
+        ("limits", "rollout_timeout_s", 1e300),
+        ("limits", "rollout_timeout_s", float("nan")),
+        ("limits", "deadline_s", None),
+        ("limits", "completions", 1.5),
+        ("limits", "proxy_bytes", -1),
+        ("sampling", "temperature", True),
+        ("sampling", "seed", 10**30),
+        ("agent", "max_steps", 1 << 40),
+        ("agent", "code_tags", ["<code>"]),
+        ("agent", "kind", []),
+        ("agent", "authorized_imports", [None]),
+    ],
+)
+def test_an_edited_plan_is_refused_by_its_field(part: str, name: str, value: object) -> None:
+    line, plan = a_line(), a_member().attempt.plan
+    line["plan"][part][name] = value
+    with pytest.raises(ConfigError, match=rf"rollout g000000-r00-a0 cannot be read back: {name}"):
+        plan_of(line, plan.task, plan.sandbox)
+
+
+@pytest.mark.parametrize("helper", [None, {"name": 5, "description": "d", "tools": None}])
+def test_an_edited_managed_agent_is_refused(helper: object) -> None:
+    line, plan = a_line(), a_member().attempt.plan
+    line["plan"]["agent"]["managed_agents"] = [helper]
+    with pytest.raises(ConfigError, match="cannot be read back"):
+        plan_of(line, plan.task, plan.sandbox)
+
+
+@pytest.mark.parametrize("parts", [True, [1], "x", 5])
+def test_parts_of_a_score_that_are_none_are_refused_before_the_rollout_is_played(parts: object) -> None:
+    plan = a_member().attempt.plan
+    with pytest.raises(ConfigError, match="cannot be read back: score_parts"):
+        plan_of({**a_line(), "score_parts": parts}, plan.task, plan.sandbox)
+
+
 def test_equal_rollouts_differ_in_nothing_and_times_do_not_count() -> None:
     member = said(a_member(), "1")
     later = replace(member.attempt.record, duration_s=99.0, started_at=9.0)

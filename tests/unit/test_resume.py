@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import tracemalloc
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -15,6 +17,8 @@ from orchestrator import jsonl
 from orchestrator.completion.recorder import trajectory
 from orchestrator.continued import SavedSettings
 from orchestrator.errors import ConfigError
+from orchestrator.output import groups_path_of
+from orchestrator.progress import Tally
 from orchestrator.resume import Earlier, read_attempt, read_earlier, repair_groups
 from orchestrator.rundir import RunDirectory, rollout_line
 from orchestrator.types import (
@@ -104,6 +108,15 @@ def test_member_comes_back_with_its_tokens_log_probs_messages_and_score() -> Non
     assert again.trajectory.tokens_T == (1, 2, 5, 6, 7)
 
 
+def test_the_lowest_float_an_endpoint_says_for_a_log_prob_comes_back() -> None:
+    lowest = replace(IDS, logprobs_T=(-3.4e38, -1.7e308, 0.0))
+    attempt = replace(
+        full_attempt(),
+        record=replace(full_attempt().record, turns=(full_turn(), replace(full_turn(), completion=lowest))),
+    )
+    assert read_attempt(through_the_file(attempt), attempt.plan, None) == attempt
+
+
 def test_seed_on_record_wins_over_the_planned_one() -> None:
     attempt = full_attempt()
     other = replace(attempt.plan, sampling=replace(attempt.plan.sampling, seed=99))
@@ -174,6 +187,65 @@ def test_last_group_of_several_lines_is_written_anew(run: Path) -> None:
     assert Path(f"{path}.torn").read_bytes() == later + later + later[:20] + b"\n" + later
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"a note\nanother, not yet ended",
+        b'{"schema": 1}\n{"sch',
+        b"\0" * 99,
+        b'{"tokens": []}\nmore',
+        b"{}\n",
+        b"\n",
+    ],
+)
+@pytest.mark.parametrize("several_lines", [False, True])
+def test_a_file_that_holds_no_groups_is_left_as_it_is(tmp_path: Path, content: bytes, several_lines: bool) -> None:
+    path = tmp_path / "notes"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"notes:1 is no group of this run; name .* or put that file aside"):
+        repair_groups(path, several_lines=several_lines)
+    assert path.read_bytes() == content
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(ConfigError, match="is no file; name"):
+            repair_groups(path, several_lines=False)
+    with pytest.raises(ConfigError, match="cannot read"):
+        repair_groups(tmp_path / ("x" * 300), several_lines=False)
+
+
+def test_a_file_without_line_ends_is_not_read_to_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "huge"
+    with path.open("wb") as file:
+        file.truncate(1 << 26)  # takes no room
+    tracemalloc.start()
+    try:
+        with pytest.raises(ConfigError, match="no group of this run"):
+            repair_groups(path, several_lines=False)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 22
+    finally:
+        tracemalloc.stop()
+    assert path.stat().st_size == 1 << 26
+
+
+@pytest.mark.parametrize("length", [0, 4, 30, -1])
+def test_a_first_group_half_written_is_set_aside(run: Path, length: int) -> None:
+    path = run / "groups.jsonl"
+    path.write_bytes(path.read_bytes()[:length])
+    repair_groups(path, several_lines=False)
+    assert path.read_bytes() == b""
+
+
+@pytest.mark.parametrize("name", [None, 5, "", "groups\0.jsonl"])
+def test_a_name_that_is_none_is_refused(run: Path, name: object) -> None:
+    (run / "run.json").write_text(json.dumps({"config": {}, "groups_file": name}))
+    with pytest.raises(ConfigError, match="names no groups file"):
+        groups_path_of(run)
+
+
 @pytest.mark.parametrize("text", ["null", "[]", "{}", "{", '{"schema": 1, "rollout_id": 5}', '{"schema": 999}'])
 def test_line_that_is_none_of_ours_is_refused_with_its_place(run: Path, text: str) -> None:
     with (run / "rollouts.jsonl").open("a") as file:
@@ -198,6 +270,35 @@ def test_line_with_missing_parts_is_refused_when_it_is_needed(run: Path) -> None
     found = Earlier(lines={line["rollout_id"]: json.dumps(line).encode()})
     with pytest.raises(ConfigError, match="cannot be read back"):
         found.result(member(1, 0).attempt.plan, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("prompt_tokens", None),
+        ("completion_tokens", 1.5),
+        ("visible", None),
+        ("retries", "x"),
+        ("logprobs", [None, None, None]),
+        ("messages", [{"role": "user", "content": 5}]),
+    ],
+)
+def test_a_completion_with_another_type_in_it_is_refused_by_its_field(name: str, value: object) -> None:
+    line = through_the_file(member(1, 0))
+    line["completions"][0][name] = value
+    found = Earlier(lines={line["rollout_id"]: json.dumps(line).encode()})
+    field = {"logprobs": "logprobs_T", "messages": "content"}.get(name, name)
+    with pytest.raises(ConfigError, match=f"g000001-r00-a0 cannot be read back, no resume: {field} cannot be"):
+        found.result(member(1, 0).attempt.plan, None)
+
+
+@pytest.mark.parametrize(("name", "value"), [("duration_s", None), ("score_parts", True), ("score", "good")])
+def test_a_line_that_cannot_be_counted_is_refused_with_its_place(run: Path, name: str, value: object) -> None:
+    line = through_the_file(member(4, 0)) | {name: value}
+    with (run / "rollouts.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    with pytest.raises(ConfigError, match=r"rollouts\.jsonl:5 is no rollout"):
+        earlier(run, Tally().earlier_attempt)
 
 
 def test_another_task_in_the_same_place_is_refused(run: Path) -> None:

@@ -13,7 +13,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 
 from orchestrator.completion.base import LONG_CHARS, encoded
-from orchestrator.completion.tokenizer import HubTokenizer
+from orchestrator.completion.tokenizer import HubTokenizer, check_source
+from orchestrator.errors import EnvironmentUnusable
 
 CORPUS = [
     "the quick brown fox, 42 times: def f(x):\n    return x + 1\n\n",
@@ -154,3 +155,9 @@ async def test_a_long_text_of_few_tokens_is_encoded_whole() -> None:
     tokenizer = Watched()
     text = "a" * 100 * LONG_CHARS
     assert await encoded(tokenizer, text, 1_000) == (1,)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["~nosuchuser/x", "/" + "x" * 300, "x" * 300])
+def test_a_name_that_can_be_no_path_is_no_folder(name: str) -> None:
+    with pytest.raises(EnvironmentUnusable, match=r"does not exist|not on this machine"):
+        check_source(name, here_only=True)

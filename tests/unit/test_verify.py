@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orchestrator.commands import verify
 from orchestrator.completion.recorder import trajectory
+from orchestrator.errors import ConfigError
 from orchestrator.rundir import rollout_line
 from orchestrator.types import Completion, CompletionKind, Group, Member, Message, Record, Score, Task, Turn
 from orchestrator.verify import CHECKS, Asked, Findings, check_group
@@ -103,6 +107,10 @@ def both(place: int, value: int) -> Callable[[dict[str, Any]], None]:
         ("shape", lambda group: group["inference_logprobs"].__setitem__(0, None)),
         ("score", lambda group: group["scores"].__setitem__(0, -0.1)),
         ("score", lambda group: group["scores"].__setitem__(0, "1")),
+        ("score", lambda group: group["scores"].__setitem__(0, 10**400)),
+        ("logprob", first("inference_logprobs", 3, -(10**400))),
+        ("outcome", lambda group: group["overrides"][0].update(outcome=[])),
+        ("messages", first("messages", 2, {"role": [], "content": "on"})),
         ("record", lambda group: group["scores"].__setitem__(0, 0.5)),
         ("record", lambda group: group["overrides"][0].update(task_id="other")),
         ("record", lambda group: group["overrides"][0].update(segment=5)),
@@ -169,3 +177,29 @@ def test_what_was_asked_for_is_read_from_the_settings() -> None:
     assert not asked.masks_all({"outcome": "finished"})
     with pytest.raises((KeyError, ValueError)):
         Asked.of({"group_size": "many"})
+
+
+def test_settings_that_ask_for_more_than_a_group_has_are_compared_all_the_same() -> None:
+    env = {"group_size": 2, "group_policy": "partial:9", "untrained_outcomes": [], "train_mixed_versions": True}
+    assert set(look(*a_group(), Asked.of(env)).wrong) == {"size"}
+
+
+def test_names_that_are_no_text_and_huge_numbers_are_printed_as_violations(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group, _ = a_group()
+    group["overrides"][0] |= {"rollout_id": "\ud800\x1b[31m", "outcome": [], "token_source": "[/bold]\ud800"}
+    group["scores"][1] = 10**400
+    (tmp_path / "groups.jsonl").write_text(json.dumps(group) + "\n")
+    assert verify.run(tmp_path / "groups.jsonl") == 1
+    out = capsys.readouterr().out
+    assert "2 violations" in out
+    assert "\x1b[31m" not in out
+    out.encode()
+
+
+def test_a_groups_file_that_no_file_can_be_called_is_refused(tmp_path: Path) -> None:
+    env = {"group_size": 2, "group_policy": "full", "untrained_outcomes": [], "train_mixed_versions": True}
+    (tmp_path / "run.json").write_text(json.dumps({"config": {"env": env}, "groups_file": "x" * 300}))
+    with pytest.raises(ConfigError, match="its groups file cannot be looked for"):
+        verify.run(tmp_path)

@@ -278,3 +278,10 @@ def test_numbers_only_python_rows_can_hold_are_bad_tasks(number: float) -> None:
         assert isinstance(made, BadTask)
     if number != 10**5000:
         assert isinstance(make_task(row(metadata={"x": [number]}), source="s", place="r", root=None), BadTask)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+@pytest.mark.parametrize("path", ["~nosuchuser/x", "x" * 300])
+def test_a_path_that_can_be_none_is_refused_in_one_line(kind: str, path: str) -> None:
+    with pytest.raises(ConfigError, match=r"env\.dataset: '.*' cannot be a path"):
+        open_tasks(f"{kind}:{path}", dataset_path=Path(), split="")

@@ -10,7 +10,13 @@ from typing import Any
 
 import pytest
 
+from orchestrator.errors import DockerError
+from orchestrator.launch.docker import DockerLauncher
+from orchestrator.launch.docker_sandbox import DockerSandbox
+from orchestrator.launch.engine_calls import Engine
 from orchestrator.launch.engine_events import ContainerEvent, EngineEvents
+from orchestrator.launch.uids import UidPair
+from orchestrator.types import SandboxSpec
 from tests.fakes.odd_engine import OddEngine
 
 DEADLINE_S = 10.0
@@ -108,3 +114,55 @@ async def test_a_listing_that_cannot_be_read_is_an_interruption_until_it_can(
         while (said := await heard.get())[0] == "interruption":
             pass
         assert said == ("listing", {})
+
+
+# ---------------------------------------------------------------- calls
+
+ODD: list[Any] = [None, [], {}, "no", 7]
+STARTED: dict[str, object] = {"/containers/create": {"Id": "1"}, "/1/start": None}
+
+
+@asynccontextmanager
+async def connected() -> AsyncIterator[Engine]:
+    engine = Engine(threads=1)
+    try:
+        yield engine
+    finally:
+        await engine.aclose()
+
+
+@pytest.mark.parametrize("odd", ODD)
+async def test_an_answer_to_a_plain_question_is_the_engines_failure(engine: OddEngine, odd: object) -> None:
+    engine.answers |= {"/info": odd, "/1/stats": odd, "/containers/create": odd}
+    async with connected() as calls:
+        with pytest.raises(DockerError, match=r"unexpected shape \(info"):
+            await calls.info()
+        with pytest.raises(DockerError, match=r"unexpected shape \(stats"):
+            await calls.cpu_ns("1", DEADLINE_S)
+        with pytest.raises(DockerError, match=r"unexpected shape \(create"):
+            await calls.create({}, "sandbox-1")
+
+
+@pytest.mark.parametrize("odd", [*ODD, {"State": None}, {"State": {"Pid": 1}, "HostConfig": None}])
+async def test_a_sandbox_of_which_nobody_can_tell_how_it_is_confined_is_not_used(
+    engine: OddEngine, tmp_path: Path, odd: object
+) -> None:
+    engine.answers |= STARTED | {"/1/json": odd}
+    launcher = DockerLauncher("run", max_sandboxes=1)
+    try:
+        with pytest.raises(DockerError, match=r"unexpected shape \(inspect"):
+            async with launcher.launch(SandboxSpec(image="image"), tmp_path):
+                pytest.fail("it was used")
+    finally:
+        await launcher.aclose()
+
+
+@pytest.mark.parametrize("odd", [*ODD, {"State": None}, {"State": {"Status": "exited", "OOMKilled": False}}])
+async def test_an_end_that_cannot_be_read_is_the_engines_failure(engine: OddEngine, odd: object) -> None:
+    engine.answers["/1/json"] = odd
+    async with connected() as calls:
+        sandbox = DockerSandbox(calls, UidPair(20_000, 20_001))
+        sandbox.sandbox_id = "1"
+        sandbox.end()
+        with pytest.raises(DockerError, match=r"unexpected shape \(inspect"):
+            await sandbox.exited()

@@ -7,17 +7,24 @@ registration in a list, so after a restart or a `/reset_data` the same number ma
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 import orjson
 
 from orchestrator.errors import OrchestratorError
 
+T = TypeVar("T")
+
 TIMEOUT_S = 30.0
 GZIP_FROM_BYTES = 1024
+MAX_ANSWER_BYTES = (
+    1 << 20
+)  # numbers and names: a kilobyte. A 422 quotes the groups it refuses; its beginning will do
+MAX_GROUP_BYTES = 1 << 30  # the latest example is a whole group, of any environment
+_REASON_BYTES = 2000
 _REASON_CHARS = 300
 
 
@@ -75,7 +82,7 @@ class RunApi:
         self, *, name: str, max_token_length: int, weight: float, group_size: int, allocation: float | None
     ) -> Registration | None:
         """None: there is no trainer yet."""
-        told = await self._call(
+        return await self._call(
             "POST",
             "/register-env",
             {
@@ -85,68 +92,69 @@ class RunApi:
                 "group_size": group_size,
                 "min_batch_allocation": allocation,
             },
-        )
-        if told.get("status") != "success":
-            return None
-        return Registration(
-            env_id=int(told["env_id"]),
-            name=str(told["wandb_name"]),
-            step=int(told["starting_step"]),
-            checkpoint_dir=str(told.get("checkpoint_dir") or ""),
-            checkpoint_interval=int(told.get("checkpoint_interval") or 0),
+            read=_registration,
         )
 
     async def trainer(self) -> Trainer:
         """What the trainer registered with."""
-        told = await self._call("GET", "/info")
-        return Trainer(_above_zero(told["batch_size"]), _above_zero(told["max_token_len"]))
+        return await self._call(
+            "GET",
+            "/info",
+            read=lambda told: Trainer(_above_zero(told["batch_size"]), _above_zero(told["max_token_len"])),
+        )
 
     async def status(self, env_id: int) -> Status:
         """A server that does not know this number answers 500."""
-        told = await self._call("GET", "/status-env", {"env_id": env_id})
-        return Status(
-            step=int(told["current_step"]),
-            queued=int(told["queue_size"]),
-            own_queued=int(told.get("self_queue_size", 0)),
-            unallocated=float(told.get("unallocated_fraction", 1.0)),
-            largest_group=int(told.get("max_group_size", 1)),
-        )
+        return await self._call("GET", "/status-env", {"env_id": env_id}, read=_status)
 
     async def send(self, groups: Sequence[Mapping[str, Any]], env_id: int) -> None:
         """Hands the groups over: one, or several together."""
         lines = [{**group, "env_id": env_id} for group in groups]
         if len(lines) == 1:
-            await self._call("POST", "/scored_data", lines[0])
+            await self._call("POST", "/scored_data", lines[0], read=_nothing)
         else:
-            await self._call("POST", "/scored_data_list", lines)
+            await self._call("POST", "/scored_data_list", lines, read=_nothing)
 
     async def latest(self) -> tuple[int | None, frozenset[str]]:
         """Of the group it was given last: whose it is, and its rollout ids."""
-        told = await self._call("GET", "/latest_example")
-        facts_G = told.get("overrides") or ()
-        return told.get("env_id"), frozenset(str(f["rollout_id"]) for f in facts_G if f and "rollout_id" in f)
+        return await self._call("GET", "/latest_example", read=_whose, most=MAX_GROUP_BYTES)
 
     async def waiting(self) -> int:
         """Groups in its queue, of all environments."""
-        return int((await self._call("GET", "/status"))["queue_size"])
+        return await self._call("GET", "/status", read=lambda told: int(told["queue_size"]))
 
     async def wandb(self) -> tuple[str | None, str | None]:
         """The trainer's group and project."""
-        told = await self._call("GET", "/wandb_info")
-        return told.get("group"), told.get("project")
+        return await self._call("GET", "/wandb_info", read=lambda told: (told.get("group"), told.get("project")))
 
     async def disconnect(self, env_id: int) -> None:
         """Says that nothing more will come."""
-        await self._call("POST", "/disconnect-env", {"env_id": env_id})
+        await self._call("POST", "/disconnect-env", {"env_id": env_id}, read=_nothing)
 
-    async def _call(self, method: str, path: str, body: object = None) -> Any:
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        read: Callable[[Any], T],
+        most: int = MAX_ANSWER_BYTES,
+    ) -> T:
+        """What `read` finds in the answer. One of another shape, or of more than `most` bytes, is refused."""
         data, headers = (None, {}) if body is None else await asyncio.to_thread(_encoded, body)
+        headers["Accept-Encoding"] = "identity"  # packed, a small answer could be a gigabyte
         what = f"{self.url}{path}"
         try:
             async with self._session.request(
-                method, what, data=data, headers=headers, timeout=aiohttp.ClientTimeout(TIMEOUT_S)
+                method,
+                what,
+                data=data,
+                headers=headers,
+                timeout=aiohttp.ClientTimeout(TIMEOUT_S),
+                auto_decompress=False,
             ) as answer:
-                text = await answer.read()
+                text = await _beginning(answer, most)
+                encoding = answer.headers.get("Content-Encoding", "identity")
                 if answer.status >= 500:
                     raise RunApiAway(
                         f"{what} answers {answer.status}: {_reason(text)}", arrived=False, status=answer.status
@@ -157,10 +165,57 @@ class RunApi:
             raise RunApiAway(f"no answer from {self.url}: {error.strerror or error}", arrived=False) from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise RunApiAway(f"{what} broke off: {type(error).__name__}", arrived=True) from error
+        if len(text) > most:
+            raise RunApiRefused(f"{what} is no run-api: it answers more than {most} bytes")
+        if encoding != "identity":
+            raise RunApiRefused(
+                f"{what} answers in {_reason(encoding.encode())}, though asked not to: is a proxy there?"
+            )
         try:
-            return orjson.loads(text)
-        except orjson.JSONDecodeError as error:
+            return read(orjson.loads(text))
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
             raise RunApiRefused(f"{what} is no run-api: it answers {_reason(text)!r}") from error
+
+
+async def _beginning(answer: aiohttp.ClientResponse, most: int) -> bytes:
+    """All of the answer, or more than `most` bytes of it."""
+    text = bytearray()
+    async for chunk in answer.content.iter_any():
+        text += chunk
+        if len(text) > most:
+            break
+    return bytes(text)
+
+
+def _registration(told: Any) -> Registration | None:
+    if told["status"] != "success":
+        return None
+    return Registration(
+        env_id=int(told["env_id"]),
+        name=str(told["wandb_name"]),
+        step=int(told["starting_step"]),
+        checkpoint_dir=str(told.get("checkpoint_dir") or ""),
+        checkpoint_interval=int(told.get("checkpoint_interval") or 0),
+    )
+
+
+def _status(told: Any) -> Status:
+    return Status(
+        step=int(told["current_step"]),
+        queued=int(told["queue_size"]),
+        own_queued=int(told.get("self_queue_size", 0)),
+        unallocated=float(told.get("unallocated_fraction", 1.0)),
+        largest_group=int(told.get("max_group_size", 1)),
+    )
+
+
+def _whose(told: Any) -> tuple[int | None, frozenset[str]]:
+    facts_G = told.get("overrides") or ()
+    return told.get("env_id"), frozenset(str(f["rollout_id"]) for f in facts_G if f and "rollout_id" in f)
+
+
+def _nothing(told: Any) -> None:
+    """That it answers is enough."""
 
 
 def _encoded(body: object) -> tuple[bytes, dict[str, str]]:
@@ -179,4 +234,4 @@ def _above_zero(value: object) -> int | None:
 
 
 def _reason(text: bytes) -> str:
-    return " ".join(text.decode("utf-8", "replace").split())[:_REASON_CHARS]
+    return " ".join(text[:_REASON_BYTES].decode("utf-8", "replace").split())[:_REASON_CHARS]

@@ -166,12 +166,15 @@ class DockerLauncher:
             sandbox.in_doubt = False
             raise
         await self._engine.start(sandbox.sandbox_id)
-        inspected = await self._engine.inspect(sandbox.sandbox_id)
-        if inspected is None:
+        found = await self._engine.inspect(
+            sandbox.sandbox_id, lambda told: (int(told["State"]["Pid"]), verify(told, config, self._waived))
+        )
+        if found is None:
             raise LaunchError("the container was removed by somebody else while it started")
         sandbox.running_since_s = asyncio.get_running_loop().time()
-        demand(verify(inspected, config, self._waived))
-        sandbox.cpu_counter = cpu_file(inspected["State"]["Pid"], sandbox.sandbox_id)
+        pid, problems = found
+        demand(problems)
+        sandbox.cpu_counter = cpu_file(pid, sandbox.sandbox_id)
 
     async def _remove(self, sandbox: DockerSandbox) -> None:
         """Bounded. What resists is logged, tried again when the Engine is back and at the end, and left to

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -85,17 +86,16 @@ class DockerSandbox:
         self._ended.set()
 
     async def _post_mortem(self) -> SandboxExit:
-        inspected = await self._engine.inspect(self.sandbox_id)
-        if inspected is None or inspected["State"]["Status"] in ("removing", "dead"):
+        found = await self._engine.inspect(self.sandbox_id, _state)
+        if found is None or found[0] in ("removing", "dead"):
             raise SandboxLostError("the container was removed by somebody else")
-        state: dict[str, Any] = inspected["State"]
         if self._killed:
             raise SandboxLostError("the container was killed through the Engine by somebody else")
-        code = int(state["ExitCode"])
+        _, code, killed_for_memory = found
         if self._exit_code is None and code in (137, 143):
             # It ended while we had no events: whoever stopped the Engine has ended it too.
             raise SandboxLostError("the container ended while the Engine was away")
-        out_of_memory = self._out_of_memory or bool(state["OOMKilled"])
+        out_of_memory = self._out_of_memory or killed_for_memory
         return SandboxExit(code, out_of_memory, await self._reason(code, out_of_memory))
 
     async def _reason(self, code: int, out_of_memory: bool) -> str:
@@ -105,3 +105,9 @@ class DockerSandbox:
                 if tail := await self._engine.log_tail(self.sandbox_id):
                     reason += f": {tail}"
         return reason
+
+
+def _state(inspected: Mapping[str, Any]) -> tuple[str, int, bool]:
+    """Status, exit code, and whether it was killed for memory."""
+    state = inspected["State"]
+    return str(state["Status"]), int(state["ExitCode"]), bool(state["OOMKilled"])

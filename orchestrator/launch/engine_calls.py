@@ -17,7 +17,7 @@ from docker.errors import APIError, DockerException
 from urllib3.exceptions import HTTPError
 
 from orchestrator.errors import DockerError, LaunchError, RolloutError
-from orchestrator.launch.docker_client import connect, why_refused, why_unreachable
+from orchestrator.launch.docker_client import connect, one_line, why_refused, why_unreachable
 from orchestrator.launch.uninterrupted import uninterrupted
 
 T = TypeVar("T")
@@ -51,7 +51,12 @@ class Engine:
 
     async def info(self) -> dict[str, Any]:
         """About the Engine itself."""
-        answer: dict[str, Any] = await self._call("info", lambda client: client.info())
+
+        def info(client: APIClient) -> dict[str, Any]:
+            told = client.info()
+            return {**told, "MemTotal": int(told["MemTotal"]), "NCPU": int(told["NCPU"])}
+
+        answer: dict[str, Any] = await self._call("info", info)
         return answer
 
     async def image(self, name: str) -> dict[str, Any] | None:
@@ -66,21 +71,21 @@ class Engine:
 
         After a DockerError it may exist, or come to exist, nevertheless: by its name.
         """
-        created = await self._call(
+        created: str = await self._call(
             "create",
-            lambda client: client.create_container_from_config(dict(config), name),
+            lambda client: str(client.create_container_from_config(dict(config), name)["Id"]),
             refusal=LaunchError,
         )
-        return str(created["Id"])
+        return created
 
     async def start(self, container: str) -> None:
         """LaunchError: the Engine or its runtime refused."""
         await self._call("start", lambda client: client.start(container), refusal=LaunchError)
 
-    async def inspect(self, container: str) -> dict[str, Any] | None:
-        """None: there is no such container."""
-        answer: dict[str, Any] | None = await self._call(
-            "inspect", lambda client: client.inspect_container(container), missing_ok=True
+    async def inspect(self, container: str, read: Callable[[dict[str, Any]], T]) -> T | None:
+        """What `read` finds in the Engine's answer; None: there is no such container."""
+        answer: T | None = await self._call(
+            "inspect", lambda client: read(client.inspect_container(container)), missing_ok=True
         )
         return answer
 
@@ -120,12 +125,12 @@ class Engine:
 
     async def cpu_ns(self, container: str, timeout_s: float) -> int:
         """CPU time used so far by a running container."""
-        stats = await self._call(
-            "stats",
-            lambda client: client.stats(container, stream=False, one_shot=True),
-            timeout_s=timeout_s,
-        )
-        return int(stats["cpu_stats"]["cpu_usage"]["total_usage"])
+
+        def used(client: APIClient) -> int:
+            stats = client.stats(container, stream=False, one_shot=True)
+            return int(stats["cpu_stats"]["cpu_usage"]["total_usage"])
+
+        return int(await self._call("stats", used, timeout_s=timeout_s))
 
     async def aclose(self) -> None:
         """Waits for the calls under way, at most their timeout. Idempotent."""
@@ -143,7 +148,10 @@ class Engine:
         refusal: type[RolloutError] = DockerError,
         missing_ok: bool = False,
     ) -> Any:
-        """The answer; None for a 404 where that is fine. `refusal`: what any other no of the Engine is."""
+        """The answer; None for a 404 where that is fine. `refusal`: what any other no of the Engine is.
+
+        `function` also reads the answer: one of another shape is the Engine's failure, not a bug of ours.
+        """
         await self.open()
         client = self._client
         assert client is not None
@@ -158,6 +166,9 @@ class Engine:
             raise DockerError(_no_answer(what, self._timeout_s)) from None
         except UNREACHABLE as error:
             raise DockerError(why_unreachable(error)) from None
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            odd = one_line(repr(error))
+            raise DockerError(f"the Docker Engine's answer has an unexpected shape ({what}: {odd})") from error
 
     async def _in_thread(self, what: str, function: Callable[[], T], timeout_s: float) -> T:
         job = self._pool.submit(function)

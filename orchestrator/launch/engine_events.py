@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from threading import Event, Lock, Thread
 from typing import Any, Protocol
 
+import docker
+
 from orchestrator.errors import EnvironmentUnusable
-from orchestrator.launch.docker_client import connect, why_unreachable
+from orchestrator.launch.docker_client import connect, one_line, why_unreachable
 from orchestrator.launch.engine_calls import CALL_TIMEOUT_S, UNREACHABLE
 
 log = logging.getLogger(__name__)
@@ -90,6 +92,10 @@ class EngineEvents:
             except (*UNREACHABLE, ValueError, AttributeError) as failure:
                 # The last two: the stream was closed under the reader.
                 error = why_unreachable(failure)
+            except Exception as failure:
+                # Were this thread to end unheard, a lost sandbox would run into its time limit, which is scored.
+                log.debug("no events from the Docker Engine", exc_info=True)
+                error = f"unforeseen: {one_line(repr(failure))}"
             if not self._stop.is_set():
                 self._post(self._listener.on_interruption, error)
                 self._stop.wait(_RECONNECT_S[min(failures, len(_RECONNECT_S) - 1)])
@@ -112,23 +118,41 @@ class EngineEvents:
                 self._stream = stream
             if self._stop.is_set():
                 self.interrupt()
-            asked_s = self._loop.time()
-            listing = client.containers(all=True, filters={"label": self._label})
-            states = {name.removeprefix("/"): str(c["State"]) for c in listing for name in c["Names"]}
-            self._post(self._listener.on_listing, states, asked_s)
-            for event in stream:
-                self._since = event["time"]
-                attributes = event["Actor"]["Attributes"]
-                self._post(
-                    self._listener.on_event,
-                    ContainerEvent(attributes.get("name", ""), event["Action"], attributes),
-                )
+            self._list(client)
+            for told in stream:
+                if (event := _container_event(told)) is not None:
+                    self._post(self._listener.on_event, event)
+                    if isinstance(time := told.get("time"), int):
+                        self._since = time
+                else:
+                    # It may have told of somebody's end, which an Engine lists only a moment later.
+                    log.debug("odd event: %s", one_line(repr(told)))
+                    self._stop.wait(_RECONNECT_S[0])
+                    self._list(client)
         finally:
             with self._lock:
                 self._stream = None
             client.close()
 
+    def _list(self, client: docker.APIClient) -> None:
+        """Hands over what there is now."""
+        asked_s = self._loop.time()
+        listing = client.containers(all=True, filters={"label": self._label})
+        if not isinstance(listing, list):  # an empty object would read as no containers at all
+            raise TypeError(f"no list of containers: {listing!r}")
+        # A container without names is being removed.
+        states = {name.removeprefix("/"): str(c["State"]) for c in listing for name in c["Names"] or ()}
+        self._post(self._listener.on_listing, states, asked_s)
+
     def _post(self, function: Callable[..., None], *arguments: object) -> None:
         # RuntimeError: the loop was closed without us; there is nobody left to tell.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function, *arguments)
+
+
+def _container_event(told: object) -> ContainerEvent | None:
+    """None: not what the Engine says of a container, as far as we know it."""
+    match told:
+        case {"Action": str(action), "Actor": {"Attributes": {"name": str(name), **attributes}}}:
+            return ContainerEvent(name, action, {str(key): str(value) for key, value in attributes.items()})
+    return None

@@ -47,7 +47,7 @@ class FaultyRunApi:
             request.transport.abort()
             return web.Response()
         body = await request.read()  # unpacked by aiohttp
-        kept = {k: v for k, v in request.headers.items() if k.lower() == "content-type"}
+        kept = {k: v for k, v in request.headers.items() if k.lower() in ("content-type", "accept-encoding")}
         async with self._session.request(
             request.method, self.target + request.path, data=body, headers=kept
         ) as answer:

@@ -1,0 +1,168 @@
+"""An Engine that answers in shapes nobody foresaw: an infrastructure failure, neither silence nor a traceback."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import DockerError
+from orchestrator.launch.docker import DockerLauncher
+from orchestrator.launch.docker_sandbox import DockerSandbox
+from orchestrator.launch.engine_calls import Engine
+from orchestrator.launch.engine_events import ContainerEvent, EngineEvents
+from orchestrator.launch.uids import UidPair
+from orchestrator.types import SandboxSpec
+from tests.fakes.odd_engine import OddEngine
+
+DEADLINE_S = 10.0
+DIED = {
+    "Action": "die",
+    "Actor": {"ID": "1", "Attributes": {"name": "sandbox-1", "exitCode": "3"}},
+    "time": 1_700_000_000,
+}
+
+
+class Heard(asyncio.Queue[tuple[str, Any]]):
+    """An `EventListener` that keeps what it is told."""
+
+    def on_event(self, event: ContainerEvent) -> None:
+        self.put_nowait(("event", event))
+
+    def on_listing(self, states: Mapping[str, str], asked_s: float) -> None:
+        self.put_nowait(("listing", states))
+
+    def on_interruption(self, error: str) -> None:
+        self.put_nowait(("interruption", error))
+
+
+@pytest.fixture
+async def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[OddEngine]:
+    async with OddEngine(tmp_path / "engine") as engine:
+        monkeypatch.setenv("DOCKER_HOST", engine.url)
+        yield engine
+
+
+@asynccontextmanager
+async def following() -> AsyncIterator[Heard]:
+    heard = Heard()
+    events = EngineEvents("label", heard)
+    events.start()
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            yield heard
+    finally:
+        await events.aclose()
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        None,
+        [],
+        {"error": "lost it"},
+        DIED | {"Actor": None},
+        DIED | {"Actor": {"Attributes": None}},
+        DIED | {"Actor": {"Attributes": {"exitCode": "3"}}},
+        DIED | {"Action": None},
+    ],
+)
+async def test_an_odd_event_is_looked_into_and_the_next_is_heard(engine: OddEngine, odd: object) -> None:
+    async with following() as heard:
+        assert await heard.get() == ("listing", {})
+        engine.answers["/containers/json"] = [{"Names": ["/sandbox-2"], "State": "exited"}]
+        engine.events.put_nowait(odd)
+        engine.events.put_nowait(DIED)
+        assert await heard.get() == ("listing", {"sandbox-2": "exited"})
+        assert await heard.get() == ("event", ContainerEvent("sandbox-1", "die", {"exitCode": "3"}))
+
+
+@pytest.mark.parametrize("time", [{}, {"time": None}, {"time": "noon"}])
+async def test_an_event_without_a_time_still_tells_what_happened(
+    engine: OddEngine, time: dict[str, object]
+) -> None:
+    died = {"Action": "die", "Actor": {"Attributes": {"name": "sandbox-1", "exitCode": 3}}} | time
+    async with following() as heard:
+        assert await heard.get() == ("listing", {})
+        engine.events.put_nowait(died)
+        assert await heard.get() == ("event", ContainerEvent("sandbox-1", "die", {"exitCode": "3"}))
+
+
+async def test_a_container_without_names_is_not_in_the_way_of_the_others(engine: OddEngine) -> None:
+    engine.answers["/containers/json"] = [
+        {"Names": None, "State": "removing"},
+        {"Names": ["/sandbox-1"], "State": "running"},
+    ]
+    async with following() as heard:
+        assert await heard.get() == ("listing", {"sandbox-1": "running"})
+
+
+@pytest.mark.parametrize(
+    "listing", [None, {}, [None], [{"Names": ["/sandbox-1"]}], [{"Names": [7], "State": "dead"}]]
+)
+async def test_a_listing_that_cannot_be_read_is_an_interruption_until_it_can(
+    engine: OddEngine, listing: object
+) -> None:
+    engine.answers["/containers/json"] = listing
+    async with following() as heard:
+        assert (await heard.get())[0] == "interruption"
+        engine.answers["/containers/json"] = []
+        while (said := await heard.get())[0] == "interruption":
+            pass
+        assert said == ("listing", {})
+
+
+# ---------------------------------------------------------------- calls
+
+ODD: list[Any] = [None, [], {}, "no", 7]
+STARTED: dict[str, object] = {"/containers/create": {"Id": "1"}, "/1/start": None}
+
+
+@asynccontextmanager
+async def connected() -> AsyncIterator[Engine]:
+    engine = Engine(threads=1)
+    try:
+        yield engine
+    finally:
+        await engine.aclose()
+
+
+@pytest.mark.parametrize("odd", ODD)
+async def test_an_answer_to_a_plain_question_is_the_engines_failure(engine: OddEngine, odd: object) -> None:
+    engine.answers |= {"/info": odd, "/1/stats": odd, "/containers/create": odd}
+    async with connected() as calls:
+        with pytest.raises(DockerError, match=r"unexpected shape \(info"):
+            await calls.info()
+        with pytest.raises(DockerError, match=r"unexpected shape \(stats"):
+            await calls.cpu_ns("1", DEADLINE_S)
+        with pytest.raises(DockerError, match=r"unexpected shape \(create"):
+            await calls.create({}, "sandbox-1")
+
+
+@pytest.mark.parametrize("odd", [*ODD, {"State": None}, {"State": {"Pid": 1}, "HostConfig": None}])
+async def test_a_sandbox_of_which_nobody_can_tell_how_it_is_confined_is_not_used(
+    engine: OddEngine, tmp_path: Path, odd: object
+) -> None:
+    engine.answers |= STARTED | {"/1/json": odd}
+    launcher = DockerLauncher("run", max_sandboxes=1)
+    try:
+        with pytest.raises(DockerError, match=r"unexpected shape \(inspect"):
+            async with launcher.launch(SandboxSpec(image="image"), tmp_path):
+                pytest.fail("it was used")
+    finally:
+        await launcher.aclose()
+
+
+@pytest.mark.parametrize("odd", [*ODD, {"State": None}, {"State": {"Status": "exited", "OOMKilled": False}}])
+async def test_an_end_that_cannot_be_read_is_the_engines_failure(engine: OddEngine, odd: object) -> None:
+    engine.answers["/1/json"] = odd
+    async with connected() as calls:
+        sandbox = DockerSandbox(calls, UidPair(20_000, 20_001))
+        sandbox.sandbox_id = "1"
+        sandbox.end()
+        with pytest.raises(DockerError, match=r"unexpected shape \(inspect"):
+            await sandbox.exited()

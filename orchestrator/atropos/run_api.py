@@ -20,9 +20,7 @@ T = TypeVar("T")
 
 TIMEOUT_S = 30.0
 GZIP_FROM_BYTES = 1024
-MAX_ANSWER_BYTES = (
-    1 << 20
-)  # numbers and names: a kilobyte. A 422 quotes the groups it refuses; its beginning will do
+MAX_ANSWER_BYTES = 1 << 20  # numbers and names; a 422 quotes the groups it refuses, of which the beginning will do
 MAX_GROUP_BYTES = 1 << 30  # the latest example is a whole group, of any environment
 _REASON_BYTES = 2000
 _REASON_CHARS = 300

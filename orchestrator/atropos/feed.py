@@ -347,7 +347,6 @@ class Feed:
         terms, told, attempt = self.terms, "", 0
         while True:
             try:
-                trainer = await self.api.trainer()
                 registration = await self.api.register(
                     name=terms.name,
                     max_token_length=terms.max_token_length,
@@ -355,12 +354,15 @@ class Feed:
                     group_size=terms.group_size,
                     allocation=terms.allocation,
                 )
+                # Behind the registration: asked before, a trainer that comes in between would be there unknown.
+                trainer = await self.api.trainer() if registration is not None else None
                 why = f"waiting for a trainer at {self.api.url}"
             except RunApiAway as error:
-                registration, why = None, f"waiting for the run-api: {error}"
+                registration = trainer = None
+                why = f"waiting for the run-api: {error}"
             except RunApiRefused as error:
                 raise ConfigError(f"env.rollout_server_url: {error}") from error
-            if registration is not None and await self._accept(registration, trainer):
+            if registration is not None and trainer is not None and await self._accept(registration, trainer):
                 return
             if registration is None and why != told:
                 self.say(why)

@@ -37,6 +37,12 @@ ROWS = {
         PASSING,
         "integration/test_completion.py::test_a_spoilt_answer_is_never_taken",
     ],
+    "endpoint: nesting, numbers or lengths beyond all sense, compressed": [
+        "unit/test_strange_answers.py::test_ids_of_any_shape",
+        "unit/test_strange_answers.py::test_chat_of_any_shape",
+        "unit/test_strange_answers.py::test_chat_that_is_longer_than_what_was_asked_for",
+        "unit/test_strange_answers.py::test_ids_that_are_longer_than_what_was_asked_for",
+    ],
     "endpoint: 401, 403": [
         f"{FAULTS}::test_refused_key_in_mid_run_stops_it_with_one_line_and_keeps_what_is_finished"
     ],

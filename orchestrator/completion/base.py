@@ -64,9 +64,8 @@ class Endpoint:
         text = " ".join(words)
         if self.api_key:
             text = text.replace(self.api_key, "[key]")
-        text = re.sub(r"\b(sk|pk|tvly|hf|xai|gsk)[-_][\w*.-]{4,}", "[key]", text)
         text = re.sub(r"(?i)bearer\s+\S+", "Bearer [key]", text)
-        return text[:300]
+        return redact(text)[:300]
 
 
 @dataclass(frozen=True, slots=True)

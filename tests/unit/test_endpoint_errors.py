@@ -101,3 +101,8 @@ def test_no_part_of_a_key_is_in_an_error_wherever_it_is_cut(at: int) -> None:
 @pytest.mark.parametrize(("told", "counted"), [(5, 5), (True, 0), (-1, 0), (1.5, 0), (None, 0), (10**30, 0)])
 def test_a_count_of_tokens_that_could_not_be_read_back_is_not_recorded(told: object, counted: int) -> None:
     assert _count(SimpleNamespace(prompt_tokens=told), "prompt_tokens") == counted
+
+
+def test_no_credentials_of_an_address_are_in_an_error() -> None:
+    text = Endpoint("http://127.0.0.1:1/v1", "m").redact("cannot reach http://me:geheim@example.org/v1?token=abc")
+    assert text == "cannot reach http://example.org/v1?token=[key]"

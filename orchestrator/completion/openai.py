@@ -35,6 +35,7 @@ from orchestrator.errors import (
     EnvironmentUnusable,
 )
 from orchestrator.text import valid
+from orchestrator.typed import MOST
 from orchestrator.types import Completion, Message, Sampling
 
 log = logging.getLogger(__name__)
@@ -54,7 +55,6 @@ PROBE_TIMEOUT_S = 60.0
 MAX_BODY_BYTES = 32 << 20
 MAX_TOKEN_CHARS = 1024  # the longest tokens there are hold spaces, 128 and more of them
 MAX_TEMPLATE_TOKENS = 100_000  # what a server puts around a conversation: a system prompt of its own, tools
-_MOST_TOKENS = 1 << 53  # no record can be read back with more
 
 
 class OpenAICompleter:
@@ -285,7 +285,7 @@ def _ids_and_logprobs(choice: Any) -> tuple[tuple[int, ...] | None, tuple[float,
 
 def _count(usage: Any, name: str) -> int:
     value = getattr(usage, name, None)
-    return value if type(value) is int and 0 < value <= _MOST_TOKENS else 0
+    return value if type(value) is int and 0 < value <= MOST else 0  # no record can be read back with more
 
 
 def _policy_version(response: Any) -> str | None:

@@ -24,7 +24,7 @@ from orchestrator.completion.base import (
 )
 from orchestrator.completion.control import EndpointControl
 from orchestrator.completion.line import Prompt, TokenLine
-from orchestrator.control import CACHE_S
+from orchestrator.control import CACHE_S, ControlAnswer
 from orchestrator.equipment import Equipment
 from orchestrator.errors import (
     AuthenticationError,
@@ -50,7 +50,7 @@ MAX_STEPS_RECORDED = 1_000
 MAX_STEP_CHARS = 1 << 20  # of all steps together, for display
 MAX_TOOL_CHARS = 1 << 20
 MAX_RECORDED_CHARS = 8 << 20  # of conversations
-Keep = Callable[[Completion], None]  # records a completion of one request
+Keep = Callable[[Completion], object]  # records a completion of one request
 # What the policy's own end is called; any other is `no_answer`.
 _POLICYS: Mapping[type[Exception], str] = {CompletionTimeout: "timeout", ContextLengthError: "context_length"}
 # Answers about one request that no outage gives: a control of some seconds ago will do.
@@ -219,38 +219,52 @@ class Lease:
         for step in asked.steps:  # here, as a request that is repeated must not show them twice
             self.record_step(step)
         with self.clock.waiting(sampling=True):
-            keep: Keep | None = None
+            request: CompletionRequest | None = None
+            keep: Keep = _nothing
             try:
                 request, keep = await self._prepared(asked)
-                completion = await self._completer.sample(request)
-                keep(completion)
-                return Reply(completion=completion)
+                return self._served(keep, await self._completer.sample(request))
             except _Over as over:
                 return Reply(ended=self.refuse(over.name, over.detail))
             except Exception as error:  # whatever it is: the sandbox would see its call fail, and be scored for it
-                if not isinstance(error, OrchestratorError):
-                    log.exception("a completion of rollout %s failed", self.plan.rollout_id)
-                return Reply(ended=await self._blame(error, keep))
+                failure = error
+            return await self._after(failure, request, keep)
 
-    async def _blame(self, error: Exception, keep: Keep | None) -> str:
-        """Ends the lease by the rule of blame: what failed is the policy's own end where a control gets an answer.
+    def _served(self, keep: Keep, completion: Completion) -> Reply:
+        keep(completion)
+        return Reply(completion=completion)
 
-        Only a policy that has sampled something can have chosen to fail.
-        """
-        ours = "llm_error" if isinstance(error, CompletionError | ContextLengthError) else "record_error"
+    async def _after(self, error: Exception, request: CompletionRequest | None, keep: Keep) -> Reply:
+        """What comes of a completion that failed, by the rule of blame: only a policy that has sampled something
+        can have chosen to fail, and it is its own end only where a control gets an answer."""
+        control: ControlAnswer | None = None
+        if self.turns or isinstance(error, UnusableSample | AuthenticationError):
+            control = await self.control.answer(self.plan, age_s=CACHE_S if isinstance(error, _REFUSED) else 0.0)
+        passing = isinstance(error, CompletionError) and not isinstance(error, _REFUSED)
+        if control is not None and control.served and passing and request is not None:
+            # The service may have come back only just now. The same request tells: its seed is the same too.
+            try:
+                return self._served(keep, await self._completer.sample(request))
+            except Exception as again:
+                error, control = again, await self.control.answer(self.plan)
+        return Reply(ended=self._blame(error, control, keep))
+
+    def _blame(self, error: Exception, control: ControlAnswer | None, keep: Keep) -> str:
+        """Ends the lease with the name of what broke, or of the policy's own end. `control` None: none was asked."""
+        if not isinstance(error, OrchestratorError):
+            log.error("a completion of rollout %s failed", self.plan.rollout_id, exc_info=error)
+        infrastructure = isinstance(error, CompletionError | ContextLengthError)
+        ours = "llm_error" if infrastructure else "record_error"
         what = str(error) if isinstance(error, OrchestratorError) else f"no completion: {type(error).__name__}"
-        sampled = bool(self.turns) or isinstance(error, UnusableSample)
-        if not sampled and not isinstance(error, AuthenticationError):
+        if control is None:
             return self.refuse("context_length" if isinstance(error, ContextLengthError) else ours, what)
-        control = await self.control.answer(self.plan, age_s=CACHE_S if isinstance(error, _REFUSED) else 0.0)
         what = f"{what}; {control.told()}"
-        if not control.served and isinstance(error, AuthenticationError):
-            if isinstance(control.failure, AuthenticationError):
-                self.fatal = error
-            return self.refuse("llm_error", what)
-        if not control.served or not sampled:
+        if isinstance(error, AuthenticationError) and isinstance(control.failure, AuthenticationError):
+            self.fatal = error
+        chosen = self.turns or isinstance(error, UnusableSample)
+        if not control.served or not chosen:
             return self.refuse(ours, what)
-        if isinstance(error, UnusableSample) and keep is not None:
+        if isinstance(error, UnusableSample):
             keep(error.completion)
         return self.refuse(_POLICYS.get(type(error), "no_answer"), what)
 
@@ -437,6 +451,10 @@ class Lease:
         if self.live:
             self._ended.set_result(Refused(name, detail))
         return name
+
+
+def _nothing(completion: Completion) -> None:
+    """Nothing was asked for that could be recorded."""
 
 
 class _Over(Exception):

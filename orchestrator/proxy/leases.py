@@ -250,7 +250,7 @@ class Lease:
         return Reply(ended=self._blame(error, control, keep))
 
     def _blame(self, error: Exception, control: ControlAnswer | None, keep: Keep) -> str:
-        """Ends the lease with the name of what broke, or of the policy's own end. `control` None: none was asked."""
+        """Ends the lease with the name of what broke, or of the policy's own end. `control` None: not asked."""
         if not isinstance(error, OrchestratorError):
             log.error("a completion of rollout %s failed", self.plan.rollout_id, exc_info=error)
         infrastructure = isinstance(error, CompletionError | ContextLengthError)

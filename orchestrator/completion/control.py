@@ -21,6 +21,11 @@ class EndpointControl:
         self._tokenizer = tokenizer
         self._controls: dict[int, Control] = {}
 
+    @property
+    def asked(self) -> int:
+        """How many neutral prompts were sent."""
+        return sum(control.asked for control in self._controls.values())
+
     async def answer(self, plan: RolloutPlan, *, age_s: float = 0.0) -> ControlAnswer:
         """What the server of this rollout answers to the neutral prompt. `age_s`: as `Control.answer`."""
         completer, place = self._completer, 0

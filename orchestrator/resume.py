@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from orchestrator.completion.base import Tokenizer
-from orchestrator.completion.recorder import trajectory
+from orchestrator.completion.recorder import main_line
 from orchestrator.errors import ConfigError, RecordError
 from orchestrator.jsonl import set_end_aside, set_torn_end_aside
 from orchestrator.report.values import MAX_LINE_BYTES
@@ -142,7 +142,7 @@ def read_attempt(line: Line, plan: RolloutPlan, tokenizer: Tokenizer | None) -> 
         return attempt
     parts = {str(k): float(v) for k, v in line["score_parts"].items()}
     score = Score(float(line["score"]), parts, line.get("score_evidence") or {})
-    return Member(attempt, trajectory(attempt.record, tokenizer, plan.agent.closing_tag), score)
+    return Member(attempt, main_line(plan, attempt.record, tokenizer), score)
 
 
 def _record(line: Line) -> Record:

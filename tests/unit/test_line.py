@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.completion.line import TokenLine, absent_marker, visible_text
+from orchestrator.completion.line import TokenLine, visible_text
+from orchestrator.completion.prompt_text import absent_marker
 from orchestrator.completion.recorder import main_segment, trajectory
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.errors import RecordError
@@ -210,7 +211,7 @@ def test_a_record_that_does_not_add_up_is_refused(tokenizer: HubTokenizer) -> No
         trajectory(Record(0.0), tokenizer, TAG)
 
 
-def test_ids_made_from_text_have_masks_right_by_construction(tokenizer: HubTokenizer) -> None:
+def test_ids_made_from_text_are_trained_where_the_text_was_sampled(tokenizer: HubTokenizer) -> None:
     said = ("Thought: x\n<code>\nprint(1)\n", "Thought: y\n<code>\nfinal_answer(1)\n")
     talk: tuple[Message, ...] = TALK
     turns = []
@@ -223,7 +224,7 @@ def test_ids_made_from_text_have_masks_right_by_construction(tokenizer: HubToken
     assert line.token_source == "retokenized"
     assert line.logprobs_T is None
     learned = tokenizer.decode([t for t, learn in zip(line.tokens_T, line.trained_T, strict=True) if learn])
-    assert learned == "".join(s + TAG for s in said)
+    assert learned == "".join(said)
     assert tokenizer.decode(line.tokens_T) == tokenizer.render(line.messages, generation_prompt=False)
     assert main_segment(tuple(turns)) == 0
 

@@ -126,11 +126,15 @@ class HubTokenizer:
         yield text[start:]
 
     def decode(self, ids: list[int] | tuple[int, ...]) -> str:
+        """Ids that stand for no token are nothing: a model has more of them than its tokenizer has tokens."""
         if self._decoder is not None:
             return str(self._decoder.decode(ids, skip_special_tokens=False))
-        return str(
-            self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        )
+        known = [i for i in ids if i in self._vocabulary]
+        return str(self._tokenizer.decode(known, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    @functools.cached_property
+    def _vocabulary(self) -> frozenset[int]:
+        return frozenset(self._tokenizer.get_vocab().values())
 
     def is_end(self, token_id: int) -> bool:
         return token_id in self._ends
@@ -181,6 +185,16 @@ def load_tokenizer(name: str, *, here_only: bool = False) -> HubTokenizer:
             f"tokenizer {name!r} has no chat template; set {_FLAG} to the one of an instruct or chat model"
         )
     return HubTokenizer(tokenizer, name)
+
+
+def tokenizer_here(name: object) -> HubTokenizer | None:
+    """The one a run directory names, which may name anything: None where it is not on this machine."""
+    if not isinstance(name, str) or "\0" in name or name.lower() in ("", "none"):
+        return None
+    try:
+        return load_tokenizer(name, here_only=True)
+    except EnvironmentUnusable:
+        return None
 
 
 def check_source(name: str, *, here_only: bool = False) -> bool:

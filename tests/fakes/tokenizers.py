@@ -128,6 +128,7 @@ def made(model: str = "byte level", added: str = "plain", template: str = "chatm
 
 
 def control_ids(tokenizer: HubTokenizer, ids: Any) -> list[int]:
-    """Those of `ids` that are control tokens, in order."""
-    known = {tokenizer.encode(token)[-1] for token in CONTROLS}
+    """Those of `ids` that are control tokens, in order: special ones, and thoughts' where the template prints them."""
+    template = tokenizer._tokenizer.chat_template
+    known = {tokenizer.encode(token)[-1] for token in CONTROLS if "think" not in token or token in template}
     return [token for token in ids if token in known]

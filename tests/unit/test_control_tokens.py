@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -46,7 +47,8 @@ def ids_of(tokenizer: HubTokenizer, messages: tuple[Message, ...]) -> list[int]:
 
 
 def harmless(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    return tuple(replace(message, content="a") for message in messages)
+    """What is printed on both sides of no text at all stands side by side, and may be another token."""
+    return tuple(replace(message, content="." if message.content.strip() else message.content) for message in messages)
 
 
 @settings(max_examples=300, deadline=None)
@@ -54,8 +56,12 @@ def harmless(messages: tuple[Message, ...]) -> tuple[Message, ...]:
 def test_only_the_template_prints_control_tokens(family: tuple[str, str], template: str, texts: list[str]) -> None:
     tokenizer = tokenizer_of(*family, template)
     messages = conversation(texts)
+    found = control_ids(tokenizer, ids_of(tokenizer, messages))
     expected = control_ids(tokenizer, ids_of(tokenizer, harmless(messages)))
-    assert control_ids(tokenizer, ids_of(tokenizer, messages)) == expected
+    if family[1] == "stands alone":  # which the template's own tokens do not beside every content
+        assert Counter(found) <= Counter(expected)
+    else:
+        assert found == expected
 
 
 @settings(max_examples=100, deadline=None)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from orchestrator.breaker import Breaker, HealthGate
 from orchestrator.completion.base import Tokenizer
+from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.executor import Executor, Launching
 from orchestrator.grade import grade
 from orchestrator.group import GroupPolicy, Unfinished, run_group
@@ -134,8 +135,9 @@ class Orchestrator:
 
     async def facts(self) -> dict[str, object]:
         """What run.json says besides the configuration: image, endpoint, how tokens come about."""
-        completer = self.around.completer
+        completer, tokenizer = self.around.completer, self.around.tokenizer
         return {
+            "tokenizer": tokenizer.name if isinstance(tokenizer, HubTokenizer) else None,
             "token_ids": "exact" if completer.takes_ids else "from text",
             "agent": {
                 "kind": self.config.env.agent_kind,

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 
 from orchestrator.completion.base import Tokenizer
-from orchestrator.completion.recorder import trajectory
+from orchestrator.completion.recorder import main_line
 from orchestrator.errors import RecordError, ScorerError
 from orchestrator.scorers.base import Scorer
 from orchestrator.types import Attempt, Ended, Failed, FailedName, Member
@@ -17,7 +17,7 @@ async def grade(attempt: Attempt, tokenizer: Tokenizer | None, scorer: Scorer) -
     if not isinstance(attempt.outcome, Ended):
         return attempt
     try:
-        line = await asyncio.to_thread(trajectory, attempt.record, tokenizer, attempt.plan.agent.closing_tag)
+        line = await asyncio.to_thread(main_line, attempt.plan, attempt.record, tokenizer)
         score = await scorer.score(attempt.plan, attempt.record, attempt.outcome)
     except RecordError as error:
         return replace(attempt, outcome=Failed(FailedName.RECORD_ERROR, str(error)))

@@ -8,6 +8,7 @@ from pathlib import Path
 import yaml
 
 from orchestrator.completion.base import Tokenizer
+from orchestrator.completion.prompt_text import prompt_text
 from orchestrator.types import AgentSpec, Message
 
 
@@ -29,4 +30,5 @@ def least_prompt_tokens(tokenizer: Tokenizer, agent: AgentSpec) -> int:
         code_block_opening_tag=agent.code_tags[0],
         code_block_closing_tag=agent.code_tags[1],
     )
-    return len(tokenizer.encode(tokenizer.render((Message("system", text),), generation_prompt=True)))
+    prompt = prompt_text(tokenizer, (Message("system", text),))
+    return len(tokenizer.encode(prompt.text, prompt.plain))

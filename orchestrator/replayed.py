@@ -73,8 +73,6 @@ def plan_of(line: Line, task: Task, sandbox: SandboxSpec) -> RolloutPlan:
     """The plan as it was, in a sandbox of today's kind. Raises ConfigError for a line of another make."""
     try:
         told = line["plan"]
-        agent: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in told["agent"].items()}
-        agent["managed_agents"] = tuple(map(_managed, agent.get("managed_agents", ())))
         if not isinstance(line.get("score_parts") or {}, dict):
             raise TypeError("score_parts must be an object")
         return RolloutPlan(
@@ -84,12 +82,19 @@ def plan_of(line: Line, task: Task, sandbox: SandboxSpec) -> RolloutPlan:
             index=int(line["index"]),
             attempt=int(line["attempt"]),
             sampling=typed(Sampling(**told["sampling"]), most=_MOST_ON_WIRE),
-            agent=typed(AgentSpec(**agent), most=_MOST_ON_WIRE),
+            agent=agent_of(told["agent"]),
             sandbox=replace(sandbox, image=task.image) if task.image else sandbox,
             limits=typed(Limits(**told["limits"])),
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ConfigError(f"rollout {line.get('rollout_id')} cannot be read back: {error}") from error
+
+
+def agent_of(told: Line) -> AgentSpec:
+    """Raises KeyError, TypeError, ValueError, AttributeError for what is no agent's plan."""
+    agent: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in told.items()}
+    agent["managed_agents"] = tuple(map(_managed, agent.get("managed_agents", ())))
+    return typed(AgentSpec(**agent), most=_MOST_ON_WIRE)
 
 
 def _managed(told: Line) -> ManagedAgent:

@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from orchestrator.completion.base import Tokenizer
-from orchestrator.completion.recorder import trajectory
+from orchestrator.completion.recorder import main_line
 from orchestrator.errors import ConfigError, RecordError
 from orchestrator.jsonl import set_end_aside, set_torn_end_aside
 from orchestrator.report.values import MAX_LINE_BYTES
@@ -137,17 +137,18 @@ def read_attempt(line: Line, plan: RolloutPlan, tokenizer: Tokenizer | None) -> 
             "the dataset has changed, the run cannot be resumed"
         )
     plan = replace(plan, sampling=replace(plan.sampling, seed=int(line["plan"]["sampling"]["seed"])))
-    attempt = Attempt(plan, typed(_record(line)), _outcome(line["outcome"], line["reason"]))
+    attempt = Attempt(plan, read_record(line), _outcome(line["outcome"], line["reason"]))
     if line["score"] is None:
         return attempt
     parts = {str(k): float(v) for k, v in line["score_parts"].items()}
     score = Score(float(line["score"]), parts, line.get("score_evidence") or {})
-    return Member(attempt, trajectory(attempt.record, tokenizer, plan.agent.closing_tag), score)
+    return Member(attempt, main_line(plan, attempt.record, tokenizer), score)
 
 
-def _record(line: Line) -> Record:
+def read_record(line: Line) -> Record:
+    """What was seen of an attempt. Raises KeyError, TypeError, ValueError for what is no such line."""
     how = line["sandbox"]["exit"]
-    return Record(
+    record = Record(
         started_at=line["started_at"],
         turns=tuple(typed(_turn(c)) for c in line["completions"]),
         tool_calls=tuple(ToolCall(**call) for call in line["tool_calls"]),
@@ -162,6 +163,7 @@ def _record(line: Line) -> Record:
         notes=tuple(line["notes"]),
         output=_output(line.get("output")),
     )
+    return typed(record)
 
 
 def _output(told: Line | None) -> Output | None:

@@ -76,6 +76,11 @@ def saved_env(description: dict[str, Any]) -> dict[str, Any]:
     return mapping(mapping(description.get("config")).get("env"))
 
 
+def saved_tokenizer(description: dict[str, Any]) -> object:
+    """The name of the run's tokenizer, as far as its run.json tells."""
+    return description.get("tokenizer") or saved_env(description).get("tokenizer_name")
+
+
 def _in_directory(directory: Path) -> RunFiles:
     told = read_description(directory)
     named = told.get("groups_file")

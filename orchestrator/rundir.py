@@ -133,6 +133,7 @@ def rollout_line(result: Member | Attempt) -> dict[str, Any]:
         "score_parts": dict(member.score.parts) if member else None,
         "score_evidence": dict(member.score.evidence) if member and member.score.evidence else None,
         "token_source": member.trajectory.token_source if member else None,
+        "segment": member.trajectory.segment if member else None,
         "started_at": record.started_at,
         "launch_s": record.launch_s,
         "duration_s": record.duration_s,

@@ -9,10 +9,16 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
+from orchestrator.completion.base import Tokenizer, content_ids
+from orchestrator.completion.recorder import trajectory
+from orchestrator.errors import RecordError
+from orchestrator.replayed import agent_of
+from orchestrator.resume import read_record
 from orchestrator.types import EndedName
 from orchestrator.writers import MASKED, MASKED_LOGPROB
 
@@ -26,7 +32,7 @@ CHECKS: dict[str, str] = {
     "messages": "one system message first, roles and texts as they must be and as served (against rollouts.jsonl)",
     "size": "all groups have the size they say, and that was asked for (against run.json)",
     "record": "each rollout is on record once, with its task, outcome and score (against rollouts.jsonl)",
-    "sampled ids": "trained ids are the sampled ids, in their places (against rollouts.jsonl)",
+    "sampled ids": "trained ids are those sampled, or of the text that was, in their places (against rollouts.jsonl)",
     "sampled log-probs": "trained log-probs are the endpoint's (against rollouts.jsonl)",
     "one line": "prompts and samples make the tokens, nothing between (against rollouts.jsonl)",
 }
@@ -65,7 +71,11 @@ class Asked:
 
 @dataclass(slots=True)
 class Findings:
-    """What was looked at and what was wrong, by check."""
+    """What was looked at and what was wrong, by check.
+
+    `tokenizer`: the run's, asked for where ids were made from text. `unread`: rollouts whose text could not be read
+    off their ids, as there is none.
+    """
 
     asked: Asked = Asked()
     checked: Counter[str] = field(default_factory=Counter)
@@ -74,6 +84,8 @@ class Findings:
     rollouts: int = 0
     sources: Counter[str] = field(default_factory=Counter)
     seen: set[tuple[str, str]] = field(default_factory=set)
+    tokenizer: Callable[[], Tokenizer | None] = lambda: None
+    unread: int = 0
 
     def check(self, name: str, good: bool, where: str) -> bool:
         """Counts one look; `where` is kept when it was wrong."""
@@ -117,7 +129,7 @@ def check_group(group: Line, where: str, findings: Findings, rollouts: Mapping[s
         assert record is not None
         try:
             _check_record(tokens[index], member, facts, record, place, findings)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
             findings.check("record", False, f"{place}: its line is no rollout ({type(error).__name__})")
 
 
@@ -183,7 +195,7 @@ def _check_record(
 ) -> None:
     """Against what the proxy served: every completion of the one segment these tokens are.
 
-    Raises KeyError, TypeError, AttributeError, ValueError for a record that is none.
+    Raises KeyError, IndexError, TypeError, AttributeError, ValueError for a record that is none.
     """
     told = (facts.get("task_id"), facts.get("outcome"), facts.get("answer"), member["scores"])
     known = (record["task_id"], record["outcome"], record["answer"], record["score"])
@@ -195,6 +207,8 @@ def _check_record(
     if "messages" in member:
         said = _line_said if sampled else _last_said
         findings.check("messages", said(member["messages"], turns), f"{where}: not what was said")
+    if facts.get("token_source") == "retokenized" and not findings.asked.masks_all(facts):
+        _check_text(tokens, member["masks"], turns, record, where, findings)
     if not sampled:
         return
     pairs = [(c["prompt_ids"] or [], c["token_ids"] or []) for c, _ in turns]
@@ -207,6 +221,49 @@ def _check_record(
         theirs = [p for c, _ in turns for p in c["logprobs"]]
         ours = [p for p, m in zip(member["inference_logprobs"], trained, strict=True) if m != MASKED]
         findings.check("sampled log-probs", ours == theirs, where)
+
+
+def _check_text(
+    tokens: Sequence[int],
+    mask: Sequence[int],
+    turns: Sequence[tuple[Line, list[Line]]],
+    record: Line,
+    where: str,
+    findings: Findings,
+) -> None:
+    """Ids that were made from text: trained is what was sampled, and nothing else."""
+    learns = [m != MASKED for m in mask]
+    runs = groupby(zip(tokens, learns, strict=True), key=lambda pair: pair[1])
+    trained = [[token for token, _ in run] for learn, run in runs if learn]
+    sampled = _texts_sampled(turns)
+    tokenizer = findings.tokenizer()
+    if tokenizer is None:
+        findings.unread += 1
+        findings.check("sampled ids", len(trained) == len(sampled), f"{where}: {len(trained)} texts are trained")
+        return
+    expected = [ids for text in sampled if (ids := content_ids(tokenizer, text))]
+    findings.check("sampled ids", trained == expected, f"{where}: what is trained is not the text that was sampled")
+    try:
+        tag = agent_of(record["plan"]["agent"]).closing_tag
+        again = trajectory(read_record(record), tokenizer, tag, turns[0][0]["segment"])
+    except RecordError as error:
+        findings.check("one line", False, f"{where}: {error}")
+        return
+    same = (list(again.tokens_T), list(again.trained_T)) == (list(tokens), learns)
+    findings.check("one line", same, f"{where}: the record makes another line")
+
+
+def _texts_sampled(turns: Sequence[tuple[Line, list[Line]]]) -> list[str]:
+    """Of each completion of a line, what of it stands where it belongs in the last conversation: an agent may strip it,
+    write something behind it, or put other words in its place."""
+    *earlier, (last, talk) = turns
+    found = []
+    for completion, asked in earlier:
+        message, text = talk[len(asked)], completion["visible"]
+        if message["role"] == "assistant":
+            forms = [form for form in (text, text.lstrip(), text.strip()) if message["content"].startswith(form)]
+            found.append(max(forms, key=len, default=""))
+    return [text for text in (*found, last["visible"]) if text]
 
 
 def _conversations(record: Line) -> list[tuple[Line, list[Line]]]:

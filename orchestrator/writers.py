@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.completion.base import Tokenizer
-from orchestrator.completion.recorder import main_segment, trajectory
+from orchestrator.completion.recorder import conversations, main_segment, trajectory
 from orchestrator.errors import ConfigError, RecordError
 from orchestrator.jsonl import JsonLines
-from orchestrator.types import Ended, EndedName, Group, Member, Trajectory
+from orchestrator.types import Ended, EndedName, Group, Member, Trajectory, Turn
 
 log = logging.getLogger(__name__)
 
 MASKED = -100  # what Atropos and the trainers behind it take for "not trained"
 MASKED_LOGPROB = 1.0  # no log-probability is positive
+ASKED_CHARS = 200
+MAX_OTHER_SEGMENTS = 20  # all of them are in the record
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ def side_groups(group: Group, tokenizer: Tokenizer | None) -> list[Group]:
     sides = []
     for member in group.members_G:
         turns = member.attempt.record.turns
-        others = sorted({t.segment for t in turns} - {main_segment(turns)})
+        others = sorted({t.segment for t in turns} - {member.trajectory.segment})
         tag = member.attempt.plan.agent.closing_tag
         lines = []
         for segment in others:
@@ -133,8 +135,10 @@ def _overrides(member: Member, group: Group) -> dict[str, Any]:
         "policy_version": record.turns[-1].completion.policy_version if record.turns else None,
         "mixed_policy_versions": len(_versions(member)) > 1,
         "segment": member.trajectory.segment,
+        "main_segment": main_segment(record.turns, group.task.question) if record.turns else 0,
         "segments": len({t.segment for t in record.turns}),
-        "untrained_completions": _untrained(member),
+        "untrained_completions": sum(t.segment != member.trajectory.segment for t in record.turns),
+        "other_segments": other_segments(record.turns, member.trajectory.segment),
         "node": None,
     }
 
@@ -144,10 +148,26 @@ def _versions(member: Member) -> set[str]:
     return {v for t in member.attempt.record.turns if (v := t.completion.policy_version) is not None}
 
 
-def _untrained(member: Member) -> int:
-    """Completions that were sampled in another segment than the one trained on."""
-    turns = member.attempt.record.turns
-    return sum(t.segment != main_segment(turns) for t in turns) if turns else 0
+def other_segments(turns: tuple[Turn, ...], segment: int) -> list[dict[str, Any]]:
+    """What was asked besides this line: plans, managed agents, and whatever a program or its code asked."""
+    found: dict[int, dict[str, Any]] = {}
+    for turn, talk in zip(turns, conversations(turns), strict=True):
+        if turn.segment == segment:
+            continue
+        other = found.setdefault(
+            turn.segment,
+            {
+                "segment": turn.segment,
+                "kind": str(turn.kind),
+                "agent": turn.agent,
+                "asked": talk[-1].content[:ASKED_CHARS] if talk else "",
+                "completions": 0,
+                "completion_tokens": 0,
+            },
+        )
+        other["completions"] += 1
+        other["completion_tokens"] += turn.completion.completion_tokens
+    return list(found.values())[:MAX_OTHER_SEGMENTS]
 
 
 class GroupsFile:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from orchestrator.completion.base import Tokenizer
+from orchestrator.completion.tokenizer import tokenizer_here
 from orchestrator.errors import ConfigError
 from orchestrator.progress import printable
 from orchestrator.verify import CHECKS, Asked, Findings, check_group
@@ -20,6 +23,7 @@ SHOWN = 5  # places printed per check
 def run(path: Path) -> int:
     """0: everything holds; 1: something does not. Raises ConfigError for a path that is neither."""
     findings = Findings()
+    findings.tokenizer = functools.cache(functools.partial(_tokenizer, path))
     try:
         groups_file, rollouts_file = _files(path, findings)
     except OSError as error:  # run.json may name anything
@@ -32,6 +36,13 @@ def run(path: Path) -> int:
             findings.check("shape", False, f"{where}: no object")
     _print(groups_file, rollouts_file, findings)
     return 1 if findings.violations or not findings.groups else 0
+
+
+def _tokenizer(path: Path) -> Tokenizer | None:
+    """The run's own, where it is on this machine."""
+    from orchestrator.run_files import read_description, saved_tokenizer  # and with it all that makes reports
+
+    return tokenizer_here(saved_tokenizer(read_description(path if path.is_dir() else path.parent)))
 
 
 def _files(path: Path, findings: Findings) -> tuple[Path, Path | None]:
@@ -144,6 +155,12 @@ def _print(groups_file: Path, rollouts_file: Path | None, findings: Findings) ->
             console.print(f"{name}: {len(places) - SHOWN} more")
     sources = printable(", ".join(f"{name} {count}" for name, count in findings.sources.most_common())) or "none"
     record = "" if rollouts_file else "; no rollouts.jsonl beside it, so nothing was compared with the record"
+    if findings.unread:
+        console.print(
+            f"{findings.unread} rollouts have ids made from text, and their tokenizer is not on this machine: of what "
+            "is trained there, only the number of texts was compared with the record",
+            markup=False,
+        )
     console.print(
         f"{groups_file}: {findings.groups} groups, {findings.rollouts} rollouts (tokens: {sources}), "
         f"{findings.violations} violations{record}",

@@ -9,13 +9,13 @@ from collections import Counter
 from pathlib import Path
 
 from orchestrator.completion.base import Tokenizer
-from orchestrator.completion.tokenizer import load_tokenizer
-from orchestrator.errors import ConfigError, EnvironmentUnusable, OutputError
+from orchestrator.completion.tokenizer import load_tokenizer, tokenizer_here
+from orchestrator.errors import ConfigError, OutputError
 from orchestrator.progress import LABEL_WIDTH, print_wrapped, printable, share
 from orchestrator.report import write_report
 from orchestrator.report.from_groups import write_rollouts
 from orchestrator.report.summary import Run
-from orchestrator.run_files import RunFiles, find_run, is_going_on, read_description, saved_env
+from orchestrator.run_files import RunFiles, find_run, is_going_on, read_description, saved_tokenizer
 
 
 def run(path: Path, output: Path | None, tokenizer: str | None, browser: bool) -> int:
@@ -58,13 +58,7 @@ def _tokenizer(files: RunFiles, name: str | None) -> Tokenizer | None:
     """The one asked for, else the run's own where it is on this machine: ids become readable."""
     if name is not None:
         return None if name.lower() == "none" else load_tokenizer(name)
-    known = saved_env(read_description(files.directory)).get("tokenizer_name") if files.directory else None
-    if not isinstance(known, str) or "\0" in known or known.lower() == "none":
-        return None
-    try:
-        return load_tokenizer(known, here_only=True)
-    except EnvironmentUnusable:
-        return None
+    return tokenizer_here(saved_tokenizer(read_description(files.directory))) if files.directory else None
 
 
 def _print(files: RunFiles, told: Run, html: Path) -> None:

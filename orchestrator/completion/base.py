@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol, TypeAlias
 from urllib.parse import urlsplit
 
@@ -27,6 +28,7 @@ LONG_CHARS = 16_384  # take milliseconds to encode, in which nothing else happen
 _TOKEN_CHARS = 8  # more than a token of any prose or code has on average
 
 Ids: TypeAlias = "array[int]"
+Span: TypeAlias = tuple[int, int]  # characters of a text, from the first to behind the last
 
 
 def ids_of(ids: Iterable[int] = ()) -> Ids:
@@ -126,8 +128,11 @@ class Completer(Protocol):
 class Tokenizer(Protocol):
     """Text to ids and back, and the model's chat template."""
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of `text`, special tokens in it recognised, nothing added."""
+    def encode(self, text: str, plain: Sequence[Span] = ()) -> list[int]:
+        """Ids of `text`, control tokens in it recognised but for the spans of `plain`, nothing added."""
+
+    def spells_control(self, text: str) -> bool:
+        """Whether `encode` would find a control token in it: one that is special or that the template prints."""
 
     def decode(self, ids: list[int] | tuple[int, ...]) -> str:
         """Text of `ids`, special tokens included, no clean-up."""
@@ -139,32 +144,44 @@ class Tokenizer(Protocol):
         """The chat template's text."""
 
 
-async def encoded(tokenizer: Tokenizer, text: str, limit: int) -> tuple[int, ...] | None:
+async def encoded(
+    tokenizer: Tokenizer, text: str, limit: int, plain: Sequence[Span] = ()
+) -> tuple[int, ...] | None:
     """Ids of `text`, from a thread where that takes long. None: they are surely more than `limit`."""
     if len(text) <= LONG_CHARS:
-        return tuple(tokenizer.encode(text))
-    return await asyncio.to_thread(_encoded, tokenizer, text, limit)
+        return tuple(_encode(tokenizer, text, plain))
+    return await asyncio.to_thread(_encoded, tokenizer, text, limit, plain)
 
 
-def _encoded(tokenizer: Tokenizer, text: str, limit: int) -> tuple[int, ...] | None:
+def _encoded(tokenizer: Tokenizer, text: str, limit: int, plain: Sequence[Span]) -> tuple[int, ...] | None:
     """What is far too long is not encoded to its end: in pieces a text has about as many ids as whole."""
-    if len(text) > limit * _TOKEN_CHARS and _counted(tokenizer, (text,), limit) is None:
+    if len(text) > limit * _TOKEN_CHARS and _counted(tokenizer.encode, (text,), limit) is None:
         return None
-    return tuple(tokenizer.encode(text))
+    return tuple(_encode(tokenizer, text, plain))
 
 
-async def counted(tokenizer: Tokenizer, texts: Sequence[str], limit: int) -> int | None:
-    """About how many ids these texts have together, likewise. None: surely more than `limit`."""
-    if sum(map(len, texts)) <= LONG_CHARS:
-        return _counted(tokenizer, texts, limit)
-    return await asyncio.to_thread(_counted, tokenizer, texts, limit)
+def _encode(tokenizer: Tokenizer, text: str, plain: Sequence[Span]) -> list[int]:
+    return tokenizer.encode(text, plain) if plain else tokenizer.encode(text)
 
 
-def _counted(tokenizer: Tokenizer, texts: Sequence[str], limit: int) -> int | None:
+def content_ids(tokenizer: Tokenizer, content: str) -> list[int]:
+    """Ids of one content, or of a part of it: nothing in it is a control token."""
+    return tokenizer.encode(content, ((0, len(content)),)) if tokenizer.spells_control(content) else tokenizer.encode(content)
+
+
+async def counted(tokenizer: Tokenizer, contents: Sequence[str], limit: int) -> int | None:
+    """About how many ids these contents have together, likewise. None: surely more than `limit`."""
+    encode = partial(content_ids, tokenizer)
+    if sum(map(len, contents)) <= LONG_CHARS:
+        return _counted(encode, contents, limit)
+    return await asyncio.to_thread(_counted, encode, contents, limit)
+
+
+def _counted(encode: Callable[[str], list[int]], texts: Sequence[str], limit: int) -> int | None:
     count = 0
     for text in texts:
         for start in range(0, len(text), LONG_CHARS):
-            count += len(tokenizer.encode(text[start : start + LONG_CHARS]))
+            count += len(encode(text[start : start + LONG_CHARS]))
             if count > 2 * limit:
                 return None
     return count

@@ -2,26 +2,17 @@
 
 Rendering a conversation again gives other ids than were sampled, so a line is only ever appended
 to: previous ids + sampled ids + encoded suffix. The suffix is what the chat template prints after
-the assistant's text, found by rendering a marker in its place; the turn's end is thereby derived
+the assistant's text, found by rendering a word in its place; the turn's end is thereby derived
 from the template. A request that does not continue any line opens a new one (a segment).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from secrets import token_hex
 
 from orchestrator.completion.base import Ids, Tokenizer, ids_of
+from orchestrator.completion.prompt_text import Piece, PromptText, joined, pieces, prompt_text
 from orchestrator.types import Completion, Message
-
-
-def absent_marker(messages: tuple[Message, ...]) -> str:
-    """A word that is in none of the messages, whatever a sandbox has put into them. Its copies with other
-    numbers behind them are in none either. Drawn, as one that is known could be put into them on purpose."""
-    while True:
-        marker = f"assistant{token_hex(8)}here"
-        if not any(marker in message.content for message in messages):
-            return marker
 
 
 @dataclass(slots=True)
@@ -41,10 +32,10 @@ class Following:
     segment: int
     ids: Ids
     closing: str
-    text: str
+    added: PromptText
 
     def prompt(self, added: tuple[int, ...]) -> Prompt:
-        """With the ids of `text`."""
+        """With the ids of that text."""
         return Prompt(self.segment, self.ids + ids_of(added), added, self.closing)
 
 
@@ -69,15 +60,14 @@ class TokenLine:
     def prompt(self, messages: tuple[Message, ...]) -> Prompt:
         """The ids to sample from. Nothing changes until `append`."""
         following = self.following(messages)
-        return following.prompt(tuple(self._tokenizer.encode(following.text)))
+        return following.prompt(tuple(self._tokenizer.encode(following.added.text, following.added.plain)))
 
     def following(self, messages: tuple[Message, ...]) -> Following:
         """Which line this conversation continues, and what is to be encoded for it."""
         for segment in reversed(self._segments):
             if (suffix := self._suffix(segment, messages)) is not None:
                 return Following(segment.number, segment.ids, *suffix)
-        text = self._tokenizer.render(messages, generation_prompt=True)
-        return Following(len(self._segments), ids_of(), "", text)
+        return Following(len(self._segments), ids_of(), "", prompt_text(self._tokenizer, messages))
 
     def append(self, prompt: Prompt, messages: tuple[Message, ...], completion: Completion) -> None:
         """Puts the prompt's ids and the sampled ids behind the line."""
@@ -90,7 +80,7 @@ class TokenLine:
         segment.messages = messages
         segment.completion = completion
 
-    def _suffix(self, segment: _Segment, messages: tuple[Message, ...]) -> tuple[str, str] | None:
+    def _suffix(self, segment: _Segment, messages: tuple[Message, ...]) -> tuple[str, PromptText] | None:
         """(text the agent appended, text to encode behind the line); None: not this line's continuation."""
         completion, seen = segment.completion, segment.messages
         if completion is None or len(messages) <= len(seen) or messages[: len(seen)] != seen:
@@ -104,24 +94,28 @@ class TokenLine:
         appended = said.content[len(visible) :].strip()
         if appended not in ("", self._closing_tag):
             return None
-        after = self._after_assistant(messages, len(seen))
-        if after is None:
+        behind = self._behind(messages, len(seen))
+        if behind is None:
             return None
+        first, *rest = behind
         tokens = completion.tokens_T or ()
         if tokens and self._tokenizer.is_end(tokens[-1]):
             end = self._tokenizer.decode(tokens[-1:])
             # The model ended the turn itself: what the agent appended has no place behind that.
-            return "", after.removeprefix(end)
+            return "", joined([Piece(first.text.removeprefix(end)), *rest])
         if appended and appended in completion.text[len(completion.visible) :]:
             appended = ""  # the stop string was sampled: the ids hold it already
-        return appended, appended + after
+        return appended, joined([Piece(appended + first.text), *rest])
 
-    def _after_assistant(self, messages: tuple[Message, ...], index: int) -> str | None:
-        """What the template prints from the end of message `index` to the next generation prompt."""
-        marker = absent_marker(messages)
-        marked = (*messages[:index], Message("assistant", marker), *messages[index + 1 :])
-        parts = self._tokenizer.render(marked, generation_prompt=True).split(marker)
-        return parts[1] if len(parts) == 2 else None
+    def _behind(self, messages: tuple[Message, ...], index: int) -> list[Piece] | None:
+        """What the template prints from the end of assistant message `index` to the next generation prompt.
+
+        Nothing before that is used, so the template need not see what the model said there: it might refuse it.
+        """
+        said = {i for i, message in enumerate(messages[: index + 1]) if message.role == "assistant"}
+        parts = pieces(self._tokenizer, messages, said, generation_prompt=True)
+        places = [place for place, part in enumerate(parts) if part.message == index]
+        return parts[places[0] + 1 :] if len(places) == 1 else None
 
 
 def visible_text(tokenizer: Tokenizer, tokens_T: tuple[int, ...], stop: tuple[str, ...]) -> tuple[str, str]:

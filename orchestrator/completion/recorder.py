@@ -1,18 +1,20 @@
 """Recorded turns to one token-level trajectory. Pure.
 
-Only what the proxy served comes in here: nothing a sandbox says can add a trained token.
+Only what the proxy was asked and served comes in here. What it served is trained, where it stands in the line; what it
+was asked is context, whoever the sandbox says wrote it.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 
-from orchestrator.completion.base import Tokenizer
-from orchestrator.completion.line import absent_marker
+from orchestrator.completion.base import Tokenizer, content_ids
+from orchestrator.completion.prompt_text import pieces
 from orchestrator.errors import RecordError
-from orchestrator.types import CompletionKind, Message, Record, Trajectory, Turn
+from orchestrator.types import CompletionKind, Message, Record, RolloutPlan, Trajectory, Turn
 
 
 def conversations(turns: tuple[Turn, ...]) -> list[tuple[Message, ...]]:
@@ -25,12 +27,27 @@ def conversations(turns: tuple[Turn, ...]) -> list[tuple[Message, ...]]:
     return result
 
 
-def main_segment(turns: tuple[Turn, ...]) -> int:
-    """The segment that is trained on: the one of the main agent's last action turn, else of the last turn."""
-    for turn in reversed(turns):
-        if turn.kind is CompletionKind.ACTION and not turn.agent:
-            return turn.segment
-    return turns[-1].segment
+def main_segment(turns: tuple[Turn, ...], question: str = "") -> int:
+    """The segment that is trained on and carries the score: the one that begins with the task.
+
+    It is the one of the main agent's first action turn that was asked with the question in its conversation, else of
+    its first one, else of the first turn. What is asked later cannot change it: code that a program runs has the
+    program's identity and the program's endpoint, but only after the first completion.
+    """
+    own = [
+        (turn, talk)
+        for turn, talk in zip(turns, conversations(turns), strict=True)
+        if turn.kind is CompletionKind.ACTION and not turn.agent
+    ]
+    question = question.strip()
+    asked = [turn for turn, talk in own if any(question in m.content for m in talk if m.role != "assistant")]
+    return (asked or [turn for turn, _ in own] or turns)[0].segment
+
+
+def main_line(plan: RolloutPlan, record: Record, tokenizer: Tokenizer | None) -> Trajectory:
+    """What is trained on. Raises RecordError when it does not add up."""
+    segment = main_segment(record.turns, plan.task.question) if record.turns else None
+    return trajectory(record, tokenizer, plan.agent.closing_tag, segment)
 
 
 def trajectory(
@@ -51,7 +68,7 @@ def trajectory(
     messages = _said(pairs, closing_tag)
     if tokenizer is None:
         return Trajectory((), (), None, messages, "none", chosen)
-    return replace(_retokenized(messages, tokenizer), segment=chosen)
+    return replace(_retokenized(messages, _spoken(pairs, messages), tokenizer), segment=chosen)
 
 
 def _sampled(pairs: list[tuple[Turn, tuple[Message, ...]]], tokenizer: Tokenizer | None) -> Trajectory:
@@ -108,22 +125,34 @@ def _said(pairs: list[tuple[Turn, tuple[Message, ...]]], closing_tag: str) -> tu
     return (*talk, Message("assistant", text))
 
 
-def _retokenized(messages: tuple[Message, ...], tokenizer: Tokenizer) -> Trajectory:
-    """Ids made from text: a marker stands for each assistant message, so masks are right by construction."""
-    absent = absent_marker(messages)
-    markers = {i: f"{absent}{i}end" for i, m in enumerate(messages) if m.role == "assistant"}
-    marked = tuple(Message(m.role, markers.get(i, m.content)) for i, m in enumerate(messages))
-    whole = tokenizer.render(marked, generation_prompt=False)
-    start = 0
+def _spoken(pairs: list[tuple[Turn, tuple[Message, ...]]], messages: tuple[Message, ...]) -> dict[int, int]:
+    """How many characters this rollout sampled of a message, from its beginning: of those that stand where a
+    completion was given and begin with it. An agent may strip it, and write something of its own behind it."""
+    found = {}
+    for turn, talk in pairs:
+        place, text = len(talk), turn.completion.visible
+        if place < len(messages) and messages[place].role == "assistant":
+            forms = (text, text.lstrip(), text.strip())
+            found[place] = max(len(form) for form in (*forms, "") if messages[place].content.startswith(form))
+    return found
+
+
+def _retokenized(messages: tuple[Message, ...], spoken: Mapping[int, int], tokenizer: Tokenizer) -> Trajectory:
+    """Ids made from text. `spoken`: the beginnings of messages that are trained, in characters."""
+    said = {i for i, message in enumerate(messages) if message.role == "assistant"}
+    left = dict(spoken)
     tokens: list[int] = []
     trained: list[bool] = []
-    for index, marker in markers.items():
-        if (at := whole.find(marker, start)) < 0:
-            raise RecordError("the chat template leaves an assistant message out")
-        for text, learn in ((whole[start:at], False), (messages[index].content, True)):
-            ids = tokenizer.encode(text)
+    for piece in pieces(tokenizer, messages, said, generation_prompt=False):
+        if piece.message is None:
+            parts = [(tokenizer.encode(piece.text), False)]
+        else:
+            end = left.pop(piece.message, 0)
+            texts = ((piece.text[:end], True), (piece.text[end:], False))
+            parts = [(content_ids(tokenizer, text), learn) for text, learn in texts if text]
+        for ids, learn in parts:
             tokens += ids
             trained += [learn] * len(ids)
-        start = at + len(marker)
-    ids = tokenizer.encode(whole[start:])
-    return Trajectory((*tokens, *ids), (*trained, *([False] * len(ids))), None, messages, "retokenized")
+    if left:
+        raise RecordError("the chat template leaves an assistant message out")
+    return Trajectory(tuple(tokens), tuple(trained), None, messages, "retokenized")

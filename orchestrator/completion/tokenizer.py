@@ -12,13 +12,14 @@ import os
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from orchestrator.completion.base import ids_of
+from orchestrator.completion.base import Span, ids_of
+from orchestrator.completion.control_tokens import ControlTokens
 from orchestrator.errors import EnvironmentUnusable, RecordError
 from orchestrator.types import Message
 from orchestrator.values import path_of
@@ -53,21 +54,53 @@ class HubTokenizer:
         # Unless the model has a way of its own, `transformers` adds nothing to it but a look at each id.
         home = str(getattr(getattr(type(tokenizer), "_decode", None), "__module__", ""))
         self._decoder = self._backend if home.startswith("transformers.tokenization_utils") else None
-        self._kept = functools.lru_cache(_PIECES)(lambda piece: ids_of(self._encode(piece)))
+        self._kept = functools.lru_cache(_PIECES)(lambda piece: ids_of(self._encode([piece])[0]))
+        self._controls = ControlTokens(
+            getattr(tokenizer, "added_tokens_decoder", {}),
+            self._special,
+            str(getattr(tokenizer, "chat_template", "")),
+            getattr(self._backend, "normalizer", None),
+        )
+        # What no token is made for may become the unknown one, in any text.
+        self._never_plain = self._controls.ids - {tokenizer.unk_token_id}
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, plain: Sequence[Span] = ()) -> list[int]:
         """Raises RecordError for what is no text."""
         ids: list[int] = []
+        at = 0
+        for start, end in plain:
+            ids += [*self._recognised(text[at:start]), *self._spelled_out(text[start:end])]
+            at = end
+        return ids + self._recognised(text[at:])
+
+    def spells_control(self, text: str) -> bool:
+        return self._controls.spelled_in(text)
+
+    def _recognised(self, text: str) -> list[int]:
+        ids: list[int] = []
         for piece in self._pieces(text):
-            ids += self._kept(piece) if len(piece) in _PIECE_CHARS else self._encode(piece)
+            ids += self._kept(piece) if len(piece) in _PIECE_CHARS else self._encode([piece])[0]
         return ids
 
-    def _encode(self, text: str) -> list[int]:
+    def _spelled_out(self, text: str) -> list[int]:
+        """Ids of a text in which nothing is a control token: what spells one is encoded in two halves."""
+        ids: list[int] = []
+        pieces = self._controls.cut(text)
+        for piece, found in zip(pieces, self._encode(pieces), strict=True):
+            if self._never_plain.isdisjoint(found):
+                ids += found
+            elif len(piece) > 1:  # there is one in another, or one that the tokenizer finds in its own way
+                middle = len(piece) // 2
+                ids += [*self._spelled_out(piece[:middle]), *self._spelled_out(piece[middle:])]
+        return ids
+
+    def _encode(self, texts: list[str]) -> list[list[int]]:
         try:
             if self._backend is not None:
                 # As a batch, so that the library lets other threads run meanwhile.
-                return list(self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
-            return list(self._tokenizer.encode(text, add_special_tokens=False))
+                batch = self._backend.encode_batch_fast(texts, add_special_tokens=False)
+                return [list(encoding.ids) for encoding in batch]
+            return [list(self._tokenizer.encode(text, add_special_tokens=False)) for text in texts]
         except Exception as error:  # a lone surrogate is a TypeError; others have other words
             raise RecordError(f"the tokenizer refuses a text: {error}") from error
 
@@ -93,11 +126,15 @@ class HubTokenizer:
         yield text[start:]
 
     def decode(self, ids: list[int] | tuple[int, ...]) -> str:
+        """Ids that stand for no token are nothing: a model has more of them than its tokenizer has tokens."""
         if self._decoder is not None:
             return str(self._decoder.decode(ids, skip_special_tokens=False))
-        return str(
-            self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        )
+        known = [i for i in ids if i in self._vocabulary]
+        return str(self._tokenizer.decode(known, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    @functools.cached_property
+    def _vocabulary(self) -> frozenset[int]:
+        return frozenset(self._tokenizer.get_vocab().values())
 
     def is_end(self, token_id: int) -> bool:
         return token_id in self._ends
@@ -148,6 +185,16 @@ def load_tokenizer(name: str, *, here_only: bool = False) -> HubTokenizer:
             f"tokenizer {name!r} has no chat template; set {_FLAG} to the one of an instruct or chat model"
         )
     return HubTokenizer(tokenizer, name)
+
+
+def tokenizer_here(name: object) -> HubTokenizer | None:
+    """The one a run directory names, which may name anything: None where it is not on this machine."""
+    if not isinstance(name, str) or "\0" in name or name.lower() in ("", "none"):
+        return None
+    try:
+        return load_tokenizer(name, here_only=True)
+    except EnvironmentUnusable:
+        return None
 
 
 def check_source(name: str, *, here_only: bool = False) -> bool:

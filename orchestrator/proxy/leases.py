@@ -294,9 +294,10 @@ class Lease:
         """The ids to sample from. Raises _Over for what is far too long, RecordError."""
         assert self._tokenizer is not None
         following = line.following(messages)
-        ids = await encoded(self._tokenizer, following.text, self.plan.limits.max_token_length)
+        text, limit = following.added, self.plan.limits.max_token_length
+        ids = await encoded(self._tokenizer, text.text, limit, text.plain)
         if ids is None:
-            raise self._far_too_long(len(following.text))
+            raise self._far_too_long(len(text.text))
         return following.prompt(ids)
 
     def _far_too_long(self, size: int) -> _Over:

@@ -22,7 +22,7 @@ def rollout_details(line: dict[str, Any]) -> dict[str, Any]:
         "sampling": numbers(plan.get("sampling")),
         "exit": _exit(mapping(mapping(line.get("sandbox")).get("exit"))),
         "notes": texts(line.get("notes")),
-        "completions": [_completion(c) for c in objects(line.get("completions"))],
+        "completions": [_completion(c, line.get("segment")) for c in objects(line.get("completions"))],
         "tool_calls": [_tool_call(c) for c in objects(line.get("tool_calls"))],
         "steps": [_step(s) for s in objects(line.get("steps"))],
     }
@@ -37,7 +37,8 @@ def _exit(ended: dict[str, Any]) -> str:
     return ", ".join(part for part in said if part)
 
 
-def _completion(completion: dict[str, Any]) -> dict[str, Any]:
+def _completion(completion: dict[str, Any], main: object) -> dict[str, Any]:
+    """`main`: the segment that is trained on, None where nobody knows."""
     return {
         "kind": text(completion.get("kind"), 20),
         "messages": [
@@ -45,6 +46,7 @@ def _completion(completion: dict[str, Any]) -> dict[str, Any]:
             for m in objects(completion.get("messages"))
         ],
         "segment": count(completion.get("segment")),
+        "aside": main is not None and completion.get("segment") != main,
         "text": text(completion.get("text")),
         "finish_reason": text(completion.get("finish_reason"), 20),
         "tokens": count(completion.get("completion_tokens")),

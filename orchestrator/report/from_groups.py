@@ -28,7 +28,7 @@ def rollout_lines(group: dict[str, Any], number: int) -> Iterator[dict[str, Any]
     """One line per member of a group, which is the `number`th of its file."""
     scores, talks = group.get("scores"), group.get("messages")
     for place, facts in enumerate(objects(group.get("overrides"))):
-        if facts.get("segment"):
+        if (facts.get("segment") or 0) != (facts.get("main_segment") or 0):
             continue  # a side line of a rollout that is there already
         talk = talks[place] if isinstance(talks, list) and place < len(talks) else None
         yield {

@@ -10,11 +10,12 @@ import json
 import random
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from orchestrator import jsonl
+from orchestrator.completion.base import Span
 from orchestrator.completion.line import TokenLine
 from orchestrator.completion.recorder import trajectory
 from orchestrator.rundir import RunDirectory
@@ -67,7 +68,7 @@ class WordTokenizer:
         self._words: list[str] = []
         self._ids: dict[str, int] = {}
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, plain: Sequence[Span] = ()) -> list[int]:
         ids: list[int] = []
         for word in WORDS.findall(text):
             if not word.isascii():
@@ -82,6 +83,9 @@ class WordTokenizer:
     def decode(self, ids: list[int] | tuple[int, ...]) -> str:
         parts = (bytes([i]) if i < 256 else self._words[i - 256].encode() for i in ids)
         return b"".join(parts).decode("utf-8", "replace")
+
+    def spells_control(self, text: str) -> bool:
+        return False
 
     def is_end(self, token_id: int) -> bool:
         return token_id >= 256 and self._words[token_id - 256] == "<|im_end|>"

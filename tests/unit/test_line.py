@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.completion.line import TokenLine, absent_marker, visible_text
+from orchestrator.completion.line import TokenLine, visible_text
+from orchestrator.completion.prompt_text import absent_marker
 from orchestrator.completion.recorder import main_segment, trajectory
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.errors import RecordError
 from orchestrator.types import Completion, CompletionKind, Message, Record, Turn
 from tests.fakes.tokenizer import tokenizer_folder
+from tests.fakes.tokenizers import made
 
 TAG = "</code>"
 STOP = ("Observation:", "Calling tools:", TAG)
@@ -210,7 +212,7 @@ def test_a_record_that_does_not_add_up_is_refused(tokenizer: HubTokenizer) -> No
         trajectory(Record(0.0), tokenizer, TAG)
 
 
-def test_ids_made_from_text_have_masks_right_by_construction(tokenizer: HubTokenizer) -> None:
+def test_ids_made_from_text_are_trained_where_the_text_was_sampled(tokenizer: HubTokenizer) -> None:
     said = ("Thought: x\n<code>\nprint(1)\n", "Thought: y\n<code>\nfinal_answer(1)\n")
     talk: tuple[Message, ...] = TALK
     turns = []
@@ -223,9 +225,70 @@ def test_ids_made_from_text_have_masks_right_by_construction(tokenizer: HubToken
     assert line.token_source == "retokenized"
     assert line.logprobs_T is None
     learned = tokenizer.decode([t for t, learn in zip(line.tokens_T, line.trained_T, strict=True) if learn])
-    assert learned == "".join(s + TAG for s in said)
+    assert learned == "".join(said)
     assert tokenizer.decode(line.tokens_T) == tokenizer.render(line.messages, generation_prompt=False)
     assert main_segment(tuple(turns)) == 0
+
+
+def test_a_turn_of_the_end_alone_goes_on_where_the_template_refuses_empty_turns() -> None:
+    tokenizer = made(template="refuses empty turns")
+    line, talk = TokenLine(tokenizer, TAG), TALK
+    end = tokenizer.encode("<|e|>")
+    for ids in (end, tokenizer.encode("words") + end, end, end):
+        prompt, completion = line.prompt(talk), sampled(tokenizer, ids)
+        assert prompt.segment == 0
+        line.append(prompt, talk, completion)
+        talk = (*talk, Message("assistant", completion.visible), Message("user", "Go on."))
+    added = line.prompt(talk).added
+    assert tokenizer.decode(added) == "\n<|s|>user\nGo on.<|e|>\n<|s|>assistant\n"
+    with pytest.raises(RecordError, match="an empty turn"):
+        tokenizer.render(talk, generation_prompt=True)
+
+
+def test_an_id_that_stands_for_no_token_is_sampled_recorded_and_said_as_nothing(tokenizer: HubTokenizer) -> None:
+    """Models have more rows than their tokenizers have tokens."""
+    beyond = tokenizer.size + 7
+    assert not tokenizer.is_end(beyond)
+    episode = Episode(tokenizer)
+    ids = [beyond, *tokenizer.encode("Thought: <code>"), beyond, *tokenizer.encode("1</code>")]
+    for said in (ids, [beyond], [beyond, *tokenizer.encode("<|im_end|>")], [*tokenizer.encode("<|im_end|>"), beyond]):
+        episode.turn(said)
+    assert [turn.segment for turn in episode.turns] == [0, 0, 0, 0]
+    assert episode.turns[0].completion.visible == "Thought: <code>1"
+    assert episode.trained() == tuple(i for turn in episode.turns for i in turn.completion.tokens_T or ())
+    line = trajectory(Record(0.0, turns=tuple(episode.turns)), tokenizer, TAG)
+    assert [m.content for m in line.messages if m.role == "assistant"] == [
+        "Thought: <code>1</code>",
+        "",
+        "",
+        "<|im_end|>",
+    ]
+
+
+def test_a_tokenizer_of_python_alone_says_nothing_for_such_an_id_either(tokenizer: HubTokenizer) -> None:
+    slow = HubTokenizer(PythonTokenizer(), "slow")
+    assert slow.decode([1, 900, 2]) == "ab"
+    assert not slow.is_end(900)
+
+
+class PythonTokenizer:
+    """As `transformers` has them for models of their own: a list of tokens, and no look beyond its end."""
+
+    all_special_ids = (0,)
+    eos_token_id, unk_token_id, chat_template = 0, None, ""
+    tokens = ("<end>", "a", "b")
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def get_vocab(self) -> dict[str, int]:
+        return {token: number for number, token in enumerate(self.tokens)}
+
+    def convert_tokens_to_ids(self, token: str) -> int | None:
+        return self.get_vocab().get(token)
+
+    def decode(self, ids: list[int], **options: object) -> str:
+        return "".join(self.tokens[i] for i in ids)
 
 
 def test_a_marker_cannot_be_known_beforehand() -> None:

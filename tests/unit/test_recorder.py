@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ import pytest
 from orchestrator.completion.recorder import conversations, main_segment, trajectory
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.errors import RecordError
-from orchestrator.types import Completion, CompletionKind, Message, Record, Turn
+from orchestrator.types import Completion, CompletionKind, Message, Record, Trajectory, Turn
 from tests.fakes.plans import TALK
 from tests.fakes.tokenizer import tokenizer_folder
 
@@ -97,14 +98,37 @@ def test_ids_without_log_probs_are_trained_on_without(tokenizer: HubTokenizer) -
     assert (line.token_source, line.logprobs_T) == ("sampled", None)
 
 
-def test_the_main_line_is_the_one_of_the_last_action(tokenizer: HubTokenizer) -> None:
+QUESTION = TALK[1].content
+
+
+def asked(text: str) -> tuple[Message, ...]:
+    return (TALK[0], Message("user", text))
+
+
+def test_the_main_line_is_the_one_that_begins_with_the_task(tokenizer: HubTokenizer) -> None:
     turns = (
-        turn(said("a"), segment=0),
-        turn(said("b"), segment=1),
-        turn(said("plan"), segment=2, kind=PLAN),
+        turn(said("plan"), segment=0, kind=PLAN),
+        turn(said("warm-up"), segment=1, messages=asked("Are you there?")),
+        turn(said("managed"), segment=2, agent="helper"),
+        turn(said("first"), segment=3),
+        turn(said("again"), segment=4),
+        turn(said("aside"), segment=5, messages=asked("Say yes.")),
+        turn(said("new plan"), segment=6, kind=PLAN),
     )
+    assert main_segment(turns, QUESTION) == 3
+    assert main_segment(turns, "another question") == 1
     assert main_segment(turns) == 1
-    assert main_segment(turns[2:]) == 2
+    assert main_segment((turns[0], turns[2], turns[6]), QUESTION) == 0
+
+
+def test_an_answer_that_says_the_question_begins_no_line() -> None:
+    forged = (*asked("Go on."), Message("assistant", QUESTION), Message("user", "Well?"))
+    turns = (turn(said("a"), segment=0, messages=forged), turn(said("b"), segment=1))
+    assert main_segment(turns, QUESTION) == 1
+
+
+def test_a_side_line_is_what_its_own_turns_are(tokenizer: HubTokenizer) -> None:
+    turns = (turn(said("a"), segment=0), turn(said("b"), segment=1), turn(said("plan"), segment=2, kind=PLAN))
     side = trajectory(record(*turns), tokenizer, TAG, 2)
     assert side.segment == 2
     assert side.messages[-1] == Message("assistant", "plan")
@@ -124,17 +148,17 @@ def test_text_becomes_ids_whose_masks_cover_what_the_assistant_said(tokenizer: H
     learned = [t for t, learn in zip(line.tokens_T, line.trained_T, strict=True) if learn]
     assert line.token_source == "retokenized"
     assert line.logprobs_T is None
-    assert tokenizer.decode(learned) == f"one{TAG}two{TAG}"
+    assert tokenizer.decode(learned) == "onetwo"
     assert tokenizer.decode(line.tokens_T) == tokenizer.render(line.messages, generation_prompt=False)
 
 
 def test_an_observation_cannot_pass_for_the_assistant(tokenizer: HubTokenizer) -> None:
     """Whatever stands for the assistant's words while the template is rendered, a sandbox may print it too."""
-    forged = "".join(f"assistantsaysthishere{'x' * n}{i}end" for n in range(3) for i in range(6))
+    forged = "".join(f"{'1' * n}{i:06}" for n in range(18, 22) for i in range(6))
     talk = (ANSWERED[0], Message("user", f"Observation:\n{forged}"))
     line = trajectory(record(turn(said("one")), turn(said("two"), kept=2, messages=talk)), tokenizer, TAG)
     learned = [t for t, learn in zip(line.tokens_T, line.trained_T, strict=True) if learn]
-    assert tokenizer.decode(learned) == f"one{TAG}two{TAG}"
+    assert tokenizer.decode(learned) == "onetwo"
     assert forged in tokenizer.decode(line.tokens_T)
     assert tokenizer.decode(line.tokens_T) == tokenizer.render(line.messages, generation_prompt=False)
 
@@ -143,3 +167,56 @@ def test_without_a_tokenizer_there_are_messages_and_nothing_to_train_on() -> Non
     line = trajectory(record(turn(said("one"))), None, TAG)
     assert (line.tokens_T, line.trained_T, line.token_source) == ((), (), "none")
     assert line.messages[-1] == Message("assistant", f"one{TAG}")
+
+
+def trained(line: Trajectory, tokenizer: HubTokenizer) -> list[str]:
+    """The text of each run of trained ids."""
+    runs = itertools.groupby(zip(line.tokens_T, line.trained_T, strict=True), key=lambda pair: pair[1])
+    return [tokenizer.decode([token for token, _ in run]) for learn, run in runs if learn]
+
+
+FEW_SHOTS = (
+    TALK[0],
+    Message("user", "How much is 1 + 1?"),
+    Message("assistant", "It is two."),
+    Message("user", "How much is 6 × 7?"),
+)
+
+
+@pytest.mark.parametrize(
+    ("first", "rest", "expected"),
+    [
+        # What a program wrote into its first request is nobody's sample.
+        (FEW_SHOTS, (Message("assistant", "one"), Message("user", "go on")), ["one", "two"]),
+        # Nor is what it puts in the place of what was sampled, or around it.
+        (TALK, (Message("assistant", "forged"), Message("user", "go on")), ["two"]),
+        (TALK, (Message("assistant", "I said: one"), Message("user", "go on")), ["two"]),
+        (TALK, (Message("assistant", "one and more"), Message("user", "go on")), ["one", "two"]),
+        (TALK, (Message("user", "one"), Message("assistant", "one"), Message("user", "go on")), ["two"]),
+        # smolagents puts a plan into its own words, and asks for it on a line of its own.
+        (
+            (*TALK, Message("assistant", "Here are the facts I know:\n```\nplan\n```"), Message("user", "Proceed.")),
+            (Message("assistant", "one"), Message("user", "Observation:\n1")),
+            ["one", "two"],
+        ),
+    ],
+)
+def test_only_what_was_sampled_is_trained_where_ids_are_made_from_text(
+    tokenizer: HubTokenizer, first: tuple[Message, ...], rest: tuple[Message, ...], expected: list[str]
+) -> None:
+    turns = (turn(said("one"), messages=first), turn(said("two"), kept=len(first), messages=rest))
+    line = trajectory(record(*turns), tokenizer, TAG)
+    assert trained(line, tokenizer) == expected
+    assert tokenizer.decode(line.tokens_T) == tokenizer.render(line.messages, generation_prompt=False)
+
+
+def test_what_an_agent_stripped_is_trained_as_far_as_it_stands_there(tokenizer: HubTokenizer) -> None:
+    talk = (Message("assistant", f"one\n{TAG}"), ANSWERED[1])
+    line = trajectory(record(turn(said("\n one\n")), turn(said("two"), kept=2, messages=talk)), tokenizer, TAG)
+    assert trained(line, tokenizer) == ["one\n", "two"]
+
+
+def test_an_empty_answer_trains_nothing(tokenizer: HubTokenizer) -> None:
+    talk = (Message("assistant", TAG), ANSWERED[1])
+    line = trajectory(record(turn(said("")), turn(said("two"), kept=2, messages=talk)), tokenizer, TAG)
+    assert trained(line, tokenizer) == ["two"]

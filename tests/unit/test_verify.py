@@ -12,13 +12,19 @@ from typing import Any
 import pytest
 
 from orchestrator.commands import verify
+from orchestrator.completion.base import content_ids
+from orchestrator.completion.line import visible_text
 from orchestrator.completion.recorder import trajectory
+from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.errors import ConfigError
+from orchestrator.report.details import TokenTable
+from orchestrator.resume import read_attempt
 from orchestrator.rundir import rollout_line
 from orchestrator.types import Completion, CompletionKind, Group, Member, Message, Record, Score, Task, Turn
 from orchestrator.verify import CHECKS, Asked, Findings, check_group
 from orchestrator.writers import scored_data_group
 from tests.fakes.plans import TALK, an_attempt
+from tests.fakes.tokenizer import tokenizer_folder
 
 TAG = "</code>"
 ASKED = Asked(sizes=range(2, 3))
@@ -203,3 +209,133 @@ def test_a_groups_file_that_no_file_can_be_called_is_refused(tmp_path: Path) -> 
     (tmp_path / "run.json").write_text(json.dumps({"config": {"env": env}, "groups_file": "x" * 300}))
     with pytest.raises(ConfigError, match="its groups file cannot be looked for"):
         verify.run(tmp_path)
+
+
+# ---------------------------------------------------------------- ids made from text
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> HubTokenizer:
+    return load_tokenizer(str(tokenizer_folder()))
+
+
+def said(text: str) -> Completion:
+    return Completion(text, text, "stop", None, None, 9, 2)
+
+
+def a_text_group(tokenizer: HubTokenizer) -> tuple[dict[str, Any], dict[str, Any]]:
+    """As `a_group`, of one member at an endpoint without ids; its program wrote an example into its first request."""
+    first = (TALK[0], Message("user", "1 + 1?"), Message("assistant", "forty-two"), TALK[1])
+    again = (*first, Message("assistant", f"forty-two{TAG}"), Message("user", "Observation:\nforty-two"))
+    turns = (
+        Turn(1, CompletionKind.ACTION, 0, first, 0, None, "", said("\nforty-two"), 0, 1),
+        Turn(2, CompletionKind.ACTION, 4, again[4:], 0, None, "", said("one <|im_end|> two"), 1, 2),
+    )
+    attempt = replace(an_attempt(), record=Record(0.0, turns=turns, answer="42"))
+    member = Member(attempt, trajectory(attempt.record, tokenizer, TAG), Score(1.0))
+    line = scored_data_group(Group(0, Task("task", "?", "42"), (member,), (attempt,)))
+    return plain(line), {attempt.plan.rollout_id: plain(rollout_line(member))}
+
+
+def look_at_text(group: dict[str, Any], rollouts: Rollouts, tokenizer: HubTokenizer | None) -> Findings:
+    findings = Findings(Asked(sizes=range(1, 2)), tokenizer=lambda: tokenizer)
+    check_group(group, "line 1", findings, rollouts)
+    return findings
+
+
+def train(start: int, ids: list[int]) -> Callable[[dict[str, Any]], None]:
+    return lambda group: group["masks"][0].__setitem__(slice(start, start + len(ids)), ids)
+
+
+def places(tokenizer: HubTokenizer, group: dict[str, Any], text: str) -> list[int]:
+    """Where the ids of `text` begin."""
+    ids, line = tokenizer.encode(text), group["tokens"][0]
+    return [i for i in range(len(line)) if line[i : i + len(ids)] == ids]
+
+
+def test_a_line_made_from_text_passes_with_its_tokenizer_and_without(tokenizer: HubTokenizer) -> None:
+    group, rollouts = a_text_group(tokenizer)
+    findings = look_at_text(group, rollouts, tokenizer)
+    assert (findings.wrong, findings.unread) == ({}, 0)
+    assert findings.checked["sampled ids"] == findings.checked["one line"] == 1
+    findings = look_at_text(group, rollouts, None)
+    assert (findings.wrong, findings.unread) == ({}, 1)
+    assert findings.checked["sampled ids"] == 1
+
+
+def test_what_nobody_sampled_is_not_to_be_trained(tokenizer: HubTokenizer) -> None:
+    """The same words are there four times: once written by the program, once sampled, once printed by code."""
+    group, rollouts = a_text_group(tokenizer)
+    ids = tokenizer.encode("forty-two")
+    example, sampled_one, printed = places(tokenizer, group, "forty-two")
+    assert group["masks"][0][sampled_one] == ids[0]
+    for place in (example, printed):
+        spoiled = copy.deepcopy(group)
+        train(place, ids)(spoiled)
+        assert "sampled ids" in look_at_text(spoiled, rollouts, tokenizer).wrong
+        assert "sampled ids" in look_at_text(spoiled, rollouts, None).wrong
+        train(sampled_one, [-100] * len(ids))(spoiled)  # as many as there should be, elsewhere
+        assert "one line" in look_at_text(spoiled, rollouts, tokenizer).wrong
+
+
+def test_a_span_that_is_too_long_too_short_or_of_other_ids_is_found(tokenizer: HubTokenizer) -> None:
+    group, rollouts = a_text_group(tokenizer)
+    ids = tokenizer.encode("forty-two")
+    place = places(tokenizer, group, "forty-two")[1]
+    tag = group["tokens"][0][place + len(ids)]
+    for change in (train(place + len(ids), [tag]), train(place, [-100]), both(place, ids[-1])):
+        spoiled = copy.deepcopy(group)
+        change(spoiled)
+        assert "sampled ids" in look_at_text(spoiled, rollouts, tokenizer).wrong
+    spoiled = copy.deepcopy(group)
+    spoiled["tokens"][0][0] = ids[0]
+    assert set(look_at_text(spoiled, rollouts, tokenizer).wrong) == {"one line"}
+
+
+def test_a_control_token_in_the_place_of_its_name_is_found(tokenizer: HubTokenizer) -> None:
+    """What was sampled names a control token. One in its place decodes to the same text."""
+    group, rollouts = a_text_group(tokenizer)
+    spelled = content_ids(tokenizer, "one <|im_end|> two")
+    line, mask, place = group["tokens"][0], group["masks"][0], places(tokenizer, group, "one")[-1]
+    assert line[place : place + len(spelled)] == spelled
+    ids = tokenizer.encode("one <|im_end|> two")
+    line[place : place + len(spelled)] = mask[place : place + len(spelled)] = ids
+    assert tokenizer.decode(ids) == tokenizer.decode(spelled)
+    assert "sampled ids" in look_at_text(group, rollouts, tokenizer).wrong
+
+
+def test_ids_beyond_the_tokenizer_are_right_where_they_were_sampled(tokenizer: HubTokenizer) -> None:
+    beyond = (tokenizer.size + 3, tokenizer.size + 9)
+    text = visible_text(tokenizer, beyond, ())
+    completion = Completion(*text, "stop", beyond, (-1.0, -2.0), 3, 2)
+    turn = Turn(1, CompletionKind.ACTION, 0, TALK, 0, (1, 2, 3), "", completion, 0, 1)
+    attempt = replace(an_attempt(), record=Record(0.0, turns=(turn,), answer="42"))
+    member = Member(attempt, trajectory(attempt.record, tokenizer, TAG), Score(1.0))
+    line = plain(rollout_line(member))
+    group = plain(scored_data_group(Group(0, Task("task", "?", "42"), (member,), (attempt,))))
+    assert look_at_text(group, {attempt.plan.rollout_id: line}, tokenizer).wrong == {}
+    assert group["masks"][0] == [-100, -100, -100, *beyond]
+    again = read_attempt(line, attempt.plan, tokenizer)
+    assert isinstance(again, Member)
+    assert again.trajectory == member.trajectory
+    assert TokenTable(tokenizer).member(group, 0) is not None
+
+
+def test_a_run_is_verified_with_the_tokenizer_it_names(
+    tokenizer: HubTokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group, rollouts = a_text_group(tokenizer)
+    env = {"group_size": 1, "group_policy": "backfill", "untrained_outcomes": [], "train_mixed_versions": True}
+    told = {"config": {"env": env}, "groups_file": "groups.jsonl", "tokenizer": str(tokenizer_folder())}
+    (tmp_path / "run.json").write_text(json.dumps(told))
+    (tmp_path / "rollouts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rollouts.values()))
+    (tmp_path / "groups.jsonl").write_text(json.dumps(group) + "\n")
+    assert verify.run(tmp_path) == 0
+    assert "only the number of texts" not in capsys.readouterr().out
+    both(places(tokenizer, group, "forty-two")[1], tokenizer.encode("x")[0])(group)
+    (tmp_path / "groups.jsonl").write_text(json.dumps(group) + "\n")
+    assert verify.run(tmp_path) == 1
+    assert "not the text that was sampled" in capsys.readouterr().out
+    (tmp_path / "run.json").write_text(json.dumps(told | {"tokenizer": "no/such-tokenizer"}))
+    assert verify.run(tmp_path) == 0
+    assert "1 rollouts have ids made from text" in capsys.readouterr().out

@@ -177,6 +177,15 @@ class EnvSettings(Settings):
         ROLLOUTS,
         "a group of equal scores: kept, no group, or drawn once more",
     )
+    max_open_groups: int | None = setting(
+        None,
+        Whole(1, 100_000),
+        ROLLOUTS,
+        "groups begun and not ended; auto: max_concurrent_sandboxes + 1, so that none idles while a group waits "
+        "for its last rollouts. The price: finished rollouts stay in memory until their group ends, and in `serve` "
+        "are of an older policy by then",
+        unset=AUTO,
+    )
     untrained_outcomes: tuple[str, ...] = setting(
         (), Words(tuple(EndedName)), ROLLOUTS, "outcomes masked in training instead of scored 0"
     )
@@ -468,6 +477,11 @@ class EnvSettings(Settings):
     )
     max_reasoning_tokens: int | None = setting(None, Whole(1024, 32_000), ATROPOS, "most tokens of reasoning")
     custom_thinking_prompt: str | None = setting(None, Text(), ATROPOS, "system prompt in front for reasoning")
+
+    @property
+    def open_groups(self) -> int:
+        """Groups that may be begun and not ended: each sandbox may be held by the last rollout of another one."""
+        return self.max_concurrent_sandboxes + 1 if self.max_open_groups is None else self.max_open_groups
 
     @property
     def most_warm(self) -> int:

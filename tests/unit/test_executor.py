@@ -216,7 +216,7 @@ async def test_outage_uses_up_no_retry_and_makes_no_run_unhealthy() -> None:
 
     launching = Launching(
         breakers={FailedName.LAUNCH_ERROR: Breaker("it", ask, lambda text: None, pauses_s=(0.001,))},
-        health=HealthGate(window=1, least=1),
+        health=HealthGate(window=1, least=1, groups=1),
     )
     bench = Bench(launcher=launcher, launching=launching, max_retries=0)
     results = await bench.executor.execute(a_plan())
@@ -225,7 +225,7 @@ async def test_outage_uses_up_no_retry_and_makes_no_run_unhealthy() -> None:
 
 
 async def test_nearly_all_breaking_ends_the_run() -> None:
-    launching = Launching(health=HealthGate(window=4, least=4))
+    launching = Launching(health=HealthGate(window=4, least=4, groups=4))
     bench = Bench(launcher=FakeLauncher(answering, failures=99), launching=launching, max_retries=0)
     for group in range(3):
         await bench.executor.execute(replace(a_plan(), group=group))

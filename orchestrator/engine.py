@@ -289,8 +289,11 @@ class Orchestrator:
             return BadTask(task.task_id, reason) if reason else task
         return task
 
-    async def run_group(self, task: Task, number: int, epoch: int, executor: Executor) -> Group:
-        """One group, whatever becomes of it. Raises Unfinished after `drain`."""
+    async def run_group(
+        self, task: Task, number: int, epoch: int, executor: Executor, *, longest_s: float = math.inf
+    ) -> Group:
+        """One group, whatever becomes of it; no rollout of it takes longer than `longest_s`, from its assignment.
+        Raises Unfinished after `drain`."""
         config = self.config
         plans = plan_group(
             task,
@@ -304,9 +307,12 @@ class Orchestrator:
             limits=config.limits(),
             split=self.split,
         )
+        bounded = [
+            replace(p, limits=replace(p.limits, deadline_s=min(p.limits.deadline_s, longest_s))) for p in plans
+        ]
         return await run_group(
             task,
-            plans,
+            bounded,
             executor,
             GroupPolicy.parse(config.env.group_policy, config.env.zero_variance),
             lambda plan: backfill(plan, self.seed, epoch),

@@ -182,8 +182,8 @@ class EnvSettings(Settings):
         Whole(1, 100_000),
         ROLLOUTS,
         "groups begun and not ended; auto: max_concurrent_sandboxes + 1, so that none idles while a group waits "
-        "for its last rollouts. The price: finished rollouts stay in memory until their group ends, and in `serve` "
-        "are of an older policy by then",
+        "for its last rollouts. The price: finished rollouts stay in memory until their group ends, and in "
+        "`serve` are of an older policy by then",
         unset=AUTO,
     )
     untrained_outcomes: tuple[str, ...] = setting(
@@ -449,7 +449,11 @@ class EnvSettings(Settings):
     min_batch_allocation: float | None = setting(None, _SCALE, ATROPOS, "least part of a batch from here")
     inference_weight: float = setting(1.0, Number(), ATROPOS, "of this environment; -1: ignored")
     worker_timeout: float = setting(
-        -1.0, seconds(above=0, special=(-1.0,)), ATROPOS, "for a whole group; -1: none, rollouts have theirs"
+        -1.0,
+        seconds(above=0, special=(-1.0,)),
+        ATROPOS,
+        "wall clock of each rollout of a group, where shorter than env.rollout_deadline; what is slower ends as "
+        "`timeout`; -1: none",
     )
     steps_per_eval: int = setting(100, Whole(1), ATROPOS, "trainer steps between two evaluations")
     eval_handling: Literal["STOP_TRAIN", "LIMIT_TRAIN", "NONE"] = setting(
@@ -458,7 +462,7 @@ class EnvSettings(Settings):
         ATROPOS,
         "what an evaluation does to training rollouts",
     )
-    eval_limit_ratio: float = setting(0.5, _SCALE, ATROPOS, "part of the workers left by LIMIT_TRAIN")
+    eval_limit_ratio: float = setting(0.5, _SCALE, ATROPOS, "part of the sandboxes left by LIMIT_TRAIN")
     ensure_scores_are_not_same: bool = setting(False, Flag(), ATROPOS, "drop groups of equal scores")
     use_wandb: bool = setting(False, Flag(), ATROPOS, "report to Weights & Biases")
     wandb_name: str | None = setting("smolagents", Text(), ATROPOS, "name to be grouped by", unset="none")

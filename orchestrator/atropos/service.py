@@ -236,7 +236,8 @@ class Service:
             recorded(result)
             attempt = result.attempt if isinstance(result, Member) else result
             begun_at = self._begun_at.pop(attempt.plan.rollout_id, None)
-            if begun_at is not None and attempt.outcome.name is FailedName.CANCELLED:
+            lost = attempt.outcome.name is FailedName.CANCELLED and attempt.ungraded is None
+            if begun_at is not None and lost:
                 self.thrown_away_s += time() - begun_at
             self._kept.add(result)
             self.metrics.attempt(result)

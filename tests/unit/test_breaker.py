@@ -119,3 +119,29 @@ def test_bad_tasks_and_cancelled_rollouts_are_no_sickness() -> None:
     for group in range(20):
         gate.count(group, Failed(FailedName.BAD_TASK, "torn"))
         gate.count(group, Failed(FailedName.CANCELLED, "stopped"))
+
+
+def test_ten_dead_tasks_in_a_row_end_no_run_and_a_dozen_do() -> None:
+    gate = HealthGate(window=2 * 8 * 12)
+    for group in range(11):
+        for _ in range(9):
+            gate.count(group, LLM)
+    with pytest.raises(RunUnhealthy, match="in 12 groups"):
+        gate.count(11, LLM)
+
+
+def test_dead_tasks_among_good_ones_end_no_run() -> None:
+    gate = HealthGate(window=2 * 8 * 12)
+    for group in range(200):
+        for _ in range(8):
+            gate.count(group, LLM if group % 2 else None)
+
+
+def test_what_was_known_to_break_tells_nothing_new() -> None:
+    gate = HealthGate(window=8, least=2, groups=2)
+    for group in range(50):
+        gate.broke_before(group, LLM)
+        gate.count(group, LLM)
+    gate.count(50, LLM)
+    with pytest.raises(RunUnhealthy):
+        gate.count(51, LLM)

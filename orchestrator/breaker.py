@@ -20,7 +20,7 @@ PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0)  # between two questions; the last one aga
 PATIENCE_S = 900.0  # a model takes minutes to load; what stays away for longer needs somebody to look
 WINDOW = 32
 LEAST = 16
-GROUPS = 3
+GROUPS = 12  # that many dead tasks in a row are no accident; ten may well be
 UNHEALTHY = 0.75
 _OTHERS_FAULT = frozenset((FailedName.BAD_TASK, FailedName.CANCELLED))
 
@@ -83,27 +83,39 @@ class Breaker:
 
 
 class HealthGate:
-    """Ends a run in which most of the last attempts broke for reasons that are nobody's policy.
+    """Ends a run in which most of the last rollouts broke for good, for reasons that are nobody's policy.
 
-    One task, or two, may break whatever is tried: failures count when they are those of several groups.
-    `window`: attempts looked back at, more than the retries of two groups can use up.
+    Counted is what became of a rollout in the end, once, however often it was tried. Some tasks break whatever is
+    tried, and may come in a row: failures count when they are those of `groups` groups, and not where the group is
+    known to break from an earlier process of the run. `window`: rollouts looked back at, at least those of so many
+    groups.
     """
 
-    def __init__(self, *, window: int = WINDOW, least: int = LEAST) -> None:
+    def __init__(self, *, window: int = WINDOW, least: int = LEAST, groups: int = GROUPS) -> None:
         self._last: deque[tuple[int, Failed | None]] = deque(maxlen=max(window, least))
         self._least = least
+        self._groups = groups
+        self._broke_before: set[int] = set()
+
+    def broke_before(self, group: int, failure: Failed) -> None:
+        """A rollout of this group broke in an earlier process: should others do, that tells nothing new."""
+        if failure.name not in _OTHERS_FAULT:
+            self._broke_before.add(group)
 
     def count(self, group: int, failure: Failed | None) -> None:
-        """One attempt more; None: it did not break. Raises RunUnhealthy, naming the commonest cause."""
+        """One rollout more; None: it did not break. Raises RunUnhealthy, naming the commonest cause."""
+        if failure is not None and group in self._broke_before:
+            return
         self._last.append((group, None if failure is None or failure.name in _OTHERS_FAULT else failure))
         failures = [failed for _, failed in self._last if failed is not None]
         if len(self._last) < self._least or len(failures) < UNHEALTHY * len(self._last):
             return
-        if len({group for group, failed in self._last if failed is not None}) < GROUPS:
+        groups = len({group for group, failed in self._last if failed is not None})
+        if groups < self._groups:
             return
         (name, count), *_ = Counter(failed.name for failed in failures).most_common(1)
         reason = next(failed.reason for failed in reversed(failures) if failed.name is name)
         raise RunUnhealthy(
             f"{len(failures)} of the last {len(self._last)} rollouts broke, {count} of them by {name}, "
-            f"the last one so: {reason}"
+            f"in {groups} groups, the last one so: {reason}"
         )

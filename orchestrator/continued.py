@@ -33,8 +33,8 @@ _OWN = frozenset({"host_tools", "prompt_templates", "sandbox_tools"})  # files a
 _FREE = frozenset(
     {
         "agent_verbosity", "data_dir_to_save_evals", "debug_scoring", "drain_timeout", "fsync",
-        "max_concurrent_sandboxes", "max_retries", "resume", "run_dir", "save_full_traces", "total_steps",
-        "warm_sandboxes",
+        "max_concurrent_sandboxes", "max_open_groups", "max_retries", "resume", "run_dir", "save_full_traces",
+        "total_steps", "warm_sandboxes",
     }
 )  # fmt: skip
 

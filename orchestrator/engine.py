@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
-from orchestrator.breaker import Breaker, HealthGate
+from orchestrator.breaker import GROUPS, Breaker, HealthGate
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.executor import Executor, Launching
@@ -34,6 +34,7 @@ from orchestrator.resume import Earlier
 from orchestrator.rollout import Surroundings
 from orchestrator.scorers.base import Scorer
 from orchestrator.scoring import open_scorer
+from orchestrator.slots import Slots
 from orchestrator.tools.base import HostTool
 from orchestrator.types import Attempt, BadTask, EndedName, FailedName, Group, Member, RolloutPlan, Split, Task
 from orchestrator.writers import GroupFormat
@@ -77,7 +78,7 @@ class Orchestrator:
         self._around: Surroundings | None = None
         self._scorer: Scorer | None = None
         self._stopping = asyncio.Event()
-        self._slots = asyncio.Semaphore(config.env.max_concurrent_sandboxes)
+        self._slots = Slots(config.env.max_concurrent_sandboxes)
 
     def beside(self, config: Config, observer: Observer, *, split: Split) -> Orchestrator:
         """Another one for other settings, under the same sandbox budget, endpoint, scorer, seed and `drain`. It
@@ -219,26 +220,29 @@ class Orchestrator:
         finished: asyncio.Queue[Group | BaseException | None],
         earlier: Earlier,
     ) -> None:
-        """Keeps the sandboxes busy: opens the next group when fewer rollouts are open than there are slots.
+        """Keeps the sandboxes busy: begins the next group as soon as no rollout of the earlier ones waits for a
+        slot, so that there is always one to take the next that comes free. At most `env.open_groups` are open.
 
         Raises a group of what went wrong, everything cancelled.
         """
         env = self.config.env
         executor = self._executor(earlier)
-        outstanding = 0
+        open_groups = 0
         changed = asyncio.Event()
+        executor.settled = changed.set
         more = True
         pool = self.around.pool
         demand = nullcontext() if pool is None else pool.following(lambda: math.inf if more else executor.waiting)
 
         async def one(task: Task, number: int, epoch: int) -> None:
-            nonlocal outstanding
+            nonlocal open_groups
             try:
                 await finished.put(await self.run_group(task, number, epoch, executor))
             except Unfinished:
                 log.debug("group %d stays unfinished", number)
             finally:
-                outstanding -= env.group_size
+                executor.end(number)
+                open_groups -= 1
                 changed.set()
 
         with demand:
@@ -253,10 +257,11 @@ class Orchestrator:
                         continue
                     if number in earlier.written:
                         continue
-                    while outstanding >= env.max_concurrent_sandboxes:
+                    while open_groups >= env.open_groups or not executor.has_room():
                         changed.clear()
                         await changed.wait()
-                    outstanding += env.group_size
+                    executor.begin(number, env.group_size)
+                    open_groups += 1
                     tg.create_task(one(task, number, epoch), name=f"group {number}")
                 more = False
 
@@ -286,8 +291,11 @@ class Orchestrator:
             return BadTask(task.task_id, reason) if reason else task
         return task
 
-    async def run_group(self, task: Task, number: int, epoch: int, executor: Executor) -> Group:
-        """One group, whatever becomes of it. Raises Unfinished after `drain`."""
+    async def run_group(
+        self, task: Task, number: int, epoch: int, executor: Executor, *, longest_s: float = math.inf
+    ) -> Group:
+        """One group, whatever becomes of it; no rollout of it takes longer than `longest_s`, from its assignment.
+        Raises Unfinished after `drain`."""
         config = self.config
         plans = plan_group(
             task,
@@ -301,9 +309,12 @@ class Orchestrator:
             limits=config.limits(),
             split=self.split,
         )
+        bounded = [
+            replace(p, limits=replace(p.limits, deadline_s=min(p.limits.deadline_s, longest_s))) for p in plans
+        ]
         return await run_group(
             task,
-            plans,
+            bounded,
             executor,
             GroupPolicy.parse(config.env.group_policy, config.env.zero_variance),
             lambda plan: backfill(plan, self.seed, epoch),
@@ -348,7 +359,7 @@ class Orchestrator:
                 FailedName.SANDBOX_LOST: docker,
                 FailedName.LLM_ERROR: endpoint,
             },
-            HealthGate(window=3 * 2 * env.group_size * (env.max_retries + 1)),
+            HealthGate(window=GROUPS * 2 * env.group_size),  # each may have a refill
         )
 
 

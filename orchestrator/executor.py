@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from time import time
 
 from orchestrator.breaker import Breaker, HealthGate
@@ -15,7 +15,8 @@ from orchestrator.errors import AuthenticationError, OrchestratorError, RolloutE
 from orchestrator.outcome import failed
 from orchestrator.plan import next_attempt
 from orchestrator.rollout import Surroundings, first_of, run_rollout
-from orchestrator.types import RETRIED, Attempt, Failed, FailedName, Member, Record, RolloutPlan
+from orchestrator.slots import Slots
+from orchestrator.types import RETRIED, Attempt, Ended, Failed, FailedName, Member, Record, RolloutPlan
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,14 @@ class Launching:
                 await self.stopping.wait()
 
 
+@dataclass(slots=True)
+class _Begun:
+    """A group that was begun. `coming`: its first rollouts that have not been handed in yet."""
+
+    turn: int
+    coming: int
+
+
 class Executor:
     """Runs attempts, at most `max_sandboxes` at once, sandboxes being created included; with `slots`, as many as
     those leave, whoever else takes from them.
@@ -77,11 +86,15 @@ class Executor:
         started: Callable[[RolloutPlan], None] = lambda plan: None,
         earlier: Callable[[RolloutPlan], Result | None] = lambda plan: None,
         launching: Launching | None = None,
-        slots: asyncio.Semaphore | None = None,
+        slots: Slots | None = None,
     ) -> None:
         self._around = around
+        self._max_sandboxes = max_sandboxes
         self.waiting = 0  # rollouts that want a sandbox and have no slot yet
-        self._slots = slots or asyncio.Semaphore(max_sandboxes)
+        self.settled: Callable[[], None] = lambda: None  # called whenever a rollout wants its slot no longer
+        self._wanted = 0  # rollouts that have a slot or want one, those that are coming included
+        self._groups: dict[int, _Begun] = {}
+        self._slots = slots or Slots(max_sandboxes)
         self._max_retries = max_retries
         self._graded = graded
         self._recorded = recorded
@@ -89,60 +102,138 @@ class Executor:
         self._earlier = earlier
         self._launching = launching or Launching()
 
+    # ------------------------------------------------------------ groups
+
+    def has_room(self, share: float = 1.0) -> bool:
+        """Whether no rollout waits for a slot, of that share of them: then it is time to begin another group."""
+        return self._wanted <= share * self._max_sandboxes
+
+    def begin(self, group: int, rollouts: int) -> None:
+        """A group takes its place in the order; so many rollouts of it will be handed to `execute`. For whoever
+        begins groups as there is room; others just hand in rollouts, first come, first served."""
+        self._groups[group] = _Begun(self._slots.turn(), rollouts)
+        self._wanted += rollouts
+
+    def end(self, group: int) -> None:
+        """Nothing more comes of a group that was begun."""
+        self._want(-self._groups.pop(group).coming)
+
+    def _want(self, rollouts: int) -> None:
+        self._wanted += rollouts
+        if rollouts < 0:
+            self.settled()
+
+    def _take_turn(self, group: int) -> int:
+        begun = self._groups.get(group)
+        if begun is not None and begun.coming:
+            begun.coming -= 1
+        else:
+            self._want(1)
+        return self._slots.turn() if begun is None else begun.turn
+
+    @contextmanager
+    def _without_slot(self) -> Iterator[None]:
+        """What a rollout does within this block takes no slot: others may have it."""
+        self._want(-1)
+        try:
+            yield
+        finally:
+            self._want(1)
+
+    # ------------------------------------------------------------ one rollout
+
     async def execute(self, plan: RolloutPlan) -> tuple[Result, ...] | None:
-        """All attempts of one rollout; the last one is what became of it. None: the run is being stopped."""
+        """All attempts of one rollout; the last one is what became of it. None: the run is being stopped.
+
+        An attempt that only lacks its score is graded, under the next number, and is not among them itself."""
+        turn = self._take_turn(plan.group)
+        try:
+            return await self._execute(plan, turn)
+        finally:
+            self._want(-1)
+
+    async def _execute(self, plan: RolloutPlan, turn: int) -> tuple[Result, ...] | None:
         results: list[Result] = []
         failures = excuses = 0
+        sampled: Attempt | None = None  # by an earlier process, and still to be graded
         known = await asyncio.to_thread(self._earlier, plan)
         while True:
-            result = known or await self._carry_out(plan)
+            made_now = known is None
+            result = known or await self._carry_out(plan, turn, sampled)
             if result is None:
                 return None
-            results.append(result)
             failure = failure_of(result)
-            excused = known is None and excuses < MAX_EXCUSED and await self._launching.excuses(failure)
-            if known is None and not excused:
-                self._launching.health.count(plan.group, failure)
+            if failure is not None and not made_now:
+                self._launching.health.broke_before(plan.group, failure)
+            sampled = _ungraded(result)
+            if sampled is None:
+                results.append(result)
             if failure is None or failure.name not in _AGAIN:
-                return tuple(results)
+                break
+            with self._without_slot():
+                excused = made_now and excuses < MAX_EXCUSED and await self._launching.excuses(failure)
             # What failed in an earlier process used up its number and nothing else: whoever resumes a run
             # has seen to the cause.
-            made_now = known is None
             excuses += excused
             failures += made_now and not excused
-            plan = next_attempt(plan)
+            following = next_attempt(plan)
             # What an earlier process went on with, for reasons of its own, is followed to its end.
-            known = await asyncio.to_thread(self._earlier, plan)
+            known = await asyncio.to_thread(self._earlier, following)
             if known is None and failures > self._max_retries:
-                return tuple(results)
+                break
+            plan = following
             if made_now:
                 backoff_s = min(RETRY_CAP_S, RETRY_BASE_S * 2.0 ** (failures - 1))
-                await self._launching.pause(backoff_s * random.uniform(0.5, 1.5))  # noqa: S311
+                with self._without_slot():
+                    await self._launching.pause(backoff_s * random.uniform(0.5, 1.5))  # noqa: S311
+        if made_now:
+            self._launching.health.count(plan.group, failure)
+        return tuple(results)
 
-    async def _carry_out(self, plan: RolloutPlan) -> Result | None:
-        """One attempt, on record when this returns or raises. None: not begun, the run is being stopped."""
+    async def _carry_out(self, plan: RolloutPlan, turn: int, sampled: Attempt | None) -> Result | None:
+        """One attempt, on record when this returns or raises; `sampled`: one that is only to be graded. None: not
+        begun, the run is being stopped."""
+        if sampled is None:
+            attempt = await self._make(plan, turn)
+        else:
+            note = f"graded from the record of {sampled.plan.rollout_id}, where its output files are"
+            attempt = Attempt(plan, replace(sampled.record, notes=(*sampled.record.notes, note)), sampled.outcome)
+        return None if attempt is None else await self._grade(attempt)
+
+    async def _make(self, plan: RolloutPlan, turn: int) -> Attempt | None:
         begun_at: float | None = None
         try:
-            async with self._slot():
+            async with self._slot(turn):
                 if not await self._launching.welcome():
                     return None
                 begun_at = time()
                 self._started(plan)
-                attempt = await self._attempt(plan, begun_at)
-            result = await self._graded(attempt)
+                return await self._attempt(plan, begun_at)
         except BaseException as error:
             if begun_at is not None:
                 cancelled = Failed(FailedName.CANCELLED, _why_cancelled(error))
                 self._recorded(Attempt(plan, Record(started_at=begun_at), cancelled))
             raise
+
+    async def _grade(self, attempt: Attempt) -> Result:
+        """Stopped meanwhile, what was sampled is on record all the same, to be graded when the run goes on."""
+        try:
+            with self._without_slot():
+                result = await self._graded(attempt)
+        except BaseException as error:
+            if isinstance(attempt.outcome, Ended):
+                cancelled = Failed(FailedName.CANCELLED, f"before it was graded: {_why_cancelled(error)}")
+                attempt = replace(attempt, outcome=cancelled, ungraded=attempt.outcome)
+            self._recorded(attempt)
+            raise
         self._recorded(result)
         return result
 
     @asynccontextmanager
-    async def _slot(self) -> AsyncIterator[None]:
+    async def _slot(self, turn: int) -> AsyncIterator[None]:
         self.waiting += 1
         try:
-            await self._slots.acquire()
+            await self._slots.acquire(turn)
         finally:
             self.waiting -= 1
         try:
@@ -168,6 +259,13 @@ def failure_of(result: Result) -> Failed | None:
     if isinstance(result, Attempt) and isinstance(result.outcome, Failed):
         return result.outcome
     return None
+
+
+def _ungraded(result: Result) -> Attempt | None:
+    """The attempt as it ended, where it was stopped before it had its score."""
+    if isinstance(result, Member) or result.ungraded is None:
+        return None
+    return Attempt(result.plan, result.record, result.ungraded)
 
 
 def _why_cancelled(error: BaseException) -> str:

@@ -26,7 +26,8 @@ class GroupPolicy:
     """What happens to a group with members that broke for good, and to one without a difference.
 
     `backfill`: the places of the broken are filled by new rollouts, at most group_size of them, then the
-    group is dropped. `drop`: it is dropped. `partial`: it is kept with at least `at_least` members.
+    group is dropped; where all broke, by one, and by others only if that one does not. `drop`: it is dropped.
+    `partial`: it is kept with at least `at_least` members.
 
     zero_variance: members of equal scores teach nothing where scores are compared within the group.
     `resample`: the whole group is drawn once more, and whatever comes is kept.
@@ -86,29 +87,70 @@ class _Drawn:
 
 
 async def _draw(plans: Sequence[RolloutPlan], executor: Executor, policy: GroupPolicy, refill: Refill) -> _Drawn:
-    members: dict[int, Member] = {}
-    attempts: list[Attempt] = []
-    latest: dict[int, RolloutPlan] = {}
-    pending = list(plans)
-    refills = len(plans) if policy.kind == "backfill" else 0
-    while pending:
-        async with asyncio.TaskGroup() as tg:
-            runs = [tg.create_task(executor.execute(plan), name=plan.rollout_id) for plan in pending]
-        lost: list[Attempt] = []
-        for run in runs:
-            results = run.result()
-            if results is None:
-                raise Unfinished
-            attempts += [r.attempt if isinstance(r, Member) else r for r in results]
-            latest[attempts[-1].plan.index] = attempts[-1].plan
-            if isinstance(last := results[-1], Member):
-                members[last.attempt.plan.index] = last
-            else:
-                lost.append(last)
-        hopeless = any(_name(a) is FailedName.BAD_TASK for a in lost)
-        pending = [] if hopeless else [refill(a.plan) for a in lost[:refills]]
-        refills -= len(pending)
-    return _Drawn(tuple(members[index] for index in sorted(members)), tuple(attempts), latest)
+    draw = _Draw(policy, len(plans), refill)
+    async with asyncio.TaskGroup() as tg:
+        begun = list(plans)
+        running: set[asyncio.Task[tuple[Member | Attempt, ...] | None]] = set()
+        while begun or running:
+            running |= {tg.create_task(executor.execute(plan), name=plan.rollout_id) for plan in begun}
+            ended, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for run in ended:
+                draw.take(run.result())
+            begun = draw.refills(alone=not running)
+    if draw.unfinished:
+        raise Unfinished
+    return draw.drawn()
+
+
+class _Draw:
+    """Which rollouts are drawn in the places of those that broke, and when.
+
+    At once, if another of the group has come to its end: the task can be rolled out. Else they wait for one that
+    does; where all broke, one rollout is drawn alone, and the others only if it gets there. So a task that nothing
+    can help costs little, and a group that met a short trouble is not lost.
+    """
+
+    def __init__(self, policy: GroupPolicy, size: int, refill: Refill) -> None:
+        self.unfinished = False
+        self._refill = refill
+        self._left = size if policy.kind == "backfill" else 0
+        self._members: dict[int, Member] = {}
+        self._attempts: list[Attempt] = []
+        self._latest: dict[int, RolloutPlan] = {}
+        self._broken: list[Attempt] = []  # with nothing in their place yet
+        self._tried_alone = False
+
+    def take(self, results: tuple[Member | Attempt, ...] | None) -> None:
+        """What became of one rollout; None: the run is being stopped."""
+        if results is None:
+            self.unfinished = True
+            return
+        self._attempts += [r.attempt if isinstance(r, Member) else r for r in results]
+        last = results[-1]
+        plan = self._attempts[-1].plan
+        self._latest[plan.index] = plan
+        if isinstance(last, Member):
+            self._members[plan.index] = last
+        else:
+            self._broken.append(last)
+            if _name(last) is FailedName.BAD_TASK:
+                self._left = 0
+
+    def refills(self, *, alone: bool) -> list[RolloutPlan]:
+        """Rollouts to begin now; `alone`: none of the group is running."""
+        if self.unfinished:
+            return []
+        now = self._left if self._members else min(self._left, int(alone and not self._tried_alone))
+        replaced, self._broken = self._broken[:now], self._broken[now:]
+        self._tried_alone = self._tried_alone or alone
+        self._left -= len(replaced)
+        return [self._refill(attempt.plan) for attempt in replaced]
+
+    def drawn(self) -> _Drawn:
+        """All of it, in the order of the places."""
+        members = tuple(self._members[index] for index in sorted(self._members))
+        attempts = sorted(self._attempts, key=lambda attempt: (attempt.plan.index, attempt.plan.attempt))
+        return _Drawn(members, tuple(attempts), self._latest)
 
 
 def verdict(

@@ -42,15 +42,20 @@ class Tally:
     def attempt(self, result: Member | Attempt) -> None:
         """Counts one attempt."""
         attempt = result.attempt if isinstance(result, Member) else result
-        record = attempt.record
-        self._count(str(attempt.outcome.name), record.sampled_tokens, record.cpu_s, record.duration_s)
+        record, outcome = attempt.record, str(attempt.outcome.name)
+        if attempt.ungraded is not None:  # what it took is counted with its score
+            return self._count(outcome, 0, None, 0.0)
+        self._count(outcome, record.sampled_tokens, record.cpu_s, record.duration_s)
         if isinstance(result, Member):
             self._count_score(result.score.value, result.score.parts)
+        return None
 
     def earlier_attempt(self, line: Mapping[str, Any]) -> None:
         """Counts one line of rollouts.jsonl that an earlier process of the run has written."""
         if "index" not in line:
             return self.bad_task()
+        if line.get("ungraded") is not None:
+            return self._count(line["outcome"], 0, None, 0.0)
         tokens = sum(completion["completion_tokens"] for completion in line["completions"])
         self._count(line["outcome"], tokens, line["cpu_s"], line["duration_s"])
         if line["score"] is not None:

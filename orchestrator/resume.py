@@ -137,7 +137,8 @@ def read_attempt(line: Line, plan: RolloutPlan, tokenizer: Tokenizer | None) -> 
             "the dataset has changed, the run cannot be resumed"
         )
     plan = replace(plan, sampling=replace(plan.sampling, seed=int(line["plan"]["sampling"]["seed"])))
-    attempt = Attempt(plan, read_record(line), _outcome(line["outcome"], line["reason"]))
+    outcome = _outcome(line["outcome"], line["reason"])
+    attempt = Attempt(plan, read_record(line), outcome, _ungraded(line.get("ungraded")))
     if line["score"] is None:
         return attempt
     parts = {str(k): float(v) for k, v in line["score_parts"].items()}
@@ -205,6 +206,10 @@ def _outcome(name: str, reason: str) -> Outcome:
     if name in {str(ended) for ended in EndedName}:
         return Ended(EndedName(name), reason)
     return Failed(FailedName(name), reason)
+
+
+def _ungraded(told: Line | None) -> Ended | None:
+    return None if told is None else Ended(EndedName(told["outcome"]), str(told["reason"]))
 
 
 def _tuple(values: list[Any] | None) -> tuple[Any, ...] | None:

@@ -128,6 +128,7 @@ def rollout_line(result: Member | Attempt) -> dict[str, Any]:
         "attempt": plan.attempt,
         "outcome": str(outcome.name),
         "reason": outcome.detail if isinstance(outcome, Ended) else outcome.reason,
+        "ungraded": _ungraded(attempt),
         "answer": record.answer,
         "score": member.score.value if member else None,
         "score_parts": dict(member.score.parts) if member else None,
@@ -147,6 +148,12 @@ def rollout_line(result: Member | Attempt) -> dict[str, Any]:
         "output": asdict(record.output) if record.output else None,
         "notes": list(record.notes),
     }
+
+
+def _ungraded(attempt: Attempt) -> dict[str, str] | None:
+    """How it had ended, where only its score is missing: resume grades it from this line."""
+    ended = attempt.ungraded
+    return {"outcome": str(ended.name), "reason": ended.detail} if ended else None
 
 
 def _plan(plan: RolloutPlan) -> dict[str, Any]:

@@ -177,6 +177,15 @@ class EnvSettings(Settings):
         ROLLOUTS,
         "a group of equal scores: kept, no group, or drawn once more",
     )
+    max_open_groups: int | None = setting(
+        None,
+        Whole(1, 100_000),
+        ROLLOUTS,
+        "groups begun and not ended; auto: max_concurrent_sandboxes + 1, so that none idles while a group waits "
+        "for its last rollouts. The price: finished rollouts stay in memory until their group ends, and in "
+        "`serve` are of an older policy by then",
+        unset=AUTO,
+    )
     untrained_outcomes: tuple[str, ...] = setting(
         (), Words(tuple(EndedName)), ROLLOUTS, "outcomes masked in training instead of scored 0"
     )
@@ -440,7 +449,11 @@ class EnvSettings(Settings):
     min_batch_allocation: float | None = setting(None, _SCALE, ATROPOS, "least part of a batch from here")
     inference_weight: float = setting(1.0, Number(), ATROPOS, "of this environment; -1: ignored")
     worker_timeout: float = setting(
-        -1.0, seconds(above=0, special=(-1.0,)), ATROPOS, "for a whole group; -1: none, rollouts have theirs"
+        -1.0,
+        seconds(above=0, special=(-1.0,)),
+        ATROPOS,
+        "wall clock of each rollout of a group, where shorter than env.rollout_deadline; what is slower ends as "
+        "`timeout`; -1: none",
     )
     steps_per_eval: int = setting(100, Whole(1), ATROPOS, "trainer steps between two evaluations")
     eval_handling: Literal["STOP_TRAIN", "LIMIT_TRAIN", "NONE"] = setting(
@@ -449,7 +462,7 @@ class EnvSettings(Settings):
         ATROPOS,
         "what an evaluation does to training rollouts",
     )
-    eval_limit_ratio: float = setting(0.5, _SCALE, ATROPOS, "part of the workers left by LIMIT_TRAIN")
+    eval_limit_ratio: float = setting(0.5, _SCALE, ATROPOS, "part of the sandboxes left by LIMIT_TRAIN")
     ensure_scores_are_not_same: bool = setting(False, Flag(), ATROPOS, "drop groups of equal scores")
     use_wandb: bool = setting(False, Flag(), ATROPOS, "report to Weights & Biases")
     wandb_name: str | None = setting("smolagents", Text(), ATROPOS, "name to be grouped by", unset="none")
@@ -468,6 +481,11 @@ class EnvSettings(Settings):
     )
     max_reasoning_tokens: int | None = setting(None, Whole(1024, 32_000), ATROPOS, "most tokens of reasoning")
     custom_thinking_prompt: str | None = setting(None, Text(), ATROPOS, "system prompt in front for reasoning")
+
+    @property
+    def open_groups(self) -> int:
+        """Groups that may be begun and not ended: each sandbox may be held by the last rollout of another one."""
+        return self.max_concurrent_sandboxes + 1 if self.max_open_groups is None else self.max_open_groups
 
     @property
     def most_warm(self) -> int:

@@ -400,11 +400,15 @@ Outcome = Ended | Failed
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One plan carried out: what was recorded and the one outcome."""
+    """One plan carried out: what was recorded and the one outcome.
+
+    `ungraded`: how the rollout had ended, where it is `cancelled` because the run was stopped while it was graded.
+    """
 
     plan: RolloutPlan
     record: Record
     outcome: Outcome
+    ungraded: Ended | None = None
 
 
 # ---------------------------------------------------------------- training data

@@ -38,6 +38,12 @@ Groups = Sequence[Mapping[str, Any]]
 class Maker(Protocol):
     """What a feed needs of the environment."""
 
+    def has_room(self, share: float) -> bool:
+        """Whether no rollout waits for a sandbox, of that share of them: it is time to begin a group."""
+
+    def begin(self, item: Item) -> None:
+        """A group is begun: `make` follows."""
+
     async def make(self, item: Item) -> Groups:
         """The groups of one item, fit to be sent; none: it came to nothing and does not come again. May be
         cancelled at any time, and then leaves nothing behind."""
@@ -60,7 +66,10 @@ class Maker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How to feed. `workers`: groups at a time. `total`: groups to deliver; None: no end."""
+    """How to feed. `workers`: groups that may be under way. `total`: groups to deliver; None: no end.
+
+    `share_in_eval`: of the sandboxes, for training while an evaluation is under way.
+    """
 
     name: str
     group_size: int
@@ -74,7 +83,7 @@ class Terms:
     allocation: float | None = None
     steps_per_eval: int = 0
     stop_for_eval: bool = True
-    workers_in_eval: int = 0
+    share_in_eval: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -133,6 +142,10 @@ class Feed:
     def drain(self) -> None:
         """No group is begun any more; those under way come to their end."""
         self._draining = True
+        self._changed.set()
+
+    def wake(self) -> None:
+        """There may be room for another group."""
         self._changed.set()
 
     @property
@@ -204,22 +217,31 @@ class Feed:
 
     async def _open(self, tg: asyncio.TaskGroup) -> None:
         """Begins groups while there is room for them."""
-        while not self._draining and len(self._workers) < self._room():
+        while (
+            not self._draining
+            and len(self._workers) < self._room()
+            and (share := self._share()) > 0
+            and self.maker.has_room(share)
+        ):
             item = await self.stream.next()
             worker = _Worker(item)
             self._workers.add(worker)
+            self.maker.begin(item)
             worker.task = tg.create_task(self._work(worker), name=f"group {item.number}")
 
     def _room(self) -> int:
         """How many groups may be under way: workers, the off-policy bound, what is left to do."""
-        evaluating = self._evaluation is not None and not self._evaluation.done()
-        if evaluating and self.terms.stop_for_eval:
-            return 0
-        room = self.terms.workers_in_eval if evaluating else self.terms.workers
-        room = min(room, self._bound())
+        room = min(self.terms.workers, self._bound())
         if self.terms.total is not None:
             room = min(room, self.terms.total - self.ledger.groups)
         return room
+
+    def _share(self) -> float:
+        """Of the sandboxes, what training may have."""
+        evaluating = self._evaluation is not None and not self._evaluation.done()
+        if not evaluating:
+            return 1.0
+        return 0.0 if self.terms.stop_for_eval else self.terms.share_in_eval
 
     def _bound(self) -> int:
         """Groups that may still be added to what waits for the trainer."""

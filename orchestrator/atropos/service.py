@@ -175,6 +175,7 @@ class Service:
                 terms = terms_of(engine.config, evaluates=evaluates)
                 feed = Feed(api, self, self.stream, self.ledger, terms, self.progress.say)
                 self._feed, self._executor = feed, engine.executor(self._kept)
+                self._executor.settled = feed.wake
                 try:
                     with _demand(engine, feed, self._executor):
                         await feed.run()
@@ -208,7 +209,8 @@ class Service:
             return ready
         if self._executor is None:  # not before: it takes what the observer hears by then
             self._executor = engine.executor(self._kept)
-        group = await engine.run_group(item.task, item.number, item.epoch, self._executor)
+        longest_s = env.worker_timeout if (env := engine.config.env).worker_timeout > 0 else math.inf
+        group = await engine.run_group(item.task, item.number, item.epoch, self._executor, longest_s=longest_s)
         self._kept.forget(item.number)
         longest = max((len(m.trajectory.tokens_T) for m in group.members_G), default=0)
         limit = engine.config.env.max_token_length
@@ -234,7 +236,8 @@ class Service:
             recorded(result)
             attempt = result.attempt if isinstance(result, Member) else result
             begun_at = self._begun_at.pop(attempt.plan.rollout_id, None)
-            if begun_at is not None and attempt.outcome.name is FailedName.CANCELLED:
+            lost = attempt.outcome.name is FailedName.CANCELLED and attempt.ungraded is None
+            if begun_at is not None and lost:
                 self.thrown_away_s += time() - begun_at
             self._kept.add(result)
             self.metrics.attempt(result)
@@ -258,9 +261,23 @@ class Service:
 
     # ------------------------------------------------------------ what the feed calls
 
+    def has_room(self, share: float) -> bool:
+        """As `Maker.has_room`."""
+        assert self._executor is not None
+        return self._executor.has_room(share)
+
+    def begin(self, item: Item) -> None:
+        """As `Maker.begin`."""
+        assert self._executor is not None
+        self._executor.begin(item.number, self.config.env.group_size)
+
     async def make(self, item: Item) -> Groups:
         """As `Maker.make`."""
-        return await self._make(item)
+        assert self._executor is not None
+        try:
+            return await self._make(item)
+        finally:
+            self._executor.end(item.number)
 
     async def registered(self, registration: Registration, trainer: Trainer) -> None:
         """Limits and checkpoints of this trainer. Raises ConfigError where it cannot be served."""
@@ -418,19 +435,19 @@ def check_servable(config: Config) -> None:
 
 
 def terms_of(config: Config, *, evaluates: bool) -> Terms:
-    """How the feed goes: workers enough to keep every sandbox busy, one more for the last rollouts of a group."""
+    """How the feed goes. The time limit of a group lies beyond all that its rollouts may take: they end by their
+    own deadlines, and none is drawn again for being slow."""
     env = config.env
-    per_sandboxes = math.ceil(env.max_concurrent_sandboxes / env.group_size) + 1
-    workers = min(per_sandboxes, env.max_num_workers) if env.max_num_workers > 0 else per_sandboxes
+    workers = min(env.open_groups, env.max_num_workers) if env.max_num_workers > 0 else env.open_groups
+    deadline_s = min(env.rollout_deadline, env.worker_timeout if env.worker_timeout > 0 else math.inf)
     # Every rollout may use up its deadline, be tried again and be replaced, behind those of the other groups.
     turns = math.ceil(workers * env.group_size / env.max_concurrent_sandboxes)
-    longest_s = env.rollout_deadline * (env.max_retries + 1) * 2 * turns + 600.0
     return Terms(
         name=_name(config),
         group_size=env.group_size,
         max_token_length=env.max_token_length,
         workers=workers,
-        worker_timeout_s=env.worker_timeout if env.worker_timeout > 0 else longest_s,
+        worker_timeout_s=deadline_s * (env.max_retries + 1) * 2 * turns + 600.0,
         total=_total(config),
         batch_size=env.batch_size if env.batch_size > 0 else None,
         max_batches=env.max_batches_offpolicy,
@@ -438,7 +455,7 @@ def terms_of(config: Config, *, evaluates: bool) -> Terms:
         allocation=env.min_batch_allocation,
         steps_per_eval=env.steps_per_eval if evaluates else 0,
         stop_for_eval=env.eval_handling == "STOP_TRAIN",
-        workers_in_eval=int(workers * (env.eval_limit_ratio if env.eval_handling == "LIMIT_TRAIN" else 1.0)),
+        share_in_eval=env.eval_limit_ratio if env.eval_handling == "LIMIT_TRAIN" else 1.0,
     )
 
 

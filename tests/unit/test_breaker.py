@@ -91,7 +91,7 @@ DOCKER = Failed(FailedName.DOCKER_ERROR, "no answer")
 
 
 def test_health_gate_names_the_commonest_cause() -> None:
-    gate = HealthGate(window=8, least=6)
+    gate = HealthGate(window=8, least=6, groups=3)
     for group, failure in enumerate((DOCKER, LLM, LLM, LLM, None)):
         gate.count(group, failure)
     with pytest.raises(RunUnhealthy, match=r"5 of the last 6 rollouts broke, 4 of them by llm_error.*HTTP 500"):
@@ -99,14 +99,14 @@ def test_health_gate_names_the_commonest_cause() -> None:
 
 
 def test_health_gate_forgets_what_is_long_ago_and_bears_a_third() -> None:
-    gate = HealthGate(window=9, least=3)
+    gate = HealthGate(window=9, least=3, groups=1)
     for group in range(50):
         for failure in (LLM, None, None):
             gate.count(group, failure)
 
 
 def test_two_hopeless_tasks_are_no_sick_run() -> None:
-    gate = HealthGate(window=32, least=4)
+    gate = HealthGate(window=32, least=4, groups=3)
     for _ in range(100):
         gate.count(0, LLM)
         gate.count(1, LLM)
@@ -115,7 +115,33 @@ def test_two_hopeless_tasks_are_no_sick_run() -> None:
 
 
 def test_bad_tasks_and_cancelled_rollouts_are_no_sickness() -> None:
-    gate = HealthGate(window=4, least=2)
+    gate = HealthGate(window=4, least=2, groups=1)
     for group in range(20):
         gate.count(group, Failed(FailedName.BAD_TASK, "torn"))
         gate.count(group, Failed(FailedName.CANCELLED, "stopped"))
+
+
+def test_ten_dead_tasks_in_a_row_end_no_run_and_a_dozen_do() -> None:
+    gate = HealthGate(window=2 * 8 * 12)
+    for group in range(11):
+        for _ in range(9):
+            gate.count(group, LLM)
+    with pytest.raises(RunUnhealthy, match="in 12 groups"):
+        gate.count(11, LLM)
+
+
+def test_dead_tasks_among_good_ones_end_no_run() -> None:
+    gate = HealthGate(window=2 * 8 * 12)
+    for group in range(200):
+        for _ in range(8):
+            gate.count(group, LLM if group % 2 else None)
+
+
+def test_what_was_known_to_break_tells_nothing_new() -> None:
+    gate = HealthGate(window=8, least=2, groups=2)
+    for group in range(50):
+        gate.broke_before(group, LLM)
+        gate.count(group, LLM)
+    gate.count(50, LLM)
+    with pytest.raises(RunUnhealthy):
+        gate.count(51, LLM)

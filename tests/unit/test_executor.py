@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
@@ -176,6 +177,44 @@ async def test_cancelled_rollouts_are_recorded_those_not_begun_are_not() -> None
     assert bench.launcher.live == {}
 
 
+async def test_stopped_while_it_is_graded_an_attempt_is_on_record_whole_and_graded_from_there() -> None:
+    async def never(attempt: Attempt) -> Result:
+        grading.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    grading = asyncio.Event()
+    bench = Bench()
+    bench.executor._graded = never
+    run = asyncio.create_task(bench.executor.execute(a_plan()))
+    async with asyncio.timeout(30):
+        await grading.wait()
+    run.cancel()
+    await asyncio.gather(run, return_exceptions=True)
+    (stopped,) = bench.recorded
+    assert isinstance(stopped, Attempt)
+    assert name(stopped) == "cancelled"
+    assert stopped.record.answer == "42"
+    assert len(stopped.record.turns) == 1
+    assert stopped.ungraded == Ended(EndedName.FINISHED)
+
+    later = Bench(earlier=lambda plan: stopped if plan.attempt == 0 else None)
+    results = await later.executor.execute(a_plan())
+    assert later.started == [] and later.completer.requests == []
+    assert results is not None
+    assert [name(r) for r in results] == later.names == ["finished"]
+    (member,) = later.recorded
+    assert isinstance(member, Member)
+    assert member.attempt.plan.rollout_id == "g000000-r00-a1"
+    assert member.attempt.plan.sampling == a_plan().sampling
+    assert member.attempt.record.turns == stopped.record.turns
+    # Both are on record now: nothing is left to do.
+    known = {0: stopped, 1: member}
+    last = Bench(earlier=lambda plan: known.get(plan.attempt))
+    assert await last.executor.execute(a_plan()) == (member,)
+    assert last.recorded == last.started == []
+
+
 async def test_unwritable_record_stops_the_rollout() -> None:
     def full(result: Result) -> None:
         raise OutputError("no space left")
@@ -216,7 +255,7 @@ async def test_outage_uses_up_no_retry_and_makes_no_run_unhealthy() -> None:
 
     launching = Launching(
         breakers={FailedName.LAUNCH_ERROR: Breaker("it", ask, lambda text: None, pauses_s=(0.001,))},
-        health=HealthGate(window=1, least=1),
+        health=HealthGate(window=1, least=1, groups=1),
     )
     bench = Bench(launcher=launcher, launching=launching, max_retries=0)
     results = await bench.executor.execute(a_plan())
@@ -225,13 +264,37 @@ async def test_outage_uses_up_no_retry_and_makes_no_run_unhealthy() -> None:
 
 
 async def test_nearly_all_breaking_ends_the_run() -> None:
-    launching = Launching(health=HealthGate(window=4, least=4))
+    launching = Launching(health=HealthGate(window=4, least=4, groups=4))
     bench = Bench(launcher=FakeLauncher(answering, failures=99), launching=launching, max_retries=0)
     for group in range(3):
         await bench.executor.execute(replace(a_plan(), group=group))
     with pytest.raises(RunUnhealthy, match="launch_error"):
         await bench.executor.execute(replace(a_plan(), group=3))
     assert bench.names == ["launch_error"] * 4
+
+
+async def test_a_rollout_counts_once_for_health_however_often_it_was_tried() -> None:
+    launching = Launching(health=HealthGate(window=8, least=4, groups=2))
+    bench = Bench(launcher=FakeLauncher(answering, failures=9), launching=launching, max_retries=2)
+    for group in range(3):
+        with contextlib.suppress(RunUnhealthy):
+            await bench.executor.execute(replace(a_plan(), group=group))
+    assert bench.names == ["launch_error"] * 9
+    await bench.executor.execute(replace(a_plan(), group=3))  # the fourth verdict, a good one: three of four
+    assert bench.names[-1] == "finished"
+
+
+async def test_a_group_that_broke_in_an_earlier_process_makes_no_run_unhealthy() -> None:
+    health = HealthGate(window=4, least=2, groups=1)
+    how = {"launching": Launching(health=health), "max_retries": 0}
+    again = Bench(launcher=FakeLauncher(answering, failures=99), earlier=known((0, LOST)), **how)
+    for index in range(8):
+        await again.executor.execute(a_plan(index))
+    assert again.names == ["launch_error"] * 8
+    fresh = Bench(launcher=FakeLauncher(answering, failures=99), **how)
+    await fresh.executor.execute(replace(a_plan(), group=1))
+    with pytest.raises(RunUnhealthy):
+        await fresh.executor.execute(replace(a_plan(1), group=1))
 
 
 async def test_standstill_of_our_own_is_nobodys_timeout(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,19 @@ async def test_backfill_ends_after_as_many_rollouts_as_the_group_has() -> None:
     assert len(group.attempts) == 2 * SIZE
 
 
+async def test_where_all_broke_one_is_tried_alone() -> None:
+    group = await group_of("backfill", lambda p: BROKEN)
+    assert group.dropped == "0 of 4 rollouts usable, mostly llm_error"
+    assert len(group.attempts) == SIZE + 1
+
+
+async def test_where_all_broke_and_one_more_did_not_the_others_are_drawn_too() -> None:
+    group = await group_of("backfill", lambda p: BROKEN if p.attempt == 0 else spread(p))
+    assert group.dropped is None
+    assert indexes(group) == [0, 1, 2, 3]
+    assert len(group.attempts) == 2 * SIZE
+
+
 async def test_drop_runs_nothing_anew() -> None:
     group = await group_of("drop", lambda p: BROKEN if p.index == 2 else spread(p))
     assert group.dropped is not None

@@ -99,6 +99,12 @@ def test_attempt_comes_back_as_it_was(outcome: Outcome) -> None:
     assert read_attempt(through_the_file(attempt), attempt.plan, None) == attempt
 
 
+def test_attempt_that_only_lacks_its_score_comes_back_so() -> None:
+    ended = Ended(EndedName.MAX_STEPS, "12 steps")
+    attempt = replace(full_attempt(Failed(FailedName.CANCELLED, "stopped")), ungraded=ended)
+    assert read_attempt(through_the_file(attempt), attempt.plan, None) == attempt
+
+
 def test_member_comes_back_with_its_tokens_log_probs_messages_and_score() -> None:
     attempt = replace(full_attempt(), record=replace(full_attempt().record, turns=(replace(full_turn(), kept=0),)))
     member = Member(attempt, trajectory(attempt.record, Letters(), "</code>"), Score(0.85, {"correctness": 1.0}))

@@ -36,6 +36,8 @@ class Maker:
         self.name = name
         self.permits = asyncio.Semaphore(10**6)
         self.begun: Counter[int] = Counter()
+        self.under_way: set[int] = set()
+        self.shares: list[float] = []
         self.cancelled: Counter[int] = Counter()
         self.delivered_items: list[int] = []
         self.steps: list[int] = []
@@ -44,7 +46,16 @@ class Maker:
         self.registrations: list[Registration] = []
         self.bad: Callable[[dict[str, Any]], None] = lambda group: None
 
+    def has_room(self, share: float) -> bool:
+        self.shares.append(share)
+        return True
+
+    def begin(self, item: Item) -> None:
+        assert item.number not in self.under_way
+        self.under_way.add(item.number)
+
     async def make(self, item: Item) -> list[dict[str, Any]]:
+        self.under_way.remove(item.number)
         self.begun[item.number] += 1
         try:
             await self.permits.acquire()
@@ -168,7 +179,7 @@ async def api(shared: RunApiProcess) -> RunApiProcess:
 
 async def test_waits_for_run_api_and_trainer_then_keeps_to_the_bound_and_ends(api: RunApiProcess) -> None:
     await api.kill()
-    async with feeding(api.url, total=20, steps_per_eval=1, stop_for_eval=False, workers_in_eval=3) as serve:
+    async with feeding(api.url, total=20, steps_per_eval=1, stop_for_eval=False, share_in_eval=0.5) as serve:
         await serve.until(lambda: serve.heard("waiting for the run-api"))
         await api.start()
         await serve.until(lambda: serve.heard("waiting for a trainer"))
@@ -185,6 +196,7 @@ async def test_waits_for_run_api_and_trainer_then_keeps_to_the_bound_and_ends(ap
         assert serve.feed.ledger.delivered_position(0).following == 21
         assert set(serve.maker.checkpoints) <= {3, 6, 9}
         assert serve.maker.evaluated, "steps_per_eval 1 evaluates"
+        assert set(serve.maker.shares) <= {0.5, 1.0}
         assert not serve.maker.cancelled, "a full queue stops nobody"
         env = await asyncio.to_thread(trainer.api._call, "/status")
         assert env["queue_size"] == 0

@@ -19,27 +19,29 @@ def terms(*, evaluates: bool = False, **env: Any) -> Terms:
 
 @pytest.mark.parametrize(
     ("sandboxes", "group_size", "asked", "workers"),
-    [(8, 8, -1, 2), (8, 4, -1, 3), (64, 8, -1, 9), (4, 8, -1, 2), (64, 8, 5, 5), (8, 8, 50, 2)],
+    [(8, 8, -1, 9), (8, 4, -1, 9), (64, 8, -1, 65), (64, 8, 5, 5), (8, 8, 50, 9)],
 )
-def test_groups_at_a_time_fill_the_sandboxes_and_one_more(
+def test_as_many_groups_may_be_under_way_as_may_be_open(
     sandboxes: int, group_size: int, asked: int, workers: int
 ) -> None:
     made = terms(max_concurrent_sandboxes=sandboxes, group_size=group_size, max_num_workers=asked)
     assert made.workers == workers
+    assert terms(max_open_groups=3).workers == 3
 
 
 def test_a_group_may_take_as_long_as_all_its_rollouts_may() -> None:
     env = EnvSettings()
     assert terms().worker_timeout_s > env.rollout_deadline * (env.max_retries + 1)
-    assert terms(worker_timeout=77).worker_timeout_s == 77
+    # It bounds each rollout; the group lasts as long as its rollouts need to come to their ends.
+    assert 77 * (env.max_retries + 1) < terms(worker_timeout=77).worker_timeout_s < terms().worker_timeout_s
 
 
 def test_evaluations_take_place_where_something_is_held_out() -> None:
     assert terms(steps_per_eval=10).steps_per_eval == 0
     made = terms(evaluates=True, steps_per_eval=10, eval_handling="LIMIT_TRAIN", max_concurrent_sandboxes=24)
-    assert (made.steps_per_eval, made.stop_for_eval, made.workers, made.workers_in_eval) == (10, False, 4, 2)
+    assert (made.steps_per_eval, made.stop_for_eval, made.share_in_eval) == (10, False, 0.5)
     assert terms(evaluates=True).stop_for_eval
-    assert terms(evaluates=True, eval_handling="NONE").workers_in_eval == 2
+    assert terms(evaluates=True, eval_handling="NONE").share_in_eval == 1
 
 
 def test_total_steps_are_groups_and_none_means_no_end() -> None:

@@ -87,14 +87,14 @@ class Config:
             runtime=env.docker_runtime,
         )
 
-    def limits(self) -> Limits:
-        """What one rollout may use, where its task does not say otherwise."""
-        env = self.env
+    def limits(self, agent: AgentSpec | None = None) -> Limits:
+        """What one rollout of this agent may use, where its task does not say otherwise. None: the run's."""
+        env, agent = self.env, agent or self.agent_spec()
         return Limits(
             rollout_timeout_s=env.rollout_timeout,
             deadline_s=env.rollout_deadline,
             max_token_length=env.max_token_length,
-            completions=env.max_completions or 4 * env.max_steps + 16,
+            completions=env.max_completions or 4 * agent.max_steps + 16,
             tool_calls=env.max_tool_calls,
             prompt_tokens=env.max_prompt_tokens,
             completion_tokens=env.max_sampled_tokens,
@@ -102,13 +102,16 @@ class Config:
             cpu_s=env.max_cpu_seconds,
         )
 
-    def sampling(self) -> Sampling:
-        """How completions are sampled. The seed is the run's; each plan derives its own from it."""
-        env = self.env
+    def sampling(self, limits: Limits | None = None) -> Sampling:
+        """How completions of a rollout with these limits are sampled. None: with the run's.
+
+        The seed is the run's; each plan derives its own from it.
+        """
+        env, limits = self.env, limits or self.limits()
         return Sampling(
             temperature=env.temperature,
             top_p=env.top_p,
-            max_tokens=min(env.max_completion_tokens, env.max_token_length),
+            max_tokens=min(env.max_completion_tokens, limits.max_token_length),
             seed=env.seed or 0,
         )
 

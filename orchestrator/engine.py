@@ -303,10 +303,10 @@ class Orchestrator:
             group_size=config.env.group_size,
             epoch=epoch,
             seed=self.seed,
-            sampling=config.sampling(),
+            sampling=config.sampling,
             agent=config.agent_spec(),
             sandbox=config.sandbox_spec(),
-            limits=config.limits(),
+            limits=config.limits,
             split=self.split,
         )
         bounded = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import replace
 
 from orchestrator.types import AgentSpec, Limits, RolloutPlan, Sampling, SandboxSpec, Split, Task
@@ -17,14 +18,20 @@ def plan_group(
     group_size: int,
     epoch: int,
     seed: int,
-    sampling: Sampling,
+    sampling: Callable[[Limits], Sampling],
     agent: AgentSpec,
     sandbox: SandboxSpec,
-    limits: Limits,
+    limits: Callable[[AgentSpec], Limits],
     split: Split = "train",
 ) -> tuple[RolloutPlan, ...]:
-    """First attempts of a group. `number` counts tasks in the stream; `epoch` how often this one came by."""
-    agent, limits = _with_task_limits(task, agent, limits)
+    """First attempts of a group. `number` counts tasks in the stream; `epoch` how often this one came by.
+
+    `limits` are those of a run with such an agent, `sampling` that of one with such limits: what follows from a
+    limit follows from the task's own where it has one.
+    """
+    own_agent = _with_task_steps(task, agent)
+    own_limits = _with_task_limits(task, limits(own_agent))
+    common = sampling(own_limits)
     return tuple(
         RolloutPlan(
             rollout_id=rollout_id(number, index, 0),
@@ -32,10 +39,10 @@ def plan_group(
             group=number,
             index=index,
             attempt=0,
-            sampling=replace(sampling, seed=derive_seed(seed, task.task_id, epoch, index, 0)),
-            agent=agent,
+            sampling=replace(common, seed=derive_seed(seed, task.task_id, epoch, index, 0)),
+            agent=own_agent,
             sandbox=replace(sandbox, image=task.image) if task.image else sandbox,
-            limits=limits,
+            limits=own_limits,
             split=split,
         )
         for index in range(group_size)
@@ -66,17 +73,24 @@ def derive_seed(seed: int, task_id: str, epoch: int, index: int, attempt: int) -
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) >> (64 - _SEED_BITS + 1)
 
 
-def _with_task_limits(task: Task, agent: AgentSpec, limits: Limits) -> tuple[AgentSpec, Limits]:
-    """A task may narrow or widen its own limits; names are the flags' names."""
+# A task may narrow or widen its own limits; names are the flags' names.
+
+
+def _with_task_steps(task: Task, agent: AgentSpec) -> AgentSpec:
     known = task.limits
     if "max_steps" in known:
         agent = replace(agent, max_steps=int(known["max_steps"]))
     if "step_timeout" in known:
         agent = replace(agent, step_timeout_s=float(known["step_timeout"]))
+    return agent
+
+
+def _with_task_limits(task: Task, limits: Limits) -> Limits:
+    known = task.limits
     if "rollout_timeout" in known:
         limits = replace(limits, rollout_timeout_s=float(known["rollout_timeout"]))
     if "rollout_deadline" in known:
         limits = replace(limits, deadline_s=float(known["rollout_deadline"]))
     if "max_token_length" in known:
         limits = replace(limits, max_token_length=int(known["max_token_length"]))
-    return agent, limits
+    return limits

@@ -11,6 +11,7 @@ from contextlib import (
     AsyncExitStack,
     asynccontextmanager,
     nullcontext,
+    suppress,
 )
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,13 +28,14 @@ from orchestrator.launch.pool import WarmPool
 from orchestrator.launch.ramp import Ramp
 from orchestrator.outcome import ClockExpired, DeadlineExpired, Ending, decide
 from orchestrator.proxy.clock import standstill
-from orchestrator.proxy.leases import Lease
+from orchestrator.proxy.leases import Lease, Submission
 from orchestrator.proxy.output import OutputRule
 from orchestrator.proxy.server import SandboxServer
 from orchestrator.tools.base import HostTool
 from orchestrator.types import (
     Attempt,
     Confinement,
+    Output,
     Record,
     RolloutPlan,
     SandboxExit,
@@ -42,6 +44,7 @@ from orchestrator.types import (
 
 log = logging.getLogger(__name__)
 
+OUTPUT_LIMIT_S = 60.0  # for the files a rollout left: no clock runs any more
 PARK_TIMEOUT_S = 60.0  # create to parked takes about half a second; under load some seconds
 SHARED_IDENTITY = "the agent is a program: it shares its identity with model-written code"
 
@@ -148,7 +151,8 @@ async def run_rollout(plan: RolloutPlan, around: Surroundings) -> Attempt:
         parked.server.assign(lease)
         try:
             ending = await _ending(lease, parked.sandbox)
-            output = await lease.output.finish()
+            duration_s, waiting_s = lease.clock.elapsed_s, lease.clock.waiting_s
+            output = await _output(ending, lease, parked.sandbox)
         finally:
             await lease.aclose()  # nothing is sampled for it any more, however long its removal takes
         record = Record(
@@ -159,8 +163,8 @@ async def run_rollout(plan: RolloutPlan, around: Surroundings) -> Attempt:
             sandbox_id=parked.sandbox.sandbox_id,
             exit=ending if isinstance(ending, SandboxExit) else None,
             launch_s=launch_s,
-            duration_s=lease.clock.elapsed_s,
-            waiting_s=lease.clock.waiting_s,
+            duration_s=duration_s,
+            waiting_s=waiting_s,
             cpu_s=await parked.sandbox.cpu_s(),
             notes=(SHARED_IDENTITY,) if plan.agent.kind == "program" else (),
             output=output,
@@ -187,6 +191,18 @@ async def _ending(lease: Lease, sandbox: Sandbox) -> Ending:
     if isinstance(ending, float):
         return SandboxLostError(f"the orchestrator itself stood still for {ending:.0f} s")
     return ClockExpired() if ending is None else ending
+
+
+async def _output(ending: Ending, lease: Lease, sandbox: Sandbox) -> Output | None:
+    """The files that follow a result. It is accepted by now: whatever becomes of them changes nothing about it.
+
+    The code that left them is dead before the first of them comes, so it gains nothing by their number or size.
+    """
+    if lease.output.rule is not None and isinstance(ending, Submission) and ending.reason != "crashed":
+        with suppress(TimeoutError, RolloutError):
+            async with asyncio.timeout(OUTPUT_LIMIT_S):
+                await first_of(lease.output.sent(), sandbox.exited())
+    return await lease.output.finish()
 
 
 async def first_of(*waits: Coroutine[Any, Any, Any]) -> Any:

@@ -251,7 +251,11 @@ class EnvSettings(Settings):
         20_000, Whole(100, 1_000_000), LIMITS, "printed output of a step, in characters"
     )
     max_completions: int | None = setting(
-        None, Whole(1, 100_000), LIMITS, "completions; auto: 4 x max_steps + 16", unset=AUTO
+        None,
+        Whole(1, 100_000),
+        LIMITS,
+        "completions; auto: 4 x max_steps + 16, a task's own max_steps where it has them",
+        unset=AUTO,
     )
     max_tool_calls: int = setting(64, Whole(0, 100_000), LIMITS, "calls of host tools")
     max_prompt_tokens: int = setting(2_000_000, Whole(1, _TOKENS), LIMITS, "prompt tokens of all its completions")

@@ -30,7 +30,7 @@ _TEMPLATES: dict[AgentKind, str] = {"code": "code_agent", "tool_calling": "toolc
 
 
 class _Ends:
-    """Ends at its last step instead of asking the model for one more answer."""
+    """Takes the steps it was given, and ends at the last one instead of asking the model for one more answer."""
 
     name: str | None
     max_steps: int
@@ -42,6 +42,15 @@ class _Ends:
     @functools.cached_property
     def _rendered_prompt(self) -> str:
         return str(super().initialize_system_prompt())  # type: ignore[misc]
+
+    def __call__(self, task: str, additional_args: dict[str, Any] | None = None) -> str:
+        """A managed agent's report. What model-written code says reaches this call: smolagents' own would take
+        every argument of `run`, `max_steps` among them. Raises TypeError."""
+        if not isinstance(task, str):
+            raise TypeError(f"the task must be text, not {type(task).__name__}")
+        if not isinstance(additional_args, dict | None):
+            raise TypeError(f"additional_args must be a dict, not {type(additional_args).__name__}")
+        return str(super().__call__(task, additional_args=additional_args))  # type: ignore[misc]
 
     def initialize_system_prompt(self) -> str:
         """Asked for several times in a run, and slow to render; nothing it shows changes."""

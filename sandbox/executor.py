@@ -35,6 +35,7 @@ from sandbox.worker_link import WorkerLink
 MAX_MEMORY_KILLS = 3  # in steps running; then the episode is over
 MAX_VALUE_CHARS = 20_000  # smolagents cuts the last value there, and would cut our note too
 MAX_OBSERVATION_BYTES = 1 << 20
+MAX_ERROR_BYTES = 2000  # of one that may quote what it is about
 _SETUP_LIMIT_S = 30.0
 _JSON_TYPES = ("array", "object", "integer", "number", "boolean")
 _MEMBER_INPUTS: Mapping[str, Mapping[str, Any]] = {"task": {}, "additional_args": {"nullable": True}}
@@ -87,9 +88,15 @@ class WorkerExecutor(PythonExecutor):
         """The worker gets its tools from the assignment; smolagents' objects are for the prompt."""
 
     def send_variables(self, variables: Mapping[str, Any]) -> None:
-        """Called at each run. They are given again to every worker that replaces another."""
+        """Called at each run. They are given again to every worker that replaces another.
+
+        Raises WorkerLost where a managed agent is to work in what is left of a worker.
+        """
         self._variables.update(variables)
-        self._set_up()
+        if self._reach.space:
+            self._set_up()
+        else:
+            self._set_up_fresh()
 
     def __call__(self, code_action: str) -> CodeOutput:
         """One step. Raises CodeError: an observation; MemoryUsedUp: the end."""
@@ -152,14 +159,19 @@ class WorkerExecutor(PythonExecutor):
     def _ask(self, member: Callable[..., object], arguments: str) -> str:
         """A managed agent's report. Its own steps run in the same worker, in the middle of ours.
 
-        Raises ToolFailure; WorkerReplaced when one of its steps lost the worker, and ours with it.
+        Raises ToolFailure; WorkerLost, as WorkerReplaced when it was one of its steps that lost the worker.
         """
         self._link.drain_output()
         printed, worker = self._link.take_output(), self._link.number
         try:
-            report = str(member(**json.loads(arguments)))
+            given = json.loads(arguments)
+            if not isinstance(given, dict):
+                raise TypeError("the arguments are no JSON object")
+            report = str(member(**given))
+        except WorkerLost:
+            raise
         except Exception as error:  # it is model-written arguments that smolagents stumbles over
-            raise ToolFailure(f"{type(error).__name__}: {error}") from error
+            raise ToolFailure(clip(f"{type(error).__name__}: {error}", MAX_ERROR_BYTES)) from error
         finally:
             self._link.give_back_output(printed)
         if self._link.number != worker:
@@ -174,7 +186,7 @@ class WorkerExecutor(PythonExecutor):
         self._link.replace()
         if self._killed_in_a_row >= MAX_MEMORY_KILLS:
             raise MemoryUsedUp
-        self._set_up()
+        self._set_up_fresh()
         raise CodeError(f"{self._told(lost, killed)} {_GONE}") from None
 
     def _told(self, lost: WorkerLost, killed_for_memory: bool) -> str:
@@ -198,7 +210,15 @@ class WorkerExecutor(PythonExecutor):
             return False
         return before is None or self._kills_seen is None or self._kills_seen > before
 
+    def _set_up_fresh(self) -> None:
+        """No code has run in the worker yet: what fails is our own, or that of a tool somebody brought."""
+        try:
+            self._set_up()
+        except WorkerLost as lost:
+            raise EpisodeCrashed(f"a fresh code worker cannot be used: {lost}") from lost
+
     def _set_up(self) -> None:
+        """Raises WorkerLost."""
         reach, deadline = self._reach, time.monotonic() + _SETUP_LIMIT_S
         setup = {
             "kind": "setup",
@@ -216,14 +236,12 @@ class WorkerExecutor(PythonExecutor):
             ],
             "variables": self._variables,
         }
-        try:
-            self._link.send(setup, deadline)
-            if reach.sandbox_tools:  # somebody else's code: it may not work in this image
-                problem = self._link.receive(deadline).get("error")
-                if problem is not None:
-                    raise EpisodeCrashed(f"a sandbox tool cannot be used: {clip(str(problem), 2000)}")
-        except WorkerLost as lost:  # no code has run in it yet: this is our own failure
-            raise EpisodeCrashed(f"a fresh code worker was lost: {lost}") from lost
+        self._link.send(setup, deadline)
+        if reach.sandbox_tools:  # somebody else's code: it may not work in this image
+            problem = self._link.receive(deadline).get("error")
+            if problem is not None:
+                problem = clip(str(problem), MAX_ERROR_BYTES)
+                raise WorkerMisbehaved(f"a sandbox tool does not work: {problem}")
 
     def _printed(self) -> str:
         self._link.drain_output()

@@ -77,9 +77,10 @@ def _episode(box: Box, client: Client, link: WorkerLink, confinement: Confinemen
     except (Exception, EpisodeCrashed) as error:
         traceback.print_exc()
         result = Result("crashed", detail=f"{type(error).__name__}: {error}")
+    client.submit(result, time.monotonic() - started)
+    # Behind the result: nothing that happens to the files can cost it.
     if output is not None and result.stop_reason != "crashed":
         client.send_output(left_behind(link, output))
-    client.submit(result, time.monotonic() - started)
     return EXIT_FAILED if result.stop_reason == "crashed" else 0
 
 

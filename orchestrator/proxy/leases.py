@@ -307,14 +307,14 @@ class Lease:
     def _reserve(self, asked: _Asked, prompt_length: int) -> int:
         """Tokens this completion may sample. Raises _Over before anything is spent.
 
-        Managed agents have steps of their own in each call; what they use up is bounded by the other budgets.
+        Managed agents have steps of their own in each call; how often they are called the other budgets bound.
         """
         limits, agent, kind = self.plan.limits, self.plan.agent, asked.kind
         if len(self.turns) >= limits.completions:
             raise _Over("budget", f"{limits.completions} completions")
-        actions = sum(turn.kind is CompletionKind.ACTION and not turn.agent for turn in self.turns)
-        if kind is CompletionKind.ACTION and not asked.agent and actions >= agent.max_steps:
-            raise _Over("max_steps", f"{agent.max_steps} steps")
+        most, taken = self._steps(asked)
+        if kind is CompletionKind.ACTION and taken >= most:
+            raise _Over("max_steps", f"{most} steps" + f" of {asked.agent}" * bool(asked.agent))
         if kind is CompletionKind.FINAL and not agent.final_answer_at_max_steps:
             raise _Over("max_steps", f"{agent.max_steps} steps")
         if sum(t.completion.prompt_tokens for t in self.turns) + prompt_length > limits.prompt_tokens:
@@ -329,6 +329,15 @@ class Lease:
                 f"a prompt of {prompt_length} tokens for a line of {limits.max_token_length}",
             )
         return min(self.plan.sampling.max_tokens, sampled_left, room)
+
+    def _steps(self, asked: _Asked) -> tuple[int, int]:
+        """(steps its agent has, those it took): of a managed one those of this call, which its prompt holds."""
+        agent = self.plan.agent
+        if not asked.agent:
+            actions = (turn.kind is CompletionKind.ACTION and not turn.agent for turn in self.turns)
+            return agent.max_steps, sum(actions)
+        managed = next(managed for managed in agent.managed_agents if managed.name == asked.agent)
+        return managed.max_steps or agent.max_steps, sum(m.role == "assistant" for m in asked.messages)
 
     async def _length(self, messages: tuple[Message, ...]) -> int:
         """Tokens of a conversation sent as text; only what is new in it is counted anew. 0: unknown.

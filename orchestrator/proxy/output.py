@@ -39,13 +39,14 @@ class OutputRule:
 
 
 class OutputIntake:
-    """Takes the stream of files once, while the episode goes on. `rule` None: none is asked for."""
+    """Takes the stream of files once, until `finish`. `rule` None: none is asked for."""
 
     def __init__(self, rule: OutputRule | None, rollout_id: str) -> None:
         self.rule = rule
         self._rollout_id = rollout_id
         self._receiver: OutputReceiver | None = None
         self._over = False
+        self._sent = asyncio.Event()
         self._lock = asyncio.Lock()  # the files must not be touched any more once it is let go of
 
     async def take(self, pieces: AsyncIterator[bytes]) -> None:
@@ -53,7 +54,12 @@ class OutputIntake:
         if self.rule is None or self._receiver is not None:
             raise ProtocolError("no output is asked for" if self.rule is None else "output that was sent already")
         receiver = self._receiver = OutputReceiver(self.rule, self._rollout_id)
-        left = self.rule.max_bytes // PIECE_BYTES + MAX_PIECES
+        try:
+            await self._take(receiver, pieces, self.rule.max_bytes // PIECE_BYTES + MAX_PIECES)
+        finally:
+            self._sent.set()
+
+    async def _take(self, receiver: OutputReceiver, pieces: AsyncIterator[bytes], left: int) -> None:
         async for content in pieces:
             left -= 1
             if left < 0:
@@ -66,6 +72,10 @@ class OutputIntake:
                 except OSError as error:
                     self._complain(error)
                     raise ProtocolError("the output cannot be kept") from error
+
+    async def sent(self) -> None:
+        """Waits until the stream is at its end, or broke off."""
+        await self._sent.wait()
 
     async def finish(self) -> Output | None:
         """What came of the files; None: nothing. Nothing is taken any more. Idempotent."""

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-OUTPUT_LIMIT_S = 60.0
 SERVICE = pb.DESCRIPTOR.services_by_name["SandboxService"].full_name
 
 
@@ -135,30 +134,30 @@ class SandboxService(grpc.GenericRpcHandler):
         return pb.RecordStepResponse()
 
     async def SendOutput(self, requests: AsyncIterator[bytes], context: Context) -> pb.SendOutputResponse:
-        lease = await self._lease(context, 0)  # its size has limits of its own
+        lease = await self._lease(context, 0, ended=True)  # its size has limits of its own
         try:
-            async with asyncio.timeout(OUTPUT_LIMIT_S):
-                await lease.output.take(wire.output_piece(request) async for request in requests)
+            await lease.output.take(wire.output_piece(request) async for request in requests)
         except ProtocolError as error:
             await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        except TimeoutError:
-            await _refuse(context, grpc.StatusCode.DEADLINE_EXCEEDED, "the output took too long")
         return pb.SendOutputResponse()
 
     async def SubmitResult(self, request: bytes, context: Context) -> pb.SubmitResultResponse:
-        lease = await self._lease(context, 0)  # the last call there is; its size has limits of its own
+        lease = await self._lease(context, 0)  # its size has limits of its own
         try:
             lease.submit(wire.submission(request))
         except ProtocolError as error:
             await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         return pb.SubmitResultResponse()
 
-    async def _lease(self, context: Context, size: int) -> Lease:
-        """The live lease behind this socket, a request of `size` bytes counted; or FAILED_PRECONDITION."""
+    async def _lease(self, context: Context, size: int, *, ended: bool = False) -> Lease:
+        """The lease behind this socket, a request of `size` bytes counted; or FAILED_PRECONDITION.
+
+        `ended`: also one that gives nothing any more, for what follows its result.
+        """
         await self._pace.turn()
-        if not self.assigned.done() or self.assigned.cancelled() or not self.assigned.result().live:
+        lease = self.assigned.result() if self.assigned.done() and not self.assigned.cancelled() else None
+        if lease is None or not (lease.live or ended):
             await _refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "no live lease")
-        lease = self.assigned.result()
         if not lease.carry(size):
             await _refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "budget")
         return lease

@@ -52,6 +52,7 @@ class Script:
     prompt_templates_json: str | None = None
     sandbox_tools: Sequence[pb.SandboxTool] = ()
     program: Mapping[str, bytes] = field(default_factory=dict)
+    output: pb.OutputLimits | None = None
     refuse_parking: str | None = None
     unavailable: set[int] = field(default_factory=set)  # completions refused once, by sequence
     inputs: Mapping[str, Any] = field(
@@ -73,6 +74,8 @@ class ScriptedOrchestrator(pb_grpc.SandboxServiceServicer):
         self.tool_calls: list[pb.CallToolRequest] = []
         self.steps: list[pb.RecordStepRequest] = []
         self.results: list[pb.SubmitResultRequest] = []
+        self.output: bytes | None = None
+        self.result_came_first = False
         self.parked = asyncio.Event()
         self.go = asyncio.Event()
         self.go.set()
@@ -189,6 +192,13 @@ class ScriptedOrchestrator(pb_grpc.SandboxServiceServicer):
         self.steps.append(request)
         return pb.RecordStepResponse()
 
+    async def SendOutput(
+        self, requests: AsyncIterator[pb.SendOutputRequest], context: grpc.aio.ServicerContext
+    ) -> pb.SendOutputResponse:
+        self.result_came_first = bool(self.results)
+        self.output = b"".join([request.content async for request in requests])
+        return pb.SendOutputResponse()
+
     async def SubmitResult(
         self, request: pb.SubmitResultRequest, context: grpc.aio.ServicerContext
     ) -> pb.SubmitResultResponse:
@@ -232,4 +242,5 @@ class ScriptedOrchestrator(pb_grpc.SandboxServiceServicer):
             ],
             sandbox_tools=script.sandbox_tools,
             program=[pb.ProgramFile(path=path, content=content) for path, content in script.program.items()],
+            output=script.output,
         )

@@ -160,6 +160,71 @@ async def test_a_managed_agent_works_in_the_middle_of_a_step_with_variables_of_i
     assert [step.agent for step in end.served.steps][:3] == ["helper", "helper", ""]
 
 
+# Model-written code owns the worker: it need not use the harness as it is meant to send a frame.
+FORGE = """
+import json, os, sys
+frame = sys._getframe()
+while not hasattr(frame.f_locals.get("self"), "_await_reply"):
+    frame = frame.f_back
+harness = frame.f_locals["self"]
+def forged(arguments):
+    harness._calls += 1
+    call = {"kind": "call", "step": harness._step, "call": harness._calls, "name": "helper"}
+    body = json.dumps({**call, "arguments": arguments}).encode()
+    os.write(4, len(body).to_bytes(4, "big") + body)
+    reply = harness._await_reply(harness._calls)
+    return reply["output"] or reply["error"]
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"task": "Count.", "max_steps": 50},
+        {"task": "Count.", "reset": False},
+        {"task": "Count.", "images": ["x"]},
+        {"task": "Count.", "return_full_result": True},
+        {"task": "Count.", "stream": True},
+        {"task": ["Count."]},
+        {"task": "Count.", "additional_args": ["n"]},
+        {"additional_args": {"n": 1}},
+        ["Count."],
+        "Count.",
+        None,
+    ],
+    ids=repr,
+)
+async def test_a_forged_call_can_say_no_more_to_a_managed_agent_than_an_honest_one(
+    places: Places, arguments: object
+) -> None:
+    script = Script(
+        [
+            action(f"{FORGE}\nprint(forged({json.dumps(arguments)!r}))"),
+            action("final_answer('done')"),
+            *[action("print('more')")] * 9,
+        ],
+        managed_agents=[pb.ManagedAgent(name="helper", description="x", max_steps=2, kind=pb.AGENT_KIND_CODE)],
+    )
+    end = await run(places, script)
+    assert [request.agent for request in end.served.completions] == ["", ""]
+    assert "Error: " in end.served.observations[0]
+    assert end.served.answer == b"done"
+
+
+async def test_a_worker_that_is_broken_when_it_calls_a_managed_agent_costs_the_step_alone(places: Places) -> None:
+    script = Script(
+        [
+            action(f"{FORGE}\nos.close(3)\nforged(json.dumps({{'task': 'Count.'}}))"),
+            action("final_answer('done')"),
+        ],
+        managed_agents=[pb.ManagedAgent(name="helper", description="x", max_steps=2, kind=pb.AGENT_KIND_CODE)],
+    )
+    end = await run(places, script)
+    assert [request.agent for request in end.served.completions] == ["", ""]
+    assert "A fresh Python process takes its place" in end.served.observations[0]
+    assert (end.served.stop_reason, end.served.answer) == ("FINAL_ANSWER", b"done")
+
+
 async def test_a_tool_calling_agent_can_manage_a_code_agent(places: Places) -> None:
     script = Script(
         [

@@ -170,6 +170,15 @@ async def test_an_answer_that_is_no_utf8_arrives_as_it_is(places: Places) -> Non
     assert end.served.answer == b"\xed\xbf\xbf"
 
 
+async def test_files_come_behind_the_result_they_must_not_cost(places: Places) -> None:
+    code = "import os\nos.mkdir('output')\nopen('output/x', 'w').write('made')\nfinal_answer('done')"
+    script = Script([action(code)], output=pb.OutputLimits(max_files=9, max_bytes=999))
+    end = await run(places, script)
+    assert (end.code, end.served.answer) == (0, b"done")
+    assert end.served.result_came_first
+    assert end.served.output == b"F\0\1x" + (4).to_bytes(8, "big") + b"made" + b"E" + bytes(4)
+
+
 async def test_an_ended_lease_ends_the_sandbox_quietly(places: Places) -> None:
     end = await run(places, Script([action("1"), ENDED]))
     assert (end.code, end.stderr) == (0, "")

@@ -10,7 +10,7 @@ from orchestrator.completion.tokenizer import load_tokenizer
 from orchestrator.errors import CompletionError, ContextLengthError, ProtocolError, ToolError
 from orchestrator.proxy.leases import Lease, Refused, Submission, stop_strings
 from orchestrator.proxy.once import SequenceError
-from orchestrator.types import AgentSpec, CompletionKind, Limits, Message
+from orchestrator.types import AgentSpec, CompletionKind, Limits, ManagedAgent, Message
 from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.plans import TALK, a_plan
 from tests.fakes.tokenizer import tokenizer_folder
@@ -113,6 +113,26 @@ async def test_no_action_is_sampled_past_the_last_step() -> None:
     await lease.complete(1, b"1", ACTION, TALK)
     assert (await lease.complete(2, b"2", ACTION, TALK)).ended == "max_steps"
     assert len(completer.requests) == 1
+
+
+@pytest.mark.parametrize(("own", "most"), [(2, 2), (None, 3)])
+async def test_a_managed_agent_takes_no_more_steps_in_a_call_than_it_has(own: int | None, most: int) -> None:
+    agent = AgentSpec(max_steps=3, managed_agents=(ManagedAgent("helper", "Helps.", max_steps=own),))
+    lease, completer = a_lease(["x"] * 9, agent=agent)
+    sequence = 0
+
+    async def ask(talk: tuple[Message, ...]) -> str | None:
+        nonlocal sequence
+        sequence += 1
+        return (await lease.complete(sequence, str(sequence).encode(), ACTION, talk, agent="helper")).ended
+
+    step = (Message("assistant", "x"), Message("user", "Observation:"))
+    for _ in range(2):  # two calls
+        for taken in range(most):
+            assert await ask((*TALK, *step * taken)) is None
+    assert await ask((*TALK, *step * most)) == "max_steps"
+    assert len(completer.requests) == 2 * most
+    assert await lease.ended() == Refused("max_steps", f"{most} steps of helper")
 
 
 async def test_the_last_answer_is_only_sampled_where_it_was_asked_for() -> None:

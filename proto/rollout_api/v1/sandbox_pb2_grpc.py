@@ -105,14 +105,14 @@ class SandboxServiceServicer(object):
 
     def SendOutput(self, request_iterator, context):
         """Hands over the files that model-written code left in `output/`. At most once,
-        before SubmitResult, where the assignment asks for them.
+        where the assignment asks for them: behind SubmitResult, as they must not cost the result.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SubmitResult(self, request, context):
-        """Ends the episode. The first accepted result wins; then the socket closes.
+        """Ends the episode. The first accepted result wins; nothing but SendOutput is served behind it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

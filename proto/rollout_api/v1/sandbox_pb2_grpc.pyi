@@ -68,14 +68,14 @@ class SandboxServiceStub:
         rollout_api.v1.sandbox_pb2.SendOutputResponse,
     ]
     """Hands over the files that model-written code left in `output/`. At most once,
-    before SubmitResult, where the assignment asks for them.
+    where the assignment asks for them: behind SubmitResult, as they must not cost the result.
     """
 
     SubmitResult: grpc.UnaryUnaryMultiCallable[
         rollout_api.v1.sandbox_pb2.SubmitResultRequest,
         rollout_api.v1.sandbox_pb2.SubmitResultResponse,
     ]
-    """Ends the episode. The first accepted result wins; then the socket closes."""
+    """Ends the episode. The first accepted result wins; nothing but SendOutput is served behind it."""
 
 class SandboxServiceAsyncStub:
     """What a sandbox may ask of the orchestrator."""
@@ -117,14 +117,14 @@ class SandboxServiceAsyncStub:
         rollout_api.v1.sandbox_pb2.SendOutputResponse,
     ]
     """Hands over the files that model-written code left in `output/`. At most once,
-    before SubmitResult, where the assignment asks for them.
+    where the assignment asks for them: behind SubmitResult, as they must not cost the result.
     """
 
     SubmitResult: grpc.aio.UnaryUnaryMultiCallable[
         rollout_api.v1.sandbox_pb2.SubmitResultRequest,
         rollout_api.v1.sandbox_pb2.SubmitResultResponse,
     ]
-    """Ends the episode. The first accepted result wins; then the socket closes."""
+    """Ends the episode. The first accepted result wins; nothing but SendOutput is served behind it."""
 
 class SandboxServiceServicer(metaclass=abc.ABCMeta):
     """What a sandbox may ask of the orchestrator."""
@@ -176,7 +176,7 @@ class SandboxServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[rollout_api.v1.sandbox_pb2.SendOutputResponse, collections.abc.Awaitable[rollout_api.v1.sandbox_pb2.SendOutputResponse]]:
         """Hands over the files that model-written code left in `output/`. At most once,
-        before SubmitResult, where the assignment asks for them.
+        where the assignment asks for them: behind SubmitResult, as they must not cost the result.
         """
 
     @abc.abstractmethod
@@ -185,6 +185,6 @@ class SandboxServiceServicer(metaclass=abc.ABCMeta):
         request: rollout_api.v1.sandbox_pb2.SubmitResultRequest,
         context: _ServicerContext,
     ) -> typing.Union[rollout_api.v1.sandbox_pb2.SubmitResultResponse, collections.abc.Awaitable[rollout_api.v1.sandbox_pb2.SubmitResultResponse]]:
-        """Ends the episode. The first accepted result wins; then the socket closes."""
+        """Ends the episode. The first accepted result wins; nothing but SendOutput is served behind it."""
 
 def add_SandboxServiceServicer_to_server(servicer: SandboxServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -1,0 +1,136 @@
+"""Files that follow a result: they cost it nothing, and delay its end for so long and no longer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from rollout_api.v1 import sandbox_pb2 as pb
+from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
+
+from orchestrator import rollout
+from orchestrator.launch.names import SOCKET_NAME
+from orchestrator.proxy.output import OutputRule
+from orchestrator.proxy.wire import CONTRACT
+from orchestrator.rollout import Surroundings, run_rollout
+from orchestrator.types import Attempt, Ended, EndedName, SandboxExit
+from tests.fakes.completers import ScriptedCompleter
+from tests.fakes.fake_launcher import CONFINED, FakeLauncher
+from tests.fakes.plans import a_plan
+
+WHOLE = b"F\0\1x" + (4).to_bytes(8, "big") + b"made"
+END = b"E" + bytes(4)
+
+
+def left() -> SandboxExit:
+    return SandboxExit(0, oom_killed=False)
+
+
+async def stream(*pieces: bytes) -> AsyncIterator[pb.SendOutputRequest]:
+    for piece in pieces:
+        yield pb.SendOutputRequest(content=piece)
+
+
+async def attempt(folder: Path, behind: Callable[[Any, FakeLauncher], Any]) -> Attempt:
+    """A rollout whose agent answers at once; `behind` is what its sandbox does when the answer is accepted."""
+    launcher: FakeLauncher
+
+    async def answers(channel: Path) -> SandboxExit:
+        async with grpc.aio.insecure_channel(f"unix:{channel / SOCKET_NAME}") as connection:
+            stub: Any = pb_grpc.SandboxServiceStub(connection)
+            async for _ in stub.Park(pb.ParkRequest(contract=CONTRACT, confinement=CONFINED)):
+                pass
+            messages = [pb.Message(role=pb.ROLE_USER, content="?")]
+            await stub.Complete(pb.CompleteRequest(sequence=1, kind=pb.COMPLETION_KIND_ACTION, messages=messages))
+            await stub.SubmitResult(pb.SubmitResultRequest(stop_reason=pb.STOP_REASON_FINAL_ANSWER, answer=b"42"))
+            await behind(stub, launcher)
+        return left()
+
+    launcher = FakeLauncher(answers)
+
+    @contextmanager
+    def directory() -> Any:
+        place = folder / "c"
+        place.mkdir()
+        yield place
+
+    around = Surroundings(
+        launcher=launcher,
+        completer=ScriptedCompleter(["Thought\n<code>\nfinal_answer(42)\n</code>"]),
+        tokenizer=None,
+        channel_directory=directory,
+        verify=lambda confinement, spec: None,
+        output=OutputRule(folder / "output", 10, 1000),
+    )
+    async with asyncio.timeout(60):
+        return await run_rollout(a_plan(), around)
+
+
+async def test_files_that_follow_the_result_come_back(tmp_path: Path) -> None:
+    async def send(stub: Any, launcher: FakeLauncher) -> None:
+        await stub.SendOutput(stream(WHOLE, END))
+
+    done = await attempt(tmp_path, send)
+    assert (done.outcome, done.record.answer) == (Ended(EndedName.FINISHED), "42")
+    assert done.record.output is not None
+    assert [file.path for file in done.record.output.files] == ["x"]
+    assert done.record.output.complete
+
+
+async def test_nothing_else_is_served_behind_the_result(tmp_path: Path) -> None:
+    refused: list[grpc.StatusCode] = []
+
+    async def ask(stub: Any, launcher: FakeLauncher) -> None:
+        messages = [pb.Message(role=pb.ROLE_USER, content="?")]
+        for call in (
+            stub.Complete(pb.CompleteRequest(sequence=2, kind=pb.COMPLETION_KIND_ACTION, messages=messages)),
+            stub.CallTool(pb.CallToolRequest(sequence=1, name="search")),
+            stub.RecordStep(pb.RecordStepRequest(step_number=1)),
+            stub.SubmitResult(pb.SubmitResultRequest(stop_reason=pb.STOP_REASON_FINAL_ANSWER, answer=b"7")),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await call
+            refused.append(error.value.code())
+
+    done = await attempt(tmp_path, ask)
+    assert refused == [grpc.StatusCode.FAILED_PRECONDITION] * 4
+    assert (done.record.answer, len(done.record.turns)) == ("42", 1)
+
+
+async def test_a_sandbox_that_ends_among_its_files_keeps_its_result(tmp_path: Path) -> None:
+    async def vanish(stub: Any, launcher: FakeLauncher) -> None:
+        [sandbox] = launcher.live.values()
+
+        async def broken() -> AsyncIterator[pb.SendOutputRequest]:
+            yield pb.SendOutputRequest(content=WHOLE + b"F\0\1y")
+            sandbox.lose()
+            await asyncio.Event().wait()
+
+        await stub.SendOutput(broken())
+
+    done = await attempt(tmp_path, vanish)
+    assert (done.outcome, done.record.answer) == (Ended(EndedName.FINISHED), "42")
+    assert done.record.output is None or not done.record.output.complete
+
+
+async def test_files_without_end_delay_the_end_of_a_rollout_for_so_long_and_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollout, "OUTPUT_LIMIT_S", 0.1)
+
+    async def stall(stub: Any, launcher: FakeLauncher) -> None:
+        async def endless() -> AsyncIterator[pb.SendOutputRequest]:
+            yield pb.SendOutputRequest(content=WHOLE)
+            await asyncio.Event().wait()
+
+        await stub.SendOutput(endless())
+
+    done = await attempt(tmp_path, stall)
+    assert (done.outcome, done.record.answer) == (Ended(EndedName.FINISHED), "42")
+    assert done.record.output is None or not done.record.output.complete

@@ -31,7 +31,8 @@ from orchestrator.settings import (
     TASKS,
     TOOLS,
 )
-from orchestrator.streams import outlive_listeners
+from orchestrator.streams import guard_streams
+from orchestrator.text import printable
 from orchestrator.values import Choice, File, Flag, Text
 
 CarryOut = Mapping[str, Callable[..., int]]
@@ -213,9 +214,9 @@ INTERRUPTED = 130
 
 def main(argv: Sequence[str] | None = None, carry_out: CarryOut | None = None) -> int:
     """Entry of the `orchestrator` script. Returns the exit code. `carry_out`: commands done in another way than
-    by their modules."""
-    if argv is None:  # a process of our own
-        outlive_listeners()
+    by their modules. Without `argv` it is a process of our own."""
+    if argv is None:
+        guard_streams()
     try:
         return _main(list(sys.argv[1:] if argv is None else argv), carry_out or {})
     except ConfigError as error:
@@ -300,5 +301,5 @@ def _say(text: str) -> None:
 
 
 def _failed(error: Exception, code: int) -> int:
-    print(f"orchestrator: {' '.join(str(error).split())}", file=sys.stderr)
+    print(printable(f"orchestrator: {' '.join(str(error).split())}"), file=sys.stderr)
     return code

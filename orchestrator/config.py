@@ -160,7 +160,7 @@ def resolve(
     env, servers = file_env | layers, file_servers if servers is None else servers
     resume = env.get("env.resume")
     if resume is not None and resume.value is not None:
-        saved = SavedSettings.read(cwd / resume.value)
+        saved = SavedSettings.read(cwd / resume.value).unless_own(env, servers_given=servers != [{}])
         env = saved.below(env)
         servers = _with_flags(saved.servers if servers == [{}] else servers, layers)
         saved.demand_models(servers)

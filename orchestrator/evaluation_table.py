@@ -6,13 +6,14 @@ import sys
 from collections.abc import Sequence
 from typing import TextIO
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.console import Console
 from orchestrator.estimates import Estimate
 from orchestrator.measured import Evaluation, MeasuredTask
-from orchestrator.progress import LABEL_WIDTH, print_wrapped, printable, share
+from orchestrator.progress import LABEL_WIDTH, print_wrapped, share
+from orchestrator.text import printable
 
 MAX_LABEL = 60
 
@@ -22,7 +23,7 @@ def print_evaluation(
 ) -> None:
     """Accuracy by level and source with 95 % intervals, then what else was counted, then `rows`."""
     stream = stream or sys.stdout
-    Console(file=stream, highlight=False, soft_wrap=True).print(_accuracies(evaluation))
+    Console(stream, soft_wrap=True).print(_accuracies(evaluation))
     for label, text in (*_counts(evaluation, wall_s), *rows):
         print_wrapped(f"{label:<{LABEL_WIDTH}}{text}", stream, indent=LABEL_WIDTH)
 

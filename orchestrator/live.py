@@ -5,14 +5,16 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TextIO
 
-from rich.console import Console, RenderableType
 from rich.console import Group as Stack
+from rich.console import RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.console import Console
 from orchestrator.progress import PlainProgress, Tally, outcomes_text, share, wrapped
+from orchestrator.text import printable
 from orchestrator.types import Attempt, Group, Member, RolloutPlan
 
 FRAMES_PER_S = 4
@@ -25,7 +27,7 @@ class LiveProgress(PlainProgress):
         super().__init__(wanted, tally, stream)
         self._running: set[str] = set()
         self._sampled = 0  # by this process; the tally of a resumed run has more
-        self._console = Console(file=stream, highlight=False)
+        self._console = Console(stream)
         self._live = Live(
             console=self._console,
             get_renderable=self._view,
@@ -43,7 +45,7 @@ class LiveProgress(PlainProgress):
         self._live.stop()
 
     def say(self, text: str) -> None:
-        self._console.print(wrapped(text, self._console.width), markup=False, soft_wrap=True)
+        self._console.print(wrapped(printable(text), self._console.width), markup=False, soft_wrap=True)
 
     def started(self, plan: RolloutPlan) -> None:
         self._running.add(plan.rollout_id)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator import __version__
-from orchestrator.continued import read_run
+from orchestrator.continued import groups_file_of, read_run
 from orchestrator.engine import Observer, Orchestrator
 from orchestrator.errors import ConfigError, OrchestratorError
 from orchestrator.progress import PlainProgress, Tally
@@ -117,8 +117,8 @@ def run_directory_path(env: EnvSettings) -> Path:
 
 
 def groups_path_of(run_path: Path) -> Path:
-    """The groups file of the run in `run_path`; in the directory itself if that was moved."""
-    told = read_run(run_path).get("groups_file")
-    if not isinstance(told, str) or not told or "\0" in told:
+    """The groups file of the run in `run_path`; in the directory itself if that was moved. Raises ConfigError."""
+    named = groups_file_of(read_run(run_path))
+    if named is None:
         raise ConfigError(f"env.resume: run.json in {run_path} names no groups file")
-    return run_path / told
+    return run_path / named

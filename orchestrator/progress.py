@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, TextIO
 
+from orchestrator.text import printable
 from orchestrator.types import Attempt, BadTask, Group, Member, RolloutPlan
 
 LABEL_WIDTH = 15
@@ -121,8 +122,8 @@ class PlainProgress:
         """Nothing is open."""
 
     def say(self, text: str) -> None:
-        """One line."""
-        print(text, file=self._stream, flush=True)
+        """One printable line."""
+        print(printable(text), file=self._stream, flush=True)
 
     def started(self, plan: RolloutPlan) -> None:
         """A rollout gets a sandbox."""
@@ -147,7 +148,7 @@ class PlainProgress:
 
     def bad_task(self, task: BadTask) -> None:
         """A row no task could be made of."""
-        self.say(f"bad task {printable(task.task_id)[:80]}: {printable(task.reason)}")
+        self.say(f"bad task {task.task_id[:80]}: {task.reason}")
 
 
 def open_progress(wanted: int | None, tally: Tally, stream: TextIO | None = None) -> PlainProgress:
@@ -197,7 +198,8 @@ def closing_table(
 
 
 def print_wrapped(text: str, stream: TextIO, *, indent: int = 0) -> None:
-    """One line; on a terminal wrapped between words."""
+    """One printable line; on a terminal wrapped between words."""
+    text = printable(text)
     if stream.isatty():
         text = wrapped(text, shutil.get_terminal_size().columns, indent=indent)
     print(text, file=stream, flush=True)
@@ -219,8 +221,3 @@ def _per_rollout(tally: Tally) -> str:
         return ""
     text = f"; per rollout {tally.rollout_s / tally.attempts:.2f} s from its assignment"
     return f"{text}, {tally.cpu_s / tally.cpu_known:.2f} s of CPU in its sandbox" if tally.cpu_known else text
-
-
-def printable(text: str) -> str:
-    """Without what would move the cursor or colour the terminal."""
-    return "".join(c if c.isprintable() else " " for c in text)

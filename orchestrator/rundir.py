@@ -12,11 +12,14 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from orchestrator import jsonl
+import orjson
+
+from orchestrator import jsonl, proof
 from orchestrator.errors import ConfigError, RunLocked
 from orchestrator.types import Attempt, BadTask, Ended, Member, RolloutPlan, ToolCall, Turn
 
@@ -35,6 +38,8 @@ class RunDirectory:
         self.path = path
         self.rollouts = path / "rollouts.jsonl"
         self._fsync = fsync
+        if resume:
+            _demand_inside(path)
         self._lock = _locked(path)
         try:
             if resume:
@@ -49,11 +54,14 @@ class RunDirectory:
             raise
 
     def describe(self, facts: dict[str, Any]) -> None:
-        """Writes run.json, whole or not at all. Raises ConfigError."""
+        """Writes run.json, whole or not at all, with the proof that it is ours. Raises ConfigError."""
         draft = self.path / "run.json.part"
+        told = orjson.loads(jsonl.dumps({"schema": SCHEMA, **facts}))  # as it will be read
+        if (made := proof.prove(told)) is not None:
+            told[proof.FIELD] = made
         try:
             with draft.open("wb") as file:
-                file.write(jsonl.dumps({"schema": SCHEMA, **facts}, indent=True) + b"\n")
+                file.write(jsonl.dumps(told, indent=True) + b"\n")
                 file.flush()
                 if self._fsync:
                     os.fsync(file.fileno())
@@ -92,7 +100,7 @@ def _locked(path: Path) -> int:
     """A file descriptor that holds the lock until it is closed, or its process ends."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        lock = os.open(path / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        lock = os.open(path / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise ConfigError(f"cannot write the run directory {path}: {error.strerror}") from error
     try:
@@ -101,6 +109,39 @@ def _locked(path: Path) -> int:
         os.close(lock)
         raise RunLocked(f"another orchestrator works in {path}; set --env.run_dir to a new one") from error
     return lock
+
+
+def _demand_inside(folder: Path) -> None:
+    """What a run is continued in holds files and folders alone, and links that stay in it (wandb makes some):
+    through others, somebody else's run directory would have any file written. Raises ConfigError."""
+    try:
+        for entry in _entries(folder):
+            if not (entry.is_file(follow_symlinks=False) or _leads_into(folder, entry)):
+                raise ConfigError(
+                    f"env.resume: {entry.path} leads out of the run directory or is no file; a run is continued "
+                    "only where all of it is"
+                )
+    except OSError as error:
+        raise ConfigError(f"env.resume: cannot read {folder}: {error.strerror}") from error
+
+
+def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """All in it and below, but folders."""
+    folders = [folder]
+    while folders:
+        with os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(Path(entry.path))
+                else:
+                    yield entry
+
+
+def _leads_into(folder: Path, entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_symlink() and Path(entry.path).resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError):  # a circle of links
+        return False
 
 
 def new_run_directory(root: Path = Path("runs")) -> Path:

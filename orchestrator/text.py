@@ -1,4 +1,4 @@
-"""Text from outside, made valid and made comparable."""
+"""Text from outside, made valid, made comparable and made fit for a terminal."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from typing import Literal
 # As in Unicode's stream-safe text format (UAX #15): no language needs more.
 _MARKS = 30
 _PIECE_CHARS = 8_192
+_MARKS_SHOWN = 4  # more grow over the lines above and below
+# Letters and marks that `isprintable` takes for visible and no terminal shows: fillers, joiners, variations.
+_UNSEEN = frozenset(
+    map(chr, (0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0, *range(0x180B, 0x1810)))
+) | frozenset(map(chr, (*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))))
 _CONJOINING = range(0x1160, 0x1200)  # letters that may melt into the one before, though they are no marks
 
 
@@ -19,6 +24,26 @@ def valid(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text
+
+
+def printable(text: str) -> str:
+    """`text` as one line that a terminal shows as it is: nothing moves the cursor, colours, turns the direction of
+    writing or stands there unseen. What would is a space; marks behind the first few on one letter are dropped."""
+    if text.isascii() and text.isprintable():
+        return text
+    shown: list[str] = []
+    marks = 0
+    for char in text:
+        marks = marks + 1 if unicodedata.category(char).startswith("M") else 0
+        if marks <= _MARKS_SHOWN:
+            # Control characters, formats (Cf: bidi, zero-width), surrogates, private and unknown ones, separators.
+            shown.append(char if char.isprintable() and char not in _UNSEEN else " ")
+    return "".join(shown)
+
+
+def printable_lines(text: str) -> str:
+    """As `printable`, line by line."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def normal_form(form: Literal["NFC", "NFKC"], text: str) -> str:

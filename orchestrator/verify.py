@@ -242,7 +242,9 @@ def _check_text(
         findings.check("sampled ids", len(trained) == len(sampled), f"{where}: {len(trained)} texts are trained")
         return
     expected = [ids for text in sampled if (ids := content_ids(tokenizer, text))]
-    findings.check("sampled ids", trained == expected, f"{where}: what is trained is not the text that was sampled")
+    findings.check(
+        "sampled ids", trained == expected, f"{where}: what is trained is not the text that was sampled"
+    )
     try:
         tag = agent_of(record["plan"]["agent"]).closing_tag
         again = trajectory(read_record(record), tokenizer, tag, turns[0][0]["segment"])

@@ -150,7 +150,7 @@ class OrchestratorEnv(BaseEnv):  # type: ignore[misc]
         prints keys."""
         from orchestrator.cli import main
 
-        sys.exit(main(sys.argv[1:], {"serve": cls.run_serve, "process": cls.run_process}))
+        sys.exit(main(carry_out={"serve": cls.run_serve, "process": cls.run_process}))
 
     @classmethod
     def run_serve(cls, config: Config, tokenizer: HubTokenizer | None = None) -> int:

@@ -13,7 +13,7 @@ from orchestrator.doctor.finding import Finding
 from orchestrator.doctor.machine import check_run_directory, check_temporary
 from orchestrator.doctor.sandboxes import check_sandboxes
 from orchestrator.doctor.services import check_keys, check_services, check_web_tools
-from orchestrator.progress import printable
+from orchestrator.text import printable
 
 if TYPE_CHECKING:
     from orchestrator.config import Config

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
+from orchestrator.console import Console
 from orchestrator.gaia_download import ANNOTATED, RAW, Wanted, download_gaia, in_mb
 from orchestrator.gaia_folder import LEVELS, YEAR, SplitAccount, take_account
 
@@ -67,4 +68,4 @@ def _print(accounts: Mapping[str, SplitAccount]) -> None:
         rows = [str(account.rows[level]) for level in LEVELS]
         files = (str(account.attachments), in_mb(account.attachment_bytes))
         table.add_row(split, str(account.rows.total()), *rows, *files)
-    Console(highlight=False, soft_wrap=True).print(table)
+    Console(sys.stdout, soft_wrap=True).print(table)

@@ -13,7 +13,6 @@ from orchestrator.config import Config
 from orchestrator.engine import Observer, Orchestrator, first_error
 from orchestrator.errors import ConfigError
 from orchestrator.executor import Executor, failure_of
-from orchestrator.progress import printable
 from orchestrator.redact import Secret
 from orchestrator.replayed import Line, Recorded, differences, plan_of
 from orchestrator.run_files import ROLLOUTS_FILE, read_description
@@ -21,6 +20,7 @@ from orchestrator.rundir import RunDirectory, new_run_directory
 from orchestrator.settings import OpenAISettings
 from orchestrator.signals import Stopped, stoppable
 from orchestrator.tasks.split import evaluation_tasks, training_tasks
+from orchestrator.text import printable
 from orchestrator.tools.recorded import RecordedCalls, RecordedTool
 from orchestrator.types import Task
 
@@ -69,7 +69,7 @@ async def _run(config: Config, recorded: Recorded, tasks: dict[str, Task]) -> in
     env = config.env
     path = env.run_dir or new_run_directory()
     counts = _Counts()
-    observer = Observer(say=lambda text: print(text, flush=True))
+    observer = Observer(say=lambda text: print(printable(text), flush=True))
     orchestrator = Orchestrator(config, observer)
 
     async def work() -> int:
@@ -81,7 +81,7 @@ async def _run(config: Config, recorded: Recorded, tasks: dict[str, Task]) -> in
                 run.describe({**seed, **about, **facts})
                 observer.recorded = run.record
                 for note in observer.notes:
-                    print(f"note: {note}", flush=True)
+                    print(printable(f"note: {note}"), flush=True)
                 calls = RecordedCalls(recorded.calls)
                 tools = {name: RecordedTool(name, t, calls) for name, t in orchestrator.around.tools.items()}
                 executor, lines = orchestrator.executor(tools=tools), recorded.lines()

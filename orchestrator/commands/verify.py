@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.tokenizer import tokenizer_here
+from orchestrator.console import Console
 from orchestrator.errors import ConfigError
-from orchestrator.progress import printable
+from orchestrator.text import printable
 from orchestrator.verify import CHECKS, Asked, Findings, check_group
 
 SHOWN = 5  # places printed per check
@@ -140,7 +141,7 @@ def _refuse(name: str) -> None:
 
 
 def _print(groups_file: Path, rollouts_file: Path | None, findings: Findings) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(sys.stdout, soft_wrap=True)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("check", "looked at", "wrong", "what holds"):
         table.add_column(column, justify="right" if column in ("looked at", "wrong") else "left")

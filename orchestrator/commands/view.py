@@ -11,7 +11,7 @@ from pathlib import Path
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.tokenizer import load_tokenizer, tokenizer_here
 from orchestrator.errors import ConfigError, OutputError
-from orchestrator.progress import LABEL_WIDTH, print_wrapped, printable, share
+from orchestrator.progress import LABEL_WIDTH, print_wrapped, share
 from orchestrator.report import write_report
 from orchestrator.report.from_groups import write_rollouts
 from orchestrator.report.summary import Run
@@ -84,4 +84,4 @@ def _print(files: RunFiles, told: Run, html: Path) -> None:
         rows.append(("unreadable", f"{unread} lines, passed over"))
     rows.append(("report", html))
     for label, value in rows:
-        print_wrapped(f"{label:<{LABEL_WIDTH}}{printable(str(value))}", sys.stdout, indent=LABEL_WIDTH)
+        print_wrapped(f"{label:<{LABEL_WIDTH}}{value}", sys.stdout, indent=LABEL_WIDTH)

@@ -166,7 +166,11 @@ def _encode(tokenizer: Tokenizer, text: str, plain: Sequence[Span]) -> list[int]
 
 def content_ids(tokenizer: Tokenizer, content: str) -> list[int]:
     """Ids of one content, or of a part of it: nothing in it is a control token."""
-    return tokenizer.encode(content, ((0, len(content)),)) if tokenizer.spells_control(content) else tokenizer.encode(content)
+    return (
+        tokenizer.encode(content, ((0, len(content)),))
+        if tokenizer.spells_control(content)
+        else tokenizer.encode(content)
+    )
 
 
 async def counted(tokenizer: Tokenizer, contents: Sequence[str], limit: int) -> int | None:

@@ -36,7 +36,9 @@ class ControlTokens:
         rewritten = normalizer is not None and any(token.normalized for token in tokens.values())
         # Of the texts that become one of them when they are normalized, nobody knows the beginnings.
         self._stems = frozenset({""} if rewritten else {token.content[:_STEM] for token in tokens.values()})
-        self._finder = Tokenizer(models.WordLevel({"": 0}, unk_token=""))  # everything between them is unknown to it
+        self._finder = Tokenizer(
+            models.WordLevel({"": 0}, unk_token="")
+        )  # everything between them is unknown to it
         if rewritten:
             self._finder.normalizer = normalizer
         self._finder.add_tokens(
@@ -53,5 +55,7 @@ class ControlTokens:
     def cut(self, text: str) -> list[str]:
         """`text` in pieces, each control token that was found in two of them."""
         (found,) = self._finder.encode_batch([text], add_special_tokens=False)
-        cuts = [(start + end) // 2 for number, (start, end) in zip(found.ids, found.offsets, strict=True) if number]
+        cuts = [
+            (start + end) // 2 for number, (start, end) in zip(found.ids, found.offsets, strict=True) if number
+        ]
         return [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]

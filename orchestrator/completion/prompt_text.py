@@ -71,7 +71,9 @@ def pieces(
         except RecordError:  # the contents themselves may be what the template does not like
             printed = None
         if printed is not None:
-            contents = [text if i in spelling else text + apart[i] for i, text in zip(places, printed, strict=True)]
+            contents = [
+                text if i in spelling else text + apart[i] for i, text in zip(places, printed, strict=True)
+            ]
     result = [Piece(own[0])]
     for i, content, text in zip(places, contents, own[1:], strict=True):
         result += [Piece(content, i), Piece(text)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import re
 import urllib.error
@@ -157,29 +158,17 @@ class HubTokenizer:
 def load_tokenizer(name: str, *, here_only: bool = False) -> HubTokenizer:
     """Blocking: seconds of imports. Raises EnvironmentUnusable within about 3 s when it cannot be had, and with
     `here_only` before the hub would have to be asked."""
-    offline = check_source(name, here_only=here_only)
-    before = {k: os.environ.get(k) for k in ("HF_HUB_OFFLINE", "TRANSFORMERS_VERBOSITY")}
-    if offline:
-        os.environ["HF_HUB_OFFLINE"] = "1"
-    # transformers announces at import that it found no torch; nobody here needs one.
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text at a time: no threads to wake
+    here = check_source(name, here_only=here_only)
     try:
-        from transformers import AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        tokenizer = _quiet_auto_tokenizer().from_pretrained(
+            str(here or name), local_files_only=here is not None, trust_remote_code=False
+        )
     except Exception as error:  # transformers raises anything from OSError to KeyError here
         first = str(error).strip().split("\n")[0][:200]
         raise EnvironmentUnusable(
             f"tokenizer {name!r} cannot be loaded ({type(error).__name__}: {first}); "
             f"set {_FLAG} to a folder or hub id with a tokenizer"
         ) from error
-    finally:
-        for key, value in before.items():
-            if value is None:
-                os.environ.pop(key, None)
-            else:
-                os.environ[key] = value
     if not getattr(tokenizer, "chat_template", None):
         raise EnvironmentUnusable(
             f"tokenizer {name!r} has no chat template; set {_FLAG} to the one of an instruct or chat model"
@@ -197,8 +186,22 @@ def tokenizer_here(name: object) -> HubTokenizer | None:
         return None
 
 
-def check_source(name: str, *, here_only: bool = False) -> bool:
-    """True: everything is on this machine; False: the hub has to be asked. Raises EnvironmentUnusable.
+def _quiet_auto_tokenizer() -> Any:
+    """transformers announces at import that it found no torch, and warns of much else; nobody here needs that."""
+    logging.getLogger("transformers").addFilter(_is_error)
+    import transformers
+
+    if "TRANSFORMERS_VERBOSITY" not in os.environ:
+        transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    return transformers.AutoTokenizer
+
+
+def _is_error(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR or "TRANSFORMERS_VERBOSITY" in os.environ
+
+
+def check_source(name: str, *, here_only: bool = False) -> Path | None:
+    """The folder on this machine that holds it; None: the hub has to be asked. Raises EnvironmentUnusable.
 
     Blocking, but quick: what it takes for a load to succeed is not known before it is tried.
     """
@@ -210,11 +213,11 @@ def check_source(name: str, *, here_only: bool = False) -> bool:
             )
         for file in files:
             _check_json(file, "model" if file.name == "tokenizer.json" else None)
-        return True
+        return folder
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise EnvironmentUnusable(f"tokenizer folder {name!r} does not exist; set {_FLAG} to one that does")
-    if _cached(name):
-        return True
+    if cached := _cached(name):
+        return cached
     if here_only:
         raise EnvironmentUnusable(f"tokenizer {name!r} is not on this machine")
     if os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0"):
@@ -237,7 +240,7 @@ def check_source(name: str, *, here_only: bool = False) -> bool:
             f"tokenizer {name!r} is not on this machine and the hub cannot be reached; "
             f"set {_FLAG} to a local folder (or to none for `process` without token ids)"
         ) from error
-    return False
+    return None
 
 
 def tokenizer_folder(name: str) -> Path | None:
@@ -262,13 +265,17 @@ def _check_json(file: Path, key: str | None) -> None:
         )
 
 
-def _cached(name: str) -> bool:
+def _cached(name: str) -> Path | None:
+    """Where the hub's client keeps its files: by the folder's name no hub is asked, the id alone would not do."""
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
-    snapshots = cache / ("models--" + name.replace("/", "--")) / "snapshots"
+    model = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / ("models--" + name.replace("/", "--"))
     with contextlib.suppress(OSError):
-        return any(snapshots.glob("*/tokenizer_config.json"))
-    return False
+        snapshots = [file.parent for file in model.glob("snapshots/*/tokenizer_config.json")]
+        main = model / "refs" / "main"
+        newest = main.read_text().strip() if main.is_file() else ""
+        named = (folder for folder in snapshots if folder.name == newest)
+        return next(named, snapshots[0] if snapshots else None)
+    return None
 
 
 def _hub_token() -> bool:

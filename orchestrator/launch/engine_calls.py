@@ -19,6 +19,7 @@ from urllib3.exceptions import HTTPError
 from orchestrator.errors import DockerError, LaunchError, RolloutError
 from orchestrator.launch.docker_client import connect, one_line, why_refused, why_unreachable
 from orchestrator.launch.uninterrupted import uninterrupted
+from orchestrator.text import printable
 
 T = TypeVar("T")
 
@@ -121,7 +122,7 @@ class Engine:
         """The end of what it printed, on one line and printable. Untrusted, for diagnosis."""
         raw = await self._call("logs", lambda client: client.logs(container, tail=10), missing_ok=True)
         text = " | ".join((raw or b"").decode("utf-8", "replace").splitlines())
-        return "".join(c if c.isprintable() else "?" for c in text)[-_LOG_TAIL_CHARS:]
+        return printable(text[-_LOG_TAIL_CHARS:])
 
     async def cpu_ns(self, container: str, timeout_s: float) -> int:
         """CPU time used so far by a running container."""

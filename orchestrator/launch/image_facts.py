@@ -20,6 +20,7 @@ from orchestrator.launch.names import (
     LABEL_VERSION,
     PROJECT,
 )
+from orchestrator.text import printable
 
 PYTHON = "/opt/sandbox/bin/python"
 PACKAGES = "/opt/sandbox/packages"
@@ -64,25 +65,25 @@ def found_inside(said: bytes, contract: int) -> Iterator[Fact]:
         hidden, missing, setuid = told["unreadable"], ", ".join(told["missing"]), told["setuid"]
     except (ValueError, KeyError, TypeError):
         lines = said.decode("utf-8", "replace").strip().splitlines() or ["nothing"]
-        yield Fact("python", printable(lines[-1]), f"{PYTHON} must work: leave /opt/sandbox and /usr as they are")
+        yield Fact("python", _told(lines[-1]), f"{PYTHON} must work: leave /opt/sandbox and /usr as they are")
         return
     yield Fact("python", version)
     for name, why in list(broken.items())[:1]:
         in_the_way = f"something stands in the way of our packages: put yours into {PACKAGES}"
-        yield Fact("packages", printable(f"{name}: {why}"), in_the_way)
+        yield Fact("packages", _told(f"{name}: {why}"), in_the_way)
     if not broken:
         yield Fact("packages", "smolagents, grpc and ours can be imported")
         cure = None if told["contract"] == contract else f"build it again on {DEFAULT_IMAGE}"
         yield Fact("contract", f"{told['contract']}, ours is {contract}", cure)
     cure = f"only its owner may read it: RUN chmod -R a+rX {PACKAGES}" if hidden else None
-    yield Fact("readable", printable(hidden) if hidden else "by every user", cure)
+    yield Fact("readable", _told(hidden) if hidden else "by every user", cure)
     right = owned == [0, CHANNEL_GID, 0o710]
     cure = None if right else f"leave /run/channel alone: owner 0:{CHANNEL_GID}, mode 0710"
     yield Fact("channel", "the runner's alone" if right else f"/run/channel is {owned}", cure)
     yield Fact("places", f"no {missing}" if missing else "there", f"RUN mkdir -p {missing}" if missing else None)
     cure = "RUN chmod ug-s it: nothing in a sandbox may change who it is" if setuid else None
-    yield Fact("setuid", printable(setuid) if setuid else "none", cure)
+    yield Fact("setuid", _told(setuid) if setuid else "none", cure)
 
 
-def printable(text: object) -> str:
-    return "".join(c if c.isprintable() else "?" for c in str(text))[:300]
+def _told(text: object) -> str:
+    return printable(str(text)[:300])

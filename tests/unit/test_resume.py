@@ -331,7 +331,7 @@ def test_saved_settings_must_describe_a_run(tmp_path: Path) -> None:
             SavedSettings.read(tmp_path)
 
 
-def test_every_setting_goes_through_run_json_unchanged(tmp_path: Path) -> None:
+def test_every_setting_goes_through_run_json_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from orchestrator.config import load_config
 
     config = load_config(
@@ -340,9 +340,10 @@ def test_every_setting_goes_through_run_json_unchanged(tmp_path: Path) -> None:
         environ={},
         cwd=tmp_path,
     )
-    text = jsonl.dumps({"config": config.public(), "seed": 5})
-    assert b"canary" not in text
-    (tmp_path / "run.json").write_bytes(text)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with closing(RunDirectory(tmp_path)) as run:
+        run.describe({"config": config.public(), "seed": 5})
+    assert "canary" not in (tmp_path / "run.json").read_text()
     again = load_config(env={"resume": tmp_path}, environ={"OPENAI_API_KEY": "sk-other"}, cwd=tmp_path)
     assert replace(again.env, seed=None, resume=None) == config.env
     assert again.env.seed == 5

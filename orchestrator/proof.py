@@ -1,0 +1,82 @@
+"""Whether a run directory is the user's own: the proof that run.json bears.
+
+A run directory may come from anybody: from an archive, a colleague, a hub. What it says about addresses, code and
+confinement counts without being said again only where this user wrote it here and nobody has edited it since. So
+run.json bears an HMAC of what it says, made with a key that never leaves this user's account. Who may write there
+may run anything as this user anyway.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+FIELD = "proof"
+_PURPOSE = b"rollout-orchestrator run.json\n"  # the key may get other uses: no proof of one fits the other
+_KEY_BYTES = 32
+
+
+def prove(description: Mapping[str, Any]) -> str | None:
+    """The proof of what a run.json says, as read back from JSON; None where no key can be kept."""
+    key = _key() or _new_key()
+    return None if key is None else _proof(key, description)
+
+
+def is_own(description: Mapping[str, Any]) -> bool:
+    """Whether it bears the proof of this user on this machine, and says what it said then."""
+    told, key = description.get(FIELD), _key()
+    if key is None or not isinstance(told, str):
+        return False
+    return hmac.compare_digest(told.encode(), _proof(key, description).encode())
+
+
+def _proof(key: bytes, description: Mapping[str, Any]) -> str:
+    told = {name: value for name, value in description.items() if name != FIELD}
+    text = orjson.dumps(told, option=orjson.OPT_SORT_KEYS)
+    return hmac.digest(key, _PURPOSE + text, "sha256").hex()
+
+
+def _path() -> Path | None:
+    base = os.environ.get("XDG_STATE_HOME", "")
+    with suppress(RuntimeError):  # an account without a home
+        folder = Path(base) if base.startswith("/") else Path.home() / ".local" / "state"
+        return folder / "rollout-orchestrator" / "run-key"
+    return None
+
+
+def _key() -> bytes | None:
+    """The user's key; None where there is none, or one that others can read or have put there."""
+    path = _path()
+    with suppress(OSError):
+        if path is not None:
+            with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+                how = os.fstat(file.fileno())
+                private = stat.S_ISREG(how.st_mode) and how.st_uid == os.geteuid() and not how.st_mode & 0o077
+                key = file.read(_KEY_BYTES) if private else b""
+            return key if len(key) == _KEY_BYTES else None
+    return None
+
+
+def _new_key() -> bytes | None:
+    """Makes the key, unless another process was quicker."""
+    path = _path()
+    if path is None:
+        return None
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+                file.write(secrets.token_bytes(_KEY_BYTES))
+            os.link(draft, path)  # whole, or not at all, and never over another one
+        finally:
+            draft.unlink(missing_ok=True)
+    return _key()

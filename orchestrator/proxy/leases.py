@@ -260,8 +260,8 @@ class Lease:
         limits, agent, kind = self.plan.limits, self.plan.agent, asked.kind
         if len(self.turns) >= limits.completions:
             raise _Over("budget", f"{limits.completions} completions")
-        actions = sum(turn.kind is CompletionKind.ACTION and not turn.agent for turn in self.turns)
-        if kind is CompletionKind.ACTION and not asked.agent and actions >= agent.max_steps:
+        steps = sum(turn.is_step for turn in self.turns)
+        if kind is CompletionKind.ACTION and not asked.agent and steps >= agent.max_steps:
             raise _Over("max_steps", f"{agent.max_steps} steps")
         if kind is CompletionKind.FINAL and not agent.final_answer_at_max_steps:
             raise _Over("max_steps", f"{agent.max_steps} steps")

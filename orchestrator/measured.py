@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from orchestrator.completion.route import place_of
 from orchestrator.errors import ConfigError
 from orchestrator.estimates import Estimate, estimate_pass_at_k, sizes_of_k
-from orchestrator.types import Attempt, CompletionKind, FailedName, Group, Member
+from orchestrator.types import Attempt, FailedName, Group, Member
 
 if TYPE_CHECKING:
     from orchestrator.settings import OpenAISettings
@@ -165,7 +165,7 @@ def spent(attempt: Attempt) -> dict[str, float]:
     """What one sample took, by the names of SPENT."""
     record = attempt.record
     return {
-        "steps": sum(turn.kind is CompletionKind.ACTION for turn in record.turns),
+        "steps": record.action_steps,
         "prompt_tokens": prompt_tokens(attempt),
         "completion_tokens": record.sampled_tokens,
         "duration_s": record.duration_s,

@@ -218,6 +218,11 @@ class Turn:
     ended_s: float
     agent: str = ""
 
+    @property
+    def is_step(self) -> bool:
+        """Whether it is a step of the main agent. A managed agent's are part of the step that called it."""
+        return self.kind is CompletionKind.ACTION and not self.agent
+
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
@@ -330,6 +335,11 @@ class Record:
     cpu_s: float | None = None
     notes: tuple[str, ...] = ()
     output: Output | None = None  # None: nothing was asked for, or the rollout did not come that far
+
+    @property
+    def action_steps(self) -> int:
+        """Steps of the main agent, by what was served."""
+        return sum(turn.is_step for turn in self.turns)
 
     @property
     def sampled_tokens(self) -> int:

@@ -125,7 +125,7 @@ def _overrides(member: Member, group: Group) -> dict[str, Any]:
         "shared_identity": attempt.plan.agent.kind == "program",
         "answer": record.answer,
         "score_parts": dict(member.score.parts),
-        "steps": sum(t.kind == "action" and not t.agent for t in record.turns),
+        "steps": record.action_steps,
         "token_source": member.trajectory.token_source,
         "duration_s": round(record.duration_s, 3),
         "waiting_s": round(record.waiting_s, 3),

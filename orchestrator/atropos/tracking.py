@@ -52,7 +52,7 @@ class Metrics:
         self.rewards.append(result.score.value)
         if "correctness" in result.score.parts:
             self.correct.append(result.score.parts["correctness"])
-        self.steps.append(sum(turn.kind == "action" for turn in record.turns))
+        self.steps.append(record.action_steps)
         self.sampled.append(record.sampled_tokens)
         self.durations_s.append(record.duration_s)
         self.waits_s.append(record.waiting_s)

@@ -133,6 +133,9 @@ class DockerLauncher:
 
     async def aclose(self) -> None:
         """Removes what could not be removed before; ends the threads. Idempotent."""
+        await uninterrupted(self._close())
+
+    async def _close(self) -> None:
         if self._giving_up is not None:
             self._giving_up.cancel()
         if self._events is not None:

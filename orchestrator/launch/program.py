@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from orchestrator.errors import EnvironmentUnusable
+from orchestrator.launch.uninterrupted import uninterrupted
 
 TERMINATE_GRACE_S = 10.0  # mmdebstrap unmounts and clears its folder on SIGTERM
 _TAIL_LINES = 20
@@ -49,7 +50,7 @@ async def run_program(
         raise EnvironmentUnusable(f"{argv[0]} was not done after {timeout_s:.0f} s: try again") from None
     finally:
         if process.returncode is None:
-            await asyncio.shield(_end(process))
+            await uninterrupted(_end(process))
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -9,6 +9,8 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
+CANCEL_S = 5.0  # an operator's own tool need not let itself be cancelled
+
 
 class SequenceError(Exception):
     """A sequence number used again with other content, or skipped ahead. Becomes ABORTED."""
@@ -39,4 +41,4 @@ class Once(Generic[T]):
         """Cancels what is being made. Idempotent."""
         if self._task is not None and not self._task.done():
             self._task.cancel()
-            await asyncio.wait([self._task])
+            await asyncio.wait([self._task], timeout=CANCEL_S)

@@ -74,14 +74,20 @@ class SandboxServer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        await uninterrupted(self._close())
+
+    async def _close(self) -> None:
+        """Bounded, and to its end: a server that goes on holds descriptors, and the record of its rollout."""
         assert self._server is not None
-        if self._lease is not None:
-            await self._lease.aclose()
-            self._lease = None
-        if self._service is not None:
-            self._service.close()
-        await self._server.stop(STOP_GRACE_S)
-        await self._door.aclose()
+        try:
+            if self._lease is not None:
+                await self._lease.aclose()
+                self._lease = None
+        finally:
+            if self._service is not None:
+                self._service.close()
+            await self._server.stop(STOP_GRACE_S)
+            await self._door.aclose()
 
     async def parked(self) -> Confinement:
         """Waits until the sandbox is ready for an assignment. EnvironmentUnusable: an image of another time."""

@@ -139,7 +139,7 @@ def _rollout(line: dict[str, Any], rollout_id: str, group: int) -> Row:
         "duration_s": number(line.get("duration_s")),
         "waiting_s": number(line.get("waiting_s")),
         "cpu_s": number(line.get("cpu_s")),
-        "steps": sum(c.get("kind") == "action" for c in completions),
+        "steps": sum(c.get("kind") == "action" and not c.get("agent") for c in completions),
         # What only lacked its score is there once more, with it.
         "tokens": 0 if line.get("ungraded") else sum(count(c.get("completion_tokens")) for c in completions),
         "prompt_tokens": sum(count(c.get("prompt_tokens")) for c in completions),

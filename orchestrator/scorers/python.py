@@ -59,6 +59,8 @@ class PythonScorer:
 
     async def aclose(self) -> None:
         """Ends all processes. Idempotent."""
+        for process in self._all:  # before anything is waited for: cancelled there, none is left
+            process.kill()
         for process in list(self._all):
             await self._end(process)
         self._idle.clear()
@@ -153,10 +155,14 @@ class _Process:
 
     async def end(self) -> None:
         """Idempotent."""
+        self.kill()
+        await self._process.wait()
+
+    def kill(self) -> None:
+        """With all it started. Idempotent."""
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-        await self._process.wait()
 
 
 def _how(code: int) -> str:

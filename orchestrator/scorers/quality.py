@@ -45,7 +45,7 @@ def quality(
     """The parts, each in [0, 1], and `quality`, in [0, sum of the weights]."""
     finished = ended.name is EndedName.FINISHED
     # A managed agent's turns are its own; how well they went shows in what the main one makes of them.
-    turns = [turn for turn in record.turns if turn.kind is CompletionKind.ACTION and not turn.agent]
+    turns = [turn for turn in record.turns if turn.is_step]
     parts = dict.fromkeys(WEIGHTS, 0.0)
     if turns:
         parts["format"] = sum(well_formed(plan.agent, turn.completion) for turn in turns) / len(turns)

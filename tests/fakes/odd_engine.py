@@ -23,6 +23,7 @@ class OddEngine:
     def __init__(self, path: Path) -> None:
         self.url = f"unix://{path}"
         self.answers: dict[str, object] = {"/version": _VERSION, "/containers/json": []}
+        self.asked: list[str] = []  # method and path of every call
         self.events: asyncio.Queue[object] = asyncio.Queue()
         self._path = path
 
@@ -40,6 +41,7 @@ class OddEngine:
         await self._runner.cleanup()
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append(f"{request.method} {request.path}")
         if re.fullmatch(r"/v[\d.]+/events", request.path):
             return await self._tell(request)
         for end, answer in self.answers.items():

@@ -15,12 +15,13 @@ import pytest
 from rollout_api.v1 import sandbox_pb2 as pb
 from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
+from orchestrator.completion.base import CompletionRequest
 from orchestrator.proxy.leases import Lease, Refused, Submission
 from orchestrator.proxy.pace import BURST
 from orchestrator.proxy.server import SandboxServer
 from orchestrator.proxy.service import SERVICE
 from orchestrator.proxy.wire import CONTRACT
-from orchestrator.types import Attachment, Limits, Task
+from orchestrator.types import Attachment, Completion, Limits, Task
 from sandbox.client import Client
 from sandbox.types import Box, Confinement, Message, Result, StepReport
 from tests.fakes.completers import ScriptedCompleter
@@ -360,3 +361,39 @@ async def test_leaving_the_block_closes_socket_and_lease(tmp_path: Path) -> None
     assert gone()
     assert await code_of(Stub(channel).Complete(complete(), timeout=60)) is grpc.StatusCode.UNAVAILABLE
     await channel.close()
+
+
+async def test_a_second_cancel_while_it_closes_leaves_no_server_behind(tmp_path: Path) -> None:
+    class SlowToLeave(ScriptedCompleter):
+        """An upstream request takes a moment to be cancelled: the second cancel falls into it."""
+
+        async def sample(self, request: CompletionRequest) -> Completion:
+            sampling.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                leaving.set()
+                await may_leave.wait()
+            raise AssertionError
+
+    sampling, leaving, may_leave = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    server = SandboxServer(tmp_path)
+
+    async def rollout() -> None:
+        async with server, grpc.aio.insecure_channel(f"unix:{tmp_path}/s") as channel:
+            await parked(Stub(channel), server, Lease(a_plan(), SlowToLeave([""]), None, {}))
+            await Stub(channel).Complete(complete())
+
+    running = asyncio.create_task(rollout())
+    async with asyncio.timeout(60):
+        await sampling.wait()
+        running.cancel()
+        await leaving.wait()
+        running.cancel()
+        await asyncio.sleep(0)
+        may_leave.set()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    with pytest.raises(OSError, match=r"refused|No such file"):
+        await asyncio.open_unix_connection(f"{tmp_path}/s")
+    assert not [task for task in asyncio.all_tasks() if task.get_name() == "door"]

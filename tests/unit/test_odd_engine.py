@@ -166,3 +166,17 @@ async def test_an_end_that_cannot_be_read_is_the_engines_failure(engine: OddEngi
         sandbox.end()
         with pytest.raises(DockerError, match=r"unexpected shape \(inspect"):
             await sandbox.exited()
+
+
+async def test_cancelled_while_it_is_closed_the_launcher_still_removes_what_resisted(engine: OddEngine) -> None:
+    engine.answers["/containers/create"] = "no"  # it may be there all the same
+    launcher = DockerLauncher("run", max_sandboxes=1)
+    with pytest.raises(DockerError):
+        await launcher.ready(SandboxSpec(image="image"))
+    closing = asyncio.create_task(launcher.aclose())
+    for _ in range(2):
+        await asyncio.sleep(0)
+        closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert any(call.startswith("DELETE ") for call in engine.asked)

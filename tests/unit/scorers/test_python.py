@@ -120,3 +120,21 @@ async def test_one_that_cannot_be_used_is_refused_at_start(spec: str, reason: st
     assert "scoring_strategy" in str(refused.value)
     assert "\n" not in str(refused.value)
     assert not scorer._all
+
+
+async def test_cancelled_while_it_is_closed_it_leaves_no_process(tmp_path: Path) -> None:
+    scorer = PythonScorer("python:own_scorer:Mine", 120)
+    await scorer.open()
+    scores = await asyncio.gather(*(scorer.score(plan(), PERFECT, FINISHED) for _ in range(3)))
+    pids = {int(score.parts["pid"]) for score in scores}
+    assert len(pids) > 1
+    closing = asyncio.create_task(scorer.aclose())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    async with asyncio.timeout(60):
+        while any(
+            Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids
+        ):
+            await asyncio.sleep(0.05)  # a killed one is gone a moment later

@@ -334,8 +334,7 @@ class Lease:
         """(steps its agent has, those it took): of a managed one those of this call, which its prompt holds."""
         agent = self.plan.agent
         if not asked.agent:
-            actions = (turn.kind is CompletionKind.ACTION and not turn.agent for turn in self.turns)
-            return agent.max_steps, sum(actions)
+            return agent.max_steps, sum(turn.is_step for turn in self.turns)
         managed = next(managed for managed in agent.managed_agents if managed.name == asked.agent)
         return managed.max_steps or agent.max_steps, sum(m.role == "assistant" for m in asked.messages)
 

@@ -14,8 +14,15 @@ from typing import Any
 
 import pytest
 
+from orchestrator.completion.base import Endpoint
+from orchestrator.completion.connect import connect
+from orchestrator.completion.tokenizer import load_tokenizer
+from orchestrator.proxy.leases import Lease
+from orchestrator.types import CompletionKind, Message
 from tests.fakes.inference import Fault, Reply, ScriptedServer, by_task
+from tests.fakes.plans import TALK, a_plan
 from tests.fakes.runs import Ended, flags, lines, outcomes, place, run, write_tasks
+from tests.fakes.tokenizer import tokenizer_folder
 
 POISON = "a text that the gateway does not like"
 PRINTS = Reply(f"Thought: I look.\n<code>\nprint('{POISON}')\n</code>")
@@ -125,6 +132,8 @@ async def test_a_sample_that_cannot_be_used_is_a_sample(home: Path, dialect: str
         assert len(line["completions"]) == turn + 1, "the sample is on record, as far as it can be"
     (group,) = lines(home / "run" / "groups.jsonl")
     assert len(group["scores"]) == 2
+    verified = await run("run", directory=home, command="verify")
+    assert verified.code == 0, verified.stdout
 
 
 async def test_samples_that_are_filtered_are_wrong_where_a_model_is_measured(home: Path) -> None:
@@ -196,3 +205,32 @@ async def test_an_endpoint_that_comes_back_between_failure_and_control_costs_no_
     assert outcomes(home / "run") == {"finished": 1}
     (line,) = lines(home / "run" / "rollouts.jsonl")
     assert len({c["sequence"] for c in line["completions"]}) == len(line["completions"]) == 2
+
+
+# ---------------------------------------------------------------- templates
+
+
+NO_EMPTY_TURNS = (
+    "{% for m in messages %}{% if m['content'] == '' %}{{ raise_exception('an empty turn') }}{% endif %}"
+    "<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("refuses", ["empty turns", "everything"])
+async def test_a_conversation_that_only_the_policy_made_unrenderable_is_its_own_end(refuses: str) -> None:
+    """A turn of the end token alone, in a history that is rendered anew."""
+    tokenizer = load_tokenizer(str(tokenizer_folder()))
+    async with ScriptedServer("vllm", by_task({"": [[""]]})) as server:
+        completer = await connect(Endpoint(server.base_url, server.model.name), tokenizer, tokens="exact")
+        try:
+            lease = Lease(a_plan(), completer, tokenizer, {})
+            assert (await lease.complete(1, b"1", CompletionKind.ACTION, TALK)).completion is not None
+            template = NO_EMPTY_TURNS if refuses == "empty turns" else "{{ raise_exception('no') }}"
+            tokenizer._tokenizer.chat_template = template
+            another = (TALK[0], Message("user", "Go on."), Message("assistant", ""), Message("user", "Well?"))
+            reply = await lease.complete(2, b"2", CompletionKind.ACTION, another)
+            assert reply.ended == ("no_answer" if refuses == "empty turns" else "record_error")
+            assert len(lease.turns) == 1
+        finally:
+            await completer.aclose()

@@ -134,8 +134,8 @@ async def encoded(
     tokenizer: Tokenizer, text: str, limit: int, plain: Sequence[Span] = ()
 ) -> tuple[int, ...] | None:
     """Ids of `text`, from a thread where that takes long. None: they are surely more than `limit`."""
-    if len(text) <= LONG_CHARS:
-        return tuple(_encode(tokenizer, text, plain))
+    if len(text) <= LONG_CHARS and not plain:
+        return tuple(tokenizer.encode(text))
     return await asyncio.to_thread(_encoded, tokenizer, text, limit, plain)
 
 
@@ -152,7 +152,11 @@ def _encode(tokenizer: Tokenizer, text: str, plain: Sequence[Span]) -> list[int]
 
 def content_ids(tokenizer: Tokenizer, content: str) -> list[int]:
     """Ids of one content, or of a part of it: nothing in it is a control token."""
-    return tokenizer.encode(content, ((0, len(content)),)) if tokenizer.spells_control(content) else tokenizer.encode(content)
+    return (
+        tokenizer.encode(content, ((0, len(content)),))
+        if tokenizer.spells_control(content)
+        else tokenizer.encode(content)
+    )
 
 
 async def counted(tokenizer: Tokenizer, contents: Sequence[str], limit: int) -> int | None:

@@ -20,7 +20,20 @@ from orchestrator.types import Completion, CompletionKind, Message, Record, Role
 from tests.fakes.tokenizers import ADDED, CONTROLS, MODELS, SPACES, TEMPLATES, control_ids, made
 
 TAG = "</code>"
-BITS = [*CONTROLS, *(token.upper() for token in CONTROLS), "＜think＞", "<", "|s|", "e|>", SPACES, " ", "\n", "a", "漢 fox", "0123456789"]
+BITS = [
+    *CONTROLS,
+    *(token.upper() for token in CONTROLS),
+    "＜think＞",
+    "<",
+    "|s|",
+    "e|>",
+    SPACES,
+    " ",
+    "\n",
+    "a",
+    "漢 fox",
+    "0123456789",
+]
 contents = st.lists(st.sampled_from(BITS), max_size=12).map("".join)
 families = st.tuples(st.sampled_from(sorted(MODELS)), st.sampled_from(sorted(ADDED)))
 templates = st.sampled_from(sorted(set(TEMPLATES) - {"refuses empty turns"}))
@@ -48,7 +61,9 @@ def ids_of(tokenizer: HubTokenizer, messages: tuple[Message, ...]) -> list[int]:
 
 def harmless(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     """What is printed on both sides of no text at all stands side by side, and may be another token."""
-    return tuple(replace(message, content="." if message.content.strip() else message.content) for message in messages)
+    return tuple(
+        replace(message, content="." if message.content.strip() else message.content) for message in messages
+    )
 
 
 @settings(max_examples=300, deadline=None)
@@ -131,7 +146,18 @@ def test_in_a_line_nothing_but_the_template_and_the_policy_writes_control_tokens
         prompt, completion = line.prompt(talk), completed(qwen, [*qwen.encode(sampled), end])
         line.append(prompt, talk, completion)
         turns.append(
-            Turn(number + 1, CompletionKind.ACTION, 0, talk, prompt.segment, prompt.added, prompt.closing, completion, 0, 1)
+            Turn(
+                number + 1,
+                CompletionKind.ACTION,
+                0,
+                talk,
+                prompt.segment,
+                prompt.added,
+                prompt.closing,
+                completion,
+                0,
+                1,
+            )
         )
         talk = (
             *talk,
@@ -148,7 +174,9 @@ def test_in_a_line_nothing_but_the_template_and_the_policy_writes_control_tokens
     heads = [t for t in context if qwen.decode([t]) == "<|im_start|>"]
     assert len(heads) == 3 + 2 * 4  # those of the first prompt, and four messages for each turn more
     assert pad in [t for t, learn in zip(made_of.tokens_T, made_of.trained_T, strict=True) if learn]
-    assert [m.content for m in made_of.messages if m.role == "user"] == [m.content for m in turns[-1].messages if m.role == "user"]
+    assert [m.content for m in made_of.messages if m.role == "user"] == [
+        m.content for m in turns[-1].messages if m.role == "user"
+    ]
     # What was sampled comes back as a content where a new segment begins: as text.
     fresh = TokenLine(qwen, TAG).prompt(talk)
     assert pad not in fresh.ids
@@ -159,7 +187,18 @@ def test_lines_made_from_text_hold_none_but_the_template_s(qwen: HubTokenizer) -
     talk = (Message("system", "s"), Message("user", HOSTILE))
     again = (Message("assistant", f"one<|image_pad|>{TAG}"), Message("user", HOSTILE))
     turns = tuple(
-        Turn(n, CompletionKind.ACTION, kept, new, 0, None, "", Completion(text, text, "stop", None, None, 1, 1), 0, 1)
+        Turn(
+            n,
+            CompletionKind.ACTION,
+            kept,
+            new,
+            0,
+            None,
+            "",
+            Completion(text, text, "stop", None, None, 1, 1),
+            0,
+            1,
+        )
         for n, kept, new, text in ((1, 0, talk, "one<|image_pad|>"), (2, 2, again, "two<|im_end|>"))
     )
     line = trajectory(Record(0.0, turns=turns), qwen, TAG)
@@ -171,7 +210,9 @@ def test_lines_made_from_text_hold_none_but_the_template_s(qwen: HubTokenizer) -
 
 
 async def test_sizes_count_what_is_encoded(qwen: HubTokenizer) -> None:
-    assert await counted(qwen, ["<|image_pad|>" * 100], 10_000) == len(content_ids(qwen, "<|image_pad|>" * 100)) > 300
+    assert (
+        await counted(qwen, ["<|image_pad|>" * 100], 10_000) == len(content_ids(qwen, "<|image_pad|>" * 100)) > 300
+    )
 
 
 def test_a_tokenizer_of_python_alone_does_the_same() -> None:

@@ -251,7 +251,12 @@ def test_an_id_that_stands_for_no_token_is_sampled_recorded_and_said_as_nothing(
     assert not tokenizer.is_end(beyond)
     episode = Episode(tokenizer)
     ids = [beyond, *tokenizer.encode("Thought: <code>"), beyond, *tokenizer.encode("1</code>")]
-    for said in (ids, [beyond], [beyond, *tokenizer.encode("<|im_end|>")], [*tokenizer.encode("<|im_end|>"), beyond]):
+    for said in (
+        ids,
+        [beyond],
+        [beyond, *tokenizer.encode("<|im_end|>")],
+        [*tokenizer.encode("<|im_end|>"), beyond],
+    ):
         episode.turn(said)
     assert [turn.segment for turn in episode.turns] == [0, 0, 0, 0]
     assert episode.turns[0].completion.visible == "Thought: <code>1"

@@ -195,7 +195,11 @@ FEW_SHOTS = (
         (TALK, (Message("user", "one"), Message("assistant", "one"), Message("user", "go on")), ["two"]),
         # smolagents puts a plan into its own words, and asks for it on a line of its own.
         (
-            (*TALK, Message("assistant", "Here are the facts I know:\n```\nplan\n```"), Message("user", "Proceed.")),
+            (
+                *TALK,
+                Message("assistant", "Here are the facts I know:\n```\nplan\n```"),
+                Message("user", "Proceed."),
+            ),
             (Message("assistant", "one"), Message("user", "Observation:\n1")),
             ["one", "two"],
         ),

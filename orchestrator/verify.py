@@ -254,8 +254,8 @@ def _check_text(
 
 
 def _texts_sampled(turns: Sequence[tuple[Line, list[Line]]]) -> list[str]:
-    """Of each completion of a line, what of it stands where it belongs in the last conversation: an agent may strip
-    it, write something behind it, or put other words in its place."""
+    """Of each completion of a line, what of it stands where it belongs in the last conversation: an agent may
+    strip it, write something behind it, or put other words in its place."""
     *earlier, (last, talk) = turns
     found = []
     for completion, asked in earlier:

@@ -46,8 +46,9 @@ def pieces(
 ) -> list[Piece]:
     """The template's text and contents by turns, beginning and ending with the template's.
 
-    Contents come apart where they spell a control token, from message `since` on, and where the message is one of
-    `hidden`: of these the template sees no more than a word. Raises RecordError for a conversation that the template refuses.
+    Contents come apart where they spell a control token, from message `since` on, and where the message is one
+    of `hidden`: of these the template sees no more than a word. Raises RecordError for a conversation that the
+    template refuses.
     """
     later = range(since, len(messages))
     spelling = {i for i in later if i not in hidden and tokenizer.spells_control(messages[i].content)}
@@ -95,7 +96,7 @@ def _split(rendered: str, drawn: str, known: Container[int]) -> tuple[list[str],
 
 
 def _between(own: list[str], words: list[str], rendered: str) -> list[str]:
-    """What the template prints of each content, up to the word that ends it: some leave thoughts out, or change it.
+    """What the template prints of each content, up to the word that ends it: some leave a part out or change it.
     Raises RecordError where the template's own text is not what it is around mere words."""
     found = []
     at = 0

@@ -32,7 +32,7 @@ CHECKS: dict[str, str] = {
     "messages": "one system message first, roles and texts as they must be and as served (against rollouts.jsonl)",
     "size": "all groups have the size they say, and that was asked for (against run.json)",
     "record": "each rollout is on record once, with its task, outcome and score (against rollouts.jsonl)",
-    "sampled ids": "trained ids are those sampled, or of the text that was, in their places (against rollouts.jsonl)",
+    "sampled ids": "trained ids are those sampled, or of the text sampled, in place (against rollouts.jsonl)",
     "sampled log-probs": "trained log-probs are the endpoint's (against rollouts.jsonl)",
     "one line": "prompts and samples make the tokens, nothing between (against rollouts.jsonl)",
 }
@@ -73,8 +73,8 @@ class Asked:
 class Findings:
     """What was looked at and what was wrong, by check.
 
-    `tokenizer`: the run's, asked for where ids were made from text. `unread`: rollouts whose text could not be read
-    off their ids, as there is none.
+    `tokenizer`: the run's, asked for where ids were made from text. `unread`: rollouts whose ids were not compared
+    with their text, as there is none.
     """
 
     asked: Asked = Asked()
@@ -244,9 +244,7 @@ def _check_text(
         findings.check("sampled ids", len(trained) == len(sampled), f"{where}: {len(trained)} texts are trained")
         return
     expected = [ids for text in sampled if (ids := content_ids(tokenizer, text))]
-    findings.check(
-        "sampled ids", trained == expected, f"{where}: what is trained is not the text that was sampled"
-    )
+    findings.check("sampled ids", trained == expected, f"{where}: what is trained is not the text sampled")
     try:
         tag = agent_of(record["plan"]["agent"]).closing_tag
         again = trajectory(read_record(record), tokenizer, tag, turns[0][0]["segment"])
@@ -258,8 +256,8 @@ def _check_text(
 
 
 def _texts_sampled(turns: Sequence[tuple[Line, list[Line]]]) -> list[str]:
-    """Of each completion of a line, what of it stands where it belongs in the last conversation: an agent may strip it,
-    write something behind it, or put other words in its place."""
+    """Of each completion of a line, what of it stands where it belongs in the last conversation: an agent may
+    strip it, write something behind it, or put other words in its place."""
     *earlier, (last, talk) = turns
     found = []
     for completion, asked in earlier:

@@ -27,6 +27,7 @@ _ROLES: dict[MessageRole, Role] = {
     MessageRole.SYSTEM: "system",
     MessageRole.USER: "user",
     MessageRole.TOOL_RESPONSE: "user",
+    MessageRole.TOOL_CALL: "assistant",
     MessageRole.ASSISTANT: "assistant",
 }
 
@@ -48,7 +49,8 @@ class OrchestratorModel(Model):
     ) -> ChatMessage:
         """One completion; raises nothing but an EpisodeEnd."""
         try:
-            answer = self._complete(_kind(stop_sequences), conversation(messages), self._agent)
+            kind = _kind(stop_sequences)
+            answer = self._complete(kind, conversation(messages, kind), self._agent)
         except Exception as error:
             raise EpisodeCrashed(f"asking for a completion: {type(error).__name__}: {error}") from error
         return ChatMessage(
@@ -68,16 +70,17 @@ class OrchestratorModel(Model):
         return message
 
 
-def conversation(messages: Iterable[ChatMessage]) -> tuple[Message, ...]:
+def conversation(messages: Iterable[ChatMessage], kind: Kind) -> tuple[Message, ...]:
     """Text only, neighbours of one role joined by a newline as smolagents does.
 
     "Calling tools:" echoes are left out before joining: joined, they would become part of what the
-    model is said to have written, and stand behind its end-of-turn token.
+    model is said to have written, and stand behind its end-of-turn token. Plans are asked for with a summary, in
+    which the echoes are all there is of what was done: there they are the assistant's.
     """
     joined: list[Message] = []
     for message in messages:
         role = MessageRole(message.role)
-        if role is MessageRole.TOOL_CALL:
+        if role is MessageRole.TOOL_CALL and kind != "plan":
             continue
         text = _text(message.content)
         if joined and joined[-1].role == _ROLES[role]:

@@ -158,8 +158,8 @@ def _print(groups_file: Path, rollouts_file: Path | None, findings: Findings) ->
     record = "" if rollouts_file else "; no rollouts.jsonl beside it, so nothing was compared with the record"
     if findings.unread:
         console.print(
-            f"{findings.unread} rollouts have ids made from text, and their tokenizer is not on this machine: of what "
-            "is trained there, only the number of texts was compared with the record",
+            f"{findings.unread} rollouts have ids made from text, and their tokenizer is not on this machine: "
+            "only how many texts are trained there was compared with the record",
             markup=False,
         )
     console.print(

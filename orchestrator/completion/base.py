@@ -148,8 +148,8 @@ async def encoded(
     tokenizer: Tokenizer, text: str, limit: int, plain: Sequence[Span] = ()
 ) -> tuple[int, ...] | None:
     """Ids of `text`, from a thread where that takes long. None: they are surely more than `limit`."""
-    if len(text) <= LONG_CHARS:
-        return tuple(_encode(tokenizer, text, plain))
+    if len(text) <= LONG_CHARS and not plain:
+        return tuple(tokenizer.encode(text))
     return await asyncio.to_thread(_encoded, tokenizer, text, limit, plain)
 
 

@@ -113,7 +113,7 @@ class TokenLine:
         Nothing before that is used, so the template need not see what the model said there: it might refuse it.
         """
         said = {i for i, message in enumerate(messages[: index + 1]) if message.role == "assistant"}
-        parts = pieces(self._tokenizer, messages, said, generation_prompt=True)
+        parts = pieces(self._tokenizer, messages, said, since=index, generation_prompt=True)
         places = [place for place, part in enumerate(parts) if part.message == index]
         return parts[places[0] + 1 :] if len(places) == 1 else None
 

@@ -1,7 +1,7 @@
 """Recorded turns to one token-level trajectory. Pure.
 
-Only what the proxy was asked and served comes in here. What it served is trained, where it stands in the line; what it
-was asked is context, whoever the sandbox says wrote it.
+Only what the proxy was asked and served comes in here. What it served is trained, where it stands in the line;
+what it was asked is context, whoever the sandbox says wrote it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def conversations(turns: tuple[Turn, ...]) -> list[tuple[Message, ...]]:
 def main_segment(turns: tuple[Turn, ...], question: str = "") -> int:
     """The segment that is trained on and carries the score: the one that begins with the task.
 
-    It is the one of the main agent's first action turn that was asked with the question in its conversation, else of
-    its first one, else of the first turn. What is asked later cannot change it: code that a program runs has the
+    It is the one of the main agent's first action turn that has the question in its conversation, else of its
+    first one, else of the first turn. What is asked later cannot change it: code that a program runs has the
     program's identity and the program's endpoint, but only after the first completion.
     """
     own = [

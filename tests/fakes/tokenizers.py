@@ -86,7 +86,9 @@ TEMPLATES = {
     "leaves thoughts out": (
         "{% for m in messages %}{% set c = m.content %}{{ '<|s|>' + m.role + '\n' }}"
         "{% if m.role == 'assistant' and '</think>' in c %}"
-        "{% if loop.last %}{{ '<think>\n' + c.split('</think>')[0].split('<think>')[-1] + '\n</think>\n\n' }}{% endif %}"
+        "{% if loop.last %}"
+        "{{ '<think>\n' + c.split('</think>')[0].split('<think>')[-1] + '\n</think>\n\n' }}"
+        "{% endif %}"
         "{% set c = c.split('</think>')[-1].lstrip('\n') %}{% endif %}{{ c + '<|e|>\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|s|>assistant\n<think>\n' }}{% endif %}"
     ),
@@ -99,7 +101,8 @@ TEMPLATES = {
         "{% if add_generation_prompt %}{{ '<|s|>' }}{% endif %}"
     ),
     "changes it": (
-        "{% for m in messages %}{{ '<|s|>' + m.role + '\n' + (m.content | upper | replace('A', 'aa'))[:200] + '<|e|>\n' }}"
+        "{% for m in messages %}"
+        "{{ '<|s|>' + m.role + '\n' + (m.content | upper | replace('A', 'aa'))[:200] + '<|e|>\n' }}"
         "{% endfor %}{% if add_generation_prompt %}{{ '<|s|>assistant\n' }}{% endif %}"
     ),
     "counts on it": (
@@ -128,7 +131,7 @@ def made(model: str = "byte level", added: str = "plain", template: str = "chatm
 
 
 def control_ids(tokenizer: HubTokenizer, ids: Any) -> list[int]:
-    """Those of `ids` that are control tokens, in order: special ones, and thoughts' where the template prints them."""
+    """Those of `ids` that are control tokens, in order: special ones, and others that the template prints."""
     template = tokenizer._tokenizer.chat_template
     known = {tokenizer.encode(token)[-1] for token in CONTROLS if "think" not in token or token in template}
     return [token for token in ids if token in known]

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.completion.recorder import conversations, main_segment, trajectory
+from orchestrator.completion.recorder import conversations, main_line, main_segment, trajectory
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.errors import RecordError
-from orchestrator.types import Completion, CompletionKind, Message, Record, Trajectory, Turn
-from tests.fakes.plans import TALK
+from orchestrator.types import AgentSpec, Completion, CompletionKind, Message, Record, Trajectory, Turn
+from tests.fakes.plans import TALK, a_plan
 from tests.fakes.tokenizer import tokenizer_folder
 
 TAG = "</code>"
@@ -224,3 +224,16 @@ def test_an_empty_answer_trains_nothing(tokenizer: HubTokenizer) -> None:
     talk = (Message("assistant", TAG), ANSWERED[1])
     line = trajectory(record(turn(said("")), turn(said("two"), kept=2, messages=talk)), tokenizer, TAG)
     assert trained(line, tokenizer) == ["two"]
+
+
+def test_a_program_whose_code_asks_last_is_trained_on_its_task(tokenizer: HubTokenizer) -> None:
+    """Model-written code shares the program's endpoint. Whatever it asks, the task's line carries the score."""
+    plan = a_plan(agent=AgentSpec(kind="program"))
+    first, aside = sampled(tokenizer, "one<|im_end|>"), sampled(tokenizer, "yes<|im_end|>")
+    asides = (asked("Say yes."), asked("Say it again."), asked(f"And: {plan.task.question}"))
+    turns = (turn(first), *(turn(aside, segment=n, messages=talk) for n, talk in enumerate(asides, 1)))
+    line = main_line(plan, record(*turns), tokenizer)
+    assert line.segment == 0
+    assert line.messages == (*TALK, Message("assistant", "one"))
+    with pytest.raises(RecordError, match="no completion"):
+        main_line(plan, record(), tokenizer)

@@ -9,9 +9,12 @@ import pytest
 from orchestrator import writers
 from orchestrator.completion.base import Tokenizer
 from orchestrator.errors import RecordError
+from orchestrator.report.details import rollout_details
+from orchestrator.report.from_groups import rollout_lines
+from orchestrator.rundir import rollout_line
 from orchestrator.types import Completion, CompletionKind, Group, Member, Record, Task, Trajectory, Turn
 from orchestrator.writers import GroupFormat, side_groups
-from tests.fakes.plans import a_member, a_turn
+from tests.fakes.plans import TALK, a_member, a_turn
 
 
 def sampled(*ids: int) -> Completion:
@@ -67,6 +70,41 @@ def test_side_lines_are_only_written_when_asked_for() -> None:
     lines = GroupFormat(all_segments=True).groups(given)
     assert [[o["segment"] for o in line["overrides"]] for line in lines] == [[0, 0], [1, 1]]
     assert [o["untrained_completions"] for o in lines[0]["overrides"]] == [1, 1]
+
+
+def test_what_was_asked_besides_is_told() -> None:
+    (line,) = GroupFormat().groups(group(member(0, 1, 2, 2), member(1)))
+    first, second = line["overrides"]
+    assert second["other_segments"] == []
+    assert [(o["segment"], o["kind"], o["completions"]) for o in first["other_segments"]] == [
+        (1, "plan", 1),
+        (2, "plan", 2),
+    ]
+    assert first["other_segments"][0]["asked"] == TALK[-1].content
+    assert (first["main_segment"], first["segments"], first["untrained_completions"]) == (0, 3, 3)
+
+
+def test_a_report_of_groups_alone_shows_rollouts_that_began_with_a_plan() -> None:
+    """Their main line is not the first one."""
+    planned = member(0)
+    plan, action = replace(turn(1, 0, CompletionKind.PLAN)), replace(turn(2, 1))
+    record = replace(planned.attempt.record, turns=(plan, action))
+    line = replace(planned.trajectory, segment=1)
+    planned = replace(planned, attempt=replace(planned.attempt, record=record), trajectory=line)
+    main, side = GroupFormat(all_segments=True).groups(group(planned))
+    assert (main["overrides"][0]["segment"], side["overrides"][0]["segment"]) == (1, 0)
+    assert len(list(rollout_lines(main, 0))) == 1
+    assert list(rollout_lines(side, 0)) == []
+
+
+def test_the_report_tells_what_was_asked_aside() -> None:
+    details = rollout_details(rollout_line(member(0, 1)))
+    assert [c["aside"] for c in details["completions"]] == [True, False]
+    assert rollout_line(member(0, 1))["segment"] == 0
+    assert [c["aside"] for c in rollout_details(rollout_line(member(0, 1).attempt))["completions"]] == [
+        False,
+        False,
+    ]
 
 
 def test_rollouts_of_several_versions_can_be_masked() -> None:

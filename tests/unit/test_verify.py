@@ -224,7 +224,7 @@ def said(text: str) -> Completion:
 
 
 def a_text_group(tokenizer: HubTokenizer) -> tuple[dict[str, Any], dict[str, Any]]:
-    """As `a_group`, of one member at an endpoint without ids; its program wrote an example into its first request."""
+    """As `a_group`, of one member at an endpoint without ids, whose program wrote an example into its request."""
     first = (TALK[0], Message("user", "1 + 1?"), Message("assistant", "forty-two"), TALK[1])
     again = (*first, Message("assistant", f"forty-two{TAG}"), Message("user", "Observation:\nforty-two"))
     turns = (
@@ -331,11 +331,11 @@ def test_a_run_is_verified_with_the_tokenizer_it_names(
     (tmp_path / "rollouts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rollouts.values()))
     (tmp_path / "groups.jsonl").write_text(json.dumps(group) + "\n")
     assert verify.run(tmp_path) == 0
-    assert "only the number of texts" not in capsys.readouterr().out
+    assert "made from text, and" not in capsys.readouterr().out
     both(places(tokenizer, group, "forty-two")[1], tokenizer.encode("x")[0])(group)
     (tmp_path / "groups.jsonl").write_text(json.dumps(group) + "\n")
     assert verify.run(tmp_path) == 1
-    assert "not the text that was sampled" in capsys.readouterr().out
+    assert "what is trained is not the text sampled" in capsys.readouterr().out
     (tmp_path / "run.json").write_text(json.dumps(told | {"tokenizer": "no/such-tokenizer"}))
     assert verify.run(tmp_path) == 0
     assert "1 rollouts have ids made from text" in capsys.readouterr().out

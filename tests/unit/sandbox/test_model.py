@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from smolagents import CodeAgent
+from smolagents.local_python_executor import CodeOutput, PythonExecutor
 from smolagents.models import ChatMessage, MessageRole
+from smolagents.monitoring import LogLevel
 
 from sandbox.errors import EpisodeCrashed, LeaseEnded
 from sandbox.model import OrchestratorModel, conversation
@@ -23,12 +26,80 @@ def test_tool_call_echoes_are_dropped_before_neighbours_are_joined() -> None:
         chat(MessageRole.TOOL_RESPONSE, "Observation:\no"),
         chat(MessageRole.TOOL_RESPONSE, "Error:\ne"),
     ]
-    assert conversation(messages) == (
-        Message("system", "s"),
-        Message("user", "u"),
-        Message("assistant", "a"),
-        Message("user", "Observation:\no\nError:\ne"),
+    for kind in ("action", "final"):
+        assert conversation(messages, kind) == (
+            Message("system", "s"),
+            Message("user", "u"),
+            Message("assistant", "a"),
+            Message("user", "Observation:\no\nError:\ne"),
+        )
+
+
+class Runs(PythonExecutor):
+    """Runs nothing, and finds 6 in everything but an answer."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, object] = {}
+
+    def send_tools(self, tools: object) -> None:
+        pass
+
+    def send_variables(self, variables: object) -> None:
+        pass
+
+    def __call__(self, code: str) -> CodeOutput:
+        return CodeOutput(output="6", logs="six", is_final_answer="final_answer" in code)
+
+
+def asked_by_a_planning_agent() -> list[tuple[Kind, tuple[Message, ...]]]:
+    """What smolagents' own code agent asks for, planning anew at each of its two steps."""
+    asked: list[tuple[Kind, tuple[Message, ...]]] = []
+
+    def complete(kind: Kind, messages: tuple[Message, ...], agent: str = "") -> Completion:
+        asked.append((kind, messages))
+        said = {"plan": "My plan.", "action": "Thought: go\n<code>\nx = 2 * 3\n", "final": "six"}
+        return Completion(said[kind], 7, 3)
+
+    agent = CodeAgent(
+        tools=[],
+        model=OrchestratorModel(complete),
+        planning_interval=1,
+        max_steps=2,
+        executor=Runs(),
+        verbosity_level=LogLevel.OFF,
+        code_block_tags=("<code>", "</code>"),
     )
+    agent.run("How much is 2 * 3?")
+    return asked
+
+
+def test_a_plan_that_is_made_anew_sees_the_code_that_was_run() -> None:
+    asked = asked_by_a_planning_agent()
+    assert [kind for kind, _ in asked] == ["plan", "action", "plan", "action", "final"]
+    roles = [message.role for message in asked[2][1]]
+    assert roles == ["system", "user", "assistant", "user"]
+    _, task, call, observation = asked[2][1]
+    assert "How much is 2 * 3?" in task.content
+    assert call.content.startswith("Calling tools:\n[")
+    assert "x = 2 * 3" in call.content
+    assert observation.content.startswith("Observation:\n")
+    assert "six" in observation.content
+
+
+def test_an_answer_asked_for_at_the_end_sees_what_was_written_once() -> None:
+    """Not as a summary: what was run stands in what the model wrote."""
+    kind, messages = asked_by_a_planning_agent()[-1]
+    said = "".join(message.content for message in messages)
+    assert kind == "final"
+    assert said.count("x = 2 * 3") == 2  # of two steps
+    assert "Calling tools:" not in said
+
+
+def test_actions_continue_what_was_said_whatever_was_planned() -> None:
+    (_, first), (_, second) = (ask for ask in asked_by_a_planning_agent() if ask[0] == "action")
+    assert second[: len(first)] == first
+    assert second[len(first)].content.startswith("Thought: go")
+    assert "Calling tools:" not in "".join(message.content for message in second)
 
 
 @pytest.mark.parametrize(

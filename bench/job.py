@@ -1,5 +1,5 @@
-"""The job: 64 rollouts (8 groups of 8, 4 steps, 0.5 s per completion), two groups' worth at a time; and the same with
-durations of a long tail.
+"""The job: 64 rollouts (8 groups of 8, 4 steps, 0.5 s per completion), two groups' worth at a time; and the same
+with durations of a long tail.
 
 Beside the architecture of the system before this one (`bench.predecessor`), in turns; CPU beside that of a bare
 container that runs nothing.

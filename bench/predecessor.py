@@ -69,8 +69,7 @@ def _agent(task: str, requests: Any, responses: Any, results: Any) -> None:
 async def _serve(
     process: Any, requests: Any, responses: Any, url: str, session: aiohttp.ClientSession, seed: int
 ) -> None:
-    """Answers what the agent asks, until its process has ended. `seed`: the rollout's number, by which the endpoint
-    knows it."""
+    """Answers what the agent asks, until its process has ended. `seed`: the rollout's number, for the endpoint."""
     while process.is_alive():
         try:
             messages = requests.get_nowait()

@@ -46,8 +46,8 @@ async def test_dead_tasks_are_dropped_the_others_made_and_resume_gets_past(home:
         assert "HTTP 400" in told
         assert "orchestrator process --env.resume run" in told.replace(f"{home}/", "")
         assert printed_outcomes(ended) == outcomes(home / "run")
-        # Two rollouts, and one alone: each is tried three times.
-        assert outcomes(home / "run")["llm_error"] == DEAD * 3 * 3
+        # Two rollouts and two in their places: each is tried three times.
+        assert outcomes(home / "run")["llm_error"] == DEAD * 4 * 3
         made = groups.read_bytes()
         again = await run("--env.resume", "run", directory=home)
         assert again.code == 1, again.stderr

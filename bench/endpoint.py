@@ -3,7 +3,8 @@
     python -m bench.endpoint --delay 0.5 --turns 4        prints its base URL
 
 Completions have the length of a CodeAgent's turns (130 to 290 sampled tokens); the last turn of an episode gives
-the answer. Takes prompts as token ids and, for the agents it is compared with, as chat messages.
+the answer. With `--durations` each episode takes its own time, in parts of equal length. Takes
+prompts as token ids and, for the agents it is compared with, as chat messages.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import asyncio
 import select
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -42,10 +43,15 @@ class RunningEndpoint:
 
 
 @contextmanager
-def endpoint(delay_s: float = 0.0, turns: int = 4) -> Iterator[RunningEndpoint]:
-    """Runs one until the block is left."""
+def endpoint(delay_s: float = 0.0, turns: int = 4, durations_s: Sequence[float] = ()) -> Iterator[RunningEndpoint]:
+    """Runs one until the block is left.
+
+    `durations_s`: instead of a delay for each completion, what all those of an episode take together, in the order
+    in which episodes begin; from the first again when they are used up.
+    """
     process = subprocess.Popen(
-        [sys.executable, "-m", __name__, "--delay", str(delay_s), "--turns", str(turns)],
+        [sys.executable, "-m", __name__, "--delay", str(delay_s), "--turns", str(turns)]
+        + ["--durations", *map(str, durations_s)] * bool(durations_s),
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -59,7 +65,23 @@ def endpoint(delay_s: float = 0.0, turns: int = 4) -> Iterator[RunningEndpoint]:
         process.wait()
 
 
-async def serve(delay_s: float, turns: int) -> None:
+class Delays:
+    """How long each completion takes. An episode is known by its seed."""
+
+    def __init__(self, delay_s: float, turns: int, durations_s: Sequence[float]) -> None:
+        self._delay_s, self._turns = delay_s, turns
+        self._durations_s = durations_s
+        self._episodes: dict[int, int] = {}  # seed → place in the order of their beginnings
+
+    def of(self, seed: int) -> float:
+        """For a completion of the episode with this seed."""
+        if not self._durations_s:
+            return self._delay_s
+        place = self._episodes.setdefault(seed, len(self._episodes))
+        return self._durations_s[place % len(self._durations_s)] / self._turns
+
+
+async def serve(delays: Delays, turns: int) -> None:
     """Prints the address and serves until killed."""
     tokenizer = Model(tokenizer_folder())
     texts = (STEP, ANSWER)
@@ -77,7 +99,8 @@ async def serve(delay_s: float, turns: int) -> None:
         body = orjson.loads(await request.read())
         prompt = body["prompt"]
         # System, task, the open turn; then two more per turn. Probes hold anything.
-        number = which(max(0, prompt.count(start) - 3) // 2) if isinstance(prompt, list) else 0
+        said = max(0, prompt.count(start) - 3) // 2 if isinstance(prompt, list) else 0
+        number = which(said)
         whole = samples[number]
         sample = whole[: body["max_tokens"]]
         choice = {
@@ -87,7 +110,7 @@ async def serve(delay_s: float, turns: int) -> None:
             "logprobs": {"token_logprobs": [-0.5] * len(sample)},
             "finish_reason": "stop" if len(sample) == len(whole) else "length",
         }
-        if delay_s and len(sample) > 1:
+        if len(sample) > 1 and (delay_s := delays.of(body["seed"] - said)):  # each call has the next seed
             await asyncio.sleep(delay_s)
         usage = {"prompt_tokens": len(prompt), "completion_tokens": len(sample)}
         answer = orjson.dumps({"choices": [choice], "usage": usage})
@@ -96,7 +119,7 @@ async def serve(delay_s: float, turns: int) -> None:
     async def chat(request: web.Request) -> web.Response:
         body = orjson.loads(await request.read())
         number = which(sum(message["role"] == "assistant" for message in body["messages"]))
-        await asyncio.sleep(delay_s)
+        await asyncio.sleep(delays.of(body.get("seed", 0)))
         message = {"role": "assistant", "content": texts[number]}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         return web.Response(body=orjson.dumps({"choices": [choice]}), content_type="application/json")
@@ -120,8 +143,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.endpoint", description=__doc__.split("\n")[0])
     parser.add_argument("--delay", type=float, default=0.0, help="seconds per completion")
     parser.add_argument("--turns", type=int, default=4, help="of an episode, the answer included; 0: no end")
+    parser.add_argument("--durations", type=float, nargs="+", default=[], help="seconds of each episode")
     arguments = parser.parse_args()
-    asyncio.run(serve(arguments.delay, arguments.turns))
+    asyncio.run(serve(Delays(arguments.delay, arguments.turns, arguments.durations), arguments.turns))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""The job: 64 rollouts (8 groups of 8, 4 steps, 0.5 s per completion), two groups' worth at a time.
+"""The job: 64 rollouts (8 groups of 8, 4 steps, 0.5 s per completion), two groups' worth at a time; and the same
+with durations of a long tail.
 
 Beside the architecture of the system before this one (`bench.predecessor`), in turns; CPU beside that of a bare
 container that runs nothing.
@@ -13,12 +14,13 @@ import time
 from bench.boxes import BareContainers, bare_containers
 from bench.endpoint import RunningEndpoint, endpoint
 from bench.machine import CpuMeter
-from bench.numbers import p50, ratio_of_pairs
+from bench.numbers import long_tail, p50, ratio_of_pairs
 from bench.program import program
 from bench.report import Findings, Scale
 
 TITLE = "64 rollouts, beside one plain process per agent"
 STEPS, COMPLETION_S = 4, 0.5
+SEED = 18
 PREDECESSOR, OURS = "bench.predecessor", "bench.rollouts"
 
 
@@ -59,6 +61,7 @@ async def measure(scale: Scale) -> Findings:
         note=f"median of {len(wall[OURS])} pairs",
         **({"at_most": 0.8} if promise else {}),
     )
+    await _unequal(found, scale, groups, group_size)
     found.add("CPU in the orchestrator per rollout", p50(own["orchestrator"]), "CPU-s")
     found.add("CPU in the sandbox per rollout", p50(own["sandbox"]), "CPU-s", note="from its cgroup")
     if meter.trouble:
@@ -75,6 +78,29 @@ async def measure(scale: Scale) -> Findings:
     )
     found.add("rollouts per core-hour", 3600 / p50(cpu[OURS]), "")
     return found
+
+
+async def _unequal(found: Findings, scale: Scale, groups: int, group_size: int) -> None:
+    """The same job where rollouts take unequally long, in the mean as long as before."""
+    rollouts = groups * group_size
+    drawn = long_tail(rollouts, scale.pick(0.1, 1.2, 1.2), SEED)
+    wall: dict[str, list[float]] = {OURS: [], PREDECESSOR: []}
+    for pair in range(scale.pick(1, 2, 5)):
+        for which in (OURS, PREDECESSOR) if pair % 2 else (PREDECESSOR, OURS):
+            with endpoint(
+                turns=STEPS, durations_s=drawn
+            ) as server:  # its own: the drawn ones from the first again
+                meter = await CpuMeter.open(0.2, [server.pid])
+                more = ("--sandboxes", 2 * group_size) if which is OURS else ()
+                wall_s, _, lines = await _job(which, server, meter, groups, group_size, *more)
+            if which is OURS:
+                _check(json.loads(lines[-1]), rollouts)
+            wall[which].append(wall_s)
+    found.samples |= {"unequal, ours, s": wall[OURS], "unequal, predecessor, s": wall[PREDECESSOR]}
+    found.add("unequal lengths: each in a sealed container", p50(wall[OURS]), "s")
+    found.add("unequal lengths: one plain process each", p50(wall[PREDECESSOR]), "s")
+    ratio = ratio_of_pairs(wall[OURS], wall[PREDECESSOR])
+    found.add("unequal lengths: wall clock / predecessor's architecture", ratio, "x")
 
 
 async def _job(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 import math
+import random
 import statistics
 from collections.abc import Sequence
 
@@ -11,6 +13,20 @@ def percentile(values: Sequence[float], percent: float) -> float:
     """The nearest rank: a value that was really measured."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+
+
+def long_tail(count: int, median: float, seed: int) -> list[float]:
+    """Log-normal, sigma 1: one in a hundred is ten times the median. The same for the same seed."""
+    draw = random.Random(seed)
+    return [median * draw.lognormvariate(0.0, 1.0) for _ in range(count)]
+
+
+def work_conserving(durations: Sequence[float], slots: int) -> float:
+    """When all are done where none waits while a slot is free, taken in this order."""
+    free_at = [0.0] * slots
+    for duration in durations:
+        heapq.heapreplace(free_at, free_at[0] + duration)
+    return max(free_at)
 
 
 def p50(values: Sequence[float]) -> float:

@@ -66,30 +66,32 @@ def _agent(task: str, requests: Any, responses: Any, results: Any) -> None:
     results.put((answer, messages))
 
 
-async def _serve(process: Any, requests: Any, responses: Any, url: str, session: aiohttp.ClientSession) -> None:
-    """Answers what the agent asks, until its process has ended."""
+async def _serve(
+    process: Any, requests: Any, responses: Any, url: str, session: aiohttp.ClientSession, seed: int
+) -> None:
+    """Answers what the agent asks, until its process has ended. `seed`: the rollout's number, for the endpoint."""
     while process.is_alive():
         try:
             messages = requests.get_nowait()
         except queue.Empty:
             await asyncio.sleep(POLL_S)
             continue
-        body = {"model": "bench", "messages": messages, "max_tokens": 1024}
+        body = {"model": "bench", "messages": messages, "max_tokens": 1024, "seed": seed}
         async with session.post(f"{url}/chat/completions", json=body) as answer:
             completion = await answer.json()
         responses.put(completion["choices"][0]["message"]["content"])
 
 
-async def _group(task: str, size: int, url: str, session: aiohttp.ClientSession) -> list[Any]:
-    """(answer, messages) of each rollout."""
+async def _group(task: str, size: int, url: str, session: aiohttp.ClientSession, number: int) -> list[Any]:
+    """(answer, messages) of each rollout. `number`: of the first one."""
     with FORK.Manager() as manager:
         results = manager.Queue()
         served = []
-        for _ in range(size):
+        for place in range(size):
             requests, responses = FORK.Queue(), FORK.Queue()
             process = FORK.Process(target=_agent, args=(task, requests, responses, results))
             process.start()
-            served.append(asyncio.create_task(_serve(process, requests, responses, url, session)))
+            served.append(asyncio.create_task(_serve(process, requests, responses, url, session, number + place)))
         await asyncio.gather(*served)
         return [results.get(timeout=ANSWER_S) for _ in range(size)]
 
@@ -99,7 +101,7 @@ async def run(url: str, groups: int, group_size: int, tokenizer: Tokenizer) -> N
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         for group in range(groups):
             task = f"What is number {group}? (of q{group}!)"
-            results = await _group(task, group_size, url, session)
+            results = await _group(task, group_size, url, session, group * group_size)
             if {answer for answer, _ in results} != {"42"}:
                 raise RuntimeError(f"other answers than expected: {sorted(answer for answer, _ in results)}")
             for _, messages in results:

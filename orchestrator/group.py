@@ -13,6 +13,7 @@ from orchestrator.types import Attempt, Failed, FailedName, Group, Member, Rollo
 
 log = logging.getLogger(__name__)
 
+MOST_IN_VAIN = 2  # refills of a group in which every rollout has broken so far
 ZeroVariance = Literal["keep", "drop", "resample"]
 Refill = Callable[[RolloutPlan], RolloutPlan]
 
@@ -26,8 +27,8 @@ class GroupPolicy:
     """What happens to a group with members that broke for good, and to one without a difference.
 
     `backfill`: the places of the broken are filled by new rollouts, at most group_size of them, then the
-    group is dropped; where all broke, by one, and by others only if that one does not. `drop`: it is dropped.
-    `partial`: it is kept with at least `at_least` members.
+    group is dropped; at most MOST_IN_VAIN of them while none of the group has come to an end. `drop`: it is
+    dropped. `partial`: it is kept with at least `at_least` members.
 
     zero_variance: members of equal scores teach nothing where scores are compared within the group.
     `resample`: the whole group is drawn once more, and whatever comes is kept.
@@ -96,7 +97,7 @@ async def _draw(plans: Sequence[RolloutPlan], executor: Executor, policy: GroupP
             ended, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             for run in ended:
                 draw.take(run.result())
-            begun = draw.refills(alone=not running)
+            begun = draw.refills()
     if draw.unfinished:
         raise Unfinished
     return draw.drawn()
@@ -105,9 +106,8 @@ async def _draw(plans: Sequence[RolloutPlan], executor: Executor, policy: GroupP
 class _Draw:
     """Which rollouts are drawn in the places of those that broke, and when.
 
-    At once, if another of the group has come to its end: the task can be rolled out. Else they wait for one that
-    does; where all broke, one rollout is drawn alone, and the others only if it gets there. So a task that nothing
-    can help costs little, and a group that met a short trouble is not lost.
+    At once, if a rollout of the group has come to its end: the task can be rolled out. Until then one at a time,
+    and no more than MOST_IN_VAIN: a task that nothing can help shall cost little.
     """
 
     def __init__(self, policy: GroupPolicy, size: int, refill: Refill) -> None:
@@ -118,7 +118,8 @@ class _Draw:
         self._attempts: list[Attempt] = []
         self._latest: dict[int, RolloutPlan] = {}
         self._broken: list[Attempt] = []  # with nothing in their place yet
-        self._tried_alone = False
+        self._refilled: set[int] = set()  # places whose refill is running
+        self._in_vain = 0  # refills begun before any rollout had come to its end
 
     def take(self, results: tuple[Member | Attempt, ...] | None) -> None:
         """What became of one rollout; None: the run is being stopped."""
@@ -129,6 +130,7 @@ class _Draw:
         last = results[-1]
         plan = self._attempts[-1].plan
         self._latest[plan.index] = plan
+        self._refilled.discard(plan.index)
         if isinstance(last, Member):
             self._members[plan.index] = last
         else:
@@ -136,14 +138,17 @@ class _Draw:
             if _name(last) is FailedName.BAD_TASK:
                 self._left = 0
 
-    def refills(self, *, alone: bool) -> list[RolloutPlan]:
-        """Rollouts to begin now; `alone`: none of the group is running."""
+    def refills(self) -> list[RolloutPlan]:
+        """Rollouts to begin now."""
         if self.unfinished:
             return []
-        now = self._left if self._members else min(self._left, int(alone and not self._tried_alone))
+        now = self._left
+        if not self._members:
+            now = min(now, int(not self._refilled and self._in_vain < MOST_IN_VAIN))
         replaced, self._broken = self._broken[:now], self._broken[now:]
-        self._tried_alone = self._tried_alone or alone
         self._left -= len(replaced)
+        self._in_vain += 0 if self._members else len(replaced)
+        self._refilled |= {attempt.plan.index for attempt in replaced}
         return [self._refill(attempt.plan) for attempt in replaced]
 
     def drawn(self) -> _Drawn:

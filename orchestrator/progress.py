@@ -17,10 +17,11 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from orchestrator.text import printable
-from orchestrator.types import Attempt, BadTask, Group, Member, RolloutPlan
+from orchestrator.types import Attempt, BadTask, Failed, Group, Member, RolloutPlan
 
 LABEL_WIDTH = 15
 TASK_WIDTH = 28
+REASON_WIDTH = 120
 
 
 @dataclass(slots=True)
@@ -33,6 +34,8 @@ class Tally:
     correct: int = 0
     groups: int = 0
     dropped: int = 0
+    dropped_for: Counter[str] = field(default_factory=Counter)  # the commonest failure of each; "": none broke
+    last_drop: str = ""  # the task whose rollouts broke last, and how
     mixed: int = 0
     attempts: int = 0
     tokens: int = 0
@@ -89,10 +92,21 @@ class Tally:
     def group(self, group: Group) -> None:
         """Counts one group."""
         if group.dropped is not None:
-            self.dropped += 1
+            self._count_drop(group)
             return
         self.groups += 1
         self.mixed += len({m.score.value for m in group.members_G}) > 1
+
+    def _count_drop(self, group: Group) -> None:
+        self.dropped += 1
+        failures = [attempt.outcome for attempt in group.attempts if isinstance(attempt.outcome, Failed)]
+        names = Counter(str(failure.name) for failure in failures)
+        broke = len({m.attempt.plan.index for m in group.members_G}) < len({a.plan.index for a in group.attempts})
+        (name, _), *_ = names.most_common(1) if names and broke else [("", 0)]
+        self.dropped_for[name] += 1
+        if name:
+            reason = next(failure.reason for failure in reversed(failures) if failure.name == name)
+            self.last_drop = f"{printable(group.task.task_id)[:TASK_WIDTH]}: {printable(reason)[:REASON_WIDTH]}"
 
     @property
     def mean_score(self) -> float:
@@ -159,6 +173,15 @@ def open_progress(wanted: int | None, tally: Tally, stream: TextIO | None = None
     from orchestrator.live import LiveProgress
 
     return LiveProgress(wanted, tally, stream)
+
+
+def dropped_text(tally: Tally, way_on: str) -> str:
+    """How many groups were dropped and why; `way_on`: the command that tries those again whose rollouts broke."""
+    why = ", ".join(
+        f"{n} by {name}" if name else f"{n} of equal scores" for name, n in tally.dropped_for.most_common()
+    )
+    text = f"{tally.dropped} group{'s' * (tally.dropped != 1)}: {why}"
+    return f"{text}; the last, {tally.last_drop}; tried again by `{way_on}`" if tally.last_drop else text
 
 
 def outcomes_text(tally: Tally) -> str:

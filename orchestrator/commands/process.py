@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from orchestrator.completion.replay import ReplayCompleter
 from orchestrator.continued import RUN_FILE
 from orchestrator.engine import Observer, Orchestrator
+from orchestrator.errors import RunUnhealthy
 from orchestrator.output import Output, describe, observe, open_output, run_directory_path
-from orchestrator.progress import Tally, closing_table, open_progress
+from orchestrator.progress import Tally, closing_table, dropped_text, open_progress
 from orchestrator.report import write_report
 from orchestrator.rollout import Surroundings
 from orchestrator.signals import Stopped, stoppable
@@ -38,6 +39,7 @@ async def work(config: Config, command: str = "process") -> int:
     if env.data_path_to_save_groups:
         check_writable(env.data_path_to_save_groups.parent)
     wanted = env.total_steps if env.total_steps > 0 else None
+    way_on = f"orchestrator {command} --env.resume {run_path}"
     tally = Tally()
     progress = open_progress(wanted, tally)
     observer = Observer(say=progress.say, output_folder=run_path / "output")
@@ -69,10 +71,13 @@ async def work(config: Config, command: str = "process") -> int:
             return await stoppable(make(), drain=orchestrator.drain, drain_timeout_s=env.drain_timeout)
     except Stopped as stopped:
         begun = (run_path / RUN_FILE).exists()
-        way_on = f"go on with `orchestrator {command} --env.resume {run_path}`" if begun else "nothing had begun"
-        progress.say(f"stopped by {stopped}; {way_on}")
+        progress.say(f"stopped by {stopped}; " + (f"go on with `{way_on}`" if begun else "nothing had begun"))
         return stopped.exit_code
+    except RunUnhealthy as error:
+        raise RunUnhealthy(f"{error}; where these tasks alone are at fault, `{way_on}` gets past them") from error
     finally:
+        if tally.dropped:
+            rows.insert(0, ("dropped", dropped_text(tally, way_on)))
         if rows:
             closing_table(tally, rows, wanted=wanted)
 

@@ -119,13 +119,12 @@ async def test_refills_begin_at_once_and_before_rollouts_of_later_groups() -> No
     ):
         engine.completer.dead = lambda group, index, attempt: group == index == attempt == 0
         await engine.runs("g0-r0-a0", "g0-r1-a0", "g0-r2-a0")
-        engine.completer.let_go("g0-r1-a0")
-        await engine.runs("g0-r0-a0", "g0-r2-a0", "g1-r0-a0")
         engine.completer.let_go("g0-r0-a0")
-        await engine.runs("g0-r2-a0", "g1-r0-a0", "g1-r1-a0")  # its back-off: the slot is somebody else's
-        await until(lambda: engine.orchestrator._slots._line[0][0] == 0)  # the refill is first in the line
+        # Its slot is somebody else's already, and its refill is the first in the line.
+        await engine.runs("g0-r1-a0", "g0-r2-a0", "g1-r0-a0")
+        await until(lambda: engine.orchestrator._slots._line[0][0] == 0)
         engine.completer.let_go("g1-r0-a0")
-        await engine.runs("g0-r0-a1", "g0-r2-a0", "g1-r1-a0")
+        await engine.runs("g0-r0-a1", "g0-r1-a0", "g0-r2-a0")
     assert [len(group.members_G) for group in taken] == [3, 3, 3]
 
 

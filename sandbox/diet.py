@@ -2,8 +2,10 @@
 
 They make up most of the import time and a third of the memory of every parked sandbox: hub access,
 HTTP, images, consoles, YAML, hashes, other executors, and asyncio, which only gRPC's own asyncio flavour
-needs. While the block is entered they are stand-ins; afterwards they are gone from `sys.modules`, so that
-whoever imports them later, model-written code above all, gets the real ones.
+needs. While the block is entered they are stand-ins. Afterwards nothing that model-written code can import
+holds one: DEFERRED ones are gone from `sys.modules`, and HOLDERS, who took names of theirs, have no place in
+the worker; LATE ones, which are held whole and by modules that cannot be imported twice, are the real modules
+by then, loaded when somebody first looks at them.
 """
 
 from __future__ import annotations
@@ -13,14 +15,19 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
+from importlib.util import LazyLoader, find_spec, module_from_spec
 from types import ModuleType
 
 DEFERRED = (
     *("PIL", "dotenv", "huggingface_hub", "requests", "rich"),
-    *("asyncio", "grpc.aio", "hashlib", "yaml"),
+    *("hashlib", "yaml"),
     *("smolagents.cli", "smolagents.remote_executors"),
+)
+LATE = (
+    *("asyncio", "grpc.aio"),
     "google.protobuf.internal.python_message",  # messages are C's; this is imported, not used
 )
+HOLDERS = ("smolagents", "jinja2")
 
 
 class _Empty:
@@ -61,7 +68,7 @@ class _Finder:
 
 @contextmanager
 def deferred_imports() -> Iterator[None]:
-    """Within this block the deferred packages are stand-ins, unless they were imported before.
+    """Within this block DEFERRED and LATE packages are stand-ins, unless they were imported before.
 
     Garbage is not collected meanwhile: nothing imported is garbage, and looking for some took a tenth of the time.
     """
@@ -76,13 +83,30 @@ def deferred_imports() -> Iterator[None]:
             gc.enable()
         sys.meta_path.remove(finder)
         for name, module in list(sys.modules.items()):
-            if isinstance(module, _StandIn):
+            if not isinstance(module, _StandIn):
+                continue
+            if name in LATE:
+                _make_late(name, module)
+            else:
                 del sys.modules[name]
                 _forget_in_parent(name, module)
 
 
 def _is_deferred(name: str) -> bool:
-    return any(name == package or name.startswith(package + ".") for package in DEFERRED)
+    return any(name == package or name.startswith(package + ".") for package in (*DEFERRED, *LATE))
+
+
+def _make_late(name: str, module: ModuleType) -> None:
+    """From now on it is the real module, loaded when something of it is first looked at."""
+    del sys.modules[name]
+    spec = find_spec(name)
+    sys.modules[name] = module
+    if spec is None or spec.loader is None:
+        raise ImportError(f"there is no module {name}", name=name)
+    vars(module).clear()
+    vars(module).update(vars(module_from_spec(spec)))
+    module.__class__ = ModuleType
+    LazyLoader(spec.loader).exec_module(module)
 
 
 def _forget_in_parent(name: str, module: ModuleType) -> None:

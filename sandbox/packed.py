@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     Compiled = Mapping[tuple[object, ...], object]
-    # File, whether it is a package, where its code is. No code: compiled to an .so.
+    # File, whether it is a package, where its code is. No code: compiled to an .so, or loaded late.
     Entry = tuple[str, bool, int, int]
 
 FILE = os.path.join(sys.prefix, "modules.packed")
@@ -38,17 +38,16 @@ _LENGTH_BYTES = 8
 
 
 class _PackedLoader(SourceFileLoader):
-    """An ordinary module's loader that has the code at hand, once."""
+    """An ordinary module's loader that has the code at hand, once. Then it is an ordinary loader."""
 
     def __init__(self, name: str, path: str, packed: memoryview) -> None:
         super().__init__(name, path)
-        self._packed: memoryview | None = packed
+        self._packed = packed
 
     def get_code(self, fullname: str) -> "CodeType | None":
-        packed, self._packed = self._packed, None
-        if packed is None:
-            return super().get_code(fullname)
-        code: CodeType = marshal.loads(packed)  # noqa: S302 - made with the image, as all code in it
+        code: CodeType = marshal.loads(self._packed)  # noqa: S302 - made with the image, as all code in it
+        del self._packed
+        self.__class__ = SourceFileLoader  # type: ignore[assignment]
         return code
 
 
@@ -77,11 +76,11 @@ class _Finder:
         if (entry := self._index.get(name)) is None:
             return PathFinder.find_spec(name, path, target)
         file, is_package, start, size = entry
-        loader = (
-            _PackedLoader(name, file, self._codes[start : start + size])
-            if size
-            else ExtensionFileLoader(name, file)
-        )
+        loader: ExtensionFileLoader | SourceFileLoader
+        if size:
+            loader = _PackedLoader(name, file, self._codes[start : start + size])
+        else:
+            loader = (SourceFileLoader if file.endswith(".py") else ExtensionFileLoader)(name, file)
         return spec_from_file_location(
             name, file, loader=loader, submodule_search_locations=[] if is_package else None
         )
@@ -148,13 +147,17 @@ def pack(file: str, compiled: "Compiled", absent: "Iterable[str]" = ()) -> int:
     codes: list[bytes] = []
     end = 0
     for name, module in list(sys.modules.items()):
-        spec = getattr(module, "__spec__", None)
+        # Not `module.__spec__`: to look at one that is loaded late loads it.
+        if not isinstance(module, type(sys)):
+            continue
+        spec = object.__getattribute__(module, "__dict__").get("__spec__")
         if spec is None or spec.name != name:
             continue
         if type(spec.loader) is NamespaceLoader:
             namespaces[name] = list(spec.submodule_search_locations)
         elif type(spec.loader) is SourceFileLoader:
-            code = marshal.dumps(spec.loader.get_code(name))
+            late = spec.loader_state is not None
+            code = b"" if late else marshal.dumps(spec.loader.get_code(name))
             index[name] = (spec.origin, spec.submodule_search_locations is not None, end, len(code))
             codes.append(code)
             end += len(code)

@@ -1,6 +1,6 @@
 """Turns a process forked from pid 1 into a clean place for model-written code.
 
-What pid 1 needed itself (its pipes, its environment, its import path, its smolagents with stand-ins)
+What pid 1 needed itself (its pipes, its environment, its import path, its packages with stand-ins in them)
 is taken away before any such code runs.
 """
 
@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import fcntl
 import os
+import site
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 
+from sandbox.diet import HOLDERS
 from sandbox.worker import COMMANDS_FD, FRAMES_FD
 
-_OURS = ("sandbox", "smolagents", "rollout_api")
+_OURS = ("sandbox", "rollout_api", *HOLDERS)
+_USER = "user"  # no uid of a worker has a name in the image: what asks for one asks here first
 _FIRST_FREE_FD = 5
 _kept_alive: list[ModuleType] = []  # freeing them would copy the memory this process shares with pid 1
 
@@ -31,7 +35,7 @@ def place_pipes(commands: int, frames: int, output: int) -> None:
 
 
 def clean_process(workspace: Path) -> None:
-    """Own environment, working directory and import path, none of our packages importable."""
+    """Own environment, working directory and import path, nothing of ours in `sys.modules`."""
     ours = {"", os.getcwd(), *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
     # As in an interactive Python: the working directory comes first.
     sys.path[:] = ["", *(entry for entry in sys.path if entry not in ours)]
@@ -43,6 +47,8 @@ def clean_process(workspace: Path) -> None:
             **temporary,
             "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
             "HOME": str(workspace),
+            "USER": _USER,
+            "LOGNAME": _USER,
             "PWD": str(workspace),
             "LANG": "C.UTF-8",
             "TZ": "UTC",
@@ -51,6 +57,8 @@ def clean_process(workspace: Path) -> None:
             "OMP_NUM_THREADS": "1",  # numpy would start a thread for each CPU of the machine
         }
     )
+    time.tzset()
+    site.USER_BASE = site.USER_SITE = None  # looked up when asked for: they were below the HOME of pid 1
     os.chdir(workspace)
     for module in _our_modules():
         _kept_alive.append(module)

@@ -18,6 +18,7 @@ from rollout_api.v1 import sandbox_pb2 as pb
 from sandbox.supervisor import EXIT_NO_ORCHESTRATOR
 from tests.fakes.sandbox_process import DEADLINE_S, ROOT, Places, Uids, ended, run, started
 from tests.fakes.scripted_orchestrator import ENDED, Script, ScriptedOrchestrator, action
+from tests.integration.plain_python import CASES
 
 
 @pytest.fixture
@@ -168,6 +169,13 @@ async def test_none_is_no_answer(places: Places) -> None:
 async def test_an_answer_that_is_no_utf8_arrives_as_it_is(places: Places) -> None:
     end = await run(places, Script([action("print('\\udfff')\n'\\udfff'"), action("final_answer('\\udfff')")]))
     assert end.served.answer == b"\xed\xbf\xbf"
+
+
+async def test_a_step_does_what_plain_python_does(places: Places) -> None:
+    steps = [action(code) for code, _ in CASES]
+    end = await run(places, Script([*steps, action("final_answer('done')")], max_steps=len(steps) + 1))
+    for (code, expected), observed in zip(CASES, end.served.observations, strict=True):
+        assert expected in observed, f"{code}\n--> {observed}"
 
 
 async def test_files_come_behind_the_result_they_must_not_cost(places: Places) -> None:

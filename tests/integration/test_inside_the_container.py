@@ -14,6 +14,7 @@ from orchestrator.launch.image import ensure_image
 from orchestrator.launch.names import DEFAULT_IMAGE
 from orchestrator.types import SandboxSpec
 from tests.fakes.scripted_orchestrator import Script, ScriptedOrchestrator, action
+from tests.integration.plain_python import CASES
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 
@@ -293,3 +294,10 @@ async def test_everything_cpython_can_do_works_in_a_step(launcher: DockerLaunche
     assert "before" in failed  # what was printed before an exception arrives with it
     assert "sandbox/" not in failed  # and nothing of ours
     assert served.answer == b"0.30000000000000004"
+
+
+async def test_a_step_does_what_plain_python_does_in_the_image_too(launcher: DockerLauncher) -> None:
+    steps = [action(code) for code, _ in CASES]
+    served = await run(launcher, Script([*steps, action("final_answer('done')")], max_steps=len(steps) + 1))
+    for (code, expected), observed in zip(CASES, served.observations, strict=True):
+        assert expected in observed, f"{code}\n--> {observed}"

@@ -36,6 +36,31 @@ def test_the_real_packages_can_be_imported_afterwards() -> None:
     assert printed == "True\n(2, 3) True\n"
 
 
+def test_what_others_hold_is_the_real_module_and_is_loaded_when_it_is_looked_at() -> None:
+    printed = python(
+        "import sys\nfrom sandbox.diet import LATE, deferred_imports\n"
+        "with deferred_imports():\n    import grpc, google.protobuf.descriptor_pool as pool, asyncio as held\n"
+        "print(sorted(name for name in sys.modules if name.startswith(LATE)) == sorted(LATE))\n"
+        "import asyncio, importlib\n"
+        "print(held is asyncio, asyncio.run(asyncio.sleep(0, 'ran')), 'asyncio.events' in sys.modules)\n"
+        "print(grpc.aio.insecure_channel.__module__, pool.python_message.GeneratedProtocolMessageType.__name__)\n"
+        "print(all(importlib.import_module(name).__spec__.name == name for name in LATE))"
+    )
+    assert printed == "True\nTrue ran True\ngrpc.aio._channel GeneratedProtocolMessageType\nTrue\n"
+
+
+def test_two_threads_that_look_at_a_late_module_at_once_find_it_whole() -> None:
+    printed = python(
+        "import threading\nfrom sandbox.diet import deferred_imports\n"
+        "with deferred_imports():\n    import grpc\n"
+        "import asyncio\nfound = []\ngate = threading.Barrier(8)\n"
+        "def look():\n    gate.wait()\n    found.append(asyncio.run)\n"
+        "threads = [threading.Thread(target=look) for _ in range(8)]\n"
+        "[thread.start() for thread in threads]\n[thread.join() for thread in threads]\nprint(len(found))"
+    )
+    assert printed == "8\n"
+
+
 def test_no_module_of_ours_keeps_a_stand_in() -> None:
     printed = python(
         "import sys\nfrom sandbox.__main__ import imported\nfrom sandbox.diet import _StandIn\n"

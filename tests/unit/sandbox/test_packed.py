@@ -66,7 +66,7 @@ def test_packed_modules_are_those_that_were_packed(packed: Path) -> None:
     part = packed / "lib" / "whole" / "part.py"
     part.write_text(part.read_text().replace("VALUE = 1", "VALUE = 2"))  # not where the pack looks
     assert run(USE, packed) == [
-        "1 _PackedLoader True",
+        "1 SourceFileLoader True",
         "True def named(): return VALUE",
         "as it is module",
     ]

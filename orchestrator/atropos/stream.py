@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from orchestrator.errors import ConfigError
 from orchestrator.types import BadTask, Task
 
-BadTaskSeen = Callable[[BadTask, int], None]
+BadTaskSeen = Callable[[BadTask, int], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -52,7 +52,7 @@ class TaskStream:
                 if self._is_done(number):
                     continue
                 if isinstance(task, BadTask):
-                    self._bad_task(task, number)
+                    await self._bad_task(task, number)
                     continue
                 return Item(number, epoch, task)
 

@@ -256,7 +256,7 @@ class Orchestrator:
                     task, number, epoch = item
                     if isinstance(task, BadTask):
                         if number not in earlier.bad:
-                            await self.observer.bad_task(task, number)
+                            await uninterrupted(self.observer.bad_task(task, number))
                         continue
                     if number in earlier.written:
                         continue

@@ -125,6 +125,32 @@ async def test_ended_in_the_middle_of_a_delivery(home: Path, how: str, fault: st
     assert printed_outcomes(ended) == outcomes(home / "run")
 
 
+async def test_new_run_for_the_same_trainer_knows_what_the_killed_one_was_sending(home: Path) -> None:
+    async with (
+        run_api() as api,
+        FaultyRunApi(api.url).serving() as between,
+        ScriptedServer("vllm", answers(TASKS)) as server,
+    ):
+        between.faults = ["", "", "hang after"]
+        trainer = await Trainer.registered(
+            api.url, batch_size=2, checkpoint_dir=str(home / "checkpoints"), interval=100
+        )
+        # One ahead of the trainer: it is at a step when the last delivery hangs.
+        more = {"max_batches_offpolicy": 1, "max_num_workers": 1}
+        async with running(*given(home, server, between.url, **more), directory=home, command="serve") as serve:
+            await trainer.take(2, serve)
+            await until(lambda: bool(between.waiting), "the delivery")
+            await trainer.take(1)
+            await end(serve, "SIGKILL")
+        anew = given(home, server, api.url, run_dir=home / "run2")
+        async with running(*anew, directory=home, command="serve") as serve:
+            ended = await serve.ended()
+        await trainer.rest()
+    assert ended.code == 0, ended.stderr
+    assert "perhaps not arrived" not in ended.stdout
+    assert Counter(trainer.tasks) == Counter(f"q{n}" for n in range(TASKS))
+
+
 async def test_ended_in_a_delivery_whose_fate_cannot_be_told_it_is_counted_and_not_sent_again(home: Path) -> None:
     async with ScriptedServer("vllm", answers(TASKS)) as server:
         async with run_api() as api, FaultyRunApi(api.url).serving() as between:

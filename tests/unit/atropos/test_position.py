@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.atropos.gates import Gate
-from orchestrator.atropos.position import Checkpoints, Ledger, Position, read_position, write_position
+from orchestrator.atropos.position import Checkpoints, Ledger, Position, Sending, read_position, write_position
 from orchestrator.atropos.stream import TaskStream
 from orchestrator.errors import ConfigError
 from orchestrator.types import BadTask, Task
@@ -115,6 +115,29 @@ def test_checkpoint_is_chosen_by_the_trainers_step(tmp_path: Path) -> None:
     assert following(23, same=True) == 40, "the same trainer: behind what was delivered"
     assert following(23) == 20, "another run-api at that step: what waited there is gone"
     assert following(24) == 40
+
+
+def test_delivery_under_way_is_on_disk_until_its_end_is_known(tmp_path: Path) -> None:
+    ledger = Ledger(BEGIN)
+    ledger.sending = Sending(3, 1, "abc", 0, "env_0", 5, 2)
+    write_position(tmp_path / "position.json", ledger.delivered_position(5), fsync=True)
+    found = read_position(tmp_path / "position.json")
+    assert found is not None
+    assert found.sending == ledger.sending
+    again = Ledger(found)
+    assert again.taken_position(5).sending is None, "a trainer that goes back gets it again"
+    assert not again.is_done(3)
+    again.drop(2)
+    assert again.sending is not None
+    again.deliver(3, 1)
+    assert again.delivered_position(5).sending is None
+    assert again.is_done(3)
+
+
+def test_position_of_an_older_version_has_nothing_under_way(tmp_path: Path) -> None:
+    told = BEGIN.as_json()
+    del told["sending"]
+    assert Position.from_json(told, tmp_path) == BEGIN
 
 
 async def test_stream_numbers_rounds_skips_what_is_done_and_gives_returned_items_first() -> None:

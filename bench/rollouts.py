@@ -111,15 +111,15 @@ async def run(config: Config, home: Path, told: Callable[[Mark], None], every: i
             closing(GroupsFile(home / "groups.jsonl", form=orchestrator.group_format)) as groups_file,
         ):
 
-            def recorded(result: Member | Attempt) -> None:
-                directory.record(result)
+            async def recorded(result: Member | Attempt) -> None:
+                await directory.record(result)
                 marks.count(result)
 
             observer.recorded = recorded
             async with aclosing(orchestrator.groups(tasks(config.env.total_steps))) as groups:
                 async for group in groups:
                     if group.dropped is None:
-                        groups_file.append(group)
+                        await groups_file.append(group)
     return marks.mark()
 
 

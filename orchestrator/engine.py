@@ -12,12 +12,12 @@ import gc
 import logging
 import math
 import secrets
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from orchestrator.breaker import GROUPS, Breaker, HealthGate
 from orchestrator.completion.base import Tokenizer
@@ -47,13 +47,22 @@ log = logging.getLogger(__name__)
 READY_GROUPS = 16  # finished groups nobody has taken yet; past it the sandboxes wait
 
 
+async def _not_recorded(result: Member | Attempt) -> None:
+    """Nobody wants to have it."""
+
+
+async def _not_told(task: BadTask, number: int) -> None:
+    """Nobody wants to hear of it."""
+
+
 @dataclass(slots=True)
 class Observer:
-    """What a front end may want to hear of. `recorded` is called before an attempt counts."""
+    """What a front end may want to hear of. An attempt counts when `recorded` has returned, and so does a bad
+    task."""
 
     started: Callable[[RolloutPlan], None] = lambda plan: None
-    recorded: Callable[[Member | Attempt], None] = lambda result: None
-    bad_task: Callable[[BadTask, int], None] = lambda task, number: None
+    recorded: Callable[[Member | Attempt], Coroutine[Any, Any, None]] = _not_recorded
+    bad_task: Callable[[BadTask, int], Coroutine[Any, Any, None]] = _not_told
     say: Callable[[str], None] = log.warning
     notes: list[str] = field(default_factory=list)
     output_folder: Path | None = None  # for the files that rollouts leave; None: they are not asked for
@@ -253,7 +262,7 @@ class Orchestrator:
                     task, number, epoch = item
                     if isinstance(task, BadTask):
                         if number not in earlier.bad:
-                            self.observer.bad_task(task, number)
+                            await uninterrupted(self.observer.bad_task(task, number))
                         continue
                     if number in earlier.written:
                         continue

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.engine import Observer, Orchestrator
 from orchestrator.evaluation_files import EvaluationFiles
+from orchestrator.launch.uninterrupted import uninterrupted
 from orchestrator.measured import Evaluation, Prices
 from orchestrator.tasks.base import TaskSource
 from orchestrator.types import Attempt, BadTask, Group, Member
@@ -65,7 +66,7 @@ async def evaluate(orchestrator: Orchestrator, tasks: TaskSource, directory: Pat
         await measure(beside, tasks, evaluation, files)
         if beside.stopping:
             return None
-        files.finish(evaluation, config)
+        await files.finish(evaluation, config)
     return evaluation
 
 
@@ -80,19 +81,22 @@ async def measure(
     observer = orchestrator.observer
     heard, heard_bad = observer.recorded, observer.bad_task
 
-    def recorded(result: Member | Attempt) -> None:
-        files.record(result)
-        heard(result)
+    async def recorded(result: Member | Attempt) -> None:
+        await files.record(result)
+        await heard(result)
 
-    def bad_task(task: BadTask, number: int) -> None:
-        files.record_bad_task(task, number)
+    async def bad_task(task: BadTask, number: int) -> None:
+        await files.record_bad_task(task, number)
         evaluation.bad_tasks += 1
-        heard_bad(task, number)
+        await heard_bad(task, number)
+
+    async def finished(group: Group) -> None:
+        await files.take(group)
+        evaluation.take(group)
+        counted(group)
 
     observer.recorded, observer.bad_task = recorded, bad_task
     evaluation.bad_tasks += len(files.earlier.bad)
     async with aclosing(orchestrator.groups(tasks, files.earlier)) as groups:
         async for group in groups:
-            files.take(group)
-            evaluation.take(group)
-            counted(group)
+            await uninterrupted(finished(group))  # cancelled meanwhile or not, what is written counts

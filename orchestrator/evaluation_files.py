@@ -9,6 +9,7 @@ all. No key and no reference answer is in any of them.
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import time
 from pathlib import Path
@@ -17,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from orchestrator import __version__
 from orchestrator.continued import read_run
 from orchestrator.errors import ConfigError, OutputError
-from orchestrator.jsonl import JsonLines, dumps
+from orchestrator.jsonl import JsonLines, write_whole
+from orchestrator.launch.uninterrupted import uninterrupted
 from orchestrator.measured import Evaluation, is_correct, last_attempts, spent
 from orchestrator.resume import Earlier, read_earlier
 from orchestrator.rundir import RunDirectory
@@ -62,7 +64,7 @@ class EvaluationFiles:
 
     async def describe(self, orchestrator: Orchestrator, tasks: TaskSource) -> None:
         """run.json. Raises ConfigError."""
-        self._run.describe(
+        await self._run.describe(
             {
                 "version": __version__,
                 "command": COMMAND,
@@ -74,26 +76,28 @@ class EvaluationFiles:
             }
         )
 
-    def record(self, result: Member | Attempt) -> None:
+    async def record(self, result: Member | Attempt) -> None:
         """One attempt, on disk when this returns."""
-        self._run.record(result, full_traces=self._env.save_full_traces)
+        await self._run.record(result, full_traces=self._env.save_full_traces)
 
-    def record_bad_task(self, task: BadTask, number: int) -> None:
-        """A row no task could be made of."""
-        self._run.record_bad_task(task, number)
+    async def record_bad_task(self, task: BadTask, number: int) -> None:
+        """A row no task could be made of, on disk when this returns."""
+        await self._run.record_bad_task(task, number)
 
-    def take(self, group: Group) -> None:
+    async def take(self, group: Group) -> None:
         """A task's samples, one line each."""
-        members = {member.attempt.plan.index: member for member in group.members_G}
-        lines = [
-            sample_line(members.get(attempt.plan.index, attempt), messages=self._env.include_messages)
-            for attempt in last_attempts(group)
-        ]
-        self._samples.append(*lines)
 
-    def finish(self, evaluation: Evaluation, config: Config) -> None:
+        def lines() -> list[dict[str, Any]]:
+            members = {member.attempt.plan.index: member for member in group.members_G}
+            return [
+                sample_line(members.get(attempt.plan.index, attempt), messages=self._env.include_messages)
+                for attempt in last_attempts(group)
+            ]
+
+        await self._samples.append(lines)
+
+    async def finish(self, evaluation: Evaluation, config: Config) -> None:
         """Puts both files in their place. Raises OutputError."""
-        self._samples.close()
         ended, sampling = time.time(), config.sampling()
         metrics = evaluation.metrics()
         result = {
@@ -110,15 +114,17 @@ class EvaluationFiles:
             "results": {f"atropos|{NAME}|0": metrics, "all": metrics},
         }
         try:
-            fresh = self.target / "samples.jsonl.new"
-            shutil.copyfile(self._draft, fresh)
-            fresh.replace(self.target / "samples.jsonl")
-            fresh = self.target / "metrics.json.new"
-            fresh.write_bytes(dumps(result, indent=True) + b"\n")
-            fresh.replace(self.target / "metrics.json")
-            self._draft.unlink()
+            await uninterrupted(asyncio.to_thread(self._replace, result))
         except OSError as error:
             raise OutputError(f"cannot write evaluations to {self.target}: {error.strerror}") from error
+
+    def _replace(self, result: dict[str, Any]) -> None:
+        self._samples.close()
+        fresh = self.target / "samples.jsonl.new"
+        shutil.copyfile(self._draft, fresh)
+        fresh.replace(self.target / "samples.jsonl")
+        write_whole(self.target / "metrics.json", result, indent=True)
+        self._draft.unlink()
 
     def close(self) -> None:
         """Idempotent."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from time import time
+from typing import Any
 
 from orchestrator.breaker import Breaker, HealthGate
 from orchestrator.errors import AuthenticationError, OrchestratorError, RolloutError
+from orchestrator.launch.uninterrupted import uninterrupted
 from orchestrator.outcome import failed
 from orchestrator.plan import next_attempt
 from orchestrator.rollout import Surroundings, first_of, run_rollout
@@ -70,8 +72,8 @@ class Executor:
     """Runs attempts, at most `max_sandboxes` at once, sandboxes being created included; with `slots`, as many as
     those leave, whoever else takes from them.
 
-    `graded` turns an attempt into a member of a group where it is scored; `recorded` is called with
-    the result before it counts, so that it is on disk by then. `earlier` gives the result of an attempt
+    `graded` turns an attempt into a member of a group where it is scored; the result counts when `recorded` has
+    returned, so that it is on disk by then. `earlier` gives the result of an attempt
     that an earlier process of the same run has recorded: it is not made again.
     """
 
@@ -82,7 +84,7 @@ class Executor:
         max_sandboxes: int,
         max_retries: int,
         graded: Callable[[Attempt], Awaitable[Result]],
-        recorded: Callable[[Result], None],
+        recorded: Callable[[Result], Coroutine[Any, Any, None]],
         started: Callable[[RolloutPlan], None] = lambda plan: None,
         earlier: Callable[[RolloutPlan], Result | None] = lambda plan: None,
         launching: Launching | None = None,
@@ -212,7 +214,7 @@ class Executor:
         except BaseException as error:
             if begun_at is not None:
                 cancelled = Failed(FailedName.CANCELLED, _why_cancelled(error))
-                self._recorded(Attempt(plan, Record(started_at=begun_at), cancelled))
+                await uninterrupted(self._recorded(Attempt(plan, Record(started_at=begun_at), cancelled)))
             raise
 
     async def _grade(self, attempt: Attempt) -> Result:
@@ -224,9 +226,9 @@ class Executor:
             if isinstance(attempt.outcome, Ended):
                 cancelled = Failed(FailedName.CANCELLED, f"before it was graded: {_why_cancelled(error)}")
                 attempt = replace(attempt, outcome=cancelled, ungraded=attempt.outcome)
-            self._recorded(attempt)
+            await uninterrupted(self._recorded(attempt))
             raise
-        self._recorded(result)
+        await uninterrupted(self._recorded(result))  # cancelled meanwhile or not, it is recorded once
         return result
 
     @asynccontextmanager

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +33,25 @@ def dumps(value: Any, *, indent: bool = False) -> bytes:
     return text
 
 
+def write_whole(path: Path, value: Any, *, indent: bool = False, fsync: bool = False) -> None:
+    """One value as a file, whole or not at all; `fsync` waits for the disk. Raises OSError."""
+    draft = path.with_name(path.name + ".part")
+    with draft.open("wb") as file:
+        file.write(dumps(value, indent=indent) + b"\n")
+        file.flush()
+        if fsync:
+            os.fsync(file.fileno())
+    draft.replace(path)
+    if fsync:
+        _sync_folder(path.parent)
+
+
 class JsonLines:
-    """A file that grows by whole lines. Each is flushed; `fsync` also waits for the disk."""
+    """A file that grows by whole lines. Each is flushed; `fsync` also waits for the disk.
+
+    A thread of its own makes the lines and writes them, in the order in which they were handed over: a long line
+    or a slow disk does not hold up the event loop.
+    """
 
     def __init__(self, path: Path, *, fsync: bool = False) -> None:
         self.path = path
@@ -40,15 +60,29 @@ class JsonLines:
             self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
         except OSError as error:
             raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=path.name)
 
-    def append(self, *values: Any) -> None:
-        """One line per value, all or none. Raises OutputError (disk full) with no half line left behind."""
-        line = b"".join(dumps(value) + b"\n" for value in values)
+    async def append(self, values: Callable[[], Iterable[Any]]) -> None:
+        """One line for each of `values()`, all or none. `values` is called in the thread.
+
+        The lines are handed over at once and written even if the caller is cancelled while it waits. Raises
+        OutputError (disk full) with no half line left behind.
+        """
+        written = asyncio.wrap_future(self._thread.submit(self._write, values))
+        await asyncio.shield(written)
+
+    def close(self) -> None:
+        """Waits until everything that was handed over is written. Idempotent."""
+        self._thread.shutdown()
+        self._file.close()
+
+    def _write(self, values: Callable[[], Iterable[Any]]) -> None:
+        lines = b"".join(dumps(value) + b"\n" for value in values())
         start = self._file.seek(0, os.SEEK_END)
         try:
             written = 0
-            while written < len(line):
-                written += self._file.write(line[written:]) or 0
+            while written < len(lines):
+                written += self._file.write(lines[written:]) or 0
             if self._fsync:
                 os.fsync(self._file.fileno())
         except OSError as error:
@@ -56,10 +90,6 @@ class JsonLines:
             raise OutputError(
                 f"cannot write {self.path}: {error.strerror}; make room and go on with --env.resume"
             ) from error
-
-    def close(self) -> None:
-        """Idempotent."""
-        self._file.close()
 
 
 def set_torn_end_aside(path: Path) -> int:
@@ -94,6 +124,15 @@ def set_end_aside(path: Path, start: int) -> int:
             return size - start
     except OSError as error:
         raise ConfigError(f"cannot repair {path}: {error.strerror}") from error
+
+
+def _sync_folder(folder: Path) -> None:
+    """A name in it survives a power loss."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _whole_end(fd: int) -> int:

@@ -76,7 +76,7 @@ async def describe(output: Output, orchestrator: Orchestrator, tasks: TaskSource
             )
     run_path, groups_path = output.run.path.absolute(), output.groups.path.absolute()
     inside = groups_path.is_relative_to(run_path)
-    output.run.describe(
+    await output.run.describe(
         {
             "version": __version__,
             "config": orchestrator.config.public(),
@@ -94,13 +94,13 @@ def observe(
 ) -> None:
     """On disk first, counted then."""
 
-    def recorded(result: Member | Attempt) -> None:
-        output.run.record(result, full_traces=full_traces)
+    async def recorded(result: Member | Attempt) -> None:
+        await output.run.record(result, full_traces=full_traces)
         tally.attempt(result)
         progress.attempt(result)
 
-    def bad_task(task: BadTask, number: int) -> None:
-        output.run.record_bad_task(task, number)
+    async def bad_task(task: BadTask, number: int) -> None:
+        await output.run.record_bad_task(task, number)
         tally.bad_task()
         progress.bad_task(task)
 

@@ -9,6 +9,7 @@ replay and view it.
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 import time
@@ -53,40 +54,42 @@ class RunDirectory:
             os.close(self._lock)
             raise
 
-    def describe(self, facts: dict[str, Any]) -> None:
+    async def describe(self, facts: dict[str, Any]) -> None:
         """Writes run.json, whole or not at all, with the proof that it is ours. Raises ConfigError."""
-        draft = self.path / "run.json.part"
-        told = orjson.loads(jsonl.dumps({"schema": SCHEMA, **facts}))  # as it will be read
-        if (made := proof.prove(told)) is not None:
-            told[proof.FIELD] = made
-        try:
-            with draft.open("wb") as file:
-                file.write(jsonl.dumps(told, indent=True) + b"\n")
-                file.flush()
-                if self._fsync:
-                    os.fsync(file.fileno())
-            draft.replace(self.path / "run.json")
-        except OSError as error:
-            raise ConfigError(f"cannot write {self.path / 'run.json'}: {error.strerror}") from error
+        path = self.path / "run.json"
 
-    def record(self, result: Member | Attempt, *, full_traces: bool = True) -> None:
+        def write() -> None:
+            told = orjson.loads(jsonl.dumps({"schema": SCHEMA, **facts}))  # as it will be read
+            if (made := proof.prove(told)) is not None:
+                told[proof.FIELD] = made
+            jsonl.write_whole(path, told, indent=True, fsync=self._fsync)
+
+        try:
+            await asyncio.to_thread(write)
+        except OSError as error:
+            raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+
+    async def record(self, result: Member | Attempt, *, full_traces: bool = True) -> None:
         """One attempt, on disk when this returns. Without `full_traces` the sandbox's own account of its
         steps is left out: what was served is all in the completions."""
-        line = rollout_line(result)
-        self._lines.append(line if full_traces else {**line, "steps": []})
 
-    def record_bad_task(self, task: BadTask, group: int) -> None:
-        """A row no rollout could be made of."""
-        self._lines.append(
-            {
-                "schema": SCHEMA,
-                "rollout_id": f"g{group:06d}",
-                "task_id": task.task_id,
-                "group": group,
-                "outcome": "bad_task",
-                "reason": task.reason,
-            }
-        )
+        def lines() -> list[dict[str, Any]]:
+            line = rollout_line(result)
+            return [line if full_traces else {**line, "steps": []}]
+
+        await self._lines.append(lines)
+
+    async def record_bad_task(self, task: BadTask, group: int) -> None:
+        """A row no rollout could be made of, on disk when this returns."""
+        line = {
+            "schema": SCHEMA,
+            "rollout_id": f"g{group:06d}",
+            "task_id": task.task_id,
+            "group": group,
+            "outcome": "bad_task",
+            "reason": task.reason,
+        }
+        await self._lines.append(lambda: [line])
 
     def close(self) -> None:
         """Idempotent."""

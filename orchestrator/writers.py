@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -184,9 +185,13 @@ class GroupsFile:
         self._form = form or GroupFormat()
         self._lines = JsonLines(path, fsync=fsync)
 
-    def append(self, group: Group) -> None:
+    async def append(self, group: Group) -> None:
         """One line (more with `all_segments`), on disk together when this returns."""
-        self._lines.append(*self._form.groups(group))
+        await self._lines.append(lambda: self._form.groups(group))
+
+    async def append_lines(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """A group that has its form already, on disk when this returns."""
+        await self._lines.append(lambda: lines)
 
     def close(self) -> None:
         """Idempotent."""

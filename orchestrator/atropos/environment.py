@@ -115,7 +115,7 @@ class OrchestratorEnv(BaseEnv):  # type: ignore[misc]
 
     async def collect_trajectories(self, item: Item) -> tuple[Any, Backlog]:
         """One group, complete, or None where its policy drops it. Cancelling removes its sandboxes; what its
-        finished rollouts sampled is used when the item comes again."""
+        finished rollouts sampled, or the whole group, is used when the item comes again."""
         groups = await self.service.groups(item)
         return (groups[0] if len(groups) == 1 else groups) or None, []
 

@@ -17,20 +17,31 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from orchestrator.atropos.gates import Gate
-from orchestrator.atropos.position import Ledger
-from orchestrator.atropos.run_api import Registration, RunApi, RunApiAway, RunApiRefused, Status, Trainer
+from orchestrator.atropos.position import Ledger, Sending
+from orchestrator.atropos.run_api import (
+    Registration,
+    RunApi,
+    RunApiAway,
+    RunApiRefused,
+    Status,
+    Trainer,
+    fingerprint,
+)
 from orchestrator.atropos.stream import Item, TaskStream
 from orchestrator.errors import ConfigError, OrchestratorError, RunUnhealthy
 from orchestrator.group import Unfinished
+from orchestrator.launch.uninterrupted import uninterrupted
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.2
 PAUSES_S = (0.2, 0.5, 1.0, 2.0)  # between two calls of a run-api that gives no answer; the last again and again
+LATE_S = 2.0  # what broke off may still be on its way: in a gateway, or read by the run-api and not looked at
 DISCONNECT_S = 3.0
 MAX_RETURNED = 3  # cancellations of one group; after them it is left to its end
 MAX_REFUSED = 3  # refused groups in a row: the next ones would be refused as well
 UNKNOWN = 3  # answers 500 in a row that mean: it does not know us
+_ITS_OWN_FAILURE = 500  # other codes are those of a gateway before it, and say nothing of what it knows
 
 Groups = Sequence[Mapping[str, Any]]
 
@@ -57,8 +68,14 @@ class Maker(Protocol):
     async def checkpoint(self, step: int) -> None:
         """The trainer has passed one of its checkpoints."""
 
+    async def keep(self, item: Item, groups: Groups) -> None:
+        """The groups are on disk when this returns, and are delivered next. Never cancelled."""
+
+    async def saved(self) -> None:
+        """What the ledger says is on disk when this returns."""
+
     async def delivered(self, item: Item) -> None:
-        """The run-api has taken the item's groups."""
+        """The run-api has taken the item's groups. `saved` is called next."""
 
     async def evaluate(self, step: int) -> None:
         """An evaluation is due."""
@@ -135,9 +152,13 @@ class Feed:
                         worker.task.cancel()
         finally:
             if self._registration is not None:
-                with suppress(RunApiAway, RunApiRefused, TimeoutError):
-                    async with asyncio.timeout(DISCONNECT_S):
-                        await self.api.disconnect(self._registration.env_id)
+                await uninterrupted(self._disconnect(self._registration))
+
+    async def _disconnect(self, registration: Registration) -> None:
+        """One that stays registered has its weight in every batch, and may hold them all up."""
+        with suppress(RunApiAway, RunApiRefused, TimeoutError):
+            async with asyncio.timeout(DISCONNECT_S):
+                await self.api.disconnect(registration.env_id)
 
     def drain(self) -> None:
         """No group is begun any more; those under way come to their end."""
@@ -184,6 +205,9 @@ class Feed:
                 checkpoints = Gate(self._registration.checkpoint_interval, self.step)
             await self._until_changed(self._ask())
             if self._status is None or not self._there.is_set():
+                continue
+            if self.ledger.sending is not None and not self._workers:
+                await self._until_changed(self._settle(self._registration))
                 continue
             if self._status.step != self.step:
                 self.step = self._status.step
@@ -268,9 +292,9 @@ class Feed:
             groups = await self._collect(worker)
             worker.collecting = False
             if groups:
+                await uninterrupted(self.maker.keep(worker.item, groups))
                 self.unsent += 1
                 await self._deliver(worker.item, groups)
-                self.unsent -= 1
             elif groups is not None:
                 self.ledger.drop(worker.item.number)
         except Unfinished:
@@ -304,23 +328,25 @@ class Feed:
     async def _deliver(self, item: Item, groups: Groups) -> None:
         """Until the run-api has them or refuses them."""
         async with self._sending:
-            posted = await self._post(groups)
+            posted = await self._post(item, groups)
+            self.unsent -= 1
             if posted:
                 self.ledger.deliver(item.number, len(groups))
                 self._sent_since += len(groups)
-                self._refused_running = 0
                 await self.maker.delivered(item)
-                return
-        self.refused += 1
-        self._refused_running += 1
-        self.ledger.drop(item.number)
+            else:
+                self.refused += 1
+                self.ledger.drop(item.number)
+            self._refused_running = 0 if posted else self._refused_running + 1
+            await self.maker.saved()
         if self._refused_running >= MAX_REFUSED:
             raise RunUnhealthy(f"the run-api at {self.api.url} refuses one group after the other; see above")
 
-    async def _post(self, groups: Groups) -> bool:
-        """False: refused. One at a time, so that it can be told whether a call that broke off was heard."""
+    async def _post(self, item: Item, groups: Groups) -> bool:
+        """False: refused. One at a time, so that it can be told whether one that broke off arrived."""
+        last = await asyncio.to_thread(fingerprint, groups[-1])
         attempt = 0
-        broken: tuple[Registration, Status] | None = None  # where a call broke off, and what was before it
+        sent_to: Registration | None = None
         while True:
             await self._there.wait()
             registration = self._registration
@@ -328,17 +354,23 @@ class Feed:
                 self._there.clear()
                 continue
             try:
+                if (broken := self.ledger.sending) is not None and await self._arrived(
+                    broken, same=sent_to is registration
+                ):
+                    return True
                 # A run-api that was restarted takes groups of anybody, and no trainer after that.
                 status = await self.api.status(registration.env_id)
-                again, before = broken or (None, status)
-                if again is registration and await self._heard(groups, registration.env_id, before, status):
-                    return True
-                broken = None
-                try:
-                    await self.api.send(groups, registration.env_id)
-                except RunApiAway as error:
-                    broken = (registration, status) if error.arrived else None
-                    raise
+                sending = Sending(
+                    number=item.number,
+                    lines=len(groups),
+                    fingerprint=last,
+                    env_id=registration.env_id,
+                    name=registration.name,
+                    step=status.step,
+                    queued=status.own_queued,
+                )
+                sent_to = registration
+                await self._send(groups, sending)
                 return True
             except RunApiRefused as error:
                 self.say(f"group not taken: {error}")
@@ -348,18 +380,64 @@ class Feed:
             await asyncio.sleep(PAUSES_S[min(attempt, len(PAUSES_S) - 1)])
             attempt += 1
 
-    async def _heard(self, groups: Groups, env_id: int, before: Status, now: Status) -> bool:
-        """Whether a call that broke off reached the run-api. Where that cannot be told, it is taken for heard:
-        a group that is missing can be counted, one that is trained on twice cannot be taken back."""
-        if now.own_queued > before.own_queued:
+    async def _send(self, groups: Groups, sending: Sending) -> None:
+        """Said on disk first: a process that ends in the middle leaves a question, and no second delivery."""
+        self.ledger.sending = sending
+        await self.maker.saved()
+        try:
+            await self.api.send(groups, sending.env_id)
+        except RunApiAway as error:
+            if not error.arrived:
+                self.ledger.sending = None
+                await self.maker.saved()
+            raise
+
+    async def _settle(self, registration: Registration) -> None:
+        """What an earlier process was sending when it ended."""
+        sending = self.ledger.sending
+        assert sending is not None
+        # Numbers and names of registrations count up until a run-api is restarted or reset.
+        same = (
+            registration.env_id > sending.env_id
+            and registration.name != sending.name
+            and registration.step >= sending.step
+        )
+        try:
+            if await self._arrived(sending, same=same):
+                self.ledger.deliver(sending.number, sending.lines)
+        except RunApiRefused as error:
+            raise ConfigError(f"env.rollout_server_url: {error}") from error
+        except RunApiAway as error:
+            log.info("not known yet whether group %d arrived: %s", sending.number, error)
+            await asyncio.sleep(PAUSES_S[0])
+        else:
+            self.ledger.sending = None
+            await self.maker.saved()
+
+    async def _arrived(self, sending: Sending, *, same: bool) -> bool:
+        """Whether a delivery that broke off reached the run-api, `same`: still the one it was sent to. Where that
+        cannot be told, it is taken for arrived: a group that is missing can be counted, one that is trained on
+        twice cannot be taken back."""
+        if await self._heard(sending, same=same):
             return True
+        await asyncio.sleep(LATE_S)
+        return await self._heard(sending, same=same)
+
+    async def _heard(self, sending: Sending, *, same: bool) -> bool:
         whose, last = await self.api.latest()
-        if whose == env_id:
-            return last == {str(facts["rollout_id"]) for facts in groups[-1].get("overrides") or ()}
-        if now.step == before.step:
-            return False  # nothing was taken out of the queue, and it is not in it
+        if (whose, last) == (sending.env_id, sending.fingerprint):
+            return True
+        if same:
+            now = await self.api.status(sending.env_id)
+            if now.own_queued > sending.queued:
+                return True
+            if whose == sending.env_id or now.step == sending.step:
+                return False  # an older one of ours was the last; or nothing was taken out, and it is not in it
         self.uncertain += 1
-        self.say("a delivery broke off, and whether it arrived cannot be told; it is not sent again")
+        self.say(
+            f"the delivery of group {sending.number} broke off, and whether it arrived cannot be told; "
+            "it is not sent again"
+        )
         return True
 
     # ------------------------------------------------------------ the run-api
@@ -420,11 +498,10 @@ class Feed:
             except RunApiAway as error:
                 if attempt == 0:
                     self._there.clear()
-                if error.status is not None:
-                    unknown += 1
-                    if unknown >= UNKNOWN:
-                        return self._forgotten("it does not know this environment any more")
-                elif attempt == UNKNOWN:
+                unknown = unknown + 1 if error.status == _ITS_OWN_FAILURE else 0
+                if unknown >= UNKNOWN:
+                    return self._forgotten("it does not know this environment any more")
+                if attempt == UNKNOWN and not unknown:
                     self.outages += 1
                     self.say(f"{error}; groups under way go on and are kept until it is back")
                 await asyncio.sleep(PAUSES_S[min(attempt, len(PAUSES_S) - 1)])

@@ -1,7 +1,8 @@
-"""What was sampled for groups that are not delivered: nothing that was paid for is made twice."""
+"""What was sampled for groups that are not written or not delivered: nothing that was paid for is made twice."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -9,16 +10,18 @@ import orjson
 from orchestrator.completion.base import Tokenizer
 from orchestrator.output import Output
 from orchestrator.resume import Earlier, group_number
-from orchestrator.types import Attempt, Member, RolloutPlan
+from orchestrator.types import Attempt, Group, Member, RolloutPlan
 
 Result = Member | Attempt
 
 
 class Kept:
-    """Results of rollouts by their group, and whole groups that an earlier process had no time to deliver."""
+    """Results of rollouts by their group, and whole groups: `made` and not written yet, and `written` ones that
+    an earlier process had no time to deliver."""
 
     def __init__(self) -> None:
-        self.groups: dict[int, list[dict[str, Any]]] = {}
+        self.made: dict[int, Group] = {}
+        self.written: dict[int, list[dict[str, Any]]] = {}
         self._results: dict[int, dict[str, Result]] = {}
         self._earlier = Earlier()
 
@@ -27,16 +30,17 @@ class Kept:
         plan = result.attempt.plan if isinstance(result, Member) else result.plan
         self._results.setdefault(plan.group, {})[plan.rollout_id] = result
 
-    def forget(self, number: int) -> None:
-        """The group is made."""
+    def forget(self, number: int) -> Group | None:
+        """The group does not come again. What was made of it."""
         self._results.pop(number, None)
+        return self.made.pop(number, None)
 
     def result(self, plan: RolloutPlan, tokenizer: Tokenizer | None) -> Result | None:
         """What became of this attempt; None: it is to be made."""
         known = self._results.get(plan.group, {}).get(plan.rollout_id)
         return known or self._earlier.result(plan, tokenizer)
 
-    def read(self, output: Output, is_done: Any) -> None:
+    def read(self, output: Output, is_done: Callable[[int], bool]) -> None:
         """From the files of a run that is continued."""
         self._earlier = output.earlier
         with output.groups.path.open("rb") as file:
@@ -44,4 +48,4 @@ class Kept:
                 line = orjson.loads(text)
                 number = group_number(str(output.groups.path), line)
                 if not is_done(number):
-                    self.groups.setdefault(number, []).append(line)
+                    self.written.setdefault(number, []).append(line)

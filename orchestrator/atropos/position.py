@@ -7,24 +7,43 @@ says what had been taken when the trainer saved its step N: a trainer that goes 
 
 from __future__ import annotations
 
-import os
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from orchestrator.errors import ConfigError
+from orchestrator.errors import ConfigError, OutputError
+from orchestrator.jsonl import write_whole
 
 SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True)
+class Sending:
+    """A delivery that was begun: what tells, when nobody heard how it ended, whether the run-api has it.
+
+    `number`: of the group; `lines`: how many it has, side lines included; `fingerprint`: of the last of them.
+    `env_id` and `name`: our registration. `step` of the trainer and `queued`, lines of ours that waited in the
+    run-api, are from before it.
+    """
+
+    number: int
+    lines: int
+    fingerprint: str
+    env_id: int
+    name: str
+    step: int
+    queued: int
+
+
+@dataclass(frozen=True, slots=True)
 class Position:
     """`following`: all groups below it are done; `done`: those above it that are. `groups`: how many of the
-    done ones the trainer was given. `step`: where the trainer was. The seed makes the rest the same."""
+    done ones the trainer was given. `step`: where the trainer was. `sending`: the delivery under way then. The
+    seed makes the rest the same."""
 
     seed: int
     dataset: str
@@ -32,10 +51,7 @@ class Position:
     following: int = 0
     done: frozenset[int] = frozenset()
     groups: int = 0
-
-    def is_done(self, number: int) -> bool:
-        """Whether that group does not come again."""
-        return number < self.following or number in self.done
+    sending: Sending | None = None
 
     def as_json(self) -> dict[str, Any]:
         """What the files hold."""
@@ -47,6 +63,7 @@ class Position:
             "following": self.following,
             "done": sorted(self.done),
             "groups": self.groups,
+            "sending": asdict(self.sending) if self.sending is not None else None,
         }
 
     @classmethod
@@ -62,6 +79,7 @@ class Position:
                 following=int(told["following"]),
                 done=frozenset(int(number) for number in told["done"]),
                 groups=int(told["groups"]),
+                sending=Sending(**sending) if (sending := told.get("sending")) is not None else None,
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"{place} is no position of a run; remove it to begin anew") from error
@@ -69,9 +87,14 @@ class Position:
 
 @dataclass(slots=True)
 class Ledger:
-    """What became of each group. Deliveries are taken by the trainer in their order."""
+    """What became of each group. Deliveries are taken by the trainer in their order.
+
+    `sending`: the delivery that was begun and of which it is not known yet whether it arrived; at first that of
+    an earlier process.
+    """
 
     begun: Position
+    sending: Sending | None = None
     delivered: int = 0  # groups handed over by this process, side lines counted with their group
     lost: int = 0  # handed over, and gone with the run-api before the trainer took them
     _posted: int = 0  # lines handed over, side lines included
@@ -83,6 +106,7 @@ class Ledger:
 
     def __post_init__(self) -> None:
         self._following, self._above = self.begun.following, set(self.begun.done)
+        self.sending = self.begun.sending
 
     @property
     def posted(self) -> int:
@@ -94,6 +118,10 @@ class Ledger:
         """All that the trainer was given, by earlier processes too, and not what was lost."""
         return self.begun.groups + self.delivered - self.lost
 
+    def is_done(self, number: int) -> bool:
+        """Whether that group does not come again."""
+        return number < self._following or number in self._above
+
     def deliver(self, number: int, lines: int) -> None:
         """The run-api has it."""
         self.drop(number)
@@ -104,6 +132,8 @@ class Ledger:
 
     def drop(self, number: int) -> None:
         """It is done: it does not come again."""
+        if self.sending is not None and self.sending.number == number:
+            self.sending = None
         self._above.add(number)
         while self._following in self._above:
             self._above.remove(self._following)
@@ -126,7 +156,7 @@ class Ledger:
 
     def delivered_position(self, step: int) -> Position:
         """All that was handed over is done."""
-        return self._position(step, self._following, self._above, self.groups)
+        return replace(self._position(step, self._following, self._above, self.groups), sending=self.sending)
 
     def taken_position(self, step: int) -> Position:
         """Only what the trainer has taken is done."""
@@ -145,15 +175,13 @@ class Ledger:
         return Position(begun.seed, begun.dataset, step, following, frozenset(done), groups)
 
 
-def write_position(path: Path, position: Position) -> None:
-    """Whole or not at all. Raises ConfigError."""
-    draft = path.with_name(path.name + ".part")
+def write_position(path: Path, position: Position, *, fsync: bool = False) -> None:
+    """Whole or not at all; with `fsync` it survives a power loss. Raises OutputError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_bytes(orjson.dumps(position.as_json()) + b"\n")
-        os.replace(draft, path)
+        write_whole(path, position.as_json(), fsync=fsync)
     except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+        raise OutputError(f"cannot write {path}: {error.strerror}") from error
 
 
 def read_position(path: Path) -> Position | None:
@@ -172,17 +200,18 @@ class Checkpoints:
 
     LATEST = "latest.json"
 
-    def __init__(self, checkpoint_dir: str, name: str) -> None:
+    def __init__(self, checkpoint_dir: str, name: str, *, fsync: bool = False) -> None:
         self.folder = Path(checkpoint_dir) / "env_checkpoints" / name
+        self._fsync = fsync
 
     def save(self, step: int, taken: Position, delivered: Position) -> None:
-        """Raises ConfigError."""
-        write_position(self.folder / f"step-{step}.json", taken)
+        """Raises OutputError."""
+        write_position(self.folder / f"step-{step}.json", taken, fsync=self._fsync)
         self.save_latest(delivered)
 
     def save_latest(self, delivered: Position) -> None:
-        """What a new `serve` for the same trainer goes on behind. Raises ConfigError."""
-        write_position(self.folder / self.LATEST, delivered)
+        """What a new `serve` for the same trainer goes on behind. Raises OutputError."""
+        write_position(self.folder / self.LATEST, delivered, fsync=self._fsync)
 
     def load(self, step: int, *, same_trainer: bool) -> Position | None:
         """Where to go on for a trainer that is at `step`; None: nothing is known of it. Raises ConfigError.

@@ -7,6 +7,7 @@ registration in a list, so after a restart or a `/reset_data` the same number ma
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -24,10 +25,12 @@ MAX_ANSWER_BYTES = 1 << 20  # numbers and names; a 422 quotes the groups it refu
 MAX_GROUP_BYTES = 1 << 30  # the latest example is a whole group, of any environment
 _REASON_BYTES = 2000
 _REASON_CHARS = 300
+_LATER = frozenset({408, 425, 429})  # a gateway's: too slow, too early, too many; asking again is what it wants
 
 
 class RunApiAway(OrchestratorError):
-    """No answer, or one that is the server's own failure. `arrived`: the request may have been taken."""
+    """No answer, or one that is a failure of the server or of what stands before it. `arrived`: the request may
+    have been taken, now or a little later."""
 
     def __init__(self, reason: str, *, arrived: bool, status: int | None = None) -> None:
         super().__init__(reason)
@@ -113,9 +116,14 @@ class RunApi:
         else:
             await self._call("POST", "/scored_data_list", lines, read=_nothing)
 
-    async def latest(self) -> tuple[int | None, frozenset[str]]:
-        """Of the group it was given last: whose it is, and its rollout ids."""
-        return await self._call("GET", "/latest_example", read=_whose, most=MAX_GROUP_BYTES)
+    async def latest(self) -> tuple[int | None, str]:
+        """Of the group it was given last: whose it is, and its `fingerprint`. A reset does not forget it."""
+        return await self._call(
+            "GET",
+            "/latest_example",
+            read=lambda told: (told.get("env_id"), fingerprint(told)),
+            most=MAX_GROUP_BYTES,
+        )
 
     async def waiting(self) -> int:
         """Groups in its queue, of all environments."""
@@ -153,9 +161,10 @@ class RunApi:
             ) as answer:
                 text = await _beginning(answer, most)
                 encoding = answer.headers.get("Content-Encoding", "identity")
-                if answer.status >= 500:
+                if answer.status >= 500 or answer.status in _LATER:
+                    # A gateway answers so for a run-api that has taken the request and is slow to say it.
                     raise RunApiAway(
-                        f"{what} answers {answer.status}: {_reason(text)}", arrived=False, status=answer.status
+                        f"{what} answers {answer.status}: {_reason(text)}", arrived=True, status=answer.status
                     )
                 if answer.status >= 400:
                     raise RunApiRefused(f"{what} answers {answer.status}: {_reason(text)}")
@@ -170,7 +179,7 @@ class RunApi:
                 f"{what} answers in {_reason(encoding.encode())}, though asked not to: is a proxy there?"
             )
         try:
-            return read(orjson.loads(text))
+            return await asyncio.to_thread(lambda: read(orjson.loads(text)))
         except (LookupError, TypeError, AttributeError, ValueError) as error:
             raise RunApiRefused(f"{what} is no run-api: it answers {_reason(text)!r}") from error
 
@@ -207,9 +216,11 @@ def _status(told: Any) -> Status:
     )
 
 
-def _whose(told: Any) -> tuple[int | None, frozenset[str]]:
-    facts_G = told.get("overrides") or ()
-    return told.get("env_id"), frozenset(str(f["rollout_id"]) for f in facts_G if f and "rollout_id" in f)
+def fingerprint(group: Mapping[str, Any]) -> str:
+    """Tells a group from every other one, and is the same before and after the run-api had it: of its tokens, and
+    of its rollout ids where it has some."""
+    names_G = [str(facts.get("rollout_id")) for facts in group.get("overrides") or () if facts]
+    return hashlib.sha256(orjson.dumps([group["tokens"], names_G])).hexdigest()
 
 
 def _nothing(told: Any) -> None:

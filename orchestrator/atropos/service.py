@@ -28,6 +28,7 @@ from orchestrator.engine import Observer, Orchestrator, first_error
 from orchestrator.errors import ConfigError
 from orchestrator.evaluation import evaluate
 from orchestrator.executor import Executor
+from orchestrator.launch.uninterrupted import uninterrupted
 from orchestrator.output import Output, describe, observe, open_output, run_directory_path
 from orchestrator.progress import PlainProgress, Tally, closing_table
 from orchestrator.prompt_size import least_prompt_tokens
@@ -74,6 +75,7 @@ class Service:
         self._feed: Feed | None = None
         self._checkpoints: Checkpoints | None = None
         self._kept = Kept()
+        self._saving = asyncio.Lock()
         self._begun_at: dict[str, float] = {}
         self._sent = 0  # since wandb was told last
 
@@ -182,7 +184,7 @@ class Service:
                 except BaseExceptionGroup as errors:
                     raise first_error(errors) from None
                 finally:
-                    self._save_position()
+                    await uninterrupted(self.saved())
                 return 0 if terms.total is None or feed.finished else EXIT_INCOMPLETE
 
     def _drain(self) -> None:
@@ -196,33 +198,50 @@ class Service:
         position = read_position(run_path / POSITION_FILE)
         if position is not None:
             self._begin(position)
-        self._kept.read(output, self.ledger.begun.is_done)
+        self._kept.read(output, self.ledger.is_done)
         for number in output.earlier.bad:
             self.ledger.drop(number)
 
     # ------------------------------------------------------------ groups
 
     async def groups(self, item: Item) -> list[dict[str, Any]]:
-        """One item's groups in Atropos' form; none where its policy drops it. Raises Unfinished after a drain."""
+        """One item's groups in Atropos' form; none where its policy drops it. Raises Unfinished after a drain.
+
+        While the environment is served, what comes of an item stays until the feed has it: cancelled in what a
+        subclass does with it, the item comes again and nothing of it is made or counted twice.
+        """
         engine = self.engine
-        if (ready := self._kept.groups.pop(item.number, None)) is not None:
-            return ready
-        if self._executor is None:  # not before: it takes what the observer hears by then
-            self._executor = engine.executor(self._kept)
-        longest_s = env.worker_timeout if (env := engine.config.env).worker_timeout > 0 else math.inf
-        group = await engine.run_group(item.task, item.number, item.epoch, self._executor, longest_s=longest_s)
-        self._kept.forget(item.number)
-        longest = max((len(m.trajectory.tokens_T) for m in group.members_G), default=0)
-        limit = engine.config.env.max_token_length
-        if group.dropped is None and longest > limit:
-            group = replace(group, dropped=f"a line of {longest} tokens, the limit is {limit}")
-        if group.dropped is None and self._output is not None:
-            self._output.groups.append(group)
+        if (group := self._kept.made.get(item.number)) is None:
+            if self._executor is None:  # not before: it takes what the observer hears by then
+                self._executor = engine.executor(self._kept)
+            limit, worker_timeout = engine.config.env.max_token_length, engine.config.env.worker_timeout
+            group = await engine.run_group(
+                item.task,
+                item.number,
+                item.epoch,
+                self._executor,
+                longest_s=worker_timeout if worker_timeout > 0 else math.inf,
+            )
+            longest = max((len(m.trajectory.tokens_T) for m in group.members_G), default=0)
+            if group.dropped is None and longest > limit:
+                group = replace(group, dropped=f"a line of {longest} tokens, the limit is {limit}")
+            self._kept.made[item.number] = group
+        lines = [] if group.dropped is not None else await asyncio.to_thread(engine.group_format.groups, group)
+        if self._feed is None:
+            self._over(item.number)
+        return lines
+
+    def _over(self, number: int, because: str | None = None) -> None:
+        """The group does not come again: it counts, as dropped where a reason is given."""
+        group = self._kept.forget(number)
+        if group is None:  # made by a subclass alone
+            return
+        if because is not None and group.dropped is None:
+            group = replace(group, dropped=because)
         self.metrics.group(group)
         self.tally.group(group)
         if self._feed is not None:
             self.progress.group(group)
-        return [] if group.dropped is not None else engine.group_format.groups(group)
 
     def _listen(self) -> None:
         """Adds to what the observer does: metrics, results of unfinished groups, sandbox time for nothing."""
@@ -232,8 +251,8 @@ class Service:
             self._begun_at[plan.rollout_id] = time()
             started(plan)
 
-        def on_recorded(result: Member | Attempt) -> None:
-            recorded(result)
+        async def on_recorded(result: Member | Attempt) -> None:
+            await recorded(result)
             attempt = result.attempt if isinstance(result, Member) else result
             begun_at = self._begun_at.pop(attempt.plan.rollout_id, None)
             lost = attempt.outcome.name is FailedName.CANCELLED and attempt.ungraded is None
@@ -249,13 +268,13 @@ class Service:
         assert self._tasks is not None
         ledger = Ledger(position)
 
-        def bad_task(task: BadTask, number: int) -> None:
+        async def bad_task(task: BadTask, number: int) -> None:
+            await self._observer.bad_task(task, number)
             ledger.drop(number)
-            self._observer.bad_task(task, number)
 
         self.engine.seed = position.seed
         self._ledger = ledger
-        self._stream = TaskStream(self._tasks, position.is_done, bad_task, self.engine.fitting)
+        self._stream = TaskStream(self._tasks, ledger.is_done, bad_task, self.engine.fitting)
         if self._feed is not None:
             self._feed.ledger, self._feed.stream = ledger, self._stream
 
@@ -272,12 +291,29 @@ class Service:
         self._executor.begin(item.number, self.config.env.group_size)
 
     async def make(self, item: Item) -> Groups:
-        """As `Maker.make`."""
+        """As `Maker.make`, by the methods a subclass may have overridden."""
         assert self._executor is not None
         try:
-            return await self._make(item)
+            if (written := self._kept.written.get(item.number)) is not None:
+                return written
+            groups = await self._make(item)
+            if not groups:
+                self._over(item.number, "postprocess_histories left nothing of it")
+            return [_named(group, item.number) for group in groups]
         finally:
             self._executor.end(item.number)
+
+    async def keep(self, item: Item, groups: Groups) -> None:
+        """In the groups file as it will be delivered, once, and counted."""
+        if self._kept.written.pop(item.number, None) is None and self._output is not None:
+            await self._output.groups.append_lines(groups)
+        self._over(item.number)
+
+    async def saved(self) -> None:
+        """The position, in the run directory and for the trainer's checkpoints. Raises OutputError."""
+        async with self._saving:
+            position = self.ledger.delivered_position(self.step)
+            await uninterrupted(asyncio.to_thread(self._write_position, position))
 
     async def registered(self, registration: Registration, trainer: Trainer) -> None:
         """Limits and checkpoints of this trainer. Raises ConfigError where it cannot be served."""
@@ -293,7 +329,7 @@ class Service:
             )
             self.progress.say(f"note: lines end at {limit} tokens, below the trainer's {trainer.max_token_len}")
         if registration.checkpoint_dir and registration.checkpoint_interval > 0:
-            self._checkpoints = Checkpoints(registration.checkpoint_dir, _name(self.config))
+            self._checkpoints = Checkpoints(registration.checkpoint_dir, _name(self.config), fsync=env.fsync)
             if first and env.resume is None:
                 await self._go_on(self._checkpoints, registration.step)
         if self.tracking.wanted:
@@ -327,18 +363,20 @@ class Service:
 
     async def checkpoint(self, step: int) -> None:
         """As `save_checkpoint`, off the event loop."""
-        await asyncio.to_thread(self.save_checkpoint, step)
+        if self._checkpoints is not None:
+            async with self._saving:
+                positions = self.ledger.taken_position(step), self.ledger.delivered_position(self.step)
+                await uninterrupted(asyncio.to_thread(self._checkpoints.save, step, *positions))
 
     def save_checkpoint(self, step: int) -> None:
-        """Raises ConfigError."""
+        """Raises OutputError."""
         if self._checkpoints is not None:
             taken, delivered = self.ledger.taken_position(step), self.ledger.delivered_position(self.step)
             self._checkpoints.save(step, taken, delivered)
 
     async def delivered(self, item: Item) -> None:
-        """Says so on disk before anything else is delivered."""
+        """Counts for wandb."""
         self._sent += 1
-        self._save_position()
 
     async def evaluate(self, step: int) -> None:
         """The environment's evaluation, told to wandb."""
@@ -356,10 +394,10 @@ class Service:
         )
         return evaluation.metrics() if evaluation is not None else {}
 
-    def _save_position(self) -> None:
-        position = self.ledger.delivered_position(self.step)
+    def _write_position(self, position: Position) -> None:
         if self._output is not None:
-            write_position(self._output.run.path / POSITION_FILE, position)
+            path = self._output.run.path / POSITION_FILE
+            write_position(path, position, fsync=self.config.env.fsync)
         if self._checkpoints is not None:
             self._checkpoints.save_latest(position)
 
@@ -417,6 +455,15 @@ class Service:
         if self._output is not None:
             rows.append(("groups file", self._output.groups.path))
         return [*rows, ("run directory", run_path)]
+
+
+def _named(group: Mapping[str, Any], number: int) -> Mapping[str, Any]:
+    """With a rollout id for every member, by which the groups file is read again: a subclass may leave it out."""
+    facts = group.get("overrides") or [None] * len(group["tokens"])
+    if all(fact and "rollout_id" in fact for fact in facts):
+        return group
+    name = {"rollout_id": f"g{number:06d}"}
+    return {**group, "overrides": [{**name, **(fact or {})} for fact in facts]}
 
 
 def check_servable(config: Config) -> None:

@@ -57,7 +57,7 @@ async def _run(config: Config) -> int:
                 if isinstance(replay := orchestrator.around.completer, ReplayCompleter):
                     rows.append(("replay", replay.account()))
                 if not orchestrator.stopping:
-                    files.finish(evaluation, config)
+                    await files.finish(evaluation, config)
                     written = ("metrics.json", "samples.jsonl")
                     rows[:0] = [(name.partition(".")[0], files.target / name) for name in written]
         return 0 if evaluation.complete else EXIT_INCOMPLETE
@@ -90,11 +90,11 @@ def _notes(env: EnvSettings) -> list[str]:
 def _observe(observer: Observer, tally: Tally, progress: PlainProgress) -> Callable[[Group], None]:
     """Tells the view of everything; what is returned tells it of tasks that were measured."""
 
-    def recorded(result: Member | Attempt) -> None:
+    async def recorded(result: Member | Attempt) -> None:
         tally.attempt(result)
         progress.attempt(result)
 
-    def bad_task(task: BadTask, number: int) -> None:
+    async def bad_task(task: BadTask, number: int) -> None:
         tally.bad_task()
         progress.bad_task(task)
 

@@ -10,12 +10,14 @@ from orchestrator.completion.replay import ReplayCompleter
 from orchestrator.continued import RUN_FILE
 from orchestrator.engine import Observer, Orchestrator
 from orchestrator.errors import RunUnhealthy
+from orchestrator.launch.uninterrupted import uninterrupted
 from orchestrator.output import Output, describe, observe, open_output, run_directory_path
 from orchestrator.progress import Tally, closing_table, dropped_text, open_progress
 from orchestrator.report import write_report
 from orchestrator.rollout import Surroundings
 from orchestrator.signals import Stopped, stoppable
 from orchestrator.tasks.split import training_tasks
+from orchestrator.types import Group
 from orchestrator.writers import check_writable
 
 if TYPE_CHECKING:
@@ -58,12 +60,16 @@ async def work(config: Config, command: str = "process") -> int:
                 progress.say(orchestrator.summary())
                 observe(observer, output, tally, progress, full_traces=env.save_full_traces)
                 after.push_async_callback(_report, orchestrator.around, output, rows)
+
+                async def finished(group: Group) -> None:
+                    if group.dropped is None:
+                        await output.groups.append(group)
+                    tally.group(group)
+                    progress.group(group)
+
                 async with aclosing(orchestrator.groups(tasks, output.earlier)) as groups:
                     async for group in groups:
-                        if group.dropped is None:
-                            output.groups.append(group)
-                        tally.group(group)
-                        progress.group(group)
+                        await uninterrupted(finished(group))  # cancelled meanwhile or not, what is written counts
         return _exit_code(tally, wanted)
 
     try:

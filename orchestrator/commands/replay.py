@@ -78,7 +78,7 @@ async def _run(config: Config, recorded: Recorded, tasks: dict[str, Task]) -> in
                 facts = await orchestrator.facts()
                 about = {"command": "replay", "of": str(recorded.path.parent), "tasks": env.dataset}
                 seed = {"version": __version__, "seed": orchestrator.seed, "config": config.public()}
-                run.describe({**seed, **about, **facts})
+                await run.describe({**seed, **about, **facts})
                 observer.recorded = run.record
                 for note in observer.notes:
                     print(printable(f"note: {note}"), flush=True)

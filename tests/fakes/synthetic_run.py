@@ -18,7 +18,6 @@ from orchestrator import jsonl
 from orchestrator.completion.base import Span
 from orchestrator.completion.line import TokenLine
 from orchestrator.completion.recorder import trajectory
-from orchestrator.rundir import RunDirectory
 from orchestrator.types import (
     AgentSpec,
     Attempt,
@@ -46,6 +45,7 @@ from orchestrator.types import (
     Turn,
 )
 from orchestrator.writers import scored_data_group
+from tests.fakes.written import write_run
 
 CLOSING = "</code>"
 SYSTEM = (
@@ -326,39 +326,39 @@ def synthetic_groups(made: Rollouts, *, plain: int = 8) -> list[Group]:
     return [*groups, made.hostile(plain + 1)]
 
 
+FACTS = {
+    "version": "0.1.0",
+    "config": {
+        "env": {"group_size": 4, "temperature": 1.0, "max_steps": 12, "scoring_strategy": "combined"},
+        "openai": [
+            {
+                "model_name": "Qwen2.5-Coder-1.5B-Instruct",
+                "base_url": "http://user:hunter2@127.0.0.1:8080/v1?key=hunter2",
+            }
+        ],
+    },
+    "seed": 7,
+    "tasks": "jsonl: examples/tasks.jsonl",
+    "notes": ["the endpoint does not know min_p; it was left out"],
+    "token_ids": "exact",
+    "sandbox": {"docker": "28.5.1", "runtime": "runc", "image": "rollout-orchestrator-sandbox:0.1.0"},
+}
+
+
 def write_synthetic_run(directory: Path, *, plain: int = 8) -> WordTokenizer:
     """run.json, rollouts.jsonl and groups.jsonl, a torn last line included. Gives the tokenizer used."""
     made = Rollouts()
     groups = synthetic_groups(made, plain=plain)
-    run = RunDirectory(directory)
-    run.describe(
-        {
-            "version": "0.1.0",
-            "config": {
-                "env": {"group_size": 4, "temperature": 1.0, "max_steps": 12, "scoring_strategy": "combined"},
-                "openai": [
-                    {
-                        "model_name": "Qwen2.5-Coder-1.5B-Instruct",
-                        "base_url": "http://user:hunter2@127.0.0.1:8080/v1?key=hunter2",
-                    }
-                ],
-            },
-            "seed": 7,
-            "tasks": "jsonl: examples/tasks.jsonl",
-            "notes": ["the endpoint does not know min_p; it was left out"],
-            "token_ids": "exact",
-            "sandbox": {"docker": "28.5.1", "runtime": "runc", "image": "rollout-orchestrator-sandbox:0.1.0"},
-        }
-    )
+    results: list[Member | Attempt | tuple[BadTask, int]] = []
+    for group in groups:
+        members = {m.attempt.plan.rollout_id: m for m in group.members_G}
+        results += [members.get(attempt.plan.rollout_id, attempt) for attempt in group.attempts]
+    bad = BadTask("row 14", f"the attachment is missing {HOSTILE}")
+    write_run(directory, *results, (bad, plain + 2), facts=FACTS)
     with (directory / "groups.jsonl").open("wb") as file:
         for group in groups:
-            members = {m.attempt.plan.rollout_id: m for m in group.members_G}
-            for attempt in group.attempts:
-                run.record(members.get(attempt.plan.rollout_id, attempt))
             if group.dropped is None:
                 file.write(jsonl.dumps(scored_data_group(group)) + b"\n")
-    run.record_bad_task(BadTask("row 14", f"the attachment is missing {HOSTILE}"), plain + 2)
-    run.close()
     with (directory / "rollouts.jsonl").open("ab") as file:
         file.write(b'{"schema": 1, "rollout_id": "g0000')
     return made.tokenizer

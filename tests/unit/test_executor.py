@@ -75,13 +75,16 @@ class Bench:
         self.launcher = launcher or FakeLauncher(answering)
         self.completer = ScriptedCompleter(script or ["42"], gate)
         self._directory = TemporaryDirectory(prefix="x")
-        settings: dict[str, Any] = {"max_sandboxes": 2, "max_retries": 2, "recorded": self.recorded.append}
+        settings: dict[str, Any] = {"max_sandboxes": 2, "max_retries": 2, "recorded": self._record}
         self.executor = Executor(
             Surroundings(self.launcher, self.completer, None, self._channel, lambda confinement, spec: None),
             graded=graded,
             started=self.started.append,
             **{**settings, **more},
         )
+
+    async def _record(self, result: Result) -> None:
+        self.recorded.append(result)
 
     @contextmanager
     def _channel(self) -> Any:
@@ -215,11 +218,31 @@ async def test_stopped_while_it_is_graded_an_attempt_is_on_record_whole_and_grad
 
 
 async def test_unwritable_record_stops_the_rollout() -> None:
-    def full(result: Result) -> None:
+    async def full(result: Result) -> None:
         raise OutputError("no space left")
 
     with pytest.raises(OutputError):
         await Bench(recorded=full).executor.execute(a_plan())
+
+
+@pytest.mark.parametrize("cancels", [1, 2])
+async def test_a_rollout_cancelled_while_its_result_is_recorded_is_on_record_once(cancels: int) -> None:
+    begun, on_disk, recorded = asyncio.Event(), asyncio.Event(), list[Result]()
+
+    async def slow_disk(result: Result) -> None:
+        begun.set()
+        await on_disk.wait()
+        recorded.append(result)
+
+    run = asyncio.create_task(Bench(recorded=slow_disk).executor.execute(a_plan()))
+    await begun.wait()
+    for _ in range(cancels):
+        run.cancel()
+        await asyncio.sleep(0)
+    on_disk.set()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert [name(result) for result in recorded] == ["finished"]
 
 
 async def test_stopping_begins_nothing_and_says_so() -> None:

@@ -15,7 +15,6 @@ from orchestrator.completion.tokenizer import load_tokenizer
 from orchestrator.demo import recording, tokenizer
 from orchestrator.errors import EnvironmentUnusable, RecordError
 from orchestrator.proxy.leases import Lease, Refused
-from orchestrator.rundir import RunDirectory
 from orchestrator.types import (
     Completion,
     CompletionKind,
@@ -28,6 +27,7 @@ from orchestrator.types import (
     Turn,
 )
 from tests.fakes.plans import TALK, a_member, a_plan
+from tests.fakes.written import write_run
 
 ANSWER = Message("assistant", "one<code>1</code>")
 MORE = (*TALK, ANSWER, Message("user", "Observation: 1"))
@@ -50,10 +50,7 @@ def run(tmp_path: Path) -> Path:
     record = replace(member.attempt.record, turns=turns)
     attempt = replace(member.attempt, record=record, outcome=Ended(EndedName.FINISHED))
     line = Trajectory((1, 2, 3), (False, True, True), (1.0, -0.5, -0.1), TALK, "sampled")
-    directory = RunDirectory(tmp_path / "run")
-    directory.record(replace(member, attempt=attempt, trajectory=line))
-    directory.close()
-    return tmp_path / "run"
+    return write_run(tmp_path / "run", replace(member, attempt=attempt, trajectory=line))
 
 
 def a_request(sequence: int = 1, **changes: object) -> CompletionRequest:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,7 +14,7 @@ from orchestrator.config import resolve
 from orchestrator.errors import ConfigError, ToolError
 from orchestrator.redact import Secret
 from orchestrator.replayed import Recorded, differences, plan_of
-from orchestrator.rundir import RunDirectory, rollout_line
+from orchestrator.rundir import rollout_line
 from orchestrator.setting import Given
 from orchestrator.tools.recorded import RecordedCalls, RecordedTool
 from orchestrator.types import (
@@ -30,6 +29,7 @@ from orchestrator.types import (
     Score,
 )
 from tests.fakes.plans import TALK, a_member, a_turn, an_attempt
+from tests.fakes.written import write_run
 
 
 def a_line(member: Member | None = None) -> dict[str, Any]:
@@ -136,10 +136,8 @@ def test_fewer_completions_and_other_ids_are_told() -> None:
 
 
 def test_scored_rollouts_are_found_and_one_can_be_chosen(tmp_path: Path) -> None:
-    with closing(RunDirectory(tmp_path / "run")) as run:
-        run.record(a_member(0))
-        run.record(an_attempt(Failed(FailedName.LLM_ERROR, "HTTP 500"), 1))
-        run.record(a_member(2))
+    broken = an_attempt(Failed(FailedName.LLM_ERROR, "HTTP 500"), 1)
+    write_run(tmp_path / "run", a_member(0), broken, a_member(2))
     file = tmp_path / "run" / "rollouts.jsonl"
     found = Recorded.read(file)
     assert list(found.places) == ["g000000-r00-a0", "g000000-r02-a0"]
@@ -181,11 +179,9 @@ async def test_recorded_tools_answer_as_then_and_ask_nobody() -> None:
 
 
 def a_run(directory: Path, **env: Any) -> Path:
-    with closing(RunDirectory(directory)) as run:
-        run.record(a_member())
-        servers = [{"base_url": "http://evil.example/v1", "model_name": "theirs"}]
-        run.describe({"config": {"env": {"dataset": "jsonl:t.jsonl", **env}, "openai": servers}, "seed": 5})
-    return directory
+    servers = [{"base_url": "http://evil.example/v1", "model_name": "theirs"}]
+    facts = {"config": {"env": {"dataset": "jsonl:t.jsonl", **env}, "openai": servers}, "seed": 5}
+    return write_run(directory, a_member(), facts=facts)
 
 
 def test_a_recording_decides_nothing_about_confinement_code_and_services(tmp_path: Path) -> None:

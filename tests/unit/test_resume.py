@@ -135,15 +135,15 @@ def test_seed_on_record_wins_over_the_planned_one() -> None:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+async def run(tmp_path: Path) -> Path:
     """Group 0 is on disk, group 1 half done, 2 was a bad task."""
     with closing(RunDirectory(tmp_path)) as directory, closing(GroupsFile(tmp_path / "groups.jsonl")) as groups:
         members = tuple(member(0, index) for index in range(2))
         for one in members:
-            directory.record(one)
-        groups.append(Group(0, a_plan().task, members, tuple(m.attempt for m in members)))
-        directory.record(member(1, 0))
-        directory.record_bad_task(BadTask("t", "torn"), 2)
+            await directory.record(one)
+        await groups.append(Group(0, a_plan().task, members, tuple(m.attempt for m in members)))
+        await directory.record(member(1, 0))
+        await directory.record_bad_task(BadTask("t", "torn"), 2)
     return tmp_path
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import resource
+import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from orchestrator.rundir import RunDirectory, new_run_directory
 from orchestrator.types import BadTask
 from orchestrator.writers import fresh_path
 from tests.fakes.plans import a_member, an_attempt
+from tests.fakes.written import write_run
 
 
 def test_directory_has_one_owner_until_it_is_closed(tmp_path: Path) -> None:
@@ -31,30 +34,28 @@ def test_directory_has_one_owner_until_it_is_closed(tmp_path: Path) -> None:
 
 
 def test_refused_directory_is_not_kept_locked(tmp_path: Path) -> None:
-    with closing(RunDirectory(tmp_path)) as run:
-        run.record(an_attempt())
+    write_run(tmp_path, an_attempt())
     for _ in range(2):
         with pytest.raises(ConfigError, match=r"--env\.resume"):
             RunDirectory(tmp_path)
-    with closing(RunDirectory(tmp_path, resume=True)) as run:
-        run.record(an_attempt(attempt=1))
+    write_run(tmp_path, an_attempt(attempt=1), resume=True)
     assert len((tmp_path / "rollouts.jsonl").read_text().splitlines()) == 2
 
 
-def test_record_is_on_disk_when_the_call_returns(tmp_path: Path) -> None:
+async def test_record_is_on_disk_when_the_call_returns(tmp_path: Path) -> None:
     with closing(RunDirectory(tmp_path, fsync=True)) as run:
         for number, result in enumerate((an_attempt(), a_member(index=1)), 1):
-            run.record(result)
+            await run.record(result)
             assert len((tmp_path / "rollouts.jsonl").read_bytes().splitlines()) == number
-        run.record_bad_task(BadTask("t", "torn"), 7)
+        await run.record_bad_task(BadTask("t", "torn"), 7)
     *_, bad = (json.loads(line) for line in (tmp_path / "rollouts.jsonl").read_text().splitlines())
     assert (bad["rollout_id"], bad["outcome"]) == ("g000007", "bad_task")
 
 
-def test_description_is_replaced_whole(tmp_path: Path) -> None:
+async def test_description_is_replaced_whole(tmp_path: Path) -> None:
     with closing(RunDirectory(tmp_path)) as run:
-        run.describe({"seed": 1})
-        run.describe({"seed": 2})
+        await run.describe({"seed": 1})
+        await run.describe({"seed": 2})
     assert json.loads((tmp_path / "run.json").read_text())["seed"] == 2
     assert sorted(p.name for p in tmp_path.iterdir()) == ["lock", "rollouts.jsonl", "run.json"]
 
@@ -78,10 +79,10 @@ def test_full_disk_leaves_no_half_line(tmp_path: Path) -> None:
     child = os.fork()
     if child == 0:  # the limit is the process'
         lines = JsonLines(path)
-        lines.append({"n": 1})
+        asyncio.run(lines.append(lambda: [{"n": 1}]))
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
         try:
-            lines.append({"n": "x" * 5000})
+            asyncio.run(lines.append(lambda: [{"n": "x" * 5000}]))
         except OutputError as error:
             os._exit(0 if "cannot write" in str(error) else 2)
         os._exit(1)
@@ -133,3 +134,54 @@ def test_long_torn_line_is_found(tmp_path: Path) -> None:
     path.write_bytes(b'{"n":1}\n{"n":"' + b"x" * (3 << 20))
     set_torn_end_aside(path)
     assert path.read_bytes() == b'{"n":1}\n'
+
+
+# ---------------------------------------------------------------- the writer's thread
+
+
+async def test_neither_making_lines_nor_a_slow_disk_holds_up_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Serialising and the disk both wait here for what only a running loop does."""
+    ran: dict[str, threading.Event] = {"serialise": threading.Event(), "fsync": threading.Event()}
+    loop = asyncio.get_running_loop()
+
+    def needs_the_loop(what: str) -> None:
+        loop.call_soon_threadsafe(ran[what].set)
+        assert ran[what].wait(30), f"{what} stops the event loop"
+
+    def values() -> list[dict[str, int]]:
+        needs_the_loop("serialise")
+        return [{"n": 1}]
+
+    monkeypatch.setattr(os, "fsync", lambda fd: needs_the_loop("fsync"))
+    with closing(JsonLines(tmp_path / "lines.jsonl", fsync=True)) as lines:
+        await lines.append(values)
+    assert all(event.is_set() for event in ran.values())
+
+
+async def test_lines_keep_the_order_of_their_handing_over(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    with closing(JsonLines(path)) as lines:
+        await asyncio.gather(*(lines.append(lambda n=n: [n, -n]) for n in range(1, 200)))
+    assert [json.loads(line) for line in path.read_text().split()] == [m for n in range(1, 200) for m in (n, -n)]
+
+
+async def test_what_was_handed_over_is_written_though_nobody_waits_any_more(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    held, lines = threading.Event(), JsonLines(path)
+
+    def first() -> list[int]:
+        assert held.wait(30)
+        return [1]
+
+    waiting = [asyncio.create_task(lines.append(first)), asyncio.create_task(lines.append(lambda: [2]))]
+    await asyncio.sleep(0)
+    for task in waiting:
+        task.cancel()
+    ends = await asyncio.gather(*waiting, return_exceptions=True)
+    assert all(isinstance(end, asyncio.CancelledError) for end in ends)
+    assert path.read_bytes() == b""
+    held.set()
+    lines.close()
+    assert path.read_bytes() == b"1\n2\n"

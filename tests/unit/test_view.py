@@ -14,6 +14,7 @@ from orchestrator.report.from_groups import rollout_lines
 from orchestrator.rundir import RunDirectory
 from tests.fakes.plans import a_member
 from tests.fakes.synthetic_run import write_synthetic_run
+from tests.fakes.written import write_run
 from tests.unit.test_report import Elements
 
 
@@ -69,8 +70,8 @@ def test_side_lines_are_no_rollouts_of_their_own() -> None:
 
 
 def test_a_run_that_goes_on_is_shown_as_it_is_now(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with closing(RunDirectory(tmp_path / "run")) as run:
-        run.record(a_member())
+    write_run(tmp_path / "run", a_member())
+    with closing(RunDirectory(tmp_path / "run", resume=True)):
         assert main(["view", str(tmp_path / "run")]) == 0
     printed = capsys.readouterr().out
     assert "going on" in printed

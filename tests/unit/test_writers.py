@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,10 +34,12 @@ def group(*members: Member) -> Group:
 
 
 def written(path: Path, *groups: Group, form: GroupFormat | None = None) -> list[dict[str, Any]]:
-    file = GroupsFile(path, form=form)
-    for one in groups:
-        file.append(one)
-    file.close()
+    async def write() -> None:
+        with closing(GroupsFile(path, form=form)) as file:
+            for one in groups:
+                await file.append(one)
+
+    asyncio.run(write())
     text = path.read_bytes()
     assert text.endswith(b"\n") or not text
     return [json.loads(line, parse_constant=pytest.fail) for line in text.splitlines()]
@@ -75,10 +79,10 @@ def test_outcomes_not_to_be_trained_on_are_masked_and_keep_their_score() -> None
     assert line["scores"] == [1.0, 0.0]
 
 
-def test_each_line_is_on_disk_when_it_is_appended(tmp_path: Path) -> None:
+async def test_each_line_is_on_disk_when_it_is_appended(tmp_path: Path) -> None:
     file = GroupsFile(tmp_path / "g.jsonl")
     for number in range(1, 4):
-        file.append(group(a_member()))
+        await file.append(group(a_member()))
         assert (tmp_path / "g.jsonl").read_bytes().count(b"\n") == number
     file.close()
     file.close()

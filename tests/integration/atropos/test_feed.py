@@ -39,6 +39,7 @@ class Maker:
         self.under_way: set[int] = set()
         self.shares: list[float] = []
         self.cancelled: Counter[int] = Counter()
+        self.kept: list[int] = []
         self.delivered_items: list[int] = []
         self.steps: list[int] = []
         self.checkpoints: list[int] = []
@@ -74,6 +75,12 @@ class Maker:
 
     async def checkpoint(self, step: int) -> None:
         self.checkpoints.append(step)
+
+    async def keep(self, item: Item, groups: Any) -> None:
+        self.kept.append(item.number)
+
+    async def saved(self) -> None:
+        """Nothing is on disk here."""
 
     async def delivered(self, item: Item) -> None:
         self.delivered_items.append(item.number)
@@ -138,7 +145,11 @@ async def feeding(
     url: str, *, name: str = "quick", group_size: int = 2, permits: int | None = None, **terms: Any
 ) -> AsyncIterator[Feeding]:
     ledger = Ledger(Position(7, "tasks"))
-    stream = TaskStream([*tasks()], ledger.begun.is_done, lambda task, number: ledger.drop(number))
+
+    async def bad_task(task: BadTask, number: int) -> None:
+        ledger.drop(number)
+
+    stream = TaskStream([*tasks()], ledger.is_done, bad_task)
     maker = Maker(group_size, name)
     if permits is not None:
         maker.permits = asyncio.Semaphore(permits)
@@ -249,6 +260,49 @@ async def test_what_is_finished_while_the_run_api_is_away_is_delivered_later(api
         assert len(trainer.rollouts) == len(set(trainer.rollouts)) == 12
         assert not serve.maker.cancelled
         assert serve.feed.ledger.lost == 0
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "500 after",
+        "502 after",
+        "503 after",
+        "504 after",
+        "504 late",
+        "reset after",
+        "429",
+        "502",
+        "504",
+        "reset before",
+    ],
+)
+async def test_gateway_s_answer_is_no_proof_that_nothing_arrived(api: RunApiProcess, fault: str) -> None:
+    async with FaultyRunApi(api.url).serving() as between, feeding(between.url, total=6, max_batches=6) as serve:
+        between.faults = ["", fault, "", fault]
+        trainer = await Trainer.registered(api.url, batch_size=2)
+        await serve.ended()
+        await between.settled()
+        await trainer.take(6)
+        await trainer.rest()
+        assert Counter(trainer.rollouts) == Counter(f"quickg{n}-r{i}" for n in range(1, 7) for i in range(2))
+        assert between.done[fault] == 2
+        assert serve.feed.uncertain == serve.feed.refused == 0
+
+
+async def test_gateway_whose_run_api_is_slow_is_not_registered_at_again(api: RunApiProcess) -> None:
+    """Its 502 to every question says nothing of what the run-api knows."""
+    async with FaultyRunApi(api.url).serving() as between, feeding(between.url, total=8) as serve:
+        trainer = await Trainer.registered(api.url, batch_size=2)
+        await trainer.take(3)
+        between.closed = True
+        await serve.until(lambda: serve.heard("kept until it is back"))
+        between.closed = False
+        await trainer.take(5)
+        await serve.ended()
+        assert [r.env_id for r in serve.maker.registrations] == [0]
+        assert serve.feed.ledger.lost == 0
+        assert len(trainer.rollouts) == len(set(trainer.rollouts)) == 16
 
 
 async def test_broken_deliveries_arrive_once_and_refused_ones_are_counted(api: RunApiProcess) -> None:

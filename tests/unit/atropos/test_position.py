@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.atropos.gates import Gate
-from orchestrator.atropos.position import Checkpoints, Ledger, Position, read_position, write_position
+from orchestrator.atropos.position import Checkpoints, Ledger, Position, Sending, read_position, write_position
 from orchestrator.atropos.stream import TaskStream
 from orchestrator.errors import ConfigError
 from orchestrator.types import BadTask, Task
@@ -38,7 +38,7 @@ def test_position_is_behind_all_that_is_done_without_a_gap() -> None:
     ledger.drop(2)
     position = ledger.delivered_position(5)
     assert (position.following, position.done, position.groups, position.step) == (3, frozenset({4}), 3, 5)
-    assert [position.is_done(number) for number in range(6)] == [True, True, True, False, True, False]
+    assert [Ledger(position).is_done(number) for number in range(6)] == [True, True, True, False, True, False]
 
 
 def test_trainer_took_what_no_longer_waits_in_the_order_of_delivery() -> None:
@@ -64,9 +64,9 @@ def test_group_with_side_lines_is_taken_with_its_last_line() -> None:
     ledger = Ledger(BEGIN)
     ledger.deliver(0, 3)
     ledger.seen_queue(1, posted=ledger.posted)
-    assert not ledger.taken_position(0).is_done(0)
+    assert not Ledger(ledger.taken_position(0)).is_done(0)
     ledger.seen_queue(0, posted=ledger.posted)
-    assert ledger.taken_position(0).is_done(0)
+    assert Ledger(ledger.taken_position(0)).is_done(0)
 
 
 def test_forgotten_groups_are_lost_and_counted_once() -> None:
@@ -117,11 +117,38 @@ def test_checkpoint_is_chosen_by_the_trainers_step(tmp_path: Path) -> None:
     assert following(24) == 40
 
 
+def test_delivery_under_way_is_on_disk_until_its_end_is_known(tmp_path: Path) -> None:
+    ledger = Ledger(BEGIN)
+    ledger.sending = Sending(3, 1, "abc", 0, "env_0", 5, 2)
+    write_position(tmp_path / "position.json", ledger.delivered_position(5), fsync=True)
+    found = read_position(tmp_path / "position.json")
+    assert found is not None
+    assert found.sending == ledger.sending
+    again = Ledger(found)
+    assert again.taken_position(5).sending is None, "a trainer that goes back gets it again"
+    assert not again.is_done(3)
+    again.drop(2)
+    assert again.sending is not None
+    again.deliver(3, 1)
+    assert again.delivered_position(5).sending is None
+    assert again.is_done(3)
+
+
+def test_position_of_an_older_version_has_nothing_under_way(tmp_path: Path) -> None:
+    told = BEGIN.as_json()
+    del told["sending"]
+    assert Position.from_json(told, tmp_path) == BEGIN
+
+
 async def test_stream_numbers_rounds_skips_what_is_done_and_gives_returned_items_first() -> None:
     seen: list[tuple[str, int]] = []
     rows = [Task("a", "?"), BadTask("bad", "torn"), Task("b", "?")]
     done = Position(seed=7, dataset="d", following=1)
-    stream = TaskStream(rows, done.is_done, lambda task, number: seen.append((task.task_id, number)))
+
+    async def bad_task(task: BadTask, number: int) -> None:
+        seen.append((task.task_id, number))
+
+    stream = TaskStream(rows, Ledger(done).is_done, bad_task)
     first, second = await stream.next(), await stream.next()
     assert [(i.task.task_id, i.number, i.epoch) for i in (first, second)] == [("b", 2, 0), ("a", 3, 1)]
     assert seen == [("bad", 1)]
@@ -132,6 +159,9 @@ async def test_stream_numbers_rounds_skips_what_is_done_and_gives_returned_items
 
 
 async def test_stream_without_a_good_task_is_refused() -> None:
-    stream = TaskStream([BadTask("bad", "torn")], lambda number: False, lambda task, number: None)
+    async def bad_task(task: BadTask, number: int) -> None:
+        """It is seen elsewhere."""
+
+    stream = TaskStream([BadTask("bad", "torn")], lambda number: False, bad_task)
     with pytest.raises(ConfigError, match="no task"):
         await stream.next()

@@ -8,7 +8,7 @@ from orchestrator.atropos.feed import Feed, Terms
 from orchestrator.atropos.position import Ledger, Position
 from orchestrator.atropos.run_api import Registration, Trainer
 from orchestrator.atropos.stream import TaskStream
-from orchestrator.types import Task
+from orchestrator.types import BadTask, Task
 
 
 class TrainerComes:
@@ -35,7 +35,11 @@ class Maker:
 
 async def test_a_trainer_that_comes_between_two_questions_is_known() -> None:
     ledger, maker = Ledger(Position(7, "tasks")), Maker()
-    stream = TaskStream([Task("q", "?")], ledger.begun.is_done, lambda task, number: None)
+
+    async def bad_task(task: BadTask, number: int) -> None:
+        """There is none."""
+
+    stream = TaskStream([Task("q", "?")], ledger.is_done, bad_task)
     terms = Terms(name="quick", group_size=2, workers=1, worker_timeout_s=60.0, max_token_length=4096)
     api: Any = TrainerComes()
     feed = Feed(api, maker, stream, ledger, terms, lambda said: None)  # type: ignore[arg-type]

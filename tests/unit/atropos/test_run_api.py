@@ -12,7 +12,14 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from orchestrator.atropos.run_api import MAX_ANSWER_BYTES, RunApi, RunApiAway, RunApiRefused, Status
+from orchestrator.atropos.run_api import (
+    MAX_ANSWER_BYTES,
+    RunApi,
+    RunApiAway,
+    RunApiRefused,
+    Status,
+    fingerprint,
+)
 
 STATUS = {"current_step": 3, "queue_size": 2}
 
@@ -75,7 +82,19 @@ async def test_an_answer_without_an_end_is_read_to_the_limit_only(tmp_path: Path
 async def test_the_latest_example_may_be_as_long_as_a_group(tmp_path: Path) -> None:
     group = {"env_id": 4, "tokens": [[100_000] * MAX_ANSWER_BYTES], "overrides": [{"rollout_id": "a"}]}
     async with answering(tmp_path, text=json.dumps(group)) as api:
-        assert await api.latest() == (4, frozenset({"a"}))
+        assert await api.latest() == (4, fingerprint(group))
+
+
+def test_a_fingerprint_tells_groups_apart_and_not_how_they_were_brought() -> None:
+    group = {"tokens": ((1, 2), (3,)), "overrides": [{"rollout_id": "a"}, {"rollout_id": "b"}], "scores": [1, 0]}
+    brought = json.loads(json.dumps({**group, "env_id": 3, "advantages": None}))
+    assert fingerprint(group) == fingerprint(brought)
+    others = [
+        {"tokens": [[1, 2], [4]]},
+        {"overrides": [{"rollout_id": "a"}, {"rollout_id": "c"}]},
+        {"overrides": None},
+    ]
+    assert len({fingerprint({**group, **other}) for other in [{}, *others]}) == 4
 
 
 async def test_a_packed_answer_is_not_unpacked(tmp_path: Path) -> None:

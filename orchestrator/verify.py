@@ -152,7 +152,7 @@ def _check_member(tokens: Any, member: Line, facts: Line, where: str, findings: 
         findings.check("mask", all(m in (MASKED, t) for t, m in zip(tokens, mask, strict=True)), where)
         if facts.get("token_source") != "none":
             learns = any(m != MASKED for m in mask)
-            # A sample that an endpoint filtered, or that has no text, ended the rollout: there may be nothing else.
+            # A sample that was filtered, or that has no text, ended the rollout: there may be nothing else.
             empty = not learns and facts.get("outcome") == "no_answer"
             findings.check("trained", empty or learns != findings.asked.masks_all(facts), where)
         if "inference_logprobs" in member:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 from orchestrator.config import Config, load_config, resolve
 from orchestrator.errors import ConfigError
 from orchestrator.flags import dotted_flags, parse
-from orchestrator.rundir import RunDirectory
+from tests.fakes.written import write_run
 
 ADDRESS = "http://127.0.0.1:9/v1"
 DATASET = "jsonl:tasks.jsonl"
@@ -30,9 +29,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def begun(home: Path, env: Mapping[str, Any] | None = None, **facts: Any) -> Path:
     """The directory of a run that this user began."""
     config = load_config(env={"dataset": DATASET, **(env or {})}, openai={"base_url": ADDRESS}, environ={})
-    with closing(RunDirectory(home / "run")) as run:
-        run.describe({"config": config.public(), "seed": 5, "groups_file": "groups.jsonl", **facts})
-    return home / "run"
+    told = {"config": config.public(), "seed": 5, "groups_file": "groups.jsonl", **facts}
+    return write_run(home / "run", facts=told)
 
 
 def foreign(home: Path, env: Mapping[str, Any] | None = None, **facts: Any) -> Path:

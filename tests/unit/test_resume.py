@@ -40,6 +40,7 @@ from orchestrator.types import (
 )
 from orchestrator.writers import GroupsFile
 from tests.fakes.plans import a_plan, a_record, a_turn
+from tests.fakes.written import write_run
 
 IDS = Completion("6*7", "6*7", "stop", (5, 6, 7), (-0.1, -1e-7, 0.0), 2, 3, "v1")
 
@@ -341,8 +342,7 @@ def test_every_setting_goes_through_run_json_unchanged(tmp_path: Path, monkeypat
         cwd=tmp_path,
     )
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    with closing(RunDirectory(tmp_path)) as run:
-        run.describe({"config": config.public(), "seed": 5})
+    write_run(tmp_path, facts={"config": config.public(), "seed": 5})
     assert "canary" not in (tmp_path / "run.json").read_text()
     again = load_config(env={"resume": tmp_path}, environ={"OPENAI_API_KEY": "sk-other"}, cwd=tmp_path)
     assert replace(again.env, seed=None, resume=None) == config.env

@@ -193,7 +193,11 @@ async def test_a_drained_run_begins_nothing_and_lets_the_rest_end() -> None:
 
 async def test_a_run_left_early_removes_what_runs_in_all_open_groups() -> None:
     recorded: list[Member | Attempt] = []
-    async with held(Observer(recorded=recorded.append)) as engine:
+
+    async def record(result: Member | Attempt) -> None:
+        recorded.append(result)
+
+    async with held(Observer(recorded=record)) as engine:
         engine.completer.let_all_go(lambda rollout: rollout in ("g0-r0-a0", "g1-r0-a0", "g1-r1-a0"))
         async with aclosing(engine.orchestrator.groups(some_tasks(9))) as groups:
             assert (await anext(groups)).number == 1

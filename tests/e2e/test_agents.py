@@ -123,7 +123,7 @@ async def test_what_a_program_writes_and_asks_aside_is_not_trained(home: Path, d
         assert trained.replace("<|im_end|>", "") == "I say so." * 2
         assert (facts["segment"], facts["main_segment"], facts["segments"]) == (0, 0, 2)
         assert [other["asked"] for other in facts["other_segments"]] == ["ASIDE: say yes."]
-        # System, four messages of the first request, two of the second, and the last answer if it has an end.
+        # Of the system message, four of the first request, two of the second, and the last answer if it has one.
         assert tokens.count(end) in (7, 8)
         assert "Printed: <|im_end|>" in tokenizer.decode(tokens)
     checked = await run(str(home / "run"), directory=home, command="verify")

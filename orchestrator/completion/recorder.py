@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.line import absent_marker
+from orchestrator.completion.untemplated import demand_plain, untemplated
 from orchestrator.errors import RecordError
 from orchestrator.types import CompletionKind, Message, Record, Trajectory, Turn
 
@@ -51,7 +52,12 @@ def trajectory(
     messages = _said(pairs, closing_tag)
     if tokenizer is None:
         return Trajectory((), (), None, messages, "none", chosen)
-    return replace(_retokenized(messages, tokenizer), segment=chosen)
+    try:
+        line = _retokenized(messages, tokenizer)
+    except Exception:  # the template is a program that comes with the model: anything can come out of it
+        demand_plain(tokenizer)
+        line = untemplated(pairs, messages, tokenizer)
+    return replace(line, segment=chosen)
 
 
 def _sampled(pairs: list[tuple[Turn, tuple[Message, ...]]], tokenizer: Tokenizer | None) -> Trajectory:

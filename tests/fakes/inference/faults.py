@@ -18,6 +18,8 @@ Kind = Literal[
     # an answer that is not as it should be
     "empty_choices", "null_content", "missing_logprobs", "fewer_logprobs", "foreign_ids", "nan_logprob",
     "positive_logprob", "wrong_count", "cut_off",
+    # a whole sample that the server will not give
+    "content_filter",
 ]  # fmt: skip
 
 
@@ -25,13 +27,15 @@ Kind = Literal[
 class Fault:
     """A fault and the calls it meets: all conditions that are given must hold; none given: every call.
 
-    calls: numbers of completions. pattern: part of the task. ratio: so many of the calls, by lot.
+    calls: numbers of completions. pattern: part of the task. anywhere: part of any
+    message. ratio: so many of the calls, by lot.
     times: at most so often. probes: meets probe requests too (which have no number).
     """
 
     kind: Kind
     calls: Sequence[int] | None = None
     pattern: str | None = None
+    anywhere: str | None = None
     ratio: float | None = None
     times: int | None = None
     probes: bool = False
@@ -66,5 +70,7 @@ class FaultPlan:
         if fault.calls is not None and call.number not in fault.calls:
             return False
         if fault.pattern is not None and fault.pattern not in call.task:
+            return False
+        if fault.anywhere is not None and not any(fault.anywhere in m.content for m in call.messages):
             return False
         return fault.ratio is None or Random(f"{self.seed}:{index}:{call.number}").random() < fault.ratio

@@ -282,6 +282,8 @@ def _spoil(answer: Answer, fault: Fault | None, model: Model) -> Answer:
             return replace(answer, empty=True)
         case "null_content":
             return replace(answer, text_null=True)
+        case "content_filter":
+            return replace(answer, finish="content_filter", text_null=True)
         case "missing_logprobs":
             return replace(answer, logprobs=None)
         case "fewer_logprobs":

@@ -18,7 +18,7 @@ from bench.section import run
 from orchestrator.errors import EnvironmentUnusable
 
 EXIT_UNUSABLE = 3
-SECTIONS = ("start", "completions", "job", "code", "live", "growth", "hardening")
+SECTIONS = ("start", "completions", "controls", "job", "code", "live", "growth", "hardening")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -53,8 +53,12 @@ class CompletionError(RolloutError):
     """The inference endpoint did not give a usable completion. Outcome `llm_error`."""
 
 
+class CompletionTimeout(CompletionError):
+    """A completion did not come in time."""
+
+
 class AuthenticationError(CompletionError):
-    """The endpoint refuses the key (401, 403): no retry can help, the run stops. Exit 3."""
+    """The endpoint refuses a request (401, 403). Where it refuses everything, the run stops: exit 3."""
 
 
 class ToolServiceError(RolloutError):

@@ -8,10 +8,12 @@
 | a result: the runner broke; or the container ended without a result | see below |
 | the proxy refused to serve on | its name: `budget`, `context_length`, `max_steps`, `llm_error`, `bad_task` |
 | the rollout's own clock | `timeout` |
-| the deadline | `llm_error` if most of the time was spent waiting for the endpoint, else `timeout` |
+| the deadline | `timeout`, or see below |
 | the Engine failed, the sandbox vanished or never came up | `docker_error`, `sandbox_lost`, `launch_error` |
 
-Waiting for a host tool is not waiting for the endpoint: slow pages can be visited on purpose.
+A deadline mostly spent waiting for the endpoint is `llm_error` where nothing was sampled, or where the endpoint
+does not answer a neutral prompt either. Waiting for a host tool is not waiting for the endpoint: slow pages can be
+visited on purpose.
 A sandbox that crashes before the first completion was served ran none of the model's code:
 `sandbox_lost`. After it, what happens inside is the policy's doing and no redraw can be earned:
 `out_of_memory` when the kernel killed pid 1 or the runner for memory, else `sandbox_crashed`.
@@ -24,6 +26,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from orchestrator.control import ControlAnswer
 from orchestrator.errors import CompletionError, DockerError, LaunchError, RolloutError, SandboxLostError
 from orchestrator.proxy.leases import MAX_ANSWER_BYTES, Refused, Submission
 from orchestrator.types import Ended, EndedName, Failed, FailedName, Outcome, Record, SandboxExit
@@ -38,9 +41,13 @@ class ClockExpired:
 
 @dataclass(frozen=True, slots=True)
 class DeadlineExpired:
-    """The wall clock of the assignment ran out; `sampling_s` of it went into waiting for completions."""
+    """The wall clock of the assignment ran out; `sampling_s` of it went into waiting for completions.
+
+    `control`: what the endpoint then answered to a neutral prompt; None: it was not asked.
+    """
 
     sampling_s: float
+    control: ControlAnswer | None = None
 
 
 Ending = Submission | Refused | SandboxExit | ClockExpired | DeadlineExpired | RolloutError
@@ -91,10 +98,14 @@ def _decide(ending: Ending, record: Record) -> tuple[Outcome, str | None]:
             return _crashed(record, ending), None
         case ClockExpired():
             return Ended(EndedName.TIMEOUT, "the rollout's own clock"), None
-        case DeadlineExpired(sampling_s=sampling_s):
-            if sampling_s > record.duration_s / 2:
-                return Failed(FailedName.LLM_ERROR, "deadline passed, mostly waiting for the endpoint"), None
-            return Ended(EndedName.TIMEOUT, "the deadline"), None
+        case DeadlineExpired(sampling_s=sampling_s, control=control):
+            if sampling_s <= record.duration_s / 2:
+                return Ended(EndedName.TIMEOUT, "the deadline"), None
+            what = "the deadline, mostly waiting for the endpoint" + (f"; {control.told()}" if control else "")
+            # How many completions there are to wait for, and how long each is, is the policy's choice.
+            if record.sampled_tokens and control is not None and control.served:
+                return Ended(EndedName.TIMEOUT, what), None
+            return Failed(FailedName.LLM_ERROR, what), None
 
 
 def failed(error: RolloutError) -> Failed:

@@ -190,11 +190,11 @@ def _turn(c: Line) -> Turn:
                 prompt_tokens=c["prompt_tokens"],
                 completion_tokens=c["completion_tokens"],
                 policy_version=c["policy_version"],
+                retries=c["retries"],
             )
         ),
         started_s=c["started_s"],
         ended_s=c["ended_s"],
-        retries=c["retries"],
         agent=c.get("agent", ""),
     )
 

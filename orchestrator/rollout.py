@@ -19,6 +19,7 @@ from typing import Any
 
 from orchestrator.breaker import Breaker
 from orchestrator.completion.base import Completer, Tokenizer
+from orchestrator.completion.control import EndpointControl
 from orchestrator.equipment import Equipment
 from orchestrator.errors import LaunchError, RolloutError, SandboxLostError
 from orchestrator.launch.base import Launcher, Sandbox
@@ -55,7 +56,7 @@ class Surroundings:
 
     `endpoint_answers` samples nothing and raises CompletionError. `docker` pauses launching while the Engine is
     away. Without a `pool` each rollout makes its own sandbox. `output`: where the files go that rollouts leave;
-    None: they are not asked for.
+    None: they are not asked for. `control`: shared, so that controls are few; None: each rollout has its own.
     """
 
     launcher: Launcher
@@ -69,6 +70,7 @@ class Surroundings:
     pool: WarmPool[ParkedSandbox] | None = None
     equipment: Equipment = Equipment()  # noqa: RUF009 - immutable
     output: OutputRule | None = None
+    control: EndpointControl | None = None
 
     def sandbox(self, spec: SandboxSpec) -> AbstractAsyncContextManager[ParkedSandbox]:
         """One for one rollout, from the pool where there is one."""
@@ -140,6 +142,7 @@ async def run_rollout(plan: RolloutPlan, around: Surroundings) -> Attempt:
             parked.sandbox.cpu_s,
             around.equipment,
             output=around.output,
+            control=around.control,
         )
         launch_s = loop.time() - launch_start
         parked.server.assign(lease)
@@ -176,7 +179,9 @@ async def _ending(lease: Lease, sandbox: Sandbox) -> Ending:
                 lease.ended(), standstill(), sandbox.exited(), lease.clock.expired()
             )
     except TimeoutError:
-        return DeadlineExpired(lease.clock.sampling_s)
+        sampling_s = lease.clock.sampling_s
+        mostly_waited = lease.turns and sampling_s > lease.clock.elapsed_s / 2
+        return DeadlineExpired(sampling_s, await lease.control.answer(lease.plan) if mostly_waited else None)
     except RolloutError as error:  # the record so far is kept: tokens were paid for
         return error
     if isinstance(ending, float):

@@ -179,5 +179,5 @@ def _completion(turn: Turn) -> dict[str, Any]:
         "policy_version": completion.policy_version,
         "started_s": turn.started_s,
         "ended_s": turn.ended_s,
-        "retries": turn.retries,
+        "retries": turn.completion.retries,
     }

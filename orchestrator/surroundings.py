@@ -15,6 +15,7 @@ from orchestrator.agents.equip import brought_host_tools, check_team, equip
 from orchestrator.breaker import Breaker
 from orchestrator.completion.base import Completer, Endpoint
 from orchestrator.completion.connect import connect
+from orchestrator.completion.control import EndpointControl
 from orchestrator.completion.limits import LimitedCompleter
 from orchestrator.completion.presence import one_answers
 from orchestrator.completion.replay import ReplayCompleter
@@ -76,6 +77,7 @@ async def open_surroundings(
         docker,
         pool,
         equipment,
+        control=EndpointControl(completer, tokenizer),
     )
 
 

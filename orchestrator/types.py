@@ -175,16 +175,18 @@ class Completion:
     `text` is all that was sampled where the endpoint tells (stop string and end-of-turn token
     included), else what it gave. `visible` is what the agent gets: cut before the stop string.
     `logprobs_T`: natural log, raw model distribution (temperature 1, whole vocabulary).
+    `retries`: how often the endpoint was asked in vain before; the seed was the same each time.
     """
 
     text: str
     visible: str
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "content_filter"]
     tokens_T: tuple[int, ...] | None
     logprobs_T: tuple[float, ...] | None
     prompt_tokens: int
     completion_tokens: int
     policy_version: str | None = None
+    retries: int = 0
 
     def __post_init__(self) -> None:
         tokens, logprobs = self.tokens_T, self.logprobs_T
@@ -214,7 +216,6 @@ class Turn:
     completion: Completion
     started_s: float
     ended_s: float
-    retries: int = 0
     agent: str = ""
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 from urllib.parse import urlsplit
 
+from orchestrator.errors import CompletionError
 from orchestrator.redact import redact
 from orchestrator.types import Completion, Message, Sampling, Split
 
@@ -91,6 +92,19 @@ def answer_bytes(request: CompletionRequest) -> int:
     return _BODY_BYTES + _BYTES_PER_TOKEN * request.sampling.max_tokens + 16 * len(request.prompt_ids or ())
 
 
+class Refusal(CompletionError):
+    """A 4xx that no retry helps against: a text it does not take, a parameter it does not know, a wrong path."""
+
+
+class UnusableSample(CompletionError):
+    """The endpoint sampled, and the sample cannot be used: it was filtered, has no text, or ids that the tokenizer
+    does not know. `completion`: what of it can be recorded; it counts one sampled token at least."""
+
+    def __init__(self, text: str, completion: Completion) -> None:
+        super().__init__(text)
+        self.completion = completion
+
+
 class Completer(Protocol):
     """One kind of inference endpoint."""
 
@@ -101,8 +115,8 @@ class Completer(Protocol):
     async def sample(self, request: CompletionRequest) -> Completion:
         """One completion. Cancelling the call cancels it upstream.
 
-        Raises CompletionError (after its own retries), AuthenticationError, ContextLengthError; RecordError
-        where a recording is asked for what it does not hold.
+        Raises CompletionError (after its own retries), UnusableSample, AuthenticationError, ContextLengthError;
+        RecordError where a recording is asked for what it does not hold.
         """
 
     async def aclose(self) -> None:

@@ -14,15 +14,8 @@ import logging
 from typing import Literal
 
 from orchestrator.completion.atropos_generate import AtroposDialect
-from orchestrator.completion.base import PROBE_HEADER, Completer, CompletionRequest, Endpoint, ids_of
-from orchestrator.completion.ids import (
-    Dialect,
-    HttpClient,
-    IdCompleter,
-    Refusal,
-    Unreadable,
-    WrongTokenizer,
-)
+from orchestrator.completion.base import PROBE_HEADER, Completer, CompletionRequest, Endpoint, Refusal, ids_of
+from orchestrator.completion.ids import Dialect, HttpClient, IdCompleter, Unreadable, WrongTokenizer
 from orchestrator.completion.llamacpp import LlamaCppCompleter, LlamaCppDialect
 from orchestrator.completion.retry import Retryable
 from orchestrator.completion.sglang import SglangDialect

@@ -11,26 +11,36 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
 
-from orchestrator.completion.base import PROBE_HEADER, CompletionRequest, Endpoint, answer_bytes, ids_of
+from orchestrator.completion.base import (
+    PROBE_HEADER,
+    CompletionRequest,
+    Endpoint,
+    Refusal,
+    UnusableSample,
+    answer_bytes,
+    ids_of,
+)
 from orchestrator.completion.line import visible_text
 from orchestrator.completion.retry import (
+    BROKEN_OFF,
     NONSENSE,
     Limiter,
     Retryable,
     RetryPolicy,
+    SpoiltSample,
     is_context_length,
     retry_after_s,
     with_retries,
 )
 from orchestrator.completion.tokenizer import HubTokenizer
-from orchestrator.errors import AuthenticationError, CompletionError, ContextLengthError
+from orchestrator.errors import AuthenticationError, CompletionError, CompletionTimeout, ContextLengthError
 from orchestrator.types import Completion
 
 MAX_BODY_BYTES = 64 << 20
@@ -170,8 +180,10 @@ class HttpClient:
                     text = self._short(await self._text(response))
                     raise self._refusal(response.status, text, response.headers.get("retry-after"))
                 yield response
+        except aiohttp.ConnectionTimeoutError as error:  # a TimeoutError too, and nothing was asked yet
+            raise Retryable(f"connection failed: none within {CONNECT_TIMEOUT_S:g} s") from error
         except TimeoutError as error:
-            raise CompletionError(f"no answer within {timeout_s:g} s") from error
+            raise CompletionTimeout(f"no answer within {timeout_s:g} s") from error
         except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
             text = self._short(str(error) or type(error).__name__)
             raise Retryable(f"connection failed: {text}") from error
@@ -180,7 +192,7 @@ class HttpClient:
         if status in (401, 403):
             what = "the key" if self.endpoint.api_key else "a request without a key"
             return AuthenticationError(
-                f"the endpoint {self.endpoint.shown} refuses {what} (HTTP {status}); "
+                f"the endpoint {self.endpoint.shown} refuses {what} (HTTP {status}: {text}); "
                 "set --openai.api_key or OPENAI_API_KEY"
             )
         if is_context_length(status, text):
@@ -203,10 +215,6 @@ class HttpClient:
 
     def _short(self, text: str) -> str:
         return self.endpoint.redact(text)
-
-
-class Refusal(CompletionError):
-    """A 4xx that no retry helps against: a parameter the server does not know, a wrong path."""
 
 
 class Unreadable(Retryable):
@@ -240,10 +248,10 @@ class IdCompleter:
         await self._client.aclose()
 
     async def sample(self, request: CompletionRequest) -> Completion:
-        completion, _ = await with_retries(
+        completion, retries = await with_retries(
             lambda: self.call(request), self._retry, self.endpoint.timeout_s, self._limiter
         )
-        return completion
+        return replace(completion, retries=retries) if retries else completion
 
     async def call(self, request: CompletionRequest) -> Completion:
         """One request without retries. Raises Retryable, CompletionError, ContextLengthError."""
@@ -284,18 +292,16 @@ class IdCompleter:
     def _checked(self, sampled: Sampled, request: CompletionRequest) -> Completion:
         prompt = request.prompt_ids or ids_of()
         ids = tuple(sampled.ids)
-        if not ids:
-            raise Retryable("an empty answer")
         # Whole lists at a time: one by one these checks were a fifth of all a completion costs here.
-        if set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= self._tokenizer.size:
-            raise Retryable(f"an id outside the tokenizer's {self._tokenizer.size}")
+        if not set(map(type, ids)) <= {int} or min(ids, default=0) < 0:
+            raise Retryable("an id that is none")
         if sampled.sampled_tokens not in (None, len(ids)):
             raise Retryable(f"{_number(sampled.sampled_tokens)} ids were sampled, {len(ids)} came")
         if len(sampled.logprobs) != len(ids):
             raise Retryable(f"{len(ids)} ids but {len(sampled.logprobs)} log-probs")
         if not set(map(type, sampled.logprobs)) <= {int, float} or not all(map(math.isfinite, sampled.logprobs)):
             raise Retryable("a log-prob that is no number")
-        if (highest := max(sampled.logprobs)) > ROUNDING:
+        if (highest := max(sampled.logprobs, default=0.0)) > ROUNDING:
             raise Retryable(f"a log-prob above zero ({highest})")
         logprobs = tuple(map(float, sampled.logprobs))
         if highest > 0.0:
@@ -307,25 +313,44 @@ class IdCompleter:
         if sampled.prompt_tokens not in (len(prompt), UNTOLD):
             seen = _number(sampled.prompt_tokens)
             raise Retryable(f"the server saw {seen} prompt ids, it was given {len(prompt)}")
-        text, visible = visible_text(self._tokenizer, ids, request.stop)
-        return Completion(
+        finish_reason = finished_by(sampled.finish_reason)
+        known = self._known(ids)
+        text, visible = visible_text(self._tokenizer, ids[:known], request.stop)
+        completion = Completion(
             text=text,
             visible=visible,
-            finish_reason=_finish(sampled.finish_reason),
-            tokens_T=ids,
-            logprobs_T=logprobs,
+            finish_reason=finish_reason,
+            tokens_T=ids[:known],
+            logprobs_T=logprobs[:known],
             prompt_tokens=len(prompt),
-            completion_tokens=len(ids),
+            completion_tokens=max(1, len(ids)),
             policy_version=sampled.policy_version,
         )
+        if known < len(ids):
+            raise SpoiltSample(f"an id outside the tokenizer's {self._tokenizer.size}", completion)
+        if not ids:
+            raise SpoiltSample("an empty answer", completion)
+        if finish_reason == "content_filter":
+            raise UnusableSample(f"a sample that ended by {sampled.finish_reason[:40]!r}", completion)
+        return completion
+
+    def _known(self, ids: tuple[int, ...]) -> int:
+        """How many of the first ids the tokenizer has. A model may have more rows than its tokenizer has ids, and
+        sample one of those: no text can be made of it, and servers refuse it in a prompt."""
+        if max(ids, default=0) < self._tokenizer.size:
+            return len(ids)
+        return next(place for place, token in enumerate(ids) if token >= self._tokenizer.size)
 
 
-def _finish(reason: str) -> Literal["stop", "length"]:
-    if reason == "length":
-        return "length"
+def finished_by(reason: object) -> Literal["stop", "length", "content_filter"]:
+    """Why a sample ended. Raises Retryable where the server says no reason, or that it gave up itself."""
     if reason == "stop":
         return "stop"
-    raise Retryable(f"an answer that ended by {str(reason)[:40]!r}")
+    if reason == "length":
+        return "length"
+    if not isinstance(reason, str) or reason.lower() in BROKEN_OFF:
+        raise Retryable(f"an answer that ended by {str(reason)[:40]!r}")
+    return "content_filter"
 
 
 def _loads(data: bytes) -> Any:

@@ -11,13 +11,14 @@ import asyncio
 import logging
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
 import openai
 
 from orchestrator.bounded import IDENTITY, AnswerTooLarge, bound
-from orchestrator.completion.base import PROBE_HEADER, CompletionRequest, Endpoint
-from orchestrator.completion.ids import version_text
+from orchestrator.completion.base import PROBE_HEADER, CompletionRequest, Endpoint, Refusal, UnusableSample
+from orchestrator.completion.ids import CONNECT_TIMEOUT_S, finished_by, version_text
 from orchestrator.completion.line import cut_at_stop
 from orchestrator.completion.retry import (
     NONSENSE,
@@ -31,6 +32,7 @@ from orchestrator.completion.retry import (
 from orchestrator.errors import (
     AuthenticationError,
     CompletionError,
+    CompletionTimeout,
     ContextLengthError,
     EnvironmentUnusable,
 )
@@ -69,7 +71,7 @@ class OpenAICompleter:
         self._client = openai.AsyncOpenAI(
             base_url=endpoint.base_url,
             api_key=endpoint.api_key or "none",  # the client insists; local servers ignore it
-            timeout=openai.Timeout(endpoint.timeout_s, connect=min(10.0, endpoint.timeout_s)),
+            timeout=openai.Timeout(endpoint.timeout_s, connect=min(CONNECT_TIMEOUT_S, endpoint.timeout_s)),
             max_retries=0,
             http_client=openai.DefaultAsyncHttpxClient(
                 headers=IDENTITY, event_hooks={"response": [bound(MAX_BODY_BYTES)]}
@@ -104,6 +106,9 @@ class OpenAICompleter:
                 raise EnvironmentUnusable(str(error)) from error
             except _ParameterRefused:
                 continue
+            except UnusableSample as error:  # one token of a model that thinks first is no text
+                log.debug("the probe of %s: %s", url, error)
+                return
             except Retryable as error:
                 if left == 0:
                     raise EnvironmentUnusable(f"the endpoint {url} does not serve: {error}") from error
@@ -123,8 +128,8 @@ class OpenAICompleter:
                 except _ParameterRefused as refused:  # each refusal shortens the list: this ends
                     log.warning("%s does not know %s: left out", self.endpoint.shown, refused.names)
 
-        completion, _ = await with_retries(call, self._retry, self.endpoint.timeout_s, self._limiter)
-        return completion
+        completion, retries = await with_retries(call, self._retry, self.endpoint.timeout_s, self._limiter)
+        return replace(completion, retries=retries) if retries else completion
 
     async def _call(
         self,
@@ -141,7 +146,10 @@ class OpenAICompleter:
         except openai.APIStatusError as error:
             raise self._refusal(error, request, refuse_all_extras) from error
         except openai.APITimeoutError as error:
-            raise CompletionError(f"no completion within {self.endpoint.timeout_s:g} s") from error
+            # By name: the client may have been built on httpx or on a fork of it. Nothing was asked yet.
+            if type(error.__cause__).__name__ in ("ConnectTimeout", "PoolTimeout"):
+                raise Retryable(f"connection failed: none within {CONNECT_TIMEOUT_S:g} s") from error
+            raise CompletionTimeout(f"no completion within {self.endpoint.timeout_s:g} s") from error
         except AnswerTooLarge as error:
             raise CompletionError(str(error)) from error
         except openai.APIConnectionError as error:
@@ -180,7 +188,7 @@ class OpenAICompleter:
     ) -> Exception:
         status, text = error.status_code, self._text(error)
         if status in (401, 403):
-            return AuthenticationError(self._key_refused(status))
+            return AuthenticationError(self._key_refused(status, text))
         if is_context_length(status, text):
             return ContextLengthError(text)
         if status in (408, 409, 429) or status >= 500:
@@ -202,7 +210,7 @@ class OpenAICompleter:
             if named:
                 self._left_out |= named
                 return _ParameterRefused(tuple(sorted(named)))
-        return CompletionError(f"HTTP {status}: {text}")
+        return Refusal(f"HTTP {status}: {text}")
 
     def _completion(self, response: Any, request: CompletionRequest) -> Completion:
         """The answer as a value. Everything in it is the endpoint's word: checked here."""
@@ -210,39 +218,43 @@ class OpenAICompleter:
         if not isinstance(choices, list) or not choices:
             raise Retryable("an answer without choices")
         choice = choices[0]
-        text = getattr(getattr(choice, "message", None), "content", None)
-        if not isinstance(text, str):
-            raise Retryable("an answer without text")
-        text = valid(text)  # a server may cut a character in two
+        if choice.message is None:
+            raise Retryable("an answer without a message")
+        said = getattr(choice.message, "content", None)
+        if not isinstance(said, str | None):
+            raise Retryable("an answer whose text is none")
+        text = valid(said or "")  # a server may cut a character in two
         reason = getattr(choice, "finish_reason", None)
-        if reason not in ("stop", "length"):
-            raise Retryable(f"an answer that ended by {str(reason)[:40]!r}")
+        finish_reason = finished_by(reason)
         tokens, logprobs = _ids_and_logprobs(choice)
         usage = getattr(response, "usage", None)
-        most, said = request.sampling.max_tokens, sum(len(m.content) for m in request.messages)
+        most, asked = request.sampling.max_tokens, sum(len(m.content) for m in request.messages)
         if len(text) > most * MAX_TOKEN_CHARS:
             raise Retryable(f"{len(text)} characters where {most} tokens were asked for")
         # Budgets are made of these numbers: one beyond what can be is no reason to end a rollout.
         sampled = min(most, _count(usage, "completion_tokens") or len(tokens or logprobs or ()) or int(text != ""))
-        if not sampled:
-            raise Retryable("an empty answer")
         prompt = _count(usage, "prompt_tokens")
-        visible = cut_at_stop(text, request.stop)
-        return Completion(
+        completion = Completion(
             text=text,
-            visible=visible,
-            finish_reason=reason,
+            visible=cut_at_stop(text, request.stop),
+            finish_reason=finish_reason,
             tokens_T=tokens,
             logprobs_T=logprobs,
-            prompt_tokens=prompt if prompt <= 4 * said + MAX_TEMPLATE_TOKENS else 0,
-            completion_tokens=sampled,
+            prompt_tokens=prompt if prompt <= 4 * asked + MAX_TEMPLATE_TOKENS else 0,
+            completion_tokens=max(1, sampled),
             policy_version=_policy_version(response),
         )
+        # No retry: an endpoint need not know seeds, and then the next sample would be another one.
+        if finish_reason == "content_filter":
+            raise UnusableSample(f"a sample that ended by {str(reason)[:40]!r}", completion)
+        if said is None or not sampled:
+            raise UnusableSample("a sample without text", completion)
+        return completion
 
-    def _key_refused(self, status: int) -> str:
+    def _key_refused(self, status: int, text: str) -> str:
         what = "the key" if self.endpoint.api_key else "a request without a key"
         return (
-            f"the endpoint {self.endpoint.shown} refuses {what} (HTTP {status}); "
+            f"the endpoint {self.endpoint.shown} refuses {what} (HTTP {status}: {text}); "
             "set --openai.api_key or OPENAI_API_KEY"
         )
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.completion.base import PROBE_HEADER, Endpoint
-from orchestrator.completion.ids import HttpClient, Refusal, Unreadable
+from orchestrator.completion.base import PROBE_HEADER, Endpoint, Refusal
+from orchestrator.completion.ids import HttpClient, Unreadable
 from orchestrator.completion.retry import Retryable
 from orchestrator.errors import CompletionError, ContextLengthError
 

@@ -91,7 +91,7 @@ class ReplayCompleter:
         """The recorded completion of this call. Raises RecordError where there is none."""
         place = (request.task_id, request.index)
         episode = self._by_id.get((request.rollout_id, place), self._episodes.get(place, ()))
-        if request.sequence > len(episode):
+        if not 0 < request.sequence <= len(episode):
             self.missing += 1
             raise RecordError(
                 f"the recording of task {request.task_id!r}, rollout {request.index}, "

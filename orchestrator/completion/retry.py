@@ -11,7 +11,9 @@ from email.utils import parsedate_to_datetime
 from time import time
 from typing import TypeVar
 
-from orchestrator.errors import CompletionError
+from orchestrator.completion.base import UnusableSample
+from orchestrator.errors import CompletionError, CompletionTimeout
+from orchestrator.types import Completion
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -19,6 +21,8 @@ T = TypeVar("T")
 TOO_MANY = 429
 MAX_RETRY_AFTER_S = 60.0  # a server asking for more is treated as asking for this
 _SPREAD = 0.2  # of a pause, by which those who waited together come back apart
+# How servers end a sample that they gave up themselves; every other reason is the sample's own.
+BROKEN_OFF = ("abort", "aborted", "cancelled", "error", "insufficient_system_resource", "network_error")
 # What reading an answer raises that has another shape than it should, or numbers and depths beyond all sense.
 NONSENSE = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 _CONTEXT_WORDS = (
@@ -38,6 +42,22 @@ class Retryable(CompletionError):
         super().__init__(text)
         self.after_s = after_s
         self.status = status
+
+    def lasting(self, attempts: int) -> CompletionError:
+        """What it is called when no attempt was without it."""
+        return CompletionError(f"{self} ({attempts} attempts)")
+
+
+class SpoiltSample(Retryable):
+    """A sample that cannot be used, where the server may be at fault: an honest one gives it again for the same
+    seed."""
+
+    def __init__(self, text: str, completion: Completion) -> None:
+        super().__init__(text)
+        self.completion = completion
+
+    def lasting(self, attempts: int) -> CompletionError:
+        return UnusableSample(f"{self} ({attempts} attempts)", self.completion)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +125,7 @@ async def with_retries(
                 await limiter.passed()
                 return await call(), failures + pauses
         except TimeoutError as error:
-            raise CompletionError(f"no completion within {deadline_s:g} s") from error
+            raise CompletionTimeout(f"no completion within {deadline_s:g} s") from error
         except Retryable as error:
             asked_s = policy.asked_s(error, pauses)
             if asked_s is not None and pauses < policy.pauses:
@@ -115,7 +135,7 @@ async def with_retries(
                 failures += 1
             next_at = max(limiter.open_at(), loop.time() + policy.wait_s(failures + pauses))
             if failures >= policy.attempts or next_at >= end:
-                raise CompletionError(f"{error} ({failures + pauses} attempts)") from error
+                raise error.lasting(failures + pauses) from error
             log.debug("completion failed: %s; next in %.2f s", error, next_at - loop.time())
             await asyncio.sleep(max(0.0, next_at - loop.time()))
 

@@ -20,8 +20,13 @@ class RoutedCompleter:
     def takes_ids(self) -> bool:
         return all(completer.takes_ids for completer in self._completers)
 
+    def serving(self, rollout_id: str) -> tuple[Completer, int]:
+        """The completer that serves this rollout, and its place among them."""
+        place = place_of(rollout_id, self._weights)
+        return self._completers[place], place
+
     async def sample(self, request: CompletionRequest) -> Completion:
-        return await self._completers[place_of(request.rollout_id, self._weights)].sample(request)
+        return await self.serving(request.rollout_id)[0].sample(request)
 
     async def aclose(self) -> None:
         for completer in self._completers:

@@ -7,20 +7,32 @@ recorded here, from what was asked for and served; the sandbox's own words are k
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from orchestrator.completion.base import Completer, CompletionRequest, Tokenizer, counted, encoded
+from orchestrator.completion.base import (
+    Completer,
+    CompletionRequest,
+    Refusal,
+    Tokenizer,
+    UnusableSample,
+    counted,
+    encoded,
+)
+from orchestrator.completion.control import EndpointControl
 from orchestrator.completion.line import Prompt, TokenLine
+from orchestrator.control import CACHE_S, ControlAnswer
 from orchestrator.equipment import Equipment
 from orchestrator.errors import (
     AuthenticationError,
     CompletionError,
+    CompletionTimeout,
     ContextLengthError,
+    OrchestratorError,
     ProtocolError,
-    RecordError,
     ToolError,
     ToolServiceError,
 )
@@ -38,6 +50,11 @@ MAX_STEPS_RECORDED = 1_000
 MAX_STEP_CHARS = 1 << 20  # of all steps together, for display
 MAX_TOOL_CHARS = 1 << 20
 MAX_RECORDED_CHARS = 8 << 20  # of conversations
+Keep = Callable[[Completion], object]  # records a completion of one request
+# What the policy's own end is called; any other is `no_answer`.
+_POLICYS: Mapping[type[Exception], str] = {CompletionTimeout: "timeout", ContextLengthError: "context_length"}
+# Answers about one request that no outage gives: a control of some seconds ago will do.
+_REFUSED = (Refusal, UnusableSample, ContextLengthError)
 _MESSAGE_OVERHEAD = 8  # tokens a chat template puts around a message, roughly; for chat endpoints only
 
 
@@ -104,8 +121,10 @@ class Lease:
         equipment: Equipment | None = None,
         *,
         output: OutputRule | None = None,
+        control: EndpointControl | None = None,
     ) -> None:
-        """`cpu_s` tells the CPU time of the sandbox so far, or None where nobody knows."""
+        """`cpu_s` tells the CPU time of the sandbox so far, or None where nobody knows. `control`: the run's;
+        None: one of its own."""
         self.plan = plan
         self.tools = tools
         self.equipment = equipment or Equipment()
@@ -115,6 +134,7 @@ class Lease:
         self.tool_calls: list[ToolCall] = []
         self.steps: list[Step] = []
         self.fatal: AuthenticationError | None = None
+        self.control = control or EndpointControl(completer, tokenizer)
         self._completer = completer
         self._tokenizer = tokenizer
         self._line = TokenLine(tokenizer, plan.agent.closing_tag) if tokenizer and completer.takes_ids else None
@@ -199,24 +219,57 @@ class Lease:
         for step in asked.steps:  # here, as a request that is repeated must not show them twice
             self.record_step(step)
         with self.clock.waiting(sampling=True):
+            request: CompletionRequest | None = None
+            keep: Keep = _nothing
             try:
-                return Reply(completion=await self._sample(asked))
+                request, keep = await self._prepared(asked)
+                return self._served(keep, await self._completer.sample(request))
             except _Over as over:
                 return Reply(ended=self.refuse(over.name, over.detail))
-            except ContextLengthError as error:
-                return Reply(ended=self.refuse("context_length", str(error)))
-            except AuthenticationError as error:
-                self.fatal = error
-                return Reply(ended=self.refuse("llm_error", str(error)))
-            except CompletionError as error:
-                return Reply(ended=self.refuse("llm_error", str(error)))
-            except RecordError as error:
-                return Reply(ended=self.refuse("record_error", str(error)))
-            except Exception as error:  # the sandbox would see its call fail, and be scored for it
-                log.exception("a completion of rollout %s failed", self.plan.rollout_id)
-                return Reply(ended=self.refuse("record_error", f"no completion: {type(error).__name__}"))
+            except Exception as error:  # whatever it is: the sandbox would see its call fail, and be scored for it
+                failure = error
+            return await self._after(failure, request, keep)
 
-    async def _sample(self, asked: _Asked) -> Completion:
+    def _served(self, keep: Keep, completion: Completion) -> Reply:
+        keep(completion)
+        return Reply(completion=completion)
+
+    async def _after(self, error: Exception, request: CompletionRequest | None, keep: Keep) -> Reply:
+        """What comes of a completion that failed, by the rule of blame: only a policy that has sampled something
+        can have chosen to fail, and it is its own end only where a control gets an answer."""
+        control: ControlAnswer | None = None
+        if self.turns or isinstance(error, UnusableSample | AuthenticationError):
+            control = await self.control.answer(self.plan, age_s=CACHE_S if isinstance(error, _REFUSED) else 0.0)
+        passing = isinstance(error, CompletionError) and not isinstance(error, _REFUSED)
+        if control is not None and control.served and passing and request is not None:
+            # The service may have come back only just now. The same request tells: its seed is the same too.
+            try:
+                return self._served(keep, await self._completer.sample(request))
+            except Exception as again:
+                error, control = again, await self.control.answer(self.plan)
+        return Reply(ended=self._blame(error, control, keep))
+
+    def _blame(self, error: Exception, control: ControlAnswer | None, keep: Keep) -> str:
+        """Ends the lease with the name of what broke, or of the policy's own end. `control` None: not asked."""
+        if not isinstance(error, OrchestratorError):
+            log.error("a completion of rollout %s failed", self.plan.rollout_id, exc_info=error)
+        infrastructure = isinstance(error, CompletionError | ContextLengthError)
+        ours = "llm_error" if infrastructure else "record_error"
+        what = str(error) if isinstance(error, OrchestratorError) else f"no completion: {type(error).__name__}"
+        if control is None:
+            return self.refuse("context_length" if isinstance(error, ContextLengthError) else ours, what)
+        what = f"{what}; {control.told()}"
+        if isinstance(error, AuthenticationError) and isinstance(control.failure, AuthenticationError):
+            self.fatal = error
+        chosen = self.turns or isinstance(error, UnusableSample)
+        if not control.served or not chosen:
+            return self.refuse(ours, what)
+        if isinstance(error, UnusableSample):
+            keep(error.completion)
+        return self.refuse(_POLICYS.get(type(error), "no_answer"), what)
+
+    async def _prepared(self, asked: _Asked) -> tuple[CompletionRequest, Keep]:
+        """The request, and what records its completion. Raises _Over, RecordError."""
         await self._check_cpu()
         plan, started_s = self.plan, self.clock.elapsed_s
         sequence, messages = asked.sequence, asked.messages
@@ -235,9 +288,7 @@ class Lease:
             sequence=sequence,
             split=plan.split,
         )
-        completion = await self._completer.sample(request)
-        self._record(asked, prompt, length, completion, started_s)
-        return completion
+        return request, functools.partial(self._record, asked, prompt, length, started_s)
 
     async def _prompt(self, line: TokenLine, messages: tuple[Message, ...]) -> Prompt:
         """The ids to sample from. Raises _Over for what is far too long, RecordError."""
@@ -301,7 +352,7 @@ class Lease:
             raise _Over("budget", f"{MAX_RECORDED_CHARS} characters of conversation")
 
     def _record(
-        self, asked: _Asked, prompt: Prompt | None, length: int, completion: Completion, started_s: float
+        self, asked: _Asked, prompt: Prompt | None, length: int, started_s: float, completion: Completion
     ) -> None:
         """`length`: of the prompt, in tokens."""
         messages = asked.messages
@@ -400,6 +451,10 @@ class Lease:
         if self.live:
             self._ended.set_result(Refused(name, detail))
         return name
+
+
+def _nothing(completion: Completion) -> None:
+    """Nothing was asked for that could be recorded."""
 
 
 class _Over(Exception):

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from orchestrator.control import CACHE_S, Control
 from orchestrator.errors import ToolError, ToolServiceError
 from orchestrator.tools.addresses import MAX_ADDRESS_CHARS, web_address
 from orchestrator.tools.arguments import check_names, text_argument, whole_argument
@@ -22,20 +24,29 @@ MAX_QUERY_CHARS = 395  # the service takes 400, and a year may be added
 MAX_RESULTS = 20
 MAX_RESULT_CHARS = 10_000  # of one result's text, which is sent twice
 MAX_PAGE_CHARS = 200_000
+PLAIN_QUERY, PLAIN_PAGE = "weather", "https://example.com/"  # the controls
 _DEFAULT_RESULTS = 10
 _YEARS = (1900, 2100)
 
 
-class _WebTool:
+class _WebTool(ABC):
     """What the two have in common: the service, the rules, and whose fault a failure is."""
 
     def __init__(self, service: Tavily, rules: WebRules, *, fail_rollouts: bool = False) -> None:
         self._service = service
         self._rules = rules
         self._fail_rollouts = fail_rollouts
+        self._control = Control(self._plain)
 
-    def _failure(self, failure: ServiceFailed) -> ToolError | ToolServiceError:
-        return (ToolServiceError if self._fail_rollouts else ToolError)(str(failure))
+    @abstractmethod
+    async def _plain(self) -> str:
+        """A plain call of this tool, by no rollout. Raises ServiceFailed."""
+
+    async def _failure(self, failure: ServiceFailed) -> ToolError | ToolServiceError:
+        """A slow, huge or refused answer can be had on purpose: no rollout ends while plain calls are served."""
+        if not self._fail_rollouts or (control := await self._control.answer(age_s=CACHE_S)).served:
+            return ToolError(str(failure))
+        return ToolServiceError(f"{failure}; {control.told()}")
 
 
 class WebSearch(_WebTool):
@@ -65,6 +76,9 @@ class WebSearch(_WebTool):
     }
     output_type = "array"
 
+    async def _plain(self) -> str:
+        return f"{len(await self._service.search(PLAIN_QUERY, 1, MAX_QUERY_CHARS))} results"
+
     async def call(self, arguments: Mapping[str, Any]) -> str:
         """A JSON list. Raises ToolError, ToolServiceError."""
         check_names(arguments, self.inputs)
@@ -78,7 +92,7 @@ class WebSearch(_WebTool):
         try:
             found = await self._service.search(query, wanted, MAX_RESULT_CHARS)
         except ServiceFailed as failure:
-            raise self._failure(failure) from None
+            raise await self._failure(failure) from None
         return json.dumps(
             [
                 {
@@ -119,6 +133,12 @@ class VisitPage(_WebTool):
     }
     output_type = "object"
 
+    async def _plain(self) -> str:
+        try:
+            return (await self._service.extract(PLAIN_PAGE, MAX_QUERY_CHARS)).title
+        except PageUnreadable as reason:
+            return str(reason)
+
     async def call(self, arguments: Mapping[str, Any]) -> str:
         """A JSON object. Raises ToolError, ToolServiceError."""
         check_names(arguments, self.inputs)
@@ -131,7 +151,7 @@ class VisitPage(_WebTool):
         except PageUnreadable as reason:
             return _unreadable(asked, str(reason))
         except ServiceDown as failure:
-            raise self._failure(failure) from None
+            raise await self._failure(failure) from None
         except ServiceFailed as failure:
             # Slow, huge or odd pages break the service too: such a failure can be had on purpose.
             return _unreadable(asked, str(failure))

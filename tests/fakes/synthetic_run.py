@@ -142,6 +142,7 @@ class Rollouts:
                 logprobs_T=tuple(-(self._random.expovariate(1.5) ** 2) for _ in ids) if exact else None,
                 prompt_tokens=len(SYSTEM) // 4 + 90 * number,
                 completion_tokens=len(ids),
+                retries=1 if number == 2 else 0,
             )
             prompt = line.prompt(messages) if exact else None
             took = self._random.uniform(0.4, 2.5)
@@ -157,7 +158,6 @@ class Rollouts:
                     completion=sampled,
                     started_s=clock,
                     ended_s=clock + took,
-                    retries=1 if number == 2 else 0,
                 )
             )
             if prompt:

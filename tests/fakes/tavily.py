@@ -62,7 +62,8 @@ class FakeTavily:
         self.found: list[Any] = []
         self.pages: dict[str, dict[str, Any]] = {}
         self.faults: deque[Fault] = deque()
-        self.failing: dict[str, Fault] = {}  # by query
+        self.failing: dict[str, Fault] = {}  # by query, or address
+        self.slow: set[str] = set()  # queries that are never answered
         self.asked: list[Asked] = []
         self.gate = asyncio.Event()  # clear it, and requests wait
         self.gate.set()
@@ -99,6 +100,8 @@ class FakeTavily:
         self.most_at_once = max(self.most_at_once, self.at_once)
         try:
             await self.gate.wait()
+            if body.get("query") in self.slow:
+                await asyncio.Event().wait()
         except asyncio.CancelledError:
             self.given_up += 1
             raise
@@ -106,7 +109,7 @@ class FakeTavily:
             self.at_once -= 1
         if self.faults:
             return self._fail(request, self.faults.popleft())
-        if (fault := self.failing.get(body.get("query", ""))) is not None:
+        if (fault := self.failing.get(str(body.get("query", body.get("urls"))))) is not None:
             return self._fail(request, fault)
         if request.headers.get("Authorization") != f"Bearer {self.key}":
             return self._fail(request, refused(401, "Unauthorized: missing or invalid API key."))

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
 
 from orchestrator.completion.base import Completer, CompletionRequest, Endpoint, Tokenizer, ids_of
 from orchestrator.completion.connect import connect
+from orchestrator.completion.ids import HttpClient, IdCompleter
+from orchestrator.completion.openai import OpenAICompleter
 from orchestrator.completion.recorder import trajectory
+from orchestrator.completion.retry import RetryPolicy
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
+from orchestrator.completion.vllm import VllmDialect
 from orchestrator.errors import CompletionError, ContextLengthError, EnvironmentUnusable
 from orchestrator.proxy.leases import Lease
 from orchestrator.types import AgentSpec, CompletionKind, Limits, Message, Record, Sampling
@@ -180,6 +185,42 @@ async def test_a_passing_fault_is_retried(name: str, kind: str, tokenizer: HubTo
             completion = await completer.sample(request(tokenizer))
             assert completion.visible.strip().startswith("Thought")
             assert len(server.log.completions) == 2
+            assert completion.retries == 1, "on record"
+
+
+@contextmanager
+def full_house() -> Iterator[str]:
+    """The address of somebody who takes no more connections, and refuses none."""
+    with socket.socket() as listening, ExitStack() as waiting:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(0)
+        for _ in range(4):
+            caller = waiting.enter_context(socket.socket())
+            caller.setblocking(False)
+            caller.connect_ex(listening.getsockname())
+        host, port = listening.getsockname()
+        yield f"http://{host}:{port}/v1"
+
+
+@pytest.mark.parametrize("kind", ["ids", "chat"])
+async def test_a_connection_that_does_not_come_about_is_tried_again(
+    kind: str, tokenizer: HubTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was asked for yet: no completion took too long."""
+    monkeypatch.setattr(f"orchestrator.completion.{'ids' if kind == 'ids' else 'openai'}.CONNECT_TIMEOUT_S", 0.3)
+    retry = RetryPolicy(attempts=2, base_s=0.01)
+    with full_house() as address:
+        there = Endpoint(address, "scripted", "", 60.0)
+        completer: Completer = (
+            IdCompleter(VllmDialect(), HttpClient(there), tokenizer, retry)
+            if kind == "ids"
+            else OpenAICompleter(there, retry)
+        )
+        try:
+            with pytest.raises(CompletionError, match=r"connection failed: none within 0.3 s \(2 attempts\)"):
+                await completer.sample(request(tokenizer))
+        finally:
+            await completer.aclose()
 
 
 SPOILT = {

@@ -28,7 +28,7 @@ from orchestrator.rollout import Surroundings, run_rollout
 from orchestrator.tools.base import HostTool
 from orchestrator.tools.rules import WebRules
 from orchestrator.tools.tavily import MAX_BODY_BYTES, Tavily
-from orchestrator.tools.web import MAX_PAGE_CHARS, MAX_RESULT_CHARS, web_tools
+from orchestrator.tools.web import MAX_PAGE_CHARS, MAX_RESULT_CHARS, PLAIN_QUERY, web_tools
 from orchestrator.types import Attempt, Ended, EndedName, Failed, FailedName, Limits, SandboxSpec
 from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.inference import ScriptedServer
@@ -360,17 +360,57 @@ async def test_a_service_that_echoes_the_key_does_not_give_it_away(
 
 async def test_a_failing_service_ends_the_rollout_only_where_that_was_asked_for(service: FakeTavily) -> None:
     for fail_rollouts, live in ((False, True), (True, False)):
-        service.faults.append(refused(403))
+        service.faults.extend([refused(403)] * (2 if fail_rollouts else 1))  # the control is refused too
         async with opened(service, fail_rollouts=fail_rollouts) as tools:
             lease = Lease(a_plan(), ScriptedCompleter([""]), None, tools)
             reply = await lease.call_tool(1, b"1", "web_search", {"query": "x"})
         assert lease.live is live
         assert reply.ended == (None if live else "tool_error")
-        assert lease.tool_calls[0].error == "the web service refuses to serve the orchestrator's account"
+        assert str(lease.tool_calls[0].error).startswith(
+            "the web service refuses to serve the orchestrator's account"
+        )
     outcome, _ = decide(await lease.ended(), a_record())
     assert isinstance(outcome, Failed)
     assert outcome.name is FailedName.TOOL_ERROR
     assert outcome.reason.startswith("web_search: ")
+
+
+CHOSEN = "a query that was chosen to fail"
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [refused(403), refused(432), Fault(500), Fault(cut=True), Fault(body=b"<html>"), Fault(body=b" " * (9 << 20))],
+    ids=["refused", "quota", "500", "cut", "no JSON", "huge"],
+)
+async def test_a_search_that_was_chosen_to_fail_earns_no_other_attempt(service: FakeTavily, fault: Fault) -> None:
+    service.failing[CHOSEN] = fault
+    async with opened(service, fail_rollouts=True) as tools:
+        for _ in range(3):
+            lease = Lease(a_plan(), ScriptedCompleter([""]), None, tools)
+            reply = await lease.call_tool(1, b"1", "web_search", {"query": CHOSEN})
+            assert reply.ended is None
+            assert reply.error
+            assert lease.live
+    assert sum(asked.body["query"] == PLAIN_QUERY for asked in service.asked) == 1, "one control for all of them"
+
+
+async def test_a_search_that_was_chosen_to_be_slow_earns_no_other_attempt(service: FakeTavily) -> None:
+    service.slow.add(CHOSEN)
+    async with opened(service, fail_rollouts=True, timeout_s=5.0) as tools:
+        lease = Lease(a_plan(), ScriptedCompleter([""]), None, tools)
+        reply = await lease.call_tool(1, b"1", "web_search", {"query": CHOSEN})
+    assert reply.ended is None
+    assert "did not answer" in str(reply.error)
+    assert lease.live
+
+
+async def test_a_page_that_was_chosen_to_fail_earns_no_other_attempt(service: FakeTavily) -> None:
+    service.failing[PAGE] = refused(403)
+    async with opened(service, fail_rollouts=True) as tools:
+        lease = Lease(a_plan(), ScriptedCompleter([""]), None, tools)
+        assert (await lease.call_tool(1, b"1", "visit_page", {"url": PAGE})).ended is None
+    assert lease.live
 
 
 @pytest.mark.parametrize(

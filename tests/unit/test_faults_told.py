@@ -14,6 +14,7 @@ from orchestrator.types import EndedName, FailedName
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "faults.md"
 FAULTS = "integration/test_faults.py"
+BLAME = "integration/test_blame.py"
 RESUME = "integration/test_kill_and_resume.py"
 LAUNCHER = "integration/launch/test_docker_launcher.py"
 TOOLS = "integration/test_web_tools.py"
@@ -28,12 +29,13 @@ ROWS = {
     "endpoint: slow or hung": [
         PASSING,
         f"{FAULTS}::test_hung_completion_is_an_infrastructure_failure_and_retried",
+        f"{BLAME}::test_a_prompt_that_only_the_policy_made_too_slow_is_its_own_timeout",
         "integration/test_completion.py::test_a_cancelled_completion_is_cancelled_upstream",
     ],
     "endpoint: gone for a while": [
         f"{FAULTS}::test_endpoint_that_goes_and_comes_back_costs_time_and_nothing_else"
     ],
-    "endpoint: garbage, no choices, null, missing or wrong ids, log-probs or counts": [
+    "endpoint: garbage, no choices, missing or wrong ids, log-probs or counts": [
         PASSING,
         "integration/test_completion.py::test_a_spoilt_answer_is_never_taken",
     ],
@@ -43,10 +45,20 @@ ROWS = {
         "unit/test_strange_answers.py::test_chat_that_is_longer_than_what_was_asked_for",
         "unit/test_strange_answers.py::test_ids_that_are_longer_than_what_was_asked_for",
     ],
-    "endpoint: 401, 403": [
-        f"{FAULTS}::test_refused_key_in_mid_run_stops_it_with_one_line_and_keeps_what_is_finished"
+    "endpoint: a sample that was filtered, has no text, or ids the tokenizer does not know": [
+        f"{BLAME}::test_a_sample_that_cannot_be_used_is_a_sample",
+        f"{BLAME}::test_samples_that_are_filtered_are_wrong_where_a_model_is_measured",
+        f"{BLAME}::test_what_the_control_gets_too_is_the_endpoints_and_is_drawn_again",
     ],
-    "endpoint: 400": [f"{FAULTS}::test_run_in_which_nearly_everything_breaks_ends_and_names_the_cause"],
+    "endpoint: 401, 403": [
+        f"{FAULTS}::test_refused_key_in_mid_run_stops_it_with_one_line_and_keeps_what_is_finished",
+        f"{BLAME}::test_a_refusal_of_one_rollouts_text_ends_no_other_rollout",
+        f"{BLAME}::test_a_task_whose_text_is_refused_is_no_refused_key_and_no_rollout_is_scored",
+    ],
+    "endpoint: 400": [
+        f"{FAULTS}::test_run_in_which_nearly_everything_breaks_ends_and_names_the_cause",
+        f"{BLAME}::test_printed_text_that_an_endpoint_fails_on_is_the_policys_own_end",
+    ],
     "endpoint: prompt too long": [
         f"{FAULTS}::test_prompt_that_is_too_long_is_the_policys_own_end",
         f"{OUTCOME}::test_a_task_that_does_not_fit_is_the_data_s_fault",
@@ -55,6 +67,7 @@ ROWS = {
         f"{TOOLS}::test_a_service_that_is_down_is_an_error_without_the_key",
         f"{TOOLS}::test_a_large_page_is_cut_and_says_so",
         f"{TOOLS}::test_a_redirect_to_a_denied_page_shows_nothing_of_it",
+        f"{TOOLS}::test_a_search_that_was_chosen_to_fail_earns_no_other_attempt",
         f"{TOOLS}::test_a_failing_service_ends_the_rollout_only_where_that_was_asked_for",
     ],
     "sandbox: code killed for memory": [

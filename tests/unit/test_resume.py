@@ -61,7 +61,7 @@ class Letters:
 
 
 def full_turn() -> Turn:
-    return replace(a_turn(), prompt_ids=(1, 2), completion=IDS, closing="</code>", retries=2, kept=1)
+    return replace(a_turn(), prompt_ids=(1, 2), completion=replace(IDS, retries=2), closing="</code>", kept=1)
 
 
 def full_attempt(outcome: Outcome | None = None) -> Attempt:

@@ -1,0 +1,68 @@
+"""The control behind the rule of blame: the same service, asked without a word of the policy's.
+
+Once a policy has sampled a token, it may have chosen the text that a service failed on, and a failure that is
+drawn again would be worth a try to it. So the service is asked a question of our own. Only where that fails too is
+it to blame.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+TIMEOUT_S = 60.0
+CACHE_S = 5.0  # how old an answer may be for those who were refused outright: that is no sign of an outage
+
+
+@dataclass(frozen=True, slots=True)
+class ControlAnswer:
+    """`failure`: how the control failed; None: it was answered, by `said`."""
+
+    said: str = ""
+    failure: Exception | None = None
+
+    @property
+    def served(self) -> bool:
+        """Whether the service works, so that it is the policy's own doing that it did not work for it."""
+        return self.failure is None
+
+    def told(self) -> str:
+        """For the record, behind what failed."""
+        if self.failure is not None:
+            return f"a neutral question fails too: {self.failure or type(self.failure).__name__}"
+        return f"a neutral question was answered: {' '.join(self.said.split())[:80]!r}"
+
+
+class Control:
+    """One service's control. Those who failed before it was asked share its answer."""
+
+    def __init__(self, ask: Callable[[], Awaitable[str]], *, timeout_s: float = TIMEOUT_S) -> None:
+        """`ask` returns what was answered, or raises: whatever it raises is a failure of the service."""
+        self._ask = ask
+        self._timeout_s = timeout_s
+        self._lock = asyncio.Lock()
+        self._asked_at = float("-inf")
+        self._answer = ControlAnswer()
+        self.asked = 0
+
+    async def answer(self, *, age_s: float = 0.0) -> ControlAnswer:
+        """An answer to a question asked no longer than `age_s` seconds ago; 0: after this call."""
+        loop = asyncio.get_running_loop()
+        since = loop.time() - age_s
+        async with self._lock:
+            if self._asked_at < since:
+                asked_at = loop.time()
+                self._answer = await self._asked()
+                self._asked_at = asked_at
+            return self._answer
+
+    async def _asked(self) -> ControlAnswer:
+        self.asked += 1
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return ControlAnswer(await self._ask())
+        except TimeoutError:
+            return ControlAnswer(failure=TimeoutError(f"no answer within {self._timeout_s:g} s"))
+        except Exception as error:  # a tool's service, a template, a client: each fails in its own way
+            return ControlAnswer(failure=error)

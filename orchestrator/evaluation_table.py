@@ -23,7 +23,8 @@ def print_evaluation(
     """Accuracy by level and source with 95 % intervals and the scorer's mean, then what else was counted, then
     `rows`."""
     stream = stream or sys.stdout
-    Console(file=stream, highlight=False, soft_wrap=True).print(_accuracies(evaluation))
+    # As wide as it is: a terminal wraps what a file need not.
+    Console(file=stream, highlight=False, soft_wrap=True, width=1000).print(_accuracies(evaluation))
     for label, text in (*_counts(evaluation, tally), *rows):
         print_wrapped(f"{label:<{LABEL_WIDTH}}{text}", stream, indent=LABEL_WIDTH)
 

@@ -428,8 +428,8 @@ class Trajectory:
     """Token-level record of an episode. `trained_T` marks the tokens to learn from.
 
     `logprobs_T` holds the sampled log-probability at trained places and is None where the endpoint
-    gives none; its values at other places mean nothing. `segment`: which id line of the episode it is. `note`: what
-    is special about it, for the record.
+    gives none; its values at other places mean nothing. `segment`: which id line of the episode it is.
+    `note`: what is special about it, for the record.
     """
 
     tokens_T: tuple[int, ...]

@@ -7,10 +7,12 @@ own words are at fault: it gets 0, with both on record, and is not drawn again. 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from dataclasses import replace
+from typing import Any
 
+from orchestrator.control import Control, ControlAnswer
 from orchestrator.errors import ScorerError
 from orchestrator.scorers.manners import plain_answer
 from orchestrator.scorers.processes import GradingProcesses, Ungraded
@@ -26,41 +28,25 @@ from orchestrator.types import (
     Step,
 )
 
-T = TypeVar("T")
-FRESH_S = 10.0  # for how long a control stands for those after it: many failing answers ask one
+FRESH_S = 10.0  # how old a control may be: many failing answers ask one
 NEUTRAL_ANSWER = "I do not know."
 FINISHED = Ended(EndedName.FINISHED)
 
 
-@dataclass(slots=True)
-class _Kept(Generic[T]):
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    until: float = 0.0  # loop time
-    came: T | Exception | None = None
+class Controls:
+    """One control per task, for as long as somebody may share it. `timeout_s`: of one."""
 
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._kept: dict[str, tuple[float, Control]] = {}
 
-class Controls(Generic[T]):
-    """One control per task at a time, and one for all who ask within FRESH_S."""
-
-    def __init__(self) -> None:
-        self._kept: dict[str, _Kept[T]] = {}
-
-    async def of(self, task_id: str, ask: Callable[[], Awaitable[T]]) -> T:
-        """What `ask` gives for this task's control. Raises what it raises."""
-        now = asyncio.get_running_loop().time
-        for stale in [t for t, kept in self._kept.items() if kept.until < now() and not kept.lock.locked()]:
-            del self._kept[stale]
-        kept = self._kept.setdefault(task_id, _Kept())
-        async with kept.lock:
-            if kept.came is None or kept.until < now():
-                try:
-                    kept.came = await ask()
-                except Exception as error:
-                    kept.came = error
-                kept.until = now() + FRESH_S
-        if isinstance(kept.came, Exception):
-            raise kept.came
-        return kept.came
+    async def answer(self, task_id: str, ask: Callable[[], Awaitable[str]]) -> ControlAnswer:
+        """What `ask` gives for this task, or gave within FRESH_S."""
+        now = asyncio.get_running_loop().time()
+        self._kept = {task: kept for task, kept in self._kept.items() if now < kept[0] + FRESH_S + self._timeout_s}
+        _, control = self._kept.get(task_id, (now, Control(ask, timeout_s=self._timeout_s)))
+        self._kept[task_id] = (now, control)
+        return await control.answer(age_s=FRESH_S)
 
 
 class ControlledScorer:
@@ -69,7 +55,7 @@ class ControlledScorer:
     def __init__(self, processes: GradingProcesses, unsolved: Mapping[str, float] | None = None) -> None:
         self._processes = processes
         self._unsolved = unsolved or {}
-        self._controls: Controls[Score] = Controls()
+        self._controls = Controls(math.inf)  # a process has its own limit
 
     async def score(self, plan: RolloutPlan, record: Record, ended: Ended) -> Score:
         """Raises ScorerError."""
@@ -80,18 +66,20 @@ class ControlledScorer:
 
     async def _blamed(self, plan: RolloutPlan, record: Record, failure: str) -> Score:
         plain = control_record(plan, record)
-        try:
-            control = await self._controls.of(
-                plan.task.task_id, lambda: self._processes.ask(plan, plain, FINISHED)
-            )
-        except Ungraded as error:
-            raise ScorerError(failure if str(error) == failure else f"{failure}; a control: {error}") from error
-        return Score(0.0, dict(self._unsolved), evidence(failure, plain.answer, control.value))
+
+        async def ask() -> str:
+            return f"{(await self._processes.ask(plan, plain, FINISHED)).value:g}"
+
+        control = await self._controls.answer(plan.task.task_id, ask)
+        if control.failure is not None:
+            also = "" if str(control.failure) == failure else f"; a control: {control.failure}"
+            raise ScorerError(failure + also) from control.failure
+        return Score(0.0, dict(self._unsolved), evidence(failure, plain.answer, control))
 
 
-def evidence(failure: str, answer: str | None, control: object) -> dict[str, Any]:
+def evidence(failure: str, answer: str | None, control: ControlAnswer) -> dict[str, Any]:
     """What is on record of a score that a control decided: what failed, and what the control's answer got."""
-    return {"failure": failure, "control": {"answer": answer, "got": control}}
+    return {"failure": failure, "control": {"answer": answer, "got": control.said}}
 
 
 def control_record(plan: RolloutPlan, record: Record) -> Record:
@@ -110,7 +98,7 @@ def control_record(plan: RolloutPlan, record: Record) -> Record:
         completion_tokens=1,
         policy_version=first.completion.policy_version,
     )
-    turn = replace(first, kind=CompletionKind.ACTION, closing="", completion=completion, retries=0, agent="")
+    turn = replace(first, kind=CompletionKind.ACTION, closing="", completion=completion, agent="")
     step = Step(1, text, visible, "", "", "", is_final_answer=True, duration_s=0.0)
     return Record(
         started_at=record.started_at,

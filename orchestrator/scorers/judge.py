@@ -12,6 +12,7 @@ reward.
 
 from __future__ import annotations
 
+import math
 import re
 import secrets
 from collections.abc import Callable, Mapping
@@ -64,7 +65,7 @@ class JudgeScorer:
         self._seed = seed
         self._mark = mark
         self._rubric = RUBRIC.read_text("utf-8")
-        self._controls: Controls[_Asked] = Controls()
+        self._controls = Controls(math.inf)  # a completion has its own limit
 
     async def score(self, plan: RolloutPlan, record: Record, ended: Ended) -> Score:
         """Raises ScorerError, and AuthenticationError, which stops the run."""
@@ -86,21 +87,27 @@ class JudgeScorer:
     async def _blamed(self, plan: RolloutPlan, parts: Mapping[str, float], asked: _Asked) -> Score:
         """The answer got no verdict: it is wrong where the reference answer in its place gets one."""
         reference = str(plan.task.answer)
-        control = await self._controls.of(plan.task.task_id, lambda: self._ask(plan, reference, 1 + VERDICTS))
-        failure = asked.failure()
-        if control.verdict is None:
-            if isinstance(control.error, AuthenticationError):
-                raise AuthenticationError("the judge's endpoint refuses the key: set JUDGE_API_KEY")
-            raise ScorerError(failure)
+
+        async def ask() -> str:
+            control = await self._ask(plan, reference, 1 + VERDICTS)
+            if control.verdict is None:
+                raise control.error or ScorerError(control.failure())
+            return control.replies[-1]
+
+        control, failure = await self._controls.answer(plan.task.task_id, ask), asked.failure()
+        if isinstance(control.failure, AuthenticationError):
+            raise AuthenticationError(
+                "the judge's endpoint refuses the key: set JUDGE_API_KEY"
+            ) from control.failure
+        if control.failure is not None:
+            raise ScorerError(failure) from control.failure
         told = {
             **asked.told(),
             "verdict": "incorrect",
             "reason": "the judge gives no verdict on this answer, and one on the reference answer",
-            "control": control.replies,
+            "control": [control.said],
         }
-        return Score(
-            0.0, {**parts, "judge": 0.0}, {**evidence(failure, reference, control.verdict), "judge": told}
-        )
+        return Score(0.0, {**parts, "judge": 0.0}, {**evidence(failure, reference, control), "judge": told})
 
     async def _ask(self, plan: RolloutPlan, answer: str, sequence: int) -> _Asked:
         """Asks until there is a verdict, or there will be none."""

@@ -12,6 +12,8 @@ import json
 import os
 import pickle
 import signal
+import socket
+import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -42,8 +44,8 @@ class Ungraded(Exception):
 
 
 class GradingProcesses:
-    """At most PROCESSES scores at a time, each within `timeout_s`, by one scorer: a strategy of ours, or one that is
-    named `python:MODULE:NAME`."""
+    """At most PROCESSES scores at a time, each within `timeout_s`, by one scorer: a strategy of ours, or one named
+    `python:MODULE:NAME`."""
 
     def __init__(self, scorer: StrategyScorer | str, timeout_s: float) -> None:
         self._scorer = scorer
@@ -122,12 +124,15 @@ class GradingProcesses:
 
     async def _warm(self) -> None:
         """The first process, before there is anything to grade. One that cannot be started is told of then."""
-        with suppress(ConfigError, OSError):
+        with suppress(ConfigError):
             async with self._slots:
                 self._idle.put_nowait(await self._start())
 
     async def _start(self) -> _Process:
-        process = await _Process.start(ours=not isinstance(self._scorer, str))
+        try:
+            process = await _Process.start(ours=not isinstance(self._scorer, str))
+        except OSError as error:
+            raise ConfigError(f"{FLAG}: no process can be started to grade in: {error.strerror}") from error
         self._all.add(process)
         try:
             async with asyncio.timeout(LOAD_LIMIT_S):
@@ -156,53 +161,61 @@ class _Died(Exception):
 
 
 class _Process:
-    """One process that grades."""
+    """One process that grades, at the other end of a socket."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         self._process = process
+        self._reader = reader
+        self._writer = writer
 
     @classmethod
     async def start(cls, *, ours: bool) -> _Process:
+        """Not asyncio's own: cancelled while it starts one, it waits for ever. Raises OSError."""
         environment = {name: value for name in _ENVIRONMENT if (value := os.environ.get(name)) is not None}
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-c", _PROGRAM, json.dumps([path or os.getcwd() for path in sys.path])),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            # What libraries print about the model's text is for nobody's terminal.
-            stderr=asyncio.subprocess.DEVNULL if ours else None,
-            env=environment if ours else None,
-            limit=_MAX_REPLY_BYTES,
-            start_new_session=True,  # ended with all it started; a ^C is the orchestrator's to handle
-        )
-        return cls(process)
+        mine, its = socket.socketpair()
+        with its:
+            process = subprocess.Popen(  # noqa: ASYNC220, S603 - takes milliseconds; our own interpreter
+                (sys.executable, "-P", "-c", _PROGRAM, json.dumps([path or os.getcwd() for path in sys.path])),
+                stdin=its.fileno(),
+                stdout=its.fileno(),
+                # What libraries print about the model's text is for nobody's terminal.
+                stderr=subprocess.DEVNULL if ours else None,
+                env=environment if ours else None,
+                start_new_session=True,  # ended with all it started; a ^C is the orchestrator's to handle
+            )
+        try:
+            return cls(process, *await asyncio.open_connection(sock=mine, limit=_MAX_REPLY_BYTES))
+        except BaseException:
+            mine.close()
+            process.kill()
+            raise
 
     async def ask(self, request: bytes) -> dict[str, Any]:
         """Raises _Died."""
-        assert self._process.stdin is not None
-        with suppress(ConnectionError):  # _reply() tells why
-            self._process.stdin.write(LENGTH.pack(len(request)) + request)
-            await self._process.stdin.drain()
-        return await self._reply()
-
-    async def _reply(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
         try:
-            line = await self._process.stdout.readline()
+            self._writer.write(LENGTH.pack(len(request)) + request)
+            await self._writer.drain()
+            line = await self._reader.readline()
             reply = json.loads(line) if line.endswith(b"\n") else None
+        except ConnectionError:
+            reply = None
         except ValueError:  # too long, or no JSON
             raise _Died("it wrote to its reply channel") from None
         if reply is None:
-            raise _Died(_how(await self._process.wait()))
+            raise _Died(_how(await asyncio.to_thread(self._process.wait)))
         if not isinstance(reply, Mapping):
             raise _Died("it wrote to its reply channel")
         return dict(reply)
 
     async def end(self) -> None:
         """Idempotent."""
-        if self._process.returncode is None:
+        self._writer.close()
+        if self._process.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-        await self._process.wait()
+            await asyncio.to_thread(self._process.wait)
 
 
 def _how(code: int) -> str:

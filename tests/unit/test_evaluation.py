@@ -190,7 +190,9 @@ def test_evaluation_settings_are_its_own_and_stay_when_applied_again() -> None:
     assert evaluation_config(derived) == derived
     assert evaluation_config(Config()).env.temperature == 1.0
     for strategy in ("basic", "combined", "judge", "python:m:f"):
-        assert evaluation_config(Config(env=EnvSettings(scoring_strategy=strategy))).env.scoring_strategy == strategy
+        assert (
+            evaluation_config(Config(env=EnvSettings(scoring_strategy=strategy))).env.scoring_strategy == strategy
+        )
 
 
 def test_the_command_measures_correctness_unless_another_strategy_is_named(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Grading in processes of its own: real ones, with everything that may go wrong in them, and who is blamed for it."""
+"""Grading in processes of its own: real ones, everything that may go wrong in them, and who is blamed for it."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ async def test_an_answer_that_breaks_the_scorer_is_worth_nothing_and_is_not_draw
             score = await scorer.score(plan("42"), answered(do), FINISHED)
             assert (score.value, score.parts, score.solved) == (0.0, {}, False)
             assert reason in score.failure
-            assert score.evidence["control"] == {"answer": "42", "got": 0.75}
+            assert score.evidence["control"] == {"answer": "42", "got": "0.75"}
         assert (await scorer.score(plan("42"), answered("good"), FINISHED)).value == 0.75
         # Where the reference answer breaks it as well, it is the scorer.
         with pytest.raises(ScorerError, match="raised KeyError"):
@@ -182,7 +182,9 @@ async def test_the_control_is_a_plain_rollout_in_the_form_of_the_one_that_failed
     score = StrategyScorer("combined").measure(plan("it's 42"), plain, FINISHED)
     assert (score.value, score.parts["format"], score.parts["final_answer"]) == (1.0, 1.0, 1.0)
     with_ids = control_record(plan(None), record((said("what?", ids=True), ""), answer="x"))
-    assert len(with_ids.turns[0].completion.tokens_T or ()) == len(with_ids.turns[0].completion.logprobs_T or ()) == 1
+    assert (
+        len(with_ids.turns[0].completion.tokens_T or ()) == len(with_ids.turns[0].completion.logprobs_T or ()) == 1
+    )
     assert with_ids.answer
 
 

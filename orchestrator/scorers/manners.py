@@ -16,7 +16,7 @@ from orchestrator.types import AgentSpec, Completion
 
 _MAX_PARSED_CHARS = 64 << 10
 _MARKDOWN = ("```python", "```py")
-_PIECE = re.compile(r"""(?P<call>\bfinal_answer[ \t]*\()|\#|(?P<quote>\"{3}|'{3}|["'])""")
+_PIECE = re.compile(r"""(?P<call>(?<![\w.])final_answer[ \t]*\()|\#|(?P<quote>\"{3}|'{3}|["'])""")
 _REST_OF_STRING = {
     "'": re.compile(r"(?:[^\\\n]|\\[^\n])*?'"),
     '"': re.compile(r'(?:[^\\\n]|\\[^\n])*?"'),

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 
 def evaluation_config(config: Config) -> Config:
-    """The settings an evaluation runs with: as many rollouts per task as samples, its own temperature, and no place
-    filled by another draw. The scorer stays: what it calls solved is solved. Applied twice it changes nothing more."""
+    """The settings an evaluation runs with: as many rollouts per task as samples, its own temperature, and no
+    place filled by another draw. The scorer stays: what it calls solved is solved. Applied twice it changes
+    nothing more."""
     env = config.env
     temperature = env.temperature if env.eval_temperature is None else env.eval_temperature
     return replace(

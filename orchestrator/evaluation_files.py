@@ -36,7 +36,8 @@ COMMAND = "evaluate"
 
 
 class EvaluationFiles:
-    """Owned by one evaluation; with `resume` by the one that is there already, of which `counted` is given every line.
+    """Owned by one evaluation; with `resume` by the one that is there already, of which `counted` is given every
+    line.
 
     Raises ConfigError, RunLocked.
     """
@@ -138,8 +139,8 @@ class EvaluationFiles:
 
 
 def sample_line(result: Member | Attempt, *, messages: bool) -> dict[str, Any]:
-    """One line of samples.jsonl. `correct` and `score` are null for a sample that is missing; `reason` says why, and
-    for one that is there what its end says of itself, or why its scorer could not score it."""
+    """One line of samples.jsonl. `correct` and `score` are null for a sample that is missing; `reason` says why,
+    and for one that is there what its end says of itself, or why its scorer could not score it."""
     member = result if isinstance(result, Member) else None
     attempt = result.attempt if isinstance(result, Member) else result
     plan, record, outcome = attempt.plan, attempt.record, attempt.outcome

@@ -1,8 +1,8 @@
 """What an evaluation measured: what the scorer calls solved, and its mean; infrastructure left out. Pure counting,
 task by task.
 
-A sample that broke for reasons that are not the model's is no wrong answer: it is missing, and counted as that. What
-the accuracy would be if it were one is told beside it.
+A sample that broke for reasons that are not the model's is no wrong answer: it is missing, and counted as that.
+What the accuracy would be if it were one is told beside it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTask:
-    """One task: how many of its samples could be judged, how many of those were right, and the sum of their scores."""
+    """One task: how many of its samples could be judged, how many of those were right, and the sum of their
+    scores."""
 
     level: str | None
     source: str

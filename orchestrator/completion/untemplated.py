@@ -1,7 +1,7 @@
 """The trajectory of a conversation that the model's chat template refuses: its texts without the template. Pure.
 
-A model may say what its template will not print (a turn of the end token alone, where empty turns are refused). The
-rollout is scored all the same, so that no other draw is earned by it; what is trained is what it sampled.
+A model may say what its template will not print (a turn of the end token alone, where empty turns are refused).
+The rollout is scored all the same, so that no other draw is earned by it; what is trained is what it sampled.
 """
 
 from __future__ import annotations

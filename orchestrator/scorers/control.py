@@ -1,7 +1,8 @@
-"""Whose fault it is that no score came of a rollout: the scorer is asked about a control, with no word of the policy's.
+"""Whose fault it is that no score came of a rollout: a control, without a word of the policy's, decides.
 
-The control is a plain rollout of the same task that gives the reference answer. Where that is scored, the rollout's
-own words are at fault: it gets 0, with both on record, and is not drawn again. Where it is not, grading is broken.
+The control is a plain rollout of the same task that gives the reference answer. Where that is scored, the
+rollout's own words are at fault: it gets 0, with both on record, and is not drawn again. Where it is not, grading
+is broken.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Correctness by GAIA's published rules, exactly: the leaderboard's `scorer.py`, nothing added and nothing left out.
+"""Correctness by GAIA's published rules, exactly: the leaderboard's `scorer.py`, no more and no less.
 
 Numbers: `$`, `%` and `,` go, then the values are compared; an answer that is no number counts as infinity. Lists
 (a reference with `,` or `;`): equally long, element by element. Text: without white space, ASCII punctuation and

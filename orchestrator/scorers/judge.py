@@ -4,10 +4,10 @@ The rubric is fixed (`rubric.txt`). The answer was written by the policy, so it 
 lines with a mark drawn for this one grading, and a verdict counts only with that mark, alone on the last
 line. What the judge was asked and said is kept as the score's evidence.
 
-Whatever keeps the judge from a verdict (it talks beside the point, refuses, filters, says nothing, takes too long), a
-control tells who is at fault: the reference answer in the given one's place. Where that gets a verdict, the given
-answer is wrong, and nobody earns another try by it; where it does not, the judge is broken: a ScorerError, never a
-reward.
+Whatever keeps the judge from a verdict (it talks beside the point, refuses, filters, says nothing, takes too
+long), a control tells who is at fault: the reference answer in the given one's place. Where that gets a verdict,
+the given answer is wrong, and nobody earns another try by it; where it does not, the judge is broken: a
+ScorerError, never a reward.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ _VERDICT = re.compile(r"VERDICT ([0-9a-f]{16}): (CORRECT|INCORRECT)")
 class JudgeScorer:
     """A `Scorer`: 1 for what the judge calls correct, else 0; everything measured is in the parts.
 
-    `rules` measures: what it calls `correctness` is the part `by_rules` here, to be compared with the judge's verdict.
+    `rules` measures: what it calls `correctness` is the part `by_rules` here, to be compared with the judge's
+    verdict.
     """
 
     def __init__(

@@ -2,8 +2,8 @@
 
 Standard input, from the orchestrator that started us: a length and a pickle each time, first of the scorer (a
 `StrategyScorer`, or `python:MODULE:NAME`), then of (plan, record, ended) for each score. Standard output: one JSON
-object per line, `{}` once the scorer is loaded, then the value and the parts or an `error` for each score. Whatever
-the scorer itself prints goes to standard error.
+object per line, `{}` once the scorer is loaded, then the value and the parts or an `error` for each score.
+Whatever the scorer itself prints goes to standard error.
 """
 
 from __future__ import annotations

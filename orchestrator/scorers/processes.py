@@ -30,7 +30,8 @@ LOAD_LIMIT_S = 120.0
 PATIENCE_S = 2.0
 _MAX_REPLY_BYTES = 1 << 20
 _MAX_REASON = 600
-# Of our environment, what a process of ours needs: it works on the model's text, and keys are none of its business.
+# Of our environment, what a process of ours needs: it works on the model's text, and keys are none of its
+# business.
 _ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR")
 # Modules are found where we find them, and what a scorer starts finds its own: PYTHONPATH is left as it is.
 _PROGRAM = (

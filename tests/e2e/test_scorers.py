@@ -1,5 +1,5 @@
-"""The scorer's word in every command: what it calls solved is solved, its mean is beside it, and an answer it cannot
-score is drawn once."""
+"""The scorer's word in every command: what it calls solved is solved, its mean is beside it, and an answer it
+cannot score is drawn once."""
 
 from __future__ import annotations
 

@@ -78,8 +78,10 @@ COMMANDS = (
             "env.fsync",
             "env.include_messages",
             "env.save_full_traces",
+            SCORING,
             ENDPOINT,
         ),
+        defaults={"env.scoring_strategy": "correctness"},  # `combined` is made to be trained on
     ),
     Command(
         "serve",
@@ -271,7 +273,8 @@ def run_command(command: Command, argv: Sequence[str], carry_out: CarryOut | Non
         return int(import_module(command.module).run(**own))
     from orchestrator.config import resolve
 
-    config = resolve(given, run=own[command.settings_of] if command.settings_of else None)
+    run_directory = own[command.settings_of] if command.settings_of else None
+    config = resolve(given, run=run_directory, defaults=command.defaults)
     if command.samples and not command.without_endpoint:
         config.require_endpoint()
     run = (carry_out or {}).get(command.name) or import_module(command.module).run

@@ -149,9 +149,10 @@ def resolve(
     cwd: Path | None = None,
     servers: Sequence[Layer] | None = None,
     run: Path | None = None,
+    defaults: Mapping[str, str] | None = None,
 ) -> Config:
     """Puts environment, YAML and defaults below what was given; what a replay takes from `run`, a run
-    directory, below everything but the defaults. Raises ConfigError."""
+    directory, below everything but the defaults. `defaults`: a command's own, by key. Raises ConfigError."""
     cwd = cwd or _current_directory()
     surroundings = _environment(_with_dotenv(os.environ if environ is None else environ, cwd))
     config_file = given.get(CONFIG_FILE.key)
@@ -171,8 +172,11 @@ def resolve(
             model = {MODEL: saved.servers[0][MODEL]} if MODEL in saved.servers[0] else {}
             servers = [model] if servers == [{}] else servers
         servers = _with_flags(servers, layers)
+    own: Layer = {}
+    for key, raw in (defaults or {}).items():
+        give(own, section_rows("env")[key.removeprefix("env.")], raw, key)
     return Config(
-        env=EnvSettings(**_values("env", env)),
+        env=EnvSettings(**_values("env", own | env)),
         openai=tuple(OpenAISettings(**_values("openai", server)) for server in servers),
         tavily_api_key=layers[TAVILY_KEY.key].value if TAVILY_KEY.key in layers else Secret(),
         judge_api_key=layers[JUDGE_KEY.key].value if JUDGE_KEY.key in layers else Secret(),

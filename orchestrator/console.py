@@ -19,8 +19,8 @@ class Console(rich.console.Console):
     That goes for what others print and log, too, while a live view of it takes their lines.
     """
 
-    def __init__(self, stream: TextIO, *, soft_wrap: bool = False) -> None:
-        super().__init__(file=unfiltered(stream), highlight=False, soft_wrap=soft_wrap)
+    def __init__(self, stream: TextIO, *, soft_wrap: bool = False, width: int | None = None) -> None:
+        super().__init__(file=unfiltered(stream), highlight=False, soft_wrap=soft_wrap, width=width)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for part in super().render(renderable, options):

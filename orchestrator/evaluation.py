@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 def evaluation_config(config: Config) -> Config:
-    """The settings an evaluation runs with: as many rollouts per task as samples, its own temperature,
-    correctness for a score, and no place filled by another draw. Applied twice it changes nothing more."""
+    """The settings an evaluation runs with: as many rollouts per task as samples, its own temperature, and no
+    place filled by another draw. The scorer stays: what it calls solved is solved. Applied twice it changes
+    nothing more."""
     env = config.env
-    own_scorer = env.scoring_strategy.startswith("python:")
     temperature = env.temperature if env.eval_temperature is None else env.eval_temperature
     return replace(
         config,
@@ -37,7 +37,6 @@ def evaluation_config(config: Config) -> Config:
             group_policy="partial:1",
             zero_variance="keep",
             temperature=temperature,
-            scoring_strategy=env.scoring_strategy if own_scorer else "correctness",
         ),
     )
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +21,10 @@ from orchestrator.continued import read_run
 from orchestrator.errors import ConfigError, OutputError
 from orchestrator.jsonl import JsonLines, write_whole
 from orchestrator.launch.uninterrupted import uninterrupted
-from orchestrator.measured import Evaluation, is_correct, last_attempts, spent
-from orchestrator.resume import Earlier, read_earlier
+from orchestrator.measured import Evaluation, spent
+from orchestrator.resume import Earlier, Line, read_earlier
 from orchestrator.rundir import RunDirectory
-from orchestrator.types import Attempt, BadTask, Ended, Group, Member
+from orchestrator.types import Attempt, BadTask, Ended, Group, Member, last_attempts
 from orchestrator.writers import check_writable
 
 if TYPE_CHECKING:
@@ -37,9 +38,20 @@ COMMAND = "evaluate"
 
 
 class EvaluationFiles:
-    """Owned by one evaluation; with `resume` by the one that is there already. Raises ConfigError, RunLocked."""
+    """Owned by one evaluation; with `resume` by the one that is there already, of which `counted` is given every
+    line.
 
-    def __init__(self, directory: Path, env: EnvSettings, *, resume: bool) -> None:
+    Raises ConfigError, RunLocked.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        env: EnvSettings,
+        *,
+        resume: bool,
+        counted: Callable[[Line], None] = lambda line: None,
+    ) -> None:
         self.path = directory
         self.target = env.data_dir_to_save_evals or directory
         check_writable(self.target)
@@ -50,7 +62,7 @@ class EvaluationFiles:
         try:
             # There is no groups file: what is on record is counted again, none of it made again.
             groups = directory / "groups.jsonl"
-            self.earlier = read_earlier(self._run.rollouts, groups, lambda line: None) if resume else Earlier()
+            self.earlier = read_earlier(self._run.rollouts, groups, counted) if resume else Earlier()
             self.target.mkdir(parents=True, exist_ok=True)
             self._draft = directory / "samples.jsonl.part"
             self._draft.unlink(missing_ok=True)
@@ -91,7 +103,7 @@ class EvaluationFiles:
             members = {member.attempt.plan.index: member for member in group.members_G}
             return [
                 sample_line(members.get(attempt.plan.index, attempt), messages=self._env.include_messages)
-                for attempt in last_attempts(group)
+                for attempt in last_attempts(group.attempts)
             ]
 
         await self._samples.append(lines)
@@ -133,21 +145,22 @@ class EvaluationFiles:
 
 
 def sample_line(result: Member | Attempt, *, messages: bool) -> dict[str, Any]:
-    """One line of samples.jsonl. `correct` is null for a sample that is missing; `reason` says why."""
+    """One line of samples.jsonl. `correct` and `score` are null for a sample that is missing; `reason` says why,
+    and for one that is there what its end says of itself, or why its scorer could not score it."""
     member = result if isinstance(result, Member) else None
     attempt = result.attempt if isinstance(result, Member) else result
     plan, record, outcome = attempt.plan, attempt.record, attempt.outcome
-    correct = None if member is None else is_correct(member)
     return {
         "task_id": plan.task.task_id,
         "level": plan.task.level,
         "source": plan.task.source,
         "sample": plan.index,
         "rollout_id": plan.rollout_id,
-        "correct": correct,
-        "score": None if correct is None else float(correct),
+        "correct": None if member is None else member.score.solved,
+        "score": None if member is None else member.score.value,
         "outcome": str(outcome.name),
-        "reason": outcome.detail if isinstance(outcome, Ended) else outcome.reason,
+        "reason": (outcome.detail if isinstance(outcome, Ended) else outcome.reason)
+        or (member.score.failure if member is not None else ""),
         "answer": record.answer,
         **spent(attempt),
         "tool_calls": len(record.tool_calls),

@@ -12,26 +12,28 @@ from rich.text import Text
 from orchestrator.console import Console
 from orchestrator.estimates import Estimate
 from orchestrator.measured import Evaluation, MeasuredTask
-from orchestrator.progress import LABEL_WIDTH, print_wrapped, share
+from orchestrator.progress import LABEL_WIDTH, Tally, print_wrapped, reason_rows, share
 from orchestrator.text import printable
 
 MAX_LABEL = 60
 
 
 def print_evaluation(
-    evaluation: Evaluation, wall_s: float, rows: Sequence[tuple[str, object]], stream: TextIO | None = None
+    evaluation: Evaluation, tally: Tally, rows: Sequence[tuple[str, object]], stream: TextIO | None = None
 ) -> None:
-    """Accuracy by level and source with 95 % intervals, then what else was counted, then `rows`."""
+    """Accuracy by level and source with 95 % intervals and the scorer's mean, then what else was counted, then
+    `rows`."""
     stream = stream or sys.stdout
-    Console(stream, soft_wrap=True).print(_accuracies(evaluation))
-    for label, text in (*_counts(evaluation, wall_s), *rows):
+    # As wide as it is: a terminal wraps what a file need not.
+    Console(stream, soft_wrap=True, width=1000).print(_accuracies(evaluation))
+    for label, text in (*_counts(evaluation, tally), *rows):
         print_wrapped(f"{label:<{LABEL_WIDTH}}{text}", stream, indent=LABEL_WIDTH)
 
 
 def _accuracies(evaluation: Evaluation) -> Table:
     k = evaluation.samples_per_task
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("", "tasks", "samples", "correct", "pass@1", *([f"pass@{k}"] if k > 1 else [])):
+    for column in ("", "tasks", "samples", "correct", "mean score", "pass@1", *([f"pass@{k}"] if k > 1 else [])):
         table.add_column(column, justify="left" if not column or "@" in column else "right")
     parts: list[tuple[str, list[MeasuredTask]]] = [("all", evaluation.tasks)]
     for name in ("level", "source"):
@@ -40,6 +42,8 @@ def _accuracies(evaluation: Evaluation) -> Table:
             parts += [(f"{name} {label}", tasks) for label, tasks in found.items()]
     for label, tasks in parts:
         shown = [str(len(tasks)), str(sum(t.samples for t in tasks)), str(sum(t.correct for t in tasks))]
+        mean = evaluation.mean_score(tasks)
+        shown.append("-" if mean is None else f"{mean:.3f}")
         estimates = [evaluation.pass_at(1, tasks)] + ([evaluation.pass_at(k, tasks)] if k > 1 else [])
         table.add_row(Text(printable(label)[:MAX_LABEL]), *shown, *map(_interval, estimates))
     return table
@@ -51,16 +55,20 @@ def _interval(estimate: Estimate | None) -> str:
     return f"{estimate.value:.1%} ({estimate.low:.1%} to {estimate.high:.1%})"
 
 
-def _counts(evaluation: Evaluation, wall_s: float) -> list[tuple[str, str]]:
+def _counts(evaluation: Evaluation, tally: Tally) -> list[tuple[str, str]]:
     total = evaluation.outcomes.total()
     outcomes = [f"{name} {n} ({share(n, total)})" for name, n in evaluation.outcomes.most_common()]
     rows = [("outcomes", ", ".join(outcomes) or "none")]
     if evaluation.missing:
-        rows.append(("missing", f"{evaluation.missing} samples broke; they are in outcomes alone"))
+        counted = f"counted as wrong, pass@1 were {evaluation.least_accuracy:.1%}"
+        rows.append(("missing", f"{evaluation.missing} samples broke; they are in outcomes alone; {counted}"))
+    rows += reason_rows(tally)
     if evaluation.bad_tasks:
         rows.append(("bad tasks", str(evaluation.bad_tasks)))
     rows.append(("per sample", _per_sample(evaluation)))
-    rows.append(("time", f"{wall_s:.1f} s" + (f", {evaluation.retries} retries" if evaluation.retries else "")))
+    rows.append(
+        ("time", f"{tally.wall_s:.1f} s" + (f", {evaluation.retries} retries" if evaluation.retries else ""))
+    )
     if evaluation.prices is not None:
         rows.append(("cost", f"{evaluation.cost:.4f}, attempts that broke included"))
     return rows

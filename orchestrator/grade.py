@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.recorder import main_line
 from orchestrator.errors import RecordError, ScorerError
 from orchestrator.scorers.base import Scorer
-from orchestrator.types import Attempt, Ended, Failed, FailedName, Member
+from orchestrator.types import Attempt, Ended, Failed, FailedName, Member, Trajectory
+
+# Linear in what was said, but that may be megabytes: no other work waits for these threads.
+_THREADS = ThreadPoolExecutor(2, "trajectory")
 
 
 async def grade(attempt: Attempt, tokenizer: Tokenizer | None, scorer: Scorer) -> Member | Attempt:
@@ -17,10 +21,24 @@ async def grade(attempt: Attempt, tokenizer: Tokenizer | None, scorer: Scorer) -
     if not isinstance(attempt.outcome, Ended):
         return attempt
     try:
-        line = await asyncio.to_thread(main_line, attempt.plan, attempt.record, tokenizer)
+        line = await _trajectory(attempt, tokenizer)
         score = await scorer.score(attempt.plan, attempt.record, attempt.outcome)
     except RecordError as error:
         return replace(attempt, outcome=Failed(FailedName.RECORD_ERROR, str(error)))
     except ScorerError as error:
         return replace(attempt, outcome=Failed(FailedName.SCORER_ERROR, str(error)))
+    if line.note:
+        attempt = replace(attempt, record=replace(attempt.record, notes=(*attempt.record.notes, line.note)))
     return Member(attempt, line, score)
+
+
+async def _trajectory(attempt: Attempt, tokenizer: Tokenizer | None) -> Trajectory:
+    """Raises RecordError, whatever went wrong: one rollout ends no run."""
+    loop = asyncio.get_running_loop()
+    try:
+        return await loop.run_in_executor(_THREADS, main_line, attempt.plan, attempt.record, tokenizer)
+    except RecordError:
+        raise
+    except Exception as error:
+        told = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise RecordError(f"no trajectory can be made of it: {told}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -166,9 +167,13 @@ def verdict(
         if policy.zero_variance == "drop" and same_scores(members):
             return f"all {len(members)} rollouts have the same score, {members[0].score.value:g}"
         return None
-    failures = [_name(a) for a in attempts if isinstance(a.outcome, Failed)]
-    commonest = max(set(failures), key=failures.count, default=None)
-    return f"{len(members)} of {group_size} rollouts usable" + (f", mostly {commonest}" if commonest else "")
+    failures = [a.outcome for a in attempts if isinstance(a.outcome, Failed)]
+    usable = f"{len(members)} of {group_size} rollouts usable"
+    if not failures:
+        return usable
+    commonest = Counter(failure.name for failure in failures).most_common(1)[0][0]
+    first = next(failure for failure in failures if failure.name is commonest)
+    return f"{usable}, mostly {commonest}: {first.reason}"
 
 
 def same_scores(members: Sequence[Member]) -> bool:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.console import Console
-from orchestrator.progress import PlainProgress, Tally, outcomes_text, share, wrapped
+from orchestrator.progress import PlainProgress, Tally, lost, one_line, outcomes_text, share, wrapped
 from orchestrator.text import printable
 from orchestrator.types import Attempt, Group, Member, RolloutPlan
 
@@ -57,9 +57,9 @@ class LiveProgress(PlainProgress):
 
     def group(self, group: Group) -> None:
         if group.dropped is not None:
-            what = Text(f"dropped, {group.dropped}", style="yellow")
+            what = Text(f"dropped, {one_line(group.dropped)}", style="yellow")
         else:
-            what = Text(" ").join(_score(m) for m in group.members_G)
+            what = Text(" ").join(_score(m) for m in group.members_G).append(lost(group), style="yellow")
         self._console.print(Text(f"{self.heading(group)}  "), what, sep="", soft_wrap=True)
 
     def _view(self) -> RenderableType:
@@ -91,8 +91,7 @@ class LiveProgress(PlainProgress):
 
 def _score(member: Member) -> Text:
     value = member.score.value
-    correct = member.score.parts.get("correctness", 0.0) >= 1.0
-    return Text(f"{value:.2f}", style="green" if correct else "" if value else "dim")
+    return Text(f"{value:.2f}", style="green" if member.score.solved else "" if value else "dim")
 
 
 def _clock(seconds: float) -> str:

@@ -1,7 +1,8 @@
-"""What an evaluation measured: correctness alone, infrastructure left out. Pure counting, task by task.
+"""What an evaluation measured: what the scorer calls solved, and its mean; infrastructure left out. Pure counting,
+task by task.
 
-A sample that broke for reasons that are not the model's is no wrong answer: it is missing, and counted as
-that. So is one whose scorer tells no correctness.
+A sample that broke for reasons that are not the model's is no wrong answer: it is missing, and counted as that.
+What the accuracy would be if it were one is told beside it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 from orchestrator.completion.route import place_of
 from orchestrator.errors import ConfigError
 from orchestrator.estimates import Estimate, estimate_pass_at_k, sizes_of_k
-from orchestrator.types import Attempt, FailedName, Group, Member
+from orchestrator.types import Attempt, FailedName, Group, last_attempts
 
 if TYPE_CHECKING:
     from orchestrator.settings import OpenAISettings
@@ -51,12 +52,14 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTask:
-    """One task: how many of its samples could be judged, and how many of those were right."""
+    """One task: how many of its samples could be judged, how many of those were right, and the sum of their
+    scores."""
 
     level: str | None
     source: str
     samples: int
     correct: int
+    scores: float = 0.0
 
 
 @dataclass(slots=True)
@@ -76,19 +79,19 @@ class Evaluation:
 
     def take(self, group: Group) -> None:
         """Counts one task, all its attempts made."""
-        if all(attempt.outcome.name is FailedName.BAD_TASK for attempt in last_attempts(group)):
+        if all(attempt.outcome.name is FailedName.BAD_TASK for attempt in last_attempts(group.attempts)):
             self.bad_tasks += 1
             return
-        correct = [right for member in group.members_G if (right := is_correct(member)) is not None]
-        self.tasks.append(MeasuredTask(group.task.level, group.task.source, len(correct), sum(correct)))
-        self.missing += self.samples_per_task - len(correct)
+        scores = [member.score for member in group.members_G]
+        solved, total = sum(score.solved for score in scores), math.fsum(score.value for score in scores)
+        self.tasks.append(MeasuredTask(group.task.level, group.task.source, len(scores), solved, total))
+        self.missing += self.samples_per_task - len(scores)
         self.retries += len(group.attempts) - self.samples_per_task
-        self.outcomes.update(str(attempt.outcome.name) for attempt in last_attempts(group))
+        self.outcomes.update(str(attempt.outcome.name) for attempt in last_attempts(group.attempts))
         if self.prices is not None:
             self.cost += math.fsum(self.prices.cost(attempt) for attempt in group.attempts)
         for member in group.members_G:
-            if is_correct(member) is not None:
-                self.sums.update(spent(member.attempt))
+            self.sums.update(spent(member.attempt))
 
     @property
     def samples(self) -> int:
@@ -104,6 +107,18 @@ class Evaluation:
         """Of `tasks`, or of all; None where none of them has k samples."""
         chosen = self.tasks if tasks is None else tasks
         return estimate_pass_at_k([(t.samples, t.correct) for t in chosen], k)
+
+    def mean_score(self, tasks: Iterable[MeasuredTask] | None = None) -> float | None:
+        """The scorer's mean over `tasks`, or all, each of equal weight as in `pass_at`; None where nothing was
+        judged."""
+        means = [t.scores / t.samples for t in (self.tasks if tasks is None else tasks) if t.samples]
+        return math.fsum(means) / len(means) if means else None
+
+    @property
+    def least_accuracy(self) -> float:
+        """The accuracy if every missing sample were a wrong answer."""
+        shares = [task.correct / self.samples_per_task for task in self.tasks]
+        return math.fsum(shares) / len(shares) if shares else 0.0
 
     def by(self, name: str) -> dict[str, list[MeasuredTask]]:
         """Tasks by their `level` or `source`, those without one left out, in the order of the names."""
@@ -125,6 +140,10 @@ class Evaluation:
         for k in sizes_of_k(self.samples_per_task):
             _add(found, f"eval/pass@{k}", self.pass_at(k))
         _add(found, "eval/accuracy", self.pass_at(1))
+        if (mean := self.mean_score()) is not None:
+            found["eval/score_mean"] = mean
+        if self.missing:
+            found["eval/accuracy_missing_wrong"] = self.least_accuracy
         for part in ("level", "source"):
             for label, tasks in self.by(part).items():
                 _add(found, f"eval/accuracy_{part}_{label}", self.pass_at(1, tasks))
@@ -138,22 +157,6 @@ class Evaluation:
         found |= {f"eval/outcome_{name}": count for name, count in sorted(self.outcomes.items())}
         found |= {f"eval/{name}": self.mean(name) for name in SPENT} if self.samples else {}
         return found | ({"eval/cost": self.cost} if self.prices is not None else {})
-
-
-def is_correct(member: Member) -> bool | None:
-    """None: the scorer did not say."""
-    correctness = member.score.parts.get("correctness")
-    return None if correctness is None else correctness >= 1.0
-
-
-def last_attempts(group: Group) -> list[Attempt]:
-    """What became of each sample in the end, by its place."""
-    last: dict[int, Attempt] = {}
-    for attempt in group.attempts:
-        known = last.get(attempt.plan.index)
-        if known is None or attempt.plan.attempt > known.plan.attempt:
-            last[attempt.plan.index] = attempt
-    return [last[index] for index in sorted(last)]
 
 
 def prompt_tokens(attempt: Attempt) -> int:

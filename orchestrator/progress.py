@@ -17,11 +17,21 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from orchestrator.text import printable
-from orchestrator.types import Attempt, BadTask, Failed, Group, Member, RolloutPlan
+from orchestrator.types import (
+    Attempt,
+    BadTask,
+    Failed,
+    FailedName,
+    Group,
+    Member,
+    RolloutPlan,
+    Score,
+    last_attempts,
+)
 
 LABEL_WIDTH = 15
 TASK_WIDTH = 28
-REASON_WIDTH = 120
+REASON_WIDTH = 200
 
 
 @dataclass(slots=True)
@@ -42,6 +52,9 @@ class Tally:
     cpu_s: float = 0.0  # of those attempts of which it is known
     cpu_known: int = 0
     rollout_s: float = 0.0
+    reasons: dict[str, str] = field(default_factory=dict)  # the first of each outcome that is not scored
+    unscorable: int = 0  # scored 0, as grading failed on them and not on a control
+    unscorable_first: str = ""
 
     def attempt(self, result: Member | Attempt) -> None:
         """Counts one attempt."""
@@ -50,8 +63,10 @@ class Tally:
         if attempt.ungraded is not None:  # what it took is counted with its score
             return self._count(outcome, 0, None, 0.0)
         self._count(outcome, record.sampled_tokens, record.cpu_s, record.duration_s)
+        if isinstance(attempt.outcome, Failed):
+            self._count_reason(outcome, attempt.outcome.reason)
         if isinstance(result, Member):
-            self._count_score(result.score.value, result.score.parts)
+            self._count_score(result.score)
         return None
 
     def earlier_attempt(self, line: Mapping[str, Any]) -> None:
@@ -62,9 +77,11 @@ class Tally:
             return self._count(line["outcome"], 0, None, 0.0)
         tokens = sum(completion["completion_tokens"] for completion in line["completions"])
         self._count(line["outcome"], tokens, line["cpu_s"], line["duration_s"])
-        if line["score"] is not None:
+        if line["score"] is None:
+            self._count_reason(line["outcome"], line["reason"])
+        else:
             parts = {name: float(part) for name, part in line["score_parts"].items()}
-            self._count_score(float(line["score"]), parts)
+            self._count_score(Score(float(line["score"]), parts, line.get("score_evidence") or {}))
         return None
 
     def earlier_group(self, scores: Sequence[float]) -> None:
@@ -81,9 +98,16 @@ class Tally:
             self.cpu_known += 1
         self.rollout_s += rollout_s
 
-    def _count_score(self, score: float, parts: Mapping[str, float]) -> None:
-        self.scores.append(score)
-        self.correct += parts.get("correctness", 0.0) >= 1.0
+    def _count_reason(self, outcome: str, reason: str) -> None:
+        if outcome != FailedName.CANCELLED:
+            self.reasons.setdefault(outcome, one_line(reason))
+
+    def _count_score(self, score: Score) -> None:
+        self.scores.append(score.value)
+        self.correct += score.solved
+        if score.failure:
+            self.unscorable += 1
+            self.unscorable_first = self.unscorable_first or one_line(score.failure)
 
     def bad_task(self) -> None:
         """Counts one row no task could be made of."""
@@ -148,7 +172,7 @@ class PlainProgress:
     def group(self, group: Group) -> None:
         """A group came to its end; it is counted already."""
         scores = " ".join(f"{m.score.value:.2f}" for m in group.members_G)
-        what = scores if group.dropped is None else f"dropped, {group.dropped}"
+        what = f"{scores}{lost(group)}" if group.dropped is None else f"dropped, {one_line(group.dropped)}"
         self.say(f"{self.heading(group)}  {what}")
 
     def heading(self, group: Group) -> str:
@@ -199,6 +223,20 @@ def share(part: int, whole: int) -> str:
     return ">99%" if part < whole and rounded == 100 else f"{rounded}%"
 
 
+def lost(group: Group) -> str:
+    """Of a group that was kept without some of its rollouts: how many broke, and the first reason."""
+    broken = [a.outcome for a in last_attempts(group.attempts) if isinstance(a.outcome, Failed)]
+    return f" and {len(broken)} {broken[0].name}: {one_line(broken[0].reason)}" if broken else ""
+
+
+def reason_rows(tally: Tally) -> list[tuple[str, str]]:
+    """Why rollouts were not scored, or scored 0 without a word of the scorer's: the first reason of each kind."""
+    rows = [(outcome, f"{tally.outcomes[outcome]}, the first: {why}") for outcome, why in tally.reasons.items()]
+    if tally.unscorable:
+        rows.append(("not gradable", f"{tally.unscorable} scored 0, the first: {tally.unscorable_first}"))
+    return rows
+
+
 def closing_table(
     tally: Tally, rows: Sequence[tuple[str, object]], stream: TextIO | None = None, wanted: int | None = None
 ) -> None:
@@ -211,6 +249,7 @@ def closing_table(
     if tally.scores:
         correct = f"{tally.correct} of {len(tally.scores)} correct ({share(tally.correct, len(tally.scores))})"
         table.append(("scores", f"mean {tally.mean_score:.3f}, {correct}"))
+    table += reason_rows(tally)
     table.append(("tokens", f"{tally.tokens} sampled"))
     table.append(("time", f"{tally.wall_s:.1f} s{_per_rollout(tally)}"))
     stream = stream or sys.stdout
@@ -244,3 +283,9 @@ def _per_rollout(tally: Tally) -> str:
         return ""
     text = f"; per rollout {tally.rollout_s / tally.attempts:.2f} s from its assignment"
     return f"{text}, {tally.cpu_s / tally.cpu_known:.2f} s of CPU in its sandbox" if tally.cpu_known else text
+
+
+def one_line(text: str) -> str:
+    """What came from a network or a sandbox, for a terminal: printable, on one line, shortened."""
+    plain = " ".join(printable(text).split())
+    return plain if len(plain) <= REASON_WIDTH else plain[: REASON_WIDTH - 1] + "…"

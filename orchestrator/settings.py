@@ -395,7 +395,7 @@ class EnvSettings(Settings):
         unset=f"none: {json.dumps(dict(COMBINED_WEIGHTS))}",
     )
     scorer_timeout: float = setting(
-        120.0, seconds(above=0), SCORING, "one score of a python: scorer, one reply of the judge, retries included"
+        120.0, seconds(above=0), SCORING, "grading one rollout; one reply of the judge, retries included"
     )
     judge_base_url: str | None = setting(
         None,

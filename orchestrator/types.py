@@ -5,7 +5,7 @@ Axes: T tokens of one trajectory, G members of one group.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -421,6 +421,16 @@ class Attempt:
     ungraded: Ended | None = None
 
 
+def last_attempts(attempts: Iterable[Attempt]) -> list[Attempt]:
+    """What became of each rollout of a group in the end, by its place."""
+    last: dict[int, Attempt] = {}
+    for attempt in attempts:
+        known = last.get(attempt.plan.index)
+        if known is None or attempt.plan.attempt > known.plan.attempt:
+            last[attempt.plan.index] = attempt
+    return [last[index] for index in sorted(last)]
+
+
 # ---------------------------------------------------------------- training data
 
 
@@ -433,6 +443,7 @@ class Trajectory:
 
     `logprobs_T` holds the sampled log-probability at trained places and is None where the endpoint
     gives none; its values at other places mean nothing. `segment`: which id line of the episode it is.
+    `note`: what is special about it, for the record.
     """
 
     tokens_T: tuple[int, ...]
@@ -441,6 +452,7 @@ class Trajectory:
     messages: tuple[Message, ...]
     token_source: TokenSource
     segment: int = 0
+    note: str = ""
 
     def __post_init__(self) -> None:
         lengths = {len(self.tokens_T), len(self.trained_T)}
@@ -454,7 +466,8 @@ class Trajectory:
 class Score:
     """What a scorer says: a finite number in [0, 1], the parts it is made of, and what it rests on.
 
-    `evidence`: JSON, for a score that cannot be made again from the record, as a judge's.
+    `evidence`: JSON, for a score that cannot be made again from the record, as a judge's. Its `failure` says what
+    went wrong with grading where that is this rollout's own doing.
     """
 
     value: float
@@ -464,6 +477,21 @@ class Score:
     def __post_init__(self) -> None:
         if not 0.0 <= self.value <= 1.0:
             raise ValueError(f"a score lies in [0, 1], this one is {self.value}")
+
+    @property
+    def solved(self) -> bool:
+        """Whether the task counts as solved, by the scorer's own word."""
+        return is_solved(self.value, self.parts)
+
+    @property
+    def failure(self) -> str:
+        """Why the scorer gave no score of its own, where that is this rollout's own doing; else empty."""
+        return str(self.evidence.get("failure", ""))
+
+
+def is_solved(value: float, parts: Mapping[str, float]) -> bool:
+    """The one rule: the scorer's `correctness` where it tells one, else its value; at least 1 is solved."""
+    return parts.get("correctness", value) >= 1.0
 
 
 @dataclass(frozen=True, slots=True)

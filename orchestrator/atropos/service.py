@@ -41,7 +41,7 @@ from orchestrator.writers import check_writable
 EXIT_INCOMPLETE = 1
 POSITION_FILE = "position.json"
 Groups = Sequence[Mapping[str, Any]]
-_SHOWN = ("eval/accuracy", "eval/tasks", "eval/samples_missing")
+_SHOWN = ("eval/accuracy", "eval/score_mean", "eval/tasks", "eval/samples_missing")
 
 
 class Service:

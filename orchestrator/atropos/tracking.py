@@ -50,8 +50,7 @@ class Metrics:
         if not isinstance(result, Member):
             return
         self.rewards.append(result.score.value)
-        if "correctness" in result.score.parts:
-            self.correct.append(result.score.parts["correctness"])
+        self.correct.append(float(result.score.solved))
         self.steps.append(record.action_steps)
         self.sampled.append(record.sampled_tokens)
         self.durations_s.append(record.duration_s)

@@ -46,7 +46,8 @@ async def _run(config: Config) -> int:
 
     async def work() -> int:
         async with orchestrator:
-            with closing(EvaluationFiles(path, env, resume=env.resume is not None)) as files:
+            files = EvaluationFiles(path, env, resume=env.resume is not None, counted=tally.earlier_attempt)
+            with closing(files):
                 rows.append(("run directory", path))
                 await files.describe(orchestrator, tasks)
                 for note in observer.notes:
@@ -73,7 +74,7 @@ async def _run(config: Config) -> int:
         return stopped.exit_code
     finally:
         if rows:
-            print_evaluation(evaluation, tally.wall_s, rows)
+            print_evaluation(evaluation, tally, rows)
 
 
 def _notes(env: EnvSettings) -> list[str]:

@@ -64,7 +64,7 @@ def _tokenizer(files: RunFiles, name: str | None) -> Tokenizer | None:
 def _print(files: RunFiles, told: Run, html: Path) -> None:
     rollouts = list(told.rollouts.values())
     scored = [row for row in rollouts if row["score"] is not None]
-    correct = sum(row["parts"].get("correctness", 0.0) >= 1 for row in scored)
+    correct = sum(row["solved"] for row in scored)
     outcomes = Counter(row["outcome"] for row in rollouts)
     outcomes["bad_task"] += len(told.bad_tasks)
     total = outcomes.total()

@@ -13,6 +13,7 @@ from itertools import pairwise
 
 from orchestrator.completion.base import Tokenizer, content_ids
 from orchestrator.completion.prompt_text import pieces
+from orchestrator.completion.untemplated import demand_plain, untemplated
 from orchestrator.errors import RecordError
 from orchestrator.types import CompletionKind, Message, Record, RolloutPlan, Trajectory, Turn
 
@@ -68,7 +69,12 @@ def trajectory(
     messages = _said(pairs, closing_tag)
     if tokenizer is None:
         return Trajectory((), (), None, messages, "none", chosen)
-    return replace(_retokenized(messages, _spoken(pairs, messages), tokenizer), segment=chosen)
+    try:
+        line = _retokenized(messages, _spoken(pairs, messages), tokenizer)
+    except Exception:  # the template is a program that comes with the model: anything can come out of it
+        demand_plain(tokenizer)
+        line = untemplated(pairs, messages, tokenizer)
+    return replace(line, segment=chosen)
 
 
 def _sampled(pairs: list[tuple[Turn, tuple[Message, ...]]], tokenizer: Tokenizer | None) -> Trajectory:

@@ -94,7 +94,18 @@ function outcomePanel() {
   };
   return panel("Outcomes",
     el("h3", "", "The policy’s own, scored"), rows(false),
-    el("h3", "", "Infrastructure and data, never scored"), rows(true));
+    el("h3", "", "Infrastructure and data, never scored"), rows(true), firstReasons());
+}
+
+// Why rollouts were not scored, or scored 0 without a word of the scorer's: the first reason of each kind.
+function firstReasons() {
+  const list = el("ul", "rows");
+  const kinds = run.rollouts.map((r) => [r.unscorable ? "not gradable, scored 0" : kindOf(r.outcome) === "failed" ? r.outcome : "", r.reason]);
+  for (const [kind, number] of counts(kinds.map(([name]) => name).filter(Boolean))) {
+    const reason = kinds.find(([name, why]) => name === kind && why);
+    if (reason) list.append(el("li", "", shown(kind), ` (${whole(number)}), the first: `, el("span", "reason", shown(reason[1]))));
+  }
+  return list.childElementCount ? list : null;
 }
 
 function correctPanel() {

@@ -10,7 +10,7 @@ function kindOf(outcome) {
 }
 
 function isCorrect(rollout) {
-  return rollout.parts.correctness >= 1;
+  return rollout.solved;
 }
 
 function counts(names) {

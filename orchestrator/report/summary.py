@@ -24,7 +24,7 @@ from orchestrator.report.values import (
     texts,
 )
 from orchestrator.run_files import read_description
-from orchestrator.types import EndedName, FailedName, TokenSource
+from orchestrator.types import EndedName, FailedName, TokenSource, is_solved
 
 Row = dict[str, Any]
 _TOKEN_SOURCES: dict[TokenSource, str] = {
@@ -91,7 +91,7 @@ def _compare(run: Run) -> None:
     for key, group in run.groups.items():
         group["written"] = any(row["id"] in run.written for row in members[key])
         group["mixed"] = len({row["score"] for row in members[key]}) > 1
-        group["divided"] = len({row["parts"].get("correctness", 0.0) >= 1 for row in members[key]}) > 1
+        group["divided"] = len({row["solved"] for row in members[key]}) > 1
 
 
 def _take(run: Run, line: dict[str, Any], offset: int) -> bool:
@@ -122,17 +122,20 @@ def _group(line: dict[str, Any], place: int) -> Row:
 
 def _rollout(line: dict[str, Any], rollout_id: str, group: int) -> Row:
     completions = objects(line.get("completions"))
-    score = number(line.get("score"))
+    score, parts = number(line.get("score")), numbers(line.get("score_parts"))
+    failure = mapping(line.get("score_evidence")).get("failure")
     return {
         "id": rollout_id,
         "group": group,
         "index": count(line.get("index")),
         "attempt": count(line.get("attempt")),
         "outcome": text(line.get("outcome"), 60),
-        "reason": text(line.get("reason"), 500),
+        "reason": text(line.get("reason") or failure, 500),
+        "unscorable": failure is not None,
         "answer": None if line.get("answer") is None else text(line.get("answer"), 500),
         "score": score,
-        "parts": numbers(line.get("score_parts")),
+        "solved": score is not None and is_solved(score, parts),
+        "parts": parts,
         "token_source": text(line.get("token_source"), 20),
         "started_at": number(line.get("started_at")),
         "launch_s": number(line.get("launch_s")),

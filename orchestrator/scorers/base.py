@@ -11,6 +11,8 @@ from orchestrator.types import Ended, Record, RolloutPlan, Score
 ROW_SCORERS = ("gaia", "exact", "reasoning_gym")
 # Those that grade without a reference answer, and the metadata they grade by.
 NEEDS_NO_ANSWER: Mapping[str | None, tuple[str, ...]] = {"reasoning_gym": ("dataset", "seed", "index")}
+# All that a reasoning_gym task is made again from: the names in its metadata.
+MADE_FROM = ("dataset", "seed", "index", "size", "config")
 
 # How much each measured part weighs in `combined`.
 COMBINED_WEIGHTS: Mapping[str, float] = {
@@ -23,7 +25,13 @@ COMBINED_WEIGHTS: Mapping[str, float] = {
 
 
 class Scorer(Protocol):
-    """A function of answer, reference answer and record, and of nothing that happened before."""
+    """A function of answer, reference answer and record, and of nothing that happened before.
+
+    Whatever the policy wrote gets a score: where grading fails on it and not on a control without a word of the
+    policy's, it is 0, with the failure on record (`Score.failure`). So nothing is drawn again that chosen text
+    could ask for.
+    """
 
     async def score(self, plan: RolloutPlan, record: Record, ended: Ended) -> Score:
-        """`record.answer` is the accepted answer; only `finished` can be correct. Raises ScorerError."""
+        """`record.answer` is the accepted answer; only `finished` can be correct. Raises ScorerError, where a
+        control gets no score either."""

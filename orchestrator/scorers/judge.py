@@ -2,97 +2,119 @@
 
 The rubric is fixed (`rubric.txt`). The answer was written by the policy, so it is data: it stands between
 lines with a mark drawn for this one grading, and a verdict counts only with that mark, alone on the last
-line. What the judge was asked and said is kept as the score's evidence. A judge that fails, or gives no
-verdict on the reference answer either, is a ScorerError and never a reward; an answer that leaves only the judge
-of itself without a verdict is wrong, so that nobody earns another try by confusing it.
+line. What the judge was asked and said is kept as the score's evidence.
+
+Whatever keeps the judge from a verdict (it talks beside the point, refuses, filters, says nothing, takes too
+long), a control tells who is at fault: the reference answer in the given one's place. Where that gets a verdict,
+the given answer is wrong, and nobody earns another try by it; where it does not, the judge is broken: a
+ScorerError, never a reward.
 """
 
 from __future__ import annotations
 
-import asyncio
+import math
 import re
 import secrets
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from orchestrator.completion.base import Completer, CompletionRequest
-from orchestrator.errors import AuthenticationError, CompletionError, ContextLengthError, RecordError, ScorerError
-from orchestrator.scorers.correctness import correctness
-from orchestrator.scorers.quality import quality
+from orchestrator.errors import (
+    AuthenticationError,
+    CompletionError,
+    ContextLengthError,
+    OrchestratorError,
+    RecordError,
+    ScorerError,
+)
+from orchestrator.scorers.base import Scorer
+from orchestrator.scorers.control import Controls, evidence
 from orchestrator.types import Ended, EndedName, Message, Record, RolloutPlan, Sampling, Score, Task
 
 RUBRIC = Path(__file__).with_name("rubric.txt")
 MAX_ANSWER_CHARS = 8_000  # no reference answer is so long: incorrect without being shown to the judge
 MAX_TASK_CHARS = 100_000  # of question and reference answer
 VERDICTS = 3  # replies asked for, of each answer, before there is none
+_BY_RULES = "by_rules"
+_MAX_REASON = 400
 _VERDICT = re.compile(r"VERDICT ([0-9a-f]{16}): (CORRECT|INCORRECT)")
 
 
 class JudgeScorer:
     """A `Scorer`: 1 for what the judge calls correct, else 0; everything measured is in the parts.
 
-    `correctness` stays what the task's own rules say: evaluations by rules and by judge can be compared.
+    `rules` measures: what it calls `correctness` is the part `by_rules` here, to be compared with the judge's
+    verdict.
     """
 
     def __init__(
         self,
         judge: Completer,
+        rules: Scorer,
         *,
         model: str,
         max_tokens: int,
         seed: int = 0,
-        length_penalty_weight: float = 0.1,
         mark: Callable[[], str] = lambda: secrets.token_hex(8),
     ) -> None:
         self._judge = judge
+        self._rules = rules
         self._model = model
         self._max_tokens = max_tokens
         self._seed = seed
-        self._length_penalty_weight = length_penalty_weight
         self._mark = mark
         self._rubric = RUBRIC.read_text("utf-8")
+        self._controls = Controls(math.inf)  # a completion has its own limit
 
     async def score(self, plan: RolloutPlan, record: Record, ended: Ended) -> Score:
         """Raises ScorerError, and AuthenticationError, which stops the run."""
-        parts = await asyncio.to_thread(self._measured, plan, record, ended)
+        measured = await self._rules.score(plan, record, ended)
+        parts = {_BY_RULES if name == "correctness" else name: part for name, part in measured.parts.items()}
         if ended.name is not EndedName.FINISHED or record.answer is None:
-            return Score(0.0, {**parts, "judge": 0.0})
+            return Score(0.0, {**parts, "judge": 0.0}, measured.evidence)
         if len(record.answer) > MAX_ANSWER_CHARS:
-            evidence = {"verdict": "incorrect", "reason": f"an answer of more than {MAX_ANSWER_CHARS} characters"}
-            return Score(0.0, {**parts, "judge": 0.0}, {"judge": evidence})
-        asked = await self._ask(plan, record.answer)
-        value = 1.0 if asked["verdict"] == "correct" else 0.0
-        return Score(value, {**parts, "judge": value}, {"judge": asked})
+            told: Mapping[str, Any] = {"reason": f"an answer of more than {MAX_ANSWER_CHARS} characters"}
+            return Score(
+                0.0, {**parts, "judge": 0.0}, {**measured.evidence, "judge": {"verdict": "incorrect", **told}}
+            )
+        asked = await self._ask(plan, record.answer, 1)
+        if asked.verdict is None:
+            return await self._blamed(plan, parts, asked)
+        value = 1.0 if asked.verdict == "correct" else 0.0
+        return Score(value, {**parts, "judge": value}, {**measured.evidence, "judge": asked.told()})
 
-    def _measured(self, plan: RolloutPlan, record: Record, ended: Ended) -> dict[str, float]:
-        right = correctness(plan.task, record, ended)
-        return {"correctness": right, **quality(plan, record, ended, self._length_penalty_weight)}
+    async def _blamed(self, plan: RolloutPlan, parts: Mapping[str, float], asked: _Asked) -> Score:
+        """The answer got no verdict: it is wrong where the reference answer in its place gets one."""
+        reference = str(plan.task.answer)
 
-    async def _ask(self, plan: RolloutPlan, answer: str) -> Mapping[str, Any]:
-        """The verdict and how it came about. Without one, the reference answer in the given one's place tells who
-        is at fault: where that gets a verdict it is the answer, which is then wrong and not graded anew."""
-        asked = await self._verdict(plan, answer, 1)
-        if asked["verdict"] is not None:
-            return asked
-        control = await self._verdict(plan, str(plan.task.answer), 1 + VERDICTS)
-        if control["verdict"] is not None:
-            reason = "the judge gives no verdict on this answer, and one on the reference answer"
-            return {**asked, "verdict": "incorrect", "reason": reason, "control": control["replies"]}
-        last = " ".join(control["replies"][-1].split())[-200:]
-        raise ScorerError(f"the judge gave no verdict in {VERDICTS} replies, last: {last!r}")
+        async def ask() -> str:
+            control = await self._ask(plan, reference, 1 + VERDICTS)
+            if control.verdict is None:
+                raise control.error or ScorerError(control.failure())
+            return control.replies[-1]
 
-    async def _verdict(self, plan: RolloutPlan, answer: str, sequence: int) -> dict[str, Any]:
-        """What was asked, the replies, and the `verdict`: None where none of them has one."""
+        control, failure = await self._controls.answer(plan.task.task_id, ask), asked.failure()
+        if isinstance(control.failure, AuthenticationError):
+            raise AuthenticationError(
+                "the judge's endpoint refuses the key: set JUDGE_API_KEY"
+            ) from control.failure
+        if control.failure is not None:
+            raise ScorerError(failure) from control.failure
+        told = {
+            **asked.told(),
+            "verdict": "incorrect",
+            "reason": "the judge gives no verdict on this answer, and one on the reference answer",
+            "control": [control.said],
+        }
+        return Score(0.0, {**parts, "judge": 0.0}, {**evidence(failure, reference, control), "judge": told})
+
+    async def _ask(self, plan: RolloutPlan, answer: str, sequence: int) -> _Asked:
+        """Asks until there is a verdict, or there will be none."""
         mark = self._mark()
         messages = conversation(self._rubric, plan.task, answer, mark)
-        asked: dict[str, Any] = {
-            "model": self._model,
-            "temperature": 0.0,
-            "messages": [{"role": m.role, "content": m.content} for m in messages],
-            "replies": [],
-            "verdict": None,
-        }
+        asked = _Asked(self._model, messages)
         for number in range(VERDICTS):
             seed = self._seed + number
             request = CompletionRequest(
@@ -107,20 +129,46 @@ class JudgeScorer:
             )
             try:
                 completion = await self._judge.sample(request)
-            except AuthenticationError:
-                raise AuthenticationError("the judge's endpoint refuses the key: set JUDGE_API_KEY") from None
-            except ContextLengthError as error:
-                asked["replies"].append(str(error))
+            except (CompletionError, ContextLengthError, RecordError) as error:
+                asked.error = error
                 break
-            except (CompletionError, RecordError) as error:
-                raise ScorerError(f"the judge does not answer: {error}") from error
-            asked["replies"].append(completion.text)
-            asked["seed"] = seed
+            asked.replies.append(completion.text)
+            asked.seed = seed
             if completion.finish_reason == "stop":
-                asked["verdict"] = verdict(completion.text, mark)
-            if asked["verdict"] is not None:
+                asked.verdict = verdict(completion.text, mark)
+            if asked.verdict is not None:
                 break
         return asked
+
+
+@dataclass(slots=True)
+class _Asked:
+    """One answer before the judge. `error`: why it was not asked to the end."""
+
+    model: str
+    messages: tuple[Message, ...]
+    replies: list[str] = field(default_factory=list)
+    verdict: str | None = None
+    seed: int | None = None
+    error: OrchestratorError | None = None
+
+    def told(self) -> dict[str, Any]:
+        """As evidence."""
+        return {
+            "model": self.model,
+            "temperature": 0.0,
+            "messages": [{"role": m.role, "content": m.content} for m in self.messages],
+            "replies": self.replies + ([str(self.error)] if self.error is not None else []),
+            "verdict": self.verdict,
+            **({} if self.seed is None else {"seed": self.seed}),
+        }
+
+    def failure(self) -> str:
+        """Why there is no verdict, on one line."""
+        if self.error is not None:
+            return f"the judge does not answer: {' '.join(str(self.error).split())[:_MAX_REASON]}"
+        last = " ".join(self.replies[-1].split())[-200:]
+        return f"the judge gave no verdict in {VERDICTS} replies, last: {last!r}"
 
 
 def conversation(rubric: str, task: Task, answer: str, mark: str) -> tuple[Message, ...]:

@@ -7,9 +7,8 @@ action of it is well formed when the model ended it by itself, and a finished ep
 from __future__ import annotations
 
 import ast
-import io
 import json
-import tokenize
+import re
 import warnings
 from typing import Any
 
@@ -17,6 +16,13 @@ from orchestrator.types import AgentSpec, Completion
 
 _MAX_PARSED_CHARS = 64 << 10
 _MARKDOWN = ("```python", "```py")
+_PIECE = re.compile(r"""(?P<call>(?<![\w.])final_answer[ \t]*\()|\#|(?P<quote>\"{3}|'{3}|["'])""")
+_REST_OF_STRING = {
+    "'": re.compile(r"(?:[^\\\n]|\\[^\n])*?'"),
+    '"': re.compile(r'(?:[^\\\n]|\\[^\n])*?"'),
+    "'''": re.compile(r"(?:[^\\]|\\.)*?'''", re.DOTALL),
+    '"""': re.compile(r'(?:[^\\]|\\.)*?"""', re.DOTALL),
+}
 
 
 def well_formed(agent: AgentSpec, completion: Completion) -> bool:
@@ -37,6 +43,19 @@ def gives_answer(agent: AgentSpec, completion: Completion) -> bool:
         case "tool_calling":
             return (tool_call(completion.visible) or {}).get("name") == "final_answer"
     return True
+
+
+def plain_answer(agent: AgentSpec, answer: str) -> tuple[str, str]:
+    """An action that gives this answer and does nothing else: (what the agent gets of it, all that was said)."""
+    match agent.kind:
+        case "code":
+            opening, closing = agent.code_tags
+            visible = f"I give the answer.\n{opening}\nfinal_answer({answer!r})\n"
+            return visible, visible + closing
+        case "tool_calling":
+            said = json.dumps({"name": "final_answer", "arguments": {"answer": answer}}, ensure_ascii=False)
+            return said, said
+    return answer, answer
 
 
 def tool_call(visible: str) -> dict[str, Any] | None:
@@ -97,22 +116,27 @@ def calls_final_answer(code: str) -> bool:
                 warnings.simplefilter("ignore")  # the model's escape sequences are not ours to warn of
                 tree = ast.parse(code)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return _final_answer_among_tokens(code)
+            return _final_answer_in_pieces(code)
         return any(
             isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "final_answer"
             for node in ast.walk(tree)
         )
-    return _final_answer_among_tokens(code)
+    return _final_answer_in_pieces(code)
 
 
-def _final_answer_among_tokens(code: str) -> bool:
-    """For code that is no Python as a whole, such as one with a stray line in it."""
-    previous = ""
-    try:
-        for token in tokenize.generate_tokens(io.StringIO(code).readline):
-            if previous == "final_answer" and token.string == "(":
-                return True
-            previous = token.string if token.type == tokenize.NAME else ""
-    except (tokenize.TokenError, SyntaxError, ValueError):
-        return False
+def _final_answer_in_pieces(code: str) -> bool:
+    """For code that is no Python as a whole, such as one with a stray line in it. Comments and strings are stepped
+    over; a quote that its line does not close, as in prose, ends with its line. So no character is looked at more
+    than a few times, whatever the model wrote."""
+    at = 0
+    while piece := _PIECE.search(code, at):
+        if piece["call"]:
+            return True
+        quote = piece["quote"]
+        if quote and (string := _REST_OF_STRING[quote].match(code, piece.end())):
+            at = string.end()
+        elif quote and len(quote) == 3:
+            return False  # all the rest is a string: what is in it is no call
+        else:
+            at = code.find("\n", piece.end()) + 1 or len(code)
     return False

@@ -9,17 +9,13 @@ c is the weight of correctness, .50 unless `env.combined_weights` says otherwise
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from orchestrator.scorers.base import COMBINED_WEIGHTS
+from orchestrator.scorers.base import COMBINED_WEIGHTS, MADE_FROM
 from orchestrator.scorers.correctness import correctness
 from orchestrator.scorers.quality import quality
-from orchestrator.types import Ended, EndedName, Record, RolloutPlan, Score
-
-log = logging.getLogger(__name__)
+from orchestrator.types import Completion, Ended, EndedName, Record, RolloutPlan, Score, Task
 
 STRATEGIES = ("basic", "correctness", "combined")
 WRONG_SHARE = 0.9  # of the weight of correctness: the most that a wrong answer gets
@@ -27,19 +23,15 @@ WRONG_SHARE = 0.9  # of the weight of correctness: the most that a wrong answer 
 
 @dataclass(frozen=True, slots=True)
 class StrategyScorer:
-    """Measures every part, whatever the strategy makes of them. `debug` logs them.
+    """Measures every part, whatever the strategy makes of them. It is carried out in a process of its own
+    (`processes`), as what it looks at was written by the model.
 
     `weights`: of `combined`; what is left out weighs nothing.
     """
 
     strategy: str
     length_penalty_weight: float = 0.1
-    debug: bool = False
     weights: Mapping[str, float] | None = None
-
-    async def score(self, plan: RolloutPlan, record: Record, ended: Ended) -> Score:
-        """Raises ScorerError where the task cannot be graded."""
-        return await asyncio.to_thread(self.measure, plan, record, ended)
 
     def measure(self, plan: RolloutPlan, record: Record, ended: Ended) -> Score:
         """Pure; may take milliseconds, and what a generated task's own grading takes. Raises ScorerError."""
@@ -47,11 +39,7 @@ class StrategyScorer:
             "correctness": correctness(plan.task, record, ended),
             **quality(plan, record, ended, self.length_penalty_weight, self._weights),
         }
-        score = Score(self._value(parts, ended.name is EndedName.FINISHED), parts)
-        if self.debug:
-            shown = ", ".join(f"{name} {value:.3f}" for name, value in parts.items())
-            log.info("%s: %s %.4f (%s)", plan.rollout_id, self.strategy, score.value, shown)
-        return score
+        return Score(self._value(parts, ended.name is EndedName.FINISHED), parts)
 
     @property
     def _weights(self) -> Mapping[str, float]:
@@ -66,3 +54,25 @@ class StrategyScorer:
         if parts["correctness"]:
             return min(1.0, weight + parts["quality"])
         return min(parts["quality"], WRONG_SHARE * weight)
+
+
+def needed(plan: RolloutPlan, record: Record) -> tuple[RolloutPlan, Record]:
+    """What `measure` looks at, and no more: ids and log-probs are most of a record, metadata may hold anything."""
+    task = plan.task
+    metadata = task.metadata if task.scorer == "reasoning_gym" else {}
+    about = Task(
+        task.task_id,
+        "",
+        task.answer,
+        metadata={name: metadata[name] for name in MADE_FROM if name in metadata},
+        scorer=task.scorer,
+    )
+    turns = tuple(
+        replace(turn, prompt_ids=None, completion=_without_logprobs(turn.completion)) for turn in record.turns
+    )
+    return replace(plan, task=about), Record(record.started_at, turns, answer=record.answer)
+
+
+def _without_logprobs(completion: Completion) -> Completion:
+    """Whether there were ids is looked at, not which."""
+    return replace(completion, tokens_T=None if completion.tokens_T is None else (), logprobs_T=None)

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from orchestrator.atropos.tracking import Metrics
+from orchestrator.cli import main
 from orchestrator.completion.base import CompletionRequest
 from orchestrator.completion.limits import LimitedCompleter
 from orchestrator.completion.route import place_of
@@ -21,11 +23,11 @@ from orchestrator.config import Config
 from orchestrator.engine import Observer, Orchestrator
 from orchestrator.errors import ConfigError, RecordError
 from orchestrator.evaluation import evaluate, evaluation_config
-from orchestrator.evaluation_files import EvaluationFiles
+from orchestrator.evaluation_files import EvaluationFiles, sample_line
 from orchestrator.evaluation_table import print_evaluation
 from orchestrator.measured import Evaluation, Prices
+from orchestrator.progress import Tally
 from orchestrator.rollout import Surroundings
-from orchestrator.scorers.strategies import StrategyScorer
 from orchestrator.settings import EnvSettings, OpenAISettings
 from orchestrator.tasks.source import Source
 from orchestrator.types import BadTask, Completion, Failed, FailedName, Group, Score, Task
@@ -33,6 +35,7 @@ from tests.fakes.completers import FunctionCompleter
 from tests.fakes.fake_launcher import FakeLauncher
 from tests.fakes.plans import a_member, an_attempt
 from tests.fakes.runs import lines
+from tests.fakes.scorers import DirectScorer
 from tests.unit.test_executor import answering
 
 PRICED = OpenAISettings(base_url="http://localhost:1/v1", prompt_price=2.0, completion_price=8.0)
@@ -79,13 +82,46 @@ def test_a_task_that_cannot_be_asked_is_a_bad_task() -> None:
     assert evaluation.complete
 
 
-def test_a_scorer_that_tells_no_correctness_measures_nothing() -> None:
-    member = a_member()
-    silent = replace(member, score=Score(1.0))
-    evaluation = measured(
-        Group(0, Task("t", "What?"), (silent, a_member(1)), (member.attempt, a_member(1).attempt))
-    )
-    assert (evaluation.samples, evaluation.missing) == (1, 1)
+@pytest.mark.parametrize(
+    ("score", "solved"),
+    [
+        (Score(1.0), True),
+        (Score(0.99), False),
+        (Score(0.5, {"style": 1.0}), False),
+        (Score(1.0, {"judge": 1.0, "by_rules": 0.0}), True),
+        (Score(0.0, {"judge": 0.0, "by_rules": 1.0}), False),
+        (Score(0.45, {"correctness": 1.0}), True),
+        (Score(0.9, {"correctness": 0.0}), False),
+    ],
+)
+def test_what_the_scorer_calls_solved_is_solved_and_its_mean_is_told(score: Score, solved: bool) -> None:
+    group = a_group([True, False])
+    evaluation = measured(replace(group, members_G=tuple(replace(m, score=score) for m in group.members_G)))
+    assert (evaluation.samples, evaluation.missing) == (2, 0)
+    metrics = evaluation.metrics()
+    assert (metrics["eval/accuracy"], metrics["eval/score_mean"]) == (float(solved), score.value)
+    tally, trained = Tally(), Metrics()
+    for member in group.members_G:
+        tally.attempt(replace(member, score=score))
+        trained.attempt(replace(member, score=score))
+    assert (tally.correct, tally.mean_score) == (2 * solved, score.value)
+    assert trained.taken()["train/correct"] == float(solved)
+    sample = sample_line(replace(group.members_G[0], score=score), messages=False)
+    assert (sample["correct"], sample["score"]) == (solved, score.value)
+
+
+def test_what_is_missing_never_makes_a_model_look_better_unseen() -> None:
+    evaluation = measured(a_group([True, True]), a_group([None, None]), a_group([True, None]))
+    metrics = evaluation.metrics()
+    assert (metrics["eval/accuracy"], metrics["eval/accuracy_missing_wrong"]) == (1.0, 0.5)
+    stream = StringIO()
+    print_evaluation(evaluation, Tally(), [], stream)
+    assert "counted as wrong, pass@1 were 50.0%" in stream.getvalue()
+    assert "eval/accuracy_missing_wrong" not in measured(a_group([True, False])).metrics()
+    # What the policy brought about itself is no sample that is missing: it is scored.
+    group = a_group([True, False])
+    ended = replace(group.members_G[1], score=Score(0.0, {}, {"failure": "it raised"}))
+    assert measured(replace(group, members_G=(group.members_G[0], ended))).metrics()["eval/accuracy"] == 0.5
 
 
 def test_metrics_have_accuracy_by_level_and_source_and_are_plain_numbers() -> None:
@@ -131,12 +167,14 @@ def test_half_a_price_is_refused() -> None:
 
 def test_the_table_shows_labels_as_text_and_what_is_missing() -> None:
     evaluation = measured(a_group([True, None], level="[red]\x1b[31m"), prices=Prices.of([PRICED]))
-    stream = StringIO()
-    print_evaluation(evaluation, 12.0, [("metrics", "m.json")], stream)
+    stream, tally = StringIO(), Tally()
+    tally.attempt(an_attempt(Failed(FailedName.SCORER_ERROR, "mine raised\n\x1b[31mKeyError")))
+    print_evaluation(evaluation, tally, [("metrics", "m.json")], stream)
     printed = stream.getvalue()
     assert "\x1b" not in printed
     assert "level [red]" in printed
     assert "100.0% (20.7% to 100.0%)" in printed
+    assert "scorer_error   1, the first: mine raised [31mKeyError\n" in printed
     for label in ("outcomes", "missing", "per sample", "cost", "metrics"):
         assert f"\n{label} " in printed
 
@@ -148,15 +186,27 @@ def test_evaluation_settings_are_its_own_and_stay_when_applied_again() -> None:
     )
     derived = evaluation_config(config)
     env = derived.env
-    assert (env.group_size, env.temperature, env.group_policy, env.zero_variance, env.scoring_strategy) == (
-        3, 0.2, "partial:1", "keep", "correctness",
-    )  # fmt: skip
+    assert (env.group_size, env.temperature, env.group_policy, env.zero_variance) == (3, 0.2, "partial:1", "keep")
     assert evaluation_config(derived) == derived
     assert evaluation_config(Config()).env.temperature == 1.0
-    assert (
-        evaluation_config(Config(env=EnvSettings(scoring_strategy="python:m:f"))).env.scoring_strategy
-        == "python:m:f"
-    )
+    for strategy in ("basic", "combined", "judge", "python:m:f"):
+        assert (
+            evaluation_config(Config(env=EnvSettings(scoring_strategy=strategy))).env.scoring_strategy == strategy
+        )
+
+
+def test_the_command_measures_correctness_unless_another_strategy_is_named(tmp_path: Path) -> None:
+    seen = []
+
+    def carried_out(config: Config) -> int:
+        seen.append(config.env.scoring_strategy)
+        return 0
+
+    where = ["--openai.base_url", "http://localhost:1/v1"]
+    named = ["--env.scoring_strategy", "combined"]
+    for argv in (["evaluate"], ["evaluate", *named], ["process"], ["process", "--env.scoring_strategy=basic"]):
+        assert main([*argv, *where], {"evaluate": carried_out, "process": carried_out}) == 0
+    assert seen == ["correctness", "combined", "combined", "basic"]
 
 
 async def test_requests_for_evaluation_have_a_limit_of_their_own() -> None:
@@ -191,11 +241,10 @@ class Home:
         self._directory = TemporaryDirectory(prefix="x")
         self.config = Config(env=EnvSettings(seed=5, **env), openai=(PRICED,))
         self.orchestrator = Orchestrator(self.config, Observer())
-        self.orchestrator._scorer = StrategyScorer("combined")
         self.orchestrator._around = Surroundings(
             self.launcher, self.completer, None, self._channel, lambda confinement, spec: None
         )
-        self.orchestrator._scorer = StrategyScorer("combined", length_penalty_weight=0.1)
+        self.orchestrator._scorer = DirectScorer("combined")
 
     @contextmanager
     def _channel(self) -> Any:
@@ -250,7 +299,8 @@ async def test_an_evaluation_beside_training_keeps_to_its_budget(tmp_path: Path)
     samples = lines(directory / "samples.jsonl")
     assert len(samples) == 6
     for sample in samples:
-        assert sample["correct"] == (sample["answer"] == "42") == (sample["score"] == 1.0)
+        assert sample["correct"] == (sample["answer"] == "42") == (sample["score"] > 0.45)
+    assert evaluation.metrics()["eval/score_mean"] == pytest.approx(sum(s["score"] for s in samples) / 6)
     assert not (directory / "samples.jsonl.part").exists()
 
 

@@ -81,7 +81,7 @@ async def test_backfill_puts_another_rollout_with_another_seed_in_the_place() ->
 
 async def test_backfill_ends_after_as_many_rollouts_as_the_group_has() -> None:
     group = await group_of("backfill", lambda p: BROKEN if p.index == 2 else spread(p))
-    assert group.dropped == "3 of 4 rollouts usable, mostly llm_error"
+    assert group.dropped == "3 of 4 rollouts usable, mostly llm_error: HTTP 500"
     assert len(group.attempts) == 2 * SIZE
 
 
@@ -114,7 +114,7 @@ async def test_partial_keeps_a_group_of_enough(policy: str, kept: bool) -> None:
 async def test_bad_task_is_not_backfilled() -> None:
     bad = Failed(FailedName.BAD_TASK, "no such file")
     group = await group_of("backfill", lambda p: bad)
-    assert group.dropped == "0 of 4 rollouts usable, mostly bad_task"
+    assert group.dropped == "0 of 4 rollouts usable, mostly bad_task: no such file"
     assert len(group.attempts) == SIZE
 
 

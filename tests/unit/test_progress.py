@@ -18,7 +18,7 @@ import pytest
 from orchestrator.commands import process
 from orchestrator.live import LiveProgress
 from orchestrator.progress import PlainProgress, Tally, closing_table, open_progress, share
-from orchestrator.types import BadTask, Failed, FailedName, Group, Task
+from orchestrator.types import BadTask, Failed, FailedName, Group, Score, Task
 from tests.fakes.plans import a_member, a_plan, an_attempt
 
 
@@ -49,6 +49,33 @@ def test_elsewhere_than_on_a_terminal_each_group_is_one_line(tally: Tally) -> No
     assert re.fullmatch(r"\[ +\d+\.\d s\] group  1/12  task +1\.00 0\.25", first)
     assert re.fullmatch(r"\[ +\d+\.\d s\] group  2/12  task +dropped, 0 of 2 rollouts usable", second)
     assert "\x1b" not in out.getvalue()
+
+
+HOSTILE = "mine raised\n\x1b]0;owned\x07\u202e KeyError" + "x" * 500
+
+
+def test_reasons_stand_where_people_look_and_cannot_steer_the_terminal(tally: Tally) -> None:
+    broken = [an_attempt(Failed(FailedName.SCORER_ERROR, HOSTILE), index) for index in (1, 2)]
+    kept = replace(a_group(1.0), attempts=(*a_group(1.0).attempts, *broken))
+    dropped = replace(a_group(dropped=f"0 of 2 rollouts usable, mostly scorer_error: {HOSTILE}"), number=1)
+    unscorable = replace(a_member(), score=Score(0.0, {}, {"failure": HOSTILE}))
+    for result in (*broken, unscorable, an_attempt(Failed(FailedName.CANCELLED, "stopped"))):
+        tally.attempt(result)
+    for out, view in ((io.StringIO(), PlainProgress), (Terminal(), LiveProgress)):
+        progress = view(None, tally, out)
+        for group in (kept, dropped):
+            progress.group(group)
+        shown = out.getvalue()
+        assert "1.00 and 2 scorer_error: mine raised" in re.sub(r"\x1b\[[\d;]*m", "", shown)
+        assert "mostly scorer_error: mine raised" in shown
+        assert "\x1b]" not in shown
+        assert "\u202e" not in shown
+        assert max(map(len, shown.splitlines())) < 400
+    table = io.StringIO()
+    closing_table(tally, [], table)
+    assert "\nscorer_error   2, the first: mine raised ]0;owned KeyErrorxx" in table.getvalue()
+    assert "\nnot gradable   1 scored 0, the first: mine raised" in table.getvalue()
+    assert "\ncancelled" not in table.getvalue()
 
 
 def test_names_from_a_data_set_cannot_steer_the_terminal(tally: Tally) -> None:

@@ -4,15 +4,33 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from orchestrator.completion.recorder import conversations, main_line, main_segment, trajectory
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
+from orchestrator.completion.untemplated import NOTE
 from orchestrator.errors import RecordError
-from orchestrator.types import AgentSpec, Completion, CompletionKind, Message, Record, Trajectory, Turn
+from orchestrator.grade import grade
+from orchestrator.types import (
+    AgentSpec,
+    Attempt,
+    Completion,
+    CompletionKind,
+    Ended,
+    EndedName,
+    FailedName,
+    Member,
+    Message,
+    Record,
+    Trajectory,
+    Turn,
+)
 from tests.fakes.plans import TALK, a_plan
+from tests.fakes.scorers import DirectScorer
 from tests.fakes.tokenizer import tokenizer_folder
 
 TAG = "</code>"
@@ -237,3 +255,64 @@ def test_a_program_whose_code_asks_last_is_trained_on_its_task(tokenizer: HubTok
     assert line.messages == (*TALK, Message("assistant", "one"))
     with pytest.raises(RecordError, match="no completion"):
         main_line(plan, record(), tokenizer)
+
+
+class Refusing:
+    """A real tokenizer whose template refuses what `refuses` says, as a model's own may by `raise_exception`."""
+
+    def __init__(self, tokenizer: HubTokenizer, refuses: Callable[[tuple[Message, ...]], bool]) -> None:
+        self._tokenizer = tokenizer
+        self._refuses = refuses
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def render(self, messages: tuple[Message, ...], *, generation_prompt: bool) -> str:
+        if self._refuses(messages):
+            raise RecordError("the model's chat template refuses the conversation: roles must alternate")
+        return self._tokenizer.render(messages, generation_prompt=generation_prompt)
+
+
+def printed(messages: tuple[Message, ...]) -> bool:
+    return any("Observation" in message.content for message in messages)
+
+
+async def test_a_conversation_the_template_refuses_is_scored_with_what_was_sampled_trained(
+    tokenizer: HubTokenizer,
+) -> None:
+    refusing = Refusing(tokenizer, printed)
+    odd = record(turn(said("one")), turn(said("two"), sequence=2, kept=2, messages=ANSWERED))
+    line = trajectory(odd, refusing, TAG)
+    learned = [t for t, learn in zip(line.tokens_T, line.trained_T, strict=True) if learn]
+    assert (tokenizer.decode(learned), line.token_source, line.logprobs_T) == ("onetwo", "retokenized", None)
+    whole = "".join(m.content for m in TALK) + f"one{TAG}Observation:\n1two"
+    assert tokenizer.decode(line.tokens_T) == whole
+    finished = Attempt(a_plan(), replace(odd, answer="42"), Ended(EndedName.FINISHED))
+    member = await grade(finished, refusing, DirectScorer("correctness"))
+    assert isinstance(member, Member)
+    assert member.score.value == 1.0
+    assert member.attempt.record.notes == (NOTE,)
+    plain = await grade(finished, tokenizer, DirectScorer("correctness"))
+    assert isinstance(plain, Member)
+    assert plain.attempt.record.notes == ()
+
+
+async def test_where_the_template_refuses_everything_it_is_the_template(tokenizer: HubTokenizer) -> None:
+    refusing = Refusing(tokenizer, lambda messages: True)
+    odd = Attempt(a_plan(), record(turn(said("one"))), Ended(EndedName.FINISHED))
+    result = await grade(odd, refusing, DirectScorer("correctness"))
+    assert isinstance(result, Attempt)
+    assert result.outcome.name is FailedName.RECORD_ERROR
+    assert "roles must alternate" in str(result.outcome)
+
+
+async def test_an_error_nobody_thought_of_ends_one_rollout_and_not_the_run(tokenizer: HubTokenizer) -> None:
+    def decode(ids: object) -> str:
+        raise OverflowError("out of\nrange")
+
+    broken = Refusing(tokenizer, printed)
+    broken.decode = decode  # type: ignore[assignment]
+    odd = Attempt(a_plan(), record(turn(sampled(tokenizer, "one"))), Ended(EndedName.FINISHED))
+    result = await grade(odd, broken, DirectScorer("correctness"))
+    assert isinstance(result, Attempt)
+    assert "OverflowError: out of range" in str(result.outcome)

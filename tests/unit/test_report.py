@@ -252,6 +252,21 @@ def test_masks_that_do_not_match_their_tokens_are_not_shown():
     assert line == {"total": 2, "tokens": [0, 1], "runs": [0, 1, 1], "logprobs": [None]}
 
 
+def test_what_the_scorer_calls_solved_and_why_it_could_not_say(tmp_path: Path):
+    scored = {"score": 1.0, "score_parts": {"judge": 1.0, "by_rules": 0.0}}
+    failed = {"score": 0.0, "score_parts": {}, "score_evidence": {"failure": "mine raised KeyError"}}
+    half = {"score": 0.5, "score_parts": {}}
+    both = [
+        an_attempt_line(rollout_id=f"g000000-r0{i}-a0", index=i, **more)
+        for i, more in enumerate((scored, failed, half))
+    ]
+    lines(tmp_path / "rollouts.jsonl", *both)
+    (tmp_path / "groups.jsonl").touch()
+    rollouts = written(tmp_path).block("run")["rollouts"]
+    assert [r["solved"] for r in rollouts] == [True, False, False]
+    assert [(r["unscorable"], r["reason"]) for r in rollouts][1] == (True, "mine raised KeyError")
+
+
 def test_outcomes_that_broke_are_listed_and_their_group_told_apart(synthetic):
     told = synthetic[2].block("run")
     lost = [row for row in told["rollouts"] if row["outcome"] == "sandbox_lost"]

@@ -1,10 +1,9 @@
-"""GAIA's published rules: a table, and a second transcription of them that must agree."""
+"""GAIA's published rules: a table, and the published function itself, that must agree on everything."""
 
 import math
 import re
 import string
 import time
-import unicodedata
 
 import pytest
 from hypothesis import given
@@ -101,9 +100,6 @@ $5 bill|5 bill
 50 percent|50 Percent
 Café|café
 Café|CAFÉ
-Café|Cafe\u0301
-Cafe\u0301|Café
-Ångström|A\u030angstro\u0308m
 Müller|müller
 МОСКВА|москва
 東京|東京
@@ -146,6 +142,15 @@ a,b,|a,b,
 Holabird, Hyde|Holabird,\\n Hyde
 1:30, 2:45|1:30, 2:45
 "a", "b"|"A", "B"
+inf|nonsense
+inf|
+Infinity|anything
+1e999|anything
+1e999|1e998
+inf, 1|x, 1
+!!!|
+!!!|?
++|-
 """
 
 WRONG = """
@@ -219,20 +224,14 @@ $1,000|1000
 1,000|1000
 (b, c)|b, c
 b, e|b. e
-inf|nonsense
-inf|
 inf|nan
-Infinity|anything
 nan|nonsense
 nan|0
-1e999|anything
-1e999|1e998
-inf, 1|x, 1
 1, nan|1, x
-!!!|
-!!!|?
-+|-
 C#|d
+Café|Cafe\u0301
+Cafe\u0301|Café
+Ångström|A\u030angstro\u0308m
 """
 
 
@@ -271,16 +270,6 @@ def published(model_answer: str, ground_truth: str) -> bool:
     return normalize_str(model_answer) == normalize_str(ground_truth)
 
 
-def stricter_on_purpose(answer: str, truth: str) -> bool:
-    """Where the published rules would call nonsense correct: a reference that is no finite number or nothing but
-    punctuation. And where they tell canonically equal Unicode apart."""
-    elements = re.split("[,;]", truth)
-    endless = any(_is_float(element) and not math.isfinite(float(element)) for element in elements)
-    bare = not re.sub(r"\s", "", truth).translate(str.maketrans("", "", string.punctuation))
-    composed = any(unicodedata.normalize("NFC", text) != text for text in (answer, truth))
-    return endless or bare or composed
-
-
 def _is_float(text: str) -> bool:
     try:
         float(text)
@@ -311,8 +300,7 @@ def test_answer_does_not_count_as_the_truth(truth: str, answer: str) -> None:
 
 @pytest.mark.parametrize(("truth", "answer"), rows(RIGHT) + rows(WRONG))
 def test_the_table_agrees_with_the_published_rules(truth: str, answer: str) -> None:
-    if not stricter_on_purpose(answer, truth):
-        assert question_scorer(answer, truth) is published(answer, truth)
+    assert question_scorer(answer, truth) is published(answer, truth)
 
 
 # Pieces that answers and references are made of, near enough to each other to be equal now and then.
@@ -324,13 +312,7 @@ TEXTS = st.lists(PIECES, max_size=6).map("".join) | st.text(max_size=12)
 @given(TEXTS, TEXTS)
 def test_any_answer_and_reference_agree_with_the_published_rules(answer: str, truth: str) -> None:
     for one, other in ((answer, truth), (truth, truth), (truth.swapcase(), truth), (f" {truth}. ", truth)):
-        if not stricter_on_purpose(one, other):
-            assert question_scorer(one, other) is published(one, other)
-
-
-@pytest.mark.parametrize("truth", ["inf", "Infinity", "nan", "!!!", "...", "x, inf"])
-def test_odd_truth_still_counts_as_itself(truth: str) -> None:
-    assert question_scorer(truth, truth)
+        assert question_scorer(one, other) is published(one, other)
 
 
 @given(st.text(max_size=200), st.text(max_size=200))
@@ -341,7 +323,9 @@ def test_any_two_texts_give_a_verdict(answer: str, truth: str) -> None:
 @given(st.text(min_size=1, max_size=200))
 def test_a_text_counts_as_itself(text: str) -> None:
     number_like = text.translate(str.maketrans("", "", "$%,"))
-    if number_like == text:  # `$` and the like are only taken away from the answer
+    numbers = [float(element) for element in re.split("[,;]", text) if _is_float(element)]
+    # `$` and the like are only taken away from the answer, and nothing is the same as NaN.
+    if number_like == text and not any(map(math.isnan, numbers)):
         assert question_scorer(text, text)
 
 

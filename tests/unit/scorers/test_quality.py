@@ -162,6 +162,19 @@ def test_format_follows_the_agents_own_tags() -> None:
         ("(" * 5000 + "final_answer(1)", True),
         ("-" * 20_000 + "1", False),
         ("x" * 70_000 + "\nfinal_answer(1)", True),
+        ("Let's see:\nfinal_answer(1)", True),
+        ("So it's\nobj.final_answer(42)", False),
+        ("no Python\nx = 'final_answer(1)'", False),
+        ('no Python\nx = "\\"final_answer(1)"', False),
+        ('no Python\n"""\nfinal_answer(1)\n"""', False),
+        ('no Python\n"""\nfinal_answer(1)', False),
+        ("no Python\n'''a\\'''final_answer(1)'''", False),
+        # Quotes and backslashes in turn: what looked for the end of a string from each of them took minutes.
+        ("no Python\n" + "\\'" * 500_000, False),
+        ("no Python\n" + '$\\"' * 500_000, False),
+        ("no Python\n" + "\\'\\\n" * 200_000, False),
+        ("no Python\n" + "'''\\" * 200_000, False),
+        ("no Python\n" + "final_answer " * 100_000, False),
     ],
 )
 def test_final_answer_must_be_called_by_the_code(source: str, called: bool) -> None:

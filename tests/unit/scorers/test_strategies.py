@@ -1,6 +1,7 @@
 """From parts to one number: bounds, order, and who is at fault."""
 
 import logging
+from contextlib import AsyncExitStack
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from orchestrator.errors import ConfigError, ScorerError
 from orchestrator.scorers.base import ROW_SCORERS
 from orchestrator.scorers.correctness import _GRADERS
 from orchestrator.scorers.strategies import STRATEGIES, StrategyScorer
+from orchestrator.scoring import open_scorer
 from orchestrator.types import Ended, EndedName
 
 from .episodes import FAILED, FINISHED, PERFECT, PRINTED, code, plan, record, said
@@ -113,7 +115,9 @@ def test_unknown_strategy_is_refused_by_name() -> None:
         load_config(["--env.scoring_strategy", "combine"])
 
 
-def test_debug_logs_the_parts(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "orchestrator"):
-        StrategyScorer("combined", debug=True).measure(plan(), PERFECT, FINISHED)
+async def test_debug_logs_the_parts(caplog: pytest.LogCaptureFixture) -> None:
+    async with AsyncExitStack() as stack:
+        scorer = await open_scorer(load_config(["--env.debug_scoring"]), stack)
+        with caplog.at_level(logging.INFO, "orchestrator"):
+            await scorer.score(plan(), PERFECT, FINISHED)
     assert "combined 0.9900 (correctness 1.000, format 1.000" in caplog.text

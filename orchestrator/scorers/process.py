@@ -1,8 +1,9 @@
-"""`python -m orchestrator.scorers.python_process SPEC`: the operator's scorer in a process of its own.
+"""What runs in a process that grades: `processes` starts it and asks. The scorer is ours or the operator's.
 
-Standard input: one length and pickle of (plan, record, ended) per score, from the orchestrator that
-started us. Standard output: one JSON object per line, `{}` once the scorer is loaded, then the value and
-the parts or an `error` for each score. Whatever the scorer itself prints goes to standard error.
+Standard input, from the orchestrator that started us: a length and a pickle each time, first of the scorer (a
+`StrategyScorer`, or `python:MODULE:NAME`), then of (plan, record, ended) for each score. Standard output: one JSON
+object per line, `{}` once the scorer is loaded, then the value and the parts or an `error` for each score.
+Whatever the scorer itself prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -15,38 +16,47 @@ import os
 import pickle
 import signal
 import struct
-import sys
 from collections.abc import Callable
+from contextlib import suppress
 from numbers import Real
+from pathlib import Path
 from typing import IO, Any
 
-from orchestrator.errors import ConfigError
+from orchestrator.errors import ConfigError, ScorerError
 from orchestrator.plugins import load_object
+from orchestrator.scorers.strategies import StrategyScorer
 from orchestrator.types import Ended, Record, RolloutPlan, Score
 
 FLAG = "env.scoring_strategy"
 LENGTH = struct.Struct(">Q")
 _PR_SET_PDEATHSIG = 1
+_MAX_REASON = 300
 
 Function = Callable[[RolloutPlan, Record, Ended], object]
 
 
-def main(spec: str) -> int:
+def main() -> int:
     """Until standard input ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a scorer that hangs must not outlive the run
+    with suppress(OSError):  # memory that grading takes without end is taken from it first
+        Path("/proc/self/oom_score_adj").write_text("1000")
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     requests = os.fdopen(os.dup(0), "rb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    first = _read(requests)
+    if first is None:
+        return 1
+    scorer = pickle.loads(first)  # noqa: S301 - our own parent's
     try:
-        function = load_scorer(spec)
+        function = scorer.measure if isinstance(scorer, StrategyScorer) else load_scorer(scorer)
     except ConfigError as error:
         _say(replies, {"error": str(error)})
         return 1
     _say(replies, {})
+    name = scorer if isinstance(scorer, str) else scorer.strategy
     while (request := _read(requests)) is not None:
-        plan, record, ended = pickle.loads(request)  # noqa: S301 - our own parent's
-        _say(replies, _reply(spec, function, plan, record, ended))
+        _say(replies, _reply(name, function, request))
     return 0
 
 
@@ -69,17 +79,28 @@ def load_scorer(spec: str) -> Function:
     return function
 
 
-def _reply(spec: str, function: Function, plan: RolloutPlan, record: Record, ended: Ended) -> dict[str, Any]:
+def _reply(name: str, function: Function, request: bytes) -> dict[str, Any]:
     try:
+        plan, record, ended = pickle.loads(request)  # noqa: S301 - our own parent's
         result = function(plan, record, ended)
         if isinstance(result, Score):
-            parts = {str(name): _number(value, f"part {name}") for name, value in result.parts.items()}
+            parts = {str(part): _number(value, f"part {part}") for part, value in result.parts.items()}
             return {"value": float(result.value), "parts": parts}
         return {"value": _number(result, "score", 0.0, 1.0), "parts": {}}
+    except ScorerError as error:
+        return {"error": str(error)}
     except _Refused as error:
-        return {"error": f"{spec} gave {error}"}
+        return {"error": f"{name} gave {error}"}
     except BaseException as error:  # somebody else's code: anything can come out of it, SystemExit too
-        return {"error": f"{spec} raised {' '.join(f'{type(error).__name__}: {error}'.split())[:300]}"}
+        return {"error": f"{name} raised {_told(error)}"}
+
+
+def _told(error: BaseException) -> str:
+    """One line. The text of an exception is made by its own code, which may fail as well."""
+    try:
+        return " ".join(f"{type(error).__name__}: {error}".split())[:_MAX_REASON]
+    except BaseException:
+        return type(error).__name__
 
 
 class _Refused(Exception):
@@ -107,7 +128,3 @@ def _read(requests: IO[bytes]) -> bytes | None:
 def _say(replies: IO[str], reply: dict[str, Any]) -> None:
     replies.write(json.dumps(reply) + "\n")
     replies.flush()
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))

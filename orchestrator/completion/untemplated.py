@@ -1,0 +1,48 @@
+"""The trajectory of a conversation that the model's chat template refuses: its texts without the template. Pure.
+
+A model may say what its template will not print (a turn of the end token alone, where empty turns are refused).
+The rollout is scored all the same, so that no other draw is earned by it; what is trained is what it sampled.
+"""
+
+from __future__ import annotations
+
+from orchestrator.completion.base import Tokenizer, content_ids
+from orchestrator.types import Message, Trajectory, Turn
+
+NOTE = "the model's chat template refuses the conversation: its ids are those of its texts alone"
+PLAIN = (Message("user", "What is 1 + 1?"), Message("assistant", "2"))
+
+
+def demand_plain(tokenizer: Tokenizer) -> None:
+    """The control: raises RecordError where the template refuses a plain conversation too."""
+    tokenizer.render(PLAIN, generation_prompt=False)
+
+
+def untemplated(
+    pairs: list[tuple[Turn, tuple[Message, ...]]], messages: tuple[Message, ...], tokenizer: Tokenizer
+) -> Trajectory:
+    """`pairs`: the line's turns with the conversation each was asked with. `messages`: as the line is shown.
+
+    What each turn was asked with and the one before was not, then what was sampled, which alone is trained. Raises
+    RecordError.
+    """
+    tokens: list[int] = []
+    trained: list[bool] = []
+    asked: tuple[Message, ...] = ()
+    said = ""
+    for turn, talk in pairs:
+        new = [message.content for message in talk[_common(asked, talk) :]]
+        if said and new:
+            new[0] = new[0].removeprefix(said)  # as the agent sends back what it got
+        asked, said = talk, turn.completion.visible
+        for text, learn in (*((text, False) for text in new), (said, True)):
+            ids = content_ids(tokenizer, text)
+            tokens += ids
+            trained += [learn] * len(ids)
+    return Trajectory(tuple(tokens), tuple(trained), None, messages, "retokenized", note=NOTE)
+
+
+def _common(one: tuple[Message, ...], other: tuple[Message, ...]) -> int:
+    """How many messages both begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (mine, its) in pairs if mine != its), min(len(one), len(other)))

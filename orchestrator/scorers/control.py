@@ -1,0 +1,112 @@
+"""Whose fault it is that no score came of a rollout: a control, without a word of the policy's, decides.
+
+The control is a plain rollout of the same task that gives the reference answer. Where that is scored, the
+rollout's own words are at fault: it gets 0, with both on record, and is not drawn again. Where it is not, grading
+is broken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from orchestrator.control import Control, ControlAnswer
+from orchestrator.errors import ScorerError
+from orchestrator.scorers.manners import plain_answer
+from orchestrator.scorers.processes import GradingProcesses, Ungraded
+from orchestrator.types import (
+    Completion,
+    CompletionKind,
+    Ended,
+    EndedName,
+    Output,
+    Record,
+    RolloutPlan,
+    Score,
+    Step,
+)
+
+FRESH_S = 10.0  # how old a control may be: many failing answers ask one
+NEUTRAL_ANSWER = "I do not know."
+FINISHED = Ended(EndedName.FINISHED)
+
+
+class Controls:
+    """One control per task, for as long as somebody may share it. `timeout_s`: of one."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._kept: dict[str, tuple[float, Control]] = {}
+
+    async def answer(self, task_id: str, ask: Callable[[], Awaitable[str]]) -> ControlAnswer:
+        """What `ask` gives for this task, or gave within FRESH_S."""
+        now = asyncio.get_running_loop().time()
+        self._kept = {task: kept for task, kept in self._kept.items() if now < kept[0] + FRESH_S + self._timeout_s}
+        _, control = self._kept.get(task_id, (now, Control(ask, timeout_s=self._timeout_s)))
+        self._kept[task_id] = (now, control)
+        return await control.answer(age_s=FRESH_S)
+
+
+class ControlledScorer:
+    """A `Scorer` in processes of its own. `unsolved`: the parts of a rollout that is itself at fault."""
+
+    def __init__(self, processes: GradingProcesses, unsolved: Mapping[str, float] | None = None) -> None:
+        self._processes = processes
+        self._unsolved = unsolved or {}
+        self._controls = Controls(math.inf)  # a process has its own limit
+
+    async def score(self, plan: RolloutPlan, record: Record, ended: Ended) -> Score:
+        """Raises ScorerError."""
+        try:
+            return await self._processes.ask(plan, record, ended)
+        except Ungraded as failure:
+            return await self._blamed(plan, record, str(failure))
+
+    async def _blamed(self, plan: RolloutPlan, record: Record, failure: str) -> Score:
+        plain = control_record(plan, record)
+
+        async def ask() -> str:
+            return f"{(await self._processes.ask(plan, plain, FINISHED)).value:g}"
+
+        control = await self._controls.answer(plan.task.task_id, ask)
+        if control.failure is not None:
+            also = "" if str(control.failure) == failure else f"; a control: {control.failure}"
+            raise ScorerError(failure + also) from control.failure
+        return Score(0.0, dict(self._unsolved), evidence(failure, plain.answer, control))
+
+
+def evidence(failure: str, answer: str | None, control: ControlAnswer) -> dict[str, Any]:
+    """What is on record of a score that a control decided: what failed, and what the control's answer got."""
+    return {"failure": failure, "control": {"answer": answer, "got": control.said}}
+
+
+def control_record(plan: RolloutPlan, record: Record) -> Record:
+    """A rollout of one plain turn behind the first prompt, which is the task's alone, in the form of `record`."""
+    answer = NEUTRAL_ANSWER if plan.task.answer is None else plan.task.answer
+    visible, text = plain_answer(plan.agent, answer)
+    first = record.turns[0]
+    ids = None if first.completion.tokens_T is None else (first.prompt_ids or (0,))[-1:]
+    completion = Completion(
+        text=text,
+        visible=visible,
+        finish_reason="stop",
+        tokens_T=ids,  # no word of the policy's: nobody here can make the text's own
+        logprobs_T=None if ids is None or first.completion.logprobs_T is None else (0.0,),
+        prompt_tokens=first.completion.prompt_tokens,
+        completion_tokens=1,
+        policy_version=first.completion.policy_version,
+    )
+    turn = replace(first, kind=CompletionKind.ACTION, closing="", completion=completion, agent="")
+    step = Step(1, text, visible, "", "", "", is_final_answer=True, duration_s=0.0)
+    return Record(
+        started_at=record.started_at,
+        turns=(turn,),
+        steps=(step,) if record.steps else (),
+        answer=answer,
+        sandbox_id=record.sandbox_id,
+        duration_s=turn.ended_s,
+        output=None if record.output is None else Output(),
+    )

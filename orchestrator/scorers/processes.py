@@ -1,0 +1,227 @@
+"""The processes that grade: a few, kept warm, each score within a time limit.
+
+Grading runs our code, reasoning_gym's or the operator's on what the model wrote. Here it can take no time from
+anything else, and no more of it than the limit: a process that hung or died is replaced. What failed is told as
+Ungraded; whose fault that is, `control` decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from orchestrator.errors import ConfigError
+from orchestrator.scorers.process import FLAG, LENGTH
+from orchestrator.scorers.strategies import StrategyScorer, needed
+from orchestrator.types import Ended, Record, RolloutPlan, Score
+
+PROCESSES = 4
+LOAD_LIMIT_S = 120.0
+# Before another process is started: ours grade in milliseconds, and to start one takes longer.
+PATIENCE_S = 2.0
+_MAX_REPLY_BYTES = 1 << 20
+_MAX_REASON = 600
+# Of our environment, what a process of ours needs: it works on the model's text, and keys are none of its
+# business.
+_ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR")
+# Modules are found where we find them, and what a scorer starts finds its own: PYTHONPATH is left as it is.
+_PROGRAM = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); "
+    "from orchestrator.scorers.process import main; sys.exit(main())"
+)
+
+
+class Ungraded(Exception):
+    """No score came of it. The text is one line."""
+
+
+class GradingProcesses:
+    """At most PROCESSES scores at a time, each within `timeout_s`, by one scorer: a strategy of ours, or one named
+    `python:MODULE:NAME`."""
+
+    def __init__(self, scorer: StrategyScorer | str, timeout_s: float) -> None:
+        self._scorer = scorer
+        self._name = scorer if isinstance(scorer, str) else scorer.strategy
+        self._timeout_s = timeout_s
+        # The operator's may take long, so that they get as many processes as they can use at once.
+        self._patience_s = 0.0 if isinstance(scorer, str) else PATIENCE_S
+        self._slots = asyncio.Semaphore(PROCESSES)
+        self._idle: asyncio.LifoQueue[_Process] = asyncio.LifoQueue()
+        self._all: set[_Process] = set()
+        self._warming: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Loads the scorer once. Raises ConfigError where it cannot be used. Ours load while other things open."""
+        if isinstance(self._scorer, str):
+            self._idle.put_nowait(await self._start())
+        else:
+            self._warming = asyncio.create_task(self._warm(), name="grading process")
+
+    async def ask(self, plan: RolloutPlan, record: Record, ended: Ended) -> Score:
+        """Raises Ungraded."""
+        given = (plan, record) if isinstance(self._scorer, str) else needed(plan, record)
+        try:
+            request = pickle.dumps((*given, ended))
+        except Exception as error:  # metadata of a `python:` source may hold anything
+            raise Ungraded(f"{self._name}: the task cannot be handed over: {_one_line(error)}") from error
+        async with self._slots:
+            try:
+                reply = await self._asked(request)
+            except _Died:
+                # It may have been killed for what it had not done: only one that dies of it twice is at fault.
+                try:
+                    reply = await self._asked(request)
+                except _Died as died:
+                    raise Ungraded(f"{self._name} ended its process: {died}") from None
+        if "error" in reply:
+            raise Ungraded(str(reply["error"])[:_MAX_REASON])
+        return Score(reply["value"], reply["parts"])
+
+    async def aclose(self) -> None:
+        """Ends all processes. Idempotent."""
+        if self._warming is not None:
+            self._warming.cancel()
+            await asyncio.wait([self._warming])
+        for process in list(self._all):
+            await self._end(process)
+
+    async def _asked(self, request: bytes) -> dict[str, Any]:
+        """Raises _Died, Ungraded."""
+        try:
+            process = await self._claim()
+        except ConfigError as error:
+            raise Ungraded(str(error)) from error
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                reply = await process.ask(request)
+        except TimeoutError:
+            await self._end(process)
+            raise Ungraded(f"{self._name} gave no score within {self._timeout_s:g} s") from None
+        except BaseException:  # died; or cancelled: what it would answer belongs to nobody
+            await self._end(process)
+            raise
+        self._idle.put_nowait(process)
+        return reply
+
+    async def _claim(self) -> _Process:
+        """An idle one, else a new one, where none comes free soon. Holders of slots alone have one or make one, so
+        there are never more than PROCESSES. Raises ConfigError."""
+        with suppress(asyncio.QueueEmpty):
+            return self._idle.get_nowait()
+        if self._all and self._patience_s:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._patience_s):
+                    return await self._idle.get()
+        return await self._start()
+
+    async def _warm(self) -> None:
+        """The first process, before there is anything to grade. One that cannot be started is told of then."""
+        with suppress(ConfigError):
+            async with self._slots:
+                self._idle.put_nowait(await self._start())
+
+    async def _start(self) -> _Process:
+        try:
+            process = await _Process.start(ours=not isinstance(self._scorer, str))
+        except OSError as error:
+            raise ConfigError(f"{FLAG}: no process can be started to grade in: {error.strerror}") from error
+        self._all.add(process)
+        try:
+            async with asyncio.timeout(LOAD_LIMIT_S):
+                hello = await process.ask(pickle.dumps(self._scorer))
+        except TimeoutError:
+            await self._end(process)
+            raise ConfigError(f"{FLAG}: {self._name} did not load within {LOAD_LIMIT_S:g} s") from None
+        except _Died as died:
+            await self._end(process)
+            raise ConfigError(f"{FLAG}: {self._name} cannot be loaded: its process ended: {died}") from None
+        except BaseException:
+            await self._end(process)
+            raise
+        if "error" in hello:
+            await self._end(process)
+            raise ConfigError(str(hello["error"]))
+        return process
+
+    async def _end(self, process: _Process) -> None:
+        self._all.discard(process)
+        await process.end()
+
+
+class _Died(Exception):
+    """The process is gone, or says what ours never does."""
+
+
+class _Process:
+    """One process that grades, at the other end of a socket."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def start(cls, *, ours: bool) -> _Process:
+        """Not asyncio's own: cancelled while it starts one, it waits for ever. Raises OSError."""
+        environment = {name: value for name in _ENVIRONMENT if (value := os.environ.get(name)) is not None}
+        mine, its = socket.socketpair()
+        with its:
+            process = subprocess.Popen(  # noqa: ASYNC220, S603 - takes milliseconds; our own interpreter
+                (sys.executable, "-P", "-c", _PROGRAM, json.dumps([path or os.getcwd() for path in sys.path])),
+                stdin=its.fileno(),
+                stdout=its.fileno(),
+                # What libraries print about the model's text is for nobody's terminal.
+                stderr=subprocess.DEVNULL if ours else None,
+                env=environment if ours else None,
+                start_new_session=True,  # ended with all it started; a ^C is the orchestrator's to handle
+            )
+        try:
+            return cls(process, *await asyncio.open_connection(sock=mine, limit=_MAX_REPLY_BYTES))
+        except BaseException:
+            mine.close()
+            process.kill()
+            raise
+
+    async def ask(self, request: bytes) -> dict[str, Any]:
+        """Raises _Died."""
+        try:
+            self._writer.write(LENGTH.pack(len(request)) + request)
+            await self._writer.drain()
+            line = await self._reader.readline()
+            reply = json.loads(line) if line.endswith(b"\n") else None
+        except ConnectionError:
+            reply = None
+        except ValueError:  # too long, or no JSON
+            raise _Died("it wrote to its reply channel") from None
+        if reply is None:
+            raise _Died(_how(await asyncio.to_thread(self._process.wait)))
+        if not isinstance(reply, Mapping):
+            raise _Died("it wrote to its reply channel")
+        return dict(reply)
+
+    async def end(self) -> None:
+        """Idempotent."""
+        self._writer.close()
+        if self._process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            await asyncio.to_thread(self._process.wait)
+
+
+def _how(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"signal {-code}"
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:_MAX_REASON]

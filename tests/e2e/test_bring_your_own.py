@@ -147,8 +147,7 @@ def test_a_scorer_grades_in_its_own_way(followed: Followed) -> None:
     for line in followed.rollouts("scorer"):
         parts = line["score_parts"]
         assert isinstance(parts, dict)
-        assert parts["a_number"] == 1.0
-        assert parts["correctness"] == (line["answer"] == "4.5")
+        assert set(parts) == {"a_number", "off_by"}, "nothing is added to its word"
 
 
 def test_an_image_brings_its_packages(followed: Followed) -> None:

@@ -22,11 +22,11 @@ from orchestrator.launch.names import SOCKET_NAME
 from orchestrator.proxy.wire import CONTRACT
 from orchestrator.rollout import Surroundings
 from orchestrator.scorers.base import Scorer
-from orchestrator.scorers.strategies import StrategyScorer
 from orchestrator.settings import EnvSettings
 from orchestrator.types import Completion, SandboxExit, Task
 from tests.fakes.completers import text_completion
 from tests.fakes.fake_launcher import CONFINED, FakeLauncher
+from tests.fakes.scorers import DirectScorer
 
 HANG_S = 60.0
 
@@ -135,7 +135,7 @@ async def held(observer: Observer | None = None, scorer: Scorer | None = None, *
                 yield Path(path)
 
         orchestrator = Orchestrator(config, observer)
-        orchestrator._scorer = scorer or StrategyScorer("correctness")
+        orchestrator._scorer = scorer or DirectScorer("correctness")
         orchestrator._around = Surroundings(launcher, completer, None, channel, lambda confinement, spec: None)
         yield Held(orchestrator, completer, launcher)
     assert launcher.live == {}

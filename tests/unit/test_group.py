@@ -87,7 +87,7 @@ async def test_backfill_ends_after_as_many_rollouts_as_the_group_has() -> None:
 
 async def test_where_all_break_only_two_are_tried_in_their_places() -> None:
     group = await group_of("backfill", lambda p: BROKEN)
-    assert group.dropped == "0 of 4 rollouts usable, mostly llm_error"
+    assert group.dropped == "0 of 4 rollouts usable, mostly llm_error: HTTP 500"
     assert len(group.attempts) == SIZE + MOST_IN_VAIN
 
 

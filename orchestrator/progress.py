@@ -55,6 +55,9 @@ class Tally:
     reasons: dict[str, str] = field(default_factory=dict)  # the first of each outcome that is not scored
     unscorable: int = 0  # scored 0, as grading failed on them and not on a control
     unscorable_first: str = ""
+    draws: Counter[str] = field(default_factory=Counter)  # further draws, by the outcome that was drawn again
+    drawn: Counter[int] = field(default_factory=Counter)  # and by group
+    _failed: dict[tuple[int, int], str] = field(default_factory=dict)  # the last failure of a place in a group
 
     def attempt(self, result: Member | Attempt) -> None:
         """Counts one attempt."""
@@ -62,6 +65,8 @@ class Tally:
         record, outcome = attempt.record, str(attempt.outcome.name)
         if attempt.ungraded is not None:  # what it took is counted with its score
             return self._count(outcome, 0, None, 0.0)
+        failed = isinstance(attempt.outcome, Failed)
+        self._count_draw(attempt.plan.group, attempt.plan.index, outcome if failed else None)
         self._count(outcome, record.sampled_tokens, record.cpu_s, record.duration_s)
         if isinstance(attempt.outcome, Failed):
             self._count_reason(outcome, attempt.outcome.reason)
@@ -75,6 +80,7 @@ class Tally:
             return self.bad_task()
         if line.get("ungraded") is not None:
             return self._count(line["outcome"], 0, None, 0.0)
+        self._count_draw(line["group"], line["index"], line["outcome"] if line["score"] is None else None)
         tokens = sum(completion["completion_tokens"] for completion in line["completions"])
         self._count(line["outcome"], tokens, line["cpu_s"], line["duration_s"])
         if line["score"] is None:
@@ -97,6 +103,15 @@ class Tally:
             self.cpu_s += cpu_s
             self.cpu_known += 1
         self.rollout_s += rollout_s
+
+    def _count_draw(self, group: int, index: int, failure: str | None) -> None:
+        """One attempt more at a place in a group; `failure`: it is not scored, and may be drawn again."""
+        place = group, index
+        if (before := self._failed.pop(place, None)) is not None:
+            self.draws[before] += 1
+            self.drawn[group] += 1
+        if failure is not None:
+            self._failed[place] = failure
 
     def _count_reason(self, outcome: str, reason: str) -> None:
         if outcome != FailedName.CANCELLED:
@@ -214,6 +229,14 @@ def outcomes_text(tally: Tally) -> str:
     return ", ".join(f"{name} {n} ({share(n, total)})" for name, n in tally.outcomes.most_common()) or "none"
 
 
+def draws_text(tally: Tally) -> str:
+    """How many further draws each outcome bought, and whether one group had most of them."""
+    each = ", ".join(f"{name} {n}" for name, n in tally.draws.most_common())
+    (group, most), *_ = tally.drawn.most_common(1)
+    groups = len(tally.drawn)
+    return f"{each}; in {groups} group{'' if groups == 1 else 's'}, at most {most} in one (group {group})"
+
+
 def share(part: int, whole: int) -> str:
     """A percentage; never 0 % of something, never 100 % of less."""
     percent = 100 * part / whole if whole else 0.0
@@ -230,10 +253,13 @@ def lost(group: Group) -> str:
 
 
 def reason_rows(tally: Tally) -> list[tuple[str, str]]:
-    """Why rollouts were not scored, or scored 0 without a word of the scorer's: the first reason of each kind."""
+    """Why rollouts were not scored, or scored 0 without a word of the scorer's: the first reason of each kind. And
+    how many draws that bought."""
     rows = [(outcome, f"{tally.outcomes[outcome]}, the first: {why}") for outcome, why in tally.reasons.items()]
     if tally.unscorable:
         rows.append(("not gradable", f"{tally.unscorable} scored 0, the first: {tally.unscorable_first}"))
+    if tally.draws:
+        rows.append(("drawn again", draws_text(tally)))
     return rows
 
 

@@ -10,6 +10,8 @@ const COLUMNS = [
   { name: "mean", key: (g) => g.mean, numeric: true },
   { name: "spread", key: (g) => g.spread, numeric: true, title: "standard deviation of the scores" },
   { name: "outcomes", key: (g) => g.outcomes },
+  { name: "drawn again", key: (g) => g.draws, numeric: true, optional: (g) => g.draws,
+    title: "attempts beyond one for each rollout: what broke was drawn again" },
   { name: "tokens", key: (g) => g.tokens, numeric: true, title: "sampled tokens, mean of its rollouts" },
   { name: "seconds", key: (g) => g.seconds, numeric: true, title: "duration, mean of its rollouts" },
 ];
@@ -282,6 +284,7 @@ function groupRow(group, columns) {
         if (number > 1) mark.append(` ×${number}`);
         return mark;
       })),
+    "drawn again": () => whole(group.draws),
     tokens: () => whole(group.tokens),
     seconds: () => seconds(group.seconds),
   };

@@ -23,6 +23,7 @@ for (const group of run.groups) group.attempts = [];
 for (const rollout of run.rollouts) groupOf.get(rollout.group).attempts.push(rollout);
 for (const group of run.groups) {
   group.members = group.attempts.filter((r) => r.score !== null);
+  group.draws = group.attempts.length - new Set(group.attempts.map((r) => r.index)).size;
   const scores = group.members.map((m) => m.score);
   group.mean = mean(scores);
   group.spread = deviation(scores);

@@ -51,6 +51,19 @@ def test_elsewhere_than_on_a_terminal_each_group_is_one_line(tally: Tally) -> No
     assert "\x1b" not in out.getvalue()
 
 
+def test_how_many_draws_each_outcome_bought_is_told(tally: Tally) -> None:
+    lost, refused = Failed(FailedName.SANDBOX_LOST, "gone"), Failed(FailedName.LLM_ERROR, "HTTP 500")
+    for index, failures in enumerate(((refused, refused, lost), (refused,), ())):
+        for number, failure in enumerate(failures):
+            tally.attempt(an_attempt(failure, index, number))
+        tally.attempt(replace(a_member(index), attempt=an_attempt(index=index, attempt=len(failures))))
+    elsewhere = replace(an_attempt(refused), plan=replace(a_plan(), group=7))
+    tally.attempt(elsewhere)  # what nobody drew again bought nothing
+    table = io.StringIO()
+    closing_table(tally, [], table)
+    assert "drawn again    llm_error 3, sandbox_lost 1; in 1 group, at most 4 in one (group 0)" in table.getvalue()
+
+
 HOSTILE = "mine raised\n\x1b]0;owned\x07\u202e KeyError" + "x" * 500
 
 

@@ -7,10 +7,12 @@ min_p 0.05, so every sampler is switched off by name.
 
 Streamed, a token that ends within a UTF-8 character gets no event: neither its id nor its log-prob
 is told, only `tokens_predicted` counts it. Such a completion is asked for once more in one piece,
-with the same seed: that answer has all ids and becomes the sample; the log-probs it lacks (of those
-tokens and of the stop string) are asked for one by one, with the ids before them as prompt. The one
-token sampled there is a plain letter by force of `logit_bias`, which leaves raw log-probs as they are:
-one that ends within a character, likely just there, would have none told at all.
+with the same seed: that answer has all ids and becomes the sample. Which of them its log-probs belong to the
+stream's counts say, as long as both are the same sample; those it lacks (of cut characters and of the stop
+string) are looked up, many in a request: for each place there is a prompt, the ids
+before it, and the answer tells the likeliest tokens behind it. The one token sampled there is a plain letter by
+force of `logit_bias`, which leaves raw log-probs as they are: one that ends within a character, likely just there,
+would have none told at all.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.completion.base import CompletionRequest, Tokenizer, ids_of
-from orchestrator.completion.ids import IdCompleter, Sampled
+from orchestrator.completion.base import CompletionRequest, answer_bytes, ids_of
+from orchestrator.completion.ids import MAX_BODY_BYTES, IdCompleter, Refusal, Sampled
 from orchestrator.completion.retry import Retryable
 
 
@@ -82,7 +84,10 @@ class LlamaCppDialect:
 
 _TOP = (100, 10_000)  # how many of the likeliest tokens to ask for, until the one looked for is among them
 _FORCED = 1e4  # added to a logit: nothing else is sampled
-_CHARACTER = 8  # tokens before a place that can hold the beginning of its character
+# What one request looks up: others' completions wait behind it, and it is held in memory whole.
+_PLACES = 64
+_PROMPT_IDS = 500_000
+_TOLD = 400_000  # likely tokens, of some hundred bytes each
 
 
 class LlamaCppCompleter(IdCompleter):
@@ -91,56 +96,86 @@ class LlamaCppCompleter(IdCompleter):
     async def _sampled(
         self, request: CompletionRequest, timeout_s: float, headers: Mapping[str, str] | None
     ) -> Sampled:
-        streamed = await super()._sampled(request, timeout_s, headers)
+        path, body = self.dialect.path, self.dialect.body(request, self.endpoint.model)
+        max_bytes = min(MAX_BODY_BYTES, answer_bytes(request))
+        events = await self._client.stream(path, body, timeout_s=timeout_s, headers=headers, max_bytes=max_bytes)
+        streamed = self.dialect.read(events)
         if streamed.sampled_tokens == len(streamed.ids):
             return streamed
-        body = {**self.dialect.body(request, self.endpoint.model), "stream": False}
-        answer = await self._client.post(self.dialect.path, body, timeout_s=timeout_s, headers=headers)
+        answer = await self._client.post(path, {**body, "stream": False}, timeout_s=timeout_s, headers=headers)
         try:
             ids, told = list(answer["tokens"]), answer["completion_probabilities"]
-            logprobs = _aligned(self._tokenizer, ids, told)
+            logprobs = _aligned(ids, told, _places(events))
             whole = self.dialect.read([{**answer, "tokens": [], "completion_probabilities": []}])
         except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
             raise Retryable(f"an answer that is none of llama.cpp: {type(error).__name__}") from error
-        for place, value in enumerate(logprobs):
-            if value is None:
-                logprobs[place] = await self._logprob(request, ids, place, timeout_s)
+        untold = [place for place, value in enumerate(logprobs) if value is None]
+        for place, value in (await self._logprobs(request, ids, untold, timeout_s)).items():
+            logprobs[place] = value
         return replace(whole, ids=ids, logprobs=logprobs, text=None)
 
-    async def _logprob(
-        self, request: CompletionRequest, ids: Sequence[int], place: int, timeout_s: float
-    ) -> float:
-        """The raw log-prob of `ids[place]` behind what comes before it."""
-        one = replace(
-            request,
-            prompt_ids=(request.prompt_ids or ids_of()) + ids_of(ids[:place]),
-            stop=(),
-            sampling=replace(request.sampling, max_tokens=1),
-        )
-        plain = {"stream": False, "logit_bias": [[self._tokenizer.encode("a")[-1], _FORCED]]}
+    async def _logprobs(
+        self, request: CompletionRequest, ids: Sequence[int], places: Sequence[int], timeout_s: float
+    ) -> dict[int, float]:
+        """The raw log-prob of each `ids[place]` behind what comes before it. Raises Retryable."""
+        found: dict[int, float] = {}
+        longest = len(request.prompt_ids or ()) + len(ids)
+        left = list(places)
         for top in (*_TOP, self._tokenizer.size):
-            body = {**self.dialect.body(one, self.endpoint.model), **plain, "n_probs": top}
-            answer = await self._client.post(self.dialect.path, body, timeout_s=timeout_s)
-            try:
-                for entry in answer["completion_probabilities"][0]["top_logprobs"]:
+            count = max(1, min(_PLACES, _PROMPT_IDS // longest, _TOLD // top))
+            for start in range(0, len(left), count):
+                some = left[start : start + count]
+                try:
+                    found |= await self._looked_up(request, ids, some, top, timeout_s)
+                except Refusal:  # one prompt at a time then
+                    for place in some:
+                        found |= await self._looked_up(request, ids, [place], top, timeout_s)
+            left = [place for place in left if place not in found]
+        if left:
+            raise Retryable(f"no log-prob for token {ids[left[0]]}")
+        return found
+
+    async def _looked_up(
+        self, request: CompletionRequest, ids: Sequence[int], places: Sequence[int], top: int, timeout_s: float
+    ) -> dict[int, float]:
+        """Those of these places whose token is among the `top` likeliest ones, by one request."""
+        asked = replace(request, stop=(), sampling=replace(request.sampling, max_tokens=1))
+        before = request.prompt_ids or ids_of()
+        prompts = [before + ids_of(ids[:place]) for place in places]
+        body = {
+            **self.dialect.body(asked, self.endpoint.model),
+            "prompt": prompts if len(prompts) > 1 else prompts[0],
+            "stream": False,
+            "logit_bias": [[self._tokenizer.encode("a")[-1], _FORCED]],
+            "n_probs": top,
+            "response_fields": ["index", "completion_probabilities"],  # else each prompt comes back as text
+        }
+        answer = await self._client.post(self.dialect.path, body, timeout_s=timeout_s)
+        found: dict[int, float] = {}
+        try:
+            answers = answer if len(prompts) > 1 else [{**answer, "index": 0}]
+            told = {one["index"]: one["completion_probabilities"][0]["top_logprobs"] for one in answers}
+            for number, place in enumerate(places):
+                for entry in told[number]:
                     if entry["id"] == ids[place]:
-                        return float(entry["logprob"])
-            except (KeyError, TypeError, IndexError, ValueError) as error:
-                raise Retryable("an answer without the likeliest tokens") from error
-        raise Retryable(f"no log-prob for token {ids[place]}")
+                        found[place] = float(entry["logprob"])
+                        break
+        except (KeyError, TypeError, IndexError, ValueError) as error:
+            raise Retryable("an answer without the likeliest tokens") from error
+        return found
 
 
-def _aligned(tokenizer: Tokenizer, ids: list[int], told: list[Any]) -> list[float | None]:
-    """Log-probs by place. The server leaves out tokens that end within a character, and the stop string's."""
+def _places(events: list[Any]) -> list[int]:
+    """Where in the completion the tokens stand that a stream told: one in each event but the last."""
+    return [event["tokens_predicted"] - 1 for event in events if event["tokens"]]
+
+
+def _aligned(ids: list[int], told: list[Any], places: list[int]) -> list[float | None]:
+    """Log-probs by place. None anywhere: they are of another sample than the stream, whose tokens had `places`."""
     logprobs: list[float | None] = [None] * len(ids)
-    entries = iter(told)
-    for place in range(len(ids)):
-        if tokenizer.decode(ids[max(0, place + 1 - _CHARACTER) : place + 1]).endswith("\ufffd"):
-            continue
-        entry = next(entries, None)
-        if entry is None:
-            break
-        if entry["id"] != ids[place]:
-            raise ValueError("log-probs of other tokens")
-        logprobs[place] = entry["logprob"]
+    entries = list(zip(places, told, strict=False))
+    same = all(0 <= place < len(ids) and ids[place] == entry["id"] for place, entry in entries)
+    if same and len(told) <= len(places):
+        for place, entry in entries:
+            logprobs[place] = entry["logprob"]
     return logprobs

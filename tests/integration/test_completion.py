@@ -63,7 +63,7 @@ def dialect_server(name: str, **options: Any) -> ScriptedServer:
 
 def samples(server: ScriptedServer) -> list[Served]:
     """The completions that count. llama.cpp keeps tokens back that end within a character: such an answer
-    is asked for again in one piece, and then for single log-probs."""
+    is asked for again in one piece, and then the log-probs it lacks are."""
     kept: list[Served] = []
     for served in server.log.completions:
         if served.dialect == "llamacpp" and served.body["n_predict"] == 1:
@@ -90,6 +90,25 @@ async def test_ids_and_logprobs_are_those_that_were_sampled(name: str, tokenizer
             assert completion.logprobs_T == pytest.approx(tuple(served.logprobs), abs=1e-12)
             assert completion.text == tokenizer.decode(served.sampled_ids)
             assert served.prompt_ids == list(request(tokenizer).prompt_ids or ())
+
+
+async def test_a_completion_of_split_characters_costs_llamacpp_few_requests(tokenizer: HubTokenizer) -> None:
+    text = "日本語🙂한글" * 12
+    async with (
+        ScriptedServer("llamacpp", always(text)) as server,
+        connected(server, tokenizer) as completer,
+    ):
+        completion = await completer.sample(request(tokenizer, max_tokens=2000))
+        served = samples(server)[-1]
+    assert completion.text.startswith(text)
+    assert completion.tokens_T == tuple(served.sampled_ids)
+    assert completion.logprobs_T == pytest.approx(tuple(served.logprobs), abs=1e-12)
+    within = sum(
+        tokenizer.decode(served.sampled_ids[:n]).endswith("\ufffd") for n in range(1, len(served.sampled_ids))
+    )
+    assert within > 80
+    # Streamed, in one piece, and three times with 32 or more places in a request, by how likely their tokens are.
+    assert len(server.log.completions) <= 2 + 3 * (within // 32 + 1)
 
 
 @pytest.mark.parametrize("name", [*ID_DIALECTS, "openai"])

@@ -62,7 +62,12 @@ class Watched(LlamaCppCompleter):
 
 @pytest.mark.timeout(1200)  # other work on the cores makes it spin
 @pytest.mark.parametrize(
-    "task", ["Count from one to ten in words.", "Write three words of Greek and some emoji: 🙂🙃"]
+    "task",
+    [
+        "Count from one to ten in words.",
+        "Write three words of Greek and some emoji: 🙂🙃",
+        "请写一首关于山和水的长诗，用很多表情符号🙂🌊🏔️：",  # answered with bytes that are no text, too
+    ],
 )
 async def test_a_real_episode_is_one_line_that_the_server_s_cache_confirms(
     served: dict[str, str], task: str

@@ -3,12 +3,14 @@
 Its two losses are here as they are there. In one piece, log-probs are given for all ids but as many as
 the stop string has; streamed, an id that ends within a character has no event of its own, and neither
 its id nor its log-prob is ever told. `tokens_predicted` counts it. The server ignores fields that it
-does not know; this one refuses them.
+does not know; this one refuses them. It takes several prompts at once, this one where their completions
+are one forced token each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from heapq import nlargest
 from typing import Any
 
@@ -92,8 +94,12 @@ class Completion:
             self._check(name, value)
         request = _DEFAULTS | {name: value for name, value in body.items() if value is not None}
         prompt = request["prompt"]
-        ids = prompt if isinstance(prompt, list) else model.encode(prompt)
-        if not all(type(i) is int and 0 <= i < model.size for i in ids):
+        forced = next((i for i, bias in request.get("logit_bias") or () if bias >= _CERTAIN), None)
+        prompts = _prompts(prompt)
+        if prompts is not None and (forced is None or request["n_predict"] != 1 or request["stream"]):
+            raise self._refused("this scripted server takes several prompts for one forced token each only")
+        ids = prompts[0] if prompts else prompt if isinstance(prompt, list) else model.encode(prompt)
+        if not all(type(i) is int and 0 <= i < model.size for one in prompts or [ids] for i in one):
             raise self._refused("Prompt contains invalid tokens")
         return Ask(
             request=request,
@@ -105,10 +111,21 @@ class Completion:
             left_to_default=tuple(sorted(set(SAMPLING) - set(body))),
             ignore_end=request.get("ignore_eos", False),
             stream=request["stream"],
-            forced=next((i for i, bias in request.get("logit_bias") or () if bias >= _CERTAIN), None),
+            forced=forced,
         )
 
     def answer(self, ask: Ask, answer: Answer, model: Model) -> JSON:
+        prompts = _prompts(ask.request["prompt"])
+        if prompts is None:
+            return self._answer(ask, answer, model)
+        answers = []
+        for index, ids in enumerate(prompts):
+            logprobs = [logprob(i, len(ids)) for i, _ in zip(answer.ids, answer.logprobs or (), strict=False)]
+            own = replace(answer, prompt_ids=ids, prompt_tokens=len(ids), logprobs=logprobs)
+            answers.append(self._answer(replace(ask, prompt_ids=ids), own, model, index))
+        return answers
+
+    def _answer(self, ask: Ask, answer: Answer, model: Model, index: int = 0) -> JSON:
         final = self._final(ask, answer, model)
         ids = answer.ids
         final["content"] = None if answer.text_null else answer.visible
@@ -124,7 +141,9 @@ class Completion:
                 for n in told
                 if n < len(answer.logprobs)
             ]
-        return final
+        final["index"] = index
+        wanted = ask.request.get("response_fields")
+        return final if wanted is None else {name: final[name] for name in wanted if name in final}
 
     def events(self, ask: Ask, answer: Answer, model: Model) -> list[JSON]:
         events: list[JSON] = []
@@ -196,6 +215,11 @@ class Completion:
 
     def _refused(self, message: str) -> Refused:
         return Refused(400, LlamaCppDialect.body(400, message))
+
+
+def _prompts(prompt: Any) -> list[list[int]] | None:
+    """Several of them; None: it is one."""
+    return prompt if isinstance(prompt, list) and prompt and all(isinstance(p, list) for p in prompt) else None
 
 
 def _piece(model: Model, token_id: int) -> bytes:

@@ -122,7 +122,7 @@ class Engine:
         """The end of what it printed, on one line and printable. Untrusted, for diagnosis."""
         raw = await self._call("logs", lambda client: client.logs(container, tail=10), missing_ok=True)
         text = " | ".join((raw or b"").decode("utf-8", "replace").splitlines())
-        return printable(text[-_LOG_TAIL_CHARS:])
+        return printable(text, "?")[-_LOG_TAIL_CHARS:]
 
     async def cpu_ns(self, container: str, timeout_s: float) -> int:
         """CPU time used so far by a running container."""

@@ -28,8 +28,7 @@ def valid(text: str) -> str:
 
 def printable(text: str, instead: str = " ") -> str:
     """`text` as one line that a terminal shows as it is: nothing moves the cursor, colours, turns the direction of
-    writing or stands there unseen; `instead` is in the place of what would. Marks behind the first few on one letter
-    are dropped."""
+    writing or stands there unseen. `instead` is put for what would; marks after the first few on a letter go."""
     if text.isascii() and text.isprintable():
         return text
     shown: list[str] = []

@@ -171,7 +171,8 @@ def _memory(boxes: list[ParkedSandbox]) -> list[float]:
 
 
 def _anonymous_bytes(sandbox: object) -> int | None:
-    counter = sandbox.cpu_counter if isinstance(sandbox, DockerSandbox) else None
+    clock = sandbox.cpu_clock if isinstance(sandbox, DockerSandbox) else None
+    counter = clock.counter if clock is not None else None
     if counter is None:
         return None
     unified = counter.name == "cpu.stat"

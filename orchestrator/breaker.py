@@ -1,4 +1,4 @@
-"""When not to launch: the Engine or the endpoint is away, or nearly everything breaks.
+"""When not to launch: the Engine or the endpoint is away or cannot, or nearly everything breaks.
 
 A failed rollout alone proves nothing: its prompt, its image may be at fault. So the thing that failed it
 is asked, without any rollout. Only where it gives no answer is launching paused, until it does.
@@ -11,13 +11,21 @@ import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 
-from orchestrator.errors import AuthenticationError, EnvironmentUnusable, RolloutError, RunUnhealthy
+from orchestrator.errors import (
+    AuthenticationError,
+    EngineUnfitError,
+    EnvironmentUnusable,
+    LaunchError,
+    RolloutError,
+    RunUnhealthy,
+)
 from orchestrator.types import Failed, FailedName
 
 log = logging.getLogger(__name__)
 
 PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0)  # between two questions; the last one again and again
 PATIENCE_S = 900.0  # a model takes minutes to load; what stays away for longer needs somebody to look
+LOOKS = 3  # after a failure that no waiting ends: a disk may be remounted in that very moment
 WINDOW = 32
 LEAST = 16
 GROUPS = 12  # that many dead tasks in a row are no accident; ten may well be
@@ -26,7 +34,8 @@ _OTHERS_FAULT = frozenset((FailedName.BAD_TASK, FailedName.CANCELLED))
 
 
 class Breaker:
-    """Pauses launching while `what` is away. `ask` raises a RolloutError where it gives no answer."""
+    """Pauses launching while `what` is away. `ask` raises a RolloutError where it gives no answer, a LaunchError
+    where it answers that it cannot, and an EngineUnfitError where it never will."""
 
     def __init__(
         self,
@@ -44,6 +53,7 @@ class Breaker:
         self._patience_s = patience_s
         self._asking = asyncio.Lock()
         self._away_since: float | None = None  # loop time; None: it is there
+        self._refuses = False  # since then: it is there and cannot, or will not
 
     async def away(self) -> bool:
         """After a failure: whether `what` gives no answer now."""
@@ -51,7 +61,9 @@ class Breaker:
             async with self._asking:
                 if self._away_since is None and (error := await self._failure()) is not None:
                     self._away_since = asyncio.get_running_loop().time()
-                    self._say(f"{self.what} is away, launching pauses: {error}")
+                    self._refuses = isinstance(error, LaunchError)
+                    how = "makes no sandboxes" if self._refuses else "is away"
+                    self._say(f"{self.what} {how}, launching pauses: {error}")
         return self._away_since is not None
 
     async def passed(self) -> None:
@@ -68,9 +80,14 @@ class Breaker:
                 error = await self._failure()
                 if error is None:
                     self._away_since = None
-                    self._say(f"{self.what} is back after {away_s:.0f} s, launching goes on")
+                    back = "makes sandboxes again" if self._refuses else "is back"
+                    goes_on = "rollouts go on" if self._refuses else "launching goes on"
+                    self._say(f"{self.what} {back} after {away_s:.0f} s, {goes_on}")
+                elif isinstance(error, EngineUnfitError) and asked >= LOOKS:
+                    raise RunUnhealthy(f"no waiting helps: {error}")
                 elif away_s > self._patience_s:
-                    raise RunUnhealthy(f"{self.what} has been away for {away_s:.0f} s: {error}")
+                    how = "made no sandbox" if self._refuses else "been away"
+                    raise RunUnhealthy(f"{self.what} has {how} for {away_s:.0f} s: {error}")
 
     async def _failure(self) -> RolloutError | EnvironmentUnusable | None:
         try:

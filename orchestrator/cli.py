@@ -209,6 +209,7 @@ COMMANDS = (
     ),
     Command("cleanup", "removes what killed runs left: containers, sockets, temporary files"),
 )
+_HELP = frozenset({"--help", "-h"})
 USAGE = 2
 UNUSABLE = 3
 INTERRUPTED = 130
@@ -232,14 +233,19 @@ def main(argv: Sequence[str] | None = None, carry_out: CarryOut | None = None) -
 
 
 def _main(argv: list[str], carry_out: CarryOut) -> int:
-    if not argv or argv[0] in ("--help", "-h"):
+    if not argv or argv[0] in _HELP:
         _say(_overview())
         return 0 if argv else USAGE
     if argv[0] == "--version":
         _say(f"rollout-orchestrator {__version__}")
         return 0
+    if argv[0] == "help":
+        return _main([*argv[1:], "--help"], carry_out)
+    if argv[0] in _families() and argv[1:2] and argv[1] in _HELP:
+        _say(_overview(argv[0]))
+        return 0
     command, rest = find_command(argv, COMMANDS)
-    if "--help" in rest or "-h" in rest:
+    if not _HELP.isdisjoint(rest):
         from orchestrator.help import command_help
 
         _say(command_help(command))
@@ -293,10 +299,15 @@ def _warn_of_keys(given: Layer) -> None:
         )
 
 
-def _overview() -> str:
+def _families() -> set[str]:
+    """First words that several commands share."""
+    return {command.name.split()[0] for command in COMMANDS if " " in command.name}
+
+
+def _overview(family: str = "") -> str:
     from orchestrator.help import overview
 
-    return overview(COMMANDS)
+    return overview([command for command in COMMANDS if command.name.startswith(family)])
 
 
 def _say(text: str) -> None:

@@ -41,6 +41,11 @@ class LaunchError(RolloutError):
     """The sandbox did not come up: created, started, parked, confined. Outcome `launch_error`."""
 
 
+class EngineUnfitError(LaunchError):
+    """The Engine answers and cannot make sandboxes for a reason that no waiting ends: its storage fails, it lacks
+    the runtime. Says what to do."""
+
+
 class SandboxLostError(RolloutError):
     """A sandbox vanished, or crashed before model-written code ran. Outcome `sandbox_lost`."""
 

@@ -23,9 +23,10 @@ from typing import Any
 import orjson
 
 from orchestrator.errors import EnvironmentUnusable
+from orchestrator.tasks.decoded import Decoded, DecodeError
 from orchestrator.tasks.gaia import SPLITS, metadata_files
 from orchestrator.tasks.lines import read_lines
-from orchestrator.tasks.rows import make_task, one_line
+from orchestrator.tasks.rows import make_task
 from orchestrator.types import BadTask, Task
 
 YEAR = "2023"
@@ -214,17 +215,11 @@ def _jsonl_rows(file: Path) -> Iterator[Row]:
 
 
 def _parquet_rows(file: Path) -> Iterator[Row]:
-    import pyarrow.parquet  # slow: only where it is needed
-
     try:
-        with pyarrow.parquet.ParquetFile(file) as table:
-            number = 0
-            for batch in table.iter_batches(batch_size=64):
-                for columns in batch.to_pylist():
-                    number += 1
-                    yield Row(f"{file.name} row {number}", columns)
-    except (OSError, ValueError) as error:  # pyarrow's errors are among these
-        raise EnvironmentUnusable(f"cannot read {file}: {one_line(error)}") from error
+        for number, columns in enumerate(Decoded("parquet", str(file)).rows(), 1):
+            yield Row(f"{file.name} row {number}", columns)
+    except DecodeError as error:
+        raise EnvironmentUnusable(f"cannot read {file}: {error}") from error
 
 
 def _texts(row: Row, split: str) -> dict[str, Any]:

@@ -27,7 +27,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from orchestrator.control import ControlAnswer
-from orchestrator.errors import CompletionError, DockerError, LaunchError, RolloutError, SandboxLostError
+from orchestrator.errors import (
+    CompletionError,
+    DockerError,
+    EngineUnfitError,
+    LaunchError,
+    RolloutError,
+    SandboxLostError,
+)
 from orchestrator.proxy.leases import MAX_ANSWER_BYTES, Refused, Submission
 from orchestrator.types import Ended, EndedName, Failed, FailedName, Outcome, Record, SandboxExit
 
@@ -56,6 +63,7 @@ _BY_ERROR: dict[type[RolloutError], FailedName] = {
     CompletionError: FailedName.LLM_ERROR,
     DockerError: FailedName.DOCKER_ERROR,
     LaunchError: FailedName.LAUNCH_ERROR,
+    EngineUnfitError: FailedName.LAUNCH_ERROR,
     SandboxLostError: FailedName.SANDBOX_LOST,
 }
 _ENDED = frozenset(str(name) for name in EndedName)

@@ -21,7 +21,7 @@ from orchestrator.completion.presence import one_answers
 from orchestrator.completion.replay import ReplayCompleter
 from orchestrator.completion.route import RoutedCompleter
 from orchestrator.completion.tokenizer import HubTokenizer, check_source, load_tokenizer
-from orchestrator.errors import DockerError, EnvironmentUnusable
+from orchestrator.errors import DockerError, EnvironmentUnusable, RolloutError
 from orchestrator.launch.base import Launcher
 from orchestrator.launch.channels import Channels
 from orchestrator.launch.descriptors import make_room
@@ -57,7 +57,7 @@ async def open_surroundings(
     tools = {**tools, **own_tools}
     check_team(config.env, equipment, tools)
     launcher, channel_directory, verify = await _launcher(config, stack, notes)
-    await launcher.check(config.sandbox_spec())
+    await _check_launcher(launcher, config.sandbox_spec())
     await _remove_leftovers(notes, docker=config.env.launcher == "docker")
     await asyncio.to_thread(_check_tokenizer, config)
     docker = Breaker("Docker", lambda: launcher.ready(config.sandbox_spec()), say)
@@ -204,6 +204,15 @@ def endpoint(server: OpenAISettings) -> Endpoint:
     if urlsplit(base_url).path == "":
         base_url += "/v1"
     return Endpoint(base_url, server.model_name, server.key(), server.timeout)
+
+
+async def _check_launcher(launcher: Launcher, spec: SandboxSpec) -> None:
+    """Raises EnvironmentUnusable where no sandbox could be made. An Engine whose storage fails tells all else."""
+    await launcher.check(spec)
+    try:
+        await launcher.ready(spec)
+    except RolloutError as error:
+        raise EnvironmentUnusable(str(error)) from error
 
 
 async def _remove_leftovers(notes: list[str], *, docker: bool) -> None:

@@ -26,9 +26,9 @@ def valid(text: str) -> str:
     return text
 
 
-def printable(text: str) -> str:
+def printable(text: str, instead: str = " ") -> str:
     """`text` as one line that a terminal shows as it is: nothing moves the cursor, colours, turns the direction of
-    writing or stands there unseen. What would is a space; marks behind the first few on one letter are dropped."""
+    writing or stands there unseen. `instead` is put for what would; marks after the first few on a letter go."""
     if text.isascii() and text.isprintable():
         return text
     shown: list[str] = []
@@ -37,7 +37,7 @@ def printable(text: str) -> str:
         marks = marks + 1 if unicodedata.category(char).startswith("M") else 0
         if marks <= _MARKS_SHOWN:
             # Control characters, formats (Cf: bidi, zero-width), surrogates, private and unknown ones, separators.
-            shown.append(char if char.isprintable() and char not in _UNSEEN else " ")
+            shown.append(char if char.isprintable() and char not in _UNSEEN else instead)
     return "".join(shown)
 
 

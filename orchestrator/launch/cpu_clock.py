@@ -1,43 +1,90 @@
 """CPU time of a container, read where the kernel counts it: microseconds, where the Engine takes longer
-and for a container that has just ended even a second."""
+and for a container that has just ended even a second.
+
+A container without a control group of its own (an Engine without cgroups, a controller that is not handed on) is
+in one with others, up to the whole machine: what is counted there is not its time, and the Engine knows no better.
+Unknown is unknown then.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-_CGROUPS = Path("/sys/fs/cgroup")
+_PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+_CLOCKS_DIFFER_S = 0.1
 
 
-def cpu_file(pid: int, container_id: str) -> Path | None:
-    """The counter of the container whose pid 1 is `pid` here; None where its control group is out of sight
-    (an Engine elsewhere, an orchestrator that is itself in a container)."""
-    try:
-        lines = Path("/proc", str(pid), "cgroup").read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if container_id not in path:
-            continue
-        group = path.lstrip("/")
-        if controllers == "":
-            found = _CGROUPS / group / "cpu.stat"
-        elif "cpuacct" in controllers.split(","):
-            found = _CGROUPS / "cpuacct" / group / "cpuacct.usage"
-        else:
-            continue
-        if found.is_file():
-            return found
-    return None
+@dataclass(frozen=True, slots=True)
+class CpuClock:
+    """`counter`: the kernel's, where it can be seen. `elsewhere`: else the Engine may know, which is on another
+    machine, or we are in a container. `cpus`: of the machine."""
+
+    counter: Path | None
+    elsewhere: bool
+    cpus: int
+
+    @classmethod
+    def of(
+        cls, pid: int, container_id: str, cpus: int, *, proc: Path = _PROC, cgroups: Path = _CGROUPS
+    ) -> CpuClock:
+        """For the container whose pid 1 is `pid` there."""
+        try:
+            lines = (proc / str(pid) / "cgroup").read_text().splitlines()
+        except OSError:
+            return cls(None, True, cpus)
+        groups = [line.split(":", 2)[1:] for line in lines if line.count(":") >= 2]
+        own = [(names, group) for names, path in groups if (group := _own_group(path, container_id)) is not None]
+        counter = next((file for names, group in own for file in _counters(cgroups, names, group)), None)
+        # Which hierarchy the Engine reads: v1's where there is one.
+        v1 = any(_counts(names) for names, _ in groups)
+        elsewhere = counter is None and any(_counts(names) if v1 else names == "" for names, _ in own)
+        return cls(counter, elsewhere, cpus)
+
+    def read_s(self, running_s: float) -> float | None:
+        """CPU seconds by the counter of a container that has been running so long; None: nobody knows."""
+        return None if self.counter is None else self.plausible(_read_s(self.counter), running_s)
+
+    def plausible(self, cpu_s: float | None, running_s: float) -> float | None:
+        """None for what cannot be: no time at all, or more than all the machine's CPUs had."""
+        possible = cpu_s is not None and 0 < cpu_s <= (running_s + _CLOCKS_DIFFER_S) * self.cpus
+        return cpu_s if possible else None
 
 
-def read_cpu_s(counter: Path) -> float | None:
+def _own_group(path: str, container_id: str) -> str | None:
+    """The path down to the container's own group, below which it may have made more; None: it has none."""
+    named = re.compile(rf"(?:[\w.]+-)*{re.escape(container_id)}(?:\.scope)?")
+    parts = path.split("/")
+    place = next((place for place, part in enumerate(parts) if named.fullmatch(part)), None)
+    return None if place is None else "/".join(parts[: place + 1]).lstrip("/")
+
+
+def _counts(names: str) -> bool:
+    """Whether these controllers of v1 count CPU time."""
+    return "cpuacct" in names.split(",")
+
+
+def _counters(cgroups: Path, names: str, group: str) -> Iterator[Path]:
+    """The files there that count a group's time. `names`: controllers of v1, nothing for v2."""
+    if ".." in group.split("/"):  # in another namespace than ours
+        return
+    found: list[Path] = []
+    if not names:
+        found = [cgroups / group / "cpu.stat", cgroups / "unified" / group / "cpu.stat"]
+    elif _counts(names):
+        found = [cgroups / mounted / group / "cpuacct.usage" for mounted in ("cpuacct", names)]
+    yield from (file for file in found if file.is_file())
+
+
+def _read_s(counter: Path) -> float | None:
     """None: the control group is gone."""
     try:
         text = counter.read_text()
-    except OSError:
+        if counter.name == "cpuacct.usage":
+            return int(text) / 1e9
+        fields = dict(line.split(maxsplit=1) for line in text.splitlines())
+        return int(fields["usage_usec"]) / 1e6
+    except (OSError, ValueError, KeyError):
         return None
-    if counter.name == "cpuacct.usage":
-        return int(text) / 1e9
-    fields = dict(line.split(maxsplit=1) for line in text.splitlines())
-    return int(fields["usage_usec"]) / 1e6

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -15,7 +16,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from orchestrator.errors import DockerError, EnvironmentUnusable, LaunchError, SandboxLostError
-from orchestrator.launch.cpu_clock import cpu_file
+from orchestrator.launch.cpu_clock import CpuClock
 from orchestrator.launch.docker_sandbox import DockerSandbox
 from orchestrator.launch.engine_calls import CALL_TIMEOUT_S, Engine
 from orchestrator.launch.engine_events import ContainerEvent, EngineEvents
@@ -67,6 +68,8 @@ class DockerLauncher:
         self._advise = advise
         self._engine = Engine(threads=starts + _SPARE_THREADS, timeout_s=call_timeout_s)
         self._call_timeout_s = call_timeout_s
+        self._cpus = os.cpu_count() or 1
+        self._cpu_known = True
         self._slots = asyncio.Semaphore(max_sandboxes)
         self._starting = asyncio.Semaphore(starts)
         self._uids = UidSlots()
@@ -86,6 +89,7 @@ class DockerLauncher:
             image = await self._engine.image(spec.image)
         except DockerError as error:
             raise EnvironmentUnusable(str(error)) from None
+        self._cpus = max(self._cpus, info["NCPU"])  # the Engine's machine may be another one
         demand(missing_features(info, self._waived))
         if problem := image_problem(spec, info, image):
             raise EnvironmentUnusable(problem)
@@ -168,6 +172,7 @@ class DockerLauncher:
         except LaunchError:
             sandbox.in_doubt = False
             raise
+        sandbox.begun_s = asyncio.get_running_loop().time()
         await self._engine.start(sandbox.sandbox_id)
         found = await self._engine.inspect(
             sandbox.sandbox_id, lambda told: (int(told["State"]["Pid"]), verify(told, config, self._waived))
@@ -177,7 +182,13 @@ class DockerLauncher:
         sandbox.running_since_s = asyncio.get_running_loop().time()
         pid, problems = found
         demand(problems)
-        sandbox.cpu_counter = cpu_file(pid, sandbox.sandbox_id)
+        sandbox.cpu_clock = CpuClock.of(pid, sandbox.sandbox_id, self._cpus)
+        if sandbox.cpu_clock.counter is None and not sandbox.cpu_clock.elsewhere and self._cpu_known:
+            self._cpu_known = False
+            log.warning(
+                "sandboxes have no control group of their own that counts CPU time: theirs is unknown, and "
+                "env.max_cpu_seconds holds nothing back"
+            )
 
     async def _remove(self, sandbox: DockerSandbox) -> None:
         """Bounded. What resists is logged, tried again when the Engine is back and at the end, and left to

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from typing import Any
 
 import docker
@@ -43,9 +45,62 @@ def why_unreachable(error: BaseException) -> str:
 def why_refused(error: BaseException | str) -> str:
     """What the Engine objected to, with what to do where that is known."""
     text = one_line(str(error))
-    if "no space left on device" in text.lower():
-        return "no space left where Docker keeps its images: run `docker system prune`, or make room"
-    return text
+    refusal = _refusal(text)
+    return text if refusal is None else refusal.told.format(text=text)
+
+
+def is_lasting(error: BaseException | str) -> bool:
+    """Whether the Engine will object again, however long one waits."""
+    refusal = _refusal(one_line(str(error)))
+    return refusal is not None and refusal.lasting
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """Words of the Engine, in lower case, and what to tell in the place of them."""
+
+    words: re.Pattern[str]
+    told: str
+    lasting: bool = True
+
+
+_DRIVER = r"overlay|graphdriver|storage.driver|devicemapper|btrfs|zfs|/var/lib/docker|\blayer"
+_BROKEN = (
+    "permission denied|operation not permitted|not supported|invalid argument|no such (?:file|device)|not exist"
+)
+_REFUSALS = (
+    _Refusal(
+        re.compile("no space left on device|disk quota exceeded"),
+        "Docker's storage fails: no space left where Docker keeps its images: run `docker system prune`, or "
+        "make room",
+        lasting=False,  # room can be made by others, and meanwhile
+    ),
+    _Refusal(
+        re.compile("read-only file system"),
+        "Docker's storage fails: its disk has become read-only ({text}): see `dmesg`, mend it and restart Docker",
+    ),
+    _Refusal(
+        re.compile("input/output error|structure needs cleaning|stale (?:nfs )?file handle|not connected"),
+        "Docker's storage fails: its disk fails ({text}): see `dmesg`, mend it and restart Docker",
+    ),
+    _Refusal(
+        re.compile(rf"/dev/fuse|fuse(?:-overlayfs)?:|fusermount|(?:{_DRIVER}).*(?:{_BROKEN})"),
+        "Docker's storage fails: its driver cannot mount or read a layer ({text}): see `docker info` for the "
+        "driver and the daemon's log for more; with fuse-overlayfs the daemon needs /dev/fuse",
+    ),
+    _Refusal(
+        re.compile("unknown (?:or invalid )?runtime"),
+        "the Docker Engine lacks the runtime ({text}): register it in /etc/docker/daemon.json",
+    ),
+)
+
+
+def _refusal(text: str) -> _Refusal | None:
+    """None also for what the runtime says of a container it starts: that is about the container."""
+    text = text.lower()
+    if "oci runtime" in text or "runc" in text:
+        return None if "no space left" not in text else _REFUSALS[0]
+    return next((refusal for refusal in _REFUSALS if refusal.words.search(text)), None)
 
 
 def one_line(text: str) -> str:

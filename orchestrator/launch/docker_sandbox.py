@@ -6,11 +6,10 @@ import asyncio
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import DockerError, RolloutError, SandboxLostError
-from orchestrator.launch.cpu_clock import read_cpu_s
+from orchestrator.launch.cpu_clock import CpuClock
 from orchestrator.launch.engine_calls import Engine
 from orchestrator.launch.engine_events import ContainerEvent
 from orchestrator.launch.uids import UidPair
@@ -23,13 +22,15 @@ _CPU_TIMEOUT_S = 0.02  # nobody waits longer to be removed
 class DockerSandbox:
     """A `Sandbox`. The launcher feeds it events by `name`, which is known before the container exists."""
 
-    def __init__(self, engine: Engine, uids: UidPair) -> None:
+    def __init__(self, engine: Engine, uids: UidPair, *, cpu_timeout_s: float = _CPU_TIMEOUT_S) -> None:
         self.name = f"sandbox-{secrets.token_hex(8)}"
         self.uids = uids
         self.sandbox_id = ""
         self.in_doubt = False  # whether the Engine was asked to create it and has not answered
         self.running_since_s: float | None = None  # loop time; None: not started yet
-        self.cpu_counter: Path | None = None
+        self.begun_s: float | None = None  # loop time; the Engine was told to start it
+        self.cpu_clock: CpuClock | None = None
+        self._cpu_timeout_s = cpu_timeout_s
         self._engine = engine
         self._ended = asyncio.Event()
         self._out_of_memory = False
@@ -51,13 +52,17 @@ class DockerSandbox:
         return self._exit
 
     async def cpu_s(self) -> float | None:
-        """CPU seconds so far; None once the container has ended."""
-        if self.cpu_counter is not None:
-            return read_cpu_s(self.cpu_counter)
-        if self._ended.is_set():
+        """CPU seconds so far; None where nobody knows, or only the Engine did and the container has ended."""
+        clock, since_s = self.cpu_clock, self.begun_s
+        if clock is None or since_s is None:
             return None
-        with suppress(DockerError):
-            return await self._engine.cpu_ns(self.sandbox_id, _CPU_TIMEOUT_S) / 1e9
+        running_s = asyncio.get_running_loop().time() - since_s
+        if clock.counter is not None:
+            return clock.read_s(running_s)
+        if clock.elsewhere and not self._ended.is_set():
+            with suppress(DockerError):
+                used_ns = await self._engine.cpu_ns(self.sandbox_id, self._cpu_timeout_s)
+                return clock.plausible(used_ns / 1e9, running_s)
         return None
 
     def on_event(self, event: ContainerEvent) -> None:

@@ -16,8 +16,8 @@ from docker import APIClient
 from docker.errors import APIError, DockerException
 from urllib3.exceptions import HTTPError
 
-from orchestrator.errors import DockerError, LaunchError, RolloutError
-from orchestrator.launch.docker_client import connect, one_line, why_refused, why_unreachable
+from orchestrator.errors import DockerError, EngineUnfitError, LaunchError, RolloutError
+from orchestrator.launch.docker_client import connect, is_lasting, one_line, why_refused, why_unreachable
 from orchestrator.launch.uninterrupted import uninterrupted
 from orchestrator.text import printable
 
@@ -122,7 +122,7 @@ class Engine:
         """The end of what it printed, on one line and printable. Untrusted, for diagnosis."""
         raw = await self._call("logs", lambda client: client.logs(container, tail=10), missing_ok=True)
         text = " | ".join((raw or b"").decode("utf-8", "replace").splitlines())
-        return printable(text[-_LOG_TAIL_CHARS:])
+        return printable(text, "?")[-_LOG_TAIL_CHARS:]
 
     async def cpu_ns(self, container: str, timeout_s: float) -> int:
         """CPU time used so far by a running container."""
@@ -149,7 +149,8 @@ class Engine:
         refusal: type[RolloutError] = DockerError,
         missing_ok: bool = False,
     ) -> Any:
-        """The answer; None for a 404 where that is fine. `refusal`: what any other no of the Engine is.
+        """The answer; None for a 404 where that is fine. `refusal`: what any other no of the Engine is; a
+        LaunchError that no waiting ends is an EngineUnfitError.
 
         `function` also reads the answer: one of another shape is the Engine's failure, not a bug of ours.
         """
@@ -162,7 +163,9 @@ class Engine:
         except APIError as error:
             if missing_ok and error.status_code == _NOT_FOUND:
                 return None
-            raise refusal(why_refused(error.explanation or error)) from None
+            told = error.explanation or error
+            unfit = refusal is LaunchError and is_lasting(told)
+            raise (EngineUnfitError if unfit else refusal)(why_refused(told)) from None
         except requests.Timeout:
             raise DockerError(_no_answer(what, self._timeout_s)) from None
         except UNREACHABLE as error:

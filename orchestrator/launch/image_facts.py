@@ -86,4 +86,4 @@ def found_inside(said: bytes, contract: int) -> Iterator[Fact]:
 
 
 def _told(text: object) -> str:
-    return printable(str(text)[:300])
+    return printable(str(text), "?")[:300]

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import ConfigError
+from orchestrator.tasks.decoded import Decoded, DecodeError
 from orchestrator.tasks.jsonl import read_jsonl
-from orchestrator.tasks.lines import check_readable
+from orchestrator.tasks.lines import MAX_LINE_BYTES, check_readable
 from orchestrator.tasks.rows import make_task, one_line
 from orchestrator.tasks.source import Source
 from orchestrator.types import BadTask, Task
@@ -23,7 +24,6 @@ from orchestrator.types import BadTask, Task
 SPLITS = ("validation", "test")
 _YEAR = "2023"
 _FLAG = "env.dataset_path"
-_BATCH_ROWS = 64
 
 
 def gaia_tasks(folder: Path, split: str) -> Source:
@@ -33,9 +33,8 @@ def gaia_tasks(folder: Path, split: str) -> Source:
     here, files = _metadata(folder, split)
     for file in files:
         check_readable(file, _FLAG)
-        if file.suffix == ".parquet":
-            _open_parquet(file)
-    return Source(f"gaia {split} in {here}", lambda: _read(files, here))
+    opened = {file: _open_parquet(file) for file in files if file.suffix == ".parquet"}
+    return Source(f"gaia {split} in {here}", lambda: _read(files, opened, here))
 
 
 def metadata_files(folder: Path) -> list[Path]:
@@ -62,28 +61,30 @@ def _metadata(folder: Path, split: str) -> tuple[Path, list[Path]]:
     )
 
 
-def _read(files: list[Path], here: Path) -> Iterator[Task | BadTask]:
+def _read(files: list[Path], opened: Mapping[Path, Decoded], here: Path) -> Iterator[Task | BadTask]:
     for file in files:
-        if file.suffix == ".parquet":
-            yield from _read_parquet(file, here)
+        if file in opened:
+            yield from _read_parquet(file, opened[file], here)
         else:
             yield from read_jsonl(file, source="gaia", flag=_FLAG)
 
 
-def _read_parquet(file: Path, here: Path) -> Iterator[Task | BadTask]:
+def _read_parquet(file: Path, opened: Decoded, here: Path) -> Iterator[Task | BadTask]:
     number = 0
     try:
-        for batch in _open_parquet(file).iter_batches(batch_size=_BATCH_ROWS):
-            for row in batch.to_pylist():
-                number += 1
-                place = f"{file.name} row {number}"
-                row, root = _located(row, here)
-                yield make_task(row, source="gaia", place=place, root=root)
-    except (OSError, ValueError, UnicodeDecodeError) as error:  # pyarrow's errors are among these
-        raise ConfigError(f"{_FLAG}: cannot read {file} after row {number}: {one_line(error)}") from error
+        for row in opened.rows():
+            number += 1
+            place = f"{file.name} row {number}"
+            if row is None:
+                yield BadTask(place, f"the row has more than {MAX_LINE_BYTES} bytes")
+                continue
+            row, root = _located(row, here)
+            yield make_task(row, source="gaia", place=place, root=root)
+    except DecodeError as error:
+        raise ConfigError(f"{_FLAG}: cannot read {file} after row {number}: {error}") from error
 
 
-def _located(row: Mapping[str, Any], here: Path) -> tuple[Mapping[str, Any], Path]:
+def _located(row: dict[str, Any], here: Path) -> tuple[dict[str, Any], Path]:
     """The row with its file named from the folder it is to be looked for in."""
     path = row.get("file_path")
     if isinstance(path, str) and path.startswith(f"{_YEAR}/") and here.parent.name == _YEAR:
@@ -92,10 +93,8 @@ def _located(row: Mapping[str, Any], here: Path) -> tuple[Mapping[str, Any], Pat
     return row, here
 
 
-def _open_parquet(file: Path) -> Any:
-    import pyarrow.parquet  # slow: only where it is needed
-
+def _open_parquet(file: Path) -> Decoded:
     try:
-        return pyarrow.parquet.ParquetFile(file)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{_FLAG}: cannot read {file}: {one_line(error)}") from error
+        return Decoded("parquet", str(file))
+    except DecodeError as error:
+        raise ConfigError(f"{_FLAG}: cannot read {file}: {error}") from error

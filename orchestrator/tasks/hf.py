@@ -7,12 +7,13 @@ with files are bad tasks: a streamed data set has no folder to find them in.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from orchestrator.errors import ConfigError
 from orchestrator.tasks.columns import NONE, Columns, renamed
+from orchestrator.tasks.decoded import Decoded, DecodeError
+from orchestrator.tasks.lines import MAX_LINE_BYTES
 from orchestrator.tasks.query import split_query
-from orchestrator.tasks.rows import make_task, one_line
+from orchestrator.tasks.rows import make_task
 from orchestrator.tasks.source import Source
 from orchestrator.types import BadTask, Task
 
@@ -31,33 +32,29 @@ def hf_tasks(text: str, *, split: str, columns: Columns = NONE) -> Source:
     columns = {**columns, **named}
     chosen = settings.get("split", split)
     rows = _load(name, settings.get("config"), chosen)
-    known = rows.column_names  # None where only reading would tell
+    known = rows.columns  # None where only reading would tell
     if known is not None and (missing := sorted(set(columns.values()) - set(known))):
+        rows.close()
         raise ConfigError(f"env.dataset: hf:{name} has no column {missing[0]!r}; it has {', '.join(known)}")
     return Source(f"hf:{text}", lambda: _read(rows, f"hf:{name}", columns))
 
 
-def _load(name: str, config: str | None, split: str) -> Any:
-    import datasets  # slow: only where it is needed
-
+def _load(name: str, config: str | None, split: str) -> Decoded:
     try:
-        return datasets.load_dataset(name, config, split=split, streaming=True)
-    except Exception as error:  # the hub, the network, the files: datasets raises them all
+        return Decoded("hub", name, config or "", split)
+    except DecodeError as error:
         hint = "name another with ?split=, or check the name, your login and the network"
-        raise ConfigError(
-            f"env.dataset: cannot load hf:{name} split {split!r}: {one_line(error)}; {hint}"
-        ) from error
+        raise ConfigError(f"env.dataset: cannot load hf:{name} split {split!r}: {error}; {hint}") from error
 
 
-def _read(rows: Any, source: str, columns: Columns) -> Iterator[Task | BadTask]:
-    stream = iter(rows)
+def _read(rows: Decoded, source: str, columns: Columns) -> Iterator[Task | BadTask]:
     number = 0
-    while True:
-        number += 1
-        try:
-            row = next(stream)
-        except StopIteration:
-            return
-        except Exception as error:  # as above, in the middle of the stream
-            raise ConfigError(f"env.dataset: {source} ended at row {number}: {one_line(error)}") from error
-        yield make_task(renamed(row, columns), source=source, place=f"row {number}", root=None)
+    try:
+        for row in rows.rows():
+            number += 1
+            if row is None:
+                yield BadTask(f"row {number}", f"the row has more than {MAX_LINE_BYTES} bytes")
+            else:
+                yield make_task(renamed(row, columns), source=source, place=f"row {number}", root=None)
+    except DecodeError as error:
+        raise ConfigError(f"env.dataset: {source} ended at row {number + 1}: {error}") from error

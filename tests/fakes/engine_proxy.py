@@ -20,10 +20,13 @@ class Door(StrEnum):
     REFUSE = "refuse"  # closed at once, as an Engine that is not there
     HANG = "hang"  # nothing goes in or out, as an Engine that is stopped
     MUTE = "mute"  # the Engine hears and does, its answers are lost
-    FULL = "full"  # no container can be made, all else works, as where the disk is full
+    FULL = "full"  # no container can be made, all else works, as where the disk is full: `refusal` says why not
 
 
-_NO_SPACE = json.dumps({"message": "mkdir /var/lib/docker/overlay2/x: no space left on device"}).encode()
+NO_SPACE = "mkdir /var/lib/docker/overlay2/x: no space left on device"
+NO_FUSE = (
+    "error creating overlay mount to /var/lib/docker/x/merged: fuse: failed to open /dev/fuse: Permission denied"
+)
 
 
 class EngineProxy:
@@ -36,6 +39,7 @@ class EngineProxy:
     def __init__(self, path: Path) -> None:
         self.url = f"unix://{path}"
         self.door = Door.OPEN
+        self.refusal = NO_SPACE
         self.shut = asyncio.Event()  # the request of `shut_at` has come
         self._shutting: tuple[re.Pattern[bytes], Door] | None = None
         self._path = path
@@ -90,9 +94,10 @@ class EngineProxy:
                         self.drop()
                 if self.door is Door.FULL and re.match(rb"POST \S*/containers/create", first_line):
                     await _rest_of(chunk, reader)
+                    refusal = json.dumps({"message": self.refusal}).encode()
                     client.write(
                         b"HTTP/1.1 500 Internal Server Error\r\nContent-Type: application/json\r\n"
-                        b"Content-Length: %d\r\n\r\n%s" % (len(_NO_SPACE), _NO_SPACE)
+                        b"Content-Length: %d\r\n\r\n%s" % (len(refusal), refusal)
                     )
                 elif self.door in (Door.OPEN, Door.MUTE, Door.FULL):
                     engine.write(chunk)

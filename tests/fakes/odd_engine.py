@@ -16,14 +16,15 @@ _VERSION = {"ApiVersion": "1.43"}
 class OddEngine:
     """`async with OddEngine(path) as engine`: DOCKER_HOST is `engine.url`.
 
-    `answers`: what a call's path is answered with, as JSON, by the end of that path. What is put into
-    `events` is sent to whoever follows them.
+    `answers`: what a call's path is answered with, as JSON, by the end of that path; `refusals`: why it is not.
+    What is put into `events` is sent to whoever follows them.
     """
 
     def __init__(self, path: Path) -> None:
         self.url = f"unix://{path}"
         self.answers: dict[str, object] = {"/version": _VERSION, "/containers/json": []}
         self.asked: list[str] = []  # method and path of every call
+        self.refusals: dict[str, str] = {}
         self.events: asyncio.Queue[object] = asyncio.Queue()
         self._path = path
 
@@ -44,6 +45,9 @@ class OddEngine:
         self.asked.append(f"{request.method} {request.path}")
         if re.fullmatch(r"/v[\d.]+/events", request.path):
             return await self._tell(request)
+        for end, why in self.refusals.items():
+            if request.path.endswith(end):
+                return web.json_response({"message": why}, status=500)
         for end, answer in self.answers.items():
             if request.path.endswith(end):
                 return web.json_response(answer)

@@ -17,7 +17,7 @@ import pytest
 
 from orchestrator.types import EndedName
 from tests.e2e.leftovers import containers_of, engine
-from tests.fakes.engine_proxy import Door, EngineProxy
+from tests.fakes.engine_proxy import NO_FUSE, Door, EngineProxy
 from tests.fakes.inference import Call, Fault, Reply, ScriptedServer, always, by_task
 from tests.fakes.runs import (
     Ended,
@@ -330,6 +330,29 @@ async def test_engine_that_goes_and_comes_back_costs_time_and_nothing_else(home:
     assert done.counts["finished"] == 2 * tasks
     assert set(done.counts) <= {"finished", "docker_error", "launch_error", "sandbox_lost"}
     assert ended.stderr.count("Docker is away, launching pauses") == ended.stderr.count("launching goes on")
+    assert ended.stderr.count("Docker makes no sandboxes") == ended.stderr.count("makes sandboxes again")
+
+
+@pytest.mark.docker
+@pytest.mark.slow
+async def test_engine_whose_storage_fails_for_good_ends_the_run_at_once_and_by_name(home: Path) -> None:
+    tasks = 40
+    write_tasks(home / "tasks.jsonl", tasks)
+    async with ScriptedServer("vllm", answers(tasks)) as server, engine_behind_a_door(home) as proxy:
+        proxy.refusal, environ = NO_FUSE, {"DOCKER_HOST": proxy.url}
+        given = flags(home, server.base_url, launcher="docker")
+        async with running(*given, directory=home, environ=environ) as started:
+            await until(lambda: whole_lines(home / "run/rollouts.jsonl") >= 2, "it runs")
+            proxy.door = Door.FULL
+            ended = await started.ended()
+        assert (ended.code, ended.traceback) == (1, False), ended.stderr
+        assert "no waiting helps: Docker's storage fails: " in ended.stderr
+        assert "/dev/fuse" in ended.stderr
+        assert "is away" not in ended.stderr
+        again = await run("--env.resume", "run", directory=home, environ=environ)
+        assert again.code == 3, again.stderr
+        assert again.stderr.splitlines()[-1].startswith("orchestrator: Docker's storage fails: ")
+        assert len(server.log.completions) < tasks * 2
 
 
 @pytest.mark.docker

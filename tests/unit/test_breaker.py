@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from orchestrator.breaker import Breaker, HealthGate
-from orchestrator.errors import AuthenticationError, DockerError, RunUnhealthy
+from orchestrator.breaker import LOOKS, Breaker, HealthGate
+from orchestrator.errors import AuthenticationError, DockerError, EngineUnfitError, LaunchError, RunUnhealthy
 from orchestrator.types import Failed, FailedName
 
 
@@ -145,3 +145,32 @@ def test_what_was_known_to_break_tells_nothing_new() -> None:
     gate.count(50, LLM)
     with pytest.raises(RunUnhealthy):
         gate.count(51, LLM)
+
+
+async def test_what_answers_that_it_cannot_is_not_called_away() -> None:
+    thing = Thing()
+    breaker = thing.breaker()
+    thing.error = LaunchError("no space left")
+    assert await breaker.away()
+    thing.error = None
+    async with asyncio.timeout(60.0):
+        await breaker.passed()
+    assert "the thing makes no sandboxes, launching pauses: no space left" in thing.said
+    assert "the thing makes sandboxes again after 0 s, rollouts go on" in thing.said
+    thing.error = LaunchError("no space left")
+    impatient = thing.breaker(patience_s=0.0)
+    assert await impatient.away()
+    with pytest.raises(RunUnhealthy, match="the thing has made no sandbox for 0 s: no space left"):
+        async with asyncio.timeout(60.0):
+            await impatient.passed()
+
+
+async def test_what_no_waiting_ends_is_not_waited_for() -> None:
+    thing = Thing()
+    breaker = thing.breaker(patience_s=1e9)
+    thing.error = EngineUnfitError("its storage fails")
+    assert await breaker.away()
+    with pytest.raises(RunUnhealthy, match="no waiting helps: its storage fails"):
+        async with asyncio.timeout(60.0):
+            await breaker.passed()
+    assert thing.asked <= 1 + LOOKS

@@ -215,3 +215,32 @@ def test_help_shows_every_setting_that_is_ours() -> None:
     shown = {row.key for command in commands for row in command.rows()}
     missing = {row.key for row in EnvSettings.rows().values() if row.group != "Atropos"} - shown
     assert missing == set()
+
+
+@pytest.mark.parametrize(
+    ("argv", "shown"),
+    [
+        (["image", "--help"], "image build"),
+        (["image", "-h"], "image check"),
+        (["help", "image"], "image build"),
+        (["help"], "download-gaia"),
+        (["-h"], "download-gaia"),
+        (["help", "image", "check"], "usage: orchestrator image check IMAGE"),
+        (["help", "view"], "usage: orchestrator view PATH"),
+        (["view", "-h"], "usage: orchestrator view PATH"),
+    ],
+)
+def test_help_is_found_wherever_it_is_looked_for(
+    capsys: pytest.CaptureFixture[str], argv: list[str], shown: str
+) -> None:
+    assert cli.main(argv) == 0
+    told = capsys.readouterr().out
+    assert shown in told
+    assert ("download-gaia" in told) == (argv in (["help"], ["-h"]))
+
+
+def test_python_m_orchestrator_is_the_command_line() -> None:
+    ended = subprocess.run([sys.executable, "-m", "orchestrator", "--version"], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("rollout-orchestrator ")
+    assert subprocess.run([sys.executable, "-m", "orchestrator", "nope"], capture_output=True).returncode == 2

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.errors import DockerError
+from orchestrator.errors import DockerError, EngineUnfitError, LaunchError
 from orchestrator.launch.docker import DockerLauncher
 from orchestrator.launch.docker_sandbox import DockerSandbox
 from orchestrator.launch.engine_calls import Engine
@@ -180,3 +180,45 @@ async def test_cancelled_while_it_is_closed_the_launcher_still_removes_what_resi
     with pytest.raises(asyncio.CancelledError):
         await closing
     assert any(call.startswith("DELETE ") for call in engine.asked)
+
+
+LASTING = [
+    "error creating overlay mount to /var/lib/docker/fuse-overlayfs/x/merged: /dev/fuse: Permission denied",
+    "fuse: device not found, try 'modprobe fuse' first",
+    "mkdir /var/lib/docker/overlay2/x-init: read-only file system",
+    "open /data/image/overlay2/layerdb/sha256/x/diff: input/output error",
+    "failed to register layer: operation not permitted",
+    "mkdir /srv/docker/overlay2/x: permission denied",
+    "layer does not exist",
+]
+NOT_LASTING = ["write /var/lib/docker/overlay2/x: no space left on device", "open /x: disk quota exceeded"]
+ABOUT_THE_CONTAINER = [
+    "failed to create task: OCI runtime create failed: runc create failed: mkdirat /run: read-only file system",
+    'OCI runtime create failed: exec: "/bin/x": permission denied: unknown',
+    "Conflict. The container name is already in use",
+    "No such image: rollout-orchestrator-sandbox:none",
+]
+
+
+@pytest.mark.parametrize("why", [*LASTING, *NOT_LASTING, *ABOUT_THE_CONTAINER])
+async def test_an_engine_that_cannot_make_containers_is_named_by_what_fails(engine: OddEngine, why: str) -> None:
+    launcher = DockerLauncher("run", max_sandboxes=1)
+    engine.refusals["/containers/create"] = why
+    try:
+        with pytest.raises(LaunchError) as refused:
+            await launcher.ready(SandboxSpec(image="image"))
+    finally:
+        await launcher.aclose()
+    assert isinstance(refused.value, EngineUnfitError) == (why in LASTING)
+    assert str(refused.value).startswith("Docker's storage fails: ") == (why not in ABOUT_THE_CONTAINER)
+    assert "`" in str(refused.value) or why in ABOUT_THE_CONTAINER, "it says what to do"
+
+
+async def test_an_engine_without_the_runtime_is_not_waited_for(engine: OddEngine) -> None:
+    launcher = DockerLauncher("run", max_sandboxes=1)
+    engine.refusals["/containers/create"] = "unknown or invalid runtime name: runsc"
+    try:
+        with pytest.raises(EngineUnfitError, match=r"daemon\.json"):
+            await launcher.ready(SandboxSpec(image="image"))
+    finally:
+        await launcher.aclose()

@@ -34,7 +34,10 @@ async def measure(scale: Scale) -> Findings:
     ]
     await _compare(found, "long tail", drawn, promise)
     one_each = [second for _ in range(groups) for second in _one_straggler(scale.pick(0.1, 1.2, 1.2), 5.0)]
-    await _compare(found, "one of 8 takes 5 times as long", [one_each], promise)
+    await _compare(found, "one of 8 takes 5 times as long", [one_each], {})
+    found.notes.append(
+        "The second job's rollouts last 1.2 s: on few cores it also waits for sandboxes to be made."
+    )
     return found
 
 

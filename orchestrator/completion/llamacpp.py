@@ -21,8 +21,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.completion.base import CompletionRequest, answer_bytes, ids_of
-from orchestrator.completion.ids import MAX_BODY_BYTES, IdCompleter, Refusal, Sampled
+from orchestrator.completion.base import CompletionRequest, Refusal, answer_bytes, ids_of
+from orchestrator.completion.ids import MAX_BODY_BYTES, IdCompleter, Sampled
 from orchestrator.completion.retry import Retryable
 
 

@@ -104,6 +104,10 @@ ROWS = {
         f"{FAULTS}::test_engine_that_goes_and_comes_back_costs_time_and_nothing_else",
         f"{LAUNCHER}::test_ready_tells_an_engine_without_space_from_one_that_works",
     ],
+    "Docker: its storage fails in a way that no waiting helps": [
+        "unit/test_odd_engine.py::test_an_engine_that_cannot_make_containers_is_named_by_what_fails",
+        "unit/test_breaker.py::test_what_no_waiting_ends_is_not_waited_for",
+    ],
     "proxy: call cut in the middle": [
         "integration/test_inside_the_box.py::test_a_cut_completion_is_asked_for_again_under_the_same_number",
         "unit/test_leases.py::test_a_retried_call_gets_the_recorded_answer_and_never_a_second_sample",
@@ -130,6 +134,18 @@ ROWS = {
         f"{FAULTS}::test_run_outlives_whoever_listened_to_it",
         "integration/test_drain.py::test_run_under_nohup_outlives_its_terminal",
     ],
+    "task that always breaks": [
+        "integration/test_dead_tasks.py::test_dead_tasks_are_dropped_the_others_made_and_resume_gets_past",
+        "unit/test_breaker.py::test_ten_dead_tasks_in_a_row_end_no_run_and_a_dozen_do",
+    ],
+    "`serve`: a rollout past `env.worker_timeout`": [
+        "integration/atropos/test_serve_slots.py::test_a_rollout_cut_off_by_the_worker_timeout_ends_as_timeout_and_is_not_drawn_again"
+    ],
+    "`serve`: the run-api answers 5xx to a delivery, or the connection is cut": [
+        "integration/atropos/test_feed.py::test_gateway_s_answer_is_no_proof_that_nothing_arrived"
+    ],
+    "`serve`: killed or cancelled in a delivery": ["integration/atropos/test_serve_ended.py::test_ended_in_the_middle_of_a_delivery"],
+    "`serve`: the run-api is restarted with a delivery open": ["integration/atropos/test_serve_ended.py::test_ended_in_a_delivery_whose_fate_cannot_be_told_it_is_counted_and_not_sent_again"],
     "malformed task, bad attachment": [
         f"{FAULTS}::test_malformed_tasks_are_reported_and_the_run_goes_on",
         "unit/tasks/test_attachments.py::test_what_is_no_file_inside_the_folder_is_refused",
@@ -140,6 +156,10 @@ ROWS = {
     "orchestrator stopped (SIGSTOP, ^Z) or starved for over 20 s": [
         "unit/test_executor.py::test_standstill_of_our_own_is_nobodys_timeout",
         "unit/test_clock.py::test_standstill_is_noticed_and_a_busy_moment_is_none",
+    ],
+    "scorer or judge fails on one answer": [
+        "unit/scorers/test_processes.py::test_an_answer_that_breaks_the_scorer_is_worth_nothing_and_is_not_drawn_again",
+        "unit/scorers/test_judge.py::test_an_answer_at_which_the_judge_s_endpoint_fails_is_wrong_and_earns_no_other_try",
     ],
     "scorer or record broken": [
         "unit/test_executor.py::test_what_no_sandbox_can_help_is_not_retried",

@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 
 from orchestrator.errors import ConfigError
+from orchestrator.jsonl import MAX_RUN_FILE_BYTES
 from orchestrator.proof import is_own
 from orchestrator.setting import Given, Layer, Setting, give
 from orchestrator.settings import ATROPOS, SECTIONS
@@ -26,7 +27,6 @@ MODEL = "openai.model_name"
 ADDRESS = "openai.base_url"
 GROUPS_PATH = "env.data_path_to_save_groups"
 _KEY_MARK = "[key]"
-_MAX_BYTES = 16 << 20
 _SHOWN_CHARACTERS = 300
 # What decides what the data are, and nothing else: all that is taken from a run.json of somebody else's. A setting
 # that is not named here has to be said by the operator.
@@ -180,7 +180,7 @@ def read_run(directory: Path, asked: str = "env.resume") -> Mapping[str, Any]:
         if path.exists() and not path.is_file():  # a pipe would be waited for
             raise ConfigError(f"{asked}: {path} is no file")
         with path.open("rb") as file:
-            told = orjson.loads(file.read(_MAX_BYTES))
+            told = orjson.loads(file.read(MAX_RUN_FILE_BYTES))
     except OSError as error:
         raise ConfigError(f"{asked}: no run in {directory}: {RUN_FILE}: {error.strerror}") from error
     except orjson.JSONDecodeError as error:

@@ -1,9 +1,14 @@
-"""Strict JSON, one value per line, on disk when `append` returns; and such files after a sudden end."""
+"""Strict JSON, one value per line, on disk when `append` returns; such files after a sudden end, and from others.
+
+A line from others may be anything: as long as a disk, or short and a thousand times larger as a value.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
+import shutil
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +19,12 @@ import orjson
 from orchestrator.errors import ConfigError, OutputError
 from orchestrator.text import valid
 
+MAX_LINE_BYTES = 256 << 20  # a longer line is none of ours
+MAX_RUN_FILE_BYTES = 16 << 20  # run.json
+MAX_CONTAINERS = 1_000_000  # objects and arrays of a line: an empty one takes twenty times its text
+MAX_TALK = 4_000_000  # messages of all its prompts, which are told by what each adds to the one before
 _CHUNK_BYTES = 1 << 20
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 # JSON may hold these as they are, but many a reader of lines takes them for the end of one.
 _LINE_ENDS = {end.encode(): f"\\u{ord(end):04x}".encode() for end in ("\u0085", "\u2028", "\u2029")}
 
@@ -44,6 +54,42 @@ def write_whole(path: Path, value: Any, *, indent: bool = False, fsync: bool = F
     draft.replace(path)
     if fsync:
         _sync_folder(path.parent)
+
+
+def loads(text: bytes) -> Any:
+    """The value of a line. Raises orjson.JSONDecodeError also for one that would take far more memory than its
+    text, by itself or when its conversations are put together."""
+    demand_modest(text)
+    value = orjson.loads(text)
+    demand_short_talks(value)
+    return value
+
+
+def demand_modest(text: bytes) -> None:
+    """Raises orjson.JSONDecodeError for a line of too many values, be they nested or beside each other."""
+    if len(text) > MAX_LINE_BYTES:
+        raise orjson.JSONDecodeError(f"over {MAX_LINE_BYTES} bytes", "", 0)
+    short = len(text) <= _CHUNK_BYTES or _containers(text) <= MAX_CONTAINERS  # nearly always; else a closer look
+    if not short and _containers(_STRING.sub(b"", text)) > MAX_CONTAINERS:
+        raise orjson.JSONDecodeError(f"over {MAX_CONTAINERS} objects and arrays", "", 0)
+
+
+def demand_short_talks(line: Any) -> None:
+    """Raises orjson.JSONDecodeError for a rollout whose prompts, each written out, would fill the memory."""
+    completions = line.get("completions") if isinstance(line, dict) else None
+    length = together = 0
+    for completion in completions if isinstance(completions, list) else ():
+        if isinstance(completion, dict):
+            kept, messages = completion.get("kept"), completion.get("messages")
+            length = min(length, abs(kept)) if isinstance(kept, int) else length
+            length += len(messages) if isinstance(messages, list) else 0
+            together += length
+    if together > MAX_TALK:
+        raise orjson.JSONDecodeError(f"over {MAX_TALK} messages in its prompts together", "", 0)
+
+
+def _containers(text: bytes) -> int:
+    return text.count(b"[") + text.count(b"{")
 
 
 class JsonLines:
@@ -117,7 +163,9 @@ def set_end_aside(path: Path, start: int) -> int:
                 return 0
             with Path(f"{path}.torn").open("ab") as aside:
                 file.seek(start)
-                aside.write(file.read().removesuffix(b"\n") + b"\n")
+                shutil.copyfileobj(file, aside, _CHUNK_BYTES)
+                if os.pread(file.fileno(), 1, size - 1) != b"\n":
+                    aside.write(b"\n")
                 aside.flush()
                 os.fsync(aside.fileno())
             file.truncate(start)
@@ -142,7 +190,7 @@ def _whole_end(fd: int) -> int:
         return 0
     start = _line_start(fd, end - 1)
     try:
-        orjson.loads(os.pread(fd, end - start, start))
+        loads(os.pread(fd, min(end - start, MAX_LINE_BYTES + 1), start))
     except orjson.JSONDecodeError:
         return start
     return end

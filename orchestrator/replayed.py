@@ -137,13 +137,11 @@ def _prompts(then: list[Line], now: list[Line]) -> list[str]:
     return found
 
 
-def _conversations(completions: list[Line]) -> list[list[tuple[str, str]]]:
-    talks: list[list[tuple[str, str]]] = []
+def _conversations(completions: list[Line]) -> Iterator[list[tuple[str, str]]]:
     talk: list[tuple[str, str]] = []
     for completion in completions:
         talk = [*talk[: completion["kept"]], *((m["role"], m["content"]) for m in completion["messages"])]
-        talks.append(talk)
-    return talks
+        yield talk
 
 
 def _first_difference(old: list[tuple[str, str]], new: list[tuple[str, str]]) -> str:

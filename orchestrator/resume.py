@@ -19,8 +19,7 @@ import orjson
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.recorder import main_line
 from orchestrator.errors import ConfigError, RecordError
-from orchestrator.jsonl import set_end_aside, set_torn_end_aside
-from orchestrator.report.values import MAX_LINE_BYTES
+from orchestrator.jsonl import MAX_LINE_BYTES, loads, set_end_aside, set_torn_end_aside
 from orchestrator.rundir import SCHEMA
 from orchestrator.typed import typed
 from orchestrator.types import (
@@ -67,7 +66,7 @@ class Earlier:
         if text is None:
             return None
         try:
-            return read_attempt(orjson.loads(text), plan, tokenizer)
+            return read_attempt(loads(text), plan, tokenizer)
         except (KeyError, TypeError, ValueError, AttributeError, RecordError) as error:
             raise ConfigError(f"rollout {plan.rollout_id} cannot be read back, no resume: {error}") from error
 
@@ -252,7 +251,7 @@ def _demand_groups(path: Path) -> None:
     if torn and _GROUP_BEGINS.startswith(line[: len(_GROUP_BEGINS)]):
         return  # nothing yet, or the first group half written
     try:
-        group_number(place, orjson.loads(line))
+        group_number(place, loads(line))
     except (ConfigError, orjson.JSONDecodeError) as error:
         raise ConfigError(
             f"{place} is no group of this run; name the run's groups file in run.json, or put that file aside "
@@ -284,12 +283,16 @@ def _lines(path: Path) -> Iterator[tuple[str, Any, bytes]]:
     """(place, value, its text). A file that is not there holds nothing. Raises ConfigError."""
     try:
         with path.open("rb") as file:
-            for number, text in enumerate(file, 1):
+            number = 0
+            while text := file.readline(MAX_LINE_BYTES + 1):
+                number += 1
                 place = f"{path}:{number}"
                 try:
-                    yield place, orjson.loads(text), text
+                    yield place, loads(text), text
                 except orjson.JSONDecodeError as error:
-                    raise ConfigError(f"{place} is no JSON; put that line aside to resume") from error
+                    raise ConfigError(
+                        f"{place} is no JSON of a run ({error.msg}); put that line aside to resume"
+                    ) from error
     except FileNotFoundError:
         return
     except OSError as error:

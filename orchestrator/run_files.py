@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import ConfigError
+from orchestrator.jsonl import MAX_RUN_FILE_BYTES
 from orchestrator.report.values import mapping, parse
 
 RUN_FILE = "run.json"
 ROLLOUTS_FILE = "rollouts.jsonl"
 GROUPS_FILE = "groups.jsonl"
-_MAX_RUN_FILE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def read_description(directory: Path) -> dict[str, Any]:
         if not (path := directory / RUN_FILE).is_file():
             return {}
         with path.open("rb") as file:
-            return parse(file.read(_MAX_RUN_FILE_BYTES)) or {}
+            return parse(file.read(MAX_RUN_FILE_BYTES)) or {}
     except OSError:
         return {}
 

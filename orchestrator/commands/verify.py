@@ -15,6 +15,7 @@ from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.tokenizer import tokenizer_here
 from orchestrator.console import Console
 from orchestrator.errors import ConfigError
+from orchestrator.jsonl import MAX_LINE_BYTES, MAX_RUN_FILE_BYTES, demand_modest, demand_short_talks
 from orchestrator.text import printable
 from orchestrator.verify import CHECKS, Asked, Findings, check_group
 
@@ -68,7 +69,8 @@ def _asked(description: Path, findings: Findings) -> str | None:
     if not description.is_file():
         return None
     try:
-        told = json.loads(description.read_text("utf-8"))
+        with description.open("rb") as file:
+            told = json.loads(file.read(MAX_RUN_FILE_BYTES))
         findings.asked = Asked.of(told["config"]["env"])
         return str(told["groups_file"])
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
@@ -93,7 +95,7 @@ class _Rollouts(Mapping[str, Mapping[str, Any]]):
     def __getitem__(self, rollout_id: str) -> Mapping[str, Any]:
         with self._path.open("rb") as file:
             file.seek(self._places[rollout_id])
-            line: Mapping[str, Any] = json.loads(file.readline())
+            line: Mapping[str, Any] = json.loads(file.readline(MAX_LINE_BYTES + 1))
             return line
 
     def __iter__(self) -> Iterator[str]:
@@ -108,7 +110,9 @@ def _lines(path: Path, findings: Findings) -> Iterator[tuple[str, int, Any]]:
     try:
         with path.open("rb") as file:
             place = 0
-            for number, text in enumerate(file, 1):
+            number = 0
+            while text := file.readline(MAX_LINE_BYTES + 1):
+                number += 1
                 where = f"{path.name}:{number}"
                 try:
                     value = _loads(text, where, findings)
@@ -123,12 +127,14 @@ def _lines(path: Path, findings: Findings) -> Iterator[tuple[str, int, Any]]:
 
 def _loads(text: bytes, where: str, findings: Findings) -> Any:
     """NaN and the infinities are no JSON, but the rest of their line can still be looked at."""
+    demand_modest(text)
     try:
         value = json.loads(text, parse_constant=_refuse)
+        findings.check("shape", True, where)
     except _NoNumber as error:
         findings.check("shape", False, f"{where}: no strict JSON ({error})")
-        return json.loads(text)
-    findings.check("shape", True, where)
+        value = json.loads(text)
+    demand_short_talks(value)
     return value
 
 

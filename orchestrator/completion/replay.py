@@ -9,34 +9,40 @@ ends the rollout as `record_error`: there is nothing to score, and asking again 
 
 from __future__ import annotations
 
-import json
+import io
 import lzma
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from operator import index
 from pathlib import Path
 from typing import Any
 
 from orchestrator.completion.base import CompletionRequest, Ids, ids_of
 from orchestrator.errors import EnvironmentUnusable, RecordError
+from orchestrator.jsonl import MAX_LINE_BYTES, loads
 from orchestrator.typed import typed
 from orchestrator.types import Completion, Message
 
 Key = tuple[str, int]  # task id, index in the group
 Id = tuple[str, Key]  # rollout id and its place
 RECORDING = "rollouts.jsonl"
+MAX_UNPACKED_BYTES = 64 << 20  # of rollouts.jsonl.xz; the demo's has 5 MiB. Read, it is some eight times larger
+_XZ_MEMORY_BYTES = 128 << 20  # for unpacking: the strongest preset takes 65 MiB
+_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
+    """One call: what its prompt adds to the one before, and what was answered."""
+
+    kept: int
     messages: tuple[Message, ...]
+    segment: int
     prompt_ids: Ids | None
     completion: Completion
 
-    def answers(self, request: CompletionRequest) -> bool:
-        """Whether this is what was asked then: the same words and, where both sides have ids, the same ids."""
-        if self.messages != request.messages:
-            return False
-        return self.prompt_ids is None or request.prompt_ids is None or self.prompt_ids == request.prompt_ids
+
+Episode = tuple[_Recorded, ...]
 
 
 class ReplayCompleter:
@@ -44,9 +50,9 @@ class ReplayCompleter:
 
     def __init__(
         self,
-        episodes: Mapping[Key, tuple[_Recorded, ...]],
+        episodes: Mapping[Key, Episode],
         takes_ids: bool,
-        by_id: Mapping[Id, tuple[_Recorded, ...]] | None = None,
+        by_id: Mapping[Id, Episode] | None = None,
     ) -> None:
         self._episodes = episodes
         self._by_id = by_id or {}
@@ -61,13 +67,15 @@ class ReplayCompleter:
         path = run_directory / RECORDING
         if not path.exists() and (packed := path.with_name(f"{RECORDING}.xz")).exists():
             path = packed
-        episodes: dict[Key, tuple[_Recorded, ...]] = {}
-        by_id: dict[Id, tuple[_Recorded, ...]] = {}
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise EnvironmentUnusable(f"no recorded run in {run_directory}: {path.name} is no file")
+        episodes: dict[Key, Episode] = {}
+        by_id: dict[Id, Episode] = {}
         exact = True
         try:
             for number, text in enumerate(_lines(path), 1):
                 try:
-                    line = json.loads(text)
+                    line = loads(text)
                     if line.get("score") is None:
                         continue
                     key = (str(line["task_id"]), int(line["index"]))
@@ -79,8 +87,8 @@ class ReplayCompleter:
                     exact = exact and all(c["prompt_ids"] is not None for c in line["completions"])
                 except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
                     raise EnvironmentUnusable(f"{path}:{number} is no recorded rollout ({error})") from error
-        except (lzma.LZMAError, EOFError) as error:
-            raise EnvironmentUnusable(f"{path} is damaged: {error}") from error
+        except (lzma.LZMAError, EOFError, _TooLarge) as error:
+            raise EnvironmentUnusable(f"{path} is damaged, or made to be too large: {error}") from error
         except OSError as error:
             raise EnvironmentUnusable(f"no recorded run in {run_directory}: {error.strerror}") from error
         if not episodes:
@@ -97,10 +105,9 @@ class ReplayCompleter:
                 f"the recording of task {request.task_id!r}, rollout {request.index}, "
                 + (f"ends after {len(episode)} calls" if episode else "does not exist")
             )
-        recorded = episode[request.sequence - 1]
         self.served += 1
-        self.differing += not recorded.answers(request)
-        return recorded.completion
+        self.differing += not _answers(episode[: request.sequence], request)
+        return episode[request.sequence - 1].completion
 
     def account(self) -> str:
         """One line for the end of a run: how much was replayed, and how faithfully."""
@@ -112,21 +119,36 @@ class ReplayCompleter:
         """Nothing is open."""
 
 
+class _TooLarge(Exception):
+    """A recording that would fill the memory."""
+
+
 def _lines(path: Path) -> Iterator[bytes]:
-    with lzma.open(path) if path.suffix == ".xz" else path.open("rb") as file:
-        yield from file
+    with io.BytesIO(_unpacked(path)) if path.suffix == ".xz" else path.open("rb") as file:
+        while line := file.readline(MAX_LINE_BYTES + 1):
+            yield line
 
 
-def _episode(completions: list[dict[str, Any]]) -> tuple[_Recorded, ...]:
+def _unpacked(path: Path) -> bytes:
+    """Raises LZMAError, EOFError, _TooLarge."""
+    decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_BYTES)
+    text = bytearray()
+    with path.open("rb") as file:
+        while not decoder.eof:
+            packed = file.read(_CHUNK_BYTES) if decoder.needs_input else b""
+            if decoder.needs_input and not packed:
+                raise EOFError("it ends too early")
+            text += decoder.decompress(packed, max_length=_CHUNK_BYTES)
+            if len(text) > MAX_UNPACKED_BYTES:
+                raise _TooLarge(f"it holds more than {MAX_UNPACKED_BYTES >> 20} MiB; unpack it if you trust it")
+    return bytes(text)
+
+
+def _episode(completions: list[dict[str, Any]]) -> Episode:
     recorded: list[_Recorded] = []
-    talk: tuple[Message, ...] = ()
-    line: dict[int, Ids] = {}  # ids so far, by segment
     for c in completions:
-        talk = (*talk[: c["kept"]], *(typed(Message(m["role"], m["content"])) for m in c["messages"]))
+        kept, messages = index(c["kept"]), tuple(typed(Message(m["role"], m["content"])) for m in c["messages"])
         ids, logprobs, added = c["token_ids"], c["logprobs"], c["prompt_ids"]
-        prompt = None if added is None or ids is None else line.get(c["segment"], ids_of()) + ids_of(added)
-        if prompt is not None:
-            line[c["segment"]] = prompt + ids_of(ids)
         completion = Completion(
             text=c["text"],
             visible=c["visible"],
@@ -137,5 +159,30 @@ def _episode(completions: list[dict[str, Any]]) -> tuple[_Recorded, ...]:
             completion_tokens=c["completion_tokens"],
             policy_version=c["policy_version"],
         )
-        recorded.append(_Recorded(talk, prompt, typed(completion)))
+        prompt = None if added is None else ids_of(added)
+        recorded.append(_Recorded(kept, messages, c["segment"], prompt, typed(completion)))
     return tuple(recorded)
+
+
+def _answers(episode: Episode, request: CompletionRequest) -> bool:
+    """Whether its last call is what is asked: the same words and, where both sides have ids, the same ids."""
+    talk: tuple[Message, ...] = ()
+    for call in episode:
+        talk = (*talk[: call.kept], *call.messages)
+    if talk != request.messages:
+        return False
+    prompt = _prompt(episode)
+    return prompt is None or request.prompt_ids is None or prompt == request.prompt_ids
+
+
+def _prompt(episode: Episode) -> Ids | None:
+    """The ids of the last call's whole prompt: its segment's, prompts and samples one after the other."""
+    last, prompt = episode[-1], ids_of()
+    if last.prompt_ids is None or last.completion.tokens_T is None:
+        return None
+    for call in episode:
+        if call.segment == last.segment and call.prompt_ids is not None and call.completion.tokens_T is not None:
+            prompt += call.prompt_ids
+            if call is not last:
+                prompt += ids_of(call.completion.tokens_T)
+    return prompt

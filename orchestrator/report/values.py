@@ -13,7 +13,8 @@ from typing import Any
 
 import orjson
 
-MAX_LINE_BYTES = 256 << 20  # a longer line is no rollout; it is passed over in pieces
+from orchestrator.jsonl import MAX_LINE_BYTES, loads
+
 MAX_TEXT_CHARS = 32_768
 
 
@@ -26,7 +27,9 @@ class Skipped:
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """(offset, object) of each line; None for a line that is torn or no JSON object. No file: no lines."""
+    """(offset, object) of each line; None for a line that is torn or no JSON object. No file: no lines.
+
+    A line over MAX_LINE_BYTES is passed over in pieces."""
     try:
         if not path.is_file():  # a pipe would be waited for
             return
@@ -54,7 +57,7 @@ def read_at(path: Path, offset: int) -> dict[str, Any]:
 def parse(text: bytes) -> dict[str, Any] | None:
     """Strict JSON: NaN, lone surrogates and broken UTF-8 are refused with the whole line."""
     try:
-        value = orjson.loads(text)
+        value = loads(text)
     except orjson.JSONDecodeError:
         return None
     return value if isinstance(value, dict) else None

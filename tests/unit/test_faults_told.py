@@ -15,6 +15,8 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "faults.md"
 FAULTS = "integration/test_faults.py"
 BLAME = "integration/test_blame.py"
+ENDED = "integration/atropos/test_serve_ended.py"
+SLOTS = "integration/atropos/test_serve_slots.py"
 RESUME = "integration/test_kill_and_resume.py"
 LAUNCHER = "integration/launch/test_docker_launcher.py"
 TOOLS = "integration/test_web_tools.py"
@@ -139,13 +141,15 @@ ROWS = {
         "unit/test_breaker.py::test_ten_dead_tasks_in_a_row_end_no_run_and_a_dozen_do",
     ],
     "`serve`: a rollout past `env.worker_timeout`": [
-        "integration/atropos/test_serve_slots.py::test_a_rollout_cut_off_by_the_worker_timeout_ends_as_timeout_and_is_not_drawn_again"
+        f"{SLOTS}::test_a_rollout_cut_off_by_the_worker_timeout_ends_as_timeout_and_is_not_drawn_again"
     ],
     "`serve`: the run-api answers 5xx to a delivery, or the connection is cut": [
         "integration/atropos/test_feed.py::test_gateway_s_answer_is_no_proof_that_nothing_arrived"
     ],
-    "`serve`: killed or cancelled in a delivery": ["integration/atropos/test_serve_ended.py::test_ended_in_the_middle_of_a_delivery"],
-    "`serve`: the run-api is restarted with a delivery open": ["integration/atropos/test_serve_ended.py::test_ended_in_a_delivery_whose_fate_cannot_be_told_it_is_counted_and_not_sent_again"],
+    "`serve`: killed or cancelled in a delivery": [f"{ENDED}::test_ended_in_the_middle_of_a_delivery"],
+    "`serve`: the run-api is restarted with a delivery open": [
+        f"{ENDED}::test_ended_in_a_delivery_whose_fate_cannot_be_told_it_is_counted_and_not_sent_again"
+    ],
     "malformed task, bad attachment": [
         f"{FAULTS}::test_malformed_tasks_are_reported_and_the_run_goes_on",
         "unit/tasks/test_attachments.py::test_what_is_no_file_inside_the_folder_is_refused",

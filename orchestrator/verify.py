@@ -168,7 +168,8 @@ def _check_member(tokens: Any, member: Line, facts: Line, where: str, findings: 
     outcome = facts.get("outcome")
     findings.check("outcome", fresh and outcome in _SCORED, f"{where}: {outcome if fresh else 'a second time'}")
     if "messages" in member:
-        findings.check("messages", _messages_fit(member["messages"]), where)
+        side = facts.get("segment", 0) != facts.get("main_segment", facts.get("segment", 0))
+        findings.check("messages", _messages_fit(member["messages"], side=side), where)
     return fits
 
 
@@ -182,14 +183,16 @@ def _logprob_fits(logprob: Any, mask: Any) -> bool:
     return bool(logprob == MASKED_LOGPROB if mask == MASKED else logprob <= 0.0)
 
 
-def _messages_fit(messages: Any) -> bool:
+def _messages_fit(messages: Any, *, side: bool) -> bool:
+    """A `side` line begins as its agent asked: smolagents asks for a first plan without a system message."""
     if not isinstance(messages, list) or not messages:
         return False
     if not all(
         isinstance(m, dict) and isinstance(m.get("content"), str) and m.get("role") in _ROLES for m in messages
     ):
         return False
-    return [m["role"] for m in messages].count("system") == 1 and messages[0]["role"] == "system"
+    roles = [m["role"] for m in messages]
+    return "system" not in roles[1:] and (side or roles[0] == "system")
 
 
 def _check_record(

@@ -70,6 +70,19 @@ def look(group: dict[str, Any], rollouts: Rollouts | None, asked: Asked = ASKED)
     return findings
 
 
+def test_a_side_line_may_begin_without_a_system_message_and_the_main_line_may_not() -> None:
+    made = [a_member(index) for index in range(2)]
+    sides = tuple(replace(m, trajectory=trajectory(m.attempt.record, None, TAG, 1)) for m in made)
+    group = Group(0, Task("task", "?", "42"), sides, tuple(m.attempt for m in made))
+    lines = {m.attempt.plan.rollout_id: plain(rollout_line(m)) for m in made}
+    side = plain(scored_data_group(group))
+    assert [m["role"] for m in side["messages"][0]] == ["user", "assistant"]
+    assert look(side, lines).wrong == {}
+    right, rollouts = a_group()
+    del right["messages"][0][0]
+    assert "messages" in look(right, rollouts).wrong
+
+
 def test_a_right_group_passes_every_check() -> None:
     findings = look(*a_group())
     assert findings.wrong == {}

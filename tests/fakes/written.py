@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -29,5 +30,6 @@ def write_run(
                 else:
                     await run.record(result)
 
-    asyncio.run(write())
+    with ThreadPoolExecutor(1) as elsewhere:  # a browser's loop may be running in this thread
+        elsewhere.submit(asyncio.run, write()).result()
     return directory

@@ -12,8 +12,8 @@ from orchestrator.errors import RecordError, ScorerError
 from orchestrator.scorers.base import Scorer
 from orchestrator.types import Attempt, Ended, Failed, FailedName, Member, Trajectory
 
-# Linear in what was said, but that may be megabytes: no other work waits for these threads.
-_THREADS = ThreadPoolExecutor(2, "trajectory")
+# Linear in what was said, but that may be megabytes: no other work waits for this thread.
+_THREAD = ThreadPoolExecutor(1, "trajectory")
 
 
 async def grade(attempt: Attempt, tokenizer: Tokenizer | None, scorer: Scorer) -> Member | Attempt:
@@ -36,7 +36,7 @@ async def _trajectory(attempt: Attempt, tokenizer: Tokenizer | None) -> Trajecto
     """Raises RecordError, whatever went wrong: one rollout ends no run."""
     loop = asyncio.get_running_loop()
     try:
-        return await loop.run_in_executor(_THREADS, main_line, attempt.plan, attempt.record, tokenizer)
+        return await loop.run_in_executor(_THREAD, main_line, attempt.plan, attempt.record, tokenizer)
     except RecordError:
         raise
     except Exception as error:

@@ -11,10 +11,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.commands import process
 from orchestrator.config import Config
+from orchestrator.continued import read_run
 from orchestrator.demo.recording import RECORDING, Recording
 from orchestrator.demo.tokenizer import unpack
 from orchestrator.errors import ConfigError, EnvironmentUnusable
@@ -22,6 +24,7 @@ from orchestrator.launch.docker_client import connect, inspect_image
 from orchestrator.launch.image import ensure_image
 from orchestrator.launch.names import DEFAULT_IMAGE
 from orchestrator.progress import print_wrapped
+from orchestrator.run_files import saved_env
 from orchestrator.settings import OpenAISettings
 
 if TYPE_CHECKING:
@@ -38,11 +41,8 @@ def run(config: Config, live: bool) -> int:
     """As `process`. Raises EnvironmentUnusable without Docker, or without a local model where one is asked for;
     ConfigError for a run to go on with that is none of the demo's."""
     recording = Recording.read()
-    if config.env.resume is not None and config.env.dataset != TASKS:
-        raise ConfigError(
-            f"env.resume: the run in {config.env.resume} is none of `orchestrator demo`; go on with it by "
-            f"`orchestrator process --env.resume {config.env.resume}`"
-        )
+    if config.env.resume is not None:
+        demand_demo(config.env.resume)
     print_wrapped(_first_line(recording, live), sys.stdout)
     _need_image(config.env)
     if not live:
@@ -53,6 +53,15 @@ def run(config: Config, live: bool) -> int:
         env = config.env  # one group at a time: its end is what somebody waits for
         env = replace(env, max_concurrent_sandboxes=min(env.max_concurrent_sandboxes, recording.env["group_size"]))
         return process.run(_demo(replace(config, env=env), recording, server, told["tokenizer"]), "demo --live")
+
+
+def demand_demo(directory: Path) -> None:
+    """Raises ConfigError for a run to go on with that is none of the demo's."""
+    if saved_env(dict(read_run(directory))).get("dataset") != TASKS:
+        raise ConfigError(
+            f"env.resume: the run in {directory} is none of `orchestrator demo`; go on with it by "
+            f"`orchestrator process --env.resume {directory}`"
+        )
 
 
 def _first_line(recording: Recording, live: bool) -> str:

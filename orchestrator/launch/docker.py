@@ -109,7 +109,7 @@ class DockerLauncher:
         name = f"ready-{secrets.token_hex(8)}"
         self._unremoved[name] = None
         try:
-            await self._engine.create({"Image": spec.image, "Labels": self._labels()}, name)
+            await self._engine.create({"Image": spec.image, "Labels": self._labels(), "HostConfig": {}}, name)
             await uninterrupted(self._removed(name))
         except LaunchError:
             self._unremoved.pop(name, None)

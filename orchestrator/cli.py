@@ -280,7 +280,7 @@ def run_command(command: Command, argv: Sequence[str], carry_out: CarryOut | Non
     from orchestrator.config import resolve
 
     resumed = given.get("env.resume")
-    if command.without_endpoint and resumed is not None and resumed.value is not None:
+    if command.name == "demo" and resumed is not None and resumed.value is not None:
         import_module(command.module).demand_demo(resumed.value)  # before it is asked whose run it is
     run_directory = own[command.settings_of] if command.settings_of else None
     config = resolve(given, run=run_directory, defaults=command.defaults)

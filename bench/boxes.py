@@ -16,18 +16,18 @@ import docker
 from docker.utils import kwargs_from_env
 
 from orchestrator.completion.base import Completer, CompletionRequest
-from orchestrator.config import load_config
 from orchestrator.launch.channels import Channels
-from orchestrator.launch.confinement import verify_confinement
-from orchestrator.launch.docker import DockerLauncher
-from orchestrator.launch.hardening import sandbox_config
+from orchestrator.launch.docker.confinement import verify_confinement
+from orchestrator.launch.docker.hardening import sandbox_config
+from orchestrator.launch.docker.launcher import DockerLauncher
+from orchestrator.launch.docker.uids import UidSlots
+from orchestrator.launch.docker.verification import demand
 from orchestrator.launch.names import LABEL_DEADLINE, LABEL_OWNER, LABEL_PROJECT, LABEL_RUN, PROJECT
 from orchestrator.launch.owner import owner_label
 from orchestrator.launch.pool import WarmPool
 from orchestrator.launch.ramp import Ramp
-from orchestrator.launch.uids import UidSlots
-from orchestrator.launch.verification import demand
 from orchestrator.rollout import ParkedSandbox, Surroundings, parked_sandbox
+from orchestrator.settings.config import load_config
 from orchestrator.types import Completion, Confinement, SandboxSpec
 
 PYTHON = "/opt/sandbox/bin/python"  # of the image

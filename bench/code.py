@@ -15,8 +15,8 @@ from typing import Any
 
 from bench.numbers import p50, ratio_of_pairs
 from bench.report import Findings, Scale
-from sandbox.executor import Reach, WorkerExecutor
-from sandbox.identity import WORKER_NICE
+from sandbox.pid1.identity import WORKER_NICE
+from sandbox.runner.executor import Reach, WorkerExecutor
 from sandbox.types import AgentSettings
 from tests.fakes.worker_host import worker_link
 

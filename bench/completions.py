@@ -32,10 +32,10 @@ from bench.report import Findings, Scale
 from orchestrator.completion.base import Completer, CompletionRequest, Endpoint, ids_of
 from orchestrator.completion.connect import connect
 from orchestrator.completion.line import TokenLine, visible_text
-from orchestrator.completion.recorder import trajectory
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
+from orchestrator.completion.trajectory import trajectory
 from orchestrator.completion.vllm import VllmDialect
-from orchestrator.proxy.leases import Lease, stop_strings
+from orchestrator.proxy.lease import Lease, stop_strings
 from orchestrator.proxy.server import SandboxServer
 from orchestrator.types import Completion, CompletionKind, Limits, Message, Record, Sampling, Turn
 from tests.fakes.plans import a_plan

@@ -17,7 +17,7 @@ from orchestrator.completion.base import Completer, Endpoint
 from orchestrator.completion.connect import connect
 from orchestrator.completion.control import EndpointControl
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
-from orchestrator.proxy.leases import Lease
+from orchestrator.proxy.lease import Lease
 from orchestrator.types import CompletionKind, Message
 from tests.fakes.inference import Fault, ScriptedServer, always
 from tests.fakes.inference.faults import Kind

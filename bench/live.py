@@ -21,8 +21,8 @@ from orchestrator.completion.base import Completer, CompletionRequest, Endpoint
 from orchestrator.completion.connect import connect
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.errors import RolloutError
-from orchestrator.launch.docker_sandbox import DockerSandbox
-from orchestrator.proxy.leases import Lease
+from orchestrator.launch.docker.sandbox import DockerSandbox
+from orchestrator.proxy.lease import Lease
 from orchestrator.rollout import ParkedSandbox, Surroundings
 from orchestrator.types import Completion
 from tests.fakes.plans import a_plan

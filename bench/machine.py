@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.launch.docker_client import connect
+from orchestrator.launch.docker.client import connect
 
 TICKS = os.sysconf("SC_CLK_TCK")
 ENGINE_S = 60

@@ -25,11 +25,11 @@ from pathlib import Path
 from bench.machine import open_files, rss_bytes, threads
 from orchestrator import Orchestrator, load_config
 from orchestrator.completion.tokenizer import load_tokenizer
-from orchestrator.config import Config
 from orchestrator.engine import Observer
-from orchestrator.rundir import RunDirectory
+from orchestrator.run.directory import RunDirectory
+from orchestrator.run.groups import GroupsFile
+from orchestrator.settings.config import Config
 from orchestrator.types import Attempt, Member, Task
-from orchestrator.writers import GroupsFile
 from tests.fakes.tokenizer import tokenizer_folder
 
 
@@ -149,7 +149,7 @@ def main() -> None:
         print(json.dumps(asdict(mark)), flush=True)
 
     load_tokenizer(str(tokenizer_folder()))  # its library takes a second to import
-    importlib.import_module("orchestrator.surroundings")  # imported late by design: `orchestrator --help` is quick
+    importlib.import_module("orchestrator.opening")  # imported late by design: `orchestrator --help` is quick
     print("ready", flush=True)
     sys.stdin.readline()
     with tempfile.TemporaryDirectory(prefix="bench") as home:

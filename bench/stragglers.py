@@ -28,7 +28,7 @@ async def measure(scale: Scale) -> Findings:
     found = Findings()
     groups = scale.pick(2, 8, 24)
     promise = {} if scale is Scale.TINY else {"at_most": 1.15}
-    importlib.import_module("orchestrator.surroundings")
+    importlib.import_module("orchestrator.opening")
     drawn = [
         long_tail(groups * GROUP_SIZE, scale.pick(0.1, 2.0, 2.0), SEED + run) for run in range(scale.pick(1, 2, 5))
     ]

@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from orchestrator.config import load_config
     from orchestrator.engine import Orchestrator
+    from orchestrator.settings.config import load_config
 
 __version__ = "0.1.0"
 __all__ = ["Orchestrator", "__version__", "load_config"]
@@ -25,7 +25,7 @@ def __getattr__(name: str) -> Any:
 
         return Orchestrator
     if name == "load_config":
-        from orchestrator.config import load_config
+        from orchestrator.settings.config import load_config
 
         return load_config
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

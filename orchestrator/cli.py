@@ -14,10 +14,11 @@ from pathlib import Path
 
 from orchestrator import __version__
 from orchestrator.errors import AuthenticationError, ConfigError, EnvironmentUnusable, OrchestratorError
-from orchestrator.flags import OPTIONS, Command, parse
 from orchestrator.launch.names import EXTRAS
-from orchestrator.setting import Layer, Setting, nearest
-from orchestrator.settings import (
+from orchestrator.settings.flags import OPTIONS, Command, parse
+from orchestrator.settings.kinds import Choice, File, Flag, Text
+from orchestrator.settings.row import Layer, Setting, nearest
+from orchestrator.settings.table import (
     AGENT,
     ATROPOS,
     ENDPOINT,
@@ -31,9 +32,8 @@ from orchestrator.settings import (
     TASKS,
     TOOLS,
 )
-from orchestrator.streams import guard_streams
+from orchestrator.terminal.streams import guard_streams
 from orchestrator.text import printable
-from orchestrator.values import Choice, File, Flag, Text
 
 CarryOut = Mapping[str, Callable[..., int]]
 _LEVELS = re.compile(r"[123](, ?[123])*").fullmatch
@@ -246,7 +246,7 @@ def _main(argv: list[str], carry_out: CarryOut) -> int:
         return 0
     command, rest = find_command(argv, COMMANDS)
     if not _HELP.isdisjoint(rest):
-        from orchestrator.help import command_help
+        from orchestrator.settings.help import command_help
 
         _say(command_help(command))
         return 0
@@ -277,7 +277,7 @@ def run_command(command: Command, argv: Sequence[str], carry_out: CarryOut | Non
     }
     if not command.uses:
         return int(import_module(command.module).run(**own))
-    from orchestrator.config import resolve
+    from orchestrator.settings.config import resolve
 
     resumed = given.get("env.resume")
     if command.name == "demo" and resumed is not None and resumed.value is not None:
@@ -308,7 +308,7 @@ def _families() -> set[str]:
 
 
 def _overview(family: str = "") -> str:
-    from orchestrator.help import overview
+    from orchestrator.settings.help import overview
 
     return overview([command for command in COMMANDS if command.name.startswith(family)])
 

@@ -25,22 +25,22 @@ from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.executor import Executor, Launching
 from orchestrator.grade import grade
 from orchestrator.group import GroupPolicy, Unfinished, run_group
-from orchestrator.launch.hardening import too_large
-from orchestrator.launch.uninterrupted import uninterrupted
+from orchestrator.launch.docker.hardening import too_large
 from orchestrator.plan import backfill, plan_group
-from orchestrator.proxy.output import OutputRule
+from orchestrator.proxy.left_files import OutputRule
 from orchestrator.redact import redact
-from orchestrator.resume import Earlier
 from orchestrator.rollout import Surroundings
+from orchestrator.run.earlier import Earlier
+from orchestrator.run.groups import GroupFormat
 from orchestrator.scorers.base import Scorer
-from orchestrator.scoring import open_scorer
+from orchestrator.scorers.opening import open_scorer
 from orchestrator.slots import Slots
 from orchestrator.tools.base import HostTool
 from orchestrator.types import Attempt, BadTask, EndedName, FailedName, Group, Member, RolloutPlan, Split, Task
-from orchestrator.writers import GroupFormat
+from orchestrator.waits import uninterrupted
 
 if TYPE_CHECKING:
-    from orchestrator.config import Config
+    from orchestrator.settings.config import Config
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class Orchestrator:
 
     async def __aenter__(self) -> Orchestrator:
         """Checks and opens everything. Raises EnvironmentUnusable before any task is touched."""
-        from orchestrator.surroundings import open_surroundings
+        from orchestrator.opening import open_surroundings
 
         async with AsyncExitStack() as stack:
             self._scorer = await open_scorer(self.config, stack)

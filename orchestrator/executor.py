@@ -13,12 +13,12 @@ from typing import Any
 
 from orchestrator.breaker import Breaker, HealthGate
 from orchestrator.errors import AuthenticationError, OrchestratorError, RolloutError
-from orchestrator.launch.uninterrupted import uninterrupted
 from orchestrator.outcome import failed
 from orchestrator.plan import next_attempt
 from orchestrator.rollout import Surroundings, first_of, run_rollout
 from orchestrator.slots import Slots
 from orchestrator.types import RETRIED, Attempt, Ended, Failed, FailedName, Member, Record, RolloutPlan
+from orchestrator.waits import uninterrupted
 
 log = logging.getLogger(__name__)
 

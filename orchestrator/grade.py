@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from orchestrator.completion.base import Tokenizer
-from orchestrator.completion.recorder import main_line
+from orchestrator.completion.trajectory import main_line
 from orchestrator.errors import RecordError, ScorerError
 from orchestrator.scorers.base import Scorer
 from orchestrator.types import Attempt, Ended, Failed, FailedName, Member, Trajectory

@@ -18,18 +18,18 @@ from pathlib import Path
 from time import time
 from typing import Any
 
+from orchestrator.agents.equipment import Equipment
 from orchestrator.breaker import Breaker
 from orchestrator.completion.base import Completer, Tokenizer
 from orchestrator.completion.control import EndpointControl
-from orchestrator.equipment import Equipment
 from orchestrator.errors import LaunchError, RolloutError, SandboxLostError
 from orchestrator.launch.base import Launcher, Sandbox
 from orchestrator.launch.pool import WarmPool
 from orchestrator.launch.ramp import Ramp
 from orchestrator.outcome import ClockExpired, DeadlineExpired, Ending, decide
 from orchestrator.proxy.clock import standstill
-from orchestrator.proxy.leases import Lease, Submission
-from orchestrator.proxy.output import OutputRule
+from orchestrator.proxy.lease import Lease, Submission
+from orchestrator.proxy.left_files import OutputRule
 from orchestrator.proxy.server import SandboxServer
 from orchestrator.tools.base import HostTool
 from orchestrator.types import (

@@ -2,7 +2,7 @@
 
 import sys
 
-from sandbox.packed import PackedImports
+from sandbox.boot.packed import PackedImports
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,12 +18,12 @@ def main() -> int:
 
 def imported() -> "Callable[[list[str]], int]":
     """What takes the arguments, with everything imported."""
-    from sandbox.diet import deferred_imports
+    from sandbox.boot.diet import deferred_imports
 
     with deferred_imports():
-        from sandbox import agent, runner
-        from sandbox.arguments import box_of
-        from sandbox.supervisor import Supervisor
+        from sandbox.boot.arguments import box_of
+        from sandbox.pid1.supervisor import Supervisor
+        from sandbox.runner import agent, runner
     agent.prepare()
     return lambda arguments: Supervisor(box_of(arguments), runner.main).run()
 

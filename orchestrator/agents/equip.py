@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from orchestrator.agents.equipment import Equipment
 from orchestrator.agents.program import read_program
 from orchestrator.agents.templates import read_templates
-from orchestrator.equipment import Equipment
 from orchestrator.errors import ConfigError
 from orchestrator.tools.base import FILE_TOOLS, HostTool
 from orchestrator.tools.brought import check_names, host_tool, sandbox_tool
 from orchestrator.tools.functions import Workers
 
 if TYPE_CHECKING:
-    from orchestrator.settings import EnvSettings
+    from orchestrator.settings.table import EnvSettings
 
 
 def equip(env: EnvSettings) -> Equipment:

@@ -1,4 +1,4 @@
-"""Kinds of settings that are the agent's: code tags, managed agents. See `orchestrator.values`."""
+"""Kinds of settings that are the agent's: code tags, managed agents. See `orchestrator.settings.kinds`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.settings.kinds import Whole, json_value
 from orchestrator.types import AgentKind, ManagedAgent
-from orchestrator.values import Whole, json_value
 
 MARKDOWN = ("```python", "```")
 MAX_AGENTS = 16

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from orchestrator.equipment import ProgramFile
+from orchestrator.agents.equipment import ProgramFile
 from orchestrator.errors import ConfigError
 
 MAIN = "__main__.py"

@@ -28,9 +28,9 @@ from orchestrator.atropos.settings import (
 from orchestrator.atropos.stream import Item
 from orchestrator.commands import process
 from orchestrator.completion.tokenizer import HubTokenizer, tokenizer_folder
-from orchestrator.config import Config
 from orchestrator.errors import ConfigError
-from orchestrator.surroundings import find_tokenizer
+from orchestrator.opening import find_tokenizer
+from orchestrator.settings.config import Config
 
 # Its import sets it to DEBUG, and it would log a line for every 0.1 s.
 logging.getLogger("atroposlib").setLevel(logging.WARNING)

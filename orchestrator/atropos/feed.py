@@ -30,7 +30,7 @@ from orchestrator.atropos.run_api import (
 from orchestrator.atropos.stream import Item, TaskStream
 from orchestrator.errors import ConfigError, OrchestratorError, RunUnhealthy
 from orchestrator.group import Unfinished
-from orchestrator.launch.uninterrupted import uninterrupted
+from orchestrator.waits import uninterrupted
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 
 from orchestrator.completion.base import Tokenizer
-from orchestrator.output import Output
-from orchestrator.resume import Earlier, group_number
+from orchestrator.run.earlier import Earlier, group_number
+from orchestrator.run.session import Output
 from orchestrator.types import Attempt, Group, Member, RolloutPlan
 
 Result = Member | Attempt

@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from orchestrator.errors import ConfigError, OutputError
-from orchestrator.jsonl import write_whole
+from orchestrator.run.lines import write_whole
 
 SCHEMA = 1
 

@@ -20,23 +20,23 @@ import aiohttp
 from orchestrator.atropos.feed import Feed, Terms, check_batch_size
 from orchestrator.atropos.kept import Kept
 from orchestrator.atropos.position import Checkpoints, Ledger, Position, read_position, write_position
+from orchestrator.atropos.prompt_size import least_prompt_tokens
 from orchestrator.atropos.run_api import Registration, RunApi, Trainer
 from orchestrator.atropos.stream import Item, TaskStream
 from orchestrator.atropos.tracking import Metrics, Tracking
-from orchestrator.config import Config
 from orchestrator.engine import Observer, Orchestrator, first_error
 from orchestrator.errors import ConfigError
-from orchestrator.evaluation import evaluate
+from orchestrator.evaluation.evaluate import evaluate
 from orchestrator.executor import Executor
-from orchestrator.launch.uninterrupted import uninterrupted
-from orchestrator.output import Output, describe, observe, open_output, run_directory_path
-from orchestrator.progress import PlainProgress, Tally, closing_table
-from orchestrator.prompt_size import least_prompt_tokens
-from orchestrator.signals import Stopped, stoppable
+from orchestrator.run.groups import check_writable
+from orchestrator.run.session import Output, describe, observe, open_output, run_directory_path
+from orchestrator.settings.config import Config
 from orchestrator.tasks.base import TaskSource
 from orchestrator.tasks.split import evaluation_tasks, training_tasks
+from orchestrator.terminal.progress import PlainProgress, Tally, closing_table
+from orchestrator.terminal.signals import Stopped, stoppable
 from orchestrator.types import Attempt, BadTask, FailedName, Member, RolloutPlan
-from orchestrator.writers import check_writable
+from orchestrator.waits import uninterrupted
 
 EXIT_INCOMPLETE = 1
 POSITION_FILE = "position.json"

@@ -1,7 +1,7 @@
 """Our settings as Atropos' pydantic models, and back.
 
 `orchestrator serve` has a Config; Atropos users hand over a BaseEnvConfig and APIServerConfigs. The table in
-`orchestrator.settings` stays the only place where a setting is described and checked.
+`orchestrator.settings.table` stays the only place where a setting is described and checked.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any, Literal
 from atroposlib.envs.base import APIServerConfig, BaseEnvConfig
 from pydantic import Field, create_model
 
-from orchestrator.config import Config, load_config
 from orchestrator.redact import Secret
-from orchestrator.settings import EnvSettings, OpenAISettings
+from orchestrator.settings.config import Config, load_config
+from orchestrator.settings.table import EnvSettings, OpenAISettings
 
 _ENV_ROWS = EnvSettings.rows()
 _OWN_TYPES = {"tokenizer_name": str | None, "max_num_workers": int}

@@ -15,20 +15,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.commands import process
-from orchestrator.config import Config
-from orchestrator.continued import read_run
 from orchestrator.demo.recording import RECORDING, Recording
 from orchestrator.demo.tokenizer import unpack
 from orchestrator.errors import ConfigError, EnvironmentUnusable
-from orchestrator.launch.docker_client import connect, inspect_image
-from orchestrator.launch.image import ensure_image
+from orchestrator.launch.docker.client import connect, inspect_image
+from orchestrator.launch.image.build import ensure_image
 from orchestrator.launch.names import DEFAULT_IMAGE
-from orchestrator.progress import print_wrapped
-from orchestrator.run_files import saved_env
-from orchestrator.settings import OpenAISettings
+from orchestrator.run.files import saved_env
+from orchestrator.settings.config import Config
+from orchestrator.settings.saved import read_run
+from orchestrator.settings.table import OpenAISettings
+from orchestrator.terminal.progress import print_wrapped
 
 if TYPE_CHECKING:
-    from orchestrator.settings import EnvSettings
+    from orchestrator.settings.table import EnvSettings
 
 TASKS = "python:orchestrator.demo.recording:tasks"
 LOCAL_REQUESTS = 2  # at a time: more only take CPU time from each other

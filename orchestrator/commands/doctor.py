@@ -16,7 +16,7 @@ from orchestrator.doctor.services import check_keys, check_services, check_web_t
 from orchestrator.text import printable
 
 if TYPE_CHECKING:
-    from orchestrator.config import Config
+    from orchestrator.settings.config import Config
 
 UNUSABLE = 3
 WIDTH = 10

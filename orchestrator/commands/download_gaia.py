@@ -12,9 +12,9 @@ from pathlib import Path
 
 from rich.table import Table
 
-from orchestrator.console import Console
-from orchestrator.gaia_download import ANNOTATED, RAW, Wanted, download_gaia, in_mb
-from orchestrator.gaia_folder import LEVELS, YEAR, SplitAccount, take_account
+from orchestrator.tasks.gaia.download import ANNOTATED, RAW, Wanted, download_gaia, in_mb
+from orchestrator.tasks.gaia.folder import LEVELS, YEAR, SplitAccount, take_account
+from orchestrator.terminal.console import Console
 
 SHOWN = 5  # problems printed
 

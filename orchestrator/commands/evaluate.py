@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING
 from orchestrator.completion.replay import ReplayCompleter
 from orchestrator.engine import Observer, Orchestrator
 from orchestrator.errors import ConfigError
-from orchestrator.evaluation import evaluation_config, measure
-from orchestrator.evaluation_files import EvaluationFiles
-from orchestrator.evaluation_table import print_evaluation
-from orchestrator.measured import Evaluation, Prices
-from orchestrator.progress import PlainProgress, Tally, open_progress
-from orchestrator.rundir import new_run_directory
-from orchestrator.signals import Stopped, stoppable
+from orchestrator.evaluation.evaluate import evaluation_config, measure
+from orchestrator.evaluation.files import EvaluationFiles
+from orchestrator.evaluation.measured import Evaluation, Prices
+from orchestrator.evaluation.table import print_evaluation
+from orchestrator.run.directory import new_run_directory
 from orchestrator.tasks.split import evaluation_tasks
+from orchestrator.terminal.progress import PlainProgress, Tally, open_progress
+from orchestrator.terminal.signals import Stopped, stoppable
 from orchestrator.types import Attempt, BadTask, Group, Member
 
 if TYPE_CHECKING:
-    from orchestrator.config import Config
-    from orchestrator.settings import EnvSettings
+    from orchestrator.settings.config import Config
+    from orchestrator.settings.table import EnvSettings
 
 EXIT_INCOMPLETE = 1
 

@@ -6,11 +6,11 @@ import asyncio
 import sys
 from typing import TYPE_CHECKING
 
-from orchestrator.launch.image import ensure_image
+from orchestrator.launch.image.build import ensure_image
 from orchestrator.launch.names import DEFAULT_IMAGE
 
 if TYPE_CHECKING:
-    from orchestrator.config import Config
+    from orchestrator.settings.config import Config
 
 
 def run(config: Config, base_image: str | None, force: bool, with_: str | None) -> int:

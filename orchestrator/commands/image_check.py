@@ -18,11 +18,11 @@ from docker.errors import APIError, DockerException
 
 from orchestrator.errors import ConfigError, EnvironmentUnusable, ProtocolError, RolloutError
 from orchestrator.launch.channels import Channels
-from orchestrator.launch.confinement import untold_by, verify_confinement
-from orchestrator.launch.context import BuildContext, context_root
-from orchestrator.launch.docker import DockerLauncher
-from orchestrator.launch.docker_client import connect, inspect_image, why_refused, why_unreachable
-from orchestrator.launch.image_facts import PROBE, PYTHON, Fact, found_inside, told_by_the_engine
+from orchestrator.launch.docker.client import connect, inspect_image, why_refused, why_unreachable
+from orchestrator.launch.docker.confinement import untold_by, verify_confinement
+from orchestrator.launch.docker.launcher import DockerLauncher
+from orchestrator.launch.image.context import BuildContext, context_root
+from orchestrator.launch.image.facts import PROBE, PYTHON, Fact, found_inside, told_by_the_engine
 from orchestrator.launch.names import LABEL_OWNER, LABEL_PROJECT, PROJECT
 from orchestrator.launch.owner import owner_label
 from orchestrator.proxy.server import SandboxServer

@@ -7,21 +7,21 @@ from contextlib import AsyncExitStack, ExitStack, aclosing
 from typing import TYPE_CHECKING
 
 from orchestrator.completion.replay import ReplayCompleter
-from orchestrator.continued import RUN_FILE
 from orchestrator.engine import Observer, Orchestrator
 from orchestrator.errors import RunUnhealthy
-from orchestrator.launch.uninterrupted import uninterrupted
-from orchestrator.output import Output, describe, observe, open_output, run_directory_path
-from orchestrator.progress import Tally, closing_table, dropped_text, open_progress
 from orchestrator.report import write_report
 from orchestrator.rollout import Surroundings
-from orchestrator.signals import Stopped, stoppable
+from orchestrator.run.groups import check_writable
+from orchestrator.run.session import Output, describe, observe, open_output, run_directory_path
+from orchestrator.settings.saved import RUN_FILE
 from orchestrator.tasks.split import training_tasks
+from orchestrator.terminal.progress import Tally, closing_table, dropped_text, open_progress
+from orchestrator.terminal.signals import Stopped, stoppable
 from orchestrator.types import Group
-from orchestrator.writers import check_writable
+from orchestrator.waits import uninterrupted
 
 if TYPE_CHECKING:
-    from orchestrator.config import Config
+    from orchestrator.settings.config import Config
 
 EXIT_INCOMPLETE = 1
 

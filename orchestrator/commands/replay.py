@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator import __version__
-from orchestrator.config import Config
 from orchestrator.engine import Observer, Orchestrator, first_error
 from orchestrator.errors import ConfigError
 from orchestrator.executor import Executor, failure_of
 from orchestrator.redact import Secret
-from orchestrator.replayed import Line, Recorded, differences, plan_of
-from orchestrator.run_files import ROLLOUTS_FILE, read_description
-from orchestrator.rundir import RunDirectory, new_run_directory
-from orchestrator.settings import OpenAISettings
-from orchestrator.signals import Stopped, stoppable
+from orchestrator.run.compared import Line, Recorded, differences, plan_of
+from orchestrator.run.directory import RunDirectory, new_run_directory
+from orchestrator.run.files import ROLLOUTS_FILE, read_description
+from orchestrator.settings.config import Config
+from orchestrator.settings.table import OpenAISettings
 from orchestrator.tasks.split import evaluation_tasks, training_tasks
+from orchestrator.terminal.signals import Stopped, stoppable
 from orchestrator.text import printable
 from orchestrator.tools.recorded import RecordedCalls, RecordedTool
 from orchestrator.types import Task

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from orchestrator.surroundings import find_tokenizer
+from orchestrator.opening import find_tokenizer
 
 if TYPE_CHECKING:
-    from orchestrator.config import Config
+    from orchestrator.settings.config import Config
 
 
 def run(config: Config) -> int:

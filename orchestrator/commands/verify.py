@@ -13,11 +13,11 @@ from rich.table import Table
 
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.tokenizer import tokenizer_here
-from orchestrator.console import Console
 from orchestrator.errors import ConfigError
-from orchestrator.jsonl import MAX_LINE_BYTES, MAX_RUN_FILE_BYTES, demand_modest, demand_short_talks
+from orchestrator.run.lines import MAX_LINE_BYTES, MAX_RUN_FILE_BYTES, demand_modest, demand_short_talks
+from orchestrator.run.verify import CHECKS, Asked, Findings, check_group
+from orchestrator.terminal.console import Console
 from orchestrator.text import printable
-from orchestrator.verify import CHECKS, Asked, Findings, check_group
 
 SHOWN = 5  # places printed per check
 
@@ -42,7 +42,7 @@ def run(path: Path) -> int:
 
 def _tokenizer(path: Path) -> Tokenizer | None:
     """The run's own, where it is on this machine."""
-    from orchestrator.run_files import read_description, saved_tokenizer  # and with it all that makes reports
+    from orchestrator.run.files import read_description, saved_tokenizer  # and with it all that makes reports
 
     return tokenizer_here(saved_tokenizer(read_description(path if path.is_dir() else path.parent)))
 

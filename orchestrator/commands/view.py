@@ -11,11 +11,11 @@ from pathlib import Path
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.tokenizer import load_tokenizer, tokenizer_here
 from orchestrator.errors import ConfigError, OutputError
-from orchestrator.progress import LABEL_WIDTH, print_wrapped, share
 from orchestrator.report import write_report
 from orchestrator.report.from_groups import write_rollouts
 from orchestrator.report.summary import Run
-from orchestrator.run_files import RunFiles, find_run, is_going_on, read_description, saved_tokenizer
+from orchestrator.run.files import RunFiles, find_run, is_going_on, read_description, saved_tokenizer
+from orchestrator.terminal.progress import LABEL_WIDTH, print_wrapped, share
 
 
 def run(path: Path, output: Path | None, tokenizer: str | None, browser: bool) -> int:

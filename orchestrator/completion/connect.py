@@ -176,7 +176,7 @@ async def _compare_tokenizers(dialect: Dialect, client: HttpClient, tokenizer: H
 
 async def _chat(endpoint: Endpoint, requests: int) -> Completer:
     # The client costs 0.8 s of imports: only where it is used.
-    from orchestrator.completion.openai import OpenAICompleter
+    from orchestrator.completion.chat import OpenAICompleter
 
     completer = OpenAICompleter(endpoint)
     try:

@@ -19,8 +19,8 @@ from typing import Any
 
 from orchestrator.completion.base import CompletionRequest, Ids, ids_of
 from orchestrator.errors import EnvironmentUnusable, RecordError
-from orchestrator.jsonl import MAX_LINE_BYTES, loads
-from orchestrator.typed import typed
+from orchestrator.run.lines import MAX_LINE_BYTES, loads
+from orchestrator.run.typed import typed
 from orchestrator.types import Completion, Message
 
 Key = tuple[str, int]  # task id, index in the group

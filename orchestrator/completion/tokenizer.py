@@ -22,8 +22,8 @@ import orjson
 from orchestrator.completion.base import Span, ids_of
 from orchestrator.completion.control_tokens import ControlTokens
 from orchestrator.errors import EnvironmentUnusable, RecordError
+from orchestrator.settings.kinds import path_of
 from orchestrator.types import Message
-from orchestrator.values import path_of
 
 HUB_TIMEOUT_S = 1.5
 _FLAG = "--env.tokenizer_name"

@@ -11,7 +11,7 @@ from pathlib import Path
 from orchestrator.doctor.finding import Finding, fail, ok, warn
 from orchestrator.errors import ConfigError
 from orchestrator.launch.channels import longest_socket, make_owned_directory, socket_fits
-from orchestrator.writers import check_writable
+from orchestrator.run.groups import check_writable
 
 GIB = 1 << 30
 ENOUGH_BYTES = 5 * GIB  # the image is 0.2 GiB; a rollout's record some hundred kilobytes

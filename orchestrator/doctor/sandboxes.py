@@ -14,18 +14,18 @@ from orchestrator.doctor.finding import Finding, fail, ok, warn
 from orchestrator.doctor.machine import check_room
 from orchestrator.errors import ConfigError, DockerError, EnvironmentUnusable, RolloutError
 from orchestrator.launch.channels import Channels
-from orchestrator.launch.confinement import untold_by, verify_confinement
-from orchestrator.launch.context import BuildContext, context_root
-from orchestrator.launch.docker import DockerLauncher
-from orchestrator.launch.engine_calls import Engine
-from orchestrator.launch.engine_facts import advice, image_problem, missing_features
-from orchestrator.launch.image import is_current
-from orchestrator.launch.verification import demand
+from orchestrator.launch.docker.calls import Engine
+from orchestrator.launch.docker.confinement import untold_by, verify_confinement
+from orchestrator.launch.docker.facts import advice, image_problem, missing_features
+from orchestrator.launch.docker.launcher import DockerLauncher
+from orchestrator.launch.docker.verification import demand
+from orchestrator.launch.image.build import is_current
+from orchestrator.launch.image.context import BuildContext, context_root
 from orchestrator.rollout import parked_sandbox
 from orchestrator.types import Confinement, SandboxSpec
 
 if TYPE_CHECKING:
-    from orchestrator.config import Config
+    from orchestrator.settings.config import Config
 
 START_TIMEOUT_S = 120.0
 

@@ -12,11 +12,11 @@ from orchestrator.completion.replay import ReplayCompleter
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.doctor.finding import Finding, fail, ok, warn
 from orchestrator.errors import CompletionError, EnvironmentUnusable
-from orchestrator.surroundings import REPLAY, endpoint, find_tokenizer
+from orchestrator.opening import REPLAY, endpoint, find_tokenizer
 
 if TYPE_CHECKING:
-    from orchestrator.config import Config
-    from orchestrator.settings import OpenAISettings
+    from orchestrator.settings.config import Config
+    from orchestrator.settings.table import OpenAISettings
 
 USAGE_TIMEOUT_S = 15.0
 

@@ -15,8 +15,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from typing import Generic, Protocol, TypeVar
 
 from orchestrator.errors import LaunchError, RolloutError
-from orchestrator.launch.uninterrupted import uninterrupted
 from orchestrator.types import SandboxSpec
+from orchestrator.waits import uninterrupted
 
 log = logging.getLogger(__name__)
 

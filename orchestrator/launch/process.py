@@ -22,9 +22,9 @@ from pathlib import Path
 
 from orchestrator.errors import EnvironmentUnusable, LaunchError
 from orchestrator.launch.channels import make_owned_directory
-from orchestrator.launch.context import context_root
-from orchestrator.launch.uninterrupted import uninterrupted
+from orchestrator.launch.image.context import context_root
 from orchestrator.types import SandboxExit, SandboxSpec
+from orchestrator.waits import uninterrupted
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from orchestrator.errors import DockerError
 from orchestrator.launch.channels import DRAFT_PREFIX, OWNER_FILE, PREFIX
-from orchestrator.launch.engine_calls import Engine
+from orchestrator.launch.docker.calls import Engine
 from orchestrator.launch.names import LABEL_DEADLINE, LABEL_OWNER, LABEL_PROJECT, LABEL_RUN, LABEL_STAGE, PROJECT
 from orchestrator.launch.owner import Owner, this_process
 

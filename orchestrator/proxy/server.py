@@ -16,12 +16,12 @@ import grpc.aio
 
 from orchestrator.errors import EnvironmentUnusable, LaunchError, ProtocolError
 from orchestrator.launch.names import SOCKET_NAME
-from orchestrator.launch.uninterrupted import uninterrupted
 from orchestrator.proxy.door import Door
-from orchestrator.proxy.leases import Lease
+from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.service import SandboxService
 from orchestrator.proxy.wire import MAX_REQUEST_BYTES
 from orchestrator.types import Confinement
+from orchestrator.waits import uninterrupted
 
 log = logging.getLogger(__name__)
 

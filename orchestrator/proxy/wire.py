@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from google.protobuf.duration_pb2 import Duration
 from rollout_api.v1 import sandbox_pb2 as pb
 
-from orchestrator.equipment import Equipment, SandboxTool
+from orchestrator.agents.equipment import Equipment, SandboxTool
 from orchestrator.errors import ProtocolError
-from orchestrator.proxy.leases import Reply, Submission, ToolReply
-from orchestrator.proxy.output import OutputRule
+from orchestrator.proxy.lease import Reply, Submission, ToolReply
+from orchestrator.proxy.left_files import OutputRule
 from orchestrator.proxy.unparsed import read
 from orchestrator.text import valid
 from orchestrator.tools.base import FILE_TOOLS, HostTool

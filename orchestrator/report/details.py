@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestrator.completion.base import Tokenizer
 from orchestrator.report.values import count, mapping, number, numbers, objects, text, texts
-from orchestrator.writers import MASKED
+from orchestrator.run.groups import MASKED
 
 MAX_TOKENS = 32_768
 MAX_GROWN = 100_000

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from orchestrator.jsonl import dumps
 from orchestrator.report.values import json_lines, mapping, objects, text
+from orchestrator.run.lines import dumps
 
 
 def write_rollouts(groups_file: Path, rollouts: Path) -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from orchestrator import jsonl
+from orchestrator.run import lines as jsonl
 
 _SCRIPTS = ("text.js", "run.js", "overview.js", "rollout.js", "page.js")
 _ESCAPED = {

@@ -23,7 +23,7 @@ from orchestrator.report.values import (
     text,
     texts,
 )
-from orchestrator.run_files import read_description
+from orchestrator.run.files import read_description
 from orchestrator.types import EndedName, FailedName, TokenSource, is_solved
 
 Row = dict[str, Any]

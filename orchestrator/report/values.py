@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from orchestrator.jsonl import MAX_LINE_BYTES, loads
+from orchestrator.run.lines import MAX_LINE_BYTES, loads
 
 MAX_TEXT_CHARS = 32_768
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from orchestrator.completion.recorder import conversations
+from orchestrator.completion.trajectory import conversations
 from orchestrator.scorers.base import COMBINED_WEIGHTS
 from orchestrator.scorers.manners import gives_answer, well_formed
 from orchestrator.types import CompletionKind, Ended, EndedName, Message, Record, RolloutPlan

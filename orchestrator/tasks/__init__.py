@@ -11,9 +11,9 @@ from pathlib import Path
 
 from orchestrator.errors import ConfigError
 from orchestrator.redact import shown
+from orchestrator.settings.kinds import path_of
 from orchestrator.tasks.base import TaskSource
 from orchestrator.tasks.columns import Columns
-from orchestrator.values import path_of
 
 GRAMMAR = (
     "gaia, jsonl:PATH, csv:PATH, hf:NAME?question=COLUMN&answer=COLUMN, "
@@ -31,7 +31,7 @@ def open_tasks(dataset: str, *, dataset_path: Path, split: str, columns: Columns
     if columns and kind in ("gaia", "reasoning_gym", "python"):
         raise ConfigError(f"env.columns: {kind} has our columns already; it is for jsonl:, csv: and hf:")
     if dataset == "gaia":
-        from orchestrator.tasks.gaia import gaia_tasks
+        from orchestrator.tasks.gaia.source import gaia_tasks
 
         return gaia_tasks(dataset_path, split)
     opening = _KINDS.get(kind)

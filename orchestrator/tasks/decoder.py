@@ -22,10 +22,10 @@ os.environ |= {"ARROW_DEFAULT_MEMORY_POOL": "system", "OMP_NUM_THREADS": "1", "M
 
 import orjson
 
-from orchestrator.streams import guard_streams
 from orchestrator.tasks.decoded import COLUMNS, ERROR, MIB, ROW, TOO_LONG
 from orchestrator.tasks.lines import MAX_LINE_BYTES
 from orchestrator.tasks.rows import one_line
+from orchestrator.terminal.streams import guard_streams
 
 _BATCH_ROWS = 4
 _JSON = orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS

@@ -20,7 +20,7 @@ from orchestrator.tasks.source import Source
 from orchestrator.types import BadTask, Task
 
 if TYPE_CHECKING:
-    from orchestrator.settings import EnvSettings
+    from orchestrator.settings.table import EnvSettings
 
 _HASH = "hash:"
 _NAMED_SPLIT = re.compile(r"(?<=[?&])split=[^&]*")

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from orchestrator.agents.equipment import SandboxTool
 from orchestrator.agents.kinds import is_name
-from orchestrator.equipment import SandboxTool
 from orchestrator.errors import ConfigError
 from orchestrator.plugins import PREFIX, load_object
 from orchestrator.tools.base import RESERVED, HostTool

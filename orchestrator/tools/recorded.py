@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from orchestrator.errors import ToolError
-from orchestrator.jsonl import dumps
+from orchestrator.run.lines import dumps
 from orchestrator.tools.arguments import recordable
 from orchestrator.tools.base import HostTool
 

@@ -18,7 +18,7 @@ import httpx
 import tavily
 import tavily.errors
 
-from orchestrator.bounded import IDENTITY, AnswerTooLarge, bound
+from orchestrator.completion.bounded import IDENTITY, AnswerTooLarge, bound
 from orchestrator.errors import ToolError
 from orchestrator.redact import Secret
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import docker
 import pytest
 
-from orchestrator.launch.context import BuildContext, context_root
+from orchestrator.launch.image.context import BuildContext, context_root
 from orchestrator.launch.names import DEFAULT_IMAGE, LABEL_CONTEXT
 from tests.e2e.endpoint import answers, says, scripted_endpoint
 from tests.fakes.runs import DEADLINE_S, ROOT, lines, place

@@ -20,9 +20,9 @@ from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
 from orchestrator.errors import LaunchError, SandboxLostError
 from orchestrator.launch.names import ATTACHMENTS_DIR, SOCKET_NAME, WORKSPACE_DIR
-from orchestrator.launch.uninterrupted import uninterrupted
 from orchestrator.proxy.wire import CONTRACT
 from orchestrator.types import SandboxExit, SandboxSpec
+from orchestrator.waits import uninterrupted
 
 Inhabitant = Callable[[Path], Awaitable[SandboxExit]]
 

@@ -15,14 +15,14 @@ from rollout_api.v1 import sandbox_pb2 as pb
 from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
 from orchestrator.completion.base import CompletionRequest
-from orchestrator.config import Config
 from orchestrator.engine import Observer, Orchestrator
 from orchestrator.errors import CompletionError
 from orchestrator.launch.names import SOCKET_NAME
 from orchestrator.proxy.wire import CONTRACT
 from orchestrator.rollout import Surroundings
 from orchestrator.scorers.base import Scorer
-from orchestrator.settings import EnvSettings
+from orchestrator.settings.config import Config
+from orchestrator.settings.table import EnvSettings
 from orchestrator.types import Completion, SandboxExit, Task
 from tests.fakes.completers import text_completion
 from tests.fakes.fake_launcher import CONFINED, FakeLauncher

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from orchestrator import jsonl
+from orchestrator.run import lines as jsonl
 
 
 def an_attempt_line(**changes: Any) -> dict[str, Any]:

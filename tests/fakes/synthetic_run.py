@@ -14,10 +14,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from orchestrator import jsonl
 from orchestrator.completion.base import Span
 from orchestrator.completion.line import TokenLine
-from orchestrator.completion.recorder import trajectory
+from orchestrator.completion.trajectory import trajectory
+from orchestrator.run import lines as jsonl
+from orchestrator.run.groups import scored_data_group
 from orchestrator.types import (
     AgentSpec,
     Attempt,
@@ -44,7 +45,6 @@ from orchestrator.types import (
     ToolCall,
     Turn,
 )
-from orchestrator.writers import scored_data_group
 from tests.fakes.written import write_run
 
 CLOSING = "</code>"

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from orchestrator.launch.tether import tether
 from sandbox.control import RunnerEnd
-from sandbox.supervisor import Supervisor
+from sandbox.pid1.supervisor import Supervisor
+from sandbox.runner.worker_link import WorkerLink
 from sandbox.types import Box, Confinement
-from sandbox.worker_link import WorkerLink
 
 ROOT = Path(__file__).parents[2]
 

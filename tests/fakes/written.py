@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from orchestrator.rundir import RunDirectory
+from orchestrator.run.directory import RunDirectory
 from orchestrator.types import Attempt, BadTask, Member
 
 

@@ -9,8 +9,8 @@ import openai
 import pytest
 from rollout_api.v1 import sandbox_pb2 as pb
 
-from sandbox.endpoint import ProgramEndpoint
 from sandbox.errors import EpisodeEnd, LeaseEnded
+from sandbox.runner.endpoint import ProgramEndpoint
 from sandbox.types import Completion, Message
 from tests.fakes.sandbox_process import ROOT, Places, run
 from tests.fakes.scripted_orchestrator import ENDED, Script, action

@@ -17,7 +17,7 @@ import pytest
 from orchestrator.completion.base import Endpoint
 from orchestrator.completion.connect import connect
 from orchestrator.completion.tokenizer import load_tokenizer
-from orchestrator.proxy.leases import Lease
+from orchestrator.proxy.lease import Lease
 from orchestrator.types import CompletionKind, Message
 from tests.fakes.inference import Fault, Reply, ScriptedServer, by_task
 from tests.fakes.plans import TALK, a_plan

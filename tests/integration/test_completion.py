@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from orchestrator.completion.base import Completer, CompletionRequest, Endpoint, Tokenizer, ids_of
+from orchestrator.completion.chat import OpenAICompleter
 from orchestrator.completion.connect import connect
 from orchestrator.completion.ids import HttpClient, IdCompleter
-from orchestrator.completion.openai import OpenAICompleter
-from orchestrator.completion.recorder import trajectory
 from orchestrator.completion.retry import RetryPolicy
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
+from orchestrator.completion.trajectory import trajectory
 from orchestrator.completion.vllm import VllmDialect
 from orchestrator.errors import CompletionError, ContextLengthError, EnvironmentUnusable
-from orchestrator.proxy.leases import Lease
+from orchestrator.proxy.lease import Lease
 from orchestrator.types import AgentSpec, CompletionKind, Limits, Message, Record, Sampling
 from tests.fakes.inference import CLUMSY, Call, Fault, Reply, ScriptedServer, Served, always, by_task
 from tests.fakes.inference.dialects.sglang import SglangDialect

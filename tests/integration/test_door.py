@@ -11,7 +11,7 @@ from rollout_api.v1 import sandbox_pb2 as pb
 from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
 from orchestrator.proxy.door import LOOK_S
-from orchestrator.proxy.leases import Lease
+from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.server import SandboxServer
 from orchestrator.proxy.wire import CONTRACT
 from tests.fakes.completers import ScriptedCompleter

@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from orchestrator.cli import main
-from orchestrator.gaia_download import ANNOTATED, RAW
 from orchestrator.tasks import open_tasks
+from orchestrator.tasks.gaia.download import ANNOTATED, RAW
 from orchestrator.types import BadTask, Task
 from tests.fakes.hub import FakeHub
 

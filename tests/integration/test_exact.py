@@ -19,10 +19,12 @@ import pytest
 
 from orchestrator.completion.base import Completer, Endpoint
 from orchestrator.completion.connect import connect
-from orchestrator.completion.recorder import trajectory
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
-from orchestrator.proxy.leases import Lease
-from orchestrator.rundir import rollout_line
+from orchestrator.completion.trajectory import trajectory
+from orchestrator.proxy.lease import Lease
+from orchestrator.run.directory import rollout_line
+from orchestrator.run.groups import scored_data_group
+from orchestrator.run.verify import CHECKS, Findings, check_group
 from orchestrator.types import (
     Attempt,
     CompletionKind,
@@ -36,8 +38,6 @@ from orchestrator.types import (
     Score,
     Task,
 )
-from orchestrator.verify import CHECKS, Findings, check_group
-from orchestrator.writers import scored_data_group
 from tests.fakes.inference import Awkward, Call, Fault, Reply, ScriptedServer, Served
 from tests.fakes.plans import a_plan
 from tests.fakes.runs import flags, lines, place, run

@@ -21,10 +21,10 @@ import docker
 import pytest
 
 from orchestrator.errors import EnvironmentUnusable
-from orchestrator.launch.context import BuildContext, context_root
-from orchestrator.launch.image import LABEL_CONTEXT, BuiltImage, ensure_image
+from orchestrator.launch.image.build import LABEL_CONTEXT, BuiltImage, ensure_image
+from orchestrator.launch.image.context import BuildContext, context_root
+from orchestrator.launch.image.wheels import wheels_cache
 from orchestrator.launch.names import CHANNEL_GID, IMAGE_REPOSITORY, LABEL_STAGE
-from orchestrator.launch.wheels import wheels_cache
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 
@@ -93,7 +93,7 @@ def from_wheel(engine: docker.DockerClient, tmp_path_factory: pytest.TempPathFac
     tag, planted = f"{IMAGE_REPOSITORY}:test-{uuid.uuid4().hex[:12]}", f"planted-{uuid.uuid4().hex}"
     script = f"""
 import asyncio, importlib.util, json, orchestrator
-from orchestrator.launch.image import ensure_image
+from orchestrator.launch.image.build import ensure_image
 asyncio.run(ensure_image({tag!r}, progress=lambda line: None))
 names = ["orchestrator", "rollout_api", "sandbox", "proto", "tests"]
 print(json.dumps([orchestrator.__file__, [n for n in names if importlib.util.find_spec(n)]]))
@@ -220,7 +220,7 @@ print(json.dumps([seen, stale]))
 def test_a_start_takes_all_its_modules_out_of_one_file(engine: docker.DockerClient, image: BuiltImage) -> None:
     script = """
 import json, sys
-from sandbox.packed import PackedImports
+from sandbox.boot.packed import PackedImports
 before, opened = set(sys.modules), []
 sys.addaudithook(lambda event, given: opened.append(str(given[0])) if event == "open" else None)
 with PackedImports():

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import docker
 import pytest
 
-from orchestrator.launch.image import ensure_image
+from orchestrator.launch.image.build import ensure_image
 from orchestrator.launch.names import DEFAULT_IMAGE
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
@@ -35,7 +35,7 @@ FROM {DEFAULT_IMAGE}
 COPY packages /opt/sandbox/packages
 RUN chmod 0600 /opt/sandbox/packages/greeting.py && chmod 0755 /run/channel && rmdir /workspace \\
  && chmod u+s /usr/bin/env && rm /opt/sandbox/app/sandbox/__pycache__/wire.* \\
- && sed -i 's/^CONTRACT = .*/CONTRACT = 99/' /opt/sandbox/app/sandbox/wire.py
+ && sed -i 's/^CONTRACT = .*/CONTRACT = 99/' /opt/sandbox/app/sandbox/runner/wire.py
 """
 SHADOWED = f"""\
 FROM {DEFAULT_IMAGE}
@@ -44,7 +44,7 @@ RUN echo 'raise RuntimeError("another grpc")' > /opt/sandbox/app/grpc.py
 NOT_STARTING = f"""\
 FROM {DEFAULT_IMAGE}
 RUN rm /opt/sandbox/app/sandbox/__pycache__/runner.* \\
- && echo 'raise SystemExit("a broken runner")' > /opt/sandbox/app/sandbox/runner.py
+ && echo 'raise SystemExit("a broken runner")' > /opt/sandbox/app/sandbox/runner/runner.py
 """
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from rollout_api.v1 import sandbox_pb2 as pb
 
-from sandbox.supervisor import EXIT_NO_ORCHESTRATOR
+from sandbox.pid1.supervisor import EXIT_NO_ORCHESTRATOR
 from tests.fakes.sandbox_process import DEADLINE_S, ROOT, Places, Uids, ended, run, started
 from tests.fakes.scripted_orchestrator import ENDED, Script, ScriptedOrchestrator, action
 from tests.integration.plain_python import CASES

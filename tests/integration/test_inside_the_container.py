@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from orchestrator.launch.channels import Channels
-from orchestrator.launch.docker import DockerLauncher
-from orchestrator.launch.image import ensure_image
+from orchestrator.launch.docker.launcher import DockerLauncher
+from orchestrator.launch.image.build import ensure_image
 from orchestrator.launch.names import DEFAULT_IMAGE
 from orchestrator.types import SandboxSpec
 from tests.fakes.scripted_orchestrator import Script, ScriptedOrchestrator, action

@@ -16,13 +16,13 @@ from rollout_api.v1 import sandbox_pb2 as pb
 from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
 from orchestrator.completion.base import CompletionRequest
-from orchestrator.proxy.leases import Lease, Refused, Submission
+from orchestrator.proxy.lease import Lease, Refused, Submission
 from orchestrator.proxy.pace import BURST
 from orchestrator.proxy.server import SandboxServer
 from orchestrator.proxy.service import SERVICE
 from orchestrator.proxy.wire import CONTRACT
 from orchestrator.types import Attachment, Completion, Limits, Task
-from sandbox.client import Client
+from sandbox.runner.client import Client
 from sandbox.types import Box, Confinement, Message, Result, StepReport
 from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.plans import TALK, a_plan

@@ -15,9 +15,9 @@ import pytest
 from orchestrator.completion.base import Endpoint
 from orchestrator.completion.connect import connect
 from orchestrator.completion.llamacpp import LlamaCppCompleter
-from orchestrator.completion.recorder import trajectory
 from orchestrator.completion.tokenizer import load_tokenizer
-from orchestrator.proxy.leases import Lease
+from orchestrator.completion.trajectory import trajectory
+from orchestrator.proxy.lease import Lease
 from orchestrator.types import CompletionKind, Message, Record, Sampling
 from tests.fakes.plans import a_plan
 

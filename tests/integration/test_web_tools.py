@@ -12,19 +12,19 @@ from typing import Any, ClassVar
 
 import pytest
 
-from orchestrator.config import load_config
 from orchestrator.engine import Orchestrator
 from orchestrator.errors import ToolError
 from orchestrator.launch.channels import Channels
-from orchestrator.launch.confinement import verify_confinement
-from orchestrator.launch.docker import DockerLauncher
-from orchestrator.launch.image import ensure_image
+from orchestrator.launch.docker.confinement import verify_confinement
+from orchestrator.launch.docker.launcher import DockerLauncher
+from orchestrator.launch.docker.verification import demand
+from orchestrator.launch.image.build import ensure_image
 from orchestrator.launch.names import DEFAULT_IMAGE
-from orchestrator.launch.verification import demand
 from orchestrator.outcome import decide
-from orchestrator.proxy.leases import Lease
+from orchestrator.proxy.lease import Lease
 from orchestrator.redact import Secret
 from orchestrator.rollout import Surroundings, run_rollout
+from orchestrator.settings.config import load_config
 from orchestrator.tools.base import HostTool
 from orchestrator.tools.rules import WebRules
 from orchestrator.tools.tavily import MAX_BODY_BYTES, Tavily

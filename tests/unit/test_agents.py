@@ -14,15 +14,15 @@ import pytest
 from rollout_api.v1 import sandbox_pb2 as pb
 
 from orchestrator.agents.equip import brought_host_tools, check_team, equip
-from orchestrator.config import load_config
 from orchestrator.errors import ConfigError, ProtocolError, ToolError
 from orchestrator.proxy import wire
-from orchestrator.proxy.leases import Lease
-from orchestrator.settings import EnvSettings
+from orchestrator.proxy.lease import Lease
+from orchestrator.settings.config import load_config
+from orchestrator.settings.table import EnvSettings
 from orchestrator.tools.base import FILE_TOOLS
 from orchestrator.types import AgentSpec, CompletionKind, ManagedAgent, Message, Task
-from sandbox import wire as sandbox_wire
-from sandbox.tools.files import FILE_TOOLS as SANDBOX_FILE_TOOLS
+from sandbox.runner import wire as sandbox_wire
+from sandbox.worker.tools import FILE_TOOLS as SANDBOX_FILE_TOOLS
 from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.plans import TALK, a_plan
 

@@ -13,10 +13,10 @@ from typing import Any
 import orjson
 import pytest
 
-from orchestrator import jsonl
 from orchestrator.completion.replay import ReplayCompleter
 from orchestrator.errors import EnvironmentUnusable
-from orchestrator.rundir import rollout_line
+from orchestrator.run import lines as jsonl
+from orchestrator.run.directory import rollout_line
 from tests.fakes.plans import a_member
 
 MIB = 1 << 20
@@ -25,13 +25,15 @@ LONG = 100_000
 # What it takes is measured in a process of its own, whose memory has an end where ours would not.
 READERS = {
     "replay:": "from orchestrator.completion.replay import ReplayCompleter; ReplayCompleter.open(run)",
-    "replay": "from orchestrator.replayed import Recorded; list(Recorded.read(run / 'rollouts.jsonl').lines())",
+    "replay": (
+        "from orchestrator.run.compared import Recorded; list(Recorded.read(run / 'rollouts.jsonl').lines())"
+    ),
     "resume": (
-        "from orchestrator.resume import read_earlier, repair_groups; "
+        "from orchestrator.run.earlier import read_earlier, repair_groups; "
         "repair_groups(run / 'groups.jsonl', several_lines=True); "
         "read_earlier(run / 'rollouts.jsonl', run / 'groups.jsonl', lambda line: None)"
     ),
-    "torn": "from orchestrator.rundir import RunDirectory; RunDirectory(run, resume=True)",
+    "torn": "from orchestrator.run.directory import RunDirectory; RunDirectory(run, resume=True)",
     "verify": "from orchestrator.commands.verify import run as verify; verify(run)",
     "view": "from orchestrator.commands.view import run as view; view(run, run / 'page.html', 'none', False)",
 }

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from orchestrator import __version__, cli
-from orchestrator.config import Config
 from orchestrator.errors import AuthenticationError, ConfigError, EnvironmentUnusable, RunLocked
-from orchestrator.help import WIDTH, command_help
-from orchestrator.settings import EnvSettings
+from orchestrator.settings.config import Config
+from orchestrator.settings.help import WIDTH, command_help
+from orchestrator.settings.table import EnvSettings
 
 URL = ("--openai.base_url", "http://localhost:8000/v1")
 ROOT = Path(__file__).parents[2]
@@ -196,7 +196,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_configuration_does_not_import_atropos() -> None:
-    ended = python("-c", "import orchestrator.config, sys; sys.exit('atroposlib' in sys.modules)")
+    ended = python("-c", "import orchestrator.settings.config, sys; sys.exit('atroposlib' in sys.modules)")
     assert (ended.returncode, ended.stderr) == (0, "")
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config import Config, load_config
 from orchestrator.errors import ConfigError
 from orchestrator.launch.names import DEFAULT_IMAGE
-from orchestrator.setting import Settings
-from orchestrator.settings import GROUPS, SECTIONS, EnvSettings, OpenAISettings
+from orchestrator.settings.config import Config, load_config
+from orchestrator.settings.row import Settings
+from orchestrator.settings.table import GROUPS, SECTIONS, EnvSettings, OpenAISettings
 
 URL = "http://localhost:8000/v1"
 

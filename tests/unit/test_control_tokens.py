@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from orchestrator.completion.base import content_ids, counted
 from orchestrator.completion.line import TokenLine, visible_text
 from orchestrator.completion.prompt_text import pieces, prompt_text
-from orchestrator.completion.recorder import trajectory
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
+from orchestrator.completion.trajectory import trajectory
 from orchestrator.demo.tokenizer import unpack
 from orchestrator.types import Completion, CompletionKind, Message, Record, Role, Turn
 from tests.fakes.tokenizers import ADDED, CONTROLS, MODELS, SPACES, TEMPLATES, control_ids, made

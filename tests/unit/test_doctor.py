@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config import Config
 from orchestrator.doctor.finding import Finding
 from orchestrator.doctor.machine import check_room, check_run_directory, check_temporary
 from orchestrator.doctor.sandboxes import check_sandboxes
 from orchestrator.doctor.services import check_keys, check_services, check_web_tools
 from orchestrator.redact import Secret
-from orchestrator.settings import EnvSettings, OpenAISettings
+from orchestrator.settings.config import Config
+from orchestrator.settings.table import EnvSettings, OpenAISettings
 from tests.fakes.inference import Model, ScriptedServer, always
 from tests.fakes.tavily import KEY as TAVILY_KEY
 from tests.fakes.tavily import FakeTavily

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from orchestrator.completion.base import CompletionRequest, Endpoint
-from orchestrator.completion.openai import OpenAICompleter, _count
+from orchestrator.completion.chat import OpenAICompleter, _count
 from orchestrator.errors import CompletionError
 from orchestrator.types import Message, Sampling
 

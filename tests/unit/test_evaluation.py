@@ -19,17 +19,17 @@ from orchestrator.cli import main
 from orchestrator.completion.base import CompletionRequest
 from orchestrator.completion.limits import LimitedCompleter
 from orchestrator.completion.route import place_of
-from orchestrator.config import Config
 from orchestrator.engine import Observer, Orchestrator
 from orchestrator.errors import ConfigError, RecordError
-from orchestrator.evaluation import evaluate, evaluation_config
-from orchestrator.evaluation_files import EvaluationFiles, sample_line
-from orchestrator.evaluation_table import print_evaluation
-from orchestrator.measured import Evaluation, Prices
-from orchestrator.progress import Tally
+from orchestrator.evaluation.evaluate import evaluate, evaluation_config
+from orchestrator.evaluation.files import EvaluationFiles, sample_line
+from orchestrator.evaluation.measured import Evaluation, Prices
+from orchestrator.evaluation.table import print_evaluation
 from orchestrator.rollout import Surroundings
-from orchestrator.settings import EnvSettings, OpenAISettings
+from orchestrator.settings.config import Config
+from orchestrator.settings.table import EnvSettings, OpenAISettings
 from orchestrator.tasks.source import Source
+from orchestrator.terminal.progress import Tally
 from orchestrator.types import BadTask, Completion, Failed, FailedName, Group, Score, Task
 from tests.fakes.completers import FunctionCompleter
 from tests.fakes.fake_launcher import FakeLauncher

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.errors import ConfigError
-from orchestrator.flags import dotted_flags, parse
 from orchestrator.redact import Secret
-from orchestrator.setting import Setting
-from orchestrator.values import File, Kind, Number, Size, Whole, seconds
+from orchestrator.settings.flags import dotted_flags, parse
+from orchestrator.settings.kinds import File, Kind, Number, Size, Whole, seconds
+from orchestrator.settings.row import Setting
 
 
 def given(*argv: str) -> dict[str, object]:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config import Config, load_config, resolve
 from orchestrator.errors import ConfigError
-from orchestrator.flags import dotted_flags, parse
+from orchestrator.settings.config import Config, load_config, resolve
+from orchestrator.settings.flags import dotted_flags, parse
 from tests.fakes.written import write_run
 
 ADDRESS = "http://127.0.0.1:9/v1"

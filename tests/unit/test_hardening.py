@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import ConfigError, EnvironmentUnusable
-from orchestrator.launch.confinement import untold_by, verify_confinement
-from orchestrator.launch.engine_facts import advice, image_problem, missing_features
-from orchestrator.launch.hardening import (
+from orchestrator.launch.docker.confinement import untold_by, verify_confinement
+from orchestrator.launch.docker.facts import advice, image_problem, missing_features
+from orchestrator.launch.docker.hardening import (
     MIB,
     MIN_MEMORY_BYTES,
     PROCESS_BYTES,
@@ -22,9 +22,9 @@ from orchestrator.launch.hardening import (
     seccomp_profile,
     tmpfs_mounts,
 )
+from orchestrator.launch.docker.uids import UidPair
+from orchestrator.launch.docker.verification import MEASURE_NAMES, MEASURES, demand, verify
 from orchestrator.launch.names import CHANNEL_MOUNT, DEFAULT_IMAGE
-from orchestrator.launch.uids import UidPair
-from orchestrator.launch.verification import MEASURE_NAMES, MEASURES, demand, verify
 from orchestrator.types import Confinement, Mount, SandboxSpec
 
 SPEC = SandboxSpec(image=DEFAULT_IMAGE)

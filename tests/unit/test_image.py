@@ -12,19 +12,19 @@ import pytest
 
 from orchestrator import __version__
 from orchestrator.errors import EnvironmentUnusable
-from orchestrator.launch import debian
-from orchestrator.launch.base_image import DEFAULT_BASE, parse_probe
-from orchestrator.launch.context import (
+from orchestrator.launch.docker.client import why_refused, why_unreachable
+from orchestrator.launch.image import debian
+from orchestrator.launch.image.base import DEFAULT_BASE, parse_probe
+from orchestrator.launch.image.build import LABEL_BASE, LABEL_CONTEXT, LABEL_VERSION, is_current, shown, why_failed
+from orchestrator.launch.image.context import (
     DOCKERFILE,
     REQUIREMENTS,
     BuildContext,
     context_root,
     extra_requirements,
 )
-from orchestrator.launch.docker_client import why_refused, why_unreachable
-from orchestrator.launch.image import LABEL_BASE, LABEL_CONTEXT, LABEL_VERSION, is_current, shown, why_failed
+from orchestrator.launch.image.wheels import ImagePython, fetch_wheels, pip_reason
 from orchestrator.launch.names import CHANNEL_GID, EXTRAS
-from orchestrator.launch.wheels import ImagePython, fetch_wheels, pip_reason
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def checkout(tmp_path: Path) -> Path:
         DOCKERFILE: "FROM scratch\n",
         REQUIREMENTS: "a==1\n",
         "sandbox/__init__.py": "",
-        "sandbox/tools/files.py": "x = 1\n",
+        "sandbox/worker/tools.py": "x = 1\n",
         "proto/rollout_api/v1/sandbox_pb2.py": "y = 2\n",
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def test_the_context_holds_python_files_of_two_packages_and_nothing_else(checkou
         "proto/rollout_api/v1/sandbox_pb2.py",
         "sandbox/__init__.py",
         REQUIREMENTS,
-        "sandbox/tools/files.py",
+        "sandbox/worker/tools.py",
     ]
 
 
@@ -67,7 +67,7 @@ def test_the_digest_is_the_same_for_a_copy_elsewhere(
     assert BuildContext.read(copy).digest == BuildContext.read(checkout).digest
 
 
-@pytest.mark.parametrize("name", [DOCKERFILE, REQUIREMENTS, "sandbox/tools/files.py", "sandbox/added.py"])
+@pytest.mark.parametrize("name", [DOCKERFILE, REQUIREMENTS, "sandbox/worker/tools.py", "sandbox/added.py"])
 def test_the_digest_changes_with_every_file(checkout: Path, name: str) -> None:
     before = BuildContext.read(checkout).digest
     (checkout / name).write_text("changed\n")
@@ -76,7 +76,7 @@ def test_the_digest_changes_with_every_file(checkout: Path, name: str) -> None:
 
 def test_a_moved_file_changes_the_digest(checkout: Path) -> None:
     before = BuildContext.read(checkout).digest
-    (checkout / "sandbox/tools/files.py").rename(checkout / "sandbox/tools/moved.py")
+    (checkout / "sandbox/worker/tools.py").rename(checkout / "sandbox/worker/moved.py")
     assert BuildContext.read(checkout).digest != before
 
 

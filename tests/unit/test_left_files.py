@@ -16,7 +16,7 @@ from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
 from orchestrator import rollout
 from orchestrator.launch.names import SOCKET_NAME
-from orchestrator.proxy.output import OutputRule
+from orchestrator.proxy.left_files import OutputRule
 from orchestrator.proxy.wire import CONTRACT
 from orchestrator.rollout import Surroundings, run_rollout
 from orchestrator.types import Attempt, Ended, EndedName, SandboxExit

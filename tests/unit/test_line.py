@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from orchestrator.completion.line import TokenLine, visible_text
 from orchestrator.completion.prompt_text import absent_marker
-from orchestrator.completion.recorder import main_segment, trajectory
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
+from orchestrator.completion.trajectory import main_segment, trajectory
 from orchestrator.errors import RecordError
 from orchestrator.types import Completion, CompletionKind, Message, Record, Turn
 from tests.fakes.tokenizer import tokenizer_folder

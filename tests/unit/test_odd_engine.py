@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import DockerError, EngineUnfitError, LaunchError
-from orchestrator.launch.docker import DockerLauncher
-from orchestrator.launch.docker_sandbox import DockerSandbox
-from orchestrator.launch.engine_calls import Engine
-from orchestrator.launch.engine_events import ContainerEvent, EngineEvents
-from orchestrator.launch.uids import UidPair
+from orchestrator.launch.docker.calls import Engine
+from orchestrator.launch.docker.events import ContainerEvent, EngineEvents
+from orchestrator.launch.docker.launcher import DockerLauncher
+from orchestrator.launch.docker.sandbox import DockerSandbox
+from orchestrator.launch.docker.uids import UidPair
 from orchestrator.types import SandboxSpec
 from tests.fakes.odd_engine import OddEngine
 

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.errors import ProtocolError
-from orchestrator.proxy.leases import Lease
-from orchestrator.proxy.output import OutputReceiver, OutputRule
+from orchestrator.proxy.lease import Lease
+from orchestrator.proxy.left_files import OutputReceiver, OutputRule
 from orchestrator.types import Output, OutputFile
-from sandbox.outbox import write_output
+from sandbox.pid1.outbox import write_output
 from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.plans import a_plan
 

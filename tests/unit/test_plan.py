@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from orchestrator.config import load_config
 from orchestrator.plan import plan_group
+from orchestrator.settings.config import load_config
 from orchestrator.types import RolloutPlan, Task
 
 

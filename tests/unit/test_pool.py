@@ -17,10 +17,10 @@ from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 from orchestrator.breaker import Breaker
 from orchestrator.errors import DockerError, EnvironmentUnusable, LaunchError, RunUnhealthy
 from orchestrator.launch.channels import Channels
-from orchestrator.launch.confinement import verify_confinement
+from orchestrator.launch.docker.confinement import verify_confinement
+from orchestrator.launch.docker.verification import demand
 from orchestrator.launch.names import SOCKET_NAME
 from orchestrator.launch.pool import WarmPool
-from orchestrator.launch.verification import demand
 from orchestrator.proxy.wire import CONTRACT
 from orchestrator.rollout import ParkedSandbox, parked_sandbox
 from orchestrator.types import SandboxExit, SandboxSpec

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.completion.recorder import conversations, main_line, main_segment, trajectory
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
+from orchestrator.completion.trajectory import conversations, main_line, main_segment, trajectory
 from orchestrator.completion.untemplated import NOTE
 from orchestrator.errors import RecordError
 from orchestrator.grade import grade

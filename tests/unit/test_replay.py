@@ -14,7 +14,7 @@ from orchestrator.completion.replay import ReplayCompleter
 from orchestrator.completion.tokenizer import load_tokenizer
 from orchestrator.demo import recording, tokenizer
 from orchestrator.errors import EnvironmentUnusable, RecordError
-from orchestrator.proxy.leases import Lease, Refused
+from orchestrator.proxy.lease import Lease, Refused
 from orchestrator.types import (
     Completion,
     CompletionKind,

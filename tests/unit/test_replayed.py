@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 import pytest
 
 from orchestrator.cli import main
-from orchestrator.config import resolve
 from orchestrator.errors import ConfigError, ToolError
 from orchestrator.redact import Secret
-from orchestrator.replayed import Recorded, differences, plan_of
-from orchestrator.rundir import rollout_line
-from orchestrator.setting import Given
+from orchestrator.run.compared import Recorded, differences, plan_of
+from orchestrator.run.directory import rollout_line
+from orchestrator.settings.config import resolve
+from orchestrator.settings.row import Given
 from orchestrator.tools.recorded import RecordedCalls, RecordedTool
 from orchestrator.types import (
     Ended,

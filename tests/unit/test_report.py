@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from orchestrator import report
-from orchestrator.jsonl import dumps
 from orchestrator.report import write_report
 from orchestrator.report.details import TokenTable
 from orchestrator.report.page import Page, as_block
+from orchestrator.run.lines import dumps
 from tests.fakes.odd_run import an_attempt_line, write_odd_run
 from tests.fakes.synthetic_run import HOSTILE, WordTokenizer, write_synthetic_run
 

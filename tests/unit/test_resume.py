@@ -13,14 +13,15 @@ from typing import Any
 
 import pytest
 
-from orchestrator import jsonl
-from orchestrator.completion.recorder import trajectory
-from orchestrator.continued import SavedSettings
+from orchestrator.completion.trajectory import trajectory
 from orchestrator.errors import ConfigError
-from orchestrator.output import groups_path_of
-from orchestrator.progress import Tally
-from orchestrator.resume import Earlier, read_attempt, read_earlier, repair_groups
-from orchestrator.rundir import RunDirectory, rollout_line
+from orchestrator.run import lines as jsonl
+from orchestrator.run.directory import RunDirectory, rollout_line
+from orchestrator.run.earlier import Earlier, read_attempt, read_earlier, repair_groups
+from orchestrator.run.groups import GroupsFile
+from orchestrator.run.session import groups_path_of
+from orchestrator.settings.saved import SavedSettings
+from orchestrator.terminal.progress import Tally
 from orchestrator.types import (
     Attempt,
     BadTask,
@@ -38,7 +39,6 @@ from orchestrator.types import (
     ToolCall,
     Turn,
 )
-from orchestrator.writers import GroupsFile
 from tests.fakes.plans import a_plan, a_record, a_turn
 from tests.fakes.written import write_run
 
@@ -333,7 +333,7 @@ def test_saved_settings_must_describe_a_run(tmp_path: Path) -> None:
 
 
 def test_every_setting_goes_through_run_json_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from orchestrator.config import load_config
+    from orchestrator.settings.config import load_config
 
     config = load_config(
         env={"untrained_outcomes": ["timeout"], "sandbox_memory": "2GiB", "data_path_to_save_groups": "out.jsonl"},

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator import jsonl
 from orchestrator.errors import ConfigError, OutputError, RunLocked
-from orchestrator.jsonl import JsonLines, set_torn_end_aside
-from orchestrator.rundir import RunDirectory, new_run_directory
+from orchestrator.run import lines as jsonl
+from orchestrator.run.directory import RunDirectory, new_run_directory
+from orchestrator.run.groups import fresh_path
+from orchestrator.run.lines import JsonLines, set_torn_end_aside
 from orchestrator.types import BadTask
-from orchestrator.writers import fresh_path
 from tests.fakes.plans import a_member, an_attempt
 from tests.fakes.written import write_run
 

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator import writers
 from orchestrator.completion.base import Tokenizer
 from orchestrator.errors import RecordError
 from orchestrator.report.details import rollout_details
 from orchestrator.report.from_groups import rollout_lines
-from orchestrator.rundir import rollout_line
+from orchestrator.run import groups as writers
+from orchestrator.run.directory import rollout_line
+from orchestrator.run.groups import GroupFormat, side_groups
 from orchestrator.types import Completion, CompletionKind, Group, Member, Record, Task, Trajectory, Turn
-from orchestrator.writers import GroupFormat, side_groups
 from tests.fakes.plans import TALK, a_member, a_turn
 
 

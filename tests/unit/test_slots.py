@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 
 from orchestrator.engine import READY_GROUPS, Observer
-from orchestrator.evaluation import evaluation_config
+from orchestrator.evaluation.evaluate import evaluation_config
 from orchestrator.slots import Slots
 from orchestrator.types import Attempt, Ended, Group, Member, Record, RolloutPlan, Score, Task
 from tests.fakes.held_rollouts import Held, held, some_tasks, unchanged, until

@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.atropos.tracking import Metrics
-from orchestrator.measured import spent
+from orchestrator.evaluation.measured import spent
 from orchestrator.report.summary import read_run
+from orchestrator.run.groups import scored_data_group
 from orchestrator.scorers.quality import quality
 from orchestrator.types import CompletionKind, Ended, EndedName, Group, Member
-from orchestrator.writers import scored_data_group
 from tests.fakes.plans import a_member, a_turn
 from tests.fakes.written import write_run
 

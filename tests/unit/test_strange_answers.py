@@ -12,16 +12,16 @@ import pytest
 from aiohttp import web
 
 from orchestrator.completion.base import CompletionRequest, Endpoint, ids_of
+from orchestrator.completion.chat import OpenAICompleter
 from orchestrator.completion.connect import connect
 from orchestrator.completion.ids import Dialect, HttpClient, IdCompleter
 from orchestrator.completion.llamacpp import LlamaCppCompleter, LlamaCppDialect
-from orchestrator.completion.openai import OpenAICompleter
 from orchestrator.completion.retry import RetryPolicy
 from orchestrator.completion.sglang import SglangDialect
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.completion.vllm import VllmDialect
 from orchestrator.errors import CompletionError, EnvironmentUnusable
-from orchestrator.proxy.leases import Lease, Refused
+from orchestrator.proxy.lease import Lease, Refused
 from orchestrator.types import CompletionKind, Message, Sampling
 from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.plans import TALK, a_plan

@@ -35,11 +35,11 @@ PROGRAM = """
 import logging, os, sys, warnings
 from rich.text import Text
 from orchestrator.cli import main
-from orchestrator.progress import Tally, closing_table, open_progress
+from orchestrator.terminal.progress import Tally, closing_table, open_progress
 HOSTILE = os.environ["HOSTILE"]
 try:
-    from orchestrator.console import Console
-    from orchestrator.streams import guard_streams
+    from orchestrator.terminal.console import Console
+    from orchestrator.terminal.streams import guard_streams
     guard_streams()
 except ImportError:
     from rich.console import Console as Rich
@@ -87,7 +87,7 @@ def test_a_warning_is_one_line() -> None:
 
 def test_bars_of_libraries_are_drawn_in_place() -> None:
     program = (
-        "from orchestrator.streams import guard_streams\nguard_streams()\n"
+        "from orchestrator.terminal.streams import guard_streams\nguard_streams()\n"
         "from tqdm import tqdm\n"
         "for _ in tqdm(range(3), desc='out', mininterval=0):\n    list(tqdm(range(2), desc='in', leave=False))"
     )

@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from orchestrator.config import load_config
 from orchestrator.errors import ConfigError, ToolError
-from orchestrator.jsonl import dumps
 from orchestrator.outcome import decide
-from orchestrator.proxy.leases import Lease, ToolReply
+from orchestrator.proxy.lease import Lease, ToolReply
 from orchestrator.proxy.wire import tool_response
+from orchestrator.run.lines import dumps
+from orchestrator.settings.config import load_config
 from orchestrator.tools.addresses import is_public_host, web_address
 from orchestrator.tools.arguments import check_names, text_argument, whole_argument
 from orchestrator.tools.rules import WebRules

@@ -14,15 +14,15 @@ import pytest
 from orchestrator.commands import verify
 from orchestrator.completion.base import content_ids
 from orchestrator.completion.line import visible_text
-from orchestrator.completion.recorder import trajectory
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
+from orchestrator.completion.trajectory import trajectory
 from orchestrator.errors import ConfigError
 from orchestrator.report.details import TokenTable
-from orchestrator.resume import read_attempt
-from orchestrator.rundir import rollout_line
+from orchestrator.run.directory import rollout_line
+from orchestrator.run.earlier import read_attempt
+from orchestrator.run.groups import scored_data_group
+from orchestrator.run.verify import CHECKS, Asked, Findings, check_group
 from orchestrator.types import Completion, CompletionKind, Group, Member, Message, Record, Score, Task, Turn
-from orchestrator.verify import CHECKS, Asked, Findings, check_group
-from orchestrator.writers import scored_data_group
 from tests.fakes.plans import TALK, an_attempt
 from tests.fakes.tokenizer import tokenizer_folder
 

@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.cli import main
 from orchestrator.report.from_groups import rollout_lines
-from orchestrator.rundir import RunDirectory
+from orchestrator.run.directory import RunDirectory
 from tests.fakes.plans import a_member
 from tests.fakes.synthetic_run import write_synthetic_run
 from tests.fakes.written import write_run

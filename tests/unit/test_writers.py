@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator import jsonl
 from orchestrator.errors import ConfigError
+from orchestrator.run import lines as jsonl
+from orchestrator.run.groups import GroupFormat, GroupsFile, check_writable, fresh_path, scored_data_group
 from orchestrator.types import Ended, EndedName, Group, Member, Message, Task, Trajectory
-from orchestrator.writers import GroupFormat, GroupsFile, check_writable, fresh_path, scored_data_group
 from tests.fakes.plans import a_member
 
 TASK = Task("task", "What is 6 times 7?", "42")

@@ -14,9 +14,9 @@ import pytest
 from orchestrator.atropos import OrchestratorEnv
 from orchestrator.atropos.environment import OrchestratorEnvConfig
 from orchestrator.atropos.settings import OrchestratorServerConfig, as_config
-from orchestrator.config import Config, load_config
 from orchestrator.errors import ConfigError, EnvironmentUnusable
-from orchestrator.settings import EnvSettings
+from orchestrator.settings.config import Config, load_config
+from orchestrator.settings.table import EnvSettings
 from tests.fakes import runs
 from tests.fakes.inference import ScriptedServer
 from tests.fakes.runs import DEADLINE_S, answers, essence, flags, place, run, running, write_tasks

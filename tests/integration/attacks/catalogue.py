@@ -249,7 +249,7 @@ AUTHORITY: Mapping[str, Attack] = {
         "open('/dev/kmsg')",
         "open('/dev/mem')",
         "open('/var/run/docker.sock')",
-        "open('/opt/sandbox/app/sandbox/runner.py', 'a')",
+        "open('/opt/sandbox/app/sandbox/runner/runner.py', 'a')",
         "open('/etc/passwd', 'a')",
         "os.mkdir('/sys/fs/cgroup/pids/mine')",
         "open('/attachments/given.txt', 'a')",

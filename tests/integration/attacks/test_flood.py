@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.launch.channels import Channels
-from orchestrator.proxy.leases import Lease
+from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.server import SandboxServer
 from orchestrator.types import Limits
 from tests.fakes.completers import FunctionCompleter

@@ -21,8 +21,8 @@ import docker
 from docker.utils import kwargs_from_env
 
 from orchestrator.launch.channels import Channels
-from orchestrator.launch.docker import DockerLauncher
-from orchestrator.launch.docker_sandbox import DockerSandbox
+from orchestrator.launch.docker.launcher import DockerLauncher
+from orchestrator.launch.docker.sandbox import DockerSandbox
 from orchestrator.launch.names import CHANNEL_MOUNT, DEFAULT_IMAGE, LABEL_RUN
 from orchestrator.types import SandboxSpec
 

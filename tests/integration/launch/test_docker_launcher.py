@@ -16,8 +16,8 @@ from docker.errors import NotFound
 
 from orchestrator.errors import ConfigError, DockerError, EnvironmentUnusable, LaunchError, SandboxLostError
 from orchestrator.launch.channels import Channels
-from orchestrator.launch.docker import DockerLauncher
-from orchestrator.launch.engine_calls import Engine
+from orchestrator.launch.docker.calls import Engine
+from orchestrator.launch.docker.launcher import DockerLauncher
 from orchestrator.launch.names import DEFAULT_IMAGE, LABEL_DEADLINE, LABEL_OWNER, LABEL_PROJECT, LABEL_RUN, PROJECT
 from orchestrator.launch.owner import owner_label
 from orchestrator.types import SandboxSpec

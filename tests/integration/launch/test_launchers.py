@@ -14,8 +14,8 @@ import pytest
 
 from orchestrator.launch.base import Launcher
 from orchestrator.launch.channels import PREFIX, Channels
-from orchestrator.launch.confinement import untold_by, verify_confinement
-from orchestrator.launch.docker import DockerLauncher
+from orchestrator.launch.docker.confinement import untold_by, verify_confinement
+from orchestrator.launch.docker.launcher import DockerLauncher
 from orchestrator.launch.names import DEFAULT_IMAGE
 from orchestrator.launch.process import ProcessLauncher
 from orchestrator.proxy.server import SandboxServer

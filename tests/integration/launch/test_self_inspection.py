@@ -13,11 +13,11 @@ import docker
 import pytest
 from docker.errors import APIError
 
-from orchestrator.launch.confinement import verify_confinement
-from orchestrator.launch.hardening import sandbox_config
+from orchestrator.launch.docker.confinement import verify_confinement
+from orchestrator.launch.docker.hardening import sandbox_config
+from orchestrator.launch.docker.uids import UidPair
+from orchestrator.launch.docker.verification import MEASURES, verify
 from orchestrator.launch.names import DEFAULT_IMAGE
-from orchestrator.launch.uids import UidPair
-from orchestrator.launch.verification import MEASURES, verify
 from orchestrator.types import Confinement, Mount, SandboxSpec
 
 pytestmark = pytest.mark.docker
@@ -26,7 +26,7 @@ SPEC = SandboxSpec(image=DEFAULT_IMAGE)
 UIDS = UidPair(20_000, 20_001)
 LOOK = """
 import dataclasses, json
-from sandbox.confinement import confinement
+from sandbox.pid1.confinement import confinement
 print(json.dumps(dataclasses.asdict(confinement())))
 """
 # Measure, what the Engine is asked for instead, and the measures that pid 1 misses then.

@@ -13,14 +13,14 @@ import docker
 import pytest
 
 from orchestrator.errors import EnvironmentUnusable
-from orchestrator.launch import docker as docker_launcher
 from orchestrator.launch.channels import Channels
-from orchestrator.launch.confinement import verify_confinement
-from orchestrator.launch.docker import DockerLauncher
+from orchestrator.launch.docker import launcher as docker_launcher
+from orchestrator.launch.docker.confinement import verify_confinement
+from orchestrator.launch.docker.launcher import DockerLauncher
+from orchestrator.launch.docker.verification import demand
 from orchestrator.launch.names import DEFAULT_IMAGE
 from orchestrator.launch.pool import WarmPool
 from orchestrator.launch.ramp import Ramp
-from orchestrator.launch.verification import demand
 from orchestrator.rollout import ParkedSandbox, Surroundings, parked_sandbox, run_rollout
 from orchestrator.types import Attempt, Confinement, EndedName, SandboxSpec
 from tests.e2e import leftovers

@@ -8,9 +8,9 @@ import pytest
 
 from orchestrator.atropos.feed import Terms, check_batch_size
 from orchestrator.atropos.service import check_servable, terms_of
-from orchestrator.config import Config
 from orchestrator.errors import ConfigError
-from orchestrator.settings import EnvSettings
+from orchestrator.settings.config import Config
+from orchestrator.settings.table import EnvSettings
 
 
 def terms(*, evaluates: bool = False, **env: Any) -> Terms:

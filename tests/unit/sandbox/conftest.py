@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from sandbox.errors import CodeError, ToolFailure
-from sandbox.executor import Reach, WorkerExecutor
+from sandbox.runner.executor import Reach, WorkerExecutor
+from sandbox.runner.worker_link import WorkerLink
 from sandbox.types import AgentSettings, ToolSpec
-from sandbox.worker_link import WorkerLink
 from tests.fakes.worker_host import worker_link
 
 SEARCH = ToolSpec(

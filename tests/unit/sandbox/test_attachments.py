@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from rollout_api.v1 import sandbox_pb2 as pb
 
-from sandbox.attachments import receive_attachments
 from sandbox.errors import EpisodeCrashed
+from sandbox.runner.attachments import receive_attachments
 from sandbox.types import AttachmentFile
 
 START = pb.ParkResponse(start=pb.Start())

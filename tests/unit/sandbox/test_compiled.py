@@ -9,8 +9,8 @@ import re
 import pytest
 from jinja2 import StrictUndefined, Template, UndefinedError
 
-from sandbox.agent import _template
-from sandbox.compiled import Compiled, compiled, recording, remembered
+from sandbox.boot.compiled import Compiled, compiled, recording, remembered
+from sandbox.runner.agent import _template
 
 PATTERNS = [(r"(?P<word>\w+)\s+(\d+)", re.I), (rb"[a-f]{2,}?", 0), ("ä|[α-ω]+", re.M | re.X)]
 

@@ -17,7 +17,7 @@ def python(code: str) -> str:
 
 def test_smolagents_is_imported_without_the_deferred_packages() -> None:
     printed = python(
-        "import sys\nfrom sandbox.diet import DEFERRED, deferred_imports\n"
+        "import sys\nfrom sandbox.boot.diet import DEFERRED, deferred_imports\n"
         "with deferred_imports():\n    import smolagents.agents\n"
         "print([name for name in DEFERRED if name in sys.modules])"
     )
@@ -26,7 +26,7 @@ def test_smolagents_is_imported_without_the_deferred_packages() -> None:
 
 def test_the_real_packages_can_be_imported_afterwards() -> None:
     printed = python(
-        "from sandbox.diet import DEFERRED, deferred_imports\n"
+        "from sandbox.boot.diet import DEFERRED, deferred_imports\n"
         "with deferred_imports():\n    import smolagents.agents\n"
         "import importlib\n"
         "print(all(importlib.import_module(name).__file__ for name in DEFERRED))\n"
@@ -38,7 +38,7 @@ def test_the_real_packages_can_be_imported_afterwards() -> None:
 
 def test_what_others_hold_is_the_real_module_and_is_loaded_when_it_is_looked_at() -> None:
     printed = python(
-        "import sys\nfrom sandbox.diet import LATE, deferred_imports\n"
+        "import sys\nfrom sandbox.boot.diet import LATE, deferred_imports\n"
         "with deferred_imports():\n    import grpc, google.protobuf.descriptor_pool as pool, asyncio as held\n"
         "print(sorted(name for name in sys.modules if name.startswith(LATE)) == sorted(LATE))\n"
         "import asyncio, importlib\n"
@@ -51,7 +51,7 @@ def test_what_others_hold_is_the_real_module_and_is_loaded_when_it_is_looked_at(
 
 def test_two_threads_that_look_at_a_late_module_at_once_find_it_whole() -> None:
     printed = python(
-        "import threading\nfrom sandbox.diet import deferred_imports\n"
+        "import threading\nfrom sandbox.boot.diet import deferred_imports\n"
         "with deferred_imports():\n    import grpc\n"
         "import asyncio\nfound = []\ngate = threading.Barrier(8)\n"
         "def look():\n    gate.wait()\n    found.append(asyncio.run)\n"
@@ -63,7 +63,7 @@ def test_two_threads_that_look_at_a_late_module_at_once_find_it_whole() -> None:
 
 def test_no_module_of_ours_keeps_a_stand_in() -> None:
     printed = python(
-        "import sys\nfrom sandbox.__main__ import imported\nfrom sandbox.diet import _StandIn\n"
+        "import sys\nfrom sandbox.__main__ import imported\nfrom sandbox.boot.diet import _StandIn\n"
         "imported()\n"
         "ours = {name: vars(module) for name, module in sys.modules.items() if name.startswith('sandbox')}\n"
         "kept = [(name, k) for name, names in ours.items() for k, v in names.items() if type(v) is _StandIn]\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.tools.files import FILE_TOOLS, MAX_READ_BYTES, FileTools, decode_text
+from sandbox.worker.tools import FILE_TOOLS, MAX_READ_BYTES, FileTools, decode_text
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from smolagents.models import ChatMessage, MessageRole
 from smolagents.monitoring import LogLevel
 
 from sandbox.errors import EpisodeCrashed, LeaseEnded
-from sandbox.model import OrchestratorModel, conversation
+from sandbox.runner.model import OrchestratorModel, conversation
 from sandbox.types import Completion, Kind, Message
 
 

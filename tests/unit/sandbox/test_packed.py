@@ -14,8 +14,8 @@ from tests.fakes.runs import ROOT
 PACK = """
 import sys
 sys.path.insert(0, {folder!r})
-from sandbox.compiled import recording
-from sandbox.packed import Absent, pack
+from sandbox.boot.compiled import recording
+from sandbox.boot.packed import Absent, pack
 with recording() as compiled, Absent() as absent:
     import whole.part, spread.inner
 pack({file!r}, compiled, absent)
@@ -23,7 +23,7 @@ pack({file!r}, compiled, absent)
 USE = """
 import sys
 sys.path.insert(0, {folder!r})
-from sandbox.packed import PackedImports
+from sandbox.boot.packed import PackedImports
 finders = list(sys.meta_path)
 with PackedImports({file!r}):
     import whole.part
@@ -76,7 +76,7 @@ def test_packages_without_a_module_and_modules_that_are_not_there_need_no_look_a
     lines = """
 import sys
 sys.path.insert(0, {folder!r})
-from sandbox.packed import PackedImports
+from sandbox.boot.packed import PackedImports
 def listed(path):
     if path == {folder!r}:
         raise AssertionError("looked into")

@@ -6,7 +6,7 @@ import os
 import subprocess
 
 from sandbox import procfs
-from sandbox.confinement import confinement
+from sandbox.pid1.confinement import confinement
 
 
 def test_own_limits_are_read() -> None:

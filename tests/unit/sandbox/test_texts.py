@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.output import BoundedOutput
+from sandbox.runner.bounded_output import BoundedOutput
 from sandbox.texts import clip, shorten
 
 

@@ -11,8 +11,8 @@ from rollout_api.v1 import sandbox_pb2 as pb
 
 from orchestrator.proxy import wire as orchestrators_wire
 from orchestrator.types import Mount as OrchestratorsMount
-from sandbox import wire
-from sandbox.runner import prompt
+from sandbox.runner import wire
+from sandbox.runner.runner import prompt
 from sandbox.types import (
     AgentSettings,
     Assignment,

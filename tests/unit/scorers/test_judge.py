@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.completion.base import Endpoint
-from orchestrator.completion.openai import OpenAICompleter
+from orchestrator.completion.chat import OpenAICompleter
 from orchestrator.completion.retry import RetryPolicy
-from orchestrator.config import load_config
 from orchestrator.errors import AuthenticationError, CompletionError, ContextLengthError, ScorerError
 from orchestrator.redact import Secret
 from orchestrator.scorers.judge import MAX_ANSWER_CHARS, RUBRIC, VERDICTS, JudgeScorer, verdict
+from orchestrator.settings.config import load_config
 from orchestrator.types import Ended, EndedName
 from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.inference import Call, Fault, Reply, ScriptedServer

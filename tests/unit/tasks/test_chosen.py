@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config import load_config
 from orchestrator.engine import Orchestrator
 from orchestrator.errors import ConfigError
-from orchestrator.launch.hardening import MIB, too_large
+from orchestrator.launch.docker.hardening import MIB, too_large
+from orchestrator.settings.config import load_config
 from orchestrator.tasks.split import training_tasks
 from orchestrator.types import Attachment, BadTask, Task
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import ConfigError
-from orchestrator.setting import Settings
-from orchestrator.settings import EnvSettings
+from orchestrator.settings.row import Settings
+from orchestrator.settings.table import EnvSettings
 from orchestrator.tasks import split as split_module
 from orchestrator.tasks.source import Source
 from orchestrator.tasks.split import evaluation_tasks, training_tasks

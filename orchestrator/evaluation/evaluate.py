@@ -1,0 +1,101 @@
+"""Measuring a model on tasks never trained on. The engine does the work; what is counted is `measured`'s, what
+is written `evaluation_files`'.
+
+    evaluation = await evaluate(orchestrator, tasks, directory)     # beside training, under its budget
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import aclosing, closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.engine import Observer, Orchestrator
+from orchestrator.evaluation.files import EvaluationFiles
+from orchestrator.evaluation.measured import Evaluation, Prices
+from orchestrator.tasks.base import TaskSource
+from orchestrator.types import Attempt, BadTask, Group, Member
+from orchestrator.waits import uninterrupted
+
+if TYPE_CHECKING:
+    from orchestrator.settings.config import Config
+
+
+def evaluation_config(config: Config) -> Config:
+    """The settings an evaluation runs with: as many rollouts per task as samples, its own temperature, and no
+    place filled by another draw. The scorer stays: what it calls solved is solved. Applied twice it changes
+    nothing more."""
+    env = config.env
+    temperature = env.temperature if env.eval_temperature is None else env.eval_temperature
+    return replace(
+        config,
+        env=replace(
+            env,
+            group_size=env.eval_samples,
+            group_policy="partial:1",
+            zero_variance="keep",
+            temperature=temperature,
+        ),
+    )
+
+
+async def evaluate(orchestrator: Orchestrator, tasks: TaskSource, directory: Path) -> Evaluation | None:
+    """One evaluation beside what `orchestrator` does, which must be open: under the same sandbox budget, with at
+    most `env.max_eval_workers` tasks at a time.
+
+    Everything is recorded in `directory`, a run directory of its own, and an evaluation that was broken off there
+    is gone on with; metrics.json and samples.jsonl go there or to `env.data_dir_to_save_evals`. None: the run was
+    drained before the end, and neither was written. Raises what ends a run; ConfigError, RunLocked.
+    """
+    config = evaluation_config(orchestrator.config)
+    env = config.env
+    at_once = min(env.max_concurrent_sandboxes, env.max_eval_workers * env.group_size)
+    tasks_at_once = min(env.open_groups, env.max_eval_workers)
+    config = replace(
+        config,
+        env=replace(env, total_steps=-1, max_concurrent_sandboxes=at_once, max_open_groups=tasks_at_once),
+    )
+    observer = Observer(say=orchestrator.observer.say, output_folder=directory / "output")
+    beside = orchestrator.beside(config, observer, split="eval")
+    evaluation = Evaluation(env.group_size, Prices.of(config.openai))
+    with closing(EvaluationFiles(directory, env, resume=(directory / "run.json").exists())) as files:
+        await files.describe(beside, tasks)
+        await measure(beside, tasks, evaluation, files)
+        if beside.stopping:
+            return None
+        await files.finish(evaluation, config)
+    return evaluation
+
+
+async def measure(
+    orchestrator: Orchestrator,
+    tasks: TaskSource,
+    evaluation: Evaluation,
+    files: EvaluationFiles,
+    counted: Callable[[Group], None] = lambda group: None,
+) -> None:
+    """Runs every task and counts it, on disk first; then `counted` and the orchestrator's observer hear of it."""
+    observer = orchestrator.observer
+    heard, heard_bad = observer.recorded, observer.bad_task
+
+    async def recorded(result: Member | Attempt) -> None:
+        await files.record(result)
+        await heard(result)
+
+    async def bad_task(task: BadTask, number: int) -> None:
+        await files.record_bad_task(task, number)
+        evaluation.bad_tasks += 1
+        await heard_bad(task, number)
+
+    async def finished(group: Group) -> None:
+        await files.take(group)
+        evaluation.take(group)
+        counted(group)
+
+    observer.recorded, observer.bad_task = recorded, bad_task
+    evaluation.bad_tasks += len(files.earlier.bad)
+    async with aclosing(orchestrator.groups(tasks, files.earlier)) as groups:
+        async for group in groups:
+            await uninterrupted(finished(group))  # cancelled meanwhile or not, what is written counts

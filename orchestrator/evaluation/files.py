@@ -1,0 +1,171 @@
+"""What an evaluation leaves: a run directory, and metrics.json with samples.jsonl as Atropos writes them.
+
+    RUN_DIR/run.json, rollouts.jsonl    as of any run, while it goes on; enough to go on with it
+    metrics.json, samples.jsonl         at its end, whole or not at all, over those of an earlier one
+
+metrics.json has the shape of atroposlib's `BaseEnv.evaluate_log`: config_general, and results by task and for
+all. No key and no reference answer is in any of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator import __version__
+from orchestrator.errors import ConfigError, OutputError
+from orchestrator.evaluation.measured import Evaluation, spent
+from orchestrator.run.directory import RunDirectory
+from orchestrator.run.earlier import Earlier, Line, read_earlier
+from orchestrator.run.groups import check_writable
+from orchestrator.run.lines import JsonLines, write_whole
+from orchestrator.settings.saved import read_run
+from orchestrator.types import Attempt, BadTask, Ended, Group, Member, last_attempts
+from orchestrator.waits import uninterrupted
+
+if TYPE_CHECKING:
+    from orchestrator.engine import Orchestrator
+    from orchestrator.settings.config import Config
+    from orchestrator.settings.table import EnvSettings
+    from orchestrator.tasks.base import TaskSource
+
+NAME = "smolagents_eval"
+COMMAND = "evaluate"
+
+
+class EvaluationFiles:
+    """Owned by one evaluation; with `resume` by the one that is there already, of which `counted` is given every
+    line.
+
+    Raises ConfigError, RunLocked.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        env: EnvSettings,
+        *,
+        resume: bool,
+        counted: Callable[[Line], None] = lambda line: None,
+    ) -> None:
+        self.path = directory
+        self.target = env.data_dir_to_save_evals or directory
+        check_writable(self.target)
+        if resume and read_run(directory).get("command") != COMMAND:
+            raise ConfigError(f"env.resume: {directory} holds no evaluation; is it one of `orchestrator process`?")
+        self._env = env
+        self._run = RunDirectory(directory, resume=resume, fsync=env.fsync)
+        try:
+            # There is no groups file: what is on record is counted again, none of it made again.
+            groups = directory / "groups.jsonl"
+            self.earlier = read_earlier(self._run.rollouts, groups, counted) if resume else Earlier()
+            self.target.mkdir(parents=True, exist_ok=True)
+            self._draft = directory / "samples.jsonl.part"
+            self._draft.unlink(missing_ok=True)
+            self._samples = JsonLines(self._draft)
+        except OSError as error:
+            self._run.close()
+            raise ConfigError(f"cannot write evaluations to {self.target}: {error.strerror}") from error
+        except BaseException:
+            self._run.close()
+            raise
+
+    async def describe(self, orchestrator: Orchestrator, tasks: TaskSource) -> None:
+        """run.json. Raises ConfigError."""
+        await self._run.describe(
+            {
+                "version": __version__,
+                "command": COMMAND,
+                "config": orchestrator.config.public(),
+                "seed": orchestrator.seed,
+                "tasks": tasks.name,
+                "notes": orchestrator.observer.notes,
+                **await orchestrator.facts(),
+            }
+        )
+
+    async def record(self, result: Member | Attempt) -> None:
+        """One attempt, on disk when this returns."""
+        await self._run.record(result, full_traces=self._env.save_full_traces)
+
+    async def record_bad_task(self, task: BadTask, number: int) -> None:
+        """A row no task could be made of, on disk when this returns."""
+        await self._run.record_bad_task(task, number)
+
+    async def take(self, group: Group) -> None:
+        """A task's samples, one line each."""
+
+        def lines() -> list[dict[str, Any]]:
+            members = {member.attempt.plan.index: member for member in group.members_G}
+            return [
+                sample_line(members.get(attempt.plan.index, attempt), messages=self._env.include_messages)
+                for attempt in last_attempts(group.attempts)
+            ]
+
+        await self._samples.append(lines)
+
+    async def finish(self, evaluation: Evaluation, config: Config) -> None:
+        """Puts both files in their place. Raises OutputError."""
+        ended, sampling = time.time(), config.sampling()
+        metrics = evaluation.metrics()
+        result = {
+            "config_general": {
+                "model_name": config.openai[0].model_name,
+                "total_evaluation_time_seconds": str(ended - evaluation.started),
+                "generation_parameters": {
+                    "max_new_tokens": sampling.max_tokens,
+                    "temperature": sampling.temperature,
+                    "top_p": sampling.top_p,
+                    "samples_per_task": evaluation.samples_per_task,
+                },
+            },
+            "results": {f"atropos|{NAME}|0": metrics, "all": metrics},
+        }
+        try:
+            await uninterrupted(asyncio.to_thread(self._replace, result))
+        except OSError as error:
+            raise OutputError(f"cannot write evaluations to {self.target}: {error.strerror}") from error
+
+    def _replace(self, result: dict[str, Any]) -> None:
+        self._samples.close()
+        fresh = self.target / "samples.jsonl.new"
+        shutil.copyfile(self._draft, fresh)
+        fresh.replace(self.target / "samples.jsonl")
+        write_whole(self.target / "metrics.json", result, indent=True)
+        self._draft.unlink()
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._samples.close()
+        self._run.close()
+
+
+def sample_line(result: Member | Attempt, *, messages: bool) -> dict[str, Any]:
+    """One line of samples.jsonl. `correct` and `score` are null for a sample that is missing; `reason` says why,
+    and for one that is there what its end says of itself, or why its scorer could not score it."""
+    member = result if isinstance(result, Member) else None
+    attempt = result.attempt if isinstance(result, Member) else result
+    plan, record, outcome = attempt.plan, attempt.record, attempt.outcome
+    return {
+        "task_id": plan.task.task_id,
+        "level": plan.task.level,
+        "source": plan.task.source,
+        "sample": plan.index,
+        "rollout_id": plan.rollout_id,
+        "correct": None if member is None else member.score.solved,
+        "score": None if member is None else member.score.value,
+        "outcome": str(outcome.name),
+        "reason": (outcome.detail if isinstance(outcome, Ended) else outcome.reason)
+        or (member.score.failure if member is not None else ""),
+        "answer": record.answer,
+        **spent(attempt),
+        "tool_calls": len(record.tool_calls),
+        "seed": plan.sampling.seed,
+        "messages": [{"role": m.role, "content": m.content} for m in member.trajectory.messages]
+        if member is not None and messages
+        else None,
+    }

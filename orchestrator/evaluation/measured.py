@@ -1,0 +1,181 @@
+"""What an evaluation measured: what the scorer calls solved, and its mean; infrastructure left out. Pure counting,
+task by task.
+
+A sample that broke for reasons that are not the model's is no wrong answer: it is missing, and counted as that.
+What the accuracy would be if it were one is told beside it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from orchestrator.completion.route import place_of
+from orchestrator.errors import ConfigError
+from orchestrator.evaluation.estimates import Estimate, estimate_pass_at_k, sizes_of_k
+from orchestrator.types import Attempt, FailedName, Group, last_attempts
+
+if TYPE_CHECKING:
+    from orchestrator.settings.table import OpenAISettings
+
+SPENT = ("steps", "prompt_tokens", "completion_tokens", "duration_s", "waiting_s")
+_MILLION = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What a million tokens cost, prompt and sampled, at each server; in whatever currency they were given."""
+
+    servers: tuple[tuple[float, float], ...]
+    weights: tuple[float, ...]
+
+    @classmethod
+    def of(cls, servers: Sequence[OpenAISettings]) -> Prices | None:
+        """None where no price is given. Raises ConfigError where some are."""
+        given = [(s.prompt_price, s.completion_price) for s in servers]
+        if all(price is None for pair in given for price in pair):
+            return None
+        known = tuple((p, c) for p, c in given if p is not None and c is not None)
+        if len(known) < len(given):
+            raise ConfigError("openai.prompt_price, openai.completion_price: give both, for every server, or none")
+        return cls(known, tuple(s.weight for s in servers))
+
+    def cost(self, attempt: Attempt) -> float:
+        """Of all its completions, by the endpoint's own count of tokens."""
+        prompt, sampled = self.servers[place_of(attempt.plan.rollout_id, self.weights)]
+        return (prompt * prompt_tokens(attempt) + sampled * attempt.record.sampled_tokens) / _MILLION
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredTask:
+    """One task: how many of its samples could be judged, how many of those were right, and the sum of their
+    scores."""
+
+    level: str | None
+    source: str
+    samples: int
+    correct: int
+    scores: float = 0.0
+
+
+@dataclass(slots=True)
+class Evaluation:
+    """What was measured, growing task by task. Sums are over judged samples, `cost` over all attempts."""
+
+    samples_per_task: int
+    prices: Prices | None = None
+    started: float = field(default_factory=time.time)
+    tasks: list[MeasuredTask] = field(default_factory=list)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    sums: Counter[str] = field(default_factory=Counter)
+    missing: int = 0
+    bad_tasks: int = 0
+    retries: int = 0
+    cost: float = 0.0
+
+    def take(self, group: Group) -> None:
+        """Counts one task, all its attempts made."""
+        if all(attempt.outcome.name is FailedName.BAD_TASK for attempt in last_attempts(group.attempts)):
+            self.bad_tasks += 1
+            return
+        scores = [member.score for member in group.members_G]
+        solved, total = sum(score.solved for score in scores), math.fsum(score.value for score in scores)
+        self.tasks.append(MeasuredTask(group.task.level, group.task.source, len(scores), solved, total))
+        self.missing += self.samples_per_task - len(scores)
+        self.retries += len(group.attempts) - self.samples_per_task
+        self.outcomes.update(str(attempt.outcome.name) for attempt in last_attempts(group.attempts))
+        if self.prices is not None:
+            self.cost += math.fsum(self.prices.cost(attempt) for attempt in group.attempts)
+        for member in group.members_G:
+            self.sums.update(spent(member.attempt))
+
+    @property
+    def samples(self) -> int:
+        """How many were judged."""
+        return sum(task.samples for task in self.tasks)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every sample of every good task was judged, of at least one."""
+        return bool(self.tasks) and not self.missing
+
+    def pass_at(self, k: int, tasks: Iterable[MeasuredTask] | None = None) -> Estimate | None:
+        """Of `tasks`, or of all; None where none of them has k samples."""
+        chosen = self.tasks if tasks is None else tasks
+        return estimate_pass_at_k([(t.samples, t.correct) for t in chosen], k)
+
+    def mean_score(self, tasks: Iterable[MeasuredTask] | None = None) -> float | None:
+        """The scorer's mean over `tasks`, or all, each of equal weight as in `pass_at`; None where nothing was
+        judged."""
+        means = [t.scores / t.samples for t in (self.tasks if tasks is None else tasks) if t.samples]
+        return math.fsum(means) / len(means) if means else None
+
+    @property
+    def least_accuracy(self) -> float:
+        """The accuracy if every missing sample were a wrong answer."""
+        shares = [task.correct / self.samples_per_task for task in self.tasks]
+        return math.fsum(shares) / len(shares) if shares else 0.0
+
+    def by(self, name: str) -> dict[str, list[MeasuredTask]]:
+        """Tasks by their `level` or `source`, those without one left out, in the order of the names."""
+        parts: dict[str, list[MeasuredTask]] = {}
+        for task in self.tasks:
+            label = getattr(task, name)
+            if label:
+                parts.setdefault(label, []).append(task)
+        return dict(sorted(parts.items()))
+
+    def mean(self, name: str) -> float:
+        """One of SPENT, per judged sample."""
+        return self.sums[name] / self.samples if self.samples else 0.0
+
+    def metrics(self) -> dict[str, float]:
+        """Flat names and finite numbers, for metrics.json and Weights & Biases. Shares that nothing was
+        measured for are not there."""
+        found: dict[str, float] = {}
+        for k in sizes_of_k(self.samples_per_task):
+            _add(found, f"eval/pass@{k}", self.pass_at(k))
+        _add(found, "eval/accuracy", self.pass_at(1))
+        if (mean := self.mean_score()) is not None:
+            found["eval/score_mean"] = mean
+        if self.missing:
+            found["eval/accuracy_missing_wrong"] = self.least_accuracy
+        for part in ("level", "source"):
+            for label, tasks in self.by(part).items():
+                _add(found, f"eval/accuracy_{part}_{label}", self.pass_at(1, tasks))
+        found |= {
+            "eval/tasks": len(self.tasks),
+            "eval/samples": self.samples,
+            "eval/samples_missing": self.missing,
+            "eval/bad_tasks": self.bad_tasks,
+            "eval/retries": self.retries,
+        }
+        found |= {f"eval/outcome_{name}": count for name, count in sorted(self.outcomes.items())}
+        found |= {f"eval/{name}": self.mean(name) for name in SPENT} if self.samples else {}
+        return found | ({"eval/cost": self.cost} if self.prices is not None else {})
+
+
+def prompt_tokens(attempt: Attempt) -> int:
+    """Of all its completions; a prompt that came again counts again."""
+    return sum(turn.completion.prompt_tokens for turn in attempt.record.turns)
+
+
+def spent(attempt: Attempt) -> dict[str, float]:
+    """What one sample took, by the names of SPENT."""
+    record = attempt.record
+    return {
+        "steps": record.action_steps,
+        "prompt_tokens": prompt_tokens(attempt),
+        "completion_tokens": record.sampled_tokens,
+        "duration_s": record.duration_s,
+        "waiting_s": record.waiting_s,
+    }
+
+
+def _add(metrics: dict[str, float], name: str, estimate: Estimate | None) -> None:
+    if estimate is not None:
+        metrics |= {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}

@@ -1,0 +1,82 @@
+"""An evaluation for people: the table at its end. Labels come from data sets and are shown as plain text."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TextIO
+
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.evaluation.estimates import Estimate
+from orchestrator.evaluation.measured import Evaluation, MeasuredTask
+from orchestrator.terminal.console import Console
+from orchestrator.terminal.progress import LABEL_WIDTH, Tally, print_wrapped, reason_rows, share
+from orchestrator.text import printable
+
+MAX_LABEL = 60
+
+
+def print_evaluation(
+    evaluation: Evaluation, tally: Tally, rows: Sequence[tuple[str, object]], stream: TextIO | None = None
+) -> None:
+    """Accuracy by level and source with 95 % intervals and the scorer's mean, then what else was counted, then
+    `rows`."""
+    stream = stream or sys.stdout
+    # As wide as it is: a terminal wraps what a file need not.
+    Console(stream, soft_wrap=True, width=1000).print(_accuracies(evaluation))
+    for label, text in (*_counts(evaluation, tally), *rows):
+        print_wrapped(f"{label:<{LABEL_WIDTH}}{text}", stream, indent=LABEL_WIDTH)
+
+
+def _accuracies(evaluation: Evaluation) -> Table:
+    k = evaluation.samples_per_task
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("", "tasks", "samples", "correct", "mean score", "pass@1", *([f"pass@{k}"] if k > 1 else [])):
+        table.add_column(column, justify="left" if not column or "@" in column else "right")
+    parts: list[tuple[str, list[MeasuredTask]]] = [("all", evaluation.tasks)]
+    for name in ("level", "source"):
+        found = evaluation.by(name)
+        if len(found) > 1 or name == "level":
+            parts += [(f"{name} {label}", tasks) for label, tasks in found.items()]
+    for label, tasks in parts:
+        shown = [str(len(tasks)), str(sum(t.samples for t in tasks)), str(sum(t.correct for t in tasks))]
+        mean = evaluation.mean_score(tasks)
+        shown.append("-" if mean is None else f"{mean:.3f}")
+        estimates = [evaluation.pass_at(1, tasks)] + ([evaluation.pass_at(k, tasks)] if k > 1 else [])
+        table.add_row(Text(printable(label)[:MAX_LABEL]), *shown, *map(_interval, estimates))
+    return table
+
+
+def _interval(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return "-"
+    return f"{estimate.value:.1%} ({estimate.low:.1%} to {estimate.high:.1%})"
+
+
+def _counts(evaluation: Evaluation, tally: Tally) -> list[tuple[str, str]]:
+    total = evaluation.outcomes.total()
+    outcomes = [f"{name} {n} ({share(n, total)})" for name, n in evaluation.outcomes.most_common()]
+    rows = [("outcomes", ", ".join(outcomes) or "none")]
+    if evaluation.missing:
+        counted = f"counted as wrong, pass@1 were {evaluation.least_accuracy:.1%}"
+        rows.append(("missing", f"{evaluation.missing} samples broke; they are in outcomes alone; {counted}"))
+    rows += reason_rows(tally)
+    if evaluation.bad_tasks:
+        rows.append(("bad tasks", str(evaluation.bad_tasks)))
+    rows.append(("per sample", _per_sample(evaluation)))
+    rows.append(
+        ("time", f"{tally.wall_s:.1f} s" + (f", {evaluation.retries} retries" if evaluation.retries else ""))
+    )
+    if evaluation.prices is not None:
+        rows.append(("cost", f"{evaluation.cost:.4f}, attempts that broke included"))
+    return rows
+
+
+def _per_sample(evaluation: Evaluation) -> str:
+    mean = evaluation.mean
+    return (
+        f"{mean('steps'):.1f} steps, {mean('prompt_tokens'):.0f} prompt and {mean('completion_tokens'):.0f} "
+        f"sampled tokens, {mean('duration_s'):.2f} s of which {mean('waiting_s'):.2f} s waiting"
+    )

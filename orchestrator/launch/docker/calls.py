@@ -1,0 +1,199 @@
+"""The Engine's calls as coroutines: a few named ones, in threads of their own, each with a deadline.
+
+Says what the Engine answered; what it means for a sandbox is `docker`'s and `reaper`'s part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import requests
+from docker import APIClient
+from docker.errors import APIError, DockerException
+from urllib3.exceptions import HTTPError
+
+from orchestrator.errors import DockerError, EngineUnfitError, LaunchError, RolloutError
+from orchestrator.launch.docker.client import connect, is_lasting, one_line, why_refused, why_unreachable
+from orchestrator.text import printable
+from orchestrator.waits import uninterrupted
+
+T = TypeVar("T")
+
+CALL_TIMEOUT_S = 30  # the longest silence of an Engine that is merely busy
+_SETTLE_S = 5.0
+_LOG_TAIL_CHARS = 500
+_NOT_FOUND = 404
+# What the SDK lets through of the layers below it.
+UNREACHABLE = (DockerException, requests.RequestException, HTTPError, OSError)
+
+
+class Engine:
+    """A connection to the Engine, made at the first call. Calls raise DockerError.
+
+    A cancelled call has come to its end, or never begun, when CancelledError arrives: whoever cleans up
+    then knows what there is. Only an Engine that hangs is not waited for longer than some seconds.
+    """
+
+    def __init__(self, *, threads: int, timeout_s: int = CALL_TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="engine")
+        self._client: APIClient | None = None
+        self._connecting = asyncio.Lock()
+
+    async def open(self) -> None:
+        """Connects. Raises EnvironmentUnusable with what to do."""
+        async with self._connecting:
+            if self._client is None:
+                self._client = await self._in_thread("connect", lambda: connect(self._timeout_s), self._timeout_s)
+
+    async def info(self) -> dict[str, Any]:
+        """About the Engine itself."""
+
+        def info(client: APIClient) -> dict[str, Any]:
+            told = client.info()
+            return {**told, "MemTotal": int(told["MemTotal"]), "NCPU": int(told["NCPU"])}
+
+        answer: dict[str, Any] = await self._call("info", info)
+        return answer
+
+    async def image(self, name: str) -> dict[str, Any] | None:
+        """What is known of an image; None: it is not here."""
+        answer: dict[str, Any] | None = await self._call(
+            "image", lambda client: client.inspect_image(name), missing_ok=True
+        )
+        return answer
+
+    async def create(self, config: Mapping[str, Any], name: str) -> str:
+        """The id of the new container. LaunchError: the Engine refused.
+
+        After a DockerError it may exist, or come to exist, nevertheless: by its name.
+        """
+        created: str = await self._call(
+            "create",
+            lambda client: str(client.create_container_from_config(dict(config), name)["Id"]),
+            refusal=LaunchError,
+        )
+        return created
+
+    async def start(self, container: str) -> None:
+        """LaunchError: the Engine or its runtime refused."""
+        await self._call("start", lambda client: client.start(container), refusal=LaunchError)
+
+    async def inspect(self, container: str, read: Callable[[dict[str, Any]], T]) -> T | None:
+        """What `read` finds in the Engine's answer; None: there is no such container."""
+        answer: T | None = await self._call(
+            "inspect", lambda client: read(client.inspect_container(container)), missing_ok=True
+        )
+        return answer
+
+    async def remove(self, container: str) -> bool:
+        """Kills and removes it with everything it wrote. False: there was none."""
+
+        def removed(client: APIClient) -> bool:
+            client.remove_container(container, v=True, force=True)
+            return True
+
+        return bool(await self._call("remove", removed, missing_ok=True))
+
+    async def containers(self, label: str) -> list[dict[str, Any]]:
+        """All containers with a label, running or not."""
+        answer: list[dict[str, Any]] = await self._call(
+            "list containers", lambda client: client.containers(all=True, filters={"label": label})
+        )
+        return answer
+
+    async def images(self, label: str, *, nameless: bool = False) -> list[dict[str, Any]]:
+        """All images with a label, intermediate ones too; or those without a name that no other is built on."""
+        filters: dict[str, Any] = {"label": label, **({"dangling": True} if nameless else {})}
+        answer: list[dict[str, Any]] = await self._call(
+            "list images", lambda client: client.images(all=not nameless, filters=filters)
+        )
+        return answer
+
+    async def remove_image(self, image: str) -> None:
+        """Not while another image or a container needs it: DockerError."""
+        await self._call("remove image", lambda client: client.remove_image(image), missing_ok=True)
+
+    async def log_tail(self, container: str) -> str:
+        """The end of what it printed, on one line and printable. Untrusted, for diagnosis."""
+        raw = await self._call("logs", lambda client: client.logs(container, tail=10), missing_ok=True)
+        text = " | ".join((raw or b"").decode("utf-8", "replace").splitlines())
+        return printable(text, "?")[-_LOG_TAIL_CHARS:]
+
+    async def cpu_ns(self, container: str, timeout_s: float) -> int:
+        """CPU time used so far by a running container."""
+
+        def used(client: APIClient) -> int:
+            stats = client.stats(container, stream=False, one_shot=True)
+            return int(stats["cpu_stats"]["cpu_usage"]["total_usage"])
+
+        return int(await self._call("stats", used, timeout_s=timeout_s))
+
+    async def aclose(self) -> None:
+        """Waits for the calls under way, at most their timeout. Idempotent."""
+        await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    async def _call(
+        self,
+        what: str,
+        function: Callable[[Any], Any],
+        *,
+        timeout_s: float | None = None,
+        refusal: type[RolloutError] = DockerError,
+        missing_ok: bool = False,
+    ) -> Any:
+        """The answer; None for a 404 where that is fine. `refusal`: what any other no of the Engine is; a
+        LaunchError that no waiting ends is an EngineUnfitError.
+
+        `function` also reads the answer: one of another shape is the Engine's failure, not a bug of ours.
+        """
+        await self.open()
+        client = self._client
+        assert client is not None
+        timeout_s = timeout_s or self._timeout_s
+        try:
+            return await self._in_thread(what, lambda: function(client), timeout_s)
+        except APIError as error:
+            if missing_ok and error.status_code == _NOT_FOUND:
+                return None
+            told = error.explanation or error
+            unfit = refusal is LaunchError and is_lasting(told)
+            raise (EngineUnfitError if unfit else refusal)(why_refused(told)) from None
+        except requests.Timeout:
+            raise DockerError(_no_answer(what, self._timeout_s)) from None
+        except UNREACHABLE as error:
+            raise DockerError(why_unreachable(error)) from None
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            odd = one_line(repr(error))
+            raise DockerError(f"the Docker Engine's answer has an unexpected shape ({what}: {odd})") from error
+
+    async def _in_thread(self, what: str, function: Callable[[], T], timeout_s: float) -> T:
+        job = self._pool.submit(function)
+        answer = asyncio.wrap_future(job)
+        answer.add_done_callback(lambda future: future.cancelled() or future.exception())
+        try:
+            await asyncio.wait([answer], timeout=timeout_s)
+        except asyncio.CancelledError:
+            if not job.cancel():
+                with suppress(asyncio.CancelledError):
+                    await uninterrupted(_settled(answer))
+            raise
+        if not answer.done():
+            job.cancel()
+            raise DockerError(_no_answer(what, timeout_s))
+        return answer.result()
+
+
+async def _settled(answer: asyncio.Future[Any]) -> None:
+    await asyncio.wait([answer], timeout=_SETTLE_S)
+
+
+def _no_answer(what: str, timeout_s: float) -> str:
+    return f"the Docker Engine did not answer within {timeout_s:g} s ({what})"

@@ -1,0 +1,131 @@
+"""What pid 1 of a sandbox read in /proc, compared with what was asked for, before the sandbox is used.
+
+The second half of the inspection, and independent of the first (`verification`): an Engine may report a
+setting that its runtime or kernel did not carry out. Pid 1 speaks before any model-written code runs. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from orchestrator.launch.docker.hardening import sandbox_config
+from orchestrator.launch.docker.uids import FIRST_UID, LAST_UID, UidPair
+from orchestrator.launch.docker.verification import IDENTITIES, NO_MEASURES
+from orchestrator.launch.names import CHANNEL_MOUNT
+from orchestrator.types import Confinement, SandboxSpec
+
+_CAP_SETGID, _CAP_SETUID = 6, 7
+_ALLOWED_CAPABILITIES = 1 << _CAP_SETGID | 1 << _CAP_SETUID
+_SECCOMP_FILTER = 2
+_DEVICES = frozenset(
+    {
+        *("core", "fd", "full", "null", "random", "stderr", "stdin", "stdout", "tty", "urandom", "zero"),
+        *("mqueue", "ptmx", "pts", "shm"),  # file systems, and the way to one of them
+    }
+)
+# What every runtime mounts: its own files and the kernel's views.
+_USUAL_READ_ONLY = ("/", "/etc/hostname", "/etc/hosts", "/etc/resolv.conf", "/sys", CHANNEL_MOUNT)
+_USUAL = ("/proc", "/dev", "/dev/pts", "/dev/mqueue", "/sys/fs/cgroup")
+
+
+def verify_confinement(seen: Confinement, spec: SandboxSpec, waived: frozenset[str] = NO_MEASURES) -> list[str]:
+    """What a sandbox made after `spec` lacks by its own account: a line each, beginning with the measure."""
+    config = sandbox_config(spec, UidPair(seen.runner_uid, seen.worker_uid), Path("/"), {})
+    found = _problems(seen, config["HostConfig"])
+    return [f"{measure}: {text} (seen inside)" for measure, text in found if measure not in waived]
+
+
+def untold_by(runtime: str | None) -> frozenset[str]:
+    """What pid 1 cannot see under `runtime`: gVisor keeps these, but its own /proc does not show them.
+
+    They are then judged by the Engine's answer alone. Runtimes of other names: waive them.
+    """
+    if runtime is not None and runtime.startswith("runsc"):
+        return _UNTOLD_BY_GVISOR
+    return NO_MEASURES
+
+
+_UNTOLD_BY_GVISOR = frozenset(
+    {
+        *("no_new_privileges", "seccomp", "read_only_root", "tmpfs", "hidden_paths", "devices"),
+        *("memory", "swap", "cpus", "pids"),
+    }
+)
+
+
+def _problems(seen: Confinement, host: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """(measure, what is wrong), of the Engine's HostConfig as it was asked for."""
+    if seen.capability_bounding_set & ~_ALLOWED_CAPABILITIES:
+        yield "capabilities", f"bounding set {seen.capability_bounding_set:#x}"
+    if not seen.no_new_privileges:
+        yield "no_new_privileges", "not set"
+    if seen.seccomp_mode != _SECCOMP_FILTER:
+        yield "seccomp", f"mode {seen.seccomp_mode}"
+    if others := set(seen.network_interfaces) - {"lo"}:
+        yield "network", f"interfaces {_listed(others)}"
+    if not seen.root_read_only:
+        yield "read_only_root", "the root file system takes writes"
+    yield from _identities(seen)
+    if seen.process_id != 1:
+        yield "namespaces", f"pid 1 is number {seen.process_id}"
+    if not seen.own_control_groups:
+        yield "namespaces", "control groups above its own show"
+    if others := set(seen.devices) - _DEVICES:
+        yield "devices", f"/dev has {_listed(others)}"
+    if seen.exposed_paths:
+        yield "hidden_paths", f"{_listed(seen.exposed_paths)} can be used"
+    yield from _limits(seen, host)
+    yield from _tmpfs(seen, host["Tmpfs"])
+    yield from _mounts(seen, host)
+
+
+def _identities(seen: Confinement) -> Iterator[tuple[str, str]]:
+    runner, worker = seen.runner_uid, seen.worker_uid
+    if runner == worker or not all(FIRST_UID <= uid <= LAST_UID for uid in (runner, worker)):
+        yield IDENTITIES, f"runner {runner}, worker {worker}"
+
+
+def _limits(seen: Confinement, host: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    wanted = {
+        "memory": ("memory", host["Memory"]),
+        "memory_and_swap": ("swap", host["MemorySwap"]),
+        "cpu_millis": ("cpus", -(-host["NanoCpus"] // 1_000_000)),
+        "pids": ("pids", host["PidsLimit"]),
+        **{limit["Name"]: ("ulimits", limit["Hard"]) for limit in host["Ulimits"]},
+    }
+    for name, (measure, most) in wanted.items():
+        limit = seen.limits.get(name)
+        if limit is None or limit > most:
+            yield measure, f"{name} is {'unlimited' if limit is None else limit} instead of {most}"
+
+
+def _tmpfs(seen: Confinement, wanted: dict[str, str]) -> Iterator[tuple[str, str]]:
+    for target, options in wanted.items():
+        given = dict(option.partition("=")[::2] for option in options.split(","))
+        mount = next((m for m in reversed(seen.mounts) if m.target == target), None)
+        if mount is None or mount.type != "tmpfs":
+            yield "tmpfs", f"{target} is none"
+        elif not (0 < mount.size_bytes <= int(given["size"]) and 0 < mount.inodes <= int(given["nr_inodes"])):
+            yield "tmpfs", f"{target} takes {mount.size_bytes} bytes in {mount.inodes} files"
+        elif not (mount.no_suid and mount.no_dev and mount.no_exec):
+            yield "tmpfs", f"{target} is not nosuid, nodev and noexec"
+
+
+def _mounts(seen: Confinement, host: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Every other mount must be one that belongs there, and refuse writes where it should."""
+    ours = {*host["Tmpfs"], *host["MaskedPaths"], *host["ReadonlyPaths"], *_USUAL}
+    for mount in seen.mounts:
+        if mount.target in _USUAL_READ_ONLY or mount.target.startswith("/sys/fs/cgroup/"):
+            if not mount.read_only:
+                measure = "read_only_root" if mount.target == "/" else "mounts"
+                yield measure, f"{mount.target} takes writes"
+        elif mount.target not in ours:
+            yield "mounts", f"there is {mount.target}"
+
+
+def _listed(names: Iterable[str]) -> str:
+    """A few of them."""
+    text = ", ".join(sorted(names))
+    return text if len(text) <= 120 else f"{text[:100]}…"

@@ -1,0 +1,276 @@
+"""Sandboxes as containers of the local Docker Engine: created, verified, watched, removed.
+
+What they are confined to is said in `hardening` and checked by `verification`; what a killed process
+leaves behind is `reaper`'s part. Four calls of the Engine per sandbox: create, start, inspect, remove.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from orchestrator.errors import DockerError, EnvironmentUnusable, LaunchError, SandboxLostError
+from orchestrator.launch.docker.calls import CALL_TIMEOUT_S, Engine
+from orchestrator.launch.docker.cpu_clock import CpuClock
+from orchestrator.launch.docker.events import ContainerEvent, EngineEvents
+from orchestrator.launch.docker.facts import advice, describe, image_problem, missing_features
+from orchestrator.launch.docker.hardening import sandbox_config, tmpfs_mounts
+from orchestrator.launch.docker.sandbox import DockerSandbox
+from orchestrator.launch.docker.uids import UidPair, UidSlots
+from orchestrator.launch.docker.verification import NO_MEASURES, demand, verify
+from orchestrator.launch.names import LABEL_DEADLINE, LABEL_OWNER, LABEL_PROJECT, LABEL_RUN, PROJECT
+from orchestrator.launch.owner import owner_label
+from orchestrator.types import SandboxSpec
+from orchestrator.waits import uninterrupted
+
+log = logging.getLogger(__name__)
+
+ENGINE_GRACE_S = 15.0  # an Engine that restarts is away for some seconds
+_STARTS_AT_ONCE = 8  # more only queue up inside the Engine
+_SPARE_THREADS = 2  # removals must not wait behind starts
+_REMOVAL_PAUSES_S = (0.2, 1.0, 3.0, 0.0)
+
+
+class DockerLauncher:
+    """A `Launcher`: at most `max_sandboxes` containers at a time, those coming and going included.
+
+    `waived` names measures of `verification` that need not hold. `lifetime_s`: after it a container is
+    garbage to the reapers of other hosts, who cannot see whether we live. `engine_grace_s`: how long the
+    Engine may be away before sandboxes are given up. `advise` is told what an operator should know and may
+    ignore.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        *,
+        max_sandboxes: int,
+        waived: frozenset[str] = NO_MEASURES,
+        allow_localhost_tcp: bool = False,
+        lifetime_s: float = 48 * 3600.0,
+        call_timeout_s: int = CALL_TIMEOUT_S,
+        engine_grace_s: float = ENGINE_GRACE_S,
+        advise: Callable[[str], None] = log.warning,
+    ) -> None:
+        starts = min(max_sandboxes, _STARTS_AT_ONCE)
+        self.run_id = run_id
+        self._max_sandboxes = max_sandboxes
+        self._waived = waived
+        self._allow_localhost_tcp = allow_localhost_tcp
+        self._lifetime_s = lifetime_s
+        self._engine_grace_s = engine_grace_s
+        self._advise = advise
+        self._engine = Engine(threads=starts + _SPARE_THREADS, timeout_s=call_timeout_s)
+        self._call_timeout_s = call_timeout_s
+        self._cpus = os.cpu_count() or 1
+        self._cpu_known = True
+        self._slots = asyncio.Semaphore(max_sandboxes)
+        self._starting = asyncio.Semaphore(starts)
+        self._uids = UidSlots()
+        self._live: dict[str, DockerSandbox] = {}
+        self._unremoved: dict[str, UidPair | None] = {}  # containers that may still be there, by name
+        self._sweeping: asyncio.Task[None] | None = None
+        self._events: EngineEvents | None = None
+        self._giving_up: asyncio.TimerHandle | None = None
+
+    async def check(self, spec: SandboxSpec) -> None:
+        """Raises EnvironmentUnusable: no Docker, no image, a limit nobody enforces. ConfigError: too little
+        memory asked for."""
+        tmpfs_mounts(spec.memory_bytes, UidPair(0, 0))
+        try:
+            await self._engine.open()
+            info = await self._engine.info()
+            image = await self._engine.image(spec.image)
+        except DockerError as error:
+            raise EnvironmentUnusable(str(error)) from None
+        self._cpus = max(self._cpus, info["NCPU"])  # the Engine's machine may be another one
+        demand(missing_features(info, self._waived))
+        if problem := image_problem(spec, info, image):
+            raise EnvironmentUnusable(problem)
+        for line in advice(info, spec, self._max_sandboxes):
+            self._advise(line)
+
+    async def describe(self, spec: SandboxSpec) -> dict[str, str]:
+        """Versions and image digest. Raises DockerError."""
+        facts = describe(await self._engine.info(), await self._engine.image(spec.image), spec)
+        return {**facts, "localhost_tcp": "allowed"} if self._allow_localhost_tcp else facts
+
+    async def ready(self, spec: SandboxSpec) -> None:
+        """By a container that is never started: an Engine without space, or without the image, answers all else.
+
+        Raises LaunchError, DockerError, EnvironmentUnusable.
+        """
+        name = f"ready-{secrets.token_hex(8)}"
+        self._unremoved[name] = None
+        try:
+            await self._engine.create({"Image": spec.image, "Labels": self._labels(), "HostConfig": {}}, name)
+            await uninterrupted(self._removed(name))
+        except LaunchError:
+            self._unremoved.pop(name, None)
+            raise
+        # Else it may be there, or come to be: removed when the Engine is back.
+        self._unremoved.pop(name, None)
+
+    @asynccontextmanager
+    async def launch(self, spec: SandboxSpec, channel: Path) -> AsyncIterator[DockerSandbox]:
+        """A running, verified container. On any exit it is removed, cancellation included.
+
+        Raises LaunchError, DockerError; EnvironmentUnusable when it is not confined as it must be.
+        """
+        async with self._slots:
+            await self._engine.open()
+            self._follow_events()
+            sandbox = DockerSandbox(self._engine, self._uids.take())
+            self._live[sandbox.name] = sandbox
+            try:
+                async with self._starting:
+                    await self._start(sandbox, spec, channel)
+                yield sandbox
+            finally:
+                await uninterrupted(self._remove(sandbox))
+
+    async def aclose(self) -> None:
+        """Removes what could not be removed before; ends the threads. Idempotent."""
+        await uninterrupted(self._close())
+
+    async def _close(self) -> None:
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+        if self._events is not None:
+            await self._events.aclose()
+            self._events = None
+        if self._sweeping is not None:
+            await asyncio.wait([self._sweeping])
+        await self._sweep()
+        await self._engine.aclose()
+
+    def _labels(self) -> dict[str, str]:
+        """By which the reaper knows whose it is."""
+        return {
+            LABEL_PROJECT: PROJECT,
+            LABEL_RUN: self.run_id,
+            LABEL_OWNER: owner_label(),
+            LABEL_DEADLINE: str(int(time.time() + self._lifetime_s)),
+        }
+
+    # ------------------------------------------------------------ one container
+
+    async def _start(self, sandbox: DockerSandbox, spec: SandboxSpec, channel: Path) -> None:
+        config = sandbox_config(
+            spec, sandbox.uids, channel, self._labels(), allow_localhost_tcp=self._allow_localhost_tcp
+        )
+        try:
+            sandbox.in_doubt = True
+            sandbox.sandbox_id = await self._engine.create(config, sandbox.name)
+            sandbox.in_doubt = False
+        except LaunchError:
+            sandbox.in_doubt = False
+            raise
+        sandbox.begun_s = asyncio.get_running_loop().time()
+        await self._engine.start(sandbox.sandbox_id)
+        found = await self._engine.inspect(
+            sandbox.sandbox_id, lambda told: (int(told["State"]["Pid"]), verify(told, config, self._waived))
+        )
+        if found is None:
+            raise LaunchError("the container was removed by somebody else while it started")
+        sandbox.running_since_s = asyncio.get_running_loop().time()
+        pid, problems = found
+        demand(problems)
+        sandbox.cpu_clock = CpuClock.of(pid, sandbox.sandbox_id, self._cpus)
+        if sandbox.cpu_clock.counter is None and not sandbox.cpu_clock.elsewhere and self._cpu_known:
+            self._cpu_known = False
+            log.warning(
+                "sandboxes have no control group of their own that counts CPU time: theirs is unknown, and "
+                "env.max_cpu_seconds holds nothing back"
+            )
+
+    async def _remove(self, sandbox: DockerSandbox) -> None:
+        """Bounded. What resists is logged, tried again when the Engine is back and at the end, and left to
+        the reaper; its uids stay taken."""
+        try:
+            removed = await self._removed(sandbox.name)
+        except DockerError as error:
+            self._unremoved[sandbox.name] = sandbox.uids
+            log.error(
+                "container %s (%s) could not be removed, `orchestrator cleanup` will: %s",
+                sandbox.name,
+                sandbox.sandbox_id[:12] or "id unknown",
+                error,
+            )
+        else:
+            if removed or not sandbox.in_doubt:
+                self._uids.release(sandbox.uids)
+            else:  # the create call without an answer may still be on its way
+                self._unremoved[sandbox.name] = sandbox.uids
+        finally:
+            del self._live[sandbox.name]
+
+    async def _removed(self, name: str) -> bool:
+        """Whether it was there. Raises DockerError when the Engine does not do it in time."""
+        failure = DockerError("the Docker Engine did not answer in time (remove)")
+        try:
+            async with asyncio.timeout(self._call_timeout_s * 1.5):
+                for pause_s in _REMOVAL_PAUSES_S:
+                    try:
+                        return await self._engine.remove(name)
+                    except DockerError as error:
+                        failure = error
+                    await asyncio.sleep(pause_s)
+        except TimeoutError:
+            pass
+        raise failure
+
+    async def _sweep(self) -> None:
+        """One more try for everything that resisted, all at once."""
+        names = list(self._unremoved)
+        results = await asyncio.gather(*(self._engine.remove(n) for n in names), return_exceptions=True)
+        for name, result in zip(names, results, strict=True):
+            if isinstance(result, bool):
+                if (uids := self._unremoved.pop(name, None)) is not None:
+                    self._uids.release(uids)
+            elif not isinstance(result, DockerError):
+                raise result
+
+    # ------------------------------------------------------------ events, in the loop
+
+    def _follow_events(self) -> None:
+        if self._events is None:
+            self._events = EngineEvents(f"{LABEL_RUN}={self.run_id}", self, timeout_s=self._call_timeout_s)
+            self._events.start()
+
+    def on_event(self, event: ContainerEvent) -> None:
+        """To the sandbox it is about. Others' containers, and those gone meanwhile, are nobody's."""
+        if (sandbox := self._live.get(event.name)) is not None:
+            sandbox.on_event(event)
+
+    def on_listing(self, states: Mapping[str, str], asked_s: float) -> None:
+        """The Engine is there (again): catch up with what happened meanwhile."""
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+            self._giving_up = None
+        for name, sandbox in self._live.items():
+            if sandbox.running_since_s is None or sandbox.running_since_s > asked_s:
+                continue
+            if name not in states:
+                sandbox.lose(SandboxLostError("the container was removed by somebody else"))
+            elif states[name] in ("exited", "dead"):
+                sandbox.end()
+        if self._unremoved and (self._sweeping is None or self._sweeping.done()):
+            self._sweeping = asyncio.create_task(self._sweep(), name="remove leftovers")
+
+    def on_interruption(self, error: str) -> None:
+        """Sandboxes live on without the Engine; only when it stays away are they given up."""
+        if self._giving_up is None:
+            log.warning("no events from the Docker Engine: %s", error)
+            loop = asyncio.get_running_loop()
+            self._giving_up = loop.call_later(self._engine_grace_s, self._give_up, error)
+
+    def _give_up(self, error: str) -> None:
+        for sandbox in self._live.values():
+            sandbox.lose(DockerError(f"the Docker Engine went away: {error}"))

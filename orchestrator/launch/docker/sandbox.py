@@ -1,0 +1,118 @@
+"""One container while it lives: what the Engine told about it, and what its end was."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from orchestrator.errors import DockerError, RolloutError, SandboxLostError
+from orchestrator.launch.docker.calls import Engine
+from orchestrator.launch.docker.cpu_clock import CpuClock
+from orchestrator.launch.docker.events import ContainerEvent
+from orchestrator.launch.docker.uids import UidPair
+from orchestrator.types import SandboxExit
+
+_DEADLY_SIGNALS = frozenset({"9", "15", "SIGKILL", "SIGTERM"})
+_CPU_TIMEOUT_S = 0.02  # nobody waits longer to be removed
+
+
+class DockerSandbox:
+    """A `Sandbox`. The launcher feeds it events by `name`, which is known before the container exists."""
+
+    def __init__(self, engine: Engine, uids: UidPair, *, cpu_timeout_s: float = _CPU_TIMEOUT_S) -> None:
+        self.name = f"sandbox-{secrets.token_hex(8)}"
+        self.uids = uids
+        self.sandbox_id = ""
+        self.in_doubt = False  # whether the Engine was asked to create it and has not answered
+        self.running_since_s: float | None = None  # loop time; None: not started yet
+        self.begun_s: float | None = None  # loop time; the Engine was told to start it
+        self.cpu_clock: CpuClock | None = None
+        self._cpu_timeout_s = cpu_timeout_s
+        self._engine = engine
+        self._ended = asyncio.Event()
+        self._out_of_memory = False
+        self._killed = False
+        self._exit_code: int | None = None
+        self._lost: RolloutError | None = None
+        self._exit: SandboxExit | None = None
+
+    async def exited(self) -> SandboxExit:
+        """Waits until the container has ended by itself.
+
+        SandboxLostError: somebody else killed or removed it. DockerError: the Engine is gone.
+        """
+        await self._ended.wait()
+        if self._exit is None:
+            if self._lost is not None:
+                raise self._lost
+            self._exit = await self._post_mortem()
+        return self._exit
+
+    async def cpu_s(self) -> float | None:
+        """CPU seconds so far; None where nobody knows, or only the Engine did and the container has ended."""
+        clock, since_s = self.cpu_clock, self.begun_s
+        if clock is None or since_s is None:
+            return None
+        running_s = asyncio.get_running_loop().time() - since_s
+        if clock.counter is not None:
+            return clock.read_s(running_s)
+        if clock.elsewhere and not self._ended.is_set():
+            with suppress(DockerError):
+                used_ns = await self._engine.cpu_ns(self.sandbox_id, self._cpu_timeout_s)
+                return clock.plausible(used_ns / 1e9, running_s)
+        return None
+
+    def on_event(self, event: ContainerEvent) -> None:
+        """The Engine may tell the same twice."""
+        match event.action:
+            case "oom":
+                self._out_of_memory = True
+            case "kill":
+                # Only calls to the Engine make this event: nothing inside can.
+                self._killed |= event.attributes.get("signal", "") in _DEADLY_SIGNALS
+            case "die":
+                code = event.attributes.get("exitCode", "")
+                self._exit_code = int(code) if code.isdecimal() else None
+                self._ended.set()
+            case "destroy":
+                self.lose(SandboxLostError("the container was removed by somebody else"))
+
+    def end(self) -> None:
+        """It is known to have ended; how, the Engine will be asked."""
+        self._ended.set()
+
+    def lose(self, error: RolloutError) -> None:
+        """Nothing more will be known of it."""
+        if self._lost is None:
+            self._lost = error
+        self._ended.set()
+
+    async def _post_mortem(self) -> SandboxExit:
+        found = await self._engine.inspect(self.sandbox_id, _state)
+        if found is None or found[0] in ("removing", "dead"):
+            raise SandboxLostError("the container was removed by somebody else")
+        if self._killed:
+            raise SandboxLostError("the container was killed through the Engine by somebody else")
+        _, code, killed_for_memory = found
+        if self._exit_code is None and code in (137, 143):
+            # It ended while we had no events: whoever stopped the Engine has ended it too.
+            raise SandboxLostError("the container ended while the Engine was away")
+        out_of_memory = self._out_of_memory or killed_for_memory
+        return SandboxExit(code, out_of_memory, await self._reason(code, out_of_memory))
+
+    async def _reason(self, code: int, out_of_memory: bool) -> str:
+        reason = f"exit code {code}" + (", killed for memory" if out_of_memory else "")
+        if code != 0:
+            with suppress(DockerError):
+                if tail := await self._engine.log_tail(self.sandbox_id):
+                    reason += f": {tail}"
+        return reason
+
+
+def _state(inspected: Mapping[str, Any]) -> tuple[str, int, bool]:
+    """Status, exit code, and whether it was killed for memory."""
+    state = inspected["State"]
+    return str(state["Status"]), int(state["ExitCode"]), bool(state["OOMKilled"])

@@ -1,0 +1,234 @@
+"""Builds the sandbox image: base, wheels and context brought together, then one offline build.
+
+What goes in is `context`'s part, `wheels`' and `base_image`'s; what happens with it is Dockerfile.sandbox's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import IO, Any
+
+import docker
+import requests
+from docker.errors import APIError, DockerException
+
+from orchestrator import __version__
+from orchestrator.errors import EnvironmentUnusable
+from orchestrator.launch.docker.client import connect, inspect_image, why_refused, why_unreachable
+from orchestrator.launch.image.base import choose_base, probe_python
+from orchestrator.launch.image.context import (
+    DOCKERFILE,
+    REQUIREMENTS,
+    BuildContext,
+    context_root,
+    extra_requirements,
+)
+from orchestrator.launch.image.wheels import fetch_wheels, wheels_cache
+from orchestrator.launch.names import DEFAULT_IMAGE, LABEL_CONTEXT, LABEL_VERSION
+from orchestrator.launch.owner import owner_label
+
+# Written by Dockerfile.sandbox.
+LABEL_BASE = "orchestrator.base"
+LABEL_PYTHON = "orchestrator.python"
+LABEL_BUILD = "orchestrator.build"  # of the stages only, which carry LABEL_STAGE too
+
+# The longest silence of the Engine: a stage of a few hundred megabytes being copied on a slow disk.
+ENGINE_TIMEOUT_S = 600
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltImage:
+    """A sandbox image that is there. `fresh`: built by this call, not found up to date."""
+
+    tag: str
+    image_id: str
+    size_bytes: int
+    python: str
+    base: str
+    fresh: bool
+    seconds: float
+
+
+async def ensure_image(
+    tag: str = DEFAULT_IMAGE,
+    *,
+    base_image: str | None = None,
+    extras: tuple[str, ...] = (),
+    force: bool = False,
+    progress: Progress,
+) -> BuiltImage:
+    """The image as this installation would build it now, built only if what is there differs.
+
+    Raises EnvironmentUnusable. On any exit, cancellation included, no stage of the build is left, and
+    `tag` still names a whole image if it did before.
+    """
+    started = time.monotonic()
+    context = await asyncio.to_thread(lambda: BuildContext.read(context_root(), extras))
+    engine = await asyncio.to_thread(connect, ENGINE_TIMEOUT_S)
+    try:
+        before = await asyncio.to_thread(inspect_image, engine, tag)
+        fresh = force or before is None or not is_current(_labels(before), context.digest, base_image)
+        if fresh:
+            await _build(engine, tag, context, base_image, extras, progress)
+            if before is not None:
+                await asyncio.to_thread(_remove_if_unnamed, engine, before["Id"])
+        else:
+            progress(f"{tag} is up to date")
+        image = await asyncio.to_thread(inspect_image, engine, tag)
+    except APIError as error:
+        raise EnvironmentUnusable(f"Docker refused: {why_refused(error.explanation or error)}") from None
+    except (DockerException, requests.RequestException) as error:
+        raise EnvironmentUnusable(why_unreachable(error)) from None
+    except OSError as error:
+        raise EnvironmentUnusable(
+            f"{error.strerror} in {tempfile.gettempdir()}: make room, or set TMPDIR"
+        ) from None
+    finally:
+        engine.close()
+    if image is None:
+        raise EnvironmentUnusable(
+            f"{tag} was removed while it was being built: run `orchestrator image build` again"
+        )
+    labels = _labels(image)
+    return BuiltImage(
+        tag=tag,
+        image_id=image["Id"],
+        size_bytes=image["Size"],
+        python=labels.get(LABEL_PYTHON, ""),
+        base=labels.get(LABEL_BASE, ""),
+        fresh=fresh,
+        seconds=time.monotonic() - started,
+    )
+
+
+def is_current(labels: Mapping[str, str], context_digest: str, base_image: str | None) -> bool:
+    """Whether an image with `labels` is what this installation would build."""
+    if base_image is not None and labels.get(LABEL_BASE) != base_image:
+        return False
+    return labels.get(LABEL_CONTEXT) == context_digest and labels.get(LABEL_VERSION) == __version__
+
+
+async def _build(
+    engine: docker.APIClient,
+    tag: str,
+    context: BuildContext,
+    base_image: str | None,
+    extras: tuple[str, ...],
+    progress: Progress,
+) -> None:
+    base = await choose_base(engine, base_image, progress)
+    python = await asyncio.to_thread(probe_python, engine, base)
+    progress(f"base {base}, Python {python} on {python.machine}")
+    wheels: list[Path] = []
+    for name in (REQUIREMENTS, *map(extra_requirements, extras)):
+        wheels += await fetch_wheels(context[name], python, cache=wheels_cache(), progress=progress)
+    arguments = {
+        "BASE_IMAGE": base,
+        "EXTRAS": " ".join(extras),
+        "CONTEXT_DIGEST": context.digest,
+        "PYTHON_VERSION": str(python),
+        "ORCHESTRATOR_VERSION": __version__,
+        "STAGE_OWNER": owner_label(),  # for the reaper, should this process be killed
+        "BUILD_ID": (build_id := uuid.uuid4().hex),
+    }
+    loop = asyncio.get_running_loop()
+    stop = Event()
+
+    def build() -> None:
+        said = ""
+        try:
+            with tempfile.TemporaryFile() as packed:
+                context.pack(wheels, packed)
+                for line in _build_lines(engine, tag, packed, arguments):
+                    if stop.is_set():
+                        _remove_stage_containers(engine, build_id)
+                    if "error" in line:
+                        raise EnvironmentUnusable(f"the image could not be built: {why_failed(line, said)}")
+                    for text in shown(line):
+                        said = text
+                        loop.call_soon_threadsafe(progress, text)
+        finally:
+            _remove_stages(engine, build_id)
+
+    # The thread owns the clean-up: no second cancel can come between. It reads to the end of the stream,
+    # so that the Engine is done when it clears away; without its container a step ends at once.
+    building = asyncio.ensure_future(asyncio.to_thread(build))
+    try:
+        await asyncio.shield(building)
+    except asyncio.CancelledError:
+        stop.set()
+        await asyncio.to_thread(_remove_stage_containers, engine, build_id)
+        await asyncio.gather(building, return_exceptions=True)
+        raise
+
+
+def _build_lines(
+    engine: docker.APIClient, tag: str, packed: IO[bytes], arguments: dict[str, str]
+) -> Iterator[dict[str, Any]]:
+    return engine.build(
+        fileobj=packed,
+        custom_context=True,
+        dockerfile=DOCKERFILE,
+        tag=tag,
+        buildargs=arguments,
+        network_mode="none",
+        rm=True,
+        forcerm=True,
+        decode=True,
+    )
+
+
+def shown(line: Mapping[str, Any]) -> list[str]:
+    """What of one message of the Engine is worth a line: neither colours, nor ids, nor whole scripts."""
+    texts = [_COLOUR.sub("", text).strip() for text in str(line.get("stream", "")).splitlines()]
+    return [
+        text.partition(";")[0] if text.startswith("Step ") else text
+        for text in texts
+        if text and not text.startswith(("--->", "Removing intermediate container"))
+    ]
+
+
+def why_failed(line: Mapping[str, Any], said: str) -> str:
+    """The Engine's own reason, or, of a step that failed, the last it said instead of its whole script."""
+    error = str(line["error"])
+    return why_refused(said if said and "returned a non-zero code" in error else error)
+
+
+def _remove_stages(engine: docker.APIClient, build_id: str) -> None:
+    """Rounds until nothing goes any more: parents refuse to go before their children."""
+    removed = True
+    while removed:
+        removed = False
+        for image in engine.images(all=True, filters={"label": f"{LABEL_BUILD}={build_id}"}):
+            with suppress(APIError):
+                engine.remove_image(image["Id"])
+                removed = True
+
+
+def _remove_stage_containers(engine: docker.APIClient, build_id: str) -> None:
+    for container in engine.containers(all=True, filters={"label": f"{LABEL_BUILD}={build_id}"}):
+        with suppress(APIError):
+            engine.remove_container(container["Id"], force=True)
+
+
+def _remove_if_unnamed(engine: docker.APIClient, image_id: str) -> None:
+    """The image that had the tag before, unless it has another name or a sandbox still runs in it."""
+    with suppress(APIError):
+        image = inspect_image(engine, image_id)
+        if image is not None and not image["RepoTags"]:
+            engine.remove_image(image_id)
+
+
+def _labels(image: Mapping[str, Any]) -> Mapping[str, str]:
+    return image["Config"].get("Labels") or {}

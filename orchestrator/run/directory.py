@@ -1,0 +1,236 @@
+"""The run directory: what a run was asked, and everything that happened, enough to resume, re-score,
+replay and view it.
+
+    run.json        configuration without secrets, versions, image
+    rollouts.jsonl  one line per attempt, bad tasks included
+    output/         what rollouts left in `output/`, a folder for each that left something
+    groups.jsonl    the groups file, unless it was asked for elsewhere
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from orchestrator.errors import ConfigError, RunLocked
+from orchestrator.run import lines as jsonl
+from orchestrator.run import proof
+from orchestrator.types import Attempt, BadTask, Ended, Member, RolloutPlan, ToolCall, Turn
+
+SCHEMA = 1
+_TOOL_CALL = [field.name for field in fields(ToolCall)]  # `asdict` would copy the arguments, value by value
+
+
+class RunDirectory:
+    """Owned by one orchestrator at a time. Closing lets go of the lock.
+
+    With `resume` it holds a run that is gone on with, and what its process left unfinished is set aside;
+    else it must hold none. Raises RunLocked, ConfigError.
+    """
+
+    def __init__(self, path: Path, *, resume: bool = False, fsync: bool = False) -> None:
+        self.path = path
+        self.rollouts = path / "rollouts.jsonl"
+        self._fsync = fsync
+        if resume:
+            _demand_inside(path)
+        self._lock = _locked(path)
+        try:
+            if resume:
+                jsonl.set_torn_end_aside(self.rollouts)
+            elif self.rollouts.exists() and self.rollouts.stat().st_size:
+                raise ConfigError(
+                    f"env.run_dir: {path} holds a run; go on with it by --env.resume {path}, or name another one"
+                )
+            self._lines = jsonl.JsonLines(self.rollouts, fsync=fsync)
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    async def describe(self, facts: dict[str, Any]) -> None:
+        """Writes run.json, whole or not at all, with the proof that it is ours. Raises ConfigError."""
+        path = self.path / "run.json"
+
+        def write() -> None:
+            told = orjson.loads(jsonl.dumps({"schema": SCHEMA, **facts}))  # as it will be read
+            if (made := proof.prove(told)) is not None:
+                told[proof.FIELD] = made
+            jsonl.write_whole(path, told, indent=True, fsync=self._fsync)
+
+        try:
+            await asyncio.to_thread(write)
+        except OSError as error:
+            raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+
+    async def record(self, result: Member | Attempt, *, full_traces: bool = True) -> None:
+        """One attempt, on disk when this returns. Without `full_traces` the sandbox's own account of its
+        steps is left out: what was served is all in the completions."""
+
+        def lines() -> list[dict[str, Any]]:
+            line = rollout_line(result)
+            return [line if full_traces else {**line, "steps": []}]
+
+        await self._lines.append(lines)
+
+    async def record_bad_task(self, task: BadTask, group: int) -> None:
+        """A row no rollout could be made of, on disk when this returns."""
+        line = {
+            "schema": SCHEMA,
+            "rollout_id": f"g{group:06d}",
+            "task_id": task.task_id,
+            "group": group,
+            "outcome": "bad_task",
+            "reason": task.reason,
+        }
+        await self._lines.append(lambda: [line])
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._lines.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _locked(path: Path) -> int:
+    """A file descriptor that holds the lock until it is closed, or its process ends."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise ConfigError(f"cannot write the run directory {path}: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        raise RunLocked(f"another orchestrator works in {path}; set --env.run_dir to a new one") from error
+    return lock
+
+
+def _demand_inside(folder: Path) -> None:
+    """What a run is continued in holds files and folders alone, and links that stay in it (wandb makes some):
+    through others, somebody else's run directory would have any file written. Raises ConfigError."""
+    try:
+        for entry in _entries(folder):
+            if not (entry.is_file(follow_symlinks=False) or _leads_into(folder, entry)):
+                raise ConfigError(
+                    f"env.resume: {entry.path} leads out of the run directory or is no file; a run is continued "
+                    "only where all of it is"
+                )
+    except OSError as error:
+        raise ConfigError(f"env.resume: cannot read {folder}: {error.strerror}") from error
+
+
+def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """All in it and below, but folders."""
+    folders = [folder]
+    while folders:
+        with os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(Path(entry.path))
+                else:
+                    yield entry
+
+
+def _leads_into(folder: Path, entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_symlink() and Path(entry.path).resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError):  # a circle of links
+        return False
+
+
+def new_run_directory(root: Path = Path("runs")) -> Path:
+    """A name nobody has: the time, and a number where one second is not enough."""
+    stamp = time.strftime("%Y-%m-%dT%H-%M-%S")
+    path, number = root / stamp, 1
+    while path.exists():
+        path, number = root / f"{stamp}-{number}", number + 1
+    return path
+
+
+def rollout_line(result: Member | Attempt) -> dict[str, Any]:
+    """One line of rollouts.jsonl."""
+    member = result if isinstance(result, Member) else None
+    attempt = result.attempt if isinstance(result, Member) else result
+    plan, record, outcome = attempt.plan, attempt.record, attempt.outcome
+    return {
+        "schema": SCHEMA,
+        "rollout_id": plan.rollout_id,
+        "task_id": plan.task.task_id,
+        "level": plan.task.level,
+        "source": plan.task.source,
+        "group": plan.group,
+        "index": plan.index,
+        "attempt": plan.attempt,
+        "outcome": str(outcome.name),
+        "reason": outcome.detail if isinstance(outcome, Ended) else outcome.reason,
+        "ungraded": _ungraded(attempt),
+        "answer": record.answer,
+        "score": member.score.value if member else None,
+        "score_parts": dict(member.score.parts) if member else None,
+        "score_evidence": dict(member.score.evidence) if member and member.score.evidence else None,
+        "token_source": member.trajectory.token_source if member else None,
+        "segment": member.trajectory.segment if member else None,
+        "started_at": record.started_at,
+        "launch_s": record.launch_s,
+        "duration_s": record.duration_s,
+        "waiting_s": record.waiting_s,
+        "cpu_s": record.cpu_s,
+        "sandbox": {"id": record.sandbox_id, "exit": asdict(record.exit) if record.exit else None},
+        "plan": _plan(plan),
+        "completions": [_completion(turn) for turn in record.turns],
+        "tool_calls": [{name: getattr(call, name) for name in _TOOL_CALL} for call in record.tool_calls],
+        "steps": [asdict(step) for step in record.steps],
+        "output": asdict(record.output) if record.output else None,
+        "notes": list(record.notes),
+    }
+
+
+def _ungraded(attempt: Attempt) -> dict[str, str] | None:
+    """How it had ended, where only its score is missing: resume grades it from this line."""
+    ended = attempt.ungraded
+    return {"outcome": str(ended.name), "reason": ended.detail} if ended else None
+
+
+def _plan(plan: RolloutPlan) -> dict[str, Any]:
+    """How the rollout was to go. The task is named, not told: its answer stays in the data set."""
+    return {
+        "sampling": asdict(plan.sampling),
+        "agent": asdict(plan.agent),
+        "sandbox": asdict(plan.sandbox),
+        "limits": asdict(plan.limits),
+    }
+
+
+def _completion(turn: Turn) -> dict[str, Any]:
+    completion = turn.completion
+    return {
+        "sequence": turn.sequence,
+        "kind": str(turn.kind),
+        "agent": turn.agent,
+        "kept": turn.kept,
+        "messages": [{"role": m.role, "content": m.content} for m in turn.messages],
+        "segment": turn.segment,
+        "prompt_ids": turn.prompt_ids,
+        "closing": turn.closing,
+        "text": completion.text,
+        "visible": completion.visible,
+        "finish_reason": completion.finish_reason,
+        "token_ids": completion.tokens_T,
+        "logprobs": completion.logprobs_T,
+        "prompt_tokens": completion.prompt_tokens,
+        "completion_tokens": completion.completion_tokens,
+        "policy_version": completion.policy_version,
+        "started_s": turn.started_s,
+        "ended_s": turn.ended_s,
+        "retries": turn.completion.retries,
+    }

@@ -1,0 +1,91 @@
+"""The files of a run, found from its directory or from its groups file. Nothing in them is trusted."""
+
+from __future__ import annotations
+
+import fcntl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.errors import ConfigError
+from orchestrator.report.values import mapping, parse
+from orchestrator.run.lines import MAX_RUN_FILE_BYTES
+
+RUN_FILE = "run.json"
+ROLLOUTS_FILE = "rollouts.jsonl"
+GROUPS_FILE = "groups.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """`directory`: the run's; None for a groups file that lies elsewhere. `groups`: None for a run without one."""
+
+    directory: Path | None
+    groups: Path | None
+
+    @property
+    def name(self) -> Path:
+        """What to call it."""
+        found = self.directory or self.groups
+        assert found is not None
+        return found
+
+
+def find_run(path: Path) -> RunFiles:
+    """`path` is a run directory, a file in it, or a groups file anywhere. Raises ConfigError."""
+    try:
+        if path.is_file() and path.name in (RUN_FILE, ROLLOUTS_FILE):
+            path = path.parent
+        if path.is_dir():
+            return _in_directory(path)
+        if path.is_file():
+            beside = (path.parent / ROLLOUTS_FILE).is_file()
+            return RunFiles(path.parent if beside else None, path)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    raise ConfigError(f"{path} is no run directory and no groups file")
+
+
+def read_description(directory: Path) -> dict[str, Any]:
+    """run.json; empty where there is none that can be read."""
+    try:
+        if not (path := directory / RUN_FILE).is_file():
+            return {}
+        with path.open("rb") as file:
+            return parse(file.read(MAX_RUN_FILE_BYTES)) or {}
+    except OSError:
+        return {}
+
+
+def is_going_on(directory: Path) -> bool:
+    """Whether an orchestrator works in this run directory now."""
+    try:
+        if not (lock := directory / "lock").is_file():
+            return False
+        with lock.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def saved_env(description: dict[str, Any]) -> dict[str, Any]:
+    """The `env.*` settings of a run.json, as they stand there."""
+    return mapping(mapping(description.get("config")).get("env"))
+
+
+def saved_tokenizer(description: dict[str, Any]) -> object:
+    """The name of the run's tokenizer, as far as its run.json tells."""
+    return description.get("tokenizer") or saved_env(description).get("tokenizer_name")
+
+
+def _in_directory(directory: Path) -> RunFiles:
+    told = read_description(directory)
+    named = told.get("groups_file")
+    places = [directory / named] if isinstance(named, str) and named and "\0" not in named else []
+    groups = next((place for place in (*places, directory / GROUPS_FILE) if place.is_file()), None)
+    if not told and groups is None and not (directory / ROLLOUTS_FILE).is_file():
+        raise ConfigError(f"{directory} holds no run: neither {RUN_FILE} nor {ROLLOUTS_FILE} nor {GROUPS_FILE}")
+    return RunFiles(directory, groups)

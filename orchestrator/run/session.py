@@ -1,0 +1,124 @@
+"""Where a run writes: its directory and its groups file, new ones or those of a run that is continued."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator import __version__
+from orchestrator.engine import Observer, Orchestrator
+from orchestrator.errors import ConfigError, OrchestratorError
+from orchestrator.run.directory import RunDirectory, new_run_directory
+from orchestrator.run.earlier import Earlier, read_earlier, repair_groups
+from orchestrator.run.groups import GroupFormat, GroupsFile, fresh_path
+from orchestrator.settings.saved import groups_file_of, read_run
+from orchestrator.tasks.base import TaskSource
+from orchestrator.terminal.progress import PlainProgress, Tally
+from orchestrator.types import Attempt, BadTask, Member
+
+if TYPE_CHECKING:
+    from orchestrator.settings.config import Config
+    from orchestrator.settings.table import EnvSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where everything goes, and what is there already."""
+
+    run: RunDirectory
+    groups: GroupsFile
+    earlier: Earlier
+
+
+@contextmanager
+def open_output(config: Config, run_path: Path, tally: Tally, form: GroupFormat) -> Iterator[Output]:
+    """Opens the run directory and the groups file, new ones or those of the run that is resumed."""
+    env = config.env
+    asked = env.data_path_to_save_groups if env.resume is None else None
+    groups_path = fresh_path(asked) if asked is not None else None  # before the run directory: it may fail
+    try:
+        directory = RunDirectory(run_path, resume=env.resume is not None, fsync=env.fsync)
+    except OrchestratorError:
+        if groups_path is not None:
+            groups_path.unlink()
+        raise
+    with closing(directory) as run:
+        if env.resume is None:
+            groups_path, earlier = groups_path or fresh_path(run_path / "groups.jsonl"), Earlier()
+        else:
+            groups_path = groups_path_of(run_path)
+            repair_groups(groups_path, several_lines=form.all_segments)
+            earlier = read_earlier(run.rollouts, groups_path, tally.earlier_attempt)
+            for scores in earlier.written.values():
+                tally.earlier_group(scores)
+        with closing(GroupsFile(groups_path, form=form, fsync=env.fsync)) as groups:
+            yield Output(run, groups, earlier)
+
+
+async def describe(output: Output, orchestrator: Orchestrator, tasks: TaskSource) -> None:
+    """run.json. Raises ConfigError where tokens would come about in another way than before."""
+    facts = await orchestrator.facts()
+    if orchestrator.config.env.resume is not None:
+        earlier = read_run(output.run.path)
+        if "agent" in earlier and earlier["agent"] != facts["agent"]:
+            raise ConfigError(
+                "env.resume: the agent's program, prompts or tools are not what the run began with; "
+                "bring those back, or start a new run"
+            )
+        before = earlier.get("token_ids")
+        if before != facts["token_ids"]:
+            raise ConfigError(
+                f"env.resume: the run's token ids are {before}, this endpoint's {facts['token_ids']}; "
+                "set --openai.base_url to an endpoint of the same kind"
+            )
+    run_path, groups_path = output.run.path.absolute(), output.groups.path.absolute()
+    inside = groups_path.is_relative_to(run_path)
+    await output.run.describe(
+        {
+            "version": __version__,
+            "config": orchestrator.config.public(),
+            "seed": orchestrator.seed,
+            "tasks": tasks.name,
+            "groups_file": str(groups_path.relative_to(run_path) if inside else groups_path),
+            "notes": orchestrator.observer.notes,
+            **facts,
+        }
+    )
+
+
+def observe(
+    observer: Observer, output: Output, tally: Tally, progress: PlainProgress, *, full_traces: bool
+) -> None:
+    """On disk first, counted then."""
+
+    async def recorded(result: Member | Attempt) -> None:
+        await output.run.record(result, full_traces=full_traces)
+        tally.attempt(result)
+        progress.attempt(result)
+
+    async def bad_task(task: BadTask, number: int) -> None:
+        await output.run.record_bad_task(task, number)
+        tally.bad_task()
+        progress.bad_task(task)
+
+    observer.started, observer.recorded, observer.bad_task = progress.started, recorded, bad_task
+
+
+def run_directory_path(env: EnvSettings) -> Path:
+    """The directory of the run: the one resumed, the one asked for, a new one. Raises ConfigError."""
+    if env.resume is None:
+        return Path(env.run_dir) if env.run_dir else new_run_directory()
+    if env.run_dir is not None and Path(env.run_dir).resolve() != Path(env.resume).resolve():
+        raise ConfigError("env.run_dir: a run is continued in its own directory; leave this out")
+    return Path(env.resume)
+
+
+def groups_path_of(run_path: Path) -> Path:
+    """The groups file of the run in `run_path`; in the directory itself if that was moved. Raises ConfigError."""
+    named = groups_file_of(read_run(run_path))
+    if named is None:
+        raise ConfigError(f"env.resume: run.json in {run_path} names no groups file")
+    return run_path / named

@@ -1,0 +1,308 @@
+"""Checks of finished training data: every group against itself, against what the run was asked for, and
+against the run's own record.
+
+Pure over parsed lines; `commands/verify.py` reads the files and prints the table. Each check has a
+name and counts what it looked at, so that a check that never applied is seen as such.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from orchestrator.completion.base import Tokenizer, content_ids
+from orchestrator.completion.trajectory import trajectory
+from orchestrator.errors import RecordError
+from orchestrator.run.compared import agent_of
+from orchestrator.run.earlier import read_record
+from orchestrator.run.groups import MASKED, MASKED_LOGPROB
+from orchestrator.types import EndedName
+
+CHECKS: dict[str, str] = {
+    "shape": "strict JSON; every field has one entry per rollout, every list one per token",
+    "mask": "masks are -100 or the token's own id",
+    "trained": "every trajectory has something to train on",
+    "logprob": "log-probs are finite and at most 0 where trained, 1.0 where masked",
+    "score": "scores are finite and in [0, 1]",
+    "outcome": "only outcomes that are scored; each rollout once in the file",
+    "messages": "one system message first, roles and texts as they must be and as served (against rollouts.jsonl)",
+    "size": "all groups have the size they say, and that was asked for (against run.json)",
+    "record": "each rollout is on record once, with its task, outcome and score (against rollouts.jsonl)",
+    "sampled ids": "trained ids are those sampled, or of the text sampled, in place (against rollouts.jsonl)",
+    "sampled log-probs": "trained log-probs are the endpoint's (against rollouts.jsonl)",
+    "one line": "prompts and samples make the tokens, nothing between (against rollouts.jsonl)",
+}
+_SCORED = tuple(str(name) for name in EndedName)  # no sets: what is looked for in them may be a list
+_ROLES = ("system", "user", "assistant", "tool")
+_MOST = sys.float_info.max  # JSON's whole numbers may be longer than any trainer can hold
+_PER_ROLLOUT = ("masks", "scores", "inference_logprobs", "overrides", "messages")
+_OPTIONAL = ("inference_logprobs", "messages")
+Line = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the run was asked for, as far as it is known."""
+
+    sizes: range | None = None
+    untrained: frozenset[str] = frozenset()
+    mixed_versions: bool = True
+
+    @classmethod
+    def of(cls, env: Line) -> Asked:
+        """From the settings in run.json. Raises KeyError, TypeError, ValueError for what is none."""
+        size = int(env["group_size"])
+        kind, _, least = str(env["group_policy"]).partition(":")
+        return cls(
+            sizes=range(int(least) if kind == "partial" else size, size + 1),
+            untrained=frozenset(env["untrained_outcomes"]),
+            mixed_versions=bool(env["train_mixed_versions"]),
+        )
+
+    def masks_all(self, facts: Line) -> bool:
+        """Whether nothing of this rollout is to be trained on."""
+        mixed = not self.mixed_versions and facts.get("mixed_policy_versions") is True
+        return mixed or str(facts.get("outcome")) in self.untrained
+
+
+@dataclass(slots=True)
+class Findings:
+    """What was looked at and what was wrong, by check.
+
+    `tokenizer`: the run's, asked for where ids were made from text. `unread`: rollouts whose ids were not compared
+    with their text, as there is none.
+    """
+
+    asked: Asked = Asked()
+    checked: Counter[str] = field(default_factory=Counter)
+    wrong: dict[str, list[str]] = field(default_factory=dict)
+    groups: int = 0
+    rollouts: int = 0
+    sources: Counter[str] = field(default_factory=Counter)
+    seen: set[tuple[str, str]] = field(default_factory=set)
+    tokenizer: Callable[[], Tokenizer | None] = lambda: None
+    unread: int = 0
+
+    def check(self, name: str, good: bool, where: str) -> bool:
+        """Counts one look; `where` is kept when it was wrong."""
+        self.checked[name] += 1
+        if not good:
+            self.wrong.setdefault(name, []).append(where)
+        return good
+
+    @property
+    def violations(self) -> int:
+        """How many looks were wrong."""
+        return sum(len(places) for places in self.wrong.values())
+
+
+def check_group(group: Line, where: str, findings: Findings, rollouts: Mapping[str, Line] | None) -> None:
+    """One line of a groups file. `rollouts`: lines of rollouts.jsonl by rollout_id; None: there is no file."""
+    findings.groups += 1
+    tokens = group.get("tokens")
+    if not isinstance(tokens, list) or not tokens:
+        findings.check("shape", False, f"{where}: no tokens")
+        return
+    size = len(tokens)
+    for name in _PER_ROLLOUT:
+        values = group.get(name)
+        fits = isinstance(values, list) and len(values) == size
+        if not findings.check("shape", fits or (values is None and name in _OPTIONAL), f"{where}: {name}"):
+            return
+    _check_size(group, size, where, findings)
+    for index in range(size):
+        member = {name: group[name][index] for name in _PER_ROLLOUT if group.get(name) is not None}
+        facts = member["overrides"]
+        if not isinstance(facts, Mapping):
+            findings.check("shape", False, f"{where}, {index}: no facts")
+            continue
+        place = f"{where}, {facts.get('rollout_id', index)}"
+        if not _check_member(tokens[index], member, facts, place, findings) or rollouts is None:
+            continue
+        record = rollouts.get(str(facts.get("rollout_id")))
+        if not findings.check("record", record is not None, f"{place}: not in rollouts.jsonl"):
+            continue
+        assert record is not None
+        try:
+            _check_record(tokens[index], member, facts, record, place, findings)
+        except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+            findings.check("record", False, f"{place}: its line is no rollout ({type(error).__name__})")
+
+
+def _check_size(group: Line, size: int, where: str, findings: Findings) -> None:
+    about = group.get("group_overrides")
+    said = about.get("group_size", size) if isinstance(about, Mapping) else size
+    findings.check("size", said == size, f"{where}: {size} rollouts, it says {said}")
+    if (sizes := findings.asked.sizes) is not None:
+        findings.check("size", size in sizes, f"{where}: {size} rollouts, {sizes.stop - 1} were asked for")
+
+
+def _check_member(tokens: Any, member: Line, facts: Line, where: str, findings: Findings) -> bool:
+    """Whether its lists can be compared with a record."""
+    findings.rollouts += 1
+    findings.sources[str(facts.get("token_source"))] += 1
+    mask, score = member["masks"], member["scores"]
+    ids = isinstance(tokens, list) and all(type(t) is int and t >= 0 for t in tokens)
+    fits = ids and isinstance(mask, list) and len(mask) == len(tokens)
+    if findings.check("shape", fits, f"{where}: ids and mask"):
+        findings.check("mask", all(m in (MASKED, t) for t, m in zip(tokens, mask, strict=True)), where)
+        if facts.get("token_source") != "none":
+            learns = any(m != MASKED for m in mask)
+            # A sample that was filtered, or that has no text, ended the rollout: there may be nothing else.
+            empty = not learns and facts.get("outcome") == "no_answer"
+            findings.check("trained", empty or learns != findings.asked.masks_all(facts), where)
+        if "inference_logprobs" in member:
+            logprobs = member["inference_logprobs"]
+            told = isinstance(logprobs, list) and len(logprobs) == len(tokens)
+            if findings.check("shape", told, f"{where}: log-probs"):
+                findings.check("logprob", all(map(_logprob_fits, logprobs, mask)), where)
+            fits = fits and told
+    findings.check("score", _is_number(score) and 0 <= score <= 1, f"{where}: {score}")
+    key = (str(facts.get("rollout_id")), str(facts.get("segment", 0)))
+    fresh = key not in findings.seen
+    findings.seen.add(key)
+    outcome = facts.get("outcome")
+    findings.check("outcome", fresh and outcome in _SCORED, f"{where}: {outcome if fresh else 'a second time'}")
+    if "messages" in member:
+        side = facts.get("segment", 0) != facts.get("main_segment", facts.get("segment", 0))
+        findings.check("messages", _messages_fit(member["messages"], side=side), where)
+    return fits
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _MOST
+
+
+def _logprob_fits(logprob: Any, mask: Any) -> bool:
+    if not _is_number(logprob):
+        return False
+    return bool(logprob == MASKED_LOGPROB if mask == MASKED else logprob <= 0.0)
+
+
+def _messages_fit(messages: Any, *, side: bool) -> bool:
+    """A `side` line begins as its agent asked: smolagents asks for a first plan without a system message."""
+    if not isinstance(messages, list) or not messages:
+        return False
+    if not all(
+        isinstance(m, dict) and isinstance(m.get("content"), str) and m.get("role") in _ROLES for m in messages
+    ):
+        return False
+    roles = [m["role"] for m in messages]
+    return "system" not in roles[1:] and (side or roles[0] == "system")
+
+
+def _check_record(
+    tokens: Sequence[int], member: Line, facts: Line, record: Line, where: str, findings: Findings
+) -> None:
+    """Against what the proxy served: every completion of the one segment these tokens are.
+
+    Raises KeyError, IndexError, TypeError, AttributeError, ValueError for a record that is none.
+    """
+    told = (facts.get("task_id"), facts.get("outcome"), facts.get("answer"), member["scores"])
+    known = (record["task_id"], record["outcome"], record["answer"], record["score"])
+    findings.check("record", told == known, f"{where}: another task, outcome, answer or score")
+    turns = [(c, talk) for c, talk in _conversations(record) if c["segment"] == facts.get("segment", 0)]
+    if not findings.check("record", bool(turns), f"{where}: no such segment"):
+        return
+    sampled = facts.get("token_source") == "sampled"
+    if "messages" in member:
+        said = _line_said if sampled else _last_said
+        findings.check("messages", said(member["messages"], turns), f"{where}: not what was said")
+    if facts.get("token_source") == "retokenized" and not findings.asked.masks_all(facts):
+        _check_text(tokens, member["masks"], turns, record, where, findings)
+    if not sampled:
+        return
+    pairs = [(c["prompt_ids"] or [], c["token_ids"] or []) for c, _ in turns]
+    findings.check("one line", [i for p, s in pairs for i in (*p, *s)] == list(tokens), where)
+    if findings.asked.masks_all(facts):
+        return
+    trained = [m for p, s in pairs for m in (*[MASKED] * len(p), *s)]
+    exact = findings.check("sampled ids", member["masks"] == trained, where)
+    if exact and "inference_logprobs" in member:
+        theirs = [p for c, _ in turns for p in c["logprobs"]]
+        ours = [p for p, m in zip(member["inference_logprobs"], trained, strict=True) if m != MASKED]
+        findings.check("sampled log-probs", ours == theirs, where)
+
+
+def _check_text(
+    tokens: Sequence[int],
+    mask: Sequence[int],
+    turns: Sequence[tuple[Line, list[Line]]],
+    record: Line,
+    where: str,
+    findings: Findings,
+) -> None:
+    """Ids that were made from text: trained is what was sampled, and nothing else."""
+    learns = [m != MASKED for m in mask]
+    runs = groupby(zip(tokens, learns, strict=True), key=lambda pair: pair[1])
+    trained = [[token for token, _ in run] for learn, run in runs if learn]
+    sampled = _texts_sampled(turns)
+    tokenizer = findings.tokenizer()
+    if tokenizer is None:
+        findings.unread += 1
+        findings.check("sampled ids", len(trained) == len(sampled), f"{where}: {len(trained)} texts are trained")
+        return
+    expected = [ids for text in sampled if (ids := content_ids(tokenizer, text))]
+    findings.check("sampled ids", trained == expected, f"{where}: what is trained is not the text sampled")
+    try:
+        tag = agent_of(record["plan"]["agent"]).closing_tag
+        again = trajectory(read_record(record), tokenizer, tag, turns[0][0]["segment"])
+    except RecordError as error:
+        findings.check("one line", False, f"{where}: {error}")
+        return
+    same = (list(again.tokens_T), list(again.trained_T)) == (list(tokens), learns)
+    findings.check("one line", same, f"{where}: the record makes another line")
+
+
+def _texts_sampled(turns: Sequence[tuple[Line, list[Line]]]) -> list[str]:
+    """Of each completion of a line, what of it stands where it belongs in the last conversation: an agent may
+    strip it, write something behind it, or put other words in its place."""
+    *earlier, (last, talk) = turns
+    found = []
+    for completion, asked in earlier:
+        message, text = talk[len(asked)], completion["visible"]
+        if message["role"] == "assistant":
+            forms = [form for form in (text, text.lstrip(), text.strip()) if message["content"].startswith(form)]
+            found.append(max(forms, key=len, default=""))
+    return [text for text in (*found, last["visible"]) if text]
+
+
+def _conversations(record: Line) -> list[tuple[Line, list[Line]]]:
+    """Every completion with the whole conversation it was asked with."""
+    talk: list[Line] = []
+    found = []
+    for completion in record["completions"]:
+        talk = [*talk[: completion["kept"]], *completion["messages"]]
+        found.append((completion, talk))
+    return found
+
+
+def _line_said(messages: Sequence[Line], turns: Sequence[tuple[Line, list[Line]]]) -> bool:
+    """The last conversation, with what was sampled in the places of this line's assistant messages."""
+    expected: list[Line | None] = [*turns[-1][1], None]
+    closings = [following["closing"] for following, _ in turns[1:]] + [""]
+    for (completion, asked), closing in zip(turns, closings, strict=True):
+        place, text = len(asked), completion["text"]
+        if place >= len(messages) or messages[place]["role"] != "assistant":
+            return False
+        content = messages[place]["content"]
+        if not content.endswith(closing):
+            return False
+        body = content.removesuffix(closing)
+        # What may be missing at the end is the token that ends a turn.
+        if not text.startswith(body) or len(body) < len(completion["visible"]):
+            return False
+        expected[place] = messages[place]
+    return list(messages) == expected
+
+
+def _last_said(messages: Sequence[Line], turns: Sequence[tuple[Line, list[Line]]]) -> bool:
+    """The last conversation and its answer, to which a code tag may have been added."""
+    completion, talk = turns[-1]
+    *before, answer = messages
+    begins = answer["content"].startswith(completion["visible"])
+    return before == talk and answer["role"] == "assistant" and begins

@@ -1,0 +1,124 @@
+"""Command line → values. Own and small: dotted flags, negative numbers, booleans with or without a value.
+
+    --env.NAME V   --env.NAME=V   --openai.NAME V   --base-image V   --force
+
+Nothing is abbreviated or guessed. A flag given twice must say the same twice, under an alias too.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from orchestrator.errors import ConfigError
+from orchestrator.redact import shown
+from orchestrator.settings.kinds import FALSE_WORDS, TRUE_WORDS, File, Flag
+from orchestrator.settings.row import Layer, Setting, give, nearest
+from orchestrator.settings.table import ENDPOINT, SECTIONS, TAVILY_KEY, section_rows
+
+OPTIONS = "Options"
+GENERAL = "General"
+CONFIG_FILE = Setting(
+    None, File(), GENERAL, "YAML with `env:` and `openai:` (one server or a list)", name="config"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command: `commands/<name>.py` with `run(config, **own) -> int`, or `run(**own)` if it uses no
+    settings; `own` are its `options` and `arguments`, by name.
+
+    `uses` names what help shows of the settings: groups of the table, or single keys. A command that
+    uses the endpoint accepts all settings, Atropos' included.
+    """
+
+    name: str
+    summary: str
+    uses: tuple[str, ...] = ()
+    options: tuple[Setting, ...] = ()
+    arguments: tuple[Setting, ...] = ()
+    without_endpoint: bool = False  # whether it makes sense without one, too
+    settings_of: str = ""  # the argument that names a run directory, whose settings are the defaults
+    defaults: Mapping[str, str] = field(default_factory=dict)  # its own, by key
+
+    @property
+    def samples(self) -> bool:
+        """Whether it uses an endpoint."""
+        return ENDPOINT in self.uses
+
+    @property
+    def module(self) -> str:
+        """The module that carries it out."""
+        return "orchestrator.commands." + self.name.replace(" ", "_").replace("-", "_")
+
+    def rows(self) -> list[Setting]:
+        """What help shows, in the order of the table."""
+        table = [row for section in SECTIONS for row in SECTIONS[section].rows().values()]
+        used = [row for row in table if row.group in self.uses or row.key in self.uses]
+        keys = [TAVILY_KEY] if self.samples else []
+        general = [CONFIG_FILE] if self.uses else []
+        used = [replace(row, default=self.defaults.get(row.key, row.default)) for row in used]
+        return [*self.options, *used, *keys, *general]
+
+    def flags(self) -> dict[str, Setting]:
+        """Flag → row of everything it accepts."""
+        accepted = {row.flag: row for row in self.rows()}
+        if self.samples:
+            accepted |= dotted_flags()
+        return accepted
+
+
+def dotted_flags() -> dict[str, Setting]:
+    """Flag → row of all settings: aliases, keys and the configuration file included."""
+    flags = {f"--{section}.{name}": row for section in SECTIONS for name, row in section_rows(section).items()}
+    flags["--api-key"] = flags["--openai.api_key"]
+    return flags | {row.flag: row for row in (TAVILY_KEY, CONFIG_FILE)}
+
+
+def parse(argv: Sequence[str], flags: dict[str, Setting], arguments: Sequence[Setting] = ()) -> Layer:
+    """Everything given on a command line, read and checked. Raises ConfigError."""
+    layer: Layer = {}
+    tokens, expected = deque(argv), deque(arguments)
+    last: Setting | None = None
+    while tokens:
+        token = tokens.popleft()
+        name, equals, value = token.partition("=")
+        if token.startswith("-") and len(token) > 1:
+            row = flags.get(name)
+            if row is None:
+                raise ConfigError(_unknown(name, flags))
+            give(layer, row, value if equals else _value(row, name, tokens), name)
+            last = row
+        elif expected:
+            row = expected.popleft()
+            give(layer, row, token, row.name.upper())
+            last = None
+        else:
+            raise ConfigError(_unexpected(token, last))
+    if expected:
+        raise ConfigError(f"{expected[0].name.upper()} is missing: {expected[0].text}")
+    return layer
+
+
+def _value(row: Setting, name: str, tokens: deque[str]) -> str:
+    """The token behind a flag. A boolean takes it only if it is a boolean word."""
+    if isinstance(row.kind, Flag):
+        taken = tokens and tokens[0].lower() in TRUE_WORDS | FALSE_WORDS
+        return tokens.popleft() if taken else "true"
+    if not tokens or tokens[0].startswith("--"):
+        raise ConfigError(f"{name} needs a value: {row.valid}")
+    return tokens.popleft()
+
+
+def _unexpected(token: str, last: Setting | None) -> str:
+    if last is None:
+        return f"unexpected {shown(token)}"
+    what = "word" if last.secret else shown(token)  # it may be the rest of a key
+    return f"unexpected {what} after {last.flag}, which takes {last.valid}"
+
+
+def _unknown(name: str, flags: dict[str, Setting]) -> str:
+    if name in dotted_flags():
+        return f"this command does not use {name}"
+    return f"unknown flag {shown(name)[1:-1]}{nearest(name, flags)}"

@@ -1,0 +1,256 @@
+"""The settings of a run that is continued with `--env.resume`: what run.json says, and what may differ.
+
+Whatever decides what the data are stays as it was; where things run, how many at once and how long to
+wait for them is free. A run directory may be somebody else's, and then decides about nothing but data: what is
+contacted, what code runs, how it is confined and which files are written is the operator's to say. The user's own
+is known by its `proof`.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from orchestrator.errors import ConfigError
+from orchestrator.run.lines import MAX_RUN_FILE_BYTES
+from orchestrator.run.proof import is_own
+from orchestrator.settings.row import Given, Layer, Setting, give
+from orchestrator.settings.table import ATROPOS, SECTIONS
+
+RUN_FILE = "run.json"
+MODEL = "openai.model_name"
+ADDRESS = "openai.base_url"
+GROUPS_PATH = "env.data_path_to_save_groups"
+_KEY_MARK = "[key]"
+_SHOWN_CHARACTERS = 300
+# What decides what the data are, and nothing else: all that is taken from a run.json of somebody else's. A setting
+# that is not named here has to be said by the operator.
+_DATA = frozenset(
+    {
+        "agent", "authorized_imports", "batch_size", "code_block_tags", "columns", "combined_weights",
+        "custom_thinking_prompt", "dataset", "dataset_path", "ensure_scores_are_not_same", "eval_handling",
+        "eval_limit_ratio", "eval_samples", "eval_split", "eval_temperature", "fail_on_tool_error",
+        "final_answer_at_max_steps", "group_policy", "group_size", "include_messages", "inference_weight",
+        "instructions", "judge_max_tokens", "judge_model_name", "length_penalty_weight", "levels",
+        "managed_agents", "max_completion_tokens", "max_completions", "max_cpu_seconds", "max_output_chars",
+        "max_prompt_tokens", "max_reasoning_tokens", "max_sampled_tokens", "max_steps", "max_tasks",
+        "max_token_length", "max_tool_calls", "min_batch_allocation", "planning_interval", "reasoning_effort",
+        "rollout_deadline", "rollout_timeout", "scorer_timeout", "scoring_strategy", "seed", "shuffle_seed",
+        "split", "step_timeout", "steps_per_eval", "tags", "temperature", "thinking_mode", "token_source",
+        "tokenizer_name", "tool_timeout", "top_p", "total_steps", "train_mixed_versions", "trained_segments",
+        "untrained_outcomes", "use_chat_completion", "web_deny_hosts", "web_deny_words", "worker_timeout",
+        "zero_variance",
+    }
+)  # fmt: skip
+# They decide what the data are too (what is killed for memory), but more than the default is for the operator to
+# give.
+_SIZES = frozenset(
+    {"max_proxy_bytes", "output_bytes", "output_files", "sandbox_cpus", "sandbox_memory", "sandbox_pids"}
+)
+# What a replay takes of a run, whoever made it: of these, what is data.
+_REPLAYED = frozenset(
+    {
+        "agent", "columns", "combined_weights", "dataset", "dataset_path", "eval_split", "length_penalty_weight",
+        "sandbox_cpus", "sandbox_memory", "sandbox_pids", "scoring_strategy", "seed", "split",
+        "token_source", "tokenizer_name",
+    }
+)  # fmt: skip
+_OWN = frozenset({"host_tools", "prompt_templates", "sandbox_tools"})  # files and code of the operator's
+_FREE = frozenset(
+    {
+        "agent_verbosity", "data_dir_to_save_evals", "debug_scoring", "docker_runtime", "drain_timeout", "fsync",
+        "max_concurrent_sandboxes", "max_concurrent_tool_calls", "max_open_groups", "max_retries", "resume",
+        "run_dir", "save_full_traces", "tavily_base_url", "total_steps", "waive_hardening", "warm_sandboxes",
+    }
+)  # fmt: skip
+_CONTACTED = frozenset({"rollout_server_url", "use_wandb"})  # of Atropos' settings, which are free
+
+
+@dataclass(frozen=True, slots=True)
+class SavedSettings:
+    """What a run was begun with, its seed included.
+
+    `own`: this user wrote that run.json here, and nobody has edited it. `groups`: the groups file, if it has one.
+    """
+
+    directory: Path
+    env: Layer
+    servers: list[Layer]
+    own: bool
+    groups: Path | None
+
+    @classmethod
+    def read(cls, directory: Path, asked: str = "env.resume") -> SavedSettings:
+        """From run.json. Raises ConfigError, naming what asked for it."""
+        told = read_run(directory, asked)
+        config, where = told["config"], f"{directory / RUN_FILE}: "
+        env = {k: v for k, v in _mapping(config.get("env"), where).items() if k not in ("resume", "run_dir")}
+        servers = config.get("openai")
+        if not isinstance(servers, list) or not servers:
+            raise ConfigError(f"{where}it names no server")
+        return cls(
+            directory,
+            _layer("env", {**env, "seed": told.get("seed")}, where),
+            [_layer("openai", _mapping(server, where), where) for server in servers],
+            is_own(told),
+            directory / named if (named := groups_file_of(told)) else None,
+        )
+
+    def unless_own(self, given: Layer, *, servers_given: bool) -> SavedSettings:
+        """All of it for the user's own run; of another one only what decides about data.
+
+        Addresses, code, confinement and files outside are then what is `given` now. Raises ConfigError, with the
+        flags to add, where the run had one that is not.
+        """
+        if self.own:
+            return self
+        rows = SECTIONS["env"].rows()
+        told = [(rows[key.removeprefix("env.")], had.value) for key, had in self.env.items() if key != GROUPS_PATH]
+        kept = {row.key: self.env[row.key] for row, _ in told if row.name in _DATA or not _is_free(row)}
+        wanted = [(row, value) for row, value in told if row.key in kept and _is_operators(row, value)]
+        if self.groups is not None:
+            kept[GROUPS_PATH] = Given(self.groups, RUN_FILE)
+            if not _is_inside(self.groups, self.directory):
+                wanted.append((rows[GROUPS_PATH.removeprefix("env.")], self.groups.absolute()))
+        addresses = [server[ADDRESS].value for server in self.servers if ADDRESS in server and not servers_given]
+        if len(self.servers) == 1 and any(addresses):
+            wanted.append((SECTIONS["openai"].rows()["base_url"], addresses[0]))
+        flags = [_flag(row, value) for row, value in wanted if row.key not in given]
+        if len(self.servers) > 1 and any(addresses):
+            flags.append(f"--config FILE.yaml with its servers ({', '.join(map(_short, addresses))})")
+        if flags:
+            raise ConfigError(
+                f"env.resume: {self.directory / RUN_FILE} was not written by you on this machine, or was edited: "
+                "what is contacted, what code runs, how it is confined and what files are written is not taken "
+                f"from it; if you trust it, add: {' '.join(flags)}"
+            )
+        return replace(self, env=kept)
+
+    def below(self, env: Layer) -> Layer:
+        """`env` settings, the run's own where none is given. Raises ConfigError, by name, for one that would
+        make other data than the run has."""
+        for name, row in SECTIONS["env"].rows().items():
+            given, known = env.get(row.key), self.env.get(row.key)
+            if given is None or known is None or name in _FREE or row.group == ATROPOS:
+                continue
+            if _absolute(given.value) != _absolute(known.value):
+                raise ConfigError(
+                    f"{given.label}: the run in {self.directory} has {_short(known.value)}, and a run is "
+                    "continued as it began; leave this out, or start a new run"
+                )
+        return self.env | env
+
+    def replayed(self, env: Layer) -> Layer:
+        """`env` settings, those of the run that a replay needs where none is given. Raises ConfigError for code,
+        services or more of the machine that a run names, which its operator has to name again."""
+        rows = SECTIONS["env"].rows()
+        for key, told in self.env.items():
+            name, value = key.removeprefix("env."), told.value
+            named_again = name in _OWN and value != rows[name].default
+            named_again = named_again or _is_code(name, value)
+            named_again = named_again or (name in _REPLAYED and not self.own and _is_large(rows[name], value))
+            if named_again and key not in env:
+                raise ConfigError(
+                    f"the run in {self.directory} has {key} {_short(value)}: say --{key} yourself, that one or "
+                    "another; a recording decides neither what code is called nor who is asked"
+                )
+        kept = {key: told for key, told in self.env.items() if key.removeprefix("env.") in _REPLAYED}
+        return kept | env
+
+    def demand_models(self, servers: Sequence[Layer]) -> None:
+        """Servers may move, their models may not change. Raises ConfigError."""
+        usual = Given(SECTIONS["openai"].rows()["model_name"].default, MODEL)
+        saved, given = ({server.get(MODEL, usual).value for server in some} for some in (self.servers, servers))
+        if saved != given:
+            raise ConfigError(
+                f"{MODEL}: the run in {self.directory} samples from {', '.join(sorted(saved))}, not from "
+                f"{', '.join(sorted(given))}; start a new run for another model"
+            )
+
+
+def read_run(directory: Path, asked: str = "env.resume") -> Mapping[str, Any]:
+    """run.json. Raises ConfigError, naming what asked for it."""
+    path = directory / RUN_FILE
+    try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise ConfigError(f"{asked}: {path} is no file")
+        with path.open("rb") as file:
+            told = orjson.loads(file.read(MAX_RUN_FILE_BYTES))
+    except OSError as error:
+        raise ConfigError(f"{asked}: no run in {directory}: {RUN_FILE}: {error.strerror}") from error
+    except orjson.JSONDecodeError as error:
+        raise ConfigError(f"{asked}: {path} is no JSON") from error
+    if not isinstance(told, dict) or not isinstance(told.get("config"), dict):
+        raise ConfigError(f"{asked}: {path} does not describe a run")
+    return told
+
+
+def groups_file_of(told: Mapping[str, Any]) -> str | None:
+    """Where a run.json says the groups file is, its directory being the beginning; None: nowhere."""
+    named = told.get("groups_file")
+    return named if isinstance(named, str) and named and "\0" not in named else None
+
+
+def _is_free(row: Setting) -> bool:
+    """Whether it may change while a run goes on, so that nothing is lost where it is not taken over."""
+    return row.name in _FREE or (row.group == ATROPOS and row.name not in _DATA | _CONTACTED)
+
+
+def _is_operators(row: Setting, value: object) -> bool:
+    """Whether no run.json of somebody else's may say so."""
+    if row.name in _SIZES:
+        return _is_large(row, value)
+    return _is_code(row.name, value) or (row.name not in _DATA and value != row.default)
+
+
+def _is_code(name: str, value: object) -> bool:
+    """Whether code of the operator's is called by it, or a service of theirs asked."""
+    chosen = isinstance(value, str) and name in ("agent", "dataset", "scoring_strategy")
+    return chosen and (str(value).startswith(("python:", "program:")) or value == "judge")
+
+
+def _is_large(row: Setting, value: Any) -> bool:
+    return row.name in _SIZES and bool(value > row.default)
+
+
+def _is_inside(path: Path, directory: Path) -> bool:
+    """By its name: links in a run directory that lead out of it are refused when it is opened."""
+    below = path.absolute().parts[len(directory.absolute().parts) :]
+    return path.absolute().is_relative_to(directory.absolute()) and ".." not in below
+
+
+def _flag(row: Setting, value: Any) -> str:
+    shown = "none" if value is None else row.kind.show(value)
+    return f"{row.flag} {shlex.quote(shown[:_SHOWN_CHARACTERS])}"
+
+
+def _absolute(value: Any) -> Any:
+    return value.absolute() if isinstance(value, Path) else value
+
+
+def _layer(section: str, values: Mapping[str, Any], where: str) -> Layer:
+    layer: Layer = {}
+    rows = SECTIONS[section].rows()
+    for name, raw in values.items():
+        if name not in rows:
+            raise ConfigError(f"{where}{section}.{name} is unknown here: another version made this run")
+        if rows[name].secret or (isinstance(raw, str) and _KEY_MARK in raw):
+            continue  # no file of a run holds a key: it must be given again
+        give(layer, rows[name], raw, f"{where}{section}.{name}")
+    return layer
+
+
+def _mapping(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}it describes no run")
+    return value
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else text[:60] + "..."

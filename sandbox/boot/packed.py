@@ -1,0 +1,205 @@
+"""Everything that pid 1 imports in one file, made with the image: `python -m sandbox.boot.packed`.
+
+With the modules comes what they compile while they are imported (`compiled`), and which ones were looked for in
+vain. A container starts with nothing of its file system cached, and each of some 270 modules takes several
+lookups and reads: a sixth of all importing, and more where file systems are programs (fuse-overlayfs looks at
+all that is in a folder, and in the folders in it). Where the file does not fit what is installed, as in an image
+that was made from ours and has other versions, imports go their usual way.
+
+Nothing is imported here but what is built into Python: the rest is to come out of the file.
+"""
+
+import marshal
+import os
+import sys
+from _frozen_importlib import ModuleSpec
+from _frozen_importlib_external import (  # type: ignore[attr-defined]
+    MAGIC_NUMBER,
+    ExtensionFileLoader,
+    NamespaceLoader,
+    PathFinder,
+    SourceFileLoader,
+    _NamespacePath,
+    spec_from_file_location,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from types import CodeType
+    from typing import Any
+
+    Compiled = Mapping[tuple[object, ...], object]
+    # File, whether it is a package, where its code is. No code: compiled to an .so, or loaded late.
+    Entry = tuple[str, bool, int, int]
+
+FILE = os.path.join(sys.prefix, "modules.packed")
+_LENGTH_BYTES = 8
+
+
+class _PackedLoader(SourceFileLoader):
+    """An ordinary module's loader that has the code at hand, once. Then it is an ordinary loader."""
+
+    def __init__(self, name: str, path: str, packed: memoryview) -> None:
+        super().__init__(name, path)
+        self._packed = packed
+
+    def get_code(self, fullname: str) -> "CodeType | None":
+        code: CodeType = marshal.loads(self._packed)  # noqa: S302 - made with the image, as all code in it
+        del self._packed
+        self.__class__ = SourceFileLoader  # type: ignore[assignment]
+        return code
+
+
+class _Finder:
+    """In the place of `PathFinder`, which is asked for what is not in the file."""
+
+    def __init__(self, known: "tuple[Any, ...]", codes: memoryview) -> None:
+        self._index: Mapping[str, Entry]
+        self._namespaces: Mapping[str, list[str]]
+        self._index, self._namespaces, absent, self.compiled = known
+        self._absent = frozenset(absent)
+        self._codes = codes
+
+    def find_spec(self, name: str, path: "Sequence[str] | None" = None, target: "Any" = None) -> ModuleSpec | None:
+        if name in self._absent:
+            return None
+        if name in self._namespaces:
+            spec = ModuleSpec(name, None, is_package=True)
+            # As import makes it: where else it lies is looked up when something else of it is imported.
+            spec.submodule_search_locations = _NamespacePath(
+                name,
+                self._namespaces[name],
+                PathFinder._get_spec,  # type: ignore[attr-defined]
+            )
+            return spec
+        if (entry := self._index.get(name)) is None:
+            return PathFinder.find_spec(name, path, target)
+        file, is_package, start, size = entry
+        loader: ExtensionFileLoader | SourceFileLoader
+        if size:
+            loader = _PackedLoader(name, file, self._codes[start : start + size])
+        else:
+            loader = (SourceFileLoader if file.endswith(".py") else ExtensionFileLoader)(name, file)
+        return spec_from_file_location(
+            name, file, loader=loader, submodule_search_locations=[] if is_package else None
+        )
+
+
+class PackedImports:
+    """`with PackedImports():` within this block modules come out of the file, if it is there and fits."""
+
+    def __init__(self, file: str = FILE) -> None:
+        self._finder = _open(file)
+
+    def __enter__(self) -> None:
+        if self._finder is None:
+            return
+        sys.meta_path[sys.meta_path.index(PathFinder)] = self._finder
+        from sandbox.boot.compiled import compiled
+
+        self._compiled = compiled(self._finder.compiled)
+        self._compiled.__enter__()
+
+    def __exit__(self, *raised: "Any") -> None:
+        if self._finder is None:
+            return
+        self._compiled.__exit__(*raised)
+        sys.meta_path[sys.meta_path.index(self._finder)] = PathFinder
+
+
+def _open(file: str) -> _Finder | None:
+    try:
+        with open(file, "rb") as opened:
+            content = memoryview(opened.read())
+    except OSError:
+        return None
+    if content[: len(MAGIC_NUMBER)] != MAGIC_NUMBER:
+        return None
+    start = len(MAGIC_NUMBER) + _LENGTH_BYTES
+    end = start + int.from_bytes(content[len(MAGIC_NUMBER) : start], "big")
+    folders, *known = marshal.loads(content[start:end])  # noqa: S302
+    if any(_changed_at(folder) != changed_at for folder, changed_at in folders.items()):
+        return None
+    return _Finder(known, content[end:])
+
+
+class Absent:
+    """`with Absent() as absent:` names of the modules that are looked for in vain within this block."""
+
+    def __enter__(self) -> set[str]:
+        self._names: set[str] = set()
+        sys.meta_path.append(self)
+        return self._names
+
+    def __exit__(self, *raised: "Any") -> None:
+        sys.meta_path.remove(self)
+
+    def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> None:
+        """Asked last."""
+        self._names.add(name)
+
+
+def pack(file: str, compiled: "Compiled", absent: "Iterable[str]" = ()) -> int:
+    """Writes what has been imported so far, with what was compiled and missed meanwhile; how many modules."""
+    index: dict[str, Entry] = {}
+    namespaces: dict[str, list[str]] = {}
+    codes: list[bytes] = []
+    end = 0
+    for name, module in list(sys.modules.items()):
+        # Not `module.__spec__`: to look at one that is loaded late loads it.
+        if not isinstance(module, type(sys)):
+            continue
+        spec = object.__getattribute__(module, "__dict__").get("__spec__")
+        if spec is None or spec.name != name:
+            continue
+        if type(spec.loader) is NamespaceLoader:
+            namespaces[name] = list(spec.submodule_search_locations)
+        elif type(spec.loader) is SourceFileLoader:
+            late = spec.loader_state is not None
+            code = b"" if late else marshal.dumps(spec.loader.get_code(name))
+            index[name] = (spec.origin, spec.submodule_search_locations is not None, end, len(code))
+            codes.append(code)
+            end += len(code)
+        elif type(spec.loader) is ExtensionFileLoader:
+            index[name] = (spec.origin, False, 0, 0)
+    missed = sorted(set(absent) - set(sys.modules))
+    head = marshal.dumps((_folders(index), index, namespaces, missed, compiled))  # type: ignore[arg-type]
+    with open(file, "wb") as opened:
+        opened.write(MAGIC_NUMBER + len(head).to_bytes(_LENGTH_BYTES, "big") + head)
+        opened.writelines(codes)
+    return len(index)
+
+
+def _folders(index: "Mapping[str, Entry]") -> "dict[str, int | None]":
+    """Where the top-level modules lie, and our own: what installs or upgrades a package changes one of them."""
+    folders = set()
+    for name, (file, is_package, _, _) in index.items():
+        folder = os.path.dirname(file)
+        if name.startswith(f"{__package__}."):
+            folders.add(folder)
+        elif "." not in name:
+            folders.add(os.path.dirname(folder) if is_package else folder)
+    return {folder: _changed_at(folder) for folder in folders}
+
+
+def _changed_at(folder: str) -> int | None:
+    """In seconds: not every way to move an image keeps more. None: it is not there."""
+    try:
+        return int(os.stat(folder).st_mtime)
+    except OSError:
+        return None
+
+
+def main() -> None:
+    """Imports what pid 1 imports, and writes it down."""
+    from sandbox.__main__ import imported
+    from sandbox.boot.compiled import recording
+
+    with recording() as compiled, Absent() as absent:
+        imported()
+    print(f"{pack(FILE, compiled, absent)} modules in {FILE}")
+
+
+if __name__ == "__main__":
+    main()

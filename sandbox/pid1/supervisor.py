@@ -1,0 +1,256 @@
+"""Pid 1: forks the runner and the code workers, wipes workers, reaps, ends with the runner or the orchestrator.
+
+Single-threaded, imports everything once so that its children share it, holds no task data, opens
+no channel. It cannot kill by right (no CAP_KILL): a worker's processes are killed by a child whose
+effective uid is the worker's. Without identities of their own they are found as our descendants.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import select
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from types import FrameType
+from typing import NoReturn
+
+from sandbox import procfs
+from sandbox.control import ControlLost, OutputWanted, RunnerEnd, SupervisorEnd, control_line
+from sandbox.pid1 import identity
+from sandbox.pid1.confinement import confinement
+from sandbox.pid1.outbox import write_output
+from sandbox.pid1.tether import Tether, TetherLost
+from sandbox.pid1.worker_setup import clean_process, place_pipes
+from sandbox.types import OUTPUT_FOLDER, Box, Confinement, Identities
+from sandbox.worker.worker import EXIT_BROKEN, Worker
+
+WIPE_LIMIT_S = 20.0  # on a crowded machine even a killed process takes seconds to end
+EXIT_CANNOT_WIPE = 71
+EXIT_NO_ORCHESTRATOR = 72
+_WIPE_PAUSE_S = 0.005
+_KILLER_LIMIT_S = 0.2
+
+RunnerMain = Callable[[Box, RunnerEnd, Confinement], int]
+
+
+class Supervisor:
+    """`run()` once."""
+
+    def __init__(self, box: Box, runner_main: RunnerMain) -> None:
+        self._box = box
+        self._runner_main = runner_main
+        self._confinement = confinement()
+        self._runner = 0
+        self._runner_status: int | None = None
+        self._worker = 0
+        self._number = 0
+        self._terminated_by: int | None = None
+        self._control: SupervisorEnd
+        self._tether: Tether
+        self._wakeup = -1
+
+    def run(self) -> int:
+        """Until the runner or the orchestrator ends; returns the exit code of this process.
+
+        In the second case the runner ends with this process: the kernel sees to it.
+        """
+        identity.become_supervisor()
+        try:
+            self._tether = Tether(self._box.tether)
+        except TetherLost as error:
+            print(error, file=sys.stderr, flush=True)
+            return EXIT_NO_ORCHESTRATOR
+        self._wakeup = self._catch_signals()
+        # Objects made so far are never looked at again: a collection would copy the pages they share.
+        gc.freeze()
+        self._control, theirs = control_line()
+        self._runner = self._fork(lambda: self._be_runner(theirs))
+        theirs.close()
+        try:
+            self._serve()
+        except ControlLost:
+            self._await_runner()
+        except TetherLost as error:
+            print(error, file=sys.stderr, flush=True)
+            return EXIT_NO_ORCHESTRATOR
+        finally:
+            # Asked to end, a real pid 1 takes everything with it at once: an agent that saw its worker wiped
+            # first could still make something of it.
+            if self._terminated_by is None or os.getpid() != 1:
+                self._wipe()
+        if self._terminated_by is not None:
+            return 128 + self._terminated_by
+        status = self._runner_status
+        return 1 if status is None else status if status >= 0 else 128 - status
+
+    def _serve(self) -> None:
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        poll.register(self._wakeup, select.POLLIN)
+        poll.register(self._tether, select.POLLIN)
+        while self._runner_status is None and self._terminated_by is None:
+            ready = [fd for fd, _ in poll.poll()]
+            if self._tether.fileno() in ready:
+                raise TetherLost("the orchestrator is gone")
+            if self._wakeup in ready:
+                os.read(self._wakeup, 4096)
+                self._reap()
+            if self._control.fileno() in ready:
+                wanted = self._control.request()
+                if wanted is None:
+                    self._replace_worker()
+                else:
+                    self._collect_output(wanted)
+
+    def _await_runner(self) -> None:
+        """The runner has closed its line: it is about to end."""
+        while self._runner_status is None and self._terminated_by is None:
+            self._await_signal(None)
+            self._reap()
+
+    # ------------------------------------------------------------ processes
+
+    def _replace_worker(self) -> None:
+        self._worker = 0  # its end is no news any more
+        self._wipe()
+        commands_in, commands_out = os.pipe()
+        frames_in, frames_out = os.pipe()
+        output_in, output_out = os.pipe()
+        self._number += 1
+        self._worker = self._fork(lambda: self._be_worker(commands_in, frames_out, output_out))
+        self._control.announce_start(self._number, (commands_out, frames_in, output_in))
+        for fd in (commands_in, commands_out, frames_in, frames_out, output_in, output_out):
+            os.close(fd)
+
+    def _collect_output(self, wanted: OutputWanted) -> None:
+        self._worker = 0
+        self._wipe()
+        readable, writable = os.pipe()
+        self._fork(lambda: self._be_collector(writable, wanted))
+        self._control.announce_output(readable)
+        os.close(readable)
+        os.close(writable)
+
+    def _be_collector(self, pipe: int, wanted: OutputWanted) -> int:
+        identity.become_worker(self._box)
+        folder = self._box.workspace / OUTPUT_FOLDER
+        return write_output(folder, pipe, max_files=wanted.max_files, max_bytes=wanted.max_bytes)
+
+    def _be_runner(self, control: RunnerEnd) -> int:
+        self._control.close()
+        self._tether.close()
+        identity.become_runner(self._box)
+        return self._runner_main(self._box, control, self._confinement)
+
+    def _be_worker(self, commands: int, frames: int, output: int) -> int:
+        place_pipes(commands, frames, output)
+        identity.become_worker(self._box)
+        clean_process(self._box.workspace)
+        worker = Worker(self._box.workspace)
+        try:
+            worker.serve()
+        except BaseException:  # model-written code broke the harness; our traceback would only puzzle the model
+            return EXIT_BROKEN
+        return 0
+
+    def _fork(self, main: Callable[[], int]) -> int:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            self._child(main)
+        return pid
+
+    def _child(self, main: Callable[[], int]) -> NoReturn:
+        status = EXIT_BROKEN
+        try:
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            status = main()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(OSError, ValueError):
+                sys.stderr.flush()
+            os._exit(status)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, wait_status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            status = os.waitstatus_to_exitcode(wait_status)
+            if pid == self._runner:
+                self._runner_status = status
+            elif pid == self._worker:
+                self._worker = 0
+                with contextlib.suppress(ControlLost):  # the runner's own end follows, or came first
+                    self._control.announce_end(self._number, status)
+
+    # ------------------------------------------------------------ wiping
+
+    def _wipe(self) -> None:
+        """Kills all that is left of the worker. Ends this process, and so the sandbox, if it cannot."""
+        deadline = time.monotonic() + WIPE_LIMIT_S
+        while True:
+            self._reap()
+            left = self._left_of_worker()
+            if not left:
+                return
+            if time.monotonic() > deadline:
+                print(f"{len(left)} processes of the code worker cannot be killed", file=sys.stderr, flush=True)
+                os._exit(EXIT_CANNOT_WIPE)
+            self._kill(left)
+            self._await_signal(_WIPE_PAUSE_S)
+
+    def _left_of_worker(self) -> list[int]:
+        if self._box.identities is not None:
+            return procfs.processes_of(self._box.identities.worker_uid)
+        return procfs.descendants_of(os.getpid(), but_not=self._runner)
+
+    def _kill(self, pids: list[int]) -> None:
+        """One attempt; whether it worked is for the caller to look at."""
+        if self._box.identities is not None:
+            with contextlib.suppress(BlockingIOError):  # no room for another process right now
+                self._kill_as_worker(self._box.identities)
+            return
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _kill_as_worker(self, identities: Identities) -> None:
+        """By a child: this process never takes another identity."""
+        killer = os.fork()
+        if killer == 0:
+            identity.kill_everything_of_worker(identities)
+        deadline = time.monotonic() + _KILLER_LIMIT_S
+        while os.waitpid(killer, os.WNOHANG)[0] == 0 and time.monotonic() < deadline:
+            self._await_signal(_WIPE_PAUSE_S)
+
+    # ------------------------------------------------------------ signals
+
+    def _catch_signals(self) -> int:
+        """A descriptor that becomes readable with every signal."""
+        readable, writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._terminate)
+        return readable
+
+    def _await_signal(self, limit_s: float | None) -> None:
+        if select.select([self._wakeup], [], [], limit_s)[0]:
+            os.read(self._wakeup, 4096)
+
+    def _terminate(self, number: int, frame: FrameType | None) -> None:
+        self._terminated_by = number

@@ -1,0 +1,237 @@
+"""Builds smolagents' agents: our Model, our PythonExecutor, tools as the prompt shows them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import smolagents.agents
+from jinja2 import Environment, StrictUndefined, Template, Undefined
+from smolagents.agents import CodeAgent, MultiStepAgent, ToolCallingAgent
+from smolagents.memory import ActionStep
+from smolagents.models import ChatMessage, MessageRole
+from smolagents.monitoring import AgentLogger, LogLevel
+
+from sandbox.boot.compiled import remembered
+from sandbox.errors import StepsUsedUp
+from sandbox.runner.executor import WorkerExecutor
+from sandbox.runner.model import Complete, OrchestratorModel
+from sandbox.runner.tool_calling import CalledTool, called_tools
+from sandbox.types import AgentKind, AgentSettings, Assignment, ManagedAgent, StepReport, ToolSpec
+from sandbox.worker.tools import FILE_TOOLS
+
+OnStep = Callable[[StepReport], None]
+NewExecutor = Callable[[AgentKind, str, Mapping[str, ToolSpec]], WorkerExecutor]  # kind, agent's name, its tools
+_TEMPLATES: dict[AgentKind, str] = {"code": "code_agent", "tool_calling": "toolcalling_agent"}
+
+
+class _Ends:
+    """Takes the steps it was given, and ends at the last one instead of asking the model for one more answer."""
+
+    name: str | None
+    max_steps: int
+
+    def __init__(self, *, final_answer_at_max_steps: bool, **kwargs: Any) -> None:
+        self._final_answer_at_max_steps = final_answer_at_max_steps
+        super().__init__(**kwargs)
+
+    @functools.cached_property
+    def _rendered_prompt(self) -> str:
+        return str(super().initialize_system_prompt())  # type: ignore[misc]
+
+    def __call__(self, task: str, additional_args: dict[str, Any] | None = None) -> str:
+        """A managed agent's report. What model-written code says reaches this call: smolagents' own would take
+        every argument of `run`, `max_steps` among them. Raises TypeError."""
+        if not isinstance(task, str):
+            raise TypeError(f"the task must be text, not {type(task).__name__}")
+        if not isinstance(additional_args, dict | None):
+            raise TypeError(f"additional_args must be a dict, not {type(additional_args).__name__}")
+        return str(super().__call__(task, additional_args=additional_args))  # type: ignore[misc]
+
+    def initialize_system_prompt(self) -> str:
+        """Asked for several times in a run, and slow to render; nothing it shows changes."""
+        return self._rendered_prompt
+
+    def provide_final_answer(self, task: str) -> ChatMessage:
+        """smolagents' own extra completion, where it was asked for. Elsewhere raises StepsUsedUp; a managed
+        agent reports that it came to no answer."""
+        if self._final_answer_at_max_steps:
+            return super().provide_final_answer(task)  # type: ignore[misc]
+        if self.name is None:
+            raise StepsUsedUp
+        return ChatMessage(role=MessageRole.ASSISTANT, content=f"No answer within {self.max_steps} steps.")
+
+
+class SandboxCodeAgent(_Ends, CodeAgent):
+    """Acts by code."""
+
+
+class SandboxToolCallingAgent(_Ends, ToolCallingAgent):
+    """Acts by one tool call in a step, written as JSON."""
+
+    def __init__(self, *, executor: WorkerExecutor, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.python_executor = executor  # told by `run` when one begins, as a code agent's is
+
+
+class _Log(AgentLogger):
+    """smolagents' log as plain text on stderr. Formats nothing that will not be shown: it took most of a step."""
+
+    def __init__(self, verbosity: int) -> None:
+        super().__init__(level=verbosity - 1)
+
+    def log(self, *parts: Any, level: int | str = LogLevel.INFO, **kwargs: Any) -> None:
+        if (LogLevel[level.upper()] if isinstance(level, str) else level) <= self.level:
+            print(*parts, sep="\n", file=sys.stderr, flush=True)
+
+    def log_markdown(
+        self, content: str, title: str | None = None, level: Any = LogLevel.INFO, **kwargs: Any
+    ) -> None:
+        self.log_code(title or "", content, level)
+
+    def log_code(self, title: str, content: str, level: Any = LogLevel.INFO) -> None:
+        self.log(title, content, level=level)
+
+    def log_rule(self, title: str, level: Any = LogLevel.INFO) -> None:
+        self.log(title, level=level)
+
+    def log_task(self, content: str, subtitle: str, title: str | None = None, level: Any = LogLevel.INFO) -> None:
+        self.log("New run" + f" - {title}" * bool(title), content, subtitle, level=level)
+
+
+def build_agent(
+    assignment: Assignment, complete: Complete, new_executor: NewExecutor, on_step: OnStep
+) -> tuple[MultiStepAgent, WorkerExecutor]:
+    """The main agent with those it manages, for one run, and the executor that gets its answer."""
+    settings = assignment.agent
+    brought = (tool.spec for tool in assignment.sandbox_tools)
+    tools = {spec.name: spec for spec in (*FILE_TOOLS, *brought, *assignment.host_tools)}
+    managed = [
+        _managed(member, settings, tools, complete, new_executor, on_step) for member in settings.managed_agents
+    ]
+    executor = new_executor(settings.kind, "", tools)
+    executor.team = {agent.name: agent for agent in managed}
+    agent = _agent(
+        settings.kind,
+        settings,
+        executor,
+        tools,
+        complete,
+        on_step,
+        prompt_templates=_templates(settings, settings.kind),
+        instructions=settings.instructions,
+        max_steps=settings.max_steps,
+        planning_interval=settings.planning_interval,
+        managed_agents=managed,
+    )
+    return agent, executor
+
+
+def _managed(
+    member: ManagedAgent,
+    settings: AgentSettings,
+    tools: Mapping[str, ToolSpec],
+    complete: Complete,
+    new_executor: NewExecutor,
+    on_step: OnStep,
+) -> MultiStepAgent:
+    own = {name: tools[name] for name in member.tools}
+    return _agent(
+        member.kind,
+        settings,
+        new_executor(member.kind, member.name, own),
+        own,
+        complete,
+        on_step,
+        name=member.name,
+        description=member.description,
+        prompt_templates=_templates(settings, member.kind),
+        max_steps=member.max_steps,
+    )
+
+
+@functools.cache
+def _template(source: str, undefined: type[Undefined]) -> Template:
+    """`Template(source, undefined=undefined)`, compiled once or never."""
+    environment = Environment(undefined=undefined)  # noqa: S701 - no HTML
+    code = remembered(("template", source), lambda: environment.compile(source))
+    return Template.from_code(environment, code, environment.make_globals(None))
+
+
+# Compiled again for every agent, they were most of the time from an assignment to its first completion.
+smolagents.agents.Template = _template
+
+
+def _agent(
+    kind: AgentKind,
+    settings: AgentSettings,
+    executor: WorkerExecutor,
+    tools: Mapping[str, ToolSpec],
+    complete: Complete,
+    on_step: OnStep,
+    *,
+    name: str | None = None,
+    **kwargs: Any,
+) -> MultiStepAgent:
+    kwargs |= {
+        "name": name,
+        "model": OrchestratorModel(complete, name or ""),
+        "final_answer_at_max_steps": settings.final_answer_at_max_steps,
+        "step_callbacks": {ActionStep: lambda step: on_step(_report(step, name or ""))},
+        "logger": _Log(settings.verbosity),
+    }
+    if kind == "tool_calling":
+        called = called_tools(tools, executor, settings.authorized_imports)
+        return SandboxToolCallingAgent(tools=called, executor=executor, **kwargs)
+    return SandboxCodeAgent(
+        tools=[CalledTool(spec) for spec in tools.values()],
+        executor=executor,
+        additional_authorized_imports=list(settings.authorized_imports),
+        code_block_tags=settings.code_tags,
+        max_print_outputs_length=settings.max_output_chars,
+        **kwargs,
+    )
+
+
+def _templates(settings: AgentSettings, kind: AgentKind) -> Any:
+    """smolagents' own, with what was brought laid over them for agents of the main one's kind."""
+    templates = {name: dict(t) if isinstance(t, dict) else t for name, t in _own_templates(kind).items()}
+    if kind == settings.kind and settings.prompt_templates is not None:
+        for name, brought in settings.prompt_templates.items():
+            templates[name] = {**templates[name], **brought} if isinstance(brought, dict) else brought
+    return templates
+
+
+@functools.cache
+def _own_templates(kind: AgentKind) -> Any:
+    """smolagents' own; read once, while the sandbox gets ready."""
+    source = Path(smolagents.agents.__file__).with_name("prompts") / f"{_TEMPLATES[kind]}.json"
+    if source.exists():  # in the image
+        return json.loads(source.read_text("utf-8"))
+    import yaml
+
+    return yaml.safe_load(source.with_suffix(".yaml").read_text("utf-8"))
+
+
+def prepare() -> None:
+    """What nearly every agent needs, made by pid 1 for all its children."""
+    _template(_own_templates("code")["system_prompt"], StrictUndefined)
+
+
+def _report(step: ActionStep, agent: str) -> StepReport:
+    calls = step.tool_calls or []
+    return StepReport(
+        step_number=step.step_number,
+        model_output=step.model_output if isinstance(step.model_output, str) else "",
+        code=step.code_action or "\n".join(f"{call.name}(**{call.arguments!r})" for call in calls),
+        observations=step.observations or "",
+        error_type=type(step.error).__name__ if step.error else "",
+        error=str(step.error) if step.error else "",
+        is_final_answer=step.is_final_answer,
+        duration_s=step.timing.duration or 0.0,
+        agent=agent,
+    )

@@ -1,0 +1,180 @@
+"""The channel to the orchestrator: deadlines, retries, sequence numbers. The only gRPC in the sandbox.
+
+A call that finds the orchestrator unavailable is repeated with the same sequence number, for which
+the orchestrator gives the recorded answer. When it stays away for RECONNECT_S the sandbox ends.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, TypeVar
+
+import grpc
+import grpc._channel  # which the first channel would import
+from rollout_api.v1 import sandbox_pb2 as pb
+from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
+
+from sandbox.errors import ChannelLost, EpisodeCrashed, LeaseEnded, ToolFailure
+from sandbox.runner import wire
+from sandbox.types import Assignment, Box, Completion, Confinement, Kind, Message, Result, StepReport
+
+RECONNECT_S = 10.0
+SUBMIT_LIMIT_S = 60.0
+RECORD_LIMIT_S = 10.0
+OUTPUT_LIMIT_S = 60.0
+MAX_ARGUMENT_BYTES = 256 * 1024
+# Steps that wait for another request to travel with; the orchestrator takes 64 KiB of them.
+STEPS, STEPS_BYTES = 8, 60 * 1024
+
+_OPTIONS = (
+    ("grpc.max_receive_message_length", 16 << 20),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    # Whatever its name says, so long a new connection may take: an orchestrator on a crowded machine is not gone.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    # A frozen orchestrator keeps its socket open; only pings tell.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 30_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.enable_http_proxy", 0),
+)
+_PAUSE_S = 0.1
+# Too many calls at once: after a reconnection the server may still be busy with the call that was cut.
+_AGAIN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
+R = TypeVar("R")
+
+
+class Client:
+    """`with Client(box) as client`: this sandbox's conversation with the orchestrator.
+
+    Completions and tools have no limit here: how long they may take is the orchestrator's to say, and a task's own
+    deadline may be a week.
+    """
+
+    def __init__(self, box: Box) -> None:
+        self._box = box
+        self._channel = grpc.insecure_channel(f"unix:{box.socket}", options=_OPTIONS)
+        self._stub = pb_grpc.SandboxServiceStub(self._channel)
+        self._completions = 0
+        self._tool_calls = 0
+        self._steps: list[pb.RecordStepRequest] = []
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._channel.close()
+
+    def park(self, confinement: Confinement) -> Iterator[pb.ParkResponse]:
+        """Waits for an assignment, yields what comes with it. Raises ChannelLost, LeaseEnded, EpisodeCrashed."""
+        stream = self._call(lambda: self._begin_parking(confinement))
+        try:
+            yield from stream
+        except grpc.RpcError as error:
+            raise _end(error) from error
+
+    def complete(
+        self, kind: Kind, messages: tuple[Message, ...], agent: str = "", stop: tuple[str, ...] = ()
+    ) -> Completion:
+        """One completion, for a managed agent if it is named. Raises LeaseEnded, ChannelLost, EpisodeCrashed."""
+        self._completions += 1
+        request = wire.complete_request(self._completions, kind, messages, agent, stop)
+        request.steps.extend(self._ended_steps())
+        response = self._call(lambda: self._stub.Complete(request))
+        if response.WhichOneof("result") != "completion":
+            raise LeaseEnded(response.ended.outcome)
+        return wire.completion(response.completion)
+
+    def call_tool(self, name: str, arguments_json: str) -> str:
+        """The tool's output. Raises ToolFailure, LeaseEnded, ChannelLost, EpisodeCrashed."""
+        if len(arguments_json) > MAX_ARGUMENT_BYTES:
+            raise ToolFailure(f"{name}(): arguments of more than {MAX_ARGUMENT_BYTES} bytes")
+        self._tool_calls += 1
+        request = pb.CallToolRequest(sequence=self._tool_calls, name=name, arguments_json=arguments_json)
+        response = self._call(lambda: self._stub.CallTool(request))
+        match response.WhichOneof("result"):
+            case "output":
+                return response.output
+            case "error":
+                raise ToolFailure(response.error)
+        raise LeaseEnded(response.ended.outcome)
+
+    def record_step(self, step: StepReport) -> None:
+        """Shows a step, with the request that comes next: a call of its own would hold the agent up. Nothing
+        depends on it: a failure is a line on stderr."""
+        self._steps.append(wire.step_request(step))
+        if sum(one.ByteSize() for one in self._steps) < STEPS_BYTES and len(self._steps) < STEPS:
+            return
+        for request in self._ended_steps():
+            try:
+                self._stub.RecordStep(request, timeout=RECORD_LIMIT_S)
+            except grpc.RpcError as error:
+                print(f"step {request.step_number} was not recorded: {_told(error)}", file=sys.stderr, flush=True)
+
+    def _ended_steps(self) -> list[pb.RecordStepRequest]:
+        """Those that were not shown yet, once."""
+        steps, self._steps = self._steps, []
+        return steps
+
+    def send_output(self, chunks: Iterator[bytes]) -> None:
+        """Hands over the files' stream. Nothing depends on it: a failure is a line on stderr."""
+        try:
+            self._stub.SendOutput(
+                (pb.SendOutputRequest(content=chunk) for chunk in chunks), timeout=OUTPUT_LIMIT_S
+            )
+        except grpc.RpcError as error:
+            print(f"the output was not taken: {_told(error)}", file=sys.stderr, flush=True)
+
+    def submit(self, result: Result, duration_s: float) -> None:
+        """Ends the episode. Raises LeaseEnded, ChannelLost, EpisodeCrashed."""
+        request = wire.result_request(result, duration_s)
+        request.steps.extend(self._ended_steps())
+        self._call(lambda: self._stub.SubmitResult(request, timeout=SUBMIT_LIMIT_S))
+
+    def _begin_parking(self, confinement: Confinement) -> Iterator[pb.ParkResponse]:
+        """Waits for the connection only: a stream that has begun is never begun again."""
+        grpc.channel_ready_future(self._channel).result(timeout=RECONNECT_S)
+        return self._stub.Park(wire.park_request(confinement, self._box))
+
+    def _call(self, attempt: Callable[[], R]) -> R:
+        unavailable_since: float | None = None
+        while True:
+            try:
+                return attempt()
+            except grpc.FutureTimeoutError as error:
+                raise ChannelLost(f"no orchestrator listens at {self._box.socket}") from error
+            except grpc.RpcError as error:
+                now = time.monotonic()
+                unavailable_since = unavailable_since or now
+                if error.code() not in _AGAIN or now - unavailable_since > RECONNECT_S:
+                    raise _end(error) from error
+            time.sleep(_PAUSE_S)
+
+
+def assigned(first: pb.ParkResponse) -> Assignment:
+    """The assignment that opens the stream. Raises EpisodeCrashed."""
+    if first.WhichOneof("item") != "assignment":
+        raise EpisodeCrashed("the stream does not begin with an assignment")
+    try:
+        return wire.assignment(first.assignment)
+    except ValueError as error:
+        raise EpisodeCrashed(f"an assignment that cannot be used: {error}") from error
+
+
+def _end(error: Any) -> LeaseEnded | ChannelLost | EpisodeCrashed:
+    match error.code():
+        case grpc.StatusCode.FAILED_PRECONDITION:
+            return LeaseEnded(error.details())
+        case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
+            return ChannelLost(f"the orchestrator is gone: {_told(error)}")
+    return EpisodeCrashed(f"the orchestrator refused a call: {_told(error)}")
+
+
+def _told(error: Any) -> str:
+    return f"{error.code().name}: {error.details()}"

@@ -1,0 +1,108 @@
+"""Runs the agent that is a program: an endpoint for it here, its process in the code worker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from sandbox.errors import EpisodeCrashed, EpisodeEnd, Interrupted, WorkerDied, WorkerLost, WorkerMisbehaved
+from sandbox.runner.endpoint import MODEL, ProgramEndpoint
+from sandbox.runner.worker_link import WorkerLink
+from sandbox.texts import ANSWER_CHARS
+from sandbox.types import Assignment, Completion, Kind, Message, Result, StepReport
+from sandbox.worker.program import place
+
+_NO_LIMIT_S = 14 * 86_400.0  # the rollout's own clock and its deadline are the orchestrator's, and come first
+_MAX_DETAIL_CHARS = 500
+
+
+class Complete(Protocol):
+    """Asks for one completion, stopped at these strings."""
+
+    def __call__(
+        self, kind: Kind, messages: tuple[Message, ...], agent: str = "", stop: tuple[str, ...] = ()
+    ) -> Completion: ...
+
+
+def run_program_agent(
+    assignment: Assignment,
+    task: str,
+    link: WorkerLink,
+    complete: Complete,
+    *,
+    on_step: Callable[[StepReport], None],
+    memory_kills: Callable[[], int | None],
+) -> Result:
+    """From its start to its end. Raises what ends the episode in a completion, and EpisodeCrashed."""
+    program = place(assignment.program)
+    link.limit_output(assignment.agent.max_output_chars)
+    killed_before = memory_kills()
+    bell, ring = os.pipe()
+    ends: list[EpisodeEnd] = []
+    steps = _Steps(complete, on_step)
+
+    def ended(end: EpisodeEnd) -> None:
+        ends.append(end)
+        os.write(ring, b"!")
+
+    with ProgramEndpoint(steps.ask, ended) as endpoint:
+        environment = {"OPENAI_BASE_URL": endpoint.base_url, "OPENAI_API_KEY": "sandbox", "OPENAI_MODEL": MODEL}
+        try:
+            done = _run(link, str(program), task, environment, bell)
+        except Interrupted:
+            raise ends[0] from None
+        except WorkerLost as lost:
+            done = {"status": lost.status if isinstance(lost, WorkerDied) else 1, "answer": None}
+    link.drain_output()
+    printed = link.take_output()
+    status, answer = int(done["status"]), done["answer"]
+    steps.tell(printed, status)
+    if answer is not None:
+        return Result("final_answer", answer.encode("utf-8", "surrogatepass")[:ANSWER_CHARS])
+    if status == -signal.SIGKILL and memory_kills() != killed_before:
+        return Result("out_of_memory")
+    end = " ".join(printed.split())[-_MAX_DETAIL_CHARS:]
+    return Result("no_answer", detail=f"the program ended with exit code {status}: {end}")
+
+
+def _run(link: WorkerLink, program: str, task: str, environment: dict[str, str], bell: int) -> dict[str, Any]:
+    """What the worker says of the program's end. Raises WorkerLost; Interrupted when the bell rings."""
+    deadline = time.monotonic() + _NO_LIMIT_S
+    setup = {"kind": "program", "program": program, "task": task, "environment": environment}
+    link.send(setup, deadline)
+    done = link.receive(deadline, bell)
+    answer, status = done.get("answer"), done.get("status")
+    if not isinstance(status, int) or not (answer is None or isinstance(answer, str)):
+        raise WorkerMisbehaved("it sent what is no frame")
+    return {"status": status, "answer": answer}
+
+
+class _Steps:
+    """Each completion is a step, shown with what it answered; the last one with what the program printed."""
+
+    def __init__(self, complete: Complete, on_step: Callable[[StepReport], None]) -> None:
+        self._complete = complete
+        self._on_step = on_step
+        self._number = 0
+
+    def ask(self, messages: tuple[Message, ...], stop: tuple[str, ...]) -> Completion:
+        """Raises what ends the episode."""
+        started = time.monotonic()
+        try:
+            completion = self._complete("action", messages, stop=stop)
+        except Exception as error:  # what is not handled here would be answered with a hang-up
+            raise EpisodeCrashed(f"asking for a completion: {type(error).__name__}: {error}") from error
+        self._show(completion.text, "", time.monotonic() - started)
+        return completion
+
+    def tell(self, printed: str, status: int) -> None:
+        """The program's end."""
+        self._show("", printed, 0.0, "" if status == 0 else f"the program ended with exit code {status}")
+
+    def _show(self, output: str, observations: str, duration_s: float, error: str = "") -> None:
+        self._number += 1
+        kind = "ProgramError" if error else ""
+        self._on_step(StepReport(self._number, output, "", observations, kind, error, False, duration_s))

@@ -1,0 +1,178 @@
+"""One episode: rehearse, park, take the assignment, run the agent, submit exactly one result."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from sandbox import procfs
+from sandbox.control import RunnerEnd
+from sandbox.errors import ChannelLost, EpisodeCrashed, LeaseEnded, MemoryUsedUp, StepsUsedUp, SupervisorGone
+from sandbox.runner.agent import OnStep, build_agent
+from sandbox.runner.attachments import receive_attachments
+from sandbox.runner.client import Client, assigned
+from sandbox.runner.executor import CallTool, Reach, WorkerExecutor
+from sandbox.runner.model import Complete
+from sandbox.runner.worker_link import WorkerLink
+from sandbox.texts import ANSWER_CHARS
+from sandbox.types import (
+    AgentKind,
+    AgentSettings,
+    Assignment,
+    Box,
+    Completion,
+    Confinement,
+    Kind,
+    Message,
+    OutputLimits,
+    Result,
+    ToolSpec,
+)
+from sandbox.worker.tools import FILE_TOOLS
+
+EXIT_FAILED = 1
+OUTPUT_LIMIT_S = 30.0
+OUTPUT_CHUNK_BYTES = 256 * 1024
+
+
+def main(box: Box, control: RunnerEnd, confinement: Confinement) -> int:
+    """The runner's whole life; returns its exit code."""
+    link = WorkerLink(control)
+    rehearse(link)
+    with Client(box) as client:
+        try:
+            return _episode(box, client, link, confinement)
+        except LeaseEnded:
+            return 0
+        except (ChannelLost, EpisodeCrashed, SupervisorGone) as failed:  # with nobody to tell, or nothing to say
+            print(failed, file=sys.stderr, flush=True)
+            return EXIT_FAILED
+
+
+def _episode(box: Box, client: Client, link: WorkerLink, confinement: Confinement) -> int:
+    """From parking to the result. Raises LeaseEnded, ChannelLost, SupervisorGone; EpisodeCrashed when
+    nothing can be submitted."""
+    responses = client.park(confinement)
+    first = next(responses, None)
+    if first is None:
+        raise ChannelLost("the stream ended without an assignment")
+    started = time.monotonic()
+    output: OutputLimits | None = None
+    try:
+        assignment = assigned(first)
+        output = assignment.output
+        files = receive_attachments(responses, assignment.attachments, box.attachments)
+        started = time.monotonic()
+        if assignment.agent.kind == "program":
+            result = _run_program(assignment, files, link, client)
+        else:
+            result = solve(
+                assignment, files, link, client.complete, call_tool=client.call_tool, on_step=client.record_step
+            )
+    except (Exception, EpisodeCrashed) as error:
+        traceback.print_exc()
+        result = Result("crashed", detail=f"{type(error).__name__}: {error}")
+    client.submit(result, time.monotonic() - started)
+    # Behind the result: nothing that happens to the files can cost it.
+    if output is not None and result.stop_reason != "crashed":
+        client.send_output(left_behind(link, output))
+    return EXIT_FAILED if result.stop_reason == "crashed" else 0
+
+
+def left_behind(link: WorkerLink, limits: OutputLimits) -> Iterator[bytes]:
+    """The stream of files the worker left, in pieces; it may break off. Raises SupervisorGone."""
+    pipe = link.open_output(limits)
+    deadline = time.monotonic() + OUTPUT_LIMIT_S
+    chunk = bytearray()
+    try:
+        while select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            read = os.read(pipe, OUTPUT_CHUNK_BYTES)
+            chunk += read
+            if len(chunk) >= OUTPUT_CHUNK_BYTES or not read:
+                yield bytes(chunk[:OUTPUT_CHUNK_BYTES])
+                del chunk[:OUTPUT_CHUNK_BYTES]
+            if not read:
+                return
+    finally:
+        os.close(pipe)
+
+
+def solve(
+    assignment: Assignment,
+    files: tuple[Path, ...],
+    link: WorkerLink,
+    complete: Complete,
+    *,
+    call_tool: CallTool,
+    on_step: OnStep,
+) -> Result:
+    """Runs the agent. Raises LeaseEnded, ChannelLost, EpisodeCrashed, and whatever breaks in smolagents."""
+
+    def new_executor(kind: AgentKind, space: str, tools: Mapping[str, ToolSpec]) -> WorkerExecutor:
+        reach = Reach(
+            host_tools=tuple(spec for spec in assignment.host_tools if spec.name in tools),
+            sandbox_tools=tuple(tool for tool in assignment.sandbox_tools if tool.spec.name in tools),
+            files=tuple(spec.name for spec in FILE_TOOLS if spec.name in tools),
+            space=space,
+            kind=kind,
+        )
+        return WorkerExecutor(link, assignment.agent, reach, call_tool, procfs.memory_kills)
+
+    agent, executor = build_agent(assignment, complete, new_executor, on_step)
+    try:
+        last_words = agent.run(prompt(assignment.question, files))
+    except StepsUsedUp:
+        return Result("max_steps")
+    except MemoryUsedUp:
+        return Result("out_of_memory")
+    if not executor.answered:  # smolagents' extra completion after the last step, where it was asked for
+        return Result("final_answer", str(last_words).encode("utf-8", "surrogatepass")[:ANSWER_CHARS])
+    if executor.answer is None:
+        return Result("no_answer")
+    return Result("final_answer", executor.answer)
+
+
+def _run_program(assignment: Assignment, files: tuple[Path, ...], link: WorkerLink, client: Client) -> Result:
+    """Runs the agent that is a program. Raises as `solve` does."""
+    from sandbox.runner.program_agent import run_program_agent  # an HTTP server, which other agents do without
+
+    return run_program_agent(
+        assignment,
+        prompt(assignment.question, files),
+        link,
+        client.complete,
+        on_step=client.record_step,
+        memory_kills=procfs.memory_kills,
+    )
+
+
+def prompt(question: str, files: tuple[Path, ...]) -> str:
+    """The task as the agent gets it: the question, and where its files are."""
+    if not files:
+        return question
+    places = "\n".join(f"- {place}" for place in files)
+    return f"{question}\n\nThe task comes with these files (read-only, given by their absolute paths):\n{places}"
+
+
+def rehearse(link: WorkerLink) -> None:
+    """A whole run with canned completions, so that the real one finds everything loaded.
+
+    It takes most of the time between assignment and first completion away. The worker that took part
+    in it is replaced: the real run gets one in which nothing has happened.
+    """
+    lines = iter(["x = 6 * 7\nprint(x)", "final_answer(x)"])
+
+    def canned(kind: Kind, messages: tuple[Message, ...], agent: str = "") -> Completion:
+        return Completion(f"Thought: a rehearsal.\n<code>\n{next(lines)}\n</code>", 1, 1)
+
+    link.replace()
+    rehearsal = Assignment("What is 6 * 7?", (), AgentSettings(max_steps=2, step_timeout_s=30.0), ())
+    result = solve(rehearsal, (), link, canned, call_tool=lambda name, arguments: "", on_step=lambda step: None)
+    if result.answer != b"42":
+        raise RuntimeError(f"the rehearsal ended with {result}")
+    link.replace()

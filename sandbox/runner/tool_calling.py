@@ -1,0 +1,117 @@
+"""smolagents' ToolCallingAgent over the code worker: each call runs there, as a step of one expression.
+
+The call is JSON in the text of a completion, so prompts and samples are the text (and the ids) the model
+saw: no endpoint parses anything. `python_interpreter`, file tools, brought tools and host tools alike
+run in the worker, with its rights; only `final_answer` and managed agents are the runner's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from smolagents.tools import Tool
+
+from sandbox.errors import CodeError
+from sandbox.runner.executor import WorkerExecutor
+from sandbox.texts import answer_text
+from sandbox.types import ToolSpec
+
+PYTHON_TOOL = "python_interpreter"
+_ANSWER = {"answer": {"type": "any", "description": "The final answer to the problem."}}
+
+
+class CalledTool(Tool):
+    """A tool as smolagents wants it. What it is called with stays what the model wrote."""
+
+    skip_forward_signature_validation = True
+
+    def __init__(self, spec: ToolSpec) -> None:
+        self.name = spec.name
+        self.description = spec.description
+        self.inputs = {name: dict(shape) for name, shape in spec.inputs.items()}
+        self.output_type = spec.output_type
+        super().__init__()
+
+    def __call__(self, *args: Any, sanitize_inputs_outputs: bool = False, **kwargs: Any) -> Any:
+        """One argument may come without its name, as smolagents' prompt shows it."""
+        if len(args) == 1 and not kwargs and isinstance(args[0], dict) and set(args[0]) <= set(self.inputs):
+            return self.forward(**args[0])
+        return self.forward(**dict(zip(self.inputs, args, strict=False)), **kwargs)
+
+    def forward(self, **arguments: Any) -> str:
+        """Nothing to run: this tool is only shown in a prompt."""
+        raise NotImplementedError
+
+
+class WorkerTool(CalledTool):
+    """Runs in the code worker."""
+
+    def __init__(self, spec: ToolSpec, executor: WorkerExecutor) -> None:
+        super().__init__(spec)
+        self._executor = executor
+
+    def forward(self, **arguments: Any) -> str:
+        """What it printed and what it gave, as text. Raises CodeError."""
+        printed, value = _run(self._executor, f"{self.name}(**{arguments!r})")
+        return f"{printed}{value}"
+
+
+class PythonTool(WorkerTool):
+    """`python_interpreter`: model-written code in the worker, its variables kept."""
+
+    def __init__(self, executor: WorkerExecutor, authorized_imports: tuple[str, ...]) -> None:
+        anything = "*" in authorized_imports
+        packages = "any package" if anything else f"these packages: {', '.join(authorized_imports)}"
+        super().__init__(
+            ToolSpec(
+                PYTHON_TOOL,
+                "Runs Python code and returns what it printed and the value of its last line. Variables "
+                f"stay for later calls. It can import {packages}.",
+                {"code": {"type": "string", "description": "The code to run."}},
+                "string",
+            ),
+            executor,
+        )
+
+    def forward(self, **arguments: Any) -> str:
+        """As smolagents' own tool of this name tells it. Raises CodeError."""
+        printed, value = _run(self._executor, arguments["code"])
+        return f"Stdout:\n{printed}\nOutput: {value}"
+
+
+class AnswerTool(CalledTool):
+    """`final_answer`: the only way to the end."""
+
+    def __init__(self, executor: WorkerExecutor) -> None:
+        super().__init__(
+            ToolSpec("final_answer", "Provides the final answer to the given problem.", _ANSWER, "any")
+        )
+        self._executor = executor
+
+    def forward(self, **arguments: Any) -> Any:
+        """The answer is JSON the model wrote, so it can be made text here."""
+        answer = arguments["answer"]
+        self._executor.accept(answer_text(answer))
+        return answer
+
+
+def called_tools(
+    specs: Mapping[str, ToolSpec], executor: WorkerExecutor, authorized_imports: tuple[str, ...]
+) -> list[Tool]:
+    """What a tool-calling agent can call, managed agents aside."""
+    return [
+        PythonTool(executor, authorized_imports),
+        *(WorkerTool(spec, executor) for spec in specs.values()),
+        AnswerTool(executor),
+    ]
+
+
+def _run(executor: WorkerExecutor, code: str) -> tuple[str, str]:
+    """(printed, value) of a step. Raises CodeError, what was printed before it included."""
+    try:
+        output = executor(code)
+    except CodeError as error:
+        printed = executor.state["_print_outputs"]
+        raise CodeError(f"{printed}\n{error}" if printed else str(error)) from None
+    return output.logs, str(output.output)

@@ -1,0 +1,212 @@
+"""The runner's side of the current code worker: frames out, frames in, output collected meanwhile.
+
+Everything that comes from the worker is hostile: frames are capped, parsed as plain data, and must
+be of the kinds the harness sends. All waiting has a deadline, on the way in and on the way out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import time
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from sandbox.control import ControlLost, OutputBegun, OutputWanted, RunnerEnd, WorkerEnded, WorkerStarted
+from sandbox.errors import Interrupted, StepTimeout, SupervisorGone, WorkerDied, WorkerMisbehaved
+from sandbox.runner.bounded_output import BoundedOutput
+from sandbox.types import OutputLimits
+
+MAX_FRAME_BYTES = 2 << 20  # an answer of 64 Ki characters, each escaped to twelve, and as much again
+_READ_BYTES = 64 * 1024
+_MAX_LEFT_IN_PIPE = 1 << 20  # what a pipe can hold at most for an ordinary user
+_DEATH_NEWS_S = 2.0  # how long the news of a death may take after the pipe has closed
+
+
+class WorkerLink:
+    """Frames to and from one worker at a time; `replace` gives the next one."""
+
+    def __init__(self, control: RunnerEnd) -> None:
+        self._control = control
+        self._max_output_chars = 0
+        self._output = BoundedOutput(0)
+        self._worker: WorkerStarted | None = None
+        self._output_open = False
+        self._received = bytearray()
+
+    @property
+    def number(self) -> int:
+        """Which worker it is: another one after `replace`."""
+        return self._current().number
+
+    def limit_output(self, max_chars: int) -> None:
+        """From now on at most so much of a step's output is kept."""
+        self._max_output_chars = max_chars
+        self._output = BoundedOutput(max_chars)
+
+    def replace(self) -> None:
+        """A fresh worker; nothing of the old one is left alive. Raises SupervisorGone."""
+        self._close()
+        try:
+            self._control.ask_for_replacement()
+            news = self._control.receive()
+            while not isinstance(news, WorkerStarted):
+                news = self._control.receive()
+        except ControlLost:
+            raise SupervisorGone("pid 1 is gone") from None
+        for fd in (news.commands, news.frames, news.output):
+            os.set_blocking(fd, False)
+        self._worker, self._output_open = news, True
+        self._received.clear()
+        self._output = BoundedOutput(self._max_output_chars)
+
+    def open_output(self, limits: OutputLimits) -> int:
+        """A pipe with the files the worker left, whose end this is. Raises SupervisorGone."""
+        self._close()
+        try:
+            self._control.ask_for_output(OutputWanted(limits.max_files, limits.max_bytes))
+            news = self._control.receive()
+            while not isinstance(news, OutputBegun):
+                news = self._control.receive()
+        except ControlLost:
+            raise SupervisorGone("pid 1 is gone") from None
+        return news.pipe
+
+    def take_output(self) -> str:
+        """What was printed since the last call, shortened."""
+        text = self._output.text()
+        self._output = BoundedOutput(self._max_output_chars)
+        return text
+
+    def give_back_output(self, text: str) -> None:
+        """As if it had been printed just now, and nothing since."""
+        self._output = BoundedOutput(self._max_output_chars)
+        self._output.append(text.encode("utf-8", "replace"))
+
+    def send(self, message: Mapping[str, Any], deadline: float) -> None:
+        """Raises StepTimeout, WorkerDied, WorkerMisbehaved. `deadline` is of time.monotonic."""
+        worker = self._current()
+        body = json.dumps(message).encode("ascii")
+        rest = memoryview(len(body).to_bytes(4, "big") + body)
+        while rest:
+            try:
+                rest = rest[os.write(worker.commands, rest) :]
+            except BlockingIOError:
+                self._wait(deadline, writing=True)
+            except BrokenPipeError:
+                self._await_death()
+
+    def receive(self, deadline: float, bell: int = -1) -> dict[str, Any]:
+        """The next frame. Raises StepTimeout, WorkerDied, WorkerMisbehaved; Interrupted: `bell` can be read."""
+        while (message := self._next_frame()) is None:
+            if self._wait(deadline, bell=bell) and not self._read_frames():
+                self._await_death()
+        return message
+
+    def drain_output(self) -> None:
+        """Takes what is in the output pipe by now; the step that printed it is over."""
+        left = _MAX_LEFT_IN_PIPE
+        while self._output_open and left > 0 and (read := self._read_output()):
+            left -= read
+
+    # ------------------------------------------------------------ waiting
+
+    def _wait(self, deadline: float, writing: bool = False, bell: int = -1) -> bool:
+        """Until a frame may be there (True), or the pipe may take more. Collects output meanwhile."""
+        worker = self._current()
+        while True:
+            poll = select.poll()
+            poll.register(self._control, select.POLLIN)
+            if self._output_open:
+                poll.register(worker.output, select.POLLIN)
+            if bell >= 0:
+                poll.register(bell, select.POLLIN)
+            if writing:
+                poll.register(worker.commands, select.POLLOUT)
+            else:
+                poll.register(worker.frames, select.POLLIN)
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise StepTimeout
+            ready = {fd for fd, _ in poll.poll(left * 1000)}
+            if bell in ready:
+                raise Interrupted
+            if worker.output in ready:
+                self._read_output()
+            if worker.frames in ready:
+                return True
+            if worker.commands in ready:
+                return False
+            if self._control.fileno() in ready:
+                self._hear_of_death()
+
+    def _hear_of_death(self) -> None:
+        try:
+            news = self._control.receive()
+        except ControlLost:
+            raise SupervisorGone("pid 1 is gone") from None
+        if isinstance(news, WorkerEnded) and news.number == self._current().number:
+            self.drain_output()
+            raise WorkerDied(news.status)
+
+    def _await_death(self) -> NoReturn:
+        """The worker's end of a pipe is closed: either it has ended, or its code closed the pipe."""
+        deadline = time.monotonic() + _DEATH_NEWS_S
+        while (left := deadline - time.monotonic()) > 0:
+            if select.select([self._control], [], [], left)[0]:
+                self._hear_of_death()
+        raise WorkerMisbehaved("it closed its pipe to the agent")
+
+    # ------------------------------------------------------------ reading
+
+    def _read_output(self) -> int:
+        """Bytes read; 0 when there are none now or ever."""
+        try:
+            chunk = os.read(self._current().output, _READ_BYTES)
+        except BlockingIOError:
+            return 0
+        self._output_open = bool(chunk)
+        self._output.append(chunk)
+        return len(chunk)
+
+    def _read_frames(self) -> bool:
+        """Whether the pipe is still open."""
+        try:
+            chunk = os.read(self._current().frames, _READ_BYTES)
+        except BlockingIOError:
+            return True
+        self._received += chunk
+        return bool(chunk)
+
+    def _next_frame(self) -> dict[str, Any] | None:
+        if len(self._received) < 4:
+            return None
+        size = int.from_bytes(self._received[:4], "big")
+        if size > MAX_FRAME_BYTES:
+            raise WorkerMisbehaved("it sent more than a frame may hold")
+        if len(self._received) < 4 + size:
+            return None
+        body = bytes(self._received[4 : 4 + size])
+        del self._received[: 4 + size]
+        try:
+            message = json.loads(body)
+        except (ValueError, RecursionError):
+            raise WorkerMisbehaved("it sent what is no frame") from None
+        if not isinstance(message, dict):
+            raise WorkerMisbehaved("it sent what is no frame")
+        return message
+
+    # ------------------------------------------------------------ the current worker
+
+    def _current(self) -> WorkerStarted:
+        assert self._worker is not None, "replace() comes first"
+        return self._worker
+
+    def _close(self) -> None:
+        if self._worker is not None:
+            for fd in (self._worker.commands, self._worker.frames, self._worker.output):
+                with contextlib.suppress(OSError):
+                    os.close(fd)
+            self._worker = None

@@ -1,0 +1,323 @@
+"""The code worker: runs model-written code as plain CPython, one step at a time, its state kept.
+
+It is forked from pid 1 and knows nothing of the task, the channel or the agent. Steps arrive as
+frames on one pipe, what became of them leaves on another; what the code prints goes to the file
+descriptors 1 and 2 and is collected by the runner. A frame is a big-endian length of four bytes and
+that much JSON, always with the number of the step it belongs to. The module that steps share is the real
+`__main__`, so classes defined in it can be pickled.
+
+The code shares this process and may replace anything in it. So this module looks builtins up in a
+copy of its own, holds on to the system calls it needs, and encodes with the C half of `json` alone.
+Code that breaks the harness all the same only loses its worker, which the runner replaces.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from json.decoder import JSONDecoder
+from json.encoder import JSONEncoder, c_make_encoder, encode_basestring_ascii  # type: ignore[attr-defined]
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+from sandbox.texts import answer_text, value_text
+from sandbox.worker.program import run_program
+from sandbox.worker.steps import StepRunner
+from sandbox.worker.tools import FileTools
+from sandbox.worker.tracebacks import describe_error
+
+globals()["__builtins__"] = dict(vars(builtins))
+
+COMMANDS_FD = 3
+FRAMES_FD = 4
+EXIT_BROKEN = 70  # of a worker whose pipes are gone
+_READ_BYTES = 64 * 1024
+
+_os_read, _os_write, _getpid, _exit = os.read, os.write, os.getpid, os._exit
+_setitimer, _ITIMER_REAL = signal.setitimer, signal.ITIMER_REAL
+_encode = c_make_encoder(None, JSONEncoder().default, encode_basestring_ascii, None, ":", ",", False, False, False)
+_decode = JSONDecoder().scan_once  # type: ignore[attr-defined]
+
+
+class FinalAnswer(BaseException):
+    """Ends the step in which `final_answer` was called."""
+
+
+class ToolError(RuntimeError):
+    """A tool of the host failed, or was called in a way that cannot work."""
+
+
+ToolError.__module__ = "builtins"  # so that tracebacks show its bare name
+
+
+class _Space:
+    """One agent's variables, and what its code answered. `answers`: whether its code may answer at all."""
+
+    def __init__(self) -> None:
+        self.main = ModuleType("__main__")
+        self.main.__dict__["__builtins__"] = builtins
+        self.steps = StepRunner(self.main)
+        self.answers = True
+        self.answered = False
+        self.answer: str | None = None
+
+
+class Worker:
+    """The harness around the steps of one worker process."""
+
+    def __init__(self, workspace: Path) -> None:
+        self._pid = _getpid()
+        self._step = 0
+        self._running = False
+        self._inbox = _Inbox()
+        self._calling = threading.RLock()  # one tool call at a time, whichever thread makes it
+        self._calls = 0
+        self._max_chars = 0
+        self._stdout = _text_stream(1)
+        self._stderr = _text_stream(2)
+        self._spaces = {"": _Space()}  # the main agent's, and those of the agents it manages
+        sys.modules["__main__"] = self._spaces[""].main
+        self._brought: dict[str, ModuleType] = {}
+        self._files = FileTools(workspace)
+
+    def serve(self) -> None:
+        """Runs steps until the runner closes its end."""
+        while (message := self._inbox.receive()) is not None:
+            self._handle(message)
+
+    def _handle(self, message: dict[str, Any]) -> None:
+        match message["kind"]:
+            case "setup":
+                self._setup(message)
+            case "step" if not self._running:
+                self._run(message["step"], message["code"], self._spaces[message["space"]])
+            case "step":
+                self._run_amid(message["step"], message["code"], self._spaces[message["space"]])
+            case "program":
+                status, answer = run_program(message["program"], message["task"], message["environment"])
+                _send({"kind": "done", "status": status, "answer": answer})
+            case "reply":
+                pass  # to a call that the code gave up, with an alarm for example
+
+    def _setup(self, message: dict[str, Any]) -> None:
+        self._max_chars = message["max_chars"]
+        space = self._spaces.setdefault(message["space"], _Space())
+        space.answers, space.answered, space.answer = message["answers"], False, None
+        names = space.main.__dict__
+        functions = self._files.functions()
+        for name in message["files"]:
+            names[name] = functions[name]
+        if message["sandbox_tools"]:
+            _send({"kind": "ready", "error": self._bring(message["sandbox_tools"], names)})
+        for tool in message["tools"]:
+            names[tool["name"]] = self._host_tool(**tool)
+        names.update(message["variables"])
+
+    def _bring(self, tools: list[dict[str, str]], names: dict[str, object]) -> str | None:
+        """Runs the modules that were sent along and takes their functions. Says what is wrong with them."""
+        for tool in tools:
+            try:
+                function = getattr(self._module(tool["module"], tool["source"]), tool["name"])
+                if not callable(function):
+                    raise TypeError(f"{tool['name']} is no function")
+            except BaseException as error:  # whatever its import does
+                return f"{tool['module']}: {type(error).__name__}: {error}"[:1000]
+            names[tool["name"]] = function
+        return None
+
+    def _module(self, name: str, source: str) -> ModuleType:
+        """Imported once, like any other module."""
+        if name not in self._brought:
+            module = sys.modules[name] = ModuleType(name)
+            exec(compile(source, f"<{name}>", "exec", dont_inherit=True), module.__dict__)  # noqa: S102
+            self._brought[name] = module
+        return self._brought[name]
+
+    def _run_amid(self, step: int, code: str, space: _Space) -> None:
+        """A step of a managed agent, which was called in the middle of another step."""
+        outside = self._step, self._running, self._calling, sys.modules["__main__"], sys.stdout, sys.stderr
+        sys.modules["__main__"] = space.main
+        self._calling = threading.RLock()  # ours is held by the call that waits
+        try:
+            self._run(step, code, space)
+        finally:
+            self._step, self._running, self._calling, sys.modules["__main__"], sys.stdout, sys.stderr = outside
+
+    def _run(self, step: int, code: str, space: _Space) -> None:
+        self._step, self._running = step, True
+        if space.answers:
+            space.main.__dict__["final_answer"] = _final_answer(space)
+        self._open_streams()
+        value: str | None = None
+        error: str | None = None
+        try:
+            result = space.steps.run(step, code)
+            value = None if result is None else value_text(result, self._max_chars)
+        except FinalAnswer:
+            pass
+        except SystemExit as raised:
+            if _getpid() != self._pid:
+                self._end_fork(raised.code if isinstance(raised.code, int) else raised.code is not None)
+            error = describe_error(raised, self._max_chars)
+        except BaseException as raised:  # KeyboardInterrupt and its like are the step's failure, not ours
+            error = describe_error(raised, self._max_chars)
+        if _getpid() != self._pid:
+            if error is not None:
+                self._stderr.write(error + "\n")
+            self._end_fork(error is not None)
+        _setitimer(_ITIMER_REAL, 0)  # an alarm that was left on must not ring between steps
+        self._flush()
+        with self._calling:  # a call that a left-over thread has under way ends first
+            self._running = False
+            _send(
+                {
+                    "kind": "done",
+                    "step": step,
+                    "value": value,
+                    "error": error,
+                    "answered": space.answered,
+                    "answer": space.answer,
+                }
+            )
+
+    def _host_tool(self, name: str, required: list[str], optional: list[str], json: bool) -> Callable[..., Any]:
+        """`json`: its output is a list or a dict, which travels as text."""
+
+        def call(*args: object, **kwargs: object) -> Any:
+            output = self._call_host(name, _bind(name, required, optional, args, kwargs))
+            return _decode(output, 0)[0] if json else output
+
+        call.__name__ = call.__qualname__ = name
+        call.__module__ = "__main__"
+        return call
+
+    def _call_host(self, name: str, arguments: dict[str, object]) -> str:
+        try:
+            encoded = "".join(_encode(arguments, 0))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ToolError(
+                f"{name}(): the arguments must be plain text, numbers, lists, dicts: {error}"
+            ) from None
+        if _getpid() != self._pid:
+            raise ToolError(f"{name}() works only in the main process, not in a child of it")
+        with self._calling:
+            if not self._running:
+                raise ToolError(f"{name}() works only while a step runs")
+            self._calls += 1
+            number = self._calls
+            self._flush()  # what is printed so far comes before what a managed agent prints
+            _send({"kind": "call", "step": self._step, "call": number, "name": name, "arguments": encoded})
+            reply = self._await_reply(number)
+        if reply is None:
+            _exit(EXIT_BROKEN)
+        if reply["error"] is not None:
+            raise ToolError(reply["error"])
+        return str(reply["output"])
+
+    def _await_reply(self, number: int) -> dict[str, Any] | None:
+        """The reply to this call. Meanwhile steps of the managed agent that was called run here."""
+        while (message := self._inbox.receive()) is not None:
+            if message["kind"] == "reply" and message["call"] == number:
+                return message
+            self._handle(message)
+        return None
+
+    def _open_streams(self) -> None:
+        """Each step prints to the real streams, whatever the one before did to them."""
+        if self._stdout.closed:
+            self._stdout = _text_stream(1)
+        if self._stderr.closed:
+            self._stderr = _text_stream(2)
+        sys.stdout = sys.__stdout__ = self._stdout  # type: ignore[misc]
+        sys.stderr = sys.__stderr__ = self._stderr  # type: ignore[misc]
+
+    def _flush(self) -> None:
+        for stream in {id(s): s for s in (sys.stdout, sys.stderr, self._stdout, self._stderr)}.values():
+            try:
+                stream.flush()
+            except Exception:  # noqa: S112  closed or replaced by the code: its output is lost, nothing else
+                continue
+
+    def _end_fork(self, status: int) -> NoReturn:
+        """A child that the code forked came out of the step: it ends as a script would, and never goes on here."""
+        try:
+            self._flush()
+        finally:
+            _exit(status & 0xFF)
+
+
+class _Inbox:
+    """Frames from the runner. What has arrived survives an exception in the middle of waiting."""
+
+    def __init__(self) -> None:
+        self._arrived = bytearray()
+
+    def receive(self) -> dict[str, Any] | None:
+        """The next frame; None when the runner is gone."""
+        if not self._wait_for(4):
+            return None
+        size = 4 + int.from_bytes(self._arrived[:4], "big")
+        if not self._wait_for(size):
+            return None
+        body = self._arrived[4:size].decode("ascii")
+        del self._arrived[:size]
+        message, _ = _decode(body, 0)
+        return message  # type: ignore[no-any-return]
+
+    def _wait_for(self, size: int) -> bool:
+        while len(self._arrived) < size:
+            chunk = _os_read(COMMANDS_FD, _READ_BYTES)
+            if not chunk:
+                return False
+            self._arrived += chunk
+        return True
+
+
+def _final_answer(space: _Space) -> Callable[[object], NoReturn]:
+    def final_answer(answer: object) -> NoReturn:
+        # Turned into text here: an object whose __str__ fails or hangs is the step's own trouble.
+        text = answer_text(answer)
+        if not space.answered:
+            space.answered, space.answer = True, text
+        raise FinalAnswer
+
+    final_answer.__qualname__ = "final_answer"
+    final_answer.__module__ = "__main__"
+    return final_answer
+
+
+def _bind(
+    name: str, required: list[str], optional: list[str], args: tuple[object, ...], kwargs: dict[str, object]
+) -> dict[str, object]:
+    """Positional and keyword arguments by the tool's declared inputs, as a function would take them."""
+    inputs = [*required, *optional]
+    if len(args) > len(inputs):
+        raise TypeError(f"{name}() takes {len(inputs)} arguments ({', '.join(inputs)}), {len(args)} were given")
+    bound = dict(zip(inputs, args, strict=False))
+    for key, value in kwargs.items():
+        if key not in inputs:
+            raise TypeError(f"{name}() has no argument {key!r}; it takes {', '.join(inputs)}")
+        if key in bound:
+            raise TypeError(f"{name}() got two values for argument {key!r}")
+        bound[key] = value
+    missing = [key for key in required if key not in bound]
+    if missing:
+        raise TypeError(f"{name}() misses {', '.join(missing)}")
+    return bound
+
+
+def _text_stream(fd: int) -> Any:
+    """Line by line, so that it keeps its place among what child processes print."""
+    return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+
+
+def _send(message: dict[str, Any]) -> None:
+    body = "".join(_encode(message, 0)).encode("ascii")
+    rest = memoryview(len(body).to_bytes(4, "big") + body)
+    while rest:
+        rest = rest[_os_write(FRAMES_FD, rest) :]

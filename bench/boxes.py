@@ -26,8 +26,9 @@ from orchestrator.launch.names import LABEL_DEADLINE, LABEL_OWNER, LABEL_PROJECT
 from orchestrator.launch.owner import owner_label
 from orchestrator.launch.pool import WarmPool
 from orchestrator.launch.ramp import Ramp
-from orchestrator.rollout import ParkedSandbox, Surroundings, parked_sandbox
-from orchestrator.settings.config import load_config
+from orchestrator.parked import ParkedSandbox, parked_sandbox
+from orchestrator.settings.sources import load_config
+from orchestrator.surroundings import Surroundings
 from orchestrator.types import Completion, Confinement, SandboxSpec
 
 PYTHON = "/opt/sandbox/bin/python"  # of the image

@@ -22,8 +22,9 @@ from orchestrator.completion.connect import connect
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.errors import RolloutError
 from orchestrator.launch.docker.sandbox import DockerSandbox
+from orchestrator.parked import ParkedSandbox
 from orchestrator.proxy.lease import Lease
-from orchestrator.rollout import ParkedSandbox, Surroundings
+from orchestrator.surroundings import Surroundings
 from orchestrator.types import Completion
 from tests.fakes.plans import a_plan
 from tests.fakes.tokenizer import tokenizer_folder

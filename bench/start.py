@@ -24,7 +24,7 @@ from bench.numbers import p50, p99, ratio_of_pairs
 from bench.peer_smolagents import measure_docker_executor
 from bench.report import Findings, Scale
 from orchestrator.proxy.lease import Lease
-from orchestrator.rollout import Surroundings
+from orchestrator.surroundings import Surroundings
 from tests.fakes.plans import a_plan
 
 TITLE = "create to parked, claim to first completion"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from orchestrator.engine import Orchestrator
-    from orchestrator.settings.config import load_config
+    from orchestrator.settings.sources import load_config
 
 __version__ = "0.1.0"
 __all__ = ["Orchestrator", "__version__", "load_config"]
@@ -25,7 +25,7 @@ def __getattr__(name: str) -> Any:
 
         return Orchestrator
     if name == "load_config":
-        from orchestrator.settings.config import load_config
+        from orchestrator.settings.sources import load_config
 
         return load_config
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -29,12 +29,12 @@ from orchestrator.launch.docker.hardening import too_large
 from orchestrator.plan import backfill, plan_group
 from orchestrator.proxy.left_files import OutputRule
 from orchestrator.redact import redact
-from orchestrator.rollout import Surroundings
 from orchestrator.run.earlier import Earlier
 from orchestrator.run.groups import GroupFormat
 from orchestrator.scorers.base import Scorer
 from orchestrator.scorers.opening import open_scorer
 from orchestrator.slots import Slots
+from orchestrator.surroundings import Surroundings
 from orchestrator.tools.base import HostTool
 from orchestrator.types import Attempt, BadTask, EndedName, FailedName, Group, Member, RolloutPlan, Split, Task
 from orchestrator.waits import uninterrupted

@@ -15,10 +15,11 @@ from orchestrator.breaker import Breaker, HealthGate
 from orchestrator.errors import AuthenticationError, OrchestratorError, RolloutError
 from orchestrator.outcome import failed
 from orchestrator.plan import next_attempt
-from orchestrator.rollout import Surroundings, first_of, run_rollout
+from orchestrator.rollout import run_rollout
 from orchestrator.slots import Slots
+from orchestrator.surroundings import Surroundings
 from orchestrator.types import RETRIED, Attempt, Ended, Failed, FailedName, Member, Record, RolloutPlan
-from orchestrator.waits import uninterrupted
+from orchestrator.waits import first_of, uninterrupted
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,8 @@ from orchestrator.launch.channels import Channels
 from orchestrator.launch.descriptors import make_room
 from orchestrator.launch.pool import WarmPool
 from orchestrator.launch.ramp import Ramp
-from orchestrator.rollout import ParkedSandbox, Surroundings, parked_sandbox
+from orchestrator.parked import ParkedSandbox, parked_sandbox
+from orchestrator.surroundings import Surroundings
 from orchestrator.tools.base import HostTool
 from orchestrator.tools.brought import check_names
 from orchestrator.types import Confinement, SandboxSpec

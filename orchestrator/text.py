@@ -6,6 +6,7 @@ import unicodedata
 from collections.abc import Iterator
 from typing import Literal
 
+LINE_CHARS = 200  # of a text from elsewhere that is shown on one line
 # As in Unicode's stream-safe text format (UAX #15): no language needs more.
 _MARKS = 30
 _PIECE_CHARS = 8_192
@@ -74,3 +75,9 @@ def _pieces(text: str) -> Iterator[str]:
 def _joins(char: str) -> bool:
     """Whether it may become one with what is before it."""
     return unicodedata.category(char).startswith("M") or ord(char) in _CONJOINING
+
+
+def one_line(text: str) -> str:
+    """What came from a network or a sandbox, for a terminal: printable, on one line, shortened."""
+    plain = " ".join(printable(text).split())
+    return plain if len(plain) <= LINE_CHARS else plain[: LINE_CHARS - 1] + "…"

@@ -1,4 +1,4 @@
-"""Waiting that a cancel cannot cut short: for cleanup that must come to its end."""
+"""Ways of waiting: cleanup that a cancel must not cut short, and the first of several ends."""
 
 from __future__ import annotations
 
@@ -26,3 +26,15 @@ async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
             task.exception()  # seen: the cancel goes first
         raise asyncio.CancelledError
     return task.result()
+
+
+async def first_of(*waits: Coroutine[Any, Any, Any]) -> Any:
+    """The first result or exception; in a tie the earlier argument's. The others are cancelled and awaited."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return next(task for task in tasks if task.done()).result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

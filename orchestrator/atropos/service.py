@@ -30,10 +30,12 @@ from orchestrator.evaluation.evaluate import evaluate
 from orchestrator.executor import Executor
 from orchestrator.run.groups import check_writable
 from orchestrator.run.session import Output, describe, observe, open_output, run_directory_path
+from orchestrator.run.tally import Tally
 from orchestrator.settings.config import Config
 from orchestrator.tasks.base import TaskSource
 from orchestrator.tasks.split import evaluation_tasks, training_tasks
-from orchestrator.terminal.progress import PlainProgress, Tally, closing_table
+from orchestrator.terminal.closing import closing_table
+from orchestrator.terminal.plain import PlainProgress
 from orchestrator.terminal.signals import Stopped, stoppable
 from orchestrator.types import Attempt, BadTask, FailedName, Member, RolloutPlan
 from orchestrator.waits import uninterrupted

@@ -14,7 +14,8 @@ from atroposlib.envs.base import APIServerConfig, BaseEnvConfig
 from pydantic import Field, create_model
 
 from orchestrator.redact import Secret
-from orchestrator.settings.config import Config, load_config
+from orchestrator.settings.config import Config
+from orchestrator.settings.sources import load_config
 from orchestrator.settings.table import EnvSettings, OpenAISettings
 
 _ENV_ROWS = EnvSettings.rows()

@@ -25,7 +25,7 @@ from orchestrator.run.files import saved_env
 from orchestrator.settings.config import Config
 from orchestrator.settings.saved import read_run
 from orchestrator.settings.table import OpenAISettings
-from orchestrator.terminal.progress import print_wrapped
+from orchestrator.terminal.closing import print_wrapped
 
 if TYPE_CHECKING:
     from orchestrator.settings.table import EnvSettings

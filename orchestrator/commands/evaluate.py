@@ -16,8 +16,10 @@ from orchestrator.evaluation.files import EvaluationFiles
 from orchestrator.evaluation.measured import Evaluation, Prices
 from orchestrator.evaluation.table import print_evaluation
 from orchestrator.run.directory import new_run_directory
+from orchestrator.run.tally import Tally
 from orchestrator.tasks.split import evaluation_tasks
-from orchestrator.terminal.progress import PlainProgress, Tally, open_progress
+from orchestrator.terminal.plain import PlainProgress
+from orchestrator.terminal.progress import open_progress
 from orchestrator.terminal.signals import Stopped, stoppable
 from orchestrator.types import Attempt, BadTask, Group, Member
 

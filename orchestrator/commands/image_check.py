@@ -25,10 +25,11 @@ from orchestrator.launch.image.context import BuildContext, context_root
 from orchestrator.launch.image.facts import PROBE, PYTHON, Fact, found_inside, told_by_the_engine
 from orchestrator.launch.names import LABEL_OWNER, LABEL_PROJECT, PROJECT
 from orchestrator.launch.owner import owner_label
+from orchestrator.parked import PARK_TIMEOUT_S
 from orchestrator.proxy.server import SandboxServer
 from orchestrator.proxy.wire import CONTRACT
-from orchestrator.rollout import PARK_TIMEOUT_S, first_of
 from orchestrator.types import SandboxExit, SandboxSpec
+from orchestrator.waits import first_of
 
 _ENGINE_TIMEOUT_S = 120
 _NOBODY = "65534:65534"

@@ -10,12 +10,14 @@ from orchestrator.completion.replay import ReplayCompleter
 from orchestrator.engine import Observer, Orchestrator
 from orchestrator.errors import RunUnhealthy
 from orchestrator.report import write_report
-from orchestrator.rollout import Surroundings
 from orchestrator.run.groups import check_writable
 from orchestrator.run.session import Output, describe, observe, open_output, run_directory_path
+from orchestrator.run.tally import Tally
 from orchestrator.settings.saved import RUN_FILE
+from orchestrator.surroundings import Surroundings
 from orchestrator.tasks.split import training_tasks
-from orchestrator.terminal.progress import Tally, closing_table, dropped_text, open_progress
+from orchestrator.terminal.closing import closing_table, dropped_text
+from orchestrator.terminal.progress import open_progress
 from orchestrator.terminal.signals import Stopped, stoppable
 from orchestrator.types import Group
 from orchestrator.waits import uninterrupted

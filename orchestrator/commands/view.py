@@ -15,7 +15,7 @@ from orchestrator.report import write_report
 from orchestrator.report.from_groups import write_rollouts
 from orchestrator.report.summary import Run
 from orchestrator.run.files import RunFiles, find_run, is_going_on, read_description, saved_tokenizer
-from orchestrator.terminal.progress import LABEL_WIDTH, print_wrapped, share
+from orchestrator.terminal.closing import LABEL_WIDTH, print_wrapped, share
 
 
 def run(path: Path, output: Path | None, tokenizer: str | None, browser: bool) -> int:

@@ -21,7 +21,7 @@ from orchestrator.launch.docker.launcher import DockerLauncher
 from orchestrator.launch.docker.verification import demand
 from orchestrator.launch.image.build import is_current
 from orchestrator.launch.image.context import BuildContext, context_root
-from orchestrator.rollout import parked_sandbox
+from orchestrator.parked import parked_sandbox
 from orchestrator.types import Confinement, SandboxSpec
 
 if TYPE_CHECKING:

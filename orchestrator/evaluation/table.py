@@ -11,8 +11,9 @@ from rich.text import Text
 
 from orchestrator.evaluation.estimates import Estimate
 from orchestrator.evaluation.measured import Evaluation, MeasuredTask
+from orchestrator.run.tally import Tally
+from orchestrator.terminal.closing import LABEL_WIDTH, print_wrapped, reason_rows, share
 from orchestrator.terminal.console import Console
-from orchestrator.terminal.progress import LABEL_WIDTH, Tally, print_wrapped, reason_rows, share
 from orchestrator.text import printable
 
 MAX_LABEL = 60

@@ -14,9 +14,10 @@ from orchestrator.errors import ConfigError, OrchestratorError
 from orchestrator.run.directory import RunDirectory, new_run_directory
 from orchestrator.run.earlier import Earlier, read_earlier, repair_groups
 from orchestrator.run.groups import GroupFormat, GroupsFile, fresh_path
+from orchestrator.run.tally import Tally
 from orchestrator.settings.saved import groups_file_of, read_run
 from orchestrator.tasks.base import TaskSource
-from orchestrator.terminal.progress import PlainProgress, Tally
+from orchestrator.terminal.plain import PlainProgress
 from orchestrator.types import Attempt, BadTask, Member
 
 if TYPE_CHECKING:

@@ -12,9 +12,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.run.tally import Tally
+from orchestrator.terminal.closing import lost, outcomes_text, share, wrapped
 from orchestrator.terminal.console import Console
-from orchestrator.terminal.progress import PlainProgress, Tally, lost, one_line, outcomes_text, share, wrapped
-from orchestrator.text import printable
+from orchestrator.terminal.plain import PlainProgress
+from orchestrator.text import one_line, printable
 from orchestrator.types import Attempt, Group, Member, RolloutPlan
 
 FRAMES_PER_S = 4

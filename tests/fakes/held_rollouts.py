@@ -19,10 +19,10 @@ from orchestrator.engine import Observer, Orchestrator
 from orchestrator.errors import CompletionError
 from orchestrator.launch.names import SOCKET_NAME
 from orchestrator.proxy.wire import CONTRACT
-from orchestrator.rollout import Surroundings
 from orchestrator.scorers.base import Scorer
 from orchestrator.settings.config import Config
 from orchestrator.settings.table import EnvSettings
+from orchestrator.surroundings import Surroundings
 from orchestrator.types import Completion, SandboxExit, Task
 from tests.fakes.completers import text_completion
 from tests.fakes.fake_launcher import CONFINED, FakeLauncher

@@ -23,8 +23,9 @@ from orchestrator.launch.names import DEFAULT_IMAGE
 from orchestrator.outcome import decide
 from orchestrator.proxy.lease import Lease
 from orchestrator.redact import Secret
-from orchestrator.rollout import Surroundings, run_rollout
-from orchestrator.settings.config import load_config
+from orchestrator.rollout import run_rollout
+from orchestrator.settings.sources import load_config
+from orchestrator.surroundings import Surroundings
 from orchestrator.tools.base import HostTool
 from orchestrator.tools.rules import WebRules
 from orchestrator.tools.tavily import MAX_BODY_BYTES, Tavily

@@ -17,7 +17,7 @@ from orchestrator.agents.equip import brought_host_tools, check_team, equip
 from orchestrator.errors import ConfigError, ProtocolError, ToolError
 from orchestrator.proxy import wire
 from orchestrator.proxy.lease import Lease
-from orchestrator.settings.config import load_config
+from orchestrator.settings.sources import load_config
 from orchestrator.settings.table import EnvSettings
 from orchestrator.tools.base import FILE_TOOLS
 from orchestrator.types import AgentSpec, CompletionKind, ManagedAgent, Message, Task

@@ -13,8 +13,9 @@ import pytest
 
 from orchestrator.errors import ConfigError
 from orchestrator.launch.names import DEFAULT_IMAGE
-from orchestrator.settings.config import Config, load_config
+from orchestrator.settings.config import Config
 from orchestrator.settings.row import Settings
+from orchestrator.settings.sources import load_config
 from orchestrator.settings.table import GROUPS, SECTIONS, EnvSettings, OpenAISettings
 
 URL = "http://localhost:8000/v1"

@@ -25,11 +25,11 @@ from orchestrator.evaluation.evaluate import evaluate, evaluation_config
 from orchestrator.evaluation.files import EvaluationFiles, sample_line
 from orchestrator.evaluation.measured import Evaluation, Prices
 from orchestrator.evaluation.table import print_evaluation
-from orchestrator.rollout import Surroundings
+from orchestrator.run.tally import Tally
 from orchestrator.settings.config import Config
 from orchestrator.settings.table import EnvSettings, OpenAISettings
+from orchestrator.surroundings import Surroundings
 from orchestrator.tasks.source import Source
-from orchestrator.terminal.progress import Tally
 from orchestrator.types import BadTask, Completion, Failed, FailedName, Group, Score, Task
 from tests.fakes.completers import FunctionCompleter
 from tests.fakes.fake_launcher import FakeLauncher

@@ -22,7 +22,7 @@ from orchestrator.errors import AuthenticationError, DockerError, OutputError, R
 from orchestrator.executor import Executor, Launching, Result, failure_of
 from orchestrator.launch.names import SOCKET_NAME
 from orchestrator.proxy.wire import CONTRACT
-from orchestrator.rollout import Surroundings
+from orchestrator.surroundings import Surroundings
 from orchestrator.types import (
     Attempt,
     Ended,

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import ConfigError
-from orchestrator.settings.config import Config, load_config, resolve
+from orchestrator.settings.config import Config
 from orchestrator.settings.flags import dotted_flags, parse
+from orchestrator.settings.sources import load_config, resolve
 from tests.fakes.written import write_run
 
 ADDRESS = "http://127.0.0.1:9/v1"

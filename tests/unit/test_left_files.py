@@ -18,7 +18,8 @@ from orchestrator import rollout
 from orchestrator.launch.names import SOCKET_NAME
 from orchestrator.proxy.left_files import OutputRule
 from orchestrator.proxy.wire import CONTRACT
-from orchestrator.rollout import Surroundings, run_rollout
+from orchestrator.rollout import run_rollout
+from orchestrator.surroundings import Surroundings
 from orchestrator.types import Attempt, Ended, EndedName, SandboxExit
 from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.fake_launcher import CONFINED, FakeLauncher

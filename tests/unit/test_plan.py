@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from orchestrator.plan import plan_group
-from orchestrator.settings.config import load_config
+from orchestrator.settings.sources import load_config
 from orchestrator.types import RolloutPlan, Task
 
 

@@ -21,8 +21,8 @@ from orchestrator.launch.docker.confinement import verify_confinement
 from orchestrator.launch.docker.verification import demand
 from orchestrator.launch.names import SOCKET_NAME
 from orchestrator.launch.pool import WarmPool
+from orchestrator.parked import ParkedSandbox, parked_sandbox
 from orchestrator.proxy.wire import CONTRACT
-from orchestrator.rollout import ParkedSandbox, parked_sandbox
 from orchestrator.types import SandboxExit, SandboxSpec
 from tests.fakes.fake_launcher import CONFINED, FakeLauncher, parked_inhabitant
 

@@ -14,8 +14,8 @@ from orchestrator.errors import ConfigError, ToolError
 from orchestrator.redact import Secret
 from orchestrator.run.compared import Recorded, differences, plan_of
 from orchestrator.run.directory import rollout_line
-from orchestrator.settings.config import resolve
 from orchestrator.settings.row import Given
+from orchestrator.settings.sources import resolve
 from orchestrator.tools.recorded import RecordedCalls, RecordedTool
 from orchestrator.types import (
     Ended,

@@ -20,8 +20,8 @@ from orchestrator.run.directory import RunDirectory, rollout_line
 from orchestrator.run.earlier import Earlier, read_attempt, read_earlier, repair_groups
 from orchestrator.run.groups import GroupsFile
 from orchestrator.run.session import groups_path_of
+from orchestrator.run.tally import Tally
 from orchestrator.settings.saved import SavedSettings
-from orchestrator.terminal.progress import Tally
 from orchestrator.types import (
     Attempt,
     BadTask,
@@ -333,7 +333,7 @@ def test_saved_settings_must_describe_a_run(tmp_path: Path) -> None:
 
 
 def test_every_setting_goes_through_run_json_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from orchestrator.settings.config import load_config
+    from orchestrator.settings.sources import load_config
 
     config = load_config(
         env={"untrained_outcomes": ["timeout"], "sandbox_memory": "2GiB", "data_path_to_save_groups": "out.jsonl"},

@@ -35,7 +35,9 @@ PROGRAM = """
 import logging, os, sys, warnings
 from rich.text import Text
 from orchestrator.cli import main
-from orchestrator.terminal.progress import Tally, closing_table, open_progress
+from orchestrator.terminal.progress import open_progress
+from orchestrator.terminal.closing import closing_table
+from orchestrator.run.tally import Tally
 HOSTILE = os.environ["HOSTILE"]
 try:
     from orchestrator.terminal.console import Console

@@ -15,7 +15,7 @@ from orchestrator.outcome import decide
 from orchestrator.proxy.lease import Lease, ToolReply
 from orchestrator.proxy.wire import tool_response
 from orchestrator.run.lines import dumps
-from orchestrator.settings.config import load_config
+from orchestrator.settings.sources import load_config
 from orchestrator.tools.addresses import is_public_host, web_address
 from orchestrator.tools.arguments import check_names, text_argument, whole_argument
 from orchestrator.tools.rules import WebRules

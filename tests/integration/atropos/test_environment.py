@@ -15,7 +15,8 @@ from orchestrator.atropos import OrchestratorEnv
 from orchestrator.atropos.environment import OrchestratorEnvConfig
 from orchestrator.atropos.settings import OrchestratorServerConfig, as_config
 from orchestrator.errors import ConfigError, EnvironmentUnusable
-from orchestrator.settings.config import Config, load_config
+from orchestrator.settings.config import Config
+from orchestrator.settings.sources import load_config
 from orchestrator.settings.table import EnvSettings
 from tests.fakes import runs
 from tests.fakes.inference import ScriptedServer

@@ -21,7 +21,9 @@ from orchestrator.launch.docker.verification import demand
 from orchestrator.launch.names import DEFAULT_IMAGE
 from orchestrator.launch.pool import WarmPool
 from orchestrator.launch.ramp import Ramp
-from orchestrator.rollout import ParkedSandbox, Surroundings, parked_sandbox, run_rollout
+from orchestrator.parked import ParkedSandbox, parked_sandbox
+from orchestrator.rollout import run_rollout
+from orchestrator.surroundings import Surroundings
 from orchestrator.types import Attempt, Confinement, EndedName, SandboxSpec
 from tests.e2e import leftovers
 from tests.fakes.completers import ScriptedCompleter

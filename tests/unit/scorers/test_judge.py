@@ -14,7 +14,7 @@ from orchestrator.completion.retry import RetryPolicy
 from orchestrator.errors import AuthenticationError, CompletionError, ContextLengthError, ScorerError
 from orchestrator.redact import Secret
 from orchestrator.scorers.judge import MAX_ANSWER_CHARS, RUBRIC, VERDICTS, JudgeScorer, verdict
-from orchestrator.settings.config import load_config
+from orchestrator.settings.sources import load_config
 from orchestrator.types import Ended, EndedName
 from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.inference import Call, Fault, Reply, ScriptedServer

@@ -12,7 +12,7 @@ from orchestrator.scorers.base import ROW_SCORERS
 from orchestrator.scorers.correctness import _GRADERS
 from orchestrator.scorers.opening import open_scorer
 from orchestrator.scorers.strategies import STRATEGIES, StrategyScorer
-from orchestrator.settings.config import load_config
+from orchestrator.settings.sources import load_config
 from orchestrator.types import Ended, EndedName
 
 from .episodes import FAILED, FINISHED, PERFECT, PRINTED, code, plan, record, said

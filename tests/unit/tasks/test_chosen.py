@@ -9,7 +9,7 @@ import pytest
 from orchestrator.engine import Orchestrator
 from orchestrator.errors import ConfigError
 from orchestrator.launch.docker.hardening import MIB, too_large
-from orchestrator.settings.config import load_config
+from orchestrator.settings.sources import load_config
 from orchestrator.tasks.split import training_tasks
 from orchestrator.types import Attachment, BadTask, Task
 

@@ -1,0 +1,77 @@
+"""A sandbox that is ready: made, verified, connected, and waiting for its one rollout."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import (
+    AbstractContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    nullcontext,
+)
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.errors import LaunchError, RolloutError
+from orchestrator.launch.base import Launcher, Sandbox
+from orchestrator.launch.ramp import Ramp
+from orchestrator.proxy.server import SandboxServer
+from orchestrator.types import (
+    Confinement,
+    SandboxExit,
+    SandboxSpec,
+)
+from orchestrator.waits import first_of
+
+PARK_TIMEOUT_S = 60.0  # create to parked takes about half a second; under load some seconds
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedSandbox:
+    """A sandbox that waits for its one assignment."""
+
+    sandbox: Sandbox
+    server: SandboxServer
+
+    @property
+    def connected(self) -> bool:
+        """Whether an assignment would reach it."""
+        return self.server.connected
+
+    async def lost(self) -> str:
+        """Waits until it can take no assignment any more; why."""
+        try:
+            end = await first_of(self.sandbox.exited(), self.server.hung_up())
+        except RolloutError as error:
+            return str(error)
+        return end if isinstance(end, str) else end.reason or f"exit code {end.exit_code}"
+
+
+@asynccontextmanager
+async def parked_sandbox(
+    spec: SandboxSpec,
+    launcher: Launcher,
+    channel_directory: Callable[[], AbstractContextManager[Path]],
+    verify: Callable[[Confinement, SandboxSpec], None],
+    ramp: Ramp | None = None,
+) -> AsyncIterator[ParkedSandbox]:
+    """A fresh sandbox, verified and parked. On any exit it is removed, socket and directory with it.
+
+    `ramp` decides when it is begun. Raises LaunchError, DockerError; EnvironmentUnusable when its confinement
+    is not what it must be.
+    """
+    async with AsyncExitStack() as stack:
+        async with ramp.start() if ramp is not None else nullcontext():
+            directory = stack.enter_context(channel_directory())
+            server = await stack.enter_async_context(SandboxServer(directory))
+            sandbox = await stack.enter_async_context(launcher.launch(spec, directory))
+            try:
+                async with asyncio.timeout(PARK_TIMEOUT_S):
+                    parked = await first_of(server.parked(), sandbox.exited())
+            except TimeoutError as error:
+                raise LaunchError(f"the sandbox was not ready within {PARK_TIMEOUT_S:g} s") from error
+            if isinstance(parked, SandboxExit):
+                raise LaunchError(f"the sandbox ended at start: {parked.reason or parked.exit_code}")
+        verify(parked, spec)
+        yield ParkedSandbox(sandbox, server)

@@ -1,0 +1,145 @@
+"""Counts of one run, for its progress and its closing table."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from orchestrator.text import LINE_CHARS, one_line, printable
+from orchestrator.types import (
+    Attempt,
+    Failed,
+    FailedName,
+    Group,
+    Member,
+    Score,
+)
+
+TASK_CHARS = 28  # of a task's id, where it is shown
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of one run. `outcomes` has every attempt once, bad tasks included."""
+
+    started: float = field(default_factory=time.monotonic)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    scores: list[float] = field(default_factory=list)
+    correct: int = 0
+    groups: int = 0
+    dropped: int = 0
+    dropped_for: Counter[str] = field(default_factory=Counter)  # the commonest failure of each; "": none broke
+    last_drop: str = ""  # the task whose rollouts broke last, and how
+    mixed: int = 0
+    attempts: int = 0
+    tokens: int = 0
+    cpu_s: float = 0.0  # of those attempts of which it is known
+    cpu_known: int = 0
+    rollout_s: float = 0.0
+    reasons: dict[str, str] = field(default_factory=dict)  # the first of each outcome that is not scored
+    unscorable: int = 0  # scored 0, as grading failed on them and not on a control
+    unscorable_first: str = ""
+    draws: Counter[str] = field(default_factory=Counter)  # further draws, by the outcome that was drawn again
+    drawn: Counter[int] = field(default_factory=Counter)  # and by group
+    _failed: dict[tuple[int, int], str] = field(default_factory=dict)  # the last failure of a place in a group
+
+    def attempt(self, result: Member | Attempt) -> None:
+        """Counts one attempt."""
+        attempt = result.attempt if isinstance(result, Member) else result
+        record, outcome = attempt.record, str(attempt.outcome.name)
+        if attempt.ungraded is not None:  # what it took is counted with its score
+            return self._count(outcome, 0, None, 0.0)
+        failed = isinstance(attempt.outcome, Failed)
+        self._count_draw(attempt.plan.group, attempt.plan.index, outcome if failed else None)
+        self._count(outcome, record.sampled_tokens, record.cpu_s, record.duration_s)
+        if isinstance(attempt.outcome, Failed):
+            self._count_reason(outcome, attempt.outcome.reason)
+        if isinstance(result, Member):
+            self._count_score(result.score)
+        return None
+
+    def earlier_attempt(self, line: Mapping[str, Any]) -> None:
+        """Counts one line of rollouts.jsonl that an earlier process of the run has written."""
+        if "index" not in line:
+            return self.bad_task()
+        if line.get("ungraded") is not None:
+            return self._count(line["outcome"], 0, None, 0.0)
+        self._count_draw(line["group"], line["index"], line["outcome"] if line["score"] is None else None)
+        tokens = sum(completion["completion_tokens"] for completion in line["completions"])
+        self._count(line["outcome"], tokens, line["cpu_s"], line["duration_s"])
+        if line["score"] is None:
+            self._count_reason(line["outcome"], line["reason"])
+        else:
+            parts = {name: float(part) for name, part in line["score_parts"].items()}
+            self._count_score(Score(float(line["score"]), parts, line.get("score_evidence") or {}))
+        return None
+
+    def earlier_group(self, scores: Sequence[float]) -> None:
+        """Counts one group that an earlier process of the run has written."""
+        self.groups += 1
+        self.mixed += len(set(scores)) > 1
+
+    def _count(self, outcome: str, tokens: int, cpu_s: float | None, rollout_s: float) -> None:
+        self.attempts += 1
+        self.outcomes[outcome] += 1
+        self.tokens += tokens
+        if cpu_s is not None:
+            self.cpu_s += cpu_s
+            self.cpu_known += 1
+        self.rollout_s += rollout_s
+
+    def _count_draw(self, group: int, index: int, failure: str | None) -> None:
+        """One attempt more at a place in a group; `failure`: it is not scored, and may be drawn again."""
+        place = group, index
+        if (before := self._failed.pop(place, None)) is not None:
+            self.draws[before] += 1
+            self.drawn[group] += 1
+        if failure is not None:
+            self._failed[place] = failure
+
+    def _count_reason(self, outcome: str, reason: str) -> None:
+        if outcome != FailedName.CANCELLED:
+            self.reasons.setdefault(outcome, one_line(reason))
+
+    def _count_score(self, score: Score) -> None:
+        self.scores.append(score.value)
+        self.correct += score.solved
+        if score.failure:
+            self.unscorable += 1
+            self.unscorable_first = self.unscorable_first or one_line(score.failure)
+
+    def bad_task(self) -> None:
+        """Counts one row no task could be made of."""
+        self.outcomes["bad_task"] += 1
+
+    def group(self, group: Group) -> None:
+        """Counts one group."""
+        if group.dropped is not None:
+            self._count_drop(group)
+            return
+        self.groups += 1
+        self.mixed += len({m.score.value for m in group.members_G}) > 1
+
+    def _count_drop(self, group: Group) -> None:
+        self.dropped += 1
+        failures = [attempt.outcome for attempt in group.attempts if isinstance(attempt.outcome, Failed)]
+        names = Counter(str(failure.name) for failure in failures)
+        broke = len({m.attempt.plan.index for m in group.members_G}) < len({a.plan.index for a in group.attempts})
+        (name, _), *_ = names.most_common(1) if names and broke else [("", 0)]
+        self.dropped_for[name] += 1
+        if name:
+            reason = next(failure.reason for failure in reversed(failures) if failure.name == name)
+            self.last_drop = f"{printable(group.task.task_id)[:TASK_CHARS]}: {printable(reason)[:LINE_CHARS]}"
+
+    @property
+    def mean_score(self) -> float:
+        """Of all that were scored; 0 where none was."""
+        return sum(self.scores) / len(self.scores) if self.scores else 0.0
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self.started

@@ -1,0 +1,209 @@
+"""Where settings come from: command line over environment over YAML over defaults.
+
+    load_config(["--env.group_size", "4", "--openai.base_url", "http://localhost:8000/v1"])
+    load_config(env={"group_size": 4}, openai={"base_url": "http://localhost:8000/v1"})
+
+Environment: OPENAI_API_KEY, TAVILY_API_KEY, JUDGE_API_KEY, ORCHESTRATOR_ENV__NAME and
+ORCHESTRATOR_OPENAI__NAME for any setting, also from a `.env` file in the working directory, which
+overrides nothing. Validated once, here; nobody else reads the environment. What exists and is valid is
+the `table`'s.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from orchestrator.errors import ConfigError
+from orchestrator.redact import Secret, shown
+from orchestrator.settings.config import Config
+from orchestrator.settings.flags import CONFIG_FILE, dotted_flags, parse
+from orchestrator.settings.row import Layer, give, nearest
+from orchestrator.settings.saved import MODEL, SavedSettings
+from orchestrator.settings.table import JUDGE_KEY, SECTIONS, TAVILY_KEY, EnvSettings, OpenAISettings, section_rows
+
+OPENAI_KEY = OpenAISettings.rows()["api_key"]
+_KEYS = (("OPENAI_API_KEY", OPENAI_KEY), ("TAVILY_API_KEY", TAVILY_KEY), ("JUDGE_API_KEY", JUDGE_KEY))
+
+
+def load_config(
+    argv: Sequence[str] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    env: Mapping[str, Any] | None = None,
+    openai: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+    tavily_api_key: str | None = None,
+) -> Config:
+    """The configuration of a program that embeds the orchestrator. Arguments by name win over `argv`.
+
+    `argv` are flags without a command. Raises ConfigError: one line, without keys.
+    """
+    given = parse(argv or (), dotted_flags())
+    called: Layer = {}
+    _give_section(called, "env", env or {}, "")
+    if tavily_api_key:
+        give(called, TAVILY_KEY, tavily_api_key, TAVILY_KEY.key)
+    servers = None
+    if isinstance(openai, Mapping):
+        _give_section(called, "openai", openai, "")
+    elif openai is not None:
+        servers = _servers(list(openai), "")
+    return resolve(given | called, environ=environ, cwd=cwd, servers=servers)
+
+
+def resolve(
+    given: Layer,
+    *,
+    environ: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    servers: Sequence[Layer] | None = None,
+    run: Path | None = None,
+    defaults: Mapping[str, str] | None = None,
+) -> Config:
+    """Puts environment, YAML and defaults below what was given; what a replay takes from `run`, a run
+    directory, below everything but the defaults. `defaults`: a command's own, by key. Raises ConfigError."""
+    cwd = cwd or _current_directory()
+    surroundings = _environment(_with_dotenv(os.environ if environ is None else environ, cwd))
+    config_file = given.get(CONFIG_FILE.key)
+    file_env, file_servers = _read_yaml(cwd / config_file.value) if config_file else ({}, [{}])
+    layers = surroundings | given
+    env, servers = file_env | layers, file_servers if servers is None else servers
+    resume = env.get("env.resume")
+    if resume is not None and resume.value is not None:
+        saved = SavedSettings.read(cwd / resume.value).unless_own(env, servers_given=servers != [{}])
+        env = saved.below(env)
+        servers = _with_flags(saved.servers if servers == [{}] else servers, layers)
+        saved.demand_models(servers)
+    else:
+        if run is not None:
+            saved = SavedSettings.read(cwd / run, "RUN_DIR")
+            env = saved.replayed(env)
+            model = {MODEL: saved.servers[0][MODEL]} if MODEL in saved.servers[0] else {}
+            servers = [model] if servers == [{}] else servers
+        servers = _with_flags(servers, layers)
+    own: Layer = {}
+    for key, raw in (defaults or {}).items():
+        give(own, section_rows("env")[key.removeprefix("env.")], raw, key)
+    return Config(
+        env=EnvSettings(**_values("env", own | env)),
+        openai=tuple(OpenAISettings(**_values("openai", server)) for server in servers),
+        tavily_api_key=layers[TAVILY_KEY.key].value if TAVILY_KEY.key in layers else Secret(),
+        judge_api_key=layers[JUDGE_KEY.key].value if JUDGE_KEY.key in layers else Secret(),
+    )
+
+
+def _current_directory() -> Path:
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise ConfigError(f"the current directory is gone ({error.strerror}): go to one that is there") from None
+
+
+def _with_flags(servers: Sequence[Layer], layers: Layer) -> list[Layer]:
+    """One server takes what flags and environment say; several only a key where they have none."""
+    if len(servers) == 1:
+        return [servers[0] | layers]
+    openai = {key: given for key, given in layers.items() if key.startswith("openai.")}
+    key = openai.get(OPENAI_KEY.key)
+    if key is not None and key.label == "OPENAI_API_KEY":
+        del openai[OPENAI_KEY.key]
+        servers = [{OPENAI_KEY.key: key} | server for server in servers]
+    for given in openai.values():
+        raise ConfigError(f"{given.label}: there are {len(servers)} servers; set it for each of them instead")
+    return list(servers)
+
+
+def _values(section: str, layer: Layer) -> dict[str, Any]:
+    rows = SECTIONS[section].rows()
+    return {name: layer[row.key].value for name, row in rows.items() if row.key in layer}
+
+
+def _environment(environ: Mapping[str, str]) -> Layer:
+    layer: Layer = {}
+    for section in SECTIONS:
+        prefix = f"ORCHESTRATOR_{section.upper()}__"
+        rows = {prefix + name.upper(): row for name, row in section_rows(section).items()}
+        for name, raw in environ.items():
+            if not name.startswith(prefix) or not raw:
+                continue
+            if name not in rows:
+                raise ConfigError(f"unknown environment variable {name}{nearest(name, rows)}")
+            give(layer, rows[name], raw, name)
+    for name, row in _KEYS:
+        if row.key not in layer:
+            give(layer, row, environ.get(name), name)
+    return layer
+
+
+def _with_dotenv(environ: Mapping[str, str], cwd: Path) -> Mapping[str, str]:
+    path = cwd / ".env"
+    if not path.is_file():
+        return environ
+    from dotenv import dotenv_values
+
+    try:
+        values = dotenv_values(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {_reason(error)}") from None
+    return {name: value for name, value in values.items() if value is not None} | dict(environ)
+
+
+def _read_yaml(path: Path) -> tuple[Layer, list[Layer]]:
+    """`env:` and the servers of `openai:`."""
+    import yaml
+
+    try:
+        document = yaml.safe_load(path.read_text("utf-8"))
+    except yaml.MarkedYAMLError as error:
+        # The error's own text quotes the file, keys included.
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise ConfigError(f"{path}: not valid YAML at line {line}") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        raise ConfigError(f"cannot read {path}: {_reason(error)}") from None
+    except (ValueError, LookupError, AttributeError, OverflowError):  # its words would quote the file
+        raise ConfigError(
+            f"cannot read {path}: a date or number in it is none; put it in quotes if it is text"
+        ) from None
+    document = {} if document is None else document
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path}: must hold the keys env and openai")
+    for key in document:
+        if key not in SECTIONS:
+            raise ConfigError(f"{path}: unknown key {shown(key)}{nearest(shown(key), SECTIONS)}")
+    env: Layer = {}
+    _give_section(env, "env", document.get("env"), f"{path}: ")
+    openai = document.get("openai")
+    return env, _servers(openai if isinstance(openai, list) else [openai], f"{path}: ")
+
+
+def _servers(servers: list[Any], where: str) -> list[Layer]:
+    if not servers:
+        raise ConfigError(f"{where}openai: an empty list; name at least one server")
+    layers: list[Layer] = []
+    for server in servers:
+        layers.append({})
+        _give_section(layers[-1], "openai", server, where)
+    return layers
+
+
+def _give_section(layer: Layer, section: str, values: object, where: str) -> None:
+    """Settings of one section as a mapping. `where` begins the error line."""
+    if values is None:
+        return
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{where}{section}: must be a mapping of names to values")
+    rows = section_rows(section)
+    for name, raw in values.items():
+        if name not in rows:
+            told = shown(name)[1:-1] if isinstance(name, str) else shown(name)
+            raise ConfigError(f"{where}unknown key {section}.{told}{nearest(told, rows)}")
+        give(layer, rows[name], raw, f"{where}{section}.{name}")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or "not readable"
+    return "not UTF-8 text" if isinstance(error, ValueError) else "not valid YAML"

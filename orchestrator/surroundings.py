@@ -1,0 +1,58 @@
+"""What all rollouts of a run share; `opening` makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+)
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from orchestrator.agents.equipment import Equipment
+from orchestrator.breaker import Breaker
+from orchestrator.completion.base import Completer, Tokenizer
+from orchestrator.completion.control import EndpointControl
+from orchestrator.launch.base import Launcher
+from orchestrator.launch.pool import WarmPool
+from orchestrator.parked import ParkedSandbox, parked_sandbox
+from orchestrator.proxy.left_files import OutputRule
+from orchestrator.tools.base import HostTool
+from orchestrator.types import (
+    Confinement,
+    SandboxSpec,
+)
+
+
+async def _nobody_to_ask() -> None:
+    """Completions that come from this process do not go away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What every rollout of a run shares.
+
+    `endpoint_answers` samples nothing and raises CompletionError. `docker` pauses launching while the Engine is
+    away. Without a `pool` each rollout makes its own sandbox. `output`: where the files go that rollouts leave;
+    None: they are not asked for. `control`: shared, so that controls are few; None: each rollout has its own.
+    """
+
+    launcher: Launcher
+    completer: Completer
+    tokenizer: Tokenizer | None
+    channel_directory: Callable[[], AbstractContextManager[Path]]
+    verify: Callable[[Confinement, SandboxSpec], None]
+    tools: Mapping[str, HostTool] = field(default_factory=dict)
+    endpoint_answers: Callable[[], Awaitable[None]] = _nobody_to_ask
+    docker: Breaker | None = None
+    pool: WarmPool[ParkedSandbox] | None = None
+    equipment: Equipment = Equipment()  # noqa: RUF009 - immutable
+    output: OutputRule | None = None
+    control: EndpointControl | None = None
+
+    def sandbox(self, spec: SandboxSpec) -> AbstractAsyncContextManager[ParkedSandbox]:
+        """One for one rollout, from the pool where there is one."""
+        if self.pool is not None:
+            return self.pool.claim(spec)
+        return parked_sandbox(spec, self.launcher, self.channel_directory, self.verify)

@@ -1,0 +1,116 @@
+"""What a run says at its end: the closing table, and the texts of its rows."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import TextIO
+
+from orchestrator.run.tally import Tally
+from orchestrator.text import one_line, printable
+from orchestrator.types import (
+    Failed,
+    Group,
+    last_attempts,
+)
+
+LABEL_WIDTH = 15
+
+
+def dropped_text(tally: Tally, way_on: str) -> str:
+    """How many groups were dropped and why; `way_on`: the command that tries those again whose rollouts broke."""
+    why = ", ".join(
+        f"{n} by {name}" if name else f"{n} of equal scores" for name, n in tally.dropped_for.most_common()
+    )
+    text = f"{tally.dropped} group{'s' * (tally.dropped != 1)}: {why}"
+    return f"{text}; the last, {tally.last_drop}; tried again by `{way_on}`" if tally.last_drop else text
+
+
+def outcomes_text(tally: Tally) -> str:
+    """Each outcome with its count and share, the commonest first."""
+    total = sum(tally.outcomes.values())
+    return ", ".join(f"{name} {n} ({share(n, total)})" for name, n in tally.outcomes.most_common()) or "none"
+
+
+def draws_text(tally: Tally) -> str:
+    """How many further draws each outcome bought, and whether one group had most of them."""
+    each = ", ".join(f"{name} {n}" for name, n in tally.draws.most_common())
+    (group, most), *_ = tally.drawn.most_common(1)
+    groups = len(tally.drawn)
+    return f"{each}; in {groups} group{'' if groups == 1 else 's'}, at most {most} in one (group {group})"
+
+
+def share(part: int, whole: int) -> str:
+    """A percentage; never 0 % of something, never 100 % of less."""
+    percent = 100 * part / whole if whole else 0.0
+    rounded = round(percent)
+    if part and not rounded:
+        return "<1%"
+    return ">99%" if part < whole and rounded == 100 else f"{rounded}%"
+
+
+def lost(group: Group) -> str:
+    """Of a group that was kept without some of its rollouts: how many broke, and the first reason."""
+    broken = [a.outcome for a in last_attempts(group.attempts) if isinstance(a.outcome, Failed)]
+    return f" and {len(broken)} {broken[0].name}: {one_line(broken[0].reason)}" if broken else ""
+
+
+def reason_rows(tally: Tally) -> list[tuple[str, str]]:
+    """Why rollouts were not scored, or scored 0 without a word of the scorer's: the first reason of each kind. And
+    how many draws that bought."""
+    rows = [(outcome, f"{tally.outcomes[outcome]}, the first: {why}") for outcome, why in tally.reasons.items()]
+    if tally.unscorable:
+        rows.append(("not gradable", f"{tally.unscorable} scored 0, the first: {tally.unscorable_first}"))
+    if tally.draws:
+        rows.append(("drawn again", draws_text(tally)))
+    return rows
+
+
+def closing_table(
+    tally: Tally, rows: Sequence[tuple[str, object]], stream: TextIO | None = None, wanted: int | None = None
+) -> None:
+    """Counts, scores, wall and CPU; then `rows`, where everything was written first among them."""
+    of = f" of {wanted}" if wanted else ""
+    table: list[tuple[str, object]] = [
+        ("groups", f"{tally.groups}{of} written, {tally.mixed} with mixed scores, {tally.dropped} dropped"),
+        ("outcomes", outcomes_text(tally)),
+    ]
+    if tally.scores:
+        correct = f"{tally.correct} of {len(tally.scores)} correct ({share(tally.correct, len(tally.scores))})"
+        table.append(("scores", f"mean {tally.mean_score:.3f}, {correct}"))
+    table += reason_rows(tally)
+    table.append(("tokens", f"{tally.tokens} sampled"))
+    table.append(("time", f"{tally.wall_s:.1f} s{_per_rollout(tally)}"))
+    stream = stream or sys.stdout
+    if stream.isatty():
+        print(file=stream)
+    for label, text in (*table, *rows):
+        print_wrapped(f"{label:<{LABEL_WIDTH}}{text}", stream, indent=LABEL_WIDTH)
+
+
+def print_wrapped(text: str, stream: TextIO, *, indent: int = 0) -> None:
+    """One printable line; on a terminal wrapped between words."""
+    text = printable(text)
+    if stream.isatty():
+        text = wrapped(text, shutil.get_terminal_size().columns, indent=indent)
+    print(text, file=stream, flush=True)
+
+
+def wrapped(text: str, width: int, *, indent: int = 0) -> str:
+    """Broken between words only: paths stay whole, to be copied."""
+    return textwrap.fill(
+        text,
+        max(width, 2 * indent + 1),
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _per_rollout(tally: Tally) -> str:
+    if not tally.attempts:
+        return ""
+    text = f"; per rollout {tally.rollout_s / tally.attempts:.2f} s from its assignment"
+    return f"{text}, {tally.cpu_s / tally.cpu_known:.2f} s of CPU in its sandbox" if tally.cpu_known else text

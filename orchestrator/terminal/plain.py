@@ -1,0 +1,64 @@
+"""Progress for logs and pipes: one line per group."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import TextIO
+
+from orchestrator.run.tally import TASK_CHARS, Tally
+from orchestrator.terminal.closing import lost
+from orchestrator.text import one_line, printable
+from orchestrator.types import (
+    Attempt,
+    BadTask,
+    Group,
+    Member,
+    RolloutPlan,
+)
+
+
+class PlainProgress:
+    """One line per group, for logs and pipes."""
+
+    def __init__(self, wanted: int | None, tally: Tally, stream: TextIO | None = None) -> None:
+        self.wanted = wanted
+        self.tally = tally
+        self._stream = stream or sys.stderr
+
+    def __enter__(self) -> PlainProgress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Nothing is open."""
+
+    def say(self, text: str) -> None:
+        """One printable line."""
+        print(printable(text), file=self._stream, flush=True)
+
+    def started(self, plan: RolloutPlan) -> None:
+        """A rollout gets a sandbox."""
+
+    def attempt(self, result: Member | Attempt) -> None:
+        """An attempt is over."""
+
+    def group(self, group: Group) -> None:
+        """A group came to its end; it is counted already."""
+        scores = " ".join(f"{m.score.value:.2f}" for m in group.members_G)
+        what = f"{scores}{lost(group)}" if group.dropped is None else f"dropped, {one_line(group.dropped)}"
+        self.say(f"{self.heading(group)}  {what}")
+
+    def heading(self, group: Group) -> str:
+        """When it ended, which one of how many, and its task."""
+        done = str(self.tally.groups + self.tally.dropped)
+        if self.wanted is not None:
+            done = f"{done:>{len(str(self.wanted))}}/{self.wanted}"
+        task = printable(group.task.task_id)
+        task = task if len(task) <= TASK_CHARS else task[: TASK_CHARS - 1] + "…"
+        return f"[{self.tally.wall_s:7.1f} s] group {done}  {task:<{TASK_CHARS}}"
+
+    def bad_task(self, task: BadTask) -> None:
+        """A row no task could be made of."""
+        self.say(f"bad task {task.task_id[:80]}: {task.reason}")

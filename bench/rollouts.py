@@ -25,7 +25,7 @@ from pathlib import Path
 from bench.machine import open_files, rss_bytes, threads
 from orchestrator import Orchestrator, load_config
 from orchestrator.completion.tokenizer import load_tokenizer
-from orchestrator.engine import Observer
+from orchestrator.observer import Listener, Observer
 from orchestrator.run.directory import RunDirectory
 from orchestrator.run.groups import GroupsFile
 from orchestrator.settings.config import Config
@@ -69,7 +69,7 @@ def tasks(count: int) -> list[Task]:
     return [Task(f"q{n}", f"What is number {n}? (of q{n}!)", "42") for n in range(count)]
 
 
-class Marks:
+class Marks(Listener):
     """Counts what has ended and says what is used by now."""
 
     def __init__(self, every: int, told: Callable[[Mark], None]) -> None:
@@ -80,7 +80,8 @@ class Marks:
         self._sandbox_cpu_s = 0.0
         self._outcomes: Counter[str] = Counter()
 
-    def count(self, result: Member | Attempt) -> None:
+    def attempt(self, result: Member | Attempt) -> None:
+        """Counts it."""
         attempt = result.attempt if isinstance(result, Member) else result
         self._rollouts += 1
         self._outcomes[attempt.outcome.name] += 1
@@ -110,12 +111,8 @@ async def run(config: Config, home: Path, told: Callable[[Mark], None], every: i
             closing(RunDirectory(home / "run")) as directory,
             closing(GroupsFile(home / "groups.jsonl", form=orchestrator.group_format)) as groups_file,
         ):
-
-            async def recorded(result: Member | Attempt) -> None:
-                await directory.record(result)
-                marks.count(result)
-
-            observer.recorded = recorded
+            observer.writer = directory
+            observer.listeners.append(marks)
             async with aclosing(orchestrator.groups(tasks(config.env.total_steps))) as groups:
                 async for group in groups:
                     if group.dropped is None:

@@ -17,7 +17,7 @@ from bench.numbers import long_tail, p50, work_conserving
 from bench.report import Findings, Scale
 from bench.rollouts import configuration, tasks
 from orchestrator import Orchestrator
-from orchestrator.engine import Observer
+from orchestrator.observer import Observer
 
 TITLE = "rollouts of unequal length, beside an order that leaves no slot idle"
 GROUP_SIZE, SLOTS, TURNS = 8, 8, 2

@@ -12,12 +12,11 @@ import gc
 import logging
 import math
 import secrets
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing, nullcontext
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from orchestrator.breaker import GROUPS, Breaker, HealthGate
 from orchestrator.completion.base import Tokenizer
@@ -26,6 +25,7 @@ from orchestrator.executor import Executor, Launching
 from orchestrator.grade import grade
 from orchestrator.group import GroupPolicy, Unfinished, run_group
 from orchestrator.launch.docker.hardening import too_large
+from orchestrator.observer import Observer
 from orchestrator.plan import backfill, plan_group
 from orchestrator.proxy.left_files import OutputRule
 from orchestrator.redact import redact
@@ -45,27 +45,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 READY_GROUPS = 16  # finished groups nobody has taken yet; past it the sandboxes wait
-
-
-async def _not_recorded(result: Member | Attempt) -> None:
-    """Nobody wants to have it."""
-
-
-async def _not_told(task: BadTask, number: int) -> None:
-    """Nobody wants to hear of it."""
-
-
-@dataclass(slots=True)
-class Observer:
-    """What a front end may want to hear of. An attempt counts when `recorded` has returned, and so does a bad
-    task."""
-
-    started: Callable[[RolloutPlan], None] = lambda plan: None
-    recorded: Callable[[Member | Attempt], Coroutine[Any, Any, None]] = _not_recorded
-    bad_task: Callable[[BadTask, int], Coroutine[Any, Any, None]] = _not_told
-    say: Callable[[str], None] = log.warning
-    notes: list[str] = field(default_factory=list)
-    output_folder: Path | None = None  # for the files that rollouts leave; None: they are not asked for
 
 
 class Recorded(Protocol):

@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from orchestrator.completion.base import Tokenizer
+from orchestrator.observer import Listener
 from orchestrator.run.earlier import Earlier, group_number
 from orchestrator.run.session import Output
 from orchestrator.types import Attempt, Group, Member, RolloutPlan
@@ -15,7 +16,7 @@ from orchestrator.types import Attempt, Group, Member, RolloutPlan
 Result = Member | Attempt
 
 
-class Kept:
+class Kept(Listener):
     """Results of rollouts by their group, and whole groups: `made` and not written yet, and `written` ones that
     an earlier process had no time to deliver."""
 
@@ -25,7 +26,7 @@ class Kept:
         self._results: dict[int, dict[str, Result]] = {}
         self._earlier = Earlier()
 
-    def add(self, result: Result) -> None:
+    def attempt(self, result: Result) -> None:
         """One attempt of a group under way."""
         plan = result.attempt.plan if isinstance(result, Member) else result.plan
         self._results.setdefault(plan.group, {})[plan.rollout_id] = result

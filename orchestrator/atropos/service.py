@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from time import time
 from typing import Any
 
 import aiohttp
@@ -23,13 +22,14 @@ from orchestrator.atropos.position import Checkpoints, Ledger, Position, read_po
 from orchestrator.atropos.prompt_size import least_prompt_tokens
 from orchestrator.atropos.run_api import Registration, RunApi, Trainer
 from orchestrator.atropos.stream import Item, TaskStream
-from orchestrator.atropos.tracking import Metrics, Tracking
-from orchestrator.engine import Observer, Orchestrator, first_error
+from orchestrator.atropos.tracking import Metrics, SandboxTime, Tracking
+from orchestrator.engine import Orchestrator, first_error
 from orchestrator.errors import ConfigError
 from orchestrator.evaluation.evaluate import evaluate
 from orchestrator.executor import Executor
+from orchestrator.observer import Observer
 from orchestrator.run.groups import check_writable
-from orchestrator.run.session import Output, describe, observe, open_output, run_directory_path
+from orchestrator.run.session import Output, describe, open_output, run_directory_path
 from orchestrator.run.tally import Tally
 from orchestrator.settings.config import Config
 from orchestrator.tasks.base import TaskSource
@@ -37,7 +37,7 @@ from orchestrator.tasks.split import evaluation_tasks, training_tasks
 from orchestrator.terminal.closing import closing_table
 from orchestrator.terminal.plain import PlainProgress
 from orchestrator.terminal.signals import Stopped, stoppable
-from orchestrator.types import Attempt, BadTask, FailedName, Member, RolloutPlan
+from orchestrator.types import BadTask
 from orchestrator.waits import uninterrupted
 
 EXIT_INCOMPLETE = 1
@@ -65,9 +65,8 @@ class Service:
         self.tally = Tally()
         self.progress = PlainProgress(None, self.tally)
         self.tracking = Tracking(config.env.use_wandb, Path("wandb"), self.progress.say)
-        self.thrown_away_s = 0.0
+        self.sandbox_time = SandboxTime()
         self._make, self._evaluate, self._log, self._evaluates = make, evaluate, log, evaluates
-        self._observer = Observer(say=self.progress.say)
         self._engine: Orchestrator | None = None
         self._executor: Executor | None = None
         self._tasks: TaskSource | None = None
@@ -77,8 +76,8 @@ class Service:
         self._feed: Feed | None = None
         self._checkpoints: Checkpoints | None = None
         self._kept = Kept()
+        self._observer = Observer(listeners=[self.sandbox_time, self._kept, self.metrics], say=self.progress.say)
         self._saving = asyncio.Lock()
-        self._begun_at: dict[str, float] = {}
         self._sent = 0  # since wandb was told last
 
     # ------------------------------------------------------------ opening
@@ -93,7 +92,6 @@ class Service:
             config = replace(config, env=replace(config.env, zero_variance="drop"))
         engine = Orchestrator(config, self._observer)
         self._tasks = tasks
-        self._listen()
         await engine.__aenter__()
         self._engine = engine
         self._begin(Position(engine.seed, tasks.name))
@@ -165,11 +163,8 @@ class Service:
                 if self.config.env.resume is not None:
                     self._resume(run_path, output)
                 await describe(output, engine, tasks)
-                observe(
-                    self._observer, output, self.tally, self.progress,
-                    full_traces=self.config.env.save_full_traces,
-                )  # fmt: skip
-                self._listen()
+                self._observer.writer = output.run
+                self._observer.listeners[:0] = [self.tally, self.progress]
                 self._check_prompt(engine.config.env.max_token_length, "env.max_token_length")
                 for note in self._observer.notes:
                     self.progress.say(f"note: {note}")
@@ -214,7 +209,7 @@ class Service:
         """
         engine = self.engine
         if (group := self._kept.made.get(item.number)) is None:
-            if self._executor is None:  # not before: it takes what the observer hears by then
+            if self._executor is None:
                 self._executor = engine.executor(self._kept)
             limit, worker_timeout = engine.config.env.max_token_length, engine.config.env.worker_timeout
             group = await engine.run_group(
@@ -244,26 +239,6 @@ class Service:
         self.tally.group(group)
         if self._feed is not None:
             self.progress.group(group)
-
-    def _listen(self) -> None:
-        """Adds to what the observer does: metrics, results of unfinished groups, sandbox time for nothing."""
-        started, recorded = self._observer.started, self._observer.recorded
-
-        def on_started(plan: RolloutPlan) -> None:
-            self._begun_at[plan.rollout_id] = time()
-            started(plan)
-
-        async def on_recorded(result: Member | Attempt) -> None:
-            await recorded(result)
-            attempt = result.attempt if isinstance(result, Member) else result
-            begun_at = self._begun_at.pop(attempt.plan.rollout_id, None)
-            lost = attempt.outcome.name is FailedName.CANCELLED and attempt.ungraded is None
-            if begun_at is not None and lost:
-                self.thrown_away_s += time() - begun_at
-            self._kept.add(result)
-            self.metrics.attempt(result)
-
-        self._observer.started, self._observer.recorded = on_started, on_recorded
 
     def _begin(self, position: Position) -> None:
         """The stream from there on."""
@@ -408,7 +383,7 @@ class Service:
     def metrics_now(self) -> dict[str, float]:
         """What is new, and the state of the feed."""
         told = self.metrics.taken()
-        told["sandbox/seconds_thrown_away_total"] = self.thrown_away_s
+        told["sandbox/seconds_thrown_away_total"] = self.sandbox_time.thrown_away_s
         if self._feed is not None:
             told["serve/groups_delivered_total"] = self.ledger.groups
             told["serve/groups_cancelled_total"] = self._feed.cancelled
@@ -451,7 +426,8 @@ class Service:
             ("delivered", ", ".join([f"{ledger.delivered} groups; the trainer is at step {self.step}", *trouble])),
             (
                 "cancelled",
-                f"{feed.cancelled} groups came again; {self.thrown_away_s:.1f} s of sandboxes thrown away",
+                f"{feed.cancelled} groups came again; "
+                f"{self.sandbox_time.thrown_away_s:.1f} s of sandboxes thrown away",
             ),
         ]
         if self._output is not None:

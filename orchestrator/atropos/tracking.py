@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import statistics
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -19,15 +20,36 @@ from queue import Full, Queue
 from threading import Thread
 from typing import Any
 
-from orchestrator.types import Attempt, Group, Member
+from orchestrator.observer import Listener
+from orchestrator.types import Attempt, FailedName, Group, Member, RolloutPlan
 
 _WAITS_S = {"init_timeout": 30.0, "finish_timeout": 60.0}
 CLOSE_S = 120.0
 MOST_WAITING = 1000  # reports
 
 
+class SandboxTime(Listener):
+    """How long sandboxes ran for rollouts that were cancelled before their end."""
+
+    def __init__(self) -> None:
+        self.thrown_away_s = 0.0
+        self._begun_at: dict[str, float] = {}
+
+    def begun(self, plan: RolloutPlan) -> None:
+        """Its time begins."""
+        self._begun_at[plan.rollout_id] = time.time()
+
+    def attempt(self, result: Member | Attempt) -> None:
+        """Its time counts if nothing came of it."""
+        attempt = result.attempt if isinstance(result, Member) else result
+        begun_at = self._begun_at.pop(attempt.plan.rollout_id, None)
+        lost = attempt.outcome.name is FailedName.CANCELLED and attempt.ungraded is None
+        if begun_at is not None and lost:
+            self.thrown_away_s += time.time() - begun_at
+
+
 @dataclass(slots=True)
-class Metrics:
+class Metrics(Listener):
     """What happened since it was told last."""
 
     rewards: list[float] = field(default_factory=list)

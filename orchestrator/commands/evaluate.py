@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.completion.replay import ReplayCompleter
-from orchestrator.engine import Observer, Orchestrator
-from orchestrator.errors import ConfigError
+from orchestrator.engine import Orchestrator
 from orchestrator.evaluation.evaluate import evaluation_config, measure
 from orchestrator.evaluation.files import EvaluationFiles
 from orchestrator.evaluation.measured import Evaluation, Prices
 from orchestrator.evaluation.table import print_evaluation
-from orchestrator.run.directory import new_run_directory
+from orchestrator.observer import Observer
+from orchestrator.run.session import run_directory_path
 from orchestrator.run.tally import Tally
 from orchestrator.tasks.split import evaluation_tasks
-from orchestrator.terminal.plain import PlainProgress
 from orchestrator.terminal.progress import open_progress
 from orchestrator.terminal.signals import Stopped, stoppable
-from orchestrator.types import Attempt, BadTask, Group, Member
+from orchestrator.types import Group
 
 if TYPE_CHECKING:
     from orchestrator.settings.config import Config
@@ -38,11 +35,13 @@ def run(config: Config) -> int:
 async def _run(config: Config) -> int:
     env = config.env
     tasks = evaluation_tasks(env)
-    path = _run_path(env)
+    path = run_directory_path(env)
     evaluation = Evaluation(env.eval_samples, Prices.of(config.openai))
     tally = Tally()
     progress = open_progress(env.total_steps if env.total_steps > 0 else None, tally)
-    observer = Observer(say=progress.say, notes=_notes(env), output_folder=path / "output")
+    observer = Observer(
+        listeners=[tally, progress], say=progress.say, notes=_notes(env), output_folder=path / "output"
+    )
     orchestrator = Orchestrator(config, observer, split="eval")
     rows: list[tuple[str, object]] = []
 
@@ -55,7 +54,11 @@ async def _run(config: Config) -> int:
                 for note in observer.notes:
                     progress.say(f"note: {note}")
                 progress.say(orchestrator.summary())
-                counted = _observe(observer, tally, progress)
+
+                def counted(group: Group) -> None:
+                    tally.group(group)
+                    progress.group(group)
+
                 await measure(orchestrator, tasks, evaluation, files, counted)
                 if isinstance(replay := orchestrator.around.completer, ReplayCompleter):
                     rows.append(("replay", replay.account()))
@@ -88,31 +91,3 @@ def _notes(env: EnvSettings) -> list[str]:
     if env.eval_samples > 1 and env.temperature == 0:
         notes.append("at temperature 0 the samples of a task are all the same; set --env.eval_temperature")
     return notes
-
-
-def _observe(observer: Observer, tally: Tally, progress: PlainProgress) -> Callable[[Group], None]:
-    """Tells the view of everything; what is returned tells it of tasks that were measured."""
-
-    async def recorded(result: Member | Attempt) -> None:
-        tally.attempt(result)
-        progress.attempt(result)
-
-    async def bad_task(task: BadTask, number: int) -> None:
-        tally.bad_task()
-        progress.bad_task(task)
-
-    def counted(group: Group) -> None:
-        tally.group(group)
-        progress.group(group)
-
-    observer.started, observer.recorded, observer.bad_task = progress.started, recorded, bad_task
-    return counted
-
-
-def _run_path(env: EnvSettings) -> Path:
-    """The directory of the run: the one resumed, the one asked for, a new one. Raises ConfigError."""
-    if env.resume is None:
-        return env.run_dir or new_run_directory()
-    if env.run_dir is not None and env.run_dir.resolve() != env.resume.resolve():
-        raise ConfigError("env.run_dir: a run is continued in its own directory; leave this out")
-    return env.resume

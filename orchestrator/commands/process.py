@@ -7,11 +7,12 @@ from contextlib import AsyncExitStack, ExitStack, aclosing
 from typing import TYPE_CHECKING
 
 from orchestrator.completion.replay import ReplayCompleter
-from orchestrator.engine import Observer, Orchestrator
+from orchestrator.engine import Orchestrator
 from orchestrator.errors import RunUnhealthy
+from orchestrator.observer import Observer
 from orchestrator.report import write_report
 from orchestrator.run.groups import check_writable
-from orchestrator.run.session import Output, describe, observe, open_output, run_directory_path
+from orchestrator.run.session import Output, describe, open_output, run_directory_path
 from orchestrator.run.tally import Tally
 from orchestrator.settings.saved import RUN_FILE
 from orchestrator.surroundings import Surroundings
@@ -46,7 +47,7 @@ async def work(config: Config, command: str = "process") -> int:
     way_on = f"orchestrator {command} --env.resume {run_path}"
     tally = Tally()
     progress = open_progress(wanted, tally)
-    observer = Observer(say=progress.say, output_folder=run_path / "output")
+    observer = Observer(listeners=[tally, progress], say=progress.say, output_folder=run_path / "output")
     orchestrator = Orchestrator(config, observer)
     rows: list[tuple[str, object]] = []
 
@@ -60,7 +61,7 @@ async def work(config: Config, command: str = "process") -> int:
                 for note in observer.notes:
                     progress.say(f"note: {note}")
                 progress.say(orchestrator.summary())
-                observe(observer, output, tally, progress, full_traces=env.save_full_traces)
+                observer.writer = output.run
                 after.push_async_callback(_report, orchestrator.around, output, rows)
 
                 async def finished(group: Group) -> None:

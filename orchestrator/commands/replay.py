@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator import __version__
-from orchestrator.engine import Observer, Orchestrator, first_error
+from orchestrator.engine import Orchestrator, first_error
 from orchestrator.errors import ConfigError
 from orchestrator.executor import Executor, failure_of
+from orchestrator.observer import Observer
 from orchestrator.redact import Secret
 from orchestrator.run.compared import Line, Recorded, differences, plan_of
 from orchestrator.run.directory import RunDirectory, new_run_directory
@@ -79,7 +80,7 @@ async def _run(config: Config, recorded: Recorded, tasks: dict[str, Task]) -> in
                 about = {"command": "replay", "of": str(recorded.path.parent), "tasks": env.dataset}
                 seed = {"version": __version__, "seed": orchestrator.seed, "config": config.public()}
                 await run.describe({**seed, **about, **facts})
-                observer.recorded = run.record
+                observer.writer = run
                 for note in observer.notes:
                     print(printable(f"note: {note}"), flush=True)
                 calls = RecordedCalls(recorded.calls)

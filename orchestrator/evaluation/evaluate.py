@@ -12,11 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.engine import Observer, Orchestrator
+from orchestrator.engine import Orchestrator
 from orchestrator.evaluation.files import EvaluationFiles
 from orchestrator.evaluation.measured import Evaluation, Prices
+from orchestrator.observer import Observer
 from orchestrator.tasks.base import TaskSource
-from orchestrator.types import Attempt, BadTask, Group, Member
+from orchestrator.types import Group
 from orchestrator.waits import uninterrupted
 
 if TYPE_CHECKING:
@@ -76,25 +77,15 @@ async def measure(
     files: EvaluationFiles,
     counted: Callable[[Group], None] = lambda group: None,
 ) -> None:
-    """Runs every task and counts it, on disk first; then `counted` and the orchestrator's observer hear of it."""
-    observer = orchestrator.observer
-    heard, heard_bad = observer.recorded, observer.bad_task
-
-    async def recorded(result: Member | Attempt) -> None:
-        await files.record(result)
-        await heard(result)
-
-    async def bad_task(task: BadTask, number: int) -> None:
-        await files.record_bad_task(task, number)
-        evaluation.bad_tasks += 1
-        await heard_bad(task, number)
+    """Runs every task and counts it, on disk first; then `counted` and the observer's listeners hear of it."""
 
     async def finished(group: Group) -> None:
         await files.take(group)
         evaluation.take(group)
         counted(group)
 
-    observer.recorded, observer.bad_task = recorded, bad_task
+    orchestrator.observer.writer = files
+    orchestrator.observer.listeners.append(evaluation)
     evaluation.bad_tasks += len(files.earlier.bad)
     async with aclosing(orchestrator.groups(tasks, files.earlier)) as groups:
         async for group in groups:

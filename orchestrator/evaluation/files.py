@@ -58,7 +58,7 @@ class EvaluationFiles:
         if resume and read_run(directory).get("command") != COMMAND:
             raise ConfigError(f"env.resume: {directory} holds no evaluation; is it one of `orchestrator process`?")
         self._env = env
-        self._run = RunDirectory(directory, resume=resume, fsync=env.fsync)
+        self._run = RunDirectory(directory, resume=resume, fsync=env.fsync, full_traces=env.save_full_traces)
         try:
             # There is no groups file: what is on record is counted again, none of it made again.
             groups = directory / "groups.jsonl"
@@ -90,7 +90,7 @@ class EvaluationFiles:
 
     async def record(self, result: Member | Attempt) -> None:
         """One attempt, on disk when this returns."""
-        await self._run.record(result, full_traces=self._env.save_full_traces)
+        await self._run.record(result)
 
     async def record_bad_task(self, task: BadTask, number: int) -> None:
         """A row no task could be made of, on disk when this returns."""

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from orchestrator.completion.route import place_of
 from orchestrator.errors import ConfigError
 from orchestrator.evaluation.estimates import Estimate, estimate_pass_at_k, sizes_of_k
-from orchestrator.types import Attempt, FailedName, Group, last_attempts
+from orchestrator.observer import Listener
+from orchestrator.types import Attempt, BadTask, FailedName, Group, last_attempts
 
 if TYPE_CHECKING:
     from orchestrator.settings.table import OpenAISettings
@@ -63,7 +64,7 @@ class MeasuredTask:
 
 
 @dataclass(slots=True)
-class Evaluation:
+class Evaluation(Listener):
     """What was measured, growing task by task. Sums are over judged samples, `cost` over all attempts."""
 
     samples_per_task: int
@@ -76,6 +77,10 @@ class Evaluation:
     bad_tasks: int = 0
     retries: int = 0
     cost: float = 0.0
+
+    def bad_task(self, task: BadTask) -> None:
+        """Counts it."""
+        self.bad_tasks += 1
 
     def take(self, group: Group) -> None:
         """Counts one task, all its attempts made."""

@@ -33,13 +33,15 @@ class RunDirectory:
     """Owned by one orchestrator at a time. Closing lets go of the lock.
 
     With `resume` it holds a run that is gone on with, and what its process left unfinished is set aside;
-    else it must hold none. Raises RunLocked, ConfigError.
+    else it must hold none. Without `full_traces` the sandbox's own account of its steps is left out: all that was
+    served is in the completions. Raises RunLocked, ConfigError.
     """
 
-    def __init__(self, path: Path, *, resume: bool = False, fsync: bool = False) -> None:
+    def __init__(self, path: Path, *, resume: bool = False, fsync: bool = False, full_traces: bool = True) -> None:
         self.path = path
         self.rollouts = path / "rollouts.jsonl"
         self._fsync = fsync
+        self._full_traces = full_traces
         if resume:
             _demand_inside(path)
         self._lock = _locked(path)
@@ -70,13 +72,12 @@ class RunDirectory:
         except OSError as error:
             raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 
-    async def record(self, result: Member | Attempt, *, full_traces: bool = True) -> None:
-        """One attempt, on disk when this returns. Without `full_traces` the sandbox's own account of its
-        steps is left out: what was served is all in the completions."""
+    async def record(self, result: Member | Attempt) -> None:
+        """One attempt, on disk when this returns."""
 
         def lines() -> list[dict[str, Any]]:
             line = rollout_line(result)
-            return [line if full_traces else {**line, "steps": []}]
+            return [line if self._full_traces else {**line, "steps": []}]
 
         await self._lines.append(lines)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator import __version__
-from orchestrator.engine import Observer, Orchestrator
+from orchestrator.engine import Orchestrator
 from orchestrator.errors import ConfigError, OrchestratorError
 from orchestrator.run.directory import RunDirectory, new_run_directory
 from orchestrator.run.earlier import Earlier, read_earlier, repair_groups
@@ -17,8 +17,6 @@ from orchestrator.run.groups import GroupFormat, GroupsFile, fresh_path
 from orchestrator.run.tally import Tally
 from orchestrator.settings.saved import groups_file_of, read_run
 from orchestrator.tasks.base import TaskSource
-from orchestrator.terminal.plain import PlainProgress
-from orchestrator.types import Attempt, BadTask, Member
 
 if TYPE_CHECKING:
     from orchestrator.settings.config import Config
@@ -41,7 +39,9 @@ def open_output(config: Config, run_path: Path, tally: Tally, form: GroupFormat)
     asked = env.data_path_to_save_groups if env.resume is None else None
     groups_path = fresh_path(asked) if asked is not None else None  # before the run directory: it may fail
     try:
-        directory = RunDirectory(run_path, resume=env.resume is not None, fsync=env.fsync)
+        directory = RunDirectory(
+            run_path, resume=env.resume is not None, fsync=env.fsync, full_traces=env.save_full_traces
+        )
     except OrchestratorError:
         if groups_path is not None:
             groups_path.unlink()
@@ -88,24 +88,6 @@ async def describe(output: Output, orchestrator: Orchestrator, tasks: TaskSource
             **facts,
         }
     )
-
-
-def observe(
-    observer: Observer, output: Output, tally: Tally, progress: PlainProgress, *, full_traces: bool
-) -> None:
-    """On disk first, counted then."""
-
-    async def recorded(result: Member | Attempt) -> None:
-        await output.run.record(result, full_traces=full_traces)
-        tally.attempt(result)
-        progress.attempt(result)
-
-    async def bad_task(task: BadTask, number: int) -> None:
-        await output.run.record_bad_task(task, number)
-        tally.bad_task()
-        progress.bad_task(task)
-
-    observer.started, observer.recorded, observer.bad_task = progress.started, recorded, bad_task
 
 
 def run_directory_path(env: EnvSettings) -> Path:

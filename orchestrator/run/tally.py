@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from orchestrator.observer import Listener
 from orchestrator.text import LINE_CHARS, one_line, printable
 from orchestrator.types import (
     Attempt,
+    BadTask,
     Failed,
     FailedName,
     Group,
@@ -22,7 +24,7 @@ TASK_CHARS = 28  # of a task's id, where it is shown
 
 
 @dataclass(slots=True)
-class Tally:
+class Tally(Listener):
     """Counts of one run. `outcomes` has every attempt once, bad tasks included."""
 
     started: float = field(default_factory=time.monotonic)
@@ -111,7 +113,7 @@ class Tally:
             self.unscorable += 1
             self.unscorable_first = self.unscorable_first or one_line(score.failure)
 
-    def bad_task(self) -> None:
+    def bad_task(self, task: BadTask | None = None) -> None:
         """Counts one row no task could be made of."""
         self.outcomes["bad_task"] += 1
 

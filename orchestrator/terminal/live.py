@@ -49,7 +49,7 @@ class LiveProgress(PlainProgress):
     def say(self, text: str) -> None:
         self._console.print(wrapped(printable(text), self._console.width), markup=False, soft_wrap=True)
 
-    def started(self, plan: RolloutPlan) -> None:
+    def begun(self, plan: RolloutPlan) -> None:
         self._running.add(plan.rollout_id)
 
     def attempt(self, result: Member | Attempt) -> None:

@@ -6,6 +6,7 @@ import sys
 from types import TracebackType
 from typing import TextIO
 
+from orchestrator.observer import Listener
 from orchestrator.run.tally import TASK_CHARS, Tally
 from orchestrator.terminal.closing import lost
 from orchestrator.text import one_line, printable
@@ -18,7 +19,7 @@ from orchestrator.types import (
 )
 
 
-class PlainProgress:
+class PlainProgress(Listener):
     """One line per group, for logs and pipes."""
 
     def __init__(self, wanted: int | None, tally: Tally, stream: TextIO | None = None) -> None:
@@ -38,7 +39,7 @@ class PlainProgress:
         """One printable line."""
         print(printable(text), file=self._stream, flush=True)
 
-    def started(self, plan: RolloutPlan) -> None:
+    def begun(self, plan: RolloutPlan) -> None:
         """A rollout gets a sandbox."""
 
     def attempt(self, result: Member | Attempt) -> None:

@@ -15,9 +15,10 @@ from rollout_api.v1 import sandbox_pb2 as pb
 from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
 from orchestrator.completion.base import CompletionRequest
-from orchestrator.engine import Observer, Orchestrator
+from orchestrator.engine import Orchestrator
 from orchestrator.errors import CompletionError
 from orchestrator.launch.names import SOCKET_NAME
+from orchestrator.observer import Observer
 from orchestrator.proxy.wire import CONTRACT
 from orchestrator.scorers.base import Scorer
 from orchestrator.settings.config import Config

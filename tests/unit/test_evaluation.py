@@ -19,12 +19,13 @@ from orchestrator.cli import main
 from orchestrator.completion.base import CompletionRequest
 from orchestrator.completion.limits import LimitedCompleter
 from orchestrator.completion.route import place_of
-from orchestrator.engine import Observer, Orchestrator
+from orchestrator.engine import Orchestrator
 from orchestrator.errors import ConfigError, RecordError
 from orchestrator.evaluation.evaluate import evaluate, evaluation_config
 from orchestrator.evaluation.files import EvaluationFiles, sample_line
 from orchestrator.evaluation.measured import Evaluation, Prices
 from orchestrator.evaluation.table import print_evaluation
+from orchestrator.observer import Observer
 from orchestrator.run.tally import Tally
 from orchestrator.settings.config import Config
 from orchestrator.settings.table import EnvSettings, OpenAISettings

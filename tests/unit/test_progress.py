@@ -143,7 +143,7 @@ def test_the_live_view_counts_groups_sandboxes_outcomes_scores_and_tokens(
     assert isinstance(progress, LiveProgress)
     with progress:
         for index in range(3):
-            progress.started(a_plan(index))
+            progress.begun(a_plan(index))
         drawn(reading, "3 running")
         for index in range(2):
             tally.attempt(member := a_member(index, score=float(index)))

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 
-from orchestrator.engine import READY_GROUPS, Observer
+from orchestrator.engine import READY_GROUPS
 from orchestrator.evaluation.evaluate import evaluation_config
+from orchestrator.observer import Listener, Observer
 from orchestrator.slots import Slots
 from orchestrator.types import Attempt, Ended, Group, Member, Record, RolloutPlan, Score, Task
 from tests.fakes.held_rollouts import Held, held, some_tasks, unchanged, until
@@ -194,10 +195,11 @@ async def test_a_drained_run_begins_nothing_and_lets_the_rest_end() -> None:
 async def test_a_run_left_early_removes_what_runs_in_all_open_groups() -> None:
     recorded: list[Member | Attempt] = []
 
-    async def record(result: Member | Attempt) -> None:
-        recorded.append(result)
+    class Heard(Listener):
+        def attempt(self, result: Member | Attempt) -> None:
+            recorded.append(result)
 
-    async with held(Observer(recorded=record)) as engine:
+    async with held(Observer(listeners=[Heard()])) as engine:
         engine.completer.let_all_go(lambda rollout: rollout in ("g0-r0-a0", "g1-r0-a0", "g1-r1-a0"))
         async with aclosing(engine.orchestrator.groups(some_tasks(9))) as groups:
             assert (await anext(groups)).number == 1

@@ -35,7 +35,7 @@ from orchestrator.errors import (
     RolloutError,
     SandboxLostError,
 )
-from orchestrator.proxy.lease import MAX_ANSWER_BYTES, Refused, Submission
+from orchestrator.proxy.said import MAX_ANSWER_BYTES, Refused, Submission
 from orchestrator.types import Ended, EndedName, Failed, FailedName, Outcome, Record, SandboxExit
 
 KILLED = 137  # 128 + SIGKILL

@@ -1,111 +1,49 @@
-"""What one sandbox may still do: its budgets, its sequence numbers, its record.
+"""One sandbox's right to completions and tools: numbered calls in, answers out, everything on record.
 
-A lease is granted with a plan and ends exactly once. Everything the trajectory will be made of is
-recorded here, from what was asked for and served; the sandbox's own words are kept apart.
+A lease is granted with a plan and ends exactly once. `budgets` says what it may still spend, `turns` records what
+was sampled, `blame` names whose fault a failed completion is. What the sandbox itself tells is kept apart.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from orchestrator.agents.equipment import Equipment
 from orchestrator.completion.base import (
     Completer,
     CompletionRequest,
-    Refusal,
     Tokenizer,
-    UnusableSample,
-    counted,
-    encoded,
 )
 from orchestrator.completion.control import EndpointControl
-from orchestrator.completion.line import Prompt, TokenLine
-from orchestrator.control import CACHE_S, ControlAnswer
+from orchestrator.control import ControlAnswer
 from orchestrator.errors import (
     AuthenticationError,
-    CompletionError,
-    CompletionTimeout,
-    ContextLengthError,
     OrchestratorError,
     ProtocolError,
     ToolError,
     ToolServiceError,
 )
+from orchestrator.proxy.blame import control_age_s, may_pass, needs_control, verdict
+from orchestrator.proxy.budgets import Budgets, Over
 from orchestrator.proxy.clock import OwnClock
 from orchestrator.proxy.left_files import OutputIntake, OutputRule
 from orchestrator.proxy.once import Once
+from orchestrator.proxy.said import Asked, Refused, Reply, Submission, ToolReply
+from orchestrator.proxy.turns import Turns
 from orchestrator.tools.arguments import recordable
 from orchestrator.tools.base import HostTool
 from orchestrator.types import Completion, CompletionKind, Message, RolloutPlan, Step, ToolCall, Turn
 
 log = logging.getLogger(__name__)
 
-MAX_ANSWER_BYTES = 64 * 1024
 MAX_STEPS_RECORDED = 1_000
 MAX_STEP_CHARS = 1 << 20  # of all steps together, for display
 MAX_TOOL_CHARS = 1 << 20
-MAX_RECORDED_CHARS = 8 << 20  # of conversations
 Keep = Callable[[Completion], object]  # records a completion of one request
-# What the policy's own end is called; any other is `no_answer`.
-_POLICYS: Mapping[type[Exception], str] = {CompletionTimeout: "timeout", ContextLengthError: "context_length"}
-# Answers about one request that no outage gives: a control of some seconds ago will do.
-_REFUSED = (Refusal, UnusableSample, ContextLengthError)
-_MESSAGE_OVERHEAD = 8  # tokens a chat template puts around a message, roughly; for chat endpoints only
-
-
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """What the sandbox says became of the episode."""
-
-    reason: str
-    answer: bytes | None
-    detail: str
-    steps: tuple[Step, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The lease ended because something could not be served. `name` is an outcome's name."""
-
-    name: str
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """Answer to Complete: a completion, or the name of the outcome that ended the lease."""
-
-    completion: Completion | None = None
-    ended: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ToolReply:
-    """Answer to CallTool."""
-
-    output: str | None = None
-    error: str | None = None
-    ended: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A request for a completion, checked. `agent`: the managed one that asks; empty: the main one.
-
-    `steps`: those that ended since the last one.
-    """
-
-    sequence: int
-    kind: CompletionKind
-    messages: tuple[Message, ...]
-    stop: tuple[str, ...]
-    agent: str
-    steps: tuple[Step, ...]
 
 
 class Lease:
@@ -130,24 +68,22 @@ class Lease:
         self.equipment = equipment or Equipment()
         self.output = OutputIntake(output, plan.rollout_id)
         self.clock = OwnClock(plan.limits.rollout_timeout_s)
-        self.turns: list[Turn] = []
         self.tool_calls: list[ToolCall] = []
         self.steps: list[Step] = []
-        self.fatal: AuthenticationError | None = None
+        self.fatal: AuthenticationError | None = None  # ends the run
         self.control = control or EndpointControl(completer, tokenizer)
         self._completer = completer
-        self._tokenizer = tokenizer
-        self._line = TokenLine(tokenizer, plan.agent.closing_tag) if tokenizer and completer.takes_ids else None
-        self._conversation: tuple[Message, ...] = ()
-        self._talks: dict[int, tuple[Message, ...]] = {}  # by segment, where only text goes in
-        self._counted = 0  # tokens of the conversation so far, where only text goes in
+        self._budgets = Budgets(plan, cpu_s)
+        self._turns = Turns(plan, self._budgets, tokenizer, takes_ids=completer.takes_ids)
         self._completions: Once[Reply] = Once()
         self._tool_replies: Once[ToolReply] = Once()
         self._step_chars = 0
-        self._bytes = 0
-        self._chars = 0  # of all conversations so far, what several have in common once
-        self._cpu_s = cpu_s
         self._ended: asyncio.Future[Submission | Refused] = asyncio.get_running_loop().create_future()
+
+    @property
+    def turns(self) -> list[Turn]:
+        """What was sampled so far."""
+        return self._turns.all
 
     @property
     def live(self) -> bool:
@@ -166,25 +102,14 @@ class Lease:
         await self._tool_replies.aclose()
         await self.output.discard()
 
-    # ------------------------------------------------------------ budgets of the sandbox
-
     def carry(self, size: int) -> bool:
         """Whether so many bytes more may pass between sandbox and orchestrator; if not, the lease has ended."""
-        limit = self.plan.limits.proxy_bytes
-        if self._bytes + size > limit:
-            self.refuse("budget", f"{limit} bytes over the proxy")
+        try:
+            self._budgets.carry(size)
+        except Over as over:
+            self.refuse(over.name, over.detail)
             return False
-        self._bytes += size
         return True
-
-    async def _check_cpu(self) -> None:
-        """Raises _Over. Time already used is all that can be seen; the rollout's own clock bounds the rest."""
-        limit = self.plan.limits.cpu_s
-        if limit is None or self._cpu_s is None:
-            return
-        used_s = await self._cpu_s()
-        if used_s is not None and used_s > limit:
-            raise _Over("budget", f"{limit:g} cpu seconds")
 
     # ------------------------------------------------------------ completions
 
@@ -206,7 +131,7 @@ class Lease:
             raise ProtocolError("only a program may bring stop strings")
         if plan.kind != "program":
             stop = stop_strings(kind, self._tags(agent))
-        asked = _Asked(sequence, kind, messages, stop, agent, steps)
+        asked = Asked(sequence, kind, messages, stop, agent, steps)
         return await self._completions.answer(sequence, content, lambda: self._complete(asked))
 
     def _tags(self, name: str) -> tuple[str, str] | None:
@@ -215,187 +140,72 @@ class Lease:
         kind = next((managed.kind for managed in agent.managed_agents if managed.name == name), None)
         return agent.code_tags if (kind or agent.kind) == "code" else None
 
-    async def _complete(self, asked: _Asked) -> Reply:
+    async def _complete(self, asked: Asked) -> Reply:
         for step in asked.steps:  # here, as a request that is repeated must not show them twice
             self.record_step(step)
         with self.clock.waiting(sampling=True):
-            request: CompletionRequest | None = None
-            keep: Keep = _nothing
             try:
                 request, keep = await self._prepared(asked)
-                return self._served(keep, await self._completer.sample(request))
-            except _Over as over:
+            except Over as over:
                 return Reply(ended=self.refuse(over.name, over.detail))
-            except Exception as error:  # whatever it is: the sandbox would see its call fail, and be scored for it
-                failure = error
-            return await self._after(failure, request, keep)
+            except Exception as error:  # unhandled, the sandbox would see its call fail, and be scored for it
+                return await self._failed(error, None, _keep_nothing)
+            try:
+                return self._served(keep, await self._completer.sample(request))
+            except Exception as error:  # as above
+                return await self._failed(error, request, keep)
 
     def _served(self, keep: Keep, completion: Completion) -> Reply:
         keep(completion)
         return Reply(completion=completion)
 
-    async def _after(self, error: Exception, request: CompletionRequest | None, keep: Keep) -> Reply:
-        """What comes of a completion that failed, by the rule of blame: only a policy that has sampled something
-        can have chosen to fail, and it is its own end only where a control gets an answer."""
+    async def _prepared(self, asked: Asked) -> tuple[CompletionRequest, Keep]:
+        """The request, and what records its completion. Raises Over, RecordError."""
+        await self._budgets.check_cpu()
+        plan, started_s = self.plan, self.clock.elapsed_s
+        prompt = await self._turns.prepared(asked.messages)
+        request = CompletionRequest(
+            messages=asked.messages,
+            prompt_ids=prompt.line.ids if prompt.line else None,
+            stop=asked.stop,
+            sampling=replace(
+                plan.sampling,
+                max_tokens=self._budgets.completion(asked, self.turns, prompt.tokens),
+                seed=plan.sampling.seed + asked.sequence,
+            ),
+            rollout_id=plan.rollout_id,
+            task_id=plan.task.task_id,
+            index=plan.index,
+            sequence=asked.sequence,
+            split=plan.split,
+        )
+
+        def keep(completion: Completion) -> None:
+            self._turns.record(asked, prompt, started_s, self.clock.elapsed_s, completion)
+
+        return request, keep
+
+    async def _failed(self, error: Exception, request: CompletionRequest | None, keep: Keep) -> Reply:
+        """Ends the lease with what broke, or with the policy's own end; `blame` decides.
+
+        Where the endpoint answers a control, the same request is sent once more first, with the same seed: the
+        endpoint may have come back in between.
+        """
         control: ControlAnswer | None = None
-        if self.turns or isinstance(error, UnusableSample | AuthenticationError):
-            control = await self.control.answer(self.plan, age_s=CACHE_S if isinstance(error, _REFUSED) else 0.0)
-        passing = isinstance(error, CompletionError) and not isinstance(error, _REFUSED)
-        if control is not None and control.served and passing and request is not None:
-            # The service may have come back only just now. The same request tells: its seed is the same too.
+        if needs_control(error, sampled=bool(self.turns)):
+            control = await self.control.answer(self.plan, age_s=control_age_s(error))
+        if control is not None and control.served and may_pass(error) and request is not None:
             try:
                 return self._served(keep, await self._completer.sample(request))
             except Exception as again:
                 error, control = again, await self.control.answer(self.plan)
-        return Reply(ended=self._blame(error, control, keep))
-
-    def _blame(self, error: Exception, control: ControlAnswer | None, keep: Keep) -> str:
-        """Ends the lease with the name of what broke, or of the policy's own end. `control` None: not asked."""
         if not isinstance(error, OrchestratorError):
             log.error("a completion of rollout %s failed", self.plan.rollout_id, exc_info=error)
-        infrastructure = isinstance(error, CompletionError | ContextLengthError)
-        ours = "llm_error" if infrastructure else "record_error"
-        what = str(error) if isinstance(error, OrchestratorError) else f"no completion: {type(error).__name__}"
-        if control is None:
-            return self.refuse("context_length" if isinstance(error, ContextLengthError) else ours, what)
-        what = f"{what}; {control.told()}"
-        if isinstance(error, AuthenticationError) and isinstance(control.failure, AuthenticationError):
-            self.fatal = error
-        chosen = self.turns or isinstance(error, UnusableSample)
-        if not control.served or not chosen:
-            return self.refuse(ours, what)
-        if isinstance(error, UnusableSample):
-            keep(error.completion)
-        return self.refuse(_POLICYS.get(type(error), "no_answer"), what)
-
-    async def _prepared(self, asked: _Asked) -> tuple[CompletionRequest, Keep]:
-        """The request, and what records its completion. Raises _Over, RecordError."""
-        await self._check_cpu()
-        plan, started_s = self.plan, self.clock.elapsed_s
-        sequence, messages = asked.sequence, asked.messages
-        self._reserve_text(messages)
-        prompt = await self._prompt(self._line, messages) if self._line else None
-        length = len(prompt.ids) if prompt else await self._length(messages)
-        max_tokens = self._reserve(asked, length)
-        request = CompletionRequest(
-            messages=messages,
-            prompt_ids=prompt.ids if prompt else None,
-            stop=asked.stop,
-            sampling=replace(plan.sampling, max_tokens=max_tokens, seed=plan.sampling.seed + sequence),
-            rollout_id=plan.rollout_id,
-            task_id=plan.task.task_id,
-            index=plan.index,
-            sequence=sequence,
-            split=plan.split,
-        )
-        return request, functools.partial(self._record, asked, prompt, length, started_s)
-
-    async def _prompt(self, line: TokenLine, messages: tuple[Message, ...]) -> Prompt:
-        """The ids to sample from. Raises _Over for what is far too long, RecordError."""
-        assert self._tokenizer is not None
-        following = line.following(messages)
-        text, limit = following.added, self.plan.limits.max_token_length
-        ids = await encoded(self._tokenizer, text.text, limit, text.plain)
-        if ids is None:
-            raise self._far_too_long(len(text.text))
-        return following.prompt(ids)
-
-    def _far_too_long(self, size: int) -> _Over:
-        limit = self.plan.limits.max_token_length
-        return _Over("context_length", f"a prompt of {size} characters for a line of {limit} tokens")
-
-    def _reserve(self, asked: _Asked, prompt_length: int) -> int:
-        """Tokens this completion may sample. Raises _Over before anything is spent.
-
-        Managed agents have steps of their own in each call; how often they are called the other budgets bound.
-        """
-        limits, agent, kind = self.plan.limits, self.plan.agent, asked.kind
-        if len(self.turns) >= limits.completions:
-            raise _Over("budget", f"{limits.completions} completions")
-        most, taken = self._steps(asked)
-        if kind is CompletionKind.ACTION and taken >= most:
-            raise _Over("max_steps", f"{most} steps" + f" of {asked.agent}" * bool(asked.agent))
-        if kind is CompletionKind.FINAL and not agent.final_answer_at_max_steps:
-            raise _Over("max_steps", f"{agent.max_steps} steps")
-        if sum(t.completion.prompt_tokens for t in self.turns) + prompt_length > limits.prompt_tokens:
-            raise _Over("budget", f"{limits.prompt_tokens} prompt tokens")
-        sampled_left = limits.completion_tokens - sum(t.completion.completion_tokens for t in self.turns)
-        if sampled_left < 1:
-            raise _Over("budget", f"{limits.completion_tokens} sampled tokens")
-        room = limits.max_token_length - prompt_length
-        if room < 1:
-            raise _Over(
-                "context_length",
-                f"a prompt of {prompt_length} tokens for a line of {limits.max_token_length}",
-            )
-        return min(self.plan.sampling.max_tokens, sampled_left, room)
-
-    def _steps(self, asked: _Asked) -> tuple[int, int]:
-        """(steps its agent has, those it took): of a managed one those of this call, which its prompt holds."""
-        agent = self.plan.agent
-        if not asked.agent:
-            return agent.max_steps, sum(turn.is_step for turn in self.turns)
-        managed = next(managed for managed in agent.managed_agents if managed.name == asked.agent)
-        return managed.max_steps or agent.max_steps, sum(m.role == "assistant" for m in asked.messages)
-
-    async def _length(self, messages: tuple[Message, ...]) -> int:
-        """Tokens of a conversation sent as text; only what is new in it is counted anew. 0: unknown.
-
-        Raises _Over for what is far too long.
-        """
-        if self._tokenizer is None:
-            return 0
-        kept = _common(self._conversation, messages)
-        if kept < len(self._conversation):
-            self._counted = 0
-            kept = 0
-        new, limit = [message.content for message in messages[kept:]], self.plan.limits.max_token_length
-        if (count := await counted(self._tokenizer, new, limit)) is None:
-            raise self._far_too_long(sum(map(len, new)))
-        return self._counted + count + len(new) * _MESSAGE_OVERHEAD
-
-    def _reserve_text(self, messages: tuple[Message, ...]) -> None:
-        """Raises _Over for more text than a record is for. Far beyond what the tokens of a rollout can say."""
-        self._chars += sum(len(m.content) for m in messages[_common(self._conversation, messages) :])
-        if self._chars > MAX_RECORDED_CHARS:
-            raise _Over("budget", f"{MAX_RECORDED_CHARS} characters of conversation")
-
-    def _record(
-        self, asked: _Asked, prompt: Prompt | None, length: int, started_s: float, completion: Completion
-    ) -> None:
-        """`length`: of the prompt, in tokens."""
-        messages = asked.messages
-        kept = _common(self._conversation, messages)
-        self._counted = length
-        if self._line is not None and prompt is not None:
-            self._line.append(prompt, messages, completion)
-        self.turns.append(
-            Turn(
-                sequence=asked.sequence,
-                kind=asked.kind,
-                kept=kept,
-                messages=messages[kept:],
-                segment=prompt.segment if prompt else self._text_segment(messages),
-                prompt_ids=prompt.added if prompt else None,
-                closing=prompt.closing if prompt else "",
-                completion=completion,
-                started_s=started_s,
-                ended_s=self.clock.elapsed_s,
-                agent=asked.agent,
-            )
-        )
-        self._conversation = messages
-
-    def _text_segment(self, messages: tuple[Message, ...]) -> int:
-        """The latest segment whose last conversation these messages continue, in text as in ids; else the next."""
-        continued = (
-            segment
-            for segment, talk in reversed(self._talks.items())
-            if len(messages) > len(talk) and messages[: len(talk)] == talk
-        )
-        segment = next(continued, len(self._talks))
-        self._talks[segment] = messages
-        return segment
+        found = verdict(error, control, sampled=bool(self.turns))
+        self.fatal = found.fatal or self.fatal
+        if found.sampled is not None:
+            keep(found.sampled)
+        return Reply(ended=self.refuse(found.outcome, found.detail))
 
     # ------------------------------------------------------------ tools, steps
 
@@ -414,12 +224,13 @@ class Lease:
         with self.clock.waiting():
             tool = self.tools.get(name)
             try:
-                await self._reserve_tool_call()
+                self._budgets.tool_call(len(self.tool_calls))
+                await self._budgets.check_cpu()
                 recorded = recordable(arguments)
                 if tool is None:
                     raise ToolError(f"there is no tool {name[:80]!r}")
                 output = (await tool.call(arguments))[:MAX_TOOL_CHARS]
-            except _Over as over:
+            except Over as over:
                 return ToolReply(ended=self.refuse(over.name, over.detail))
             except ToolError as failure:
                 error = str(failure)[:MAX_TOOL_CHARS]
@@ -431,12 +242,6 @@ class Lease:
                 error = f"the tool failed: {type(failure).__name__}"
         self.tool_calls.append(ToolCall(sequence, name, recorded, output, error, started_s, self.clock.elapsed_s))
         return ToolReply(output=output, error=error, ended=ended)
-
-    async def _reserve_tool_call(self) -> None:
-        """Raises _Over before anything is spent."""
-        if len(self.tool_calls) >= self.plan.limits.tool_calls:
-            raise _Over("budget", f"{self.plan.limits.tool_calls} tool calls")
-        await self._check_cpu()
 
     def record_step(self, step: Step) -> None:
         """Keeps a step for display; past the caps it is dropped in silence, as nothing depends on it."""
@@ -462,17 +267,8 @@ class Lease:
         return name
 
 
-def _nothing(completion: Completion) -> None:
+def _keep_nothing(completion: Completion) -> None:
     """Nothing was asked for that could be recorded."""
-
-
-class _Over(Exception):
-    """Nothing more may be spent. `name` is an outcome's name."""
-
-    def __init__(self, name: str, detail: str) -> None:
-        super().__init__(detail)
-        self.name = name
-        self.detail = detail
 
 
 def stop_strings(kind: CompletionKind, code_tags: tuple[str, str] | None) -> tuple[str, ...]:
@@ -483,13 +279,3 @@ def stop_strings(kind: CompletionKind, code_tags: tuple[str, str] | None) -> tup
         return ()
     opening, closing = code_tags or ("", "")
     return ("Observation:", "Calling tools:", *(() if closing in opening else (closing,)))
-
-
-def _common(a: tuple[Message, ...], b: tuple[Message, ...]) -> int:
-    """How many leading messages are equal."""
-    count = 0
-    for x, y in zip(a, b, strict=False):
-        if x != y:
-            break
-        count += 1
-    return count

@@ -17,9 +17,10 @@ from rollout_api.v1 import sandbox_pb2 as pb
 
 from orchestrator.errors import ProtocolError
 from orchestrator.proxy import wire
-from orchestrator.proxy.lease import Lease, Reply, ToolReply
+from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.once import SequenceError
 from orchestrator.proxy.pace import CALLS_PER_S, Pace
+from orchestrator.proxy.said import Reply, ToolReply
 from orchestrator.tasks.attachments import open_attachment
 from orchestrator.types import Attachment, Confinement
 

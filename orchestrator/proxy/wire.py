@@ -12,8 +12,8 @@ from rollout_api.v1 import sandbox_pb2 as pb
 
 from orchestrator.agents.equipment import Equipment, SandboxTool
 from orchestrator.errors import ProtocolError
-from orchestrator.proxy.lease import Reply, Submission, ToolReply
 from orchestrator.proxy.left_files import OutputRule
+from orchestrator.proxy.said import Reply, Submission, ToolReply
 from orchestrator.proxy.unparsed import read
 from orchestrator.text import valid
 from orchestrator.tools.base import FILE_TOOLS, HostTool

@@ -8,8 +8,9 @@ import pytest
 
 from orchestrator.completion.tokenizer import load_tokenizer
 from orchestrator.errors import CompletionError, ContextLengthError, ProtocolError, ToolError
-from orchestrator.proxy.lease import Lease, Refused, Submission, stop_strings
+from orchestrator.proxy.lease import Lease, stop_strings
 from orchestrator.proxy.once import SequenceError
+from orchestrator.proxy.said import Refused, Submission
 from orchestrator.types import AgentSpec, CompletionKind, Limits, ManagedAgent, Message
 from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.plans import TALK, a_plan
@@ -180,7 +181,7 @@ async def test_many_short_messages_are_counted_together_and_not_to_their_end() -
 async def test_a_record_holds_no_more_text_than_the_tokens_of_a_rollout_can_say(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("orchestrator.proxy.lease.MAX_RECORDED_CHARS", 1_000)
+    monkeypatch.setattr("orchestrator.proxy.budgets.MAX_RECORDED_CHARS", 1_000)
     lease, completer = a_lease(["one", "two", "three"])
     first = Message("user", "x" * 600)
     assert (await lease.complete(1, b"1", ACTION, (first,))).completion is not None

@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.errors import DockerError, LaunchError, SandboxLostError
 from orchestrator.outcome import ClockExpired, DeadlineExpired, Ending, decide
-from orchestrator.proxy.lease import Refused, Submission
+from orchestrator.proxy.said import Refused, Submission
 from orchestrator.types import Ended, Failed, Record, SandboxExit
 from tests.fakes.plans import a_record
 

@@ -12,7 +12,8 @@ import pytest
 
 from orchestrator.errors import ConfigError, ToolError
 from orchestrator.outcome import decide
-from orchestrator.proxy.lease import Lease, ToolReply
+from orchestrator.proxy.lease import Lease
+from orchestrator.proxy.said import ToolReply
 from orchestrator.proxy.wire import tool_response
 from orchestrator.run.lines import dumps
 from orchestrator.settings.sources import load_config

@@ -1,0 +1,97 @@
+"""What one rollout may still spend: bytes, CPU time, completions, tokens, steps, tool calls, recorded text."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from orchestrator.proxy.said import Asked
+from orchestrator.types import CompletionKind, RolloutPlan, Turn
+
+MAX_RECORDED_CHARS = 8 << 20  # of conversations
+
+
+class Over(Exception):
+    """Nothing more may be spent. `name` is an outcome's name."""
+
+    def __init__(self, name: str, detail: str) -> None:
+        super().__init__(detail)
+        self.name = name
+        self.detail = detail
+
+
+class Budgets:
+    """The limits of one plan. Each check raises `Over` before anything is spent."""
+
+    def __init__(self, plan: RolloutPlan, cpu_s: Callable[[], Awaitable[float | None]] | None) -> None:
+        self._plan = plan
+        self._cpu_s = cpu_s
+        self._bytes = 0
+        self._chars = 0  # of all conversations so far; what several of them share counts once
+
+    def carry(self, size: int) -> None:
+        """So many bytes more pass between sandbox and orchestrator."""
+        limit = self._plan.limits.proxy_bytes
+        if self._bytes + size > limit:
+            raise Over("budget", f"{limit} bytes over the proxy")
+        self._bytes += size
+
+    async def check_cpu(self) -> None:
+        """Only CPU time that is already used can be seen; the rollout's own clock bounds what comes."""
+        limit = self._plan.limits.cpu_s
+        if limit is None or self._cpu_s is None:
+            return
+        used_s = await self._cpu_s()
+        if used_s is not None and used_s > limit:
+            raise Over("budget", f"{limit:g} cpu seconds")
+
+    def text(self, chars: int) -> None:
+        """So many characters of conversation are new. The limit is far beyond what a rollout's tokens can say."""
+        self._chars += chars
+        if self._chars > MAX_RECORDED_CHARS:
+            raise Over("budget", f"{MAX_RECORDED_CHARS} characters of conversation")
+
+    def tool_call(self, calls: int) -> None:
+        """One more tool call than `calls`."""
+        if calls >= self._plan.limits.tool_calls:
+            raise Over("budget", f"{self._plan.limits.tool_calls} tool calls")
+
+    def completion(self, asked: Asked, turns: Sequence[Turn], prompt_tokens: int) -> int:
+        """How many tokens this completion may sample, after `turns`.
+
+        A managed agent has its own number of steps in each call; the other budgets bound how often it is called.
+        """
+        limits = self._plan.limits
+        if len(turns) >= limits.completions:
+            raise Over("budget", f"{limits.completions} completions")
+        self._step(asked, turns)
+        if sum(turn.completion.prompt_tokens for turn in turns) + prompt_tokens > limits.prompt_tokens:
+            raise Over("budget", f"{limits.prompt_tokens} prompt tokens")
+        sampled_left = limits.completion_tokens - sum(turn.completion.completion_tokens for turn in turns)
+        if sampled_left < 1:
+            raise Over("budget", f"{limits.completion_tokens} sampled tokens")
+        room = limits.max_token_length - prompt_tokens
+        if room < 1:
+            raise Over(
+                "context_length", f"a prompt of {prompt_tokens} tokens for a line of {limits.max_token_length}"
+            )
+        return min(self._plan.sampling.max_tokens, sampled_left, room)
+
+    def _step(self, asked: Asked, turns: Sequence[Turn]) -> None:
+        agent = self._plan.agent
+        if asked.kind is CompletionKind.FINAL and not agent.final_answer_at_max_steps:
+            raise Over("max_steps", f"{agent.max_steps} steps")
+        if asked.kind is not CompletionKind.ACTION:
+            return
+        if asked.agent:
+            managed = next(managed for managed in agent.managed_agents if managed.name == asked.agent)
+            # The prompt of a managed agent holds the steps of this call and of no other.
+            most, taken = managed.max_steps or agent.max_steps, sum(m.role == "assistant" for m in asked.messages)
+        else:
+            most, taken = agent.max_steps, sum(turn.is_step for turn in turns)
+        if taken >= most:
+            raise Over("max_steps", f"{most} steps" + f" of {asked.agent}" * bool(asked.agent))
+
+    def too_long(self, chars: int) -> Over:
+        """What ends a rollout whose prompt need not even be counted in tokens."""
+        limit = self._plan.limits.max_token_length
+        return Over("context_length", f"a prompt of {chars} characters for a line of {limit} tokens")

@@ -1,0 +1,115 @@
+"""The turns of one rollout: prompts as they are asked for, completions as they were served, in their segments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orchestrator.completion.base import Tokenizer, counted, encoded
+from orchestrator.completion.line import Prompt, TokenLine
+from orchestrator.proxy.budgets import Budgets
+from orchestrator.proxy.said import Asked
+from orchestrator.types import Completion, Message, RolloutPlan, Turn
+
+_MESSAGE_OVERHEAD = 8  # tokens a chat template puts around a message, roughly; for chat endpoints only
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A prompt, ready to be sampled from. `line`: as ids; None: the endpoint takes text."""
+
+    line: Prompt | None
+    tokens: int  # its length; 0: unknown
+
+
+class Turns:
+    """Grows by one turn with each completion."""
+
+    def __init__(
+        self, plan: RolloutPlan, budgets: Budgets, tokenizer: Tokenizer | None, *, takes_ids: bool
+    ) -> None:
+        self.all: list[Turn] = []
+        self._limit = plan.limits.max_token_length
+        self._budgets = budgets
+        self._tokenizer = tokenizer
+        self._line = TokenLine(tokenizer, plan.agent.closing_tag) if tokenizer and takes_ids else None
+        self._conversation: tuple[Message, ...] = ()
+        self._talks: dict[int, tuple[Message, ...]] = {}  # by segment, where the endpoint takes text
+        self._counted = 0  # tokens of the conversation so far, where the endpoint takes text
+
+    async def prepared(self, messages: tuple[Message, ...]) -> Prepared:
+        """Raises Over for more text than there is room for, RecordError."""
+        self._budgets.text(sum(len(m.content) for m in messages[_common(self._conversation, messages) :]))
+        if self._line is None:
+            return Prepared(None, await self._length(messages))
+        prompt = await self._prompt(self._line, messages)
+        return Prepared(prompt, len(prompt.ids))
+
+    async def _prompt(self, line: TokenLine, messages: tuple[Message, ...]) -> Prompt:
+        """The ids to sample from."""
+        assert self._tokenizer is not None
+        following = line.following(messages)
+        text = following.added
+        ids = await encoded(self._tokenizer, text.text, self._limit, text.plain)
+        if ids is None:
+            raise self._budgets.too_long(len(text.text))
+        return following.prompt(ids)
+
+    async def _length(self, messages: tuple[Message, ...]) -> int:
+        """Tokens of a conversation that is sent as text; only what is new in it is counted anew. 0: unknown."""
+        if self._tokenizer is None:
+            return 0
+        kept = _common(self._conversation, messages)
+        if kept < len(self._conversation):
+            self._counted = 0
+            kept = 0
+        new = [message.content for message in messages[kept:]]
+        if (count := await counted(self._tokenizer, new, self._limit)) is None:
+            raise self._budgets.too_long(sum(map(len, new)))
+        return self._counted + count + len(new) * _MESSAGE_OVERHEAD
+
+    def record(
+        self, asked: Asked, prepared: Prepared, started_s: float, ended_s: float, completion: Completion
+    ) -> None:
+        """One completion, as it was served. Times are the rollout's own, in seconds."""
+        messages, prompt = asked.messages, prepared.line
+        kept = _common(self._conversation, messages)
+        self._counted = prepared.tokens
+        if self._line is not None and prompt is not None:
+            self._line.append(prompt, messages, completion)
+        self.all.append(
+            Turn(
+                sequence=asked.sequence,
+                kind=asked.kind,
+                kept=kept,
+                messages=messages[kept:],
+                segment=prompt.segment if prompt else self._text_segment(messages),
+                prompt_ids=prompt.added if prompt else None,
+                closing=prompt.closing if prompt else "",
+                completion=completion,
+                started_s=started_s,
+                ended_s=ended_s,
+                agent=asked.agent,
+            )
+        )
+        self._conversation = messages
+
+    def _text_segment(self, messages: tuple[Message, ...]) -> int:
+        """The latest segment whose last conversation these messages continue; where there is none, the next one."""
+        continued = (
+            segment
+            for segment, talk in reversed(self._talks.items())
+            if len(messages) > len(talk) and messages[: len(talk)] == talk
+        )
+        segment = next(continued, len(self._talks))
+        self._talks[segment] = messages
+        return segment
+
+
+def _common(a: tuple[Message, ...], b: tuple[Message, ...]) -> int:
+    """How many leading messages are equal."""
+    count = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        count += 1
+    return count

@@ -105,8 +105,13 @@ class Ledger:
     _above: set[int] = field(default_factory=set)  # done ones behind a gap
 
     def __post_init__(self) -> None:
-        self._following, self._above = self.begun.following, set(self.begun.done)
-        self.sending = self.begun.sending
+        self.begin(self.begun)
+
+    def begin(self, position: Position) -> None:
+        """Goes on from there. Before anything is delivered."""
+        self.begun = position
+        self._following, self._above = position.following, set(position.done)
+        self.sending = position.sending
 
     @property
     def posted(self) -> int:

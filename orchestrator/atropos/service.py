@@ -16,12 +16,13 @@ from typing import Any
 
 import aiohttp
 
-from orchestrator.atropos.feed import Feed, Terms, check_batch_size
+from orchestrator.atropos.feed import Feed
 from orchestrator.atropos.kept import Kept
 from orchestrator.atropos.position import Checkpoints, Ledger, Position, read_position, write_position
 from orchestrator.atropos.prompt_size import least_prompt_tokens
 from orchestrator.atropos.run_api import Registration, RunApi, Trainer
 from orchestrator.atropos.stream import Item, TaskStream
+from orchestrator.atropos.terms import check_servable, name_of, terms_of, total
 from orchestrator.atropos.tracking import Metrics, SandboxTime, Tracking
 from orchestrator.engine import Orchestrator, first_error
 from orchestrator.errors import ConfigError
@@ -152,7 +153,7 @@ class Service:
             return stopped.exit_code
         finally:
             if self._feed is not None:
-                closing_table(self.tally, self._rows(self._feed, run_path), wanted=_total(self.config))
+                closing_table(self.tally, self._rows(self._feed, run_path), wanted=total(self.config))
 
     async def _serve(self, run_path: Path) -> int:
         async with self.opened(training=True) as engine, aiohttp.ClientSession() as session:
@@ -172,7 +173,7 @@ class Service:
                 api = RunApi(self.config.env.rollout_server_url, session)
                 evaluates = self._evaluates or self.config.env.eval_split is not None
                 terms = terms_of(engine.config, evaluates=evaluates)
-                feed = Feed(api, self, self.stream, self.ledger, terms, self.progress.say)
+                feed = Feed(api, self, lambda: self.stream, self.ledger, terms, self.progress.say)
                 self._feed, self._executor = feed, engine.executor(self._kept)
                 self._executor.settled = feed.wake
                 try:
@@ -243,17 +244,16 @@ class Service:
     def _begin(self, position: Position) -> None:
         """The stream from there on."""
         assert self._tasks is not None
-        ledger = Ledger(position)
+        if self._ledger is not None:
+            self._ledger.begin(position)
+        ledger = self._ledger = self._ledger or Ledger(position)
 
         async def bad_task(task: BadTask, number: int) -> None:
             await self._observer.bad_task(task, number)
             ledger.drop(number)
 
         self.engine.seed = position.seed
-        self._ledger = ledger
         self._stream = TaskStream(self._tasks, ledger.is_done, bad_task, self.engine.fitting)
-        if self._feed is not None:
-            self._feed.ledger, self._feed.stream = ledger, self._stream
 
     # ------------------------------------------------------------ what the feed calls
 
@@ -306,7 +306,7 @@ class Service:
             )
             self.progress.say(f"note: lines end at {limit} tokens, below the trainer's {trainer.max_token_len}")
         if registration.checkpoint_dir and registration.checkpoint_interval > 0:
-            self._checkpoints = Checkpoints(registration.checkpoint_dir, _name(self.config), fsync=env.fsync)
+            self._checkpoints = Checkpoints(registration.checkpoint_dir, name_of(self.config), fsync=env.fsync)
             if first and env.resume is None:
                 await self._go_on(self._checkpoints, registration.step)
         if self.tracking.wanted:
@@ -314,7 +314,7 @@ class Service:
 
     async def _go_on(self, checkpoints: Checkpoints, step: int) -> None:
         assert self._feed is not None
-        waiting = await self._feed.api.waiting()
+        waiting = await self._feed.connection.api.waiting()
         position = await asyncio.to_thread(checkpoints.load, step, same_trainer=waiting > 0)
         if position is None:
             if step > 0:
@@ -326,7 +326,7 @@ class Service:
         if position.dataset != self.ledger.begun.dataset or (seed is not None and seed != position.seed):
             raise ConfigError(
                 f"the checkpoint in {checkpoints.folder} is of {position.dataset} with seed {position.seed}; set "
-                f"these, or another --env.wandb_name than {_name(self.config)}"
+                f"these, or another --env.wandb_name than {name_of(self.config)}"
             )
         self._begin(position)
         self.progress.say(f"goes on at task {position.following}, where step {position.step} was")
@@ -393,8 +393,8 @@ class Service:
 
     async def _open_tracking(self) -> None:
         assert self._feed is not None
-        group, project = await self._feed.api.wandb()
-        name = f"{_name(self.config)}-{self.registered_name}"
+        group, project = await self._feed.connection.api.wandb()
+        name = f"{name_of(self.config)}-{self.registered_name}"
         self.tracking.open(
             name=name, project=project or "rollouts", group=group, config=self.config.public()["env"]
         )
@@ -417,7 +417,7 @@ class Service:
             for count, what in (
                 (feed.refused, "refused"),
                 (ledger.lost, "lost with the run-api"),
-                (feed.uncertain, "perhaps not arrived"),
+                (feed.delivery.uncertain, "perhaps not arrived"),
                 (feed.unsent, "written but not delivered"),
             )
             if count
@@ -444,57 +444,9 @@ def _named(group: Mapping[str, Any], number: int) -> Mapping[str, Any]:
     return {**group, "overrides": [{**name, **(fact or {})} for fact in facts]}
 
 
-def check_servable(config: Config) -> None:
-    """Raises ConfigError for what no trainer could be fed with."""
-    env = config.env
-    if env.group_policy.startswith("partial"):
-        raise ConfigError(
-            "env.group_policy: the run-api keeps groups back that are not of env.group_size; use backfill or drop"
-        )
-    if env.tokenizer_name is not None and env.tokenizer_name.lower() == "none":
-        raise ConfigError("env.tokenizer_name: a trainer needs token ids; name the model's tokenizer")
-    if env.inference_weight == 0:
-        raise ConfigError("env.inference_weight: the run-api divides by it; set it above 0")
-    if env.batch_size > 0:
-        check_batch_size(env.batch_size, env.group_size)
-
-
-def terms_of(config: Config, *, evaluates: bool) -> Terms:
-    """How the feed goes. The time limit of a group lies beyond all that its rollouts may take: they end by their
-    own deadlines, and none is drawn again for being slow."""
-    env = config.env
-    workers = min(env.open_groups, env.max_num_workers) if env.max_num_workers > 0 else env.open_groups
-    deadline_s = min(env.rollout_deadline, env.worker_timeout if env.worker_timeout > 0 else math.inf)
-    # Every rollout may use up its deadline, be tried again and be replaced, behind those of the other groups.
-    turns = math.ceil(workers * env.group_size / env.max_concurrent_sandboxes)
-    return Terms(
-        name=_name(config),
-        group_size=env.group_size,
-        max_token_length=env.max_token_length,
-        workers=workers,
-        worker_timeout_s=deadline_s * (env.max_retries + 1) * 2 * turns + 600.0,
-        total=_total(config),
-        batch_size=env.batch_size if env.batch_size > 0 else None,
-        max_batches=env.max_batches_offpolicy,
-        weight=env.inference_weight if env.inference_weight > 0 else 1.0,
-        allocation=env.min_batch_allocation,
-        steps_per_eval=env.steps_per_eval if evaluates else 0,
-        stop_for_eval=env.eval_handling == "STOP_TRAIN",
-        share_in_eval=env.eval_limit_ratio if env.eval_handling == "LIMIT_TRAIN" else 1.0,
-    )
-
-
 def _demand(engine: Orchestrator, feed: Feed, executor: Executor) -> AbstractContextManager[None]:
     """Warm sandboxes while groups are still to be begun, and no more than rollouts will want."""
     pool = engine.around.pool
     if pool is None:
         return nullcontext()
     return pool.following(lambda: math.inf if feed.begins_more else executor.waiting)
-
-
-def _total(config: Config) -> int | None:
-    return config.env.total_steps if config.env.total_steps > 0 else None
-
-
-def _name(config: Config) -> str:
-    return config.env.wandb_name or "smolagents"

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def run(config: Config) -> int:
     """0: total_steps groups are delivered; 1: not all; 128 + n after a signal."""
-    from orchestrator.atropos.service import check_servable
+    from orchestrator.atropos.terms import check_servable
 
     check_servable(config)
     # Before atroposlib: what cannot work is said at once, not after seconds of imports.

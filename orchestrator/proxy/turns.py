@@ -94,7 +94,7 @@ class Turns:
         self._conversation = messages
 
     def _text_segment(self, messages: tuple[Message, ...]) -> int:
-        """The latest segment whose last conversation these messages continue; where there is none, the next one."""
+        """The latest segment whose last conversation these messages continue; else the next one."""
         continued = (
             segment
             for segment, talk in reversed(self._talks.items())

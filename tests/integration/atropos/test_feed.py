@@ -14,11 +14,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from orchestrator.atropos.feed import MAX_RETURNED, Feed, Terms
+from orchestrator.atropos.feed import MAX_RETURNED, Feed
 from orchestrator.atropos.position import Ledger, Position
 from orchestrator.atropos.run_api import Registration, RunApi
 from orchestrator.atropos.run_api import Trainer as Told
 from orchestrator.atropos.stream import Item, TaskStream
+from orchestrator.atropos.terms import Terms
 from orchestrator.errors import ConfigError, RunUnhealthy
 from orchestrator.types import BadTask, Task
 from tests.fakes.faulty_run_api import FaultyRunApi
@@ -159,7 +160,7 @@ async def feeding(
         feed = Feed(
             RunApi(url, session),
             maker,
-            stream,
+            lambda: stream,
             ledger,
             Terms(name=name, group_size=group_size, **all_terms),
             said.append,
@@ -287,7 +288,7 @@ async def test_gateway_s_answer_is_no_proof_that_nothing_arrived(api: RunApiProc
         await trainer.rest()
         assert Counter(trainer.rollouts) == Counter(f"quickg{n}-r{i}" for n in range(1, 7) for i in range(2))
         assert between.done[fault] == 2
-        assert serve.feed.uncertain == serve.feed.refused == 0
+        assert serve.feed.delivery.uncertain == serve.feed.refused == 0
 
 
 async def test_gateway_whose_run_api_is_slow_is_not_registered_at_again(api: RunApiProcess) -> None:
@@ -360,7 +361,7 @@ async def test_broken_delivery_never_comes_twice_whatever_happens_meanwhile(
             await trainer.rest()
             # Nothing of ours but perhaps the one that cannot be told from one that was taken.
             unclear = taken and (others or fault == "reset before")
-            assert ours.feed.uncertain == unclear
+            assert ours.feed.delivery.uncertain == unclear
             assert ours.heard("cannot be told") == unclear
         found = Counter(trainer.rollouts)
         assert set(found.values()) == {1}

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.atropos.feed import Feed, Terms
+from orchestrator.atropos.connection import Connection
 from orchestrator.atropos.position import Ledger, Position
 from orchestrator.atropos.run_api import Registration, Trainer
-from orchestrator.atropos.stream import TaskStream
-from orchestrator.types import BadTask, Task
+from orchestrator.atropos.terms import Terms
 
 
 class TrainerComes:
@@ -28,20 +27,14 @@ class TrainerComes:
         return Trainer(8, 4096) if self.asked > 1 else Trainer(None, None)
 
 
-class Maker:
-    async def registered(self, registration: Registration, trainer: Trainer) -> None:
-        self.trainer = trainer
-
-
 async def test_a_trainer_that_comes_between_two_questions_is_known() -> None:
-    ledger, maker = Ledger(Position(7, "tasks")), Maker()
+    known: list[Trainer] = []
 
-    async def bad_task(task: BadTask, number: int) -> None:
-        """There is none."""
+    async def registered(registration: Registration, trainer: Trainer) -> None:
+        known.append(trainer)
 
-    stream = TaskStream([Task("q", "?")], ledger.is_done, bad_task)
     terms = Terms(name="quick", group_size=2, workers=1, worker_timeout_s=60.0, max_token_length=4096)
     api: Any = TrainerComes()
-    feed = Feed(api, maker, stream, ledger, terms, lambda said: None)  # type: ignore[arg-type]
-    await feed._register()
-    assert maker.trainer == Trainer(8, 4096)
+    ledger = Ledger(Position(7, "tasks"))
+    await Connection(api, terms, ledger, lambda said: None, registered).register()
+    assert known == [Trainer(8, 4096)]

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.atropos.feed import Terms, check_batch_size
-from orchestrator.atropos.service import check_servable, terms_of
+from orchestrator.atropos.terms import Terms, check_batch_size, check_servable, terms_of
 from orchestrator.errors import ConfigError
 from orchestrator.settings.config import Config
 from orchestrator.settings.table import EnvSettings

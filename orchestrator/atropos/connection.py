@@ -1,0 +1,148 @@
+"""Our registration at the run-api, kept up through its restarts, and what the run-api said last."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from orchestrator.atropos.position import Ledger
+from orchestrator.atropos.run_api import Registration, RunApi, RunApiAway, RunApiRefused, Status, Trainer
+from orchestrator.atropos.terms import Terms, check_batch_size
+from orchestrator.errors import ConfigError
+
+PAUSES_S = (0.2, 0.5, 1.0, 2.0)  # between two calls of a run-api that gives no answer; the last again and again
+DISCONNECT_S = 3.0
+UNKNOWN = 3  # answers 500 in a row that mean: it does not know us
+_ITS_OWN_FAILURE = 500  # other codes are those of a gateway before it, and say nothing of what it knows
+
+
+class Connection:
+    """One environment's place at one run-api. `registered` is called with each new registration."""
+
+    def __init__(
+        self,
+        api: RunApi,
+        terms: Terms,
+        ledger: Ledger,
+        say: Callable[[str], None],
+        registered: Callable[[Registration, Trainer], Awaitable[None]],
+    ) -> None:
+        self.api = api
+        self.registration: Registration | None = None
+        self.status: Status | None = None  # what it said last
+        self.answers = asyncio.Event()  # we are registered, and the run-api answers
+        self.sent_since = 0  # groups handed over since `status` was asked for
+        self.outages = 0
+        self._terms = terms
+        self._ledger = ledger
+        self._say = say
+        self._registered = registered
+        self._trainer: Trainer | None = None
+        self._step = 0  # the trainer's, when it was heard of last
+
+    async def register(self) -> None:
+        """Waits for a run-api with a trainer. Raises ConfigError where that trainer cannot be served."""
+        terms, told, attempt = self._terms, "", 0
+        while True:
+            try:
+                registration = await self.api.register(
+                    name=terms.name,
+                    max_token_length=terms.max_token_length,
+                    weight=terms.weight,
+                    group_size=terms.group_size,
+                    allocation=terms.allocation,
+                )
+                # Asked after the registration: before it, a trainer that comes in between would stay unknown.
+                trainer = await self.api.trainer() if registration is not None else None
+                why = f"waiting for a trainer at {self.api.url}"
+            except RunApiAway as error:
+                registration = trainer = None
+                why = f"waiting for the run-api: {error}"
+            except RunApiRefused as error:
+                raise ConfigError(f"env.rollout_server_url: {error}") from error
+            if registration is not None and trainer is not None and await self._accept(registration, trainer):
+                return
+            if registration is None and why != told:
+                self._say(why)
+                told = why
+            await asyncio.sleep(min(PAUSES_S[min(attempt, len(PAUSES_S) - 1)], 0.5))
+            attempt += 1
+
+    async def _accept(self, registration: Registration, trainer: Trainer) -> bool:
+        """False: the run-api went away again."""
+        batch = trainer.batch_size or self._terms.batch_size
+        if batch is None:
+            raise ConfigError("env.batch_size: the trainer does not say how large its batches are; set it here")
+        check_batch_size(batch, self._terms.group_size)
+        self._trainer = trainer
+        try:
+            await self._registered(registration, trainer)
+        except RunApiAway:
+            return False
+        self.registration, self.status, self.sent_since = registration, None, 0
+        self._step = registration.step
+        self._say(f"registered as {registration.name}; the trainer is at step {registration.step}")
+        return True
+
+    async def ask(self) -> None:
+        """Asks for the status until it comes, or until it is clear that this run-api does not know us."""
+        registration, attempt, unknown = self.registration, 0, 0
+        assert registration is not None
+        while True:
+            posted, self.sent_since = self._ledger.posted, 0
+            try:
+                status = await self.api.status(registration.env_id)
+            except RunApiRefused as error:
+                raise ConfigError(f"env.rollout_server_url: {error}") from error
+            except RunApiAway as error:
+                if attempt == 0:
+                    self.answers.clear()
+                unknown = unknown + 1 if error.status == _ITS_OWN_FAILURE else 0
+                if unknown >= UNKNOWN:
+                    return self._forgotten("it does not know this environment any more")
+                if attempt == UNKNOWN and not unknown:
+                    self.outages += 1
+                    self._say(f"{error}; groups under way go on and are kept until it is back")
+                await asyncio.sleep(PAUSES_S[min(attempt, len(PAUSES_S) - 1)])
+                attempt += 1
+                continue
+            if status.step < self._step:
+                return self._forgotten(f"its step went back from {self._step} to {status.step}")
+            self.status, self._step = status, status.step
+            self._ledger.seen_queue(status.own_queued, posted)
+            self.answers.set()
+            return None
+
+    def _forgotten(self, why: str) -> None:
+        """The run-api was restarted or reset: what waited in it is gone, and we register again."""
+        gone = self._ledger.forgotten()
+        self.answers.clear()
+        self.registration = self.status = None
+        self.outages += 1
+        lost = f"; up to {gone} groups that waited there are lost to the trainer" if gone else ""
+        self._say(f"the run-api was restarted or reset ({why}){lost}; registering again")
+
+    def bound(self) -> int:
+        """How many groups may still be added to those that wait for the trainer."""
+        status, terms = self.status, self._terms
+        told = self._trainer.batch_size if self._trainer is not None else None
+        batch = told if told is not None else terms.batch_size
+        if status is None or batch is None:
+            return 0
+        size, ahead = terms.group_size, terms.max_batches
+        share = min(1.0, status.unallocated + (terms.allocation or 0.0))
+        bound = ahead * int(batch * share) // size - status.queued
+        if terms.allocation is not None:
+            # Its own part of the batches, however full of others' groups the queue is.
+            bound = max(bound, math.ceil(terms.allocation * batch * ahead / size) - status.own_queued)
+        return bound - self.sent_since
+
+    async def disconnect(self) -> None:
+        """An environment that stays registered has its weight in every batch, and may hold them all up."""
+        if self.registration is None:
+            return
+        with suppress(RunApiAway, RunApiRefused, TimeoutError):
+            async with asyncio.timeout(DISCONNECT_S):
+                await self.api.disconnect(self.registration.env_id)

@@ -1,0 +1,141 @@
+"""Hands groups to the run-api, each exactly once, through broken calls, restarts and `kill -9`.
+
+The ledger says on disk what is being sent before it is sent. Where nobody heard how that ended, the run-api is
+asked for the latest group it took. Where that does not tell either, the group counts as arrived and is not sent
+again: a missing group can be counted, one that is trained on twice cannot be taken back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from orchestrator.atropos.connection import PAUSES_S, Connection
+from orchestrator.atropos.position import Ledger, Sending
+from orchestrator.atropos.run_api import Registration, RunApiAway, RunApiRefused, fingerprint
+from orchestrator.atropos.stream import Item
+from orchestrator.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+LATE_S = 2.0  # what broke off may still be on its way: in a gateway, or read by the run-api and not looked at
+Groups = Sequence[Mapping[str, Any]]
+
+
+class Delivery:
+    """`saved`: returns when what the ledger says is on disk."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        ledger: Ledger,
+        saved: Callable[[], Awaitable[None]],
+        say: Callable[[str], None],
+    ) -> None:
+        self.uncertain = 0  # deliveries that may not have arrived
+        self._connection = connection
+        self._api = connection.api
+        self._ledger = ledger
+        self._saved = saved
+        self._say = say
+
+    async def post(self, item: Item, groups: Groups) -> bool:
+        """Waits until the run-api has them; False: it refused them.
+
+        One caller at a time: else nobody could tell whether a delivery that broke off arrived.
+        """
+        last = await asyncio.to_thread(fingerprint, groups[-1])
+        attempt = 0
+        sent_to: Registration | None = None
+        while True:
+            await self._connection.answers.wait()
+            registration = self._connection.registration
+            if registration is None:
+                self._connection.answers.clear()
+                continue
+            try:
+                if (broken := self._ledger.sending) is not None and await self._arrived(
+                    broken, same=sent_to is registration
+                ):
+                    return True
+                # A run-api that was restarted takes groups of anybody, and no trainer after that.
+                status = await self._api.status(registration.env_id)
+                sending = Sending(
+                    number=item.number,
+                    lines=len(groups),
+                    fingerprint=last,
+                    env_id=registration.env_id,
+                    name=registration.name,
+                    step=status.step,
+                    queued=status.own_queued,
+                )
+                sent_to = registration
+                await self._send(groups, sending)
+                return True
+            except RunApiRefused as error:
+                self._say(f"group not taken: {error}")
+                return False
+            except RunApiAway as error:
+                log.info("not delivered yet: %s", error)
+            await asyncio.sleep(PAUSES_S[min(attempt, len(PAUSES_S) - 1)])
+            attempt += 1
+
+    async def _send(self, groups: Groups, sending: Sending) -> None:
+        """Said on disk first: a process that ends in the middle leaves a question, and no second delivery."""
+        self._ledger.sending = sending
+        await self._saved()
+        try:
+            await self._api.send(groups, sending.env_id)
+        except RunApiAway as error:
+            if not error.arrived:
+                self._ledger.sending = None
+                await self._saved()
+            raise
+
+    async def settle(self, registration: Registration) -> None:
+        """Finds out what became of the group that an earlier process was sending when it ended."""
+        sending = self._ledger.sending
+        assert sending is not None
+        # Numbers and names of registrations count up until a run-api is restarted or reset.
+        same = (
+            registration.env_id > sending.env_id
+            and registration.name != sending.name
+            and registration.step >= sending.step
+        )
+        try:
+            if await self._arrived(sending, same=same):
+                self._ledger.deliver(sending.number, sending.lines)
+        except RunApiRefused as error:
+            raise ConfigError(f"env.rollout_server_url: {error}") from error
+        except RunApiAway as error:
+            log.info("not known yet whether group %d arrived: %s", sending.number, error)
+            await asyncio.sleep(PAUSES_S[0])
+        else:
+            self._ledger.sending = None
+            await self._saved()
+
+    async def _arrived(self, sending: Sending, *, same: bool) -> bool:
+        """Whether a delivery that broke off counts as arrived. `same`: this is still the run-api it went to."""
+        if await self._heard(sending, same=same):
+            return True
+        await asyncio.sleep(LATE_S)
+        return await self._heard(sending, same=same)
+
+    async def _heard(self, sending: Sending, *, same: bool) -> bool:
+        whose, last = await self._api.latest()
+        if (whose, last) == (sending.env_id, sending.fingerprint):
+            return True
+        if same:
+            now = await self._api.status(sending.env_id)
+            if now.own_queued > sending.queued:
+                return True
+            if whose == sending.env_id or now.step == sending.step:
+                return False  # an older one of ours was the last; or nothing was taken out, and it is not in it
+        self.uncertain += 1
+        self._say(
+            f"the delivery of group {sending.number} broke off, and whether it arrived cannot be told; "
+            "it is not sent again"
+        )
+        return True

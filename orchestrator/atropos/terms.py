@@ -1,0 +1,89 @@
+"""How a trainer is fed: what follows from the settings, and which settings no trainer could be fed with."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from orchestrator.errors import ConfigError
+from orchestrator.settings.config import Config
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How to feed. `workers`: groups that may be under way. `total`: groups to deliver; None: no end.
+
+    `share_in_eval`: of the sandboxes, for training while an evaluation is under way.
+    """
+
+    name: str
+    group_size: int
+    max_token_length: int
+    workers: int
+    worker_timeout_s: float
+    total: int | None = None
+    batch_size: int | None = None
+    max_batches: int = 3
+    weight: float = 1.0
+    allocation: float | None = None
+    steps_per_eval: int = 0
+    stop_for_eval: bool = True
+    share_in_eval: float = 0.0
+
+
+def check_batch_size(batch_size: int, group_size: int) -> None:
+    """Raises ConfigError where the run-api could never make a batch of whole groups."""
+    if batch_size % group_size:
+        below = max((n for n in range(1, group_size) if batch_size % n == 0), default=1)
+        raise ConfigError(
+            f"env.group_size: groups of {group_size} never fill the trainer's batches of {batch_size}; set "
+            f"--env.group_size {below}, or the trainer's batch size to a multiple of {group_size}"
+        )
+
+
+def check_servable(config: Config) -> None:
+    """Raises ConfigError for what no trainer could be fed with."""
+    env = config.env
+    if env.group_policy.startswith("partial"):
+        raise ConfigError(
+            "env.group_policy: the run-api keeps groups back that are not of env.group_size; use backfill or drop"
+        )
+    if env.tokenizer_name is not None and env.tokenizer_name.lower() == "none":
+        raise ConfigError("env.tokenizer_name: a trainer needs token ids; name the model's tokenizer")
+    if env.inference_weight == 0:
+        raise ConfigError("env.inference_weight: the run-api divides by it; set it above 0")
+    if env.batch_size > 0:
+        check_batch_size(env.batch_size, env.group_size)
+
+
+def terms_of(config: Config, *, evaluates: bool) -> Terms:
+    """How the feed goes. The time limit of a group lies beyond all that its rollouts may take: they end by their
+    own deadlines, and none is drawn again for being slow."""
+    env = config.env
+    workers = min(env.open_groups, env.max_num_workers) if env.max_num_workers > 0 else env.open_groups
+    deadline_s = min(env.rollout_deadline, env.worker_timeout if env.worker_timeout > 0 else math.inf)
+    # Every rollout may use up its deadline, be tried again and be replaced, behind those of the other groups.
+    turns = math.ceil(workers * env.group_size / env.max_concurrent_sandboxes)
+    return Terms(
+        name=name_of(config),
+        group_size=env.group_size,
+        max_token_length=env.max_token_length,
+        workers=workers,
+        worker_timeout_s=deadline_s * (env.max_retries + 1) * 2 * turns + 600.0,
+        total=total(config),
+        batch_size=env.batch_size if env.batch_size > 0 else None,
+        max_batches=env.max_batches_offpolicy,
+        weight=env.inference_weight if env.inference_weight > 0 else 1.0,
+        allocation=env.min_batch_allocation,
+        steps_per_eval=env.steps_per_eval if evaluates else 0,
+        stop_for_eval=env.eval_handling == "STOP_TRAIN",
+        share_in_eval=env.eval_limit_ratio if env.eval_handling == "LIMIT_TRAIN" else 1.0,
+    )
+
+
+def total(config: Config) -> int | None:
+    return config.env.total_steps if config.env.total_steps > 0 else None
+
+
+def name_of(config: Config) -> str:
+    return config.env.wandb_name or "smolagents"

@@ -36,7 +36,18 @@ from orchestrator.scorers.opening import open_scorer
 from orchestrator.slots import Slots
 from orchestrator.surroundings import Surroundings
 from orchestrator.tools.base import HostTool
-from orchestrator.types import Attempt, BadTask, EndedName, FailedName, Group, Member, RolloutPlan, Split, Task
+from orchestrator.types import (
+    Attempt,
+    BadTask,
+    EndedName,
+    FailedName,
+    Group,
+    Limits,
+    Member,
+    RolloutPlan,
+    Split,
+    Task,
+)
 from orchestrator.waits import uninterrupted
 
 if TYPE_CHECKING:
@@ -280,10 +291,20 @@ class Orchestrator:
         return task
 
     async def run_group(
-        self, task: Task, number: int, epoch: int, executor: Executor, *, longest_s: float = math.inf
+        self,
+        task: Task,
+        number: int,
+        epoch: int,
+        executor: Executor,
+        *,
+        longest_s: float = math.inf,
+        longest_tokens: int | None = None,
     ) -> Group:
-        """One group, whatever becomes of it; no rollout of it takes longer than `longest_s`, from its assignment.
-        Raises Unfinished after `drain`."""
+        """One group, whatever becomes of it. Raises Unfinished after `drain`.
+
+        No rollout of it takes longer than `longest_s` from its assignment, and no line of it gets longer than
+        `longest_tokens`, whatever its task says.
+        """
         config = self.config
         plans = plan_group(
             task,
@@ -297,9 +318,7 @@ class Orchestrator:
             limits=config.limits,
             split=self.split,
         )
-        bounded = [
-            replace(p, limits=replace(p.limits, deadline_s=min(p.limits.deadline_s, longest_s))) for p in plans
-        ]
+        bounded = [replace(plan, limits=_bounded(plan.limits, longest_s, longest_tokens)) for plan in plans]
         return await run_group(
             task,
             bounded,
@@ -349,6 +368,11 @@ class Orchestrator:
             },
             HealthGate(window=GROUPS * 2 * env.group_size),  # each may have a refill
         )
+
+
+def _bounded(limits: Limits, longest_s: float, longest_tokens: int | None) -> Limits:
+    tokens = limits.max_token_length if longest_tokens is None else min(limits.max_token_length, longest_tokens)
+    return replace(limits, deadline_s=min(limits.deadline_s, longest_s), max_token_length=tokens)
 
 
 def _on_top(leased: int, warm: int) -> str:

@@ -262,14 +262,15 @@ class Feed:
     async def _collect(self, worker: _Worker) -> Groups | None:
         """None: it took too long, and comes again unless it did so too often."""
         item = worker.item
+        limit_s = self.terms.time_limit_s(item.task)
         try:
-            async with asyncio.timeout(self.terms.worker_timeout_s) as limit:
+            async with asyncio.timeout(limit_s) as limit:
                 return await self.maker.make(item)
         except TimeoutError:
             if not limit.expired():
                 raise
         if item.returned < MAX_RETURNED:
-            self._say(f"group {item.number} took longer than {self.terms.worker_timeout_s:.0f} s and comes again")
+            self._say(f"group {item.number} took longer than {limit_s:.0f} s and comes again")
             self.cancelled += 1
             self._stream().put_back(item)
             return None

@@ -80,6 +80,7 @@ class Service:
         self._observer = Observer(listeners=[self.sandbox_time, self._kept, self.metrics], say=self.progress.say)
         self._saving = asyncio.Lock()
         self._sent = 0  # since wandb was told last
+        self._longest: int | None = None  # tokens of a line that the trainer takes; None: it says nothing
 
     # ------------------------------------------------------------ opening
 
@@ -212,17 +213,18 @@ class Service:
         if (group := self._kept.made.get(item.number)) is None:
             if self._executor is None:
                 self._executor = engine.executor(self._kept)
-            limit, worker_timeout = engine.config.env.max_token_length, engine.config.env.worker_timeout
+            longest, worker_timeout = self._longest, engine.config.env.worker_timeout
             group = await engine.run_group(
                 item.task,
                 item.number,
                 item.epoch,
                 self._executor,
                 longest_s=worker_timeout if worker_timeout > 0 else math.inf,
+                longest_tokens=longest,
             )
-            longest = max((len(m.trajectory.tokens_T) for m in group.members_G), default=0)
-            if group.dropped is None and longest > limit:
-                group = replace(group, dropped=f"a line of {longest} tokens, the limit is {limit}")
+            made = max((len(m.trajectory.tokens_T) for m in group.members_G), default=0)
+            if group.dropped is None and longest is not None and made > longest:  # of an earlier trainer's time
+                group = replace(group, dropped=f"a line of {made} tokens, the trainer takes {longest}")
             self._kept.made[item.number] = group
         lines = [] if group.dropped is not None else await asyncio.to_thread(engine.group_format.groups, group)
         if self._feed is None:
@@ -297,13 +299,11 @@ class Service:
         first = not self.registered_name
         self.registered_name, self.step = registration.name, registration.step
         env = self.config.env
+        # Rollouts end where the trainer takes no longer line, instead of being thrown away.
+        self._longest = None if trainer.max_token_len is None else max(trainer.max_token_len - 1, 16)
         if trainer.max_token_len is not None and trainer.max_token_len <= env.max_token_length:
-            # The trainer takes shorter lines only: rollouts end there instead of being thrown away.
             limit = trainer.max_token_len - 1
             self._check_prompt(limit, "the trainer's max_token_len")
-            self.engine.config = replace(
-                self.engine.config, env=replace(self.engine.config.env, max_token_length=max(limit, 16))
-            )
             self.progress.say(f"note: lines end at {limit} tokens, below the trainer's {trainer.max_token_len}")
         if registration.checkpoint_dir and registration.checkpoint_interval > 0:
             self._checkpoints = Checkpoints(registration.checkpoint_dir, name_of(self.config), fsync=env.fsync)

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 from orchestrator.errors import ConfigError
 from orchestrator.settings.config import Config
+from orchestrator.types import Task
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
     """How to feed. `workers`: groups that may be under way. `total`: groups to deliver; None: no end.
 
+    `worker_timeout_s`: for a group of rollouts with `deadline_s` each; no task may have more than `longest_s`.
     `share_in_eval`: of the sandboxes, for training while an evaluation is under way.
     """
 
@@ -21,6 +23,8 @@ class Terms:
     max_token_length: int
     workers: int
     worker_timeout_s: float
+    deadline_s: float = math.inf
+    longest_s: float = math.inf
     total: int | None = None
     batch_size: int | None = None
     max_batches: int = 3
@@ -29,6 +33,11 @@ class Terms:
     steps_per_eval: int = 0
     stop_for_eval: bool = True
     share_in_eval: float = 0.0
+
+    def time_limit_s(self, task: Task) -> float:
+        """How long the group of this task may take: longer where the task gives its rollouts a longer deadline."""
+        own_s = min(float(task.limits.get("rollout_deadline", 0.0)), self.longest_s)
+        return self.worker_timeout_s * max(1.0, own_s / self.deadline_s)
 
 
 def check_batch_size(batch_size: int, group_size: int) -> None:
@@ -69,6 +78,8 @@ def terms_of(config: Config, *, evaluates: bool) -> Terms:
         group_size=env.group_size,
         max_token_length=env.max_token_length,
         workers=workers,
+        deadline_s=deadline_s,
+        longest_s=env.worker_timeout if env.worker_timeout > 0 else math.inf,
         worker_timeout_s=deadline_s * (env.max_retries + 1) * 2 * turns + 600.0,
         total=total(config),
         batch_size=env.batch_size if env.batch_size > 0 else None,

@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import pytest
 
 from orchestrator.engine import READY_GROUPS
 from orchestrator.evaluation.evaluate import evaluation_config
+from orchestrator.group import Unfinished
 from orchestrator.observer import Listener, Observer
 from orchestrator.slots import Slots
 from orchestrator.types import Attempt, Ended, Group, Member, Record, RolloutPlan, Score, Task
@@ -221,3 +225,19 @@ async def test_an_evaluation_beside_shares_the_slots_and_keeps_to_its_tasks() ->
             await until(lambda: len(engine.running) == 3)
     assert (len(taken), len(measured)) == (4, 4)
     assert engine.launcher.most_at_once == 3
+
+
+async def test_a_caller_bounds_what_a_task_may_ask_for() -> None:
+    class Seen:
+        def __init__(self) -> None:
+            self.plans: list[RolloutPlan] = []
+
+        async def execute(self, plan: RolloutPlan) -> None:
+            self.plans.append(plan)
+
+    task = Task("long", "?", limits={"max_token_length": 50_000, "rollout_deadline": 9_000.0})
+    async with held() as engine:
+        seen: Any = Seen()
+        with pytest.raises(Unfinished):
+            await engine.orchestrator.run_group(task, 0, 0, seen, longest_s=600.0, longest_tokens=4_095)
+    assert {(plan.limits.max_token_length, plan.limits.deadline_s) for plan in seen.plans} == {(4_095, 600.0)}

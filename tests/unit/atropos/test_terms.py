@@ -10,6 +10,7 @@ from orchestrator.atropos.terms import Terms, check_batch_size, check_servable, 
 from orchestrator.errors import ConfigError
 from orchestrator.settings.config import Config
 from orchestrator.settings.table import EnvSettings
+from orchestrator.types import Task
 
 
 def terms(*, evaluates: bool = False, **env: Any) -> Terms:
@@ -63,3 +64,11 @@ def test_batches_of_whole_groups_only() -> None:
 def test_what_cannot_be_served_is_refused_before_anything_opens(env: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(env))):
         check_servable(Config(env=EnvSettings(**{"group_size": 2, **env})))
+
+
+def test_a_task_with_a_longer_deadline_gives_its_group_more_time() -> None:
+    made, longer = terms(rollout_deadline=100), Task("q", "?", limits={"rollout_deadline": 1000.0})
+    assert made.time_limit_s(Task("q", "?")) == made.worker_timeout_s
+    assert made.time_limit_s(longer) >= 10 * made.worker_timeout_s
+    bounded = terms(rollout_deadline=100, worker_timeout=200)  # no rollout takes longer than that
+    assert bounded.time_limit_s(longer) == 2 * bounded.worker_timeout_s

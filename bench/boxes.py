@@ -17,11 +17,9 @@ from docker.utils import kwargs_from_env
 
 from orchestrator.completion.base import Completer, CompletionRequest
 from orchestrator.launch.channels import Channels
-from orchestrator.launch.docker.confinement import verify_confinement
 from orchestrator.launch.docker.hardening import sandbox_config
 from orchestrator.launch.docker.launcher import DockerLauncher
 from orchestrator.launch.docker.uids import UidSlots
-from orchestrator.launch.docker.verification import demand
 from orchestrator.launch.names import LABEL_DEADLINE, LABEL_OWNER, LABEL_PROJECT, LABEL_RUN, PROJECT
 from orchestrator.launch.owner import owner_label
 from orchestrator.launch.pool import WarmPool
@@ -29,7 +27,7 @@ from orchestrator.launch.ramp import Ramp
 from orchestrator.parked import ParkedSandbox, parked_sandbox
 from orchestrator.settings.sources import load_config
 from orchestrator.surroundings import Surroundings
-from orchestrator.types import Completion, Confinement, SandboxSpec
+from orchestrator.types import Completion, SandboxSpec
 
 PYTHON = "/opt/sandbox/bin/python"  # of the image
 ANSWER = "Thought: That is it.\n<code>\nfinal_answer(42)\n</code>"
@@ -71,18 +69,15 @@ async def surroundings(completer: Completer, sandboxes: int, warm: int = 0) -> A
     run_id, spec, ramp = secrets.token_hex(8), sandbox_spec(), Ramp()
     launcher = DockerLauncher(run_id, max_sandboxes=sandboxes + warm, advise=lambda line: None)
 
-    def verify(confinement: Confinement, spec: SandboxSpec) -> None:
-        demand(verify_confinement(confinement, spec))
-
     with Channels(run_id) as channels:
 
         def park(spec: SandboxSpec) -> AbstractAsyncContextManager[ParkedSandbox]:
-            return parked_sandbox(spec, launcher, channels.directory, verify, ramp)
+            return parked_sandbox(spec, launcher, channels.directory, ramp)
 
         try:
             await launcher.check(spec)
             async with WarmPool(park, spec, leased=sandboxes, warm=warm, idle_s=LIFETIME_S) as pool:
-                yield Surroundings(launcher, completer, None, channels.directory, verify, pool=pool)
+                yield Surroundings(launcher, completer, None, channels.directory, pool=pool)
         finally:
             await launcher.aclose()
 

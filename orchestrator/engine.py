@@ -236,7 +236,7 @@ class Orchestrator:
         async def one(task: Task, number: int, epoch: int) -> None:
             nonlocal open_groups
             try:
-                await finished.put(await self.run_group(task, number, epoch, executor))
+                await finished.put(await self.group(task, number, epoch, executor))
             except Unfinished:
                 log.debug("group %d stays unfinished", number)
             finally:
@@ -290,7 +290,7 @@ class Orchestrator:
             return BadTask(task.task_id, reason) if reason else task
         return task
 
-    async def run_group(
+    async def group(
         self,
         task: Task,
         number: int,
@@ -330,7 +330,7 @@ class Orchestrator:
     def executor(
         self, earlier: Recorded | None = None, *, tools: Mapping[str, HostTool] | None = None
     ) -> Executor:
-        """One for all `run_group`s, or plans, of a caller that orders them itself; with `tools` in the place of
+        """One for all `group` calls, or plans, of a caller that orders them itself; with `tools` in the place of
         the run's own. Only while open."""
         return self._executor(earlier, self.around if tools is None else replace(self.around, tools=tools))
 

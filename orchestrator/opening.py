@@ -31,7 +31,7 @@ from orchestrator.parked import ParkedSandbox, parked_sandbox
 from orchestrator.surroundings import Surroundings
 from orchestrator.tools.base import HostTool
 from orchestrator.tools.brought import check_names
-from orchestrator.types import Confinement, SandboxSpec
+from orchestrator.types import SandboxSpec
 
 if TYPE_CHECKING:
     from orchestrator.settings.config import Config
@@ -57,13 +57,13 @@ async def open_surroundings(
     check_names(tools, own_tools)
     tools = {**tools, **own_tools}
     check_team(config.env, equipment, tools)
-    launcher, channel_directory, verify = await _launcher(config, stack, notes)
+    launcher, channel_directory = await _launcher(config, stack, notes)
     await _check_launcher(launcher, config.sandbox_spec())
     await _remove_leftovers(notes, docker=config.env.launcher == "docker")
     await asyncio.to_thread(_check_tokenizer, config)
     docker = Breaker("Docker", lambda: launcher.ready(config.sandbox_spec()), say)
     # Its first sandboxes are made while the tokenizer loads.
-    pool = await stack.enter_async_context(_pool(config, launcher, channel_directory, verify, docker))
+    pool = await stack.enter_async_context(_pool(config, launcher, channel_directory, docker))
     tokenizer = await asyncio.to_thread(find_tokenizer, config)
     completer = await _completer(config, tokenizer, stack, notes)
     sampled = [endpoint(server) for server in config.openai if not server.base_url.startswith(REPLAY)]
@@ -72,7 +72,6 @@ async def open_surroundings(
         completer,
         tokenizer,
         channel_directory,
-        verify,
         tools,
         lambda: one_answers(sampled),
         docker,
@@ -86,14 +85,13 @@ def _pool(
     config: Config,
     launcher: Launcher,
     channel_directory: Callable[[], AbstractContextManager[Path]],
-    verify: Callable[[Confinement, SandboxSpec], None],
     docker: Breaker,
 ) -> WarmPool[ParkedSandbox]:
     """Where all sandboxes of a run come from."""
     env, ramp = config.env, Ramp()
 
     def park(spec: SandboxSpec) -> AbstractAsyncContextManager[ParkedSandbox]:
-        return parked_sandbox(spec, launcher, channel_directory, verify, ramp)
+        return parked_sandbox(spec, launcher, channel_directory, ramp)
 
     async def recovered() -> None:
         await docker.away()
@@ -233,17 +231,15 @@ async def _remove_leftovers(notes: list[str], *, docker: bool) -> None:
 
 async def _launcher(
     config: Config, stack: AsyncExitStack, notes: list[str]
-) -> tuple[Launcher, Callable[[], AbstractContextManager[Path]], Callable[[Confinement, SandboxSpec], None]]:
-    """(launcher, where sandboxes find their sockets, what refuses a badly confined one)."""
+) -> tuple[Launcher, Callable[[], AbstractContextManager[Path]]]:
+    """(launcher, where sandboxes find their sockets)."""
     env = config.env
     sandboxes = env.max_concurrent_sandboxes + env.most_warm
     if note := make_room(sandboxes):
         notes.append(note)
     run_id = secrets.token_hex(8)
     if env.launcher == "docker":
-        from orchestrator.launch.docker.confinement import untold_by, verify_confinement
         from orchestrator.launch.docker.launcher import DockerLauncher
-        from orchestrator.launch.docker.verification import demand
 
         waived = frozenset(env.waive_hardening)
         if waived:
@@ -256,19 +252,13 @@ async def _launcher(
             allow_localhost_tcp=env.allow_localhost_tcp or env.agent_kind == "program",
             advise=notes.append,
         )
-
-        def verify(confinement: Confinement, spec: SandboxSpec) -> None:
-            demand(verify_confinement(confinement, spec, waived | untold_by(spec.runtime)))
     elif env.launcher == "process":
         from orchestrator.launch.process import ProcessLauncher
 
         launcher = ProcessLauncher(run_id, max_sandboxes=sandboxes)
-
-        def verify(confinement: Confinement, spec: SandboxSpec) -> None:
-            """There is nothing to hold: the operator asked for no isolation."""
     else:
         raise EnvironmentUnusable(f"the {env.launcher} launcher is not in this version; use --env.launcher docker")
     stack.push_async_callback(launcher.aclose)
     # Not in a thread: cancelled there, it would be made and nobody's.
     channels = stack.enter_context(Channels(run_id))
-    return launcher, channels.directory, verify
+    return launcher, channels.directory

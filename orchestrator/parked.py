@@ -18,7 +18,6 @@ from orchestrator.launch.base import Launcher, Sandbox
 from orchestrator.launch.ramp import Ramp
 from orchestrator.proxy.server import SandboxServer
 from orchestrator.types import (
-    Confinement,
     SandboxExit,
     SandboxSpec,
 )
@@ -53,7 +52,6 @@ async def parked_sandbox(
     spec: SandboxSpec,
     launcher: Launcher,
     channel_directory: Callable[[], AbstractContextManager[Path]],
-    verify: Callable[[Confinement, SandboxSpec], None],
     ramp: Ramp | None = None,
 ) -> AsyncIterator[ParkedSandbox]:
     """A fresh sandbox, verified and parked. On any exit it is removed, socket and directory with it.
@@ -73,5 +71,5 @@ async def parked_sandbox(
                 raise LaunchError(f"the sandbox was not ready within {PARK_TIMEOUT_S:g} s") from error
             if isinstance(parked, SandboxExit):
                 raise LaunchError(f"the sandbox ended at start: {parked.reason or parked.exit_code}")
-        verify(parked, spec)
+        launcher.demand_confined(parked, spec)
         yield ParkedSandbox(sandbox, server)

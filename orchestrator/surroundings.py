@@ -20,7 +20,6 @@ from orchestrator.parked import ParkedSandbox, parked_sandbox
 from orchestrator.proxy.left_files import OutputRule
 from orchestrator.tools.base import HostTool
 from orchestrator.types import (
-    Confinement,
     SandboxSpec,
 )
 
@@ -42,7 +41,6 @@ class Surroundings:
     completer: Completer
     tokenizer: Tokenizer | None
     channel_directory: Callable[[], AbstractContextManager[Path]]
-    verify: Callable[[Confinement, SandboxSpec], None]
     tools: Mapping[str, HostTool] = field(default_factory=dict)
     endpoint_answers: Callable[[], Awaitable[None]] = _nobody_to_ask
     docker: Breaker | None = None
@@ -55,4 +53,4 @@ class Surroundings:
         """One for one rollout, from the pool where there is one."""
         if self.pool is not None:
             return self.pool.claim(spec)
-        return parked_sandbox(spec, self.launcher, self.channel_directory, self.verify)
+        return parked_sandbox(spec, self.launcher, self.channel_directory)

@@ -214,7 +214,7 @@ class Service:
             if self._executor is None:
                 self._executor = engine.executor(self._kept)
             longest, worker_timeout = self._longest, engine.config.env.worker_timeout
-            group = await engine.run_group(
+            group = await engine.group(
                 item.task,
                 item.number,
                 item.epoch,

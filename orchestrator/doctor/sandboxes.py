@@ -15,14 +15,11 @@ from orchestrator.doctor.machine import check_room
 from orchestrator.errors import ConfigError, DockerError, EnvironmentUnusable, RolloutError
 from orchestrator.launch.channels import Channels
 from orchestrator.launch.docker.calls import Engine
-from orchestrator.launch.docker.confinement import untold_by, verify_confinement
 from orchestrator.launch.docker.facts import advice, image_problem, missing_features
 from orchestrator.launch.docker.launcher import DockerLauncher
-from orchestrator.launch.docker.verification import demand
 from orchestrator.launch.image.build import is_current
 from orchestrator.launch.image.context import BuildContext, context_root
 from orchestrator.parked import parked_sandbox
-from orchestrator.types import Confinement, SandboxSpec
 
 if TYPE_CHECKING:
     from orchestrator.settings.config import Config
@@ -89,22 +86,18 @@ async def _check_start(config: Config) -> Finding:
     begun = time.monotonic()
     try:
         async with asyncio.timeout(START_TIMEOUT_S), AsyncExitStack() as stack:
-            waived = frozenset(config.env.waive_hardening)
             launcher = DockerLauncher(
                 run_id,
                 max_sandboxes=1,
-                waived=waived,
+                waived=frozenset(config.env.waive_hardening),
                 allow_localhost_tcp=config.env.allow_localhost_tcp,
                 advise=lambda line: None,
             )
 
-            def verify(confinement: Confinement, spec: SandboxSpec) -> None:
-                demand(verify_confinement(confinement, spec, waived | untold_by(spec.runtime)))
-
             stack.push_async_callback(launcher.aclose)
             channels = await asyncio.to_thread(Channels, run_id)
             stack.callback(channels.close)
-            async with parked_sandbox(config.sandbox_spec(), launcher, channels.directory, verify):
+            async with parked_sandbox(config.sandbox_spec(), launcher, channels.directory):
                 ready_s = time.monotonic() - begun
     except TimeoutError:
         return fail("sandbox", f"none was ready within {START_TIMEOUT_S:g} s: see `docker events` and the disk")

@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
 
-from orchestrator.types import SandboxExit, SandboxSpec
+from orchestrator.types import Confinement, SandboxExit, SandboxSpec
 
 
 class Sandbox(Protocol):
@@ -34,6 +34,10 @@ class Launcher(Protocol):
 
     async def ready(self, spec: SandboxSpec) -> None:
         """Whether sandboxes can be made now, asked without making one. Raises LaunchError, DockerError."""
+
+    def demand_confined(self, seen: Confinement, spec: SandboxSpec) -> None:
+        """What pid 1 of a sandbox read about itself is what `spec` wants, but for what the operator waived.
+        Raises EnvironmentUnusable."""
 
     def launch(self, spec: SandboxSpec, channel: Path) -> AbstractAsyncContextManager[Sandbox]:
         """A sandbox whose runner connects to the socket `s` in the directory `channel`.

@@ -23,7 +23,7 @@ from pathlib import Path
 from orchestrator.errors import EnvironmentUnusable, LaunchError
 from orchestrator.launch.channels import make_owned_directory
 from orchestrator.launch.image.context import context_root
-from orchestrator.types import SandboxExit, SandboxSpec
+from orchestrator.types import Confinement, SandboxExit, SandboxSpec
 from orchestrator.waits import uninterrupted
 
 log = logging.getLogger(__name__)
@@ -123,6 +123,9 @@ class ProcessLauncher:
 
     async def ready(self, spec: SandboxSpec) -> None:
         """There is nothing to ask: processes can be started or not."""
+
+    def demand_confined(self, seen: Confinement, spec: SandboxSpec) -> None:
+        """Nothing is demanded: the operator asked for no isolation."""
 
     @asynccontextmanager
     async def launch(self, spec: SandboxSpec, channel: Path) -> AsyncIterator[ProcessSandbox]:

@@ -19,9 +19,11 @@ from rollout_api.v1 import sandbox_pb2 as pb
 from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
 from orchestrator.errors import LaunchError, SandboxLostError
+from orchestrator.launch.docker.confinement import verify_confinement
+from orchestrator.launch.docker.verification import demand
 from orchestrator.launch.names import ATTACHMENTS_DIR, SOCKET_NAME, WORKSPACE_DIR
 from orchestrator.proxy.wire import CONTRACT
-from orchestrator.types import SandboxExit, SandboxSpec
+from orchestrator.types import Confinement, SandboxExit, SandboxSpec
 from orchestrator.waits import uninterrupted
 
 Inhabitant = Callable[[Path], Awaitable[SandboxExit]]
@@ -122,6 +124,10 @@ class FakeLauncher:
 
     async def ready(self, spec: SandboxSpec) -> None:
         """Always."""
+
+    def demand_confined(self, seen: Confinement, spec: SandboxSpec) -> None:
+        """As of a container."""
+        demand(verify_confinement(seen, spec))
 
     @asynccontextmanager
     async def launch(self, spec: SandboxSpec, channel: Path) -> AsyncIterator[FakeSandbox]:

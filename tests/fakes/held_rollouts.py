@@ -137,6 +137,6 @@ async def held(observer: Observer | None = None, scorer: Scorer | None = None, *
 
         orchestrator = Orchestrator(config, observer)
         orchestrator._scorer = scorer or DirectScorer("correctness")
-        orchestrator._around = Surroundings(launcher, completer, None, channel, lambda confinement, spec: None)
+        orchestrator._around = Surroundings(launcher, completer, None, channel)
         yield Held(orchestrator, completer, launcher)
     assert launcher.live == {}

@@ -15,9 +15,7 @@ import pytest
 from orchestrator.engine import Orchestrator
 from orchestrator.errors import ToolError
 from orchestrator.launch.channels import Channels
-from orchestrator.launch.docker.confinement import verify_confinement
 from orchestrator.launch.docker.launcher import DockerLauncher
-from orchestrator.launch.docker.verification import demand
 from orchestrator.launch.image.build import ensure_image
 from orchestrator.launch.names import DEFAULT_IMAGE
 from orchestrator.outcome import decide
@@ -496,7 +494,6 @@ async def rolled_out(tools: dict[str, HostTool], codes: list[str], limits: Limit
                 completer,
                 None,
                 channels.directory,
-                lambda confinement, spec: demand(verify_confinement(confinement, spec)),
                 tools,
             )
             async with asyncio.timeout(120):

@@ -242,9 +242,7 @@ class Home:
         self._directory = TemporaryDirectory(prefix="x")
         self.config = Config(env=EnvSettings(seed=5, **env), openai=(PRICED,))
         self.orchestrator = Orchestrator(self.config, Observer())
-        self.orchestrator._around = Surroundings(
-            self.launcher, self.completer, None, self._channel, lambda confinement, spec: None
-        )
+        self.orchestrator._around = Surroundings(self.launcher, self.completer, None, self._channel)
         self.orchestrator._scorer = DirectScorer("combined")
 
     @contextmanager

@@ -77,7 +77,7 @@ class Bench:
         self._directory = TemporaryDirectory(prefix="x")
         settings: dict[str, Any] = {"max_sandboxes": 2, "max_retries": 2, "recorded": self._record}
         self.executor = Executor(
-            Surroundings(self.launcher, self.completer, None, self._channel, lambda confinement, spec: None),
+            Surroundings(self.launcher, self.completer, None, self._channel),
             graded=graded,
             started=self.started.append,
             **{**settings, **more},

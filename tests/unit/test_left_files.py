@@ -66,7 +66,6 @@ async def attempt(folder: Path, behind: Callable[[Any, FakeLauncher], Any]) -> A
         completer=ScriptedCompleter(["Thought\n<code>\nfinal_answer(42)\n</code>"]),
         tokenizer=None,
         channel_directory=directory,
-        verify=lambda confinement, spec: None,
         output=OutputRule(folder / "output", 10, 1000),
     )
     async with asyncio.timeout(60):

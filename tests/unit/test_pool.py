@@ -17,8 +17,6 @@ from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 from orchestrator.breaker import Breaker
 from orchestrator.errors import DockerError, EnvironmentUnusable, LaunchError, RunUnhealthy
 from orchestrator.launch.channels import Channels
-from orchestrator.launch.docker.confinement import verify_confinement
-from orchestrator.launch.docker.verification import demand
 from orchestrator.launch.names import SOCKET_NAME
 from orchestrator.launch.pool import WarmPool
 from orchestrator.parked import ParkedSandbox, parked_sandbox
@@ -42,9 +40,7 @@ class Bench:
         self.pool: WarmPool[ParkedSandbox] = WarmPool(self._park, SPEC, **{**settings, **options})
 
     def _park(self, spec: SandboxSpec) -> AbstractAsyncContextManager[ParkedSandbox]:
-        return parked_sandbox(
-            spec, self.launcher, self._channels.directory, lambda *seen: demand(verify_confinement(*seen))
-        )
+        return parked_sandbox(spec, self.launcher, self._channels.directory)
 
     async def use(self, spec: SandboxSpec = SPEC, until: asyncio.Event | None = None) -> str:
         """One rollout."""

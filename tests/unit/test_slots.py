@@ -239,5 +239,5 @@ async def test_a_caller_bounds_what_a_task_may_ask_for() -> None:
     async with held() as engine:
         seen: Any = Seen()
         with pytest.raises(Unfinished):
-            await engine.orchestrator.run_group(task, 0, 0, seen, longest_s=600.0, longest_tokens=4_095)
+            await engine.orchestrator.group(task, 0, 0, seen, longest_s=600.0, longest_tokens=4_095)
     assert {(plan.limits.max_token_length, plan.limits.deadline_s) for plan in seen.plans} == {(4_095, 600.0)}

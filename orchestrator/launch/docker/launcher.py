@@ -17,6 +17,7 @@ from pathlib import Path
 
 from orchestrator.errors import DockerError, EnvironmentUnusable, LaunchError, SandboxLostError
 from orchestrator.launch.docker.calls import CALL_TIMEOUT_S, Engine
+from orchestrator.launch.docker.confinement import untold_by, verify_confinement
 from orchestrator.launch.docker.cpu_clock import CpuClock
 from orchestrator.launch.docker.events import ContainerEvent, EngineEvents
 from orchestrator.launch.docker.facts import advice, describe, image_problem, missing_features
@@ -26,7 +27,7 @@ from orchestrator.launch.docker.uids import UidPair, UidSlots
 from orchestrator.launch.docker.verification import NO_MEASURES, demand, verify
 from orchestrator.launch.names import LABEL_DEADLINE, LABEL_OWNER, LABEL_PROJECT, LABEL_RUN, PROJECT
 from orchestrator.launch.owner import owner_label
-from orchestrator.types import SandboxSpec
+from orchestrator.types import Confinement, SandboxSpec
 from orchestrator.waits import uninterrupted
 
 log = logging.getLogger(__name__)
@@ -100,6 +101,10 @@ class DockerLauncher:
         """Versions and image digest. Raises DockerError."""
         facts = describe(await self._engine.info(), await self._engine.image(spec.image), spec)
         return {**facts, "localhost_tcp": "allowed"} if self._allow_localhost_tcp else facts
+
+    def demand_confined(self, seen: Confinement, spec: SandboxSpec) -> None:
+        """Raises EnvironmentUnusable, naming every measure that is missing and was not waived."""
+        demand(verify_confinement(seen, spec, self._waived | untold_by(spec.runtime)))
 
     async def ready(self, spec: SandboxSpec) -> None:
         """By a container that is never started: an Engine without space, or without the image, answers all else.

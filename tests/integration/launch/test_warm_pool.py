@@ -15,16 +15,14 @@ import pytest
 from orchestrator.errors import EnvironmentUnusable
 from orchestrator.launch.channels import Channels
 from orchestrator.launch.docker import launcher as docker_launcher
-from orchestrator.launch.docker.confinement import verify_confinement
 from orchestrator.launch.docker.launcher import DockerLauncher
-from orchestrator.launch.docker.verification import demand
 from orchestrator.launch.names import DEFAULT_IMAGE
 from orchestrator.launch.pool import WarmPool
 from orchestrator.launch.ramp import Ramp
 from orchestrator.parked import ParkedSandbox, parked_sandbox
 from orchestrator.rollout import run_rollout
 from orchestrator.surroundings import Surroundings
-from orchestrator.types import Attempt, Confinement, EndedName, SandboxSpec
+from orchestrator.types import Attempt, EndedName, SandboxSpec
 from tests.e2e import leftovers
 from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.inference import Reply, ScriptedServer, always
@@ -53,17 +51,14 @@ async def pool_for(run: str, *, leased: int, warm: int) -> AsyncIterator[Surroun
     """A pool of containers, of which none remains."""
     launcher, ramp = DockerLauncher(run, max_sandboxes=leased + warm), Ramp()
 
-    def verify(seen: Confinement, spec: SandboxSpec) -> None:
-        demand(verify_confinement(seen, spec))
-
     with Channels(run) as channels:
 
         def park(spec: SandboxSpec) -> AbstractAsyncContextManager[ParkedSandbox]:
-            return parked_sandbox(spec, launcher, channels.directory, verify, ramp)
+            return parked_sandbox(spec, launcher, channels.directory, ramp)
 
         try:
             async with WarmPool(park, SPEC, leased=leased, warm=warm) as pool:
-                yield Surroundings(launcher, Looking(), None, channels.directory, verify, pool=pool)
+                yield Surroundings(launcher, Looking(), None, channels.directory, pool=pool)
         finally:
             await launcher.aclose()
             assert await asyncio.to_thread(containers_of, run) == []

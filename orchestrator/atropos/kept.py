@@ -10,6 +10,7 @@ import orjson
 from orchestrator.completion.base import Tokenizer
 from orchestrator.observer import Listener
 from orchestrator.run.earlier import Earlier, group_number
+from orchestrator.run.lines import texts
 from orchestrator.run.session import Output
 from orchestrator.types import Attempt, Group, Member, RolloutPlan
 
@@ -44,9 +45,7 @@ class Kept(Listener):
     def read(self, output: Output, is_done: Callable[[int], bool]) -> None:
         """From the files of a run that is continued."""
         self._earlier = output.earlier
-        with output.groups.path.open("rb") as file:
-            for text in file:
-                line = orjson.loads(text)
-                number = group_number(str(output.groups.path), line)
-                if not is_done(number):
-                    self.written.setdefault(number, []).append(line)
+        for line in texts(output.groups.path):
+            number = group_number(line.place, line.text)
+            if not is_done(number):
+                self.written.setdefault(number, []).append(orjson.loads(line.text))

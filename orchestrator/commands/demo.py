@@ -21,9 +21,8 @@ from orchestrator.errors import ConfigError, EnvironmentUnusable
 from orchestrator.launch.docker.client import connect, inspect_image
 from orchestrator.launch.image.build import ensure_image
 from orchestrator.launch.names import DEFAULT_IMAGE
-from orchestrator.run.files import saved_env
+from orchestrator.run.files import read_run, saved_env
 from orchestrator.settings.config import Config
-from orchestrator.settings.saved import read_run
 from orchestrator.settings.table import OpenAISettings
 from orchestrator.terminal.closing import print_wrapped
 

@@ -11,10 +11,10 @@ from orchestrator.engine import Orchestrator
 from orchestrator.errors import RunUnhealthy
 from orchestrator.observer import Observer
 from orchestrator.report import write_report
+from orchestrator.run.files import RUN_FILE
 from orchestrator.run.groups import check_writable
 from orchestrator.run.session import Output, describe, open_output, run_directory_path
 from orchestrator.run.tally import Tally
-from orchestrator.settings.saved import RUN_FILE
 from orchestrator.surroundings import Surroundings
 from orchestrator.tasks.split import training_tasks
 from orchestrator.terminal.closing import closing_table, dropped_text

@@ -14,9 +14,10 @@ from orchestrator.errors import ConfigError
 from orchestrator.executor import Executor, failure_of
 from orchestrator.observer import Observer
 from orchestrator.redact import Secret
-from orchestrator.run.compared import Line, Recorded, differences, plan_of
+from orchestrator.run.compared import Replayable, differences, plan_of
 from orchestrator.run.directory import RunDirectory, new_run_directory
 from orchestrator.run.files import ROLLOUTS_FILE, read_description
+from orchestrator.run.line import Attempted
 from orchestrator.settings.config import Config
 from orchestrator.settings.table import OpenAISettings
 from orchestrator.tasks.split import evaluation_tasks, training_tasks
@@ -38,12 +39,12 @@ class _Counts:
 
 def run(config: Config, run_dir: Path, rollout: str | None) -> int:
     """0: every rollout came out as recorded; 1: one did not, or broke; 128 + n after a signal."""
-    recorded = Recorded.read(run_dir / ROLLOUTS_FILE, rollout)
+    recorded = Replayable.read(run_dir / ROLLOUTS_FILE, rollout)
     tasks = _tasks(config, run_dir, recorded)
     return asyncio.run(_run(_replaying(config, run_dir, recorded), recorded, tasks))
 
 
-def _replaying(config: Config, path: Path, recorded: Recorded) -> Config:
+def _replaying(config: Config, path: Path, recorded: Replayable) -> Config:
     """The run's settings with its recording as endpoint. Web tools are there if they were then, and answer
     from the record: they need a key to be there at all, and send none."""
     server = OpenAISettings(base_url=f"replay:{path}", model_name=config.openai[0].model_name)
@@ -51,7 +52,7 @@ def _replaying(config: Config, path: Path, recorded: Recorded) -> Config:
     return replace(config, openai=(server,), tavily_api_key=key)
 
 
-def _tasks(config: Config, path: Path, recorded: Recorded) -> dict[str, Task]:
+def _tasks(config: Config, path: Path, recorded: Replayable) -> dict[str, Task]:
     """The tasks of the recording; a data set may have changed meanwhile. Raises ConfigError where none is left."""
     evaluated = read_description(path).get("command") == "evaluate"
     source = (evaluation_tasks if evaluated else training_tasks)(config.env)
@@ -66,7 +67,7 @@ def _tasks(config: Config, path: Path, recorded: Recorded) -> dict[str, Task]:
     return found
 
 
-async def _run(config: Config, recorded: Recorded, tasks: dict[str, Task]) -> int:
+async def _run(config: Config, recorded: Replayable, tasks: dict[str, Task]) -> int:
     env = config.env
     path = env.run_dir or new_run_directory()
     counts = _Counts()
@@ -85,10 +86,10 @@ async def _run(config: Config, recorded: Recorded, tasks: dict[str, Task]) -> in
                     print(printable(f"note: {note}"), flush=True)
                 calls = RecordedCalls(recorded.calls)
                 tools = {name: RecordedTool(name, t, calls) for name, t in orchestrator.around.tools.items()}
-                executor, lines = orchestrator.executor(tools=tools), recorded.lines()
+                executor, attempts = orchestrator.executor(tools=tools), recorded.attempts()
                 async with asyncio.TaskGroup() as tg:
                     for _ in range(min(env.max_concurrent_sandboxes, len(recorded.places))):
-                        tg.create_task(_replay_some(lines, tasks, executor, config, counts))
+                        tg.create_task(_replay_some(attempts, tasks, executor, config, counts))
         return 0 if counts.same == len(recorded.places) else EXIT_DIFFERENT
 
     try:
@@ -108,28 +109,28 @@ async def _run(config: Config, recorded: Recorded, tasks: dict[str, Task]) -> in
 
 
 async def _replay_some(
-    lines: Iterator[Line], tasks: dict[str, Task], executor: Executor, config: Config, counts: _Counts
+    attempts: Iterator[Attempted], tasks: dict[str, Task], executor: Executor, config: Config, counts: _Counts
 ) -> None:
-    """Takes lines until there are none left, or the run is being stopped."""
-    for line in lines:
-        task = tasks.get(str(line.get("task_id")))
+    """Takes recorded attempts until there are none left, or the run is being stopped."""
+    for then in attempts:
+        task = tasks.get(then.task_id)
         if task is None:
             counts.without_task += 1
-            _say(line, "not played: its task is not in the data set")
+            _say(then, "not played: its task is not in the data set")
             continue
-        results = await executor.execute(plan_of(line, task, config.sandbox_spec()))
+        results = await executor.execute(plan_of(then, task, config.sandbox_spec()))
         if results is None:
             return
         failure = failure_of(results[-1])
         if failure is not None and failure.name != "record_error":
             counts.broken += 1
-            _say(line, f"broke: {failure.name}: {failure.reason}")
+            _say(then, f"broke: {failure.name}: {failure.reason}")
             continue
-        found = differences(line, results[-1])
+        found = differences(then, results[-1])
         counts.same += not found
         counts.different += bool(found)
-        _say(line, f"differs: {'; '.join(found)}" if found else f"same, {line.get('outcome')}")
+        _say(then, f"differs: {'; '.join(found)}" if found else f"same, {then.outcome.name}")
 
 
-def _say(line: Line, text: str) -> None:
-    print(printable(f"{line.get('rollout_id')}  {str(line.get('task_id'))[:28]:<28}  {text}"), flush=True)
+def _say(then: Attempted, text: str) -> None:
+    print(printable(f"{then.rollout_id}  {then.task_id[:28]:<28}  {text}"), flush=True)

@@ -14,8 +14,10 @@ from rich.table import Table
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.tokenizer import tokenizer_here
 from orchestrator.errors import ConfigError
-from orchestrator.run.lines import MAX_LINE_BYTES, MAX_RUN_FILE_BYTES, demand_modest, demand_short_talks
-from orchestrator.run.verify import CHECKS, Asked, Findings, check_group
+from orchestrator.run.files import RUN_FILE, groups_file_of, read_description, read_run, saved_tokenizer
+from orchestrator.run.line import Attempted, read_attempt
+from orchestrator.run.lines import demand_modest, demand_short_talks, text_at, texts
+from orchestrator.run.verify import CHECKS, Findings, Wanted, check_group
 from orchestrator.terminal.console import Console
 from orchestrator.text import printable
 
@@ -42,15 +44,13 @@ def run(path: Path) -> int:
 
 def _tokenizer(path: Path) -> Tokenizer | None:
     """The run's own, where it is on this machine."""
-    from orchestrator.run.files import read_description, saved_tokenizer  # and with it all that makes reports
-
     return tokenizer_here(saved_tokenizer(read_description(path if path.is_dir() else path.parent)))
 
 
 def _files(path: Path, findings: Findings) -> tuple[Path, Path | None]:
     """(groups file, rollouts.jsonl beside it or in the run directory)."""
     directory = path if path.is_dir() else path.parent
-    told = _asked(directory / "run.json", findings)
+    told = _asked(directory, findings)
     groups = path
     if path.is_dir():
         groups = path / "groups.jsonl"
@@ -64,21 +64,20 @@ def _files(path: Path, findings: Findings) -> tuple[Path, Path | None]:
     return groups, rollouts if rollouts.is_file() else None
 
 
-def _asked(description: Path, findings: Findings) -> str | None:
+def _asked(directory: Path, findings: Findings) -> str | None:
     """Notes what the run was asked for. Where run.json says the groups file is."""
-    if not description.is_file():
+    if not (directory / RUN_FILE).is_file():
         return None
     try:
-        with description.open("rb") as file:
-            told = json.loads(file.read(MAX_RUN_FILE_BYTES))
-        findings.asked = Asked.of(told["config"]["env"])
-        return str(told["groups_file"])
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        findings.check("shape", False, f"run.json: not as this version writes it ({type(error).__name__})")
+        told = read_run(directory, RUN_FILE)
+        findings.asked = Wanted.of(told["config"]["env"])
+        return groups_file_of(told)
+    except (ConfigError, ValueError, KeyError, TypeError, OverflowError) as error:
+        findings.check("shape", False, f"{RUN_FILE}: not as this version writes it ({type(error).__name__})")
         return None
 
 
-class _Rollouts(Mapping[str, Mapping[str, Any]]):
+class _Rollouts(Mapping[str, Attempted]):
     """The lines of rollouts.jsonl by rollout: read one by one, only their places are kept."""
 
     def __init__(self, path: Path, findings: Findings) -> None:
@@ -92,11 +91,9 @@ class _Rollouts(Mapping[str, Mapping[str, Any]]):
             findings.check("record", fresh, f"{where}: {line['rollout_id']} a second time")
             self._places[line["rollout_id"]] = place
 
-    def __getitem__(self, rollout_id: str) -> Mapping[str, Any]:
-        with self._path.open("rb") as file:
-            file.seek(self._places[rollout_id])
-            line: Mapping[str, Any] = json.loads(file.readline(MAX_LINE_BYTES + 1))
-            return line
+    def __getitem__(self, rollout_id: str) -> Attempted:
+        """Raises ValueError for a line that is no attempt."""
+        return read_attempt(text_at(self._path, self._places[rollout_id]))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
@@ -108,19 +105,14 @@ class _Rollouts(Mapping[str, Mapping[str, Any]]):
 def _lines(path: Path, findings: Findings) -> Iterator[tuple[str, int, Any]]:
     """(where for people, offset, value) of each line that is JSON, be it strict or not."""
     try:
-        with path.open("rb") as file:
-            place = 0
-            number = 0
-            while text := file.readline(MAX_LINE_BYTES + 1):
-                number += 1
-                where = f"{path.name}:{number}"
-                try:
-                    value = _loads(text, where, findings)
-                except (ValueError, RecursionError) as error:
-                    findings.check("shape", False, f"{where}: no JSON ({error})")
-                else:
-                    yield where, place, value
-                place += len(text)
+        for line in texts(path):
+            where = f"{path.name}:{line.number}"
+            try:
+                value = _loads(line.text, where, findings)
+            except (ValueError, RecursionError) as error:
+                findings.check("shape", False, f"{where}: no JSON ({error})")
+            else:
+                yield where, line.offset, value
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
 

@@ -36,7 +36,7 @@ from orchestrator.errors import (
     ContextLengthError,
     EnvironmentUnusable,
 )
-from orchestrator.run.typed import MOST
+from orchestrator.run.line import MOST
 from orchestrator.text import valid
 from orchestrator.types import Completion, Message, Sampling
 

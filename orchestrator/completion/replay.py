@@ -12,16 +12,13 @@ from __future__ import annotations
 import io
 import lzma
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from operator import index
 from pathlib import Path
-from typing import Any
 
 from orchestrator.completion.base import CompletionRequest, Ids, ids_of
 from orchestrator.errors import EnvironmentUnusable, RecordError
-from orchestrator.run.lines import MAX_LINE_BYTES, loads
-from orchestrator.run.typed import typed
-from orchestrator.types import Completion, Message
+from orchestrator.run.line import Served, conversations, read_episode
+from orchestrator.run.lines import texts
+from orchestrator.types import Completion
 
 Key = tuple[str, int]  # task id, index in the group
 Id = tuple[str, Key]  # rollout id and its place
@@ -31,18 +28,7 @@ _XZ_MEMORY_BYTES = 128 << 20  # for unpacking: the strongest preset takes 65 MiB
 _CHUNK_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class _Recorded:
-    """One call: what its prompt adds to the one before, and what was answered."""
-
-    kept: int
-    messages: tuple[Message, ...]
-    segment: int
-    prompt_ids: Ids | None
-    completion: Completion
-
-
-Episode = tuple[_Recorded, ...]
+Recording = tuple[Served, ...]
 
 
 class ReplayCompleter:
@@ -50,9 +36,9 @@ class ReplayCompleter:
 
     def __init__(
         self,
-        episodes: Mapping[Key, Episode],
+        episodes: Mapping[Key, Recording],
         takes_ids: bool,
-        by_id: Mapping[Id, Episode] | None = None,
+        by_id: Mapping[Id, Recording] | None = None,
     ) -> None:
         self._episodes = episodes
         self._by_id = by_id or {}
@@ -69,24 +55,23 @@ class ReplayCompleter:
             path = packed
         if path.exists() and not path.is_file():  # a pipe would be waited for
             raise EnvironmentUnusable(f"no recorded run in {run_directory}: {path.name} is no file")
-        episodes: dict[Key, Episode] = {}
-        by_id: dict[Id, Episode] = {}
+        episodes: dict[Key, Recording] = {}
+        by_id: dict[Id, Recording] = {}
         exact = True
         try:
             for number, text in enumerate(_lines(path), 1):
                 try:
-                    line = loads(text)
-                    if line.get("score") is None:
-                        continue
-                    key = (str(line["task_id"]), int(line["index"]))
-                    episode = _episode(line["completions"])
-                    # Of a task's places the first group's; later ones are other epochs, found by their ids.
-                    episodes.setdefault(key, episode)
-                    if (rollout_id := line.get("rollout_id")) is not None:  # a recording put together has none
-                        by_id[str(rollout_id), key] = episode
-                    exact = exact and all(c["prompt_ids"] is not None for c in line["completions"])
-                except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+                    told = read_episode(text)
+                except ValueError as error:
                     raise EnvironmentUnusable(f"{path}:{number} is no recorded rollout ({error})") from error
+                if told is None:
+                    continue
+                key = (told.task_id, told.index)
+                # Of a task's places the first group's; later ones are other epochs, found by their ids.
+                episodes.setdefault(key, told.served)
+                if told.rollout_id is not None:
+                    by_id[told.rollout_id, key] = told.served
+                exact = exact and all(served.prompt_ids is not None for served in told.served)
         except (lzma.LZMAError, EOFError, _TooLarge) as error:
             raise EnvironmentUnusable(f"{path} is damaged, or made to be too large: {error}") from error
         except OSError as error:
@@ -124,9 +109,11 @@ class _TooLarge(Exception):
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    with io.BytesIO(_unpacked(path)) if path.suffix == ".xz" else path.open("rb") as file:
-        while line := file.readline(MAX_LINE_BYTES + 1):
-            yield line
+    if path.suffix == ".xz":
+        yield from io.BytesIO(_unpacked(path))
+    else:
+        path.stat()  # raises OSError where there is none
+        yield from (line.text for line in texts(path))
 
 
 def _unpacked(path: Path) -> bytes:
@@ -144,45 +131,23 @@ def _unpacked(path: Path) -> bytes:
     return bytes(text)
 
 
-def _episode(completions: list[dict[str, Any]]) -> Episode:
-    recorded: list[_Recorded] = []
-    for c in completions:
-        kept, messages = index(c["kept"]), tuple(typed(Message(m["role"], m["content"])) for m in c["messages"])
-        ids, logprobs, added = c["token_ids"], c["logprobs"], c["prompt_ids"]
-        completion = Completion(
-            text=c["text"],
-            visible=c["visible"],
-            finish_reason=c["finish_reason"],
-            tokens_T=None if ids is None else tuple(ids),
-            logprobs_T=None if logprobs is None else tuple(logprobs),
-            prompt_tokens=c["prompt_tokens"],
-            completion_tokens=c["completion_tokens"],
-            policy_version=c["policy_version"],
-        )
-        prompt = None if added is None else ids_of(added)
-        recorded.append(_Recorded(kept, messages, c["segment"], prompt, typed(completion)))
-    return tuple(recorded)
-
-
-def _answers(episode: Episode, request: CompletionRequest) -> bool:
+def _answers(episode: Recording, request: CompletionRequest) -> bool:
     """Whether its last call is what is asked: the same words and, where both sides have ids, the same ids."""
-    talk: tuple[Message, ...] = ()
-    for call in episode:
-        talk = (*talk[: call.kept], *call.messages)
+    *_, talk = conversations(episode)
     if talk != request.messages:
         return False
     prompt = _prompt(episode)
     return prompt is None or request.prompt_ids is None or prompt == request.prompt_ids
 
 
-def _prompt(episode: Episode) -> Ids | None:
+def _prompt(episode: Recording) -> Ids | None:
     """The ids of the last call's whole prompt: its segment's, prompts and samples one after the other."""
     last, prompt = episode[-1], ids_of()
     if last.prompt_ids is None or last.completion.tokens_T is None:
         return None
     for call in episode:
         if call.segment == last.segment and call.prompt_ids is not None and call.completion.tokens_T is not None:
-            prompt += call.prompt_ids
+            prompt += ids_of(call.prompt_ids)
             if call is not last:
                 prompt += ids_of(call.completion.tokens_T)
     return prompt

@@ -20,10 +20,11 @@ from orchestrator import __version__
 from orchestrator.errors import ConfigError, OutputError
 from orchestrator.evaluation.measured import Evaluation, spent
 from orchestrator.run.directory import RunDirectory
-from orchestrator.run.earlier import Earlier, Line, read_earlier
+from orchestrator.run.earlier import Earlier, read_earlier
+from orchestrator.run.files import read_run
 from orchestrator.run.groups import check_writable
+from orchestrator.run.line import BadRow, Counted
 from orchestrator.run.lines import JsonLines, write_whole
-from orchestrator.settings.saved import read_run
 from orchestrator.types import Attempt, BadTask, Ended, Group, Member, last_attempts
 from orchestrator.waits import uninterrupted
 
@@ -50,7 +51,7 @@ class EvaluationFiles:
         env: EnvSettings,
         *,
         resume: bool,
-        counted: Callable[[Line], None] = lambda line: None,
+        counted: Callable[[Counted | BadRow], None] = lambda told: None,
     ) -> None:
         self.path = directory
         self.target = env.data_dir_to_save_evals or directory

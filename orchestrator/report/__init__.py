@@ -14,7 +14,7 @@ from orchestrator.completion.base import Tokenizer
 from orchestrator.report.details import TokenTable, rollout_details
 from orchestrator.report.page import Page, as_block
 from orchestrator.report.summary import Row, Run, outcome_kinds, read_run
-from orchestrator.report.values import read_at
+from orchestrator.run.lenient import read_at
 
 __all__ = ["write_report"]
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from orchestrator.completion.base import Tokenizer
-from orchestrator.report.values import count, mapping, number, numbers, objects, text, texts
 from orchestrator.run.groups import MASKED
+from orchestrator.run.lenient import count, mapping, number, numbers, objects, text, texts
 
 MAX_TOKENS = 32_768
 MAX_GROWN = 100_000

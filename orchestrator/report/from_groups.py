@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from orchestrator.report.values import json_lines, mapping, objects, text
+from orchestrator.run.lenient import json_lines, mapping, objects, text
 from orchestrator.run.lines import dumps
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from orchestrator.report.values import (
+from orchestrator.run.files import read_description
+from orchestrator.run.lenient import (
     Skipped,
     count,
     json_lines,
@@ -23,7 +24,6 @@ from orchestrator.report.values import (
     text,
     texts,
 )
-from orchestrator.run.files import read_description
 from orchestrator.types import EndedName, FailedName, TokenSource, is_solved
 
 Row = dict[str, Any]

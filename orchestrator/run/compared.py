@@ -3,34 +3,21 @@ reading the file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from orchestrator.errors import ConfigError
-from orchestrator.report.values import json_lines, objects, read_at
-from orchestrator.run.directory import SCHEMA, rollout_line
-from orchestrator.run.typed import typed
-from orchestrator.types import (
-    AgentSpec,
-    Attempt,
-    Limits,
-    ManagedAgent,
-    Member,
-    RolloutPlan,
-    Sampling,
-    SandboxSpec,
-    Task,
-)
+from orchestrator.run.lenient import json_lines
+from orchestrator.run.line import Attempted, conversations, read_attempt
+from orchestrator.run.lines import text_at
+from orchestrator.types import Attempt, Member, Message, RolloutPlan, SandboxSpec, Task, ToolCall, Turn
 
-Line = Mapping[str, Any]
 AROUND_CHARS = 40  # shown on each side of a difference
-_MOST_ON_WIRE = (1 << 31) - 1  # what a sandbox and an inference server are told
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class Replayable:
     """Which rollouts of a run can be played again: scored ones. `places`: where their lines begin, by id.
 
     `calls`: all calls of host tools, as they stand there.
@@ -40,127 +27,109 @@ class Recorded:
     places: Mapping[str, int]
     tasks: frozenset[str]
     web_tools: bool
-    calls: tuple[Line, ...]
+    calls: tuple[ToolCall, ...]
 
     @classmethod
-    def read(cls, rollouts: Path, only: str | None = None) -> Recorded:
-        """All of them, or the one of that id. Raises ConfigError where there is none."""
+    def read(cls, rollouts: Path, only: str | None = None) -> Replayable:
+        """All of them, or the one of that id. Raises ConfigError where there is none, or one cannot be read."""
         places: dict[str, int] = {}
         tasks: set[str] = set()
-        calls: list[Line] = []
+        calls: list[ToolCall] = []
         web, others = False, 0
         for offset, line in json_lines(rollouts):
-            if line is None or not isinstance(rollout_id := line.get("rollout_id"), str):
-                continue
-            if line.get("schema") != SCHEMA or line.get("score") is None or only not in (None, rollout_id):
+            rollout_id = line.get("rollout_id") if line is not None else None
+            if line is None or line.get("score") is None or only not in (None, rollout_id):
                 others += 1
                 continue
-            places[rollout_id] = offset
-            tasks.add(str(line.get("task_id")))
-            web = web or _knows_web_tools(line)
-            calls += objects(line.get("tool_calls"))
+            told = _read_at(rollouts, offset, str(rollout_id))
+            places[told.rollout_id] = offset
+            tasks.add(told.task_id)
+            web = web or _knows_web_tools(told)
+            calls += told.record.tool_calls
         if not places:
             what = f"no scored rollout {only}" if only is not None else "no scored rollout"
             raise ConfigError(f"{rollouts} holds {what} ({others} other lines): nothing to replay")
         return cls(rollouts, places, frozenset(tasks), web, tuple(calls))
 
-    def lines(self) -> Iterator[Line]:
-        """One after the other, read when it is their turn."""
-        return (read_at(self.path, offset) for offset in self.places.values())
+    def attempts(self) -> Iterator[Attempted]:
+        """One after the other, read when it is their turn. Raises ConfigError."""
+        return (_read_at(self.path, offset, rollout_id) for rollout_id, offset in self.places.items())
 
 
-def plan_of(line: Line, task: Task, sandbox: SandboxSpec) -> RolloutPlan:
-    """The plan as it was, in a sandbox of today's kind. Raises ConfigError for a line of another make."""
+def _read_at(path: Path, offset: int, rollout_id: str) -> Attempted:
     try:
-        told = line["plan"]
-        if not isinstance(line.get("score_parts") or {}, dict):
-            raise TypeError("score_parts must be an object")
-        return RolloutPlan(
-            rollout_id=str(line["rollout_id"]),
-            task=task,
-            group=int(line["group"]),
-            index=int(line["index"]),
-            attempt=int(line["attempt"]),
-            sampling=typed(Sampling(**told["sampling"]), most=_MOST_ON_WIRE),
-            agent=agent_of(told["agent"]),
-            sandbox=replace(sandbox, image=task.image) if task.image else sandbox,
-            limits=typed(Limits(**told["limits"])),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise ConfigError(f"rollout {line.get('rollout_id')} cannot be read back: {error}") from error
+        return read_attempt(text_at(path, offset))
+    except ValueError as error:
+        raise ConfigError(f"rollout {rollout_id} cannot be read back: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
 
 
-def agent_of(told: Line) -> AgentSpec:
-    """Raises KeyError, TypeError, ValueError, AttributeError for what is no agent's plan."""
-    agent: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in told.items()}
-    agent["managed_agents"] = tuple(map(_managed, agent.get("managed_agents", ())))
-    return typed(AgentSpec(**agent), most=_MOST_ON_WIRE)
+def plan_of(told: Attempted, task: Task, sandbox: SandboxSpec) -> RolloutPlan:
+    """The plan as it was, in a sandbox of today's kind."""
+    return RolloutPlan(
+        rollout_id=told.rollout_id,
+        task=task,
+        group=told.group,
+        index=told.index,
+        attempt=told.attempt,
+        sampling=told.sampling,
+        agent=told.agent,
+        sandbox=replace(sandbox, image=task.image) if task.image else sandbox,
+        limits=told.limits,
+    )
 
 
-def _managed(told: Line) -> ManagedAgent:
-    tools = told["tools"]
-    agent = ManagedAgent(**{**told, "tools": None if tools is None else tuple(tools)})
-    return typed(agent, most=_MOST_ON_WIRE)
-
-
-def differences(recorded: Line, result: Member | Attempt) -> list[str]:
+def differences(then: Attempted, result: Member | Attempt) -> list[str]:
     """What came out otherwise, the outcome first. Times are not compared."""
-    now = rollout_line(result)
-    found = [
-        f"{name} {_short(recorded.get(name))} then, {_short(now[name])} now"
-        for name in ("outcome", "answer", "score")
-        if recorded.get(name) != now[name]
-    ]
-    then_parts, parts = recorded.get("score_parts") or {}, now["score_parts"] or {}
+    member = result if isinstance(result, Member) else None
+    now = result.attempt if isinstance(result, Member) else result
+    old_score, new_score = then.score, member.score if member else None
+    pairs = (
+        ("outcome", str(then.outcome.name), str(now.outcome.name)),
+        ("answer", then.record.answer, now.record.answer),
+        ("score", old_score.value if old_score else None, new_score.value if new_score else None),
+    )
+    found = [f"{name} {_short(old)} then, {_short(new)} now" for name, old, new in pairs if old != new]
+    then_parts, parts = old_score.parts if old_score else {}, new_score.parts if new_score else {}
     found += [
         f"{name} {_short(then_parts.get(name))} then, {_short(parts.get(name))} now"
         for name in sorted({*then_parts, *parts})
         if then_parts.get(name) != parts.get(name)
     ]
-    try:
-        return found + _prompts(recorded["completions"], now["completions"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(f"rollout {recorded.get('rollout_id')} cannot be read back: {error}") from error
+    return found + _prompts(then.record.turns, now.record.turns)
 
 
-def _prompts(then: list[Line], now: list[Line]) -> list[str]:
+def _prompts(then: Sequence[Turn], now: Sequence[Turn]) -> list[str]:
     """The first prompt that was another one: what follows it was said to something else."""
     found = [f"{len(then)} completions then, {len(now)} now"] if len(then) != len(now) else []
-    before, after = _conversations(then), _conversations(now)
-    for number, (old, new) in enumerate(zip(before, after, strict=False), 1):
+    for number, (old, new) in enumerate(zip(conversations(then), conversations(now), strict=False), 1):
         if old != new:
             return [*found, f"prompt {number}: {_first_difference(old, new)}"]
-    for number, (old_line, new_line) in enumerate(zip(then, now, strict=False), 1):
-        ids, others = old_line["prompt_ids"], new_line["prompt_ids"]
-        if ids is not None and others is not None and list(ids) != list(others):
+    for number, (before, after) in enumerate(zip(then, now, strict=False), 1):
+        ids, others = before.prompt_ids, after.prompt_ids
+        if ids is not None and others is not None and tuple(ids) != tuple(others):
             return [*found, f"prompt {number}: the same text, but other ids: another tokenizer?"]
     return found
 
 
-def _conversations(completions: list[Line]) -> Iterator[list[tuple[str, str]]]:
-    talk: list[tuple[str, str]] = []
-    for completion in completions:
-        talk = [*talk[: completion["kept"]], *((m["role"], m["content"]) for m in completion["messages"])]
-        yield talk
-
-
-def _first_difference(old: list[tuple[str, str]], new: list[tuple[str, str]]) -> str:
-    for number, ((old_role, old_text), (role, text)) in enumerate(zip(old, new, strict=False), 1):
-        if (old_role, old_text) == (role, text):
+def _first_difference(old: Sequence[Message], new: Sequence[Message]) -> str:
+    for number, (before, after) in enumerate(zip(old, new, strict=False), 1):
+        if before == after:
             continue
-        same = next((i for i, (a, b) in enumerate(zip(old_text, text, strict=False)) if a != b), None)
-        at = min(len(old_text), len(text)) if same is None else same
+        pairs = enumerate(zip(before.content, after.content, strict=False))
+        same = next((i for i, (a, b) in pairs if a != b), None)
+        at = min(len(before.content), len(after.content)) if same is None else same
         window = slice(max(0, at - AROUND_CHARS), at + AROUND_CHARS)
-        return f"message {number} ({role}) has {_short(old_text[window])} then, {_short(text[window])} now"
+        then, now = _short(before.content[window]), _short(after.content[window])
+        return f"message {number} ({after.role}) has {then} then, {now} now"
     return f"{len(old)} messages then, {len(new)} now"
 
 
-def _knows_web_tools(line: Line) -> bool:
+def _knows_web_tools(told: Attempted) -> bool:
     """Whether the agent was told of them: without them its prompt would be another one."""
-    completions = line.get("completions")
-    first = completions[0] if isinstance(completions, list) and completions else {}
-    messages = first.get("messages") if isinstance(first, dict) else None
-    return isinstance(messages, list) and any("def web_search(" in str(m) for m in messages[:1])
+    first = next(iter(told.record.turns), None)
+    return first is not None and any("def web_search(" in message.content for message in first.messages[:1])
 
 
 def _short(value: object) -> str:

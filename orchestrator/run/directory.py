@@ -14,7 +14,6 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,8 @@ import orjson
 from orchestrator.errors import ConfigError, RunLocked
 from orchestrator.run import lines as jsonl
 from orchestrator.run import proof
-from orchestrator.types import Attempt, BadTask, Ended, Member, RolloutPlan, ToolCall, Turn
-
-SCHEMA = 1
-_TOOL_CALL = [field.name for field in fields(ToolCall)]  # `asdict` would copy the arguments, value by value
+from orchestrator.run.line import SCHEMA, attempt_line, bad_task_line
+from orchestrator.types import Attempt, BadTask, Member
 
 
 class RunDirectory:
@@ -76,22 +73,14 @@ class RunDirectory:
         """One attempt, on disk when this returns."""
 
         def lines() -> list[dict[str, Any]]:
-            line = rollout_line(result)
+            line = attempt_line(result)
             return [line if self._full_traces else {**line, "steps": []}]
 
         await self._lines.append(lines)
 
     async def record_bad_task(self, task: BadTask, group: int) -> None:
         """A row no rollout could be made of, on disk when this returns."""
-        line = {
-            "schema": SCHEMA,
-            "rollout_id": f"g{group:06d}",
-            "task_id": task.task_id,
-            "group": group,
-            "outcome": "bad_task",
-            "reason": task.reason,
-        }
-        await self._lines.append(lambda: [line])
+        await self._lines.append(lambda: [bad_task_line(task, group)])
 
     def close(self) -> None:
         """Idempotent."""
@@ -156,82 +145,3 @@ def new_run_directory(root: Path = Path("runs")) -> Path:
     while path.exists():
         path, number = root / f"{stamp}-{number}", number + 1
     return path
-
-
-def rollout_line(result: Member | Attempt) -> dict[str, Any]:
-    """One line of rollouts.jsonl."""
-    member = result if isinstance(result, Member) else None
-    attempt = result.attempt if isinstance(result, Member) else result
-    plan, record, outcome = attempt.plan, attempt.record, attempt.outcome
-    return {
-        "schema": SCHEMA,
-        "rollout_id": plan.rollout_id,
-        "task_id": plan.task.task_id,
-        "level": plan.task.level,
-        "source": plan.task.source,
-        "group": plan.group,
-        "index": plan.index,
-        "attempt": plan.attempt,
-        "outcome": str(outcome.name),
-        "reason": outcome.detail if isinstance(outcome, Ended) else outcome.reason,
-        "ungraded": _ungraded(attempt),
-        "answer": record.answer,
-        "score": member.score.value if member else None,
-        "score_parts": dict(member.score.parts) if member else None,
-        "score_evidence": dict(member.score.evidence) if member and member.score.evidence else None,
-        "token_source": member.trajectory.token_source if member else None,
-        "segment": member.trajectory.segment if member else None,
-        "started_at": record.started_at,
-        "launch_s": record.launch_s,
-        "duration_s": record.duration_s,
-        "waiting_s": record.waiting_s,
-        "cpu_s": record.cpu_s,
-        "sandbox": {"id": record.sandbox_id, "exit": asdict(record.exit) if record.exit else None},
-        "plan": _plan(plan),
-        "completions": [_completion(turn) for turn in record.turns],
-        "tool_calls": [{name: getattr(call, name) for name in _TOOL_CALL} for call in record.tool_calls],
-        "steps": [asdict(step) for step in record.steps],
-        "output": asdict(record.output) if record.output else None,
-        "notes": list(record.notes),
-    }
-
-
-def _ungraded(attempt: Attempt) -> dict[str, str] | None:
-    """How it had ended, where only its score is missing: resume grades it from this line."""
-    ended = attempt.ungraded
-    return {"outcome": str(ended.name), "reason": ended.detail} if ended else None
-
-
-def _plan(plan: RolloutPlan) -> dict[str, Any]:
-    """How the rollout was to go. The task is named, not told: its answer stays in the data set."""
-    return {
-        "sampling": asdict(plan.sampling),
-        "agent": asdict(plan.agent),
-        "sandbox": asdict(plan.sandbox),
-        "limits": asdict(plan.limits),
-    }
-
-
-def _completion(turn: Turn) -> dict[str, Any]:
-    completion = turn.completion
-    return {
-        "sequence": turn.sequence,
-        "kind": str(turn.kind),
-        "agent": turn.agent,
-        "kept": turn.kept,
-        "messages": [{"role": m.role, "content": m.content} for m in turn.messages],
-        "segment": turn.segment,
-        "prompt_ids": turn.prompt_ids,
-        "closing": turn.closing,
-        "text": completion.text,
-        "visible": completion.visible,
-        "finish_reason": completion.finish_reason,
-        "token_ids": completion.tokens_T,
-        "logprobs": completion.logprobs_T,
-        "prompt_tokens": completion.prompt_tokens,
-        "completion_tokens": completion.completion_tokens,
-        "policy_version": completion.policy_version,
-        "started_s": turn.started_s,
-        "ended_s": turn.ended_s,
-        "retries": turn.completion.retries,
-    }

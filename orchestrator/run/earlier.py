@@ -12,41 +12,16 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
-
-import orjson
 
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.trajectory import main_line
 from orchestrator.errors import ConfigError, RecordError
-from orchestrator.run.directory import SCHEMA
-from orchestrator.run.lines import MAX_LINE_BYTES, loads, set_end_aside, set_torn_end_aside
-from orchestrator.run.typed import typed
-from orchestrator.types import (
-    Attempt,
-    Completion,
-    CompletionKind,
-    Ended,
-    EndedName,
-    Failed,
-    FailedName,
-    Member,
-    Message,
-    Outcome,
-    Output,
-    OutputFile,
-    Record,
-    RolloutPlan,
-    SandboxExit,
-    Score,
-    Step,
-    ToolCall,
-    Turn,
-)
+from orchestrator.run.line import Attempted, BadRow, Counted, read_attempt, read_counted, read_group_head
+from orchestrator.run.lines import MAX_LINE_BYTES, Text, set_end_aside, set_torn_end_aside, texts
+from orchestrator.types import Attempt, Member, RolloutPlan
 
 _ROLLOUT_ID = re.compile(r"g(\d+)(?:-r\d+-a\d+)?")
-_GROUP_BEGINS = b'{"tokens":'  # as `writers.scored_data_group` has it
-Line = Mapping[str, Any]
+_GROUP_BEGINS = b'{"tokens":'  # as `groups.scored_data_group` has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,41 +41,42 @@ class Earlier:
         if text is None:
             return None
         try:
-            return read_attempt(loads(text), plan, tokenizer)
-        except (KeyError, TypeError, ValueError, AttributeError, RecordError) as error:
+            return restored(read_attempt(text), plan, tokenizer)
+        except (ValueError, RecordError) as error:
             raise ConfigError(f"rollout {plan.rollout_id} cannot be read back, no resume: {error}") from error
 
 
-def read_earlier(rollouts: Path, groups: Path, counted: Callable[[Line], None]) -> Earlier:
-    """Reads both files line by line; `counted` is given every line of `rollouts`. Raises ConfigError."""
+def read_earlier(rollouts: Path, groups: Path, counted: Callable[[Counted | BadRow], None]) -> Earlier:
+    """Reads both files line by line; `counted` is told of every line of `rollouts`. Raises ConfigError."""
     written: dict[int, tuple[float, ...]] = {}
     last: int | None = None
-    for place, line, _ in _lines(groups):
-        number = group_number(place, line)
+    for line in _texts(groups):
+        number, scores = _group_head(line.place, line.text)
         if number in written and number != last:  # side lines of one group follow each other
-            raise ConfigError(f"{place}: group {number} is there twice; put one of them aside to resume")
-        written[number] = tuple(float(score) for score in line["scores"])
+            raise ConfigError(f"{line.place}: group {number} is there twice; put one of them aside to resume")
+        written[number] = scores
         last = number
     bad: set[int] = set()
     kept = _LinesInFile(rollouts)
     seen: set[str] = set()
-    offset = 0
-    for place, line, text in _lines(rollouts):
-        start, offset = offset, offset + len(text)
+    for line in _texts(rollouts):
         try:
-            if line["schema"] != SCHEMA:
-                raise ConfigError(f"{place} was written by another version; finish the run with that one")
-            number, rollout_id = _group(line["rollout_id"]), line["rollout_id"]
-            if rollout_id in seen:
-                raise ConfigError(f"{place}: {rollout_id} is there twice; put one of them aside to resume")
-            seen.add(rollout_id)
-            if "index" not in line:
-                bad.add(number)
-            elif number not in written:
-                kept.places[rollout_id] = (start, len(text))
-            counted(line)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ConfigError(f"{place} is no rollout") from error
+            told = read_counted(line.text)
+            rollout_id = told.rollout_id
+            number = _group(rollout_id)
+        except ValueError as error:
+            raise ConfigError(
+                f"{line.place} is no rollout of this version ({error}); finish the run with the version that "
+                "began it, or put that line aside to resume"
+            ) from error
+        if rollout_id in seen:
+            raise ConfigError(f"{line.place}: {rollout_id} is there twice; put one of them aside to resume")
+        seen.add(rollout_id)
+        if isinstance(told, BadRow):
+            bad.add(number)
+        elif number not in written:
+            kept.places[rollout_id] = (line.offset, len(line.text))
+        counted(told)
     return Earlier(written, frozenset(bad), kept)
 
 
@@ -114,116 +90,45 @@ def repair_groups(groups: Path, *, several_lines: bool) -> None:
     set_torn_end_aside(groups)
     if not several_lines:
         return
-    start, offset, last = 0, 0, None
-    for place, line, text in _lines(groups):
-        number = group_number(place, line)
+    start, last = 0, None
+    for line in _texts(groups):
+        number = group_number(line.place, line.text)
         if number != last:
-            start, last = offset, number
-        offset += len(text)
+            start, last = line.offset, number
     if last is not None:
         set_end_aside(groups, start)
 
 
-def read_attempt(line: Line, plan: RolloutPlan, tokenizer: Tokenizer | None) -> Member | Attempt:
-    """The inverse of `rundir.rollout_line`, for the plan it was made of.
+def restored(told: Attempted, plan: RolloutPlan, tokenizer: Tokenizer | None) -> Member | Attempt:
+    """The attempt as it was, for the plan it was made of.
 
-    Raises ConfigError where the task is another one; KeyError, TypeError, ValueError, RecordError for
-    what is no such line.
+    Raises ConfigError where the task is another one, RecordError where no trajectory comes of it.
     """
-    if line["task_id"] != plan.task.task_id:
+    if told.task_id != plan.task.task_id:
         raise ConfigError(
-            f"group {plan.group} was task {line['task_id']!r} and is {plan.task.task_id!r} now: "
+            f"group {plan.group} was task {told.task_id!r} and is {plan.task.task_id!r} now: "
             "the dataset has changed, the run cannot be resumed"
         )
-    plan = replace(plan, sampling=replace(plan.sampling, seed=int(line["plan"]["sampling"]["seed"])))
-    outcome = _outcome(line["outcome"], line["reason"])
-    attempt = Attempt(plan, read_record(line), outcome, _ungraded(line.get("ungraded")))
-    if line["score"] is None:
+    plan = replace(plan, sampling=replace(plan.sampling, seed=told.sampling.seed))
+    attempt = Attempt(plan, told.record, told.outcome, told.ungraded)
+    if told.score is None:
         return attempt
-    parts = {str(k): float(v) for k, v in line["score_parts"].items()}
-    score = Score(float(line["score"]), parts, line.get("score_evidence") or {})
-    return Member(attempt, main_line(plan, attempt.record, tokenizer), score)
+    return Member(attempt, main_line(plan, told.record, tokenizer), told.score)
 
 
-def read_record(line: Line) -> Record:
-    """What was seen of an attempt. Raises KeyError, TypeError, ValueError for what is no such line."""
-    how = line["sandbox"]["exit"]
-    record = Record(
-        started_at=line["started_at"],
-        turns=tuple(typed(_turn(c)) for c in line["completions"]),
-        tool_calls=tuple(ToolCall(**call) for call in line["tool_calls"]),
-        steps=tuple(Step(**step) for step in line["steps"]),
-        answer=line["answer"],
-        sandbox_id=line["sandbox"]["id"],
-        exit=SandboxExit(**how) if how else None,
-        launch_s=line["launch_s"],
-        duration_s=line["duration_s"],
-        waiting_s=line["waiting_s"],
-        cpu_s=line["cpu_s"],
-        notes=tuple(line["notes"]),
-        output=_output(line.get("output")),
-    )
-    return typed(record)
+def group_number(place: str, text: bytes) -> int:
+    """The group that a line of the groups file is of. Raises ConfigError."""
+    return _group_head(place, text)[0]
 
 
-def _output(told: Line | None) -> Output | None:
-    if told is None:
-        return None
-    files = tuple(OutputFile(str(f["path"]), int(f["size_bytes"])) for f in told["files"])
-    return Output(files, int(told["left_out"]), bool(told["complete"]))
-
-
-def _turn(c: Line) -> Turn:
-    return Turn(
-        sequence=c["sequence"],
-        kind=CompletionKind(c["kind"]),
-        kept=c["kept"],
-        messages=tuple(typed(Message(m["role"], m["content"])) for m in c["messages"]),
-        segment=c["segment"],
-        prompt_ids=_tuple(c["prompt_ids"]),
-        closing=c["closing"],
-        completion=typed(
-            Completion(
-                text=c["text"],
-                visible=c["visible"],
-                finish_reason=c["finish_reason"],
-                tokens_T=_tuple(c["token_ids"]),
-                logprobs_T=_tuple(c["logprobs"]),
-                prompt_tokens=c["prompt_tokens"],
-                completion_tokens=c["completion_tokens"],
-                policy_version=c["policy_version"],
-                retries=c["retries"],
-            )
-        ),
-        started_s=c["started_s"],
-        ended_s=c["ended_s"],
-        agent=c.get("agent", ""),
-    )
-
-
-def _outcome(name: str, reason: str) -> Outcome:
-    if name in {str(ended) for ended in EndedName}:
-        return Ended(EndedName(name), reason)
-    return Failed(FailedName(name), reason)
-
-
-def _ungraded(told: Line | None) -> Ended | None:
-    return None if told is None else Ended(EndedName(told["outcome"]), str(told["reason"]))
-
-
-def _tuple(values: list[Any] | None) -> tuple[Any, ...] | None:
-    return None if values is None else tuple(values)
-
-
-def group_number(place: str, line: Any) -> int:
-    """The group a line of the groups file is of. Raises ConfigError."""
+def _group_head(place: str, text: bytes) -> tuple[int, tuple[float, ...]]:
+    """(number, scores)."""
     try:
-        (number,) = {_group(facts["rollout_id"]) for facts in line["overrides"]}
-        if not all(isinstance(score, int | float) for score in line["scores"]):
-            raise TypeError
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{place} is no group of this run") from error
-    return number
+        ids, scores = read_group_head(text)
+        (number,) = set(map(_group, ids))
+    except ValueError as error:
+        raise ConfigError(f"{place} is no group of this run ({error})") from error
+    return number, scores
 
 
 def _group(rollout_id: str) -> int:
@@ -251,8 +156,8 @@ def _demand_groups(path: Path) -> None:
     if torn and _GROUP_BEGINS.startswith(line[: len(_GROUP_BEGINS)]):
         return  # nothing yet, or the first group half written
     try:
-        group_number(place, loads(line))
-    except (ConfigError, orjson.JSONDecodeError) as error:
+        group_number(place, line)
+    except ConfigError as error:
         raise ConfigError(
             f"{place} is no group of this run; name the run's groups file in run.json, or put that file aside "
             "to have its groups written anew"
@@ -279,21 +184,9 @@ class _LinesInFile(Mapping[str, bytes]):
         return len(self.places)
 
 
-def _lines(path: Path) -> Iterator[tuple[str, Any, bytes]]:
-    """(place, value, its text). A file that is not there holds nothing. Raises ConfigError."""
+def _texts(path: Path) -> Iterator[Text]:
+    """Raises ConfigError."""
     try:
-        with path.open("rb") as file:
-            number = 0
-            while text := file.readline(MAX_LINE_BYTES + 1):
-                number += 1
-                place = f"{path}:{number}"
-                try:
-                    yield place, loads(text), text
-                except orjson.JSONDecodeError as error:
-                    raise ConfigError(
-                        f"{place} is no JSON of a run ({error.msg}); put that line aside to resume"
-                    ) from error
-    except FileNotFoundError:
-        return
+        yield from texts(path)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error

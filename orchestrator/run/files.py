@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import fcntl
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from orchestrator.errors import ConfigError
-from orchestrator.report.values import mapping, parse
+from orchestrator.run.lenient import mapping, parse
 from orchestrator.run.lines import MAX_RUN_FILE_BYTES
 
 RUN_FILE = "run.json"
@@ -46,8 +49,31 @@ def find_run(path: Path) -> RunFiles:
     raise ConfigError(f"{path} is no run directory and no groups file")
 
 
+def read_run(directory: Path, asked: str = "env.resume") -> Mapping[str, Any]:
+    """run.json, strictly. Raises ConfigError, naming what asked for it."""
+    path = directory / RUN_FILE
+    try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise ConfigError(f"{asked}: {path} is no file")
+        with path.open("rb") as file:
+            told = orjson.loads(file.read(MAX_RUN_FILE_BYTES))
+    except OSError as error:
+        raise ConfigError(f"{asked}: no run in {directory}: {RUN_FILE}: {error.strerror}") from error
+    except orjson.JSONDecodeError as error:
+        raise ConfigError(f"{asked}: {path} is no JSON") from error
+    if not isinstance(told, dict) or not isinstance(told.get("config"), dict):
+        raise ConfigError(f"{asked}: {path} does not describe a run")
+    return told
+
+
+def groups_file_of(told: Mapping[str, Any]) -> str | None:
+    """Where a run.json says the groups file is, its directory being the beginning; None: nowhere."""
+    named = told.get("groups_file")
+    return named if isinstance(named, str) and named and "\0" not in named else None
+
+
 def read_description(directory: Path) -> dict[str, Any]:
-    """run.json; empty where there is none that can be read."""
+    """run.json for people: empty where there is none that can be read."""
     try:
         if not (path := directory / RUN_FILE).is_file():
             return {}
@@ -83,8 +109,8 @@ def saved_tokenizer(description: dict[str, Any]) -> object:
 
 def _in_directory(directory: Path) -> RunFiles:
     told = read_description(directory)
-    named = told.get("groups_file")
-    places = [directory / named] if isinstance(named, str) and named and "\0" not in named else []
+    named = groups_file_of(told)
+    places = [directory / named] if named is not None else []
     groups = next((place for place in (*places, directory / GROUPS_FILE) if place.is_file()), None)
     if not told and groups is None and not (directory / ROLLOUTS_FILE).is_file():
         raise ConfigError(f"{directory} holds no run: neither {RUN_FILE} nor {ROLLOUTS_FILE} nor {GROUPS_FILE}")

@@ -9,8 +9,9 @@ import asyncio
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -78,14 +79,53 @@ def demand_short_talks(line: Any) -> None:
     """Raises orjson.JSONDecodeError for a rollout whose prompts, each written out, would fill the memory."""
     completions = line.get("completions") if isinstance(line, dict) else None
     length = together = 0
-    for completion in completions if isinstance(completions, list) else ():
+    for completion in completions if isinstance(completions, list | tuple) else ():
         if isinstance(completion, dict):
             kept, messages = completion.get("kept"), completion.get("messages")
             length = min(length, abs(kept)) if isinstance(kept, int) else length
-            length += len(messages) if isinstance(messages, list) else 0
+            length += len(messages) if isinstance(messages, list | tuple) else 0
             together += length
     if together > MAX_TALK:
         raise orjson.JSONDecodeError(f"over {MAX_TALK} messages in its prompts together", "", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A line of a file: where it begins, in bytes, and what stands there, its newline included."""
+
+    path: Path
+    number: int  # from 1 on
+    offset: int
+    text: bytes
+
+    @property
+    def place(self) -> str:
+        """For people."""
+        return f"{self.path}:{self.number}"
+
+
+def texts(path: Path) -> Iterator[Text]:
+    """Every line of a file, read one at a time. A longer one than MAX_LINE_BYTES comes in pieces.
+
+    A file that is not there has no lines. Raises OSError.
+    """
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        number = offset = 0
+        while text := file.readline(MAX_LINE_BYTES + 1):
+            number += 1
+            yield Text(path, number, offset, text)
+            offset += len(text)
+
+
+def text_at(path: Path, offset: int) -> bytes:
+    """The line that begins there. Raises OSError."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.readline(MAX_LINE_BYTES + 1)
 
 
 def _containers(text: bytes) -> int:

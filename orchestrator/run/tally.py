@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from orchestrator.observer import Listener
+from orchestrator.run.line import BadRow, Counted
 from orchestrator.text import LINE_CHARS, one_line, printable
 from orchestrator.types import (
     Attempt,
@@ -63,20 +63,19 @@ class Tally(Listener):
             self._count_score(result.score)
         return None
 
-    def earlier_attempt(self, line: Mapping[str, Any]) -> None:
+    def earlier_attempt(self, told: Counted | BadRow) -> None:
         """Counts one line of rollouts.jsonl that an earlier process of the run has written."""
-        if "index" not in line:
+        if isinstance(told, BadRow):
             return self.bad_task()
-        if line.get("ungraded") is not None:
-            return self._count(line["outcome"], 0, None, 0.0)
-        self._count_draw(line["group"], line["index"], line["outcome"] if line["score"] is None else None)
-        tokens = sum(completion["completion_tokens"] for completion in line["completions"])
-        self._count(line["outcome"], tokens, line["cpu_s"], line["duration_s"])
-        if line["score"] is None:
-            self._count_reason(line["outcome"], line["reason"])
+        if told.ungraded:
+            return self._count(told.outcome, 0, None, 0.0)
+        failed = told.outcome if told.score is None else None
+        self._count_draw(told.group, told.index, failed)
+        self._count(told.outcome, told.sampled_tokens, told.cpu_s, told.duration_s)
+        if told.score is None:
+            self._count_reason(told.outcome, told.reason)
         else:
-            parts = {name: float(part) for name, part in line["score_parts"].items()}
-            self._count_score(Score(float(line["score"]), parts, line.get("score_evidence") or {}))
+            self._count_score(told.score)
         return None
 
     def earlier_group(self, scores: Sequence[float]) -> None:

@@ -17,10 +17,9 @@ from typing import Any
 from orchestrator.completion.base import Tokenizer, content_ids
 from orchestrator.completion.trajectory import trajectory
 from orchestrator.errors import RecordError
-from orchestrator.run.compared import agent_of
-from orchestrator.run.earlier import read_record
 from orchestrator.run.groups import MASKED, MASKED_LOGPROB
-from orchestrator.types import EndedName
+from orchestrator.run.line import Attempted, conversations
+from orchestrator.types import EndedName, Message, Turn
 
 CHECKS: dict[str, str] = {
     "shape": "strict JSON; every field has one entry per rollout, every list one per token",
@@ -42,10 +41,11 @@ _MOST = sys.float_info.max  # JSON's whole numbers may be longer than any traine
 _PER_ROLLOUT = ("masks", "scores", "inference_logprobs", "overrides", "messages")
 _OPTIONAL = ("inference_logprobs", "messages")
 Line = Mapping[str, Any]
+Asked = tuple[Turn, tuple[Message, ...]]  # a completion, and the whole conversation it was asked with
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Wanted:
     """What the run was asked for, as far as it is known."""
 
     sizes: range | None = None
@@ -53,7 +53,7 @@ class Asked:
     mixed_versions: bool = True
 
     @classmethod
-    def of(cls, env: Line) -> Asked:
+    def of(cls, env: Line) -> Wanted:
         """From the settings in run.json. Raises KeyError, TypeError, ValueError for what is none."""
         size = int(env["group_size"])
         kind, _, least = str(env["group_policy"]).partition(":")
@@ -77,7 +77,7 @@ class Findings:
     with their text, as there is none.
     """
 
-    asked: Asked = Asked()
+    asked: Wanted = Wanted()
     checked: Counter[str] = field(default_factory=Counter)
     wrong: dict[str, list[str]] = field(default_factory=dict)
     groups: int = 0
@@ -100,8 +100,12 @@ class Findings:
         return sum(len(places) for places in self.wrong.values())
 
 
-def check_group(group: Line, where: str, findings: Findings, rollouts: Mapping[str, Line] | None) -> None:
-    """One line of a groups file. `rollouts`: lines of rollouts.jsonl by rollout_id; None: there is no file."""
+def check_group(group: Line, where: str, findings: Findings, rollouts: Mapping[str, Attempted] | None) -> None:
+    """One line of a groups file.
+
+    `rollouts`: what rollouts.jsonl holds, by rollout_id, raising ValueError for a line that is no attempt. None:
+    there is no such file.
+    """
     findings.groups += 1
     tokens = group.get("tokens")
     if not isinstance(tokens, list) or not tokens:
@@ -123,14 +127,13 @@ def check_group(group: Line, where: str, findings: Findings, rollouts: Mapping[s
         place = f"{where}, {facts.get('rollout_id', index)}"
         if not _check_member(tokens[index], member, facts, place, findings) or rollouts is None:
             continue
-        record = rollouts.get(str(facts.get("rollout_id")))
-        if not findings.check("record", record is not None, f"{place}: not in rollouts.jsonl"):
-            continue
-        assert record is not None
         try:
-            _check_record(tokens[index], member, facts, record, place, findings)
-        except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
-            findings.check("record", False, f"{place}: its line is no rollout ({type(error).__name__})")
+            known = rollouts.get(str(facts.get("rollout_id")))
+        except ValueError as error:
+            findings.check("record", False, f"{place}: its line is no rollout ({error})")
+            continue
+        if findings.check("record", known is not None, f"{place}: not in rollouts.jsonl") and known is not None:
+            _check_record(tokens[index], member, facts, known, place, findings)
 
 
 def _check_size(group: Line, size: int, where: str, findings: Findings) -> None:
@@ -196,43 +199,44 @@ def _messages_fit(messages: Any, *, side: bool) -> bool:
 
 
 def _check_record(
-    tokens: Sequence[int], member: Line, facts: Line, record: Line, where: str, findings: Findings
+    tokens: Sequence[int], member: Line, facts: Line, known: Attempted, where: str, findings: Findings
 ) -> None:
-    """Against what the proxy served: every completion of the one segment these tokens are.
-
-    Raises KeyError, IndexError, TypeError, AttributeError, ValueError for a record that is none.
-    """
+    """Against what the proxy served: every completion of the one segment these tokens are."""
     told = (facts.get("task_id"), facts.get("outcome"), facts.get("answer"), member["scores"])
-    known = (record["task_id"], record["outcome"], record["answer"], record["score"])
-    findings.check("record", told == known, f"{where}: another task, outcome, answer or score")
-    turns = [(c, talk) for c, talk in _conversations(record) if c["segment"] == facts.get("segment", 0)]
+    score = known.score.value if known.score is not None else None
+    was = (known.task_id, str(known.outcome.name), known.record.answer, score)
+    findings.check("record", told == was, f"{where}: another task, outcome, answer or score")
+    asked = zip(known.record.turns, conversations(known.record.turns), strict=True)
+    turns = [(turn, talk) for turn, talk in asked if turn.segment == facts.get("segment", 0)]
     if not findings.check("record", bool(turns), f"{where}: no such segment"):
         return
     sampled = facts.get("token_source") == "sampled"
     if "messages" in member:
         said = _line_said if sampled else _last_said
-        findings.check("messages", said(member["messages"], turns), f"{where}: not what was said")
+        theirs = _as_messages(member["messages"])
+        good = theirs is not None and said(theirs, turns)
+        findings.check("messages", good, f"{where}: not what was said")
     if facts.get("token_source") == "retokenized" and not findings.asked.masks_all(facts):
-        _check_text(tokens, member["masks"], turns, record, where, findings)
+        _check_text(tokens, member["masks"], turns, known, where, findings)
     if not sampled:
         return
-    pairs = [(c["prompt_ids"] or [], c["token_ids"] or []) for c, _ in turns]
+    pairs = [(turn.prompt_ids or (), turn.completion.tokens_T or ()) for turn, _ in turns]
     findings.check("one line", [i for p, s in pairs for i in (*p, *s)] == list(tokens), where)
     if findings.asked.masks_all(facts):
         return
     trained = [m for p, s in pairs for m in (*[MASKED] * len(p), *s)]
     exact = findings.check("sampled ids", member["masks"] == trained, where)
     if exact and "inference_logprobs" in member:
-        theirs = [p for c, _ in turns for p in c["logprobs"]]
+        sampled_with = [p for turn, _ in turns for p in turn.completion.logprobs_T or ()]
         ours = [p for p, m in zip(member["inference_logprobs"], trained, strict=True) if m != MASKED]
-        findings.check("sampled log-probs", ours == theirs, where)
+        findings.check("sampled log-probs", ours == sampled_with, where)
 
 
 def _check_text(
     tokens: Sequence[int],
     mask: Sequence[int],
-    turns: Sequence[tuple[Line, list[Line]]],
-    record: Line,
+    turns: Sequence[Asked],
+    known: Attempted,
     where: str,
     findings: Findings,
 ) -> None:
@@ -249,8 +253,7 @@ def _check_text(
     expected = [ids for text in sampled if (ids := content_ids(tokenizer, text))]
     findings.check("sampled ids", trained == expected, f"{where}: what is trained is not the text sampled")
     try:
-        tag = agent_of(record["plan"]["agent"]).closing_tag
-        again = trajectory(read_record(record), tokenizer, tag, turns[0][0]["segment"])
+        again = trajectory(known.record, tokenizer, known.agent.closing_tag, turns[0][0].segment)
     except RecordError as error:
         findings.check("one line", False, f"{where}: {error}")
         return
@@ -258,51 +261,50 @@ def _check_text(
     findings.check("one line", same, f"{where}: the record makes another line")
 
 
-def _texts_sampled(turns: Sequence[tuple[Line, list[Line]]]) -> list[str]:
+def _texts_sampled(turns: Sequence[Asked]) -> list[str]:
     """Of each completion of a line, what of it stands where it belongs in the last conversation: an agent may
     strip it, write something behind it, or put other words in its place."""
     *earlier, (last, talk) = turns
     found = []
-    for completion, asked in earlier:
-        message, text = talk[len(asked)], completion["visible"]
-        if message["role"] == "assistant":
-            forms = [form for form in (text, text.lstrip(), text.strip()) if message["content"].startswith(form)]
+    for turn, asked in earlier:
+        message, text = talk[len(asked)], turn.completion.visible
+        if message.role == "assistant":
+            forms = [form for form in (text, text.lstrip(), text.strip()) if message.content.startswith(form)]
             found.append(max(forms, key=len, default=""))
-    return [text for text in (*found, last["visible"]) if text]
+    return [text for text in (*found, last.completion.visible) if text]
 
 
-def _conversations(record: Line) -> list[tuple[Line, list[Line]]]:
-    """Every completion with the whole conversation it was asked with."""
-    talk: list[Line] = []
-    found = []
-    for completion in record["completions"]:
-        talk = [*talk[: completion["kept"]], *completion["messages"]]
-        found.append((completion, talk))
-    return found
+def _as_messages(said: Any) -> list[Message] | None:
+    """None: these are no messages, or hold more than a role and a text."""
+    if not isinstance(said, list) or not all(isinstance(m, dict) and set(m) == {"role", "content"} for m in said):
+        return None
+    return [Message(m["role"], m["content"]) for m in said if isinstance(m["content"], str)]
 
 
-def _line_said(messages: Sequence[Line], turns: Sequence[tuple[Line, list[Line]]]) -> bool:
+def _line_said(messages: Sequence[Message], turns: Sequence[Asked]) -> bool:
     """The last conversation, with what was sampled in the places of this line's assistant messages."""
-    expected: list[Line | None] = [*turns[-1][1], None]
-    closings = [following["closing"] for following, _ in turns[1:]] + [""]
-    for (completion, asked), closing in zip(turns, closings, strict=True):
-        place, text = len(asked), completion["text"]
-        if place >= len(messages) or messages[place]["role"] != "assistant":
+    expected: list[Message | None] = [*turns[-1][1], None]
+    closings = [following.closing for following, _ in turns[1:]] + [""]
+    for (turn, asked), closing in zip(turns, closings, strict=True):
+        place, text = len(asked), turn.completion.text
+        if place >= len(messages) or place >= len(expected) or messages[place].role != "assistant":
             return False
-        content = messages[place]["content"]
+        content = messages[place].content
         if not content.endswith(closing):
             return False
         body = content.removesuffix(closing)
         # What may be missing at the end is the token that ends a turn.
-        if not text.startswith(body) or len(body) < len(completion["visible"]):
+        if not text.startswith(body) or len(body) < len(turn.completion.visible):
             return False
         expected[place] = messages[place]
     return list(messages) == expected
 
 
-def _last_said(messages: Sequence[Line], turns: Sequence[tuple[Line, list[Line]]]) -> bool:
+def _last_said(messages: Sequence[Message], turns: Sequence[Asked]) -> bool:
     """The last conversation and its answer, to which a code tag may have been added."""
-    completion, talk = turns[-1]
+    turn, talk = turns[-1]
+    if not messages:
+        return False
     *before, answer = messages
-    begins = answer["content"].startswith(completion["visible"])
-    return before == talk and answer["role"] == "assistant" and begins
+    begins = answer.content.startswith(turn.completion.visible)
+    return tuple(before) == talk and answer.role == "assistant" and begins

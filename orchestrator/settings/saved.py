@@ -14,15 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from orchestrator.errors import ConfigError
-from orchestrator.run.lines import MAX_RUN_FILE_BYTES
+from orchestrator.run.files import RUN_FILE, groups_file_of, read_run
 from orchestrator.run.proof import is_own
 from orchestrator.settings.row import Given, Layer, Setting, give
 from orchestrator.settings.table import ATROPOS, SECTIONS
 
-RUN_FILE = "run.json"
 MODEL = "openai.model_name"
 ADDRESS = "openai.base_url"
 GROUPS_PATH = "env.data_path_to_save_groups"
@@ -171,29 +168,6 @@ class SavedSettings:
                 f"{MODEL}: the run in {self.directory} samples from {', '.join(sorted(saved))}, not from "
                 f"{', '.join(sorted(given))}; start a new run for another model"
             )
-
-
-def read_run(directory: Path, asked: str = "env.resume") -> Mapping[str, Any]:
-    """run.json. Raises ConfigError, naming what asked for it."""
-    path = directory / RUN_FILE
-    try:
-        if path.exists() and not path.is_file():  # a pipe would be waited for
-            raise ConfigError(f"{asked}: {path} is no file")
-        with path.open("rb") as file:
-            told = orjson.loads(file.read(MAX_RUN_FILE_BYTES))
-    except OSError as error:
-        raise ConfigError(f"{asked}: no run in {directory}: {RUN_FILE}: {error.strerror}") from error
-    except orjson.JSONDecodeError as error:
-        raise ConfigError(f"{asked}: {path} is no JSON") from error
-    if not isinstance(told, dict) or not isinstance(told.get("config"), dict):
-        raise ConfigError(f"{asked}: {path} does not describe a run")
-    return told
-
-
-def groups_file_of(told: Mapping[str, Any]) -> str | None:
-    """Where a run.json says the groups file is, its directory being the beginning; None: nowhere."""
-    named = told.get("groups_file")
-    return named if isinstance(named, str) and named and "\0" not in named else None
 
 
 def _is_free(row: Setting) -> bool:

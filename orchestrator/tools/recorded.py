@@ -9,6 +9,7 @@ from orchestrator.errors import ToolError
 from orchestrator.run.lines import dumps
 from orchestrator.tools.arguments import recordable
 from orchestrator.tools.base import HostTool
+from orchestrator.types import ToolCall
 
 Call = tuple[str, bytes]  # the tool's name and its arguments
 
@@ -16,15 +17,11 @@ Call = tuple[str, bytes]  # the tool's name and its arguments
 class RecordedCalls:
     """What each call was answered with. Several answers to the same call come in turn, the last one for good."""
 
-    def __init__(self, calls: Iterable[Mapping[str, Any]]) -> None:
-        """`calls` as rollouts.jsonl has them; what is no call is passed over."""
+    def __init__(self, calls: Iterable[ToolCall]) -> None:
         self._answers: dict[Call, list[tuple[str | None, str | None]]] = {}
         for call in calls:
-            name, arguments = call.get("name"), call.get("arguments")
-            output, error = call.get("output"), call.get("error")
-            if isinstance(name, str) and isinstance(arguments, Mapping):
-                answer = (output if isinstance(output, str) else None, error if isinstance(error, str) else None)
-                self._answers.setdefault((name, dumps(dict(arguments))), []).append(answer)
+            key = call.name, dumps(dict(call.arguments))
+            self._answers.setdefault(key, []).append((call.output, call.error))
 
     def answer(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Raises ToolError, as recorded, and for a call that is not on record."""

@@ -22,8 +22,8 @@ from orchestrator.completion.connect import connect
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.completion.trajectory import trajectory
 from orchestrator.proxy.lease import Lease
-from orchestrator.run.directory import rollout_line
 from orchestrator.run.groups import scored_data_group
+from orchestrator.run.line import attempt_line
 from orchestrator.run.verify import CHECKS, Findings, check_group
 from orchestrator.types import (
     Attempt,
@@ -186,7 +186,7 @@ def check(episode: Episode, served: Sequence[Served], tokenizer: HubTokenizer, f
     attempt = Attempt(episode.lease.plan, record, Ended(EndedName.FINISHED))
     member = Member(attempt, trajectory(record, tokenizer, TAG), Score(1.0))
     group = Group(0, episode.lease.plan.task, (member,), (attempt,))
-    told: Any = json.loads(json.dumps(rollout_line(member)))
+    told: Any = json.loads(json.dumps(attempt_line(member)))
     check_group(scored_data_group(group), "group", findings, {attempt.plan.rollout_id: told})
 
 

@@ -16,7 +16,7 @@ import pytest
 from orchestrator.completion.replay import ReplayCompleter
 from orchestrator.errors import EnvironmentUnusable
 from orchestrator.run import lines as jsonl
-from orchestrator.run.directory import rollout_line
+from orchestrator.run.line import attempt_line
 from tests.fakes.plans import a_member
 
 MIB = 1 << 20
@@ -26,7 +26,8 @@ LONG = 100_000
 READERS = {
     "replay:": "from orchestrator.completion.replay import ReplayCompleter; ReplayCompleter.open(run)",
     "replay": (
-        "from orchestrator.run.compared import Recorded; list(Recorded.read(run / 'rollouts.jsonl').lines())"
+        "from orchestrator.run.compared import Replayable; "
+        "list(Replayable.read(run / 'rollouts.jsonl').attempts())"
     ),
     "resume": (
         "from orchestrator.run.earlier import read_earlier, repair_groups; "
@@ -52,7 +53,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 
 def a_line() -> dict[str, Any]:
-    line: dict[str, Any] = orjson.loads(jsonl.dumps(rollout_line(a_member())))
+    line: dict[str, Any] = orjson.loads(jsonl.dumps(attempt_line(a_member())))
     return line
 
 

@@ -128,7 +128,11 @@ async def test_a_packed_recording_is_the_same_recording(run: Path) -> None:
         ("rollouts.jsonl", b'{"score": null}\n', "nothing to replay"),
         ("rollouts.jsonl", b"{torn\n", "rollouts.jsonl:1 is no recorded rollout"),
         ("rollouts.jsonl", b"[]\n", "rollouts.jsonl:1 is no recorded rollout"),
-        ("rollouts.jsonl", b'{"score": 1, "task_id": "t", "index": 0, "completions": [{}]}\n', "'kept'"),
+        (
+            "rollouts.jsonl",
+            b'{"score": 1, "task_id": "t", "index": 0, "completions": [{}]}\n',
+            "completions.0.kept",
+        ),
         ("rollouts.jsonl.xz", b"no xz", "is damaged"),
         ("rollouts.jsonl.xz", lzma.compress(b'{"score": null}\n')[:-20], "is damaged"),
         ("other", b"", "no recorded run in"),

@@ -12,8 +12,8 @@ import pytest
 from orchestrator.cli import main
 from orchestrator.errors import ConfigError, ToolError
 from orchestrator.redact import Secret
-from orchestrator.run.compared import Recorded, differences, plan_of
-from orchestrator.run.directory import rollout_line
+from orchestrator.run.compared import Replayable, differences, plan_of
+from orchestrator.run.line import Attempted, attempt_line, read_attempt
 from orchestrator.settings.row import Given
 from orchestrator.settings.sources import resolve
 from orchestrator.tools.recorded import RecordedCalls, RecordedTool
@@ -27,14 +27,19 @@ from orchestrator.types import (
     Message,
     SandboxSpec,
     Score,
+    ToolCall,
 )
 from tests.fakes.plans import TALK, a_member, a_turn, an_attempt
 from tests.fakes.written import write_run
 
 
 def a_line(member: Member | None = None) -> dict[str, Any]:
-    line: dict[str, Any] = json.loads(json.dumps(rollout_line(member or a_member())))
+    line: dict[str, Any] = json.loads(json.dumps(attempt_line(member or a_member())))
     return line
+
+
+def recorded(member: Member) -> Attempted:
+    return read_attempt(json.dumps(a_line(member)).encode())
 
 
 def said(member: Member, observation: str) -> Member:
@@ -47,21 +52,28 @@ def said(member: Member, observation: str) -> Member:
 def test_a_plan_is_read_back_as_it_was() -> None:
     member = a_member(index=3)
     plan = member.attempt.plan
-    assert plan_of(a_line(member), plan.task, plan.sandbox) == plan
+    assert plan_of(recorded(member), plan.task, plan.sandbox) == plan
     helper = ManagedAgent("helper", "Helps.", ("web_search",), 3, "tool_calling")
     managed = replace(plan, agent=replace(plan.agent, managed_agents=(helper, ManagedAgent("b", "B."))))
-    line = a_line(replace(member, attempt=replace(member.attempt, plan=managed)))
-    assert plan_of(line, plan.task, plan.sandbox) == managed
+    then = recorded(replace(member, attempt=replace(member.attempt, plan=managed)))
+    assert plan_of(then, plan.task, plan.sandbox) == managed
     with_image = replace(plan.task, image="theirs")
-    assert plan_of(a_line(member), with_image, SandboxSpec("mine")).sandbox == SandboxSpec("theirs")
+    assert plan_of(recorded(member), with_image, SandboxSpec("mine")).sandbox == SandboxSpec("theirs")
+
+
+def refused(tmp_path: Path, line: dict[str, Any], reason: str) -> None:
+    """Before anything is played."""
+    file = tmp_path / "rollouts.jsonl"
+    file.write_text(json.dumps(line) + "\n")
+    with pytest.raises(ConfigError, match=f"rollout g000000-r00-a0 cannot be read back: {reason}"):
+        Replayable.read(file)
 
 
 @pytest.mark.parametrize(
     "plan", [None, {}, {"sampling": {}}, {"agent": {"x": 1}, "sampling": {"y": 1}, "limits": {}}]
 )
-def test_a_line_of_another_make_is_refused(plan: Any) -> None:
-    with pytest.raises(ConfigError, match="cannot be read back"):
-        plan_of({**a_line(), "plan": plan}, a_member().attempt.plan.task, SandboxSpec("i"))
+def test_a_line_of_another_make_is_refused(plan: Any, tmp_path: Path) -> None:
+    refused(tmp_path, {**a_line(), "plan": plan}, "plan")
 
 
 @pytest.mark.parametrize(
@@ -69,11 +81,12 @@ def test_a_line_of_another_make_is_refused(plan: Any) -> None:
     [
         ("limits", "rollout_timeout_s", "x"),
         ("limits", "rollout_timeout_s", 1e300),
-        ("limits", "rollout_timeout_s", float("nan")),
+        ("limits", "rollout_timeout_s", -1.0),
         ("limits", "deadline_s", None),
         ("limits", "completions", 1.5),
         ("limits", "proxy_bytes", -1),
         ("sampling", "temperature", True),
+        ("sampling", "seed", 10**15),
         ("sampling", "seed", 10**30),
         ("agent", "max_steps", 1 << 40),
         ("agent", "code_tags", ["<code>"]),
@@ -81,39 +94,45 @@ def test_a_line_of_another_make_is_refused(plan: Any) -> None:
         ("agent", "authorized_imports", [None]),
     ],
 )
-def test_an_edited_plan_is_refused_by_its_field(part: str, name: str, value: object) -> None:
-    line, plan = a_line(), a_member().attempt.plan
+def test_an_edited_plan_is_refused_by_its_field(part: str, name: str, value: object, tmp_path: Path) -> None:
+    line = a_line()
     line["plan"][part][name] = value
-    with pytest.raises(ConfigError, match=rf"rollout g000000-r00-a0 cannot be read back: {name}"):
-        plan_of(line, plan.task, plan.sandbox)
+    refused(tmp_path, line, rf"plan\.{part}\.{name}")
+
+
+def test_a_number_that_is_none_makes_a_line_no_json(tmp_path: Path) -> None:
+    line = a_line()
+    line["plan"]["limits"]["rollout_timeout_s"] = float("nan")
+    (tmp_path / "rollouts.jsonl").write_text(json.dumps(line) + "\n")
+    with pytest.raises(ConfigError, match="1 other lines"):
+        Replayable.read(tmp_path / "rollouts.jsonl")
 
 
 @pytest.mark.parametrize("helper", [None, {"name": 5, "description": "d", "tools": None}])
-def test_an_edited_managed_agent_is_refused(helper: object) -> None:
-    line, plan = a_line(), a_member().attempt.plan
+def test_an_edited_managed_agent_is_refused(helper: object, tmp_path: Path) -> None:
+    line = a_line()
     line["plan"]["agent"]["managed_agents"] = [helper]
-    with pytest.raises(ConfigError, match="cannot be read back"):
-        plan_of(line, plan.task, plan.sandbox)
+    refused(tmp_path, line, r"plan\.agent\.managed_agents\.0")
 
 
 @pytest.mark.parametrize("parts", [True, [1], "x", 5])
-def test_parts_of_a_score_that_are_none_are_refused_before_the_rollout_is_played(parts: object) -> None:
-    plan = a_member().attempt.plan
-    with pytest.raises(ConfigError, match="cannot be read back: score_parts"):
-        plan_of({**a_line(), "score_parts": parts}, plan.task, plan.sandbox)
+def test_parts_of_a_score_that_are_none_are_refused_before_the_rollout_is_played(
+    parts: object, tmp_path: Path
+) -> None:
+    refused(tmp_path, {**a_line(), "score_parts": parts}, "score_parts")
 
 
 def test_equal_rollouts_differ_in_nothing_and_times_do_not_count() -> None:
     member = said(a_member(), "1")
     later = replace(member.attempt.record, duration_s=99.0, started_at=9.0)
-    assert differences(a_line(member), replace(member, attempt=replace(member.attempt, record=later))) == []
+    assert differences(recorded(member), replace(member, attempt=replace(member.attempt, record=later))) == []
 
 
 def test_what_differs_is_named_with_both_sides() -> None:
     member = said(a_member(score=1.0), "x" * 100 + "1 left")
     other = said(a_member(score=0.0), "x" * 100 + "2 left")
     changed = replace(other.attempt, outcome=Ended(EndedName.TIMEOUT))
-    found = differences(a_line(member), replace(other, attempt=changed, score=Score(0.0, {"correctness": 0.0})))
+    found = differences(recorded(member), replace(other, attempt=changed, score=Score(0.0, {"correctness": 0.0})))
     assert found[0] == "outcome 'finished' then, 'timeout' now"
     assert "score 1.0 then, 0.0 now" in found
     assert "correctness 1.0 then, 0.0 now" in found
@@ -125,28 +144,28 @@ def test_what_differs_is_named_with_both_sides() -> None:
 def test_fewer_completions_and_other_ids_are_told() -> None:
     member = said(a_member(), "1")
     short = replace(member.attempt, record=replace(member.attempt.record, turns=member.attempt.record.turns[:1]))
-    assert differences(a_line(member), replace(member, attempt=short)) == ["2 completions then, 1 now"]
+    assert differences(recorded(member), replace(member, attempt=short)) == ["2 completions then, 1 now"]
     ids = replace(member.attempt.record.turns[0], prompt_ids=(1, 2))
     others = replace(ids, prompt_ids=(1, 3))
     before, after = (
         replace(member, attempt=replace(member.attempt, record=replace(member.attempt.record, turns=(turn,))))
         for turn in (ids, others)
     )
-    assert differences(a_line(before), after) == ["prompt 1: the same text, but other ids: another tokenizer?"]
+    assert differences(recorded(before), after) == ["prompt 1: the same text, but other ids: another tokenizer?"]
 
 
 def test_scored_rollouts_are_found_and_one_can_be_chosen(tmp_path: Path) -> None:
     broken = an_attempt(Failed(FailedName.LLM_ERROR, "HTTP 500"), 1)
     write_run(tmp_path / "run", a_member(0), broken, a_member(2))
     file = tmp_path / "run" / "rollouts.jsonl"
-    found = Recorded.read(file)
+    found = Replayable.read(file)
     assert list(found.places) == ["g000000-r00-a0", "g000000-r02-a0"]
-    assert [line["rollout_id"] for line in found.lines()] == list(found.places)
+    assert [then.rollout_id for then in found.attempts()] == list(found.places)
     assert not found.web_tools
-    assert list(Recorded.read(file, "g000000-r02-a0").places) == ["g000000-r02-a0"]
+    assert list(Replayable.read(file, "g000000-r02-a0").places) == ["g000000-r02-a0"]
     for wanted in ("g000000-r01-a0", "nonsense"):
         with pytest.raises(ConfigError, match=f"no scored rollout {wanted}"):
-            Recorded.read(file, wanted)
+            Replayable.read(file, wanted)
 
 
 class Searching:
@@ -164,10 +183,9 @@ async def test_recorded_tools_answer_as_then_and_ask_nobody() -> None:
     query = {"query": "größer"}
     calls = RecordedCalls(
         [
-            {"name": "web_search", "arguments": query, "output": "first", "error": None},
-            {"name": "web_search", "arguments": query, "output": "second", "error": None},
-            {"name": "web_search", "arguments": {"query": "x"}, "output": None, "error": "overloaded"},
-            {"name": 7, "arguments": None},
+            ToolCall(1, "web_search", query, "first", None, 0.0, 1.0),
+            ToolCall(2, "web_search", query, "second", None, 1.0, 2.0),
+            ToolCall(3, "web_search", {"query": "x"}, None, "overloaded", 2.0, 3.0),
         ]
     )
     tool = RecordedTool("web_search", Searching(), calls)

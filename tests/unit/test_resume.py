@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 
+from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.trajectory import trajectory
 from orchestrator.errors import ConfigError
 from orchestrator.run import lines as jsonl
-from orchestrator.run.directory import RunDirectory, rollout_line
-from orchestrator.run.earlier import Earlier, read_attempt, read_earlier, repair_groups
+from orchestrator.run.directory import RunDirectory
+from orchestrator.run.earlier import Earlier, read_earlier, repair_groups, restored
 from orchestrator.run.groups import GroupsFile
+from orchestrator.run.line import Counted, attempt_line, read_attempt
 from orchestrator.run.session import groups_path_of
 from orchestrator.run.tally import Tally
 from orchestrator.settings.saved import SavedSettings
@@ -33,6 +35,7 @@ from orchestrator.types import (
     Group,
     Member,
     Outcome,
+    RolloutPlan,
     SandboxExit,
     Score,
     Step,
@@ -82,9 +85,14 @@ def full_attempt(outcome: Outcome | None = None) -> Attempt:
     return Attempt(a_plan(3, 1), record, outcome or Ended(EndedName.MAX_STEPS, "12 steps"))
 
 
-def through_the_file(result: Member | Attempt) -> dict[str, Any]:
-    line: dict[str, Any] = json.loads(jsonl.dumps(rollout_line(result)))
+def as_json(result: Member | Attempt) -> dict[str, Any]:
+    line: dict[str, Any] = json.loads(jsonl.dumps(attempt_line(result)))
     return line
+
+
+def back(result: Member | Attempt, plan: RolloutPlan, tokenizer: Tokenizer | None = None) -> Member | Attempt:
+    """What a later process of the run reads of it."""
+    return restored(read_attempt(jsonl.dumps(attempt_line(result))), plan, tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -97,19 +105,19 @@ def through_the_file(result: Member | Attempt) -> dict[str, Any]:
 )
 def test_attempt_comes_back_as_it_was(outcome: Outcome) -> None:
     attempt = full_attempt(outcome)
-    assert read_attempt(through_the_file(attempt), attempt.plan, None) == attempt
+    assert back(attempt, attempt.plan) == attempt
 
 
 def test_attempt_that_only_lacks_its_score_comes_back_so() -> None:
     ended = Ended(EndedName.MAX_STEPS, "12 steps")
     attempt = replace(full_attempt(Failed(FailedName.CANCELLED, "stopped")), ungraded=ended)
-    assert read_attempt(through_the_file(attempt), attempt.plan, None) == attempt
+    assert back(attempt, attempt.plan) == attempt
 
 
 def test_member_comes_back_with_its_tokens_log_probs_messages_and_score() -> None:
     attempt = replace(full_attempt(), record=replace(full_attempt().record, turns=(replace(full_turn(), kept=0),)))
     member = Member(attempt, trajectory(attempt.record, Letters(), "</code>"), Score(0.85, {"correctness": 1.0}))
-    again = read_attempt(through_the_file(member), attempt.plan, Letters())
+    again = back(member, attempt.plan, Letters())
     assert again == member
     assert isinstance(again, Member)
     assert again.trajectory.tokens_T == (1, 2, 5, 6, 7)
@@ -121,13 +129,13 @@ def test_the_lowest_float_an_endpoint_says_for_a_log_prob_comes_back() -> None:
         full_attempt(),
         record=replace(full_attempt().record, turns=(full_turn(), replace(full_turn(), completion=lowest))),
     )
-    assert read_attempt(through_the_file(attempt), attempt.plan, None) == attempt
+    assert back(attempt, attempt.plan) == attempt
 
 
 def test_seed_on_record_wins_over_the_planned_one() -> None:
     attempt = full_attempt()
     other = replace(attempt.plan, sampling=replace(attempt.plan.sampling, seed=99))
-    again = read_attempt(through_the_file(attempt), other, None)
+    again = back(attempt, other)
     assert isinstance(again, Attempt)
     assert again.plan.sampling.seed == attempt.plan.sampling.seed
 
@@ -167,7 +175,9 @@ def test_what_is_done_is_known_and_every_line_counted(run: Path) -> None:
     assert found.written == {0: (0.0, 0.5)}
     assert found.bad == {2}
     assert list(found.lines) == ["g000001-r00-a0"]
-    assert [line["outcome"] for line in counted] == ["finished"] * 3 + ["bad_task"]
+    assert [told.outcome if isinstance(told, Counted) else told.reason for told in counted] == ["finished"] * 3 + [
+        "torn"
+    ]
     half = member(1, 0).attempt.plan
     assert found.result(half, None) == member(1, 0)
     assert found.result(replace(half, rollout_id="g000001-r01-a0"), None) is None
@@ -272,7 +282,7 @@ def test_what_is_there_twice_is_refused_with_its_place(run: Path, name: str) -> 
 
 
 def test_line_with_missing_parts_is_refused_when_it_is_needed(run: Path) -> None:
-    line = through_the_file(member(1, 0))
+    line = as_json(member(1, 0))
     del line["completions"][0]["token_ids"]
     found = Earlier(lines={line["rollout_id"]: json.dumps(line).encode()})
     with pytest.raises(ConfigError, match="cannot be read back"):
@@ -291,17 +301,18 @@ def test_line_with_missing_parts_is_refused_when_it_is_needed(run: Path) -> None
     ],
 )
 def test_a_completion_with_another_type_in_it_is_refused_by_its_field(name: str, value: object) -> None:
-    line = through_the_file(member(1, 0))
+    line = as_json(member(1, 0))
     line["completions"][0][name] = value
     found = Earlier(lines={line["rollout_id"]: json.dumps(line).encode()})
-    field = {"logprobs": "logprobs_T", "messages": "content"}.get(name, name)
-    with pytest.raises(ConfigError, match=f"g000001-r00-a0 cannot be read back, no resume: {field} cannot be"):
+    with pytest.raises(
+        ConfigError, match=rf"g000001-r00-a0 cannot be read back, no resume: completions\.0\.{name}"
+    ):
         found.result(member(1, 0).attempt.plan, None)
 
 
 @pytest.mark.parametrize(("name", "value"), [("duration_s", None), ("score_parts", True), ("score", "good")])
 def test_a_line_that_cannot_be_counted_is_refused_with_its_place(run: Path, name: str, value: object) -> None:
-    line = through_the_file(member(4, 0)) | {name: value}
+    line = as_json(member(4, 0)) | {name: value}
     with (run / "rollouts.jsonl").open("a") as file:
         file.write(json.dumps(line) + "\n")
     with pytest.raises(ConfigError, match=r"rollouts\.jsonl:5 is no rollout"):

@@ -11,8 +11,8 @@ from orchestrator.errors import RecordError
 from orchestrator.report.details import rollout_details
 from orchestrator.report.from_groups import rollout_lines
 from orchestrator.run import groups as writers
-from orchestrator.run.directory import rollout_line
 from orchestrator.run.groups import GroupFormat, side_groups
+from orchestrator.run.line import attempt_line
 from orchestrator.types import Completion, CompletionKind, Group, Member, Record, Task, Trajectory, Turn
 from tests.fakes.plans import TALK, a_member, a_turn
 
@@ -98,10 +98,10 @@ def test_a_report_of_groups_alone_shows_rollouts_that_began_with_a_plan() -> Non
 
 
 def test_the_report_tells_what_was_asked_aside() -> None:
-    details = rollout_details(rollout_line(member(0, 1)))
+    details = rollout_details(attempt_line(member(0, 1)))
     assert [c["aside"] for c in details["completions"]] == [True, False]
-    assert rollout_line(member(0, 1))["segment"] == 0
-    assert [c["aside"] for c in rollout_details(rollout_line(member(0, 1).attempt))["completions"]] == [
+    assert attempt_line(member(0, 1))["segment"] == 0
+    assert [c["aside"] for c in rollout_details(attempt_line(member(0, 1).attempt))["completions"]] == [
         False,
         False,
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,16 +18,16 @@ from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.completion.trajectory import trajectory
 from orchestrator.errors import ConfigError
 from orchestrator.report.details import TokenTable
-from orchestrator.run.directory import rollout_line
-from orchestrator.run.earlier import read_attempt
+from orchestrator.run.earlier import restored
 from orchestrator.run.groups import scored_data_group
-from orchestrator.run.verify import CHECKS, Asked, Findings, check_group
+from orchestrator.run.line import Attempted, attempt_line, read_attempt
+from orchestrator.run.verify import CHECKS, Findings, Wanted, check_group
 from orchestrator.types import Completion, CompletionKind, Group, Member, Message, Record, Score, Task, Turn
 from tests.fakes.plans import TALK, an_attempt
 from tests.fakes.tokenizer import tokenizer_folder
 
 TAG = "</code>"
-ASKED = Asked(sizes=range(2, 3))
+ASKED = Wanted(sizes=range(2, 3))
 Rollouts = Mapping[str, Mapping[str, Any]]
 
 
@@ -53,7 +53,7 @@ def a_group(members: int = 2) -> tuple[dict[str, Any], dict[str, Any]]:
     """(a line of a groups file, the lines of rollouts.jsonl behind it)."""
     made = tuple(a_member(index) for index in range(members))
     group = Group(0, Task("task", "?", "42"), made, tuple(m.attempt for m in made))
-    lines = {m.attempt.plan.rollout_id: rollout_line(m) for m in made}
+    lines = {m.attempt.plan.rollout_id: attempt_line(m) for m in made}
     # As they come from the disk: lists, no tuples.
     return plain(scored_data_group(group)), {name: plain(line) for name, line in lines.items()}
 
@@ -64,9 +64,25 @@ def plain(value: Any) -> Any:
     return [plain(v) for v in value] if isinstance(value, list | tuple) else value
 
 
-def look(group: dict[str, Any], rollouts: Rollouts | None, asked: Asked = ASKED) -> Findings:
+class Read(Mapping[str, Attempted]):
+    """The lines as the command gives them: read when they are asked for."""
+
+    def __init__(self, lines: Rollouts) -> None:
+        self._lines = lines
+
+    def __getitem__(self, rollout_id: str) -> Attempted:
+        return read_attempt(json.dumps(self._lines[rollout_id]).encode())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._lines)
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+
+def look(group: dict[str, Any], rollouts: Rollouts | None, asked: Wanted = ASKED) -> Findings:
     findings = Findings(asked)
-    check_group(group, "line 1", findings, rollouts)
+    check_group(group, "line 1", findings, None if rollouts is None else Read(rollouts))
     return findings
 
 
@@ -74,7 +90,7 @@ def test_a_side_line_may_begin_without_a_system_message_and_the_main_line_may_no
     made = [a_member(index) for index in range(2)]
     sides = tuple(replace(m, trajectory=trajectory(m.attempt.record, None, TAG, 1)) for m in made)
     group = Group(0, Task("task", "?", "42"), sides, tuple(m.attempt for m in made))
-    lines = {m.attempt.plan.rollout_id: plain(rollout_line(m)) for m in made}
+    lines = {m.attempt.plan.rollout_id: plain(attempt_line(m)) for m in made}
     side = plain(scored_data_group(group))
     assert [m["role"] for m in side["messages"][0]] == ["user", "assistant"]
     assert look(side, lines).wrong == {}
@@ -92,7 +108,7 @@ def test_a_right_group_passes_every_check() -> None:
 
 def test_without_a_record_the_rest_is_still_checked() -> None:
     group, _ = a_group()
-    findings = look(group, None, Asked())
+    findings = look(group, None, Wanted())
     assert findings.wrong == {}
     assert not {"record", "sampled ids", "sampled log-probs", "one line"} & set(findings.checked)
 
@@ -163,7 +179,7 @@ def test_a_mask_in_another_place_is_found_where_the_ids_are_the_same() -> None:
 
 def test_a_size_nobody_asked_for_is_wrong_even_if_the_group_says_so() -> None:
     assert set(look(*a_group(1)).wrong) == {"size"}
-    assert look(*a_group(1), Asked(sizes=range(1, 3))).wrong == {}
+    assert look(*a_group(1), Wanted(sizes=range(1, 3))).wrong == {}
 
 
 def test_what_is_masked_on_purpose_is_right_and_what_is_not_is_wrong() -> None:
@@ -172,7 +188,7 @@ def test_what_is_masked_on_purpose_is_right_and_what_is_not_is_wrong() -> None:
     for index in range(2):
         length = len(masked["tokens"][index])
         masked["masks"][index], masked["inference_logprobs"][index] = [-100] * length, [1.0] * length
-    untrained = Asked(untrained=frozenset({"finished"}))
+    untrained = Wanted(untrained=frozenset({"finished"}))
     assert set(look(masked, rollouts).wrong) == {"trained", "sampled ids"}
     assert look(masked, rollouts, untrained).wrong == {}
     assert "trained" in look(group, rollouts, untrained).wrong
@@ -189,18 +205,18 @@ def test_a_record_that_is_none_is_a_finding_and_no_crash(line: dict[str, Any]) -
 def test_what_was_asked_for_is_read_from_the_settings() -> None:
     policy = {"group_size": 8, "group_policy": "partial:3"}
     env = policy | {"untrained_outcomes": ["timeout"], "train_mixed_versions": False}
-    asked = Asked.of(env)
+    asked = Wanted.of(env)
     assert asked.sizes == range(3, 9)
     assert asked.masks_all({"outcome": "timeout"})
     assert asked.masks_all({"outcome": "finished", "mixed_policy_versions": True})
     assert not asked.masks_all({"outcome": "finished"})
     with pytest.raises((KeyError, ValueError)):
-        Asked.of({"group_size": "many"})
+        Wanted.of({"group_size": "many"})
 
 
 def test_settings_that_ask_for_more_than_a_group_has_are_compared_all_the_same() -> None:
     env = {"group_size": 2, "group_policy": "partial:9", "untrained_outcomes": [], "train_mixed_versions": True}
-    assert set(look(*a_group(), Asked.of(env)).wrong) == {"size"}
+    assert set(look(*a_group(), Wanted.of(env)).wrong) == {"size"}
 
 
 def test_names_that_are_no_text_and_huge_numbers_are_printed_as_violations(
@@ -247,12 +263,12 @@ def a_text_group(tokenizer: HubTokenizer) -> tuple[dict[str, Any], dict[str, Any
     attempt = replace(an_attempt(), record=Record(0.0, turns=turns, answer="42"))
     member = Member(attempt, trajectory(attempt.record, tokenizer, TAG), Score(1.0))
     line = scored_data_group(Group(0, Task("task", "?", "42"), (member,), (attempt,)))
-    return plain(line), {attempt.plan.rollout_id: plain(rollout_line(member))}
+    return plain(line), {attempt.plan.rollout_id: plain(attempt_line(member))}
 
 
 def look_at_text(group: dict[str, Any], rollouts: Rollouts, tokenizer: HubTokenizer | None) -> Findings:
-    findings = Findings(Asked(sizes=range(1, 2)), tokenizer=lambda: tokenizer)
-    check_group(group, "line 1", findings, rollouts)
+    findings = Findings(Wanted(sizes=range(1, 2)), tokenizer=lambda: tokenizer)
+    check_group(group, "line 1", findings, None if rollouts is None else Read(rollouts))
     return findings
 
 
@@ -324,11 +340,11 @@ def test_ids_beyond_the_tokenizer_are_right_where_they_were_sampled(tokenizer: H
     turn = Turn(1, CompletionKind.ACTION, 0, TALK, 0, (1, 2, 3), "", completion, 0, 1)
     attempt = replace(an_attempt(), record=Record(0.0, turns=(turn,), answer="42"))
     member = Member(attempt, trajectory(attempt.record, tokenizer, TAG), Score(1.0))
-    line = plain(rollout_line(member))
+    line = plain(attempt_line(member))
     group = plain(scored_data_group(Group(0, Task("task", "?", "42"), (member,), (attempt,))))
     assert look_at_text(group, {attempt.plan.rollout_id: line}, tokenizer).wrong == {}
     assert group["masks"][0] == [-100, -100, -100, *beyond]
-    again = read_attempt(line, attempt.plan, tokenizer)
+    again = restored(read_attempt(json.dumps(line).encode()), attempt.plan, tokenizer)
     assert isinstance(again, Member)
     assert again.trajectory == member.trajectory
     assert TokenTable(tokenizer).member(group, 0) is not None

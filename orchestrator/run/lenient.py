@@ -1,4 +1,4 @@
-"""Reading what nobody vouches for: lines of JSON that may be torn, and fields of any type.
+"""The lenient reader of a run's files, for what is shown to people: lines may be torn, fields of any type.
 
 Everything here gives a value of the type its name says, or a plain default; nothing raises on content.
 """
@@ -13,7 +13,8 @@ from typing import Any
 
 import orjson
 
-from orchestrator.run.lines import MAX_LINE_BYTES, loads
+from orchestrator.run.lines import loads, text_at
+from orchestrator.run.lines import texts as texts_of
 
 MAX_TEXT_CHARS = 32_768
 
@@ -27,29 +28,21 @@ class Skipped:
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """(offset, object) of each line; None for a line that is torn or no JSON object. No file: no lines.
-
-    A line over MAX_LINE_BYTES is passed over in pieces."""
+    """(offset, object) of each line; None for a line that is torn or no JSON object. No file: no lines."""
     try:
         if not path.is_file():  # a pipe would be waited for
             return
-        file = path.open("rb")
+        for line in texts_of(path):
+            if line.text.strip():
+                yield line.offset, parse(line.text)
     except OSError:
         return
-    with file:
-        offset = 0
-        while line := file.readline(MAX_LINE_BYTES):
-            if line.strip():
-                yield offset, parse(line)
-            offset += len(line)
 
 
 def read_at(path: Path, offset: int) -> dict[str, Any]:
     """The object of the line at `offset`; empty when it is no longer one."""
     try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            return parse(file.readline(MAX_LINE_BYTES)) or {}
+        return parse(text_at(path, offset)) or {}
     except OSError:
         return {}
 

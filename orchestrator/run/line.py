@@ -1,0 +1,498 @@
+"""The codec of a run's record: what a run found out, as lines of its files, and back.
+
+The typed dictionaries here say what a line of rollouts.jsonl may hold; the published schemas are made of them.
+Reading is strict: whatever differs is refused, with the place and the reason. What is shown to people only is read
+by `lenient` instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Annotated, Any, Literal, NotRequired, TypeVar
+
+import orjson
+from pydantic import Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
+
+from orchestrator.run.lines import demand_modest, demand_short_talks
+from orchestrator.types import (
+    AgentSpec,
+    Attempt,
+    BadTask,
+    Completion,
+    CompletionKind,
+    Ended,
+    EndedName,
+    Failed,
+    FailedName,
+    Limits,
+    ManagedAgent,
+    Member,
+    Message,
+    Outcome,
+    Output,
+    Record,
+    Sampling,
+    SandboxExit,
+    SandboxSpec,
+    Score,
+    Step,
+    TokenSource,
+    ToolCall,
+    Turn,
+)
+
+SCHEMA = 1
+MOST = 1 << 53  # whole numbers up to here are the same in every reader of JSON
+_MOST_ON_WIRE = (1 << 31) - 1  # what a sandbox and an inference server are told
+_TOOL_CALL = [field.name for field in fields(ToolCall)]  # `asdict` would copy the arguments, value by value
+_REASON_CHARS = 200
+
+T = TypeVar("T")
+Whole = Annotated[int, Field(ge=0, le=MOST)]
+Real = Annotated[float, Field(allow_inf_nan=False, le=MOST)]
+Ids = tuple[Whole, ...]
+
+
+class ServedLine(TypedDict):
+    """One completion, as it was served. `kept` leading messages of the conversation before came again."""
+
+    kept: Whole
+    messages: tuple[Message, ...]
+    segment: Whole
+    prompt_ids: Ids | None
+    text: str
+    visible: str
+    finish_reason: Literal["stop", "length", "content_filter"]
+    token_ids: Ids | None
+    logprobs: tuple[Real, ...] | None
+    prompt_tokens: Whole
+    completion_tokens: Whole
+    policy_version: str | None
+
+
+class CompletionLine(ServedLine):
+    """The same with all that its turn was. Times in seconds of the rollout's own clock."""
+
+    sequence: Whole
+    kind: CompletionKind
+    agent: NotRequired[str]
+    closing: str
+    started_s: Real
+    ended_s: Real
+    retries: Whole
+
+
+class SandboxLine(TypedDict):
+    """Which sandbox it was, and how that ended if it ended by itself."""
+
+    id: str
+    exit: SandboxExit | None
+
+
+class PlanLine(TypedDict):
+    """How the rollout was to go. The task is named, not told: its answer stays in the data set."""
+
+    sampling: Sampling
+    agent: AgentSpec
+    sandbox: SandboxSpec
+    limits: Limits
+
+
+class UngradedLine(TypedDict):
+    """How a rollout had ended of which only the score is missing: resume grades it from its line."""
+
+    outcome: EndedName
+    reason: str
+
+
+class HeadLine(TypedDict):
+    """What counting needs of an attempt. Times in seconds, `started_at` in Unix time."""
+
+    schema: Literal[1]
+    rollout_id: str
+    task_id: str
+    group: Whole
+    index: Whole
+    attempt: Whole
+    outcome: EndedName | FailedName
+    reason: str
+    ungraded: NotRequired[UngradedLine | None]
+    score: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None
+    score_parts: dict[str, Annotated[float, Field(allow_inf_nan=False)]] | None
+    score_evidence: NotRequired[dict[str, Any] | None]
+    duration_s: Real
+    cpu_s: Real | None
+
+
+class AttemptLine(HeadLine):
+    """One attempt, as a line of rollouts.jsonl."""
+
+    level: str | None
+    source: str
+    answer: str | None
+    token_source: TokenSource | None
+    segment: NotRequired[Whole | None]
+    started_at: Real
+    launch_s: Real
+    waiting_s: Real
+    sandbox: SandboxLine
+    plan: PlanLine
+    completions: tuple[CompletionLine, ...]
+    tool_calls: tuple[ToolCall, ...]
+    steps: tuple[Step, ...]
+    output: NotRequired[Output | None]
+    notes: tuple[str, ...]
+
+
+class BadTaskLine(TypedDict):
+    """A row that no task could be made of, as a line of rollouts.jsonl."""
+
+    schema: Literal[1]
+    rollout_id: str
+    task_id: str
+    group: Whole
+    outcome: Literal["bad_task"]
+    reason: str
+
+
+class _Tokens(TypedDict):
+    completion_tokens: Whole
+
+
+class _CountedLine(HeadLine):
+    completions: tuple[_Tokens, ...]
+
+
+class _EpisodeLine(TypedDict):
+    task_id: str
+    index: Whole
+    rollout_id: NotRequired[str]
+    score: Real
+    completions: tuple[ServedLine, ...]
+
+
+class _UnscoredLine(TypedDict):
+    score: NotRequired[None]
+
+
+class _GroupFacts(TypedDict):
+    rollout_id: str
+
+
+class _GroupHeadLine(TypedDict):
+    overrides: tuple[_GroupFacts, ...]
+    scores: tuple[Real, ...]
+
+
+# ---------------------------------------------------------------- one attempt, to and from
+
+
+@dataclass(frozen=True, slots=True)
+class Attempted:
+    """One attempt, read back. What its line does not hold is the task, and the trajectory: both are made again."""
+
+    rollout_id: str
+    task_id: str
+    group: int
+    index: int
+    attempt: int
+    sampling: Sampling
+    agent: AgentSpec
+    sandbox: SandboxSpec
+    limits: Limits
+    record: Record
+    outcome: Outcome
+    ungraded: Ended | None
+    score: Score | None
+    token_source: TokenSource | None
+
+
+def attempt_line(result: Member | Attempt) -> dict[str, Any]:
+    """One line of rollouts.jsonl."""
+    member = result if isinstance(result, Member) else None
+    attempt = result.attempt if isinstance(result, Member) else result
+    plan, record, outcome, ungraded = attempt.plan, attempt.record, attempt.outcome, attempt.ungraded
+    return {
+        "schema": SCHEMA,
+        "rollout_id": plan.rollout_id,
+        "task_id": plan.task.task_id,
+        "level": plan.task.level,
+        "source": plan.task.source,
+        "group": plan.group,
+        "index": plan.index,
+        "attempt": plan.attempt,
+        "outcome": str(outcome.name),
+        "reason": outcome.detail if isinstance(outcome, Ended) else outcome.reason,
+        "ungraded": {"outcome": str(ungraded.name), "reason": ungraded.detail} if ungraded else None,
+        "answer": record.answer,
+        "score": member.score.value if member else None,
+        "score_parts": dict(member.score.parts) if member else None,
+        "score_evidence": dict(member.score.evidence) if member and member.score.evidence else None,
+        "token_source": member.trajectory.token_source if member else None,
+        "segment": member.trajectory.segment if member else None,
+        "started_at": record.started_at,
+        "launch_s": record.launch_s,
+        "duration_s": record.duration_s,
+        "waiting_s": record.waiting_s,
+        "cpu_s": record.cpu_s,
+        "sandbox": {"id": record.sandbox_id, "exit": asdict(record.exit) if record.exit else None},
+        "plan": {
+            "sampling": asdict(plan.sampling),
+            "agent": asdict(plan.agent),
+            "sandbox": asdict(plan.sandbox),
+            "limits": asdict(plan.limits),
+        },
+        "completions": [_turn_line(turn) for turn in record.turns],
+        "tool_calls": [{name: getattr(call, name) for name in _TOOL_CALL} for call in record.tool_calls],
+        "steps": [asdict(step) for step in record.steps],
+        "output": asdict(record.output) if record.output else None,
+        "notes": list(record.notes),
+    }
+
+
+def read_attempt(text: bytes) -> Attempted:
+    """The inverse of `attempt_line`. Raises ValueError: what is wrong, and where in the line."""
+    line: AttemptLine = _read(_ATTEMPT, text)
+    plan, ungraded, score = line["plan"], line.get("ungraded"), line["score"]
+    _demand_plan(plan)
+    return Attempted(
+        rollout_id=line["rollout_id"],
+        task_id=line["task_id"],
+        group=line["group"],
+        index=line["index"],
+        attempt=line["attempt"],
+        sampling=plan["sampling"],
+        agent=plan["agent"],
+        sandbox=plan["sandbox"],
+        limits=plan["limits"],
+        record=Record(
+            started_at=line["started_at"],
+            turns=tuple(map(_turn, line["completions"])),
+            tool_calls=line["tool_calls"],
+            steps=line["steps"],
+            answer=line["answer"],
+            sandbox_id=line["sandbox"]["id"],
+            exit=line["sandbox"]["exit"],
+            launch_s=line["launch_s"],
+            duration_s=line["duration_s"],
+            waiting_s=line["waiting_s"],
+            cpu_s=line["cpu_s"],
+            notes=line["notes"],
+            output=line.get("output"),
+        ),
+        outcome=_outcome(line["outcome"], line["reason"]),
+        ungraded=None if ungraded is None else Ended(ungraded["outcome"], ungraded["reason"]),
+        score=None if score is None else Score(score, line["score_parts"] or {}, line.get("score_evidence") or {}),
+        token_source=line["token_source"],
+    )
+
+
+def _turn_line(turn: Turn) -> dict[str, Any]:
+    completion = turn.completion
+    return {
+        "sequence": turn.sequence,
+        "kind": str(turn.kind),
+        "agent": turn.agent,
+        "kept": turn.kept,
+        "messages": [{"role": m.role, "content": m.content} for m in turn.messages],
+        "segment": turn.segment,
+        "prompt_ids": turn.prompt_ids,
+        "closing": turn.closing,
+        "text": completion.text,
+        "visible": completion.visible,
+        "finish_reason": completion.finish_reason,
+        "token_ids": completion.tokens_T,
+        "logprobs": completion.logprobs_T,
+        "prompt_tokens": completion.prompt_tokens,
+        "completion_tokens": completion.completion_tokens,
+        "policy_version": completion.policy_version,
+        "started_s": turn.started_s,
+        "ended_s": turn.ended_s,
+        "retries": turn.completion.retries,
+    }
+
+
+def _turn(line: CompletionLine) -> Turn:
+    return Turn(
+        sequence=line["sequence"],
+        kind=line["kind"],
+        kept=line["kept"],
+        messages=line["messages"],
+        segment=line["segment"],
+        prompt_ids=line["prompt_ids"],
+        closing=line["closing"],
+        completion=_completion(line, line["retries"]),
+        started_s=line["started_s"],
+        ended_s=line["ended_s"],
+        agent=line.get("agent", ""),
+    )
+
+
+def _completion(line: ServedLine, retries: int = 0) -> Completion:
+    return Completion(
+        text=line["text"],
+        visible=line["visible"],
+        finish_reason=line["finish_reason"],
+        tokens_T=line["token_ids"],
+        logprobs_T=line["logprobs"],
+        prompt_tokens=line["prompt_tokens"],
+        completion_tokens=line["completion_tokens"],
+        policy_version=line["policy_version"],
+        retries=retries,
+    )
+
+
+def _outcome(name: EndedName | FailedName, reason: str) -> Outcome:
+    return Ended(name, reason) if isinstance(name, EndedName) else Failed(name, reason)
+
+
+def _demand_plan(plan: PlanLine) -> None:
+    """A plan may be carried out again: raises ValueError for numbers that fit no message and no request."""
+    parts: list[tuple[str, Sampling | AgentSpec | ManagedAgent | Limits, int]] = [
+        ("sampling", plan["sampling"], _MOST_ON_WIRE),
+        ("agent", plan["agent"], _MOST_ON_WIRE),
+        ("limits", plan["limits"], MOST),
+        *(("agent.managed_agents", managed, _MOST_ON_WIRE) for managed in plan["agent"].managed_agents),
+    ]
+    for name, part, most in parts:
+        for field in fields(part):
+            value = getattr(part, field.name)
+            if isinstance(value, int | float) and not 0 <= value <= most:  # NaN is neither
+                raise ValueError(f"plan.{name}.{field.name}: {value} is not from 0 to {most}")
+
+
+# ---------------------------------------------------------------- the other lines
+
+
+def bad_task_line(task: BadTask, number: int) -> dict[str, Any]:
+    """One line of rollouts.jsonl. `number`: of the group that the task would have been."""
+    return {
+        "schema": SCHEMA,
+        "rollout_id": f"g{number:06d}",
+        "task_id": task.task_id,
+        "group": number,
+        "outcome": str(FailedName.BAD_TASK),
+        "reason": task.reason,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What counting needs of an attempt. `score` None: it was not scored."""
+
+    rollout_id: str
+    group: int
+    index: int
+    outcome: str
+    reason: str
+    ungraded: bool
+    score: Score | None
+    sampled_tokens: int
+    duration_s: float
+    cpu_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that no task could be made of. `rollout_id` names its group alone."""
+
+    rollout_id: str
+    task_id: str
+    reason: str
+
+
+def read_counted(text: bytes) -> Counted | BadRow:
+    """A line of rollouts.jsonl, as far as counting needs it: in a fraction of the time. Raises ValueError."""
+    value = _read(_HEAD, text)
+    if "index" not in value:
+        return BadRow(value["rollout_id"], value["task_id"], value["reason"])
+    line: _CountedLine = value
+    score = line["score"]
+    return Counted(
+        rollout_id=line["rollout_id"],
+        group=line["group"],
+        index=line["index"],
+        outcome=str(line["outcome"]),
+        reason=line["reason"],
+        ungraded=line.get("ungraded") is not None,
+        score=None if score is None else Score(score, line["score_parts"] or {}, line.get("score_evidence") or {}),
+        sampled_tokens=sum(completion["completion_tokens"] for completion in line["completions"]),
+        duration_s=line["duration_s"],
+        cpu_s=line["cpu_s"],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One completion of a recording: what its prompt added to the one before, and what was answered."""
+
+    kept: int
+    messages: tuple[Message, ...]
+    segment: int
+    prompt_ids: tuple[int, ...] | None
+    completion: Completion
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """What a scored attempt was served. `rollout_id` None: it comes from several runs, put together."""
+
+    task_id: str
+    index: int
+    rollout_id: str | None
+    served: tuple[Served, ...]
+
+
+def read_episode(text: bytes) -> Episode | None:
+    """A line of rollouts.jsonl, or of a recording with less in it. None: it is not scored. Raises ValueError."""
+    value = _read(_EPISODE, text)
+    if value.get("score") is None:
+        return None
+    line: _EpisodeLine = value
+    return Episode(
+        task_id=line["task_id"],
+        index=line["index"],
+        rollout_id=line.get("rollout_id"),
+        served=tuple(
+            Served(c["kept"], c["messages"], c["segment"], c["prompt_ids"], _completion(c))
+            for c in line["completions"]
+        ),
+    )
+
+
+def read_group_head(text: bytes) -> tuple[list[str], tuple[float, ...]]:
+    """(rollout ids, scores) of a line of a groups file. Raises ValueError."""
+    line: _GroupHeadLine = _read(_GROUP_HEAD, text)
+    return [facts["rollout_id"] for facts in line["overrides"]], line["scores"]
+
+
+def conversations(turns: Sequence[Turn | Served]) -> Iterator[tuple[Message, ...]]:
+    """The whole conversation that each completion was asked with."""
+    talk: tuple[Message, ...] = ()
+    for turn in turns:
+        talk = (*talk[: turn.kept], *turn.messages)
+        yield talk
+
+
+def _read(adapter: TypeAdapter[T], text: bytes) -> T:
+    """Raises ValueError with one line: the place in the value, and what is wrong there."""
+    try:
+        demand_modest(text)
+        value = adapter.validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        # A line that may be of two kinds is named by its kind first; nobody looks for that in the file.
+        place = ".".join(str(part) for part in first["loc"] if not str(part).endswith("Line"))
+        raise ValueError(f"{place}: {first['msg']}"[:_REASON_CHARS] if place else first["msg"]) from None
+    except orjson.JSONDecodeError as error:
+        raise ValueError(error.msg) from None
+    demand_short_talks(value)
+    return value
+
+
+_ATTEMPT: TypeAdapter[AttemptLine] = TypeAdapter(AttemptLine)
+_HEAD: TypeAdapter[Any] = TypeAdapter(_CountedLine | BadTaskLine)
+_EPISODE: TypeAdapter[Any] = TypeAdapter(_EpisodeLine | _UnscoredLine)
+_GROUP_HEAD: TypeAdapter[_GroupHeadLine] = TypeAdapter(_GroupHeadLine)

@@ -26,7 +26,7 @@ PYTHON = "/opt/sandbox/bin/python"
 PACKAGES = "/opt/sandbox/packages"
 APP = "/opt/sandbox/app"
 ENTRYPOINT = [PYTHON, "-P", f"{APP}/sandbox/__main__.py"]
-PROBE = Path(__file__).with_name("image_probe.py")
+PROBE = Path(__file__).with_name("probe.py")
 
 
 @dataclass(frozen=True, slots=True)

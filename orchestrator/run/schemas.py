@@ -1,0 +1,135 @@
+"""The published JSON Schemas of a run's files: `python -m orchestrator.run.schemas docs/schemas` writes them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter
+from typing_extensions import NotRequired, TypedDict
+
+from orchestrator.run.line import AttemptLine, BadTaskLine, Ids, Real, Whole
+from orchestrator.types import EndedName, Message, TokenSource
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+Score = Annotated[float, Field(ge=0, le=1)]
+
+
+class OtherSegment(TypedDict):
+    """What was asked besides this line. `asked`: how the last message of its first prompt begins."""
+
+    segment: Whole
+    kind: Literal["action", "plan", "final"]
+    agent: str
+    asked: str
+    completions: Whole
+    completion_tokens: Whole
+
+
+class Overrides(TypedDict):
+    """The facts of one rollout of a group. Times in seconds."""
+
+    rollout_id: str
+    task_id: str
+    outcome: EndedName
+    agent: Literal["code", "tool_calling", "program"]
+    shared_identity: bool
+    answer: str | None
+    score_parts: dict[str, float]
+    steps: Whole
+    token_source: TokenSource
+    duration_s: Real
+    waiting_s: Real
+    tool_calls: Whole
+    prompt_tokens: Whole
+    completion_tokens: Whole
+    policy_version: str | None
+    mixed_policy_versions: bool
+    segment: Whole
+    main_segment: Whole
+    segments: Whole
+    untrained_completions: Whole
+    other_segments: tuple[OtherSegment, ...]
+    node: str | None
+
+
+class GenerationParams(TypedDict):
+    """How the group was sampled."""
+
+    temperature: Real
+    top_p: Real
+    max_tokens: Whole
+    n: Literal[1]
+
+
+class GroupOverrides(TypedDict):
+    """Facts of the group."""
+
+    group_size: Whole
+
+
+class GroupLine(TypedDict):
+    """One group, as a line of a groups file: Atropos' ScoredDataGroup, one entry per rollout in each list."""
+
+    tokens: tuple[Ids, ...]
+    masks: tuple[tuple[int, ...], ...]
+    scores: tuple[Score, ...]
+    inference_logprobs: tuple[tuple[float, ...], ...] | None
+    messages: tuple[tuple[Message, ...], ...] | None
+    advantages: None
+    ref_logprobs: None
+    generation_params: GenerationParams
+    overrides: tuple[Overrides, ...]
+    group_overrides: GroupOverrides
+
+
+class ConfigFile(TypedDict):
+    """All settings, by the names of their flags, without keys."""
+
+    env: dict[str, Any]
+    openai: tuple[dict[str, Any], ...]
+
+
+class RunFile(TypedDict):
+    """run.json: what ran. `token_ids`: how ids come about. `groups_file`: from the run directory on."""
+
+    schema: Literal[1]
+    version: str
+    config: ConfigFile
+    seed: int
+    tasks: str
+    token_ids: Literal["exact", "from text"]
+    tokenizer: str | None
+    agent: dict[str, Any]
+    sandbox: dict[str, str]
+    command: NotRequired[str]
+    of: NotRequired[str]
+    groups_file: NotRequired[str]
+    notes: NotRequired[tuple[str, ...]]
+    proof: NotRequired[str]
+
+
+FILES: dict[str, tuple[Any, str]] = {
+    "rollouts.jsonl": (AttemptLine | BadTaskLine, "a line of rollouts.jsonl"),
+    "groups.jsonl": (GroupLine, "a line of a groups file"),
+    "run.json": (RunFile, "run.json"),
+}
+
+
+def schema(file: str) -> dict[str, Any]:
+    """The JSON Schema of one line of the file, or of the file."""
+    kind, title = FILES[file]
+    return {"$schema": DIALECT, "title": title, **TypeAdapter(kind).json_schema()}
+
+
+def write(folder: Path) -> None:
+    """All of them, `<file>.schema.json` each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in FILES:
+        (folder / f"{file}.schema.json").write_text(json.dumps(schema(file), indent=2) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))

@@ -5,11 +5,11 @@ Axes: T tokens of one trajectory, G members of one group.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 Role = Literal["system", "user", "assistant", "tool"]
 Split = Literal["train", "eval"]  # what a rollout is for; some servers keep the two apart
@@ -222,6 +222,24 @@ class Turn:
     def is_step(self) -> bool:
         """Whether it is a step of the main agent. A managed agent's are part of the step that called it."""
         return self.kind is CompletionKind.ACTION and not self.agent
+
+
+class Prompted(Protocol):
+    """What continues the conversation of the completion before it."""
+
+    @property
+    def kept(self) -> int: ...
+
+    @property
+    def messages(self) -> tuple[Message, ...]: ...
+
+
+def conversations(turns: Iterable[Prompted]) -> Iterator[tuple[Message, ...]]:
+    """The whole conversation each completion was asked with, rebuilt from the differences on record."""
+    talk: tuple[Message, ...] = ()
+    for turn in turns:
+        talk = (*talk[: turn.kept], *turn.messages)
+        yield talk
 
 
 @dataclass(frozen=True, slots=True)

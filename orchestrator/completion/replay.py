@@ -16,9 +16,9 @@ from pathlib import Path
 
 from orchestrator.completion.base import CompletionRequest, Ids, ids_of
 from orchestrator.errors import EnvironmentUnusable, RecordError
-from orchestrator.run.line import Served, conversations, read_episode
+from orchestrator.run.line import Served, read_episode
 from orchestrator.run.lines import texts
-from orchestrator.types import Completion
+from orchestrator.types import Completion, conversations
 
 Key = tuple[str, int]  # task id, index in the group
 Id = tuple[str, Key]  # rollout id and its place

@@ -15,17 +15,7 @@ from orchestrator.completion.base import Tokenizer, content_ids
 from orchestrator.completion.prompt_text import pieces
 from orchestrator.completion.untemplated import demand_plain, untemplated
 from orchestrator.errors import RecordError
-from orchestrator.types import CompletionKind, Message, Record, RolloutPlan, Trajectory, Turn
-
-
-def conversations(turns: tuple[Turn, ...]) -> list[tuple[Message, ...]]:
-    """The whole conversation each turn was asked with, rebuilt from the differences recorded."""
-    result: list[tuple[Message, ...]] = []
-    previous: tuple[Message, ...] = ()
-    for turn in turns:
-        previous = (*previous[: turn.kept], *turn.messages)
-        result.append(previous)
-    return result
+from orchestrator.types import CompletionKind, Message, Record, RolloutPlan, Trajectory, Turn, conversations
 
 
 def main_segment(turns: tuple[Turn, ...], question: str = "") -> int:

@@ -9,9 +9,19 @@ from pathlib import Path
 
 from orchestrator.errors import ConfigError
 from orchestrator.run.lenient import json_lines
-from orchestrator.run.line import Attempted, conversations, read_attempt
+from orchestrator.run.line import Attempted, read_attempt
 from orchestrator.run.lines import text_at
-from orchestrator.types import Attempt, Member, Message, RolloutPlan, SandboxSpec, Task, ToolCall, Turn
+from orchestrator.types import (
+    Attempt,
+    Member,
+    Message,
+    RolloutPlan,
+    SandboxSpec,
+    Task,
+    ToolCall,
+    Turn,
+    conversations,
+)
 
 AROUND_CHARS = 40  # shown on each side of a difference
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.completion.base import Tokenizer
-from orchestrator.completion.trajectory import conversations, main_segment, trajectory
+from orchestrator.completion.trajectory import main_segment, trajectory
 from orchestrator.errors import ConfigError, RecordError
 from orchestrator.run.lines import JsonLines
-from orchestrator.types import Ended, EndedName, Group, Member, Trajectory, Turn
+from orchestrator.types import Ended, EndedName, Group, Member, Trajectory, Turn, conversations
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,6 @@ by `lenient` instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Any, Literal, NotRequired, TypeVar
 
@@ -466,14 +465,6 @@ def read_group_head(text: bytes) -> tuple[list[str], tuple[float, ...]]:
     """(rollout ids, scores) of a line of a groups file. Raises ValueError."""
     line: _GroupHeadLine = _read(_GROUP_HEAD, text)
     return [facts["rollout_id"] for facts in line["overrides"]], line["scores"]
-
-
-def conversations(turns: Sequence[Turn | Served]) -> Iterator[tuple[Message, ...]]:
-    """The whole conversation that each completion was asked with."""
-    talk: tuple[Message, ...] = ()
-    for turn in turns:
-        talk = (*talk[: turn.kept], *turn.messages)
-        yield talk
 
 
 def _read(adapter: TypeAdapter[T], text: bytes) -> T:

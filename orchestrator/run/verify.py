@@ -18,8 +18,8 @@ from orchestrator.completion.base import Tokenizer, content_ids
 from orchestrator.completion.trajectory import trajectory
 from orchestrator.errors import RecordError
 from orchestrator.run.groups import MASKED, MASKED_LOGPROB
-from orchestrator.run.line import Attempted, conversations
-from orchestrator.types import EndedName, Message, Turn
+from orchestrator.run.line import Attempted
+from orchestrator.types import EndedName, Message, Turn, conversations
 
 CHECKS: dict[str, str] = {
     "shape": "strict JSON; every field has one entry per rollout, every list one per token",

@@ -19,10 +19,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from orchestrator.completion.trajectory import conversations
 from orchestrator.scorers.base import COMBINED_WEIGHTS
 from orchestrator.scorers.manners import gives_answer, well_formed
-from orchestrator.types import CompletionKind, Ended, EndedName, Message, Record, RolloutPlan
+from orchestrator.types import CompletionKind, Ended, EndedName, Message, Record, RolloutPlan, conversations
 
 WEIGHTS: Mapping[str, float] = {k: v for k, v in COMBINED_WEIGHTS.items() if k != "correctness"}
 FREE_ANSWER_CHARS = 2000

@@ -15,6 +15,7 @@ from tests.e2e.endpoint import ScriptedEndpoint, answers, says, scripted_endpoin
 from tests.e2e.leftovers import run_cleanly
 from tests.fakes.runs import flags, lines, outcomes, place, printed_outcomes
 from tests.fakes.tokenizer import tokenizer_folder
+from tests.fakes.written import demand_as_published
 
 pytestmark = pytest.mark.docker
 
@@ -144,6 +145,7 @@ async def test_files_of_any_name_are_read_and_the_group_tells_all(home: Path, vl
     assert ended.code == 0, ended.stderr
     (group,) = lines(home / "run" / "groups.jsonl")
     check_shapes(group, 4, exact=True)
+    demand_as_published(home / "run")
     assert {facts["answer"] for facts in group["overrides"]} == {str(total), "-1"}
     for score, facts in zip(group["scores"], group["overrides"], strict=True):
         assert (score > 0.5) == (facts["answer"] == str(total))

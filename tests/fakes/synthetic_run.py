@@ -341,6 +341,8 @@ FACTS = {
     "tasks": "jsonl: examples/tasks.jsonl",
     "notes": ["the endpoint does not know min_p; it was left out"],
     "token_ids": "exact",
+    "tokenizer": "words",
+    "agent": {"sandbox_tools": {}, "prompt_templates": None, "program": {}},
     "sandbox": {"docker": "28.5.1", "runtime": "runc", "image": "rollout-orchestrator-sandbox:0.1.0"},
 }
 

@@ -3,13 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from jsonschema import Draft202012Validator
+
 from orchestrator.run.directory import RunDirectory
+from orchestrator.run.schemas import schema
 from orchestrator.types import Attempt, BadTask, Member
+
+
+def demand_as_published(run_directory: Path) -> None:
+    """Every line of the run's three files is as the published schemas say, with no field that they do not name."""
+    for file, lines in (("run.json", False), ("rollouts.jsonl", True), ("groups.jsonl", True)):
+        validator = Draft202012Validator(_closed(schema(file)))
+        text = (run_directory / file).read_text("utf-8")
+        values = text.splitlines() if lines else [text]
+        assert values
+        for value in values:
+            validator.validate(json.loads(value))
+
+
+def _closed(value: Any) -> Any:
+    """The schema with no room for a field it does not name."""
+    if isinstance(value, list):
+        return [_closed(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    closed = {key: _closed(item) for key, item in value.items()}
+    if "properties" in closed and "additionalProperties" not in closed:
+        closed["additionalProperties"] = False
+    return closed
 
 
 def write_run(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
-from orchestrator.completion.trajectory import conversations, main_line, main_segment, trajectory
+from orchestrator.completion.trajectory import main_line, main_segment, trajectory
 from orchestrator.completion.untemplated import NOTE
 from orchestrator.errors import RecordError
 from orchestrator.grade import grade
@@ -28,6 +28,7 @@ from orchestrator.types import (
     Record,
     Trajectory,
     Turn,
+    conversations,
 )
 from tests.fakes.plans import TALK, a_plan
 from tests.fakes.scorers import DirectScorer
@@ -158,7 +159,7 @@ def test_conversations_are_rebuilt_from_what_was_new_in_each() -> None:
         turn(said("b"), kept=2, messages=ANSWERED),
         turn(said("c"), kept=1, messages=ANSWERED[1:]),
     )
-    assert conversations(turns) == [TALK, (*TALK, *ANSWERED), (TALK[0], ANSWERED[1])]
+    assert list(conversations(turns)) == [TALK, (*TALK, *ANSWERED), (TALK[0], ANSWERED[1])]
 
 
 def test_text_becomes_ids_whose_masks_cover_what_the_assistant_said(tokenizer: HubTokenizer) -> None:

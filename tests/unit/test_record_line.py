@@ -1,0 +1,234 @@
+"""The codec of a run's record: what is written is read back as it was, and is as its published schema says."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from orchestrator.run import lenient
+from orchestrator.run.line import AttemptLine, attempt_line, read_attempt, read_counted, read_episode
+from orchestrator.run.lines import dumps, set_torn_end_aside
+from orchestrator.run.schemas import FILES, schema, write
+from orchestrator.types import (
+    Attempt,
+    Completion,
+    CompletionKind,
+    Ended,
+    EndedName,
+    Failed,
+    FailedName,
+    Member,
+    Message,
+    Output,
+    OutputFile,
+    Record,
+    SandboxExit,
+    Score,
+    Step,
+    ToolCall,
+    Turn,
+)
+from tests.fakes.plans import a_member, a_plan
+from tests.fakes.synthetic_run import write_synthetic_run
+from tests.fakes.written import demand_as_published
+
+PUBLISHED = Path(__file__).parents[2] / "docs" / "schemas"
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+SECONDS = st.floats(0, 1e9)
+COUNTS = st.integers(0, 1 << 31)
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(1 << 53), 1 << 53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=6,
+)
+MESSAGES = st.builds(Message, st.sampled_from(["system", "user", "assistant", "tool"]), TEXTS)
+
+
+@st.composite
+def completions(draw: st.DrawFn) -> Completion:
+    tokens = draw(st.none() | st.lists(st.integers(0, 1 << 20), max_size=4).map(tuple))
+    known = tokens is not None and draw(st.booleans())
+    logprobs = tuple(draw(st.floats(-100, 0)) for _ in tokens or ()) if known else None
+    return Completion(
+        text=draw(TEXTS),
+        visible=draw(TEXTS),
+        finish_reason=draw(st.sampled_from(["stop", "length", "content_filter"])),
+        tokens_T=tokens,
+        logprobs_T=logprobs,
+        prompt_tokens=draw(COUNTS),
+        completion_tokens=draw(COUNTS),
+        policy_version=draw(st.none() | TEXTS),
+        retries=draw(COUNTS),
+    )
+
+
+TURNS = st.builds(
+    Turn,
+    sequence=COUNTS,
+    kind=st.sampled_from(CompletionKind),
+    kept=st.integers(0, 3),
+    messages=st.lists(MESSAGES, max_size=3).map(tuple),
+    segment=COUNTS,
+    prompt_ids=st.none() | st.lists(COUNTS, max_size=3).map(tuple),
+    closing=TEXTS,
+    completion=completions(),
+    started_s=SECONDS,
+    ended_s=SECONDS,
+    agent=TEXTS,
+)
+RECORDS = st.builds(
+    Record,
+    started_at=SECONDS,
+    turns=st.lists(TURNS, max_size=3).map(tuple),
+    tool_calls=st.lists(
+        st.builds(
+            ToolCall,
+            COUNTS,
+            TEXTS,
+            st.dictionaries(TEXTS, JSON, max_size=2),
+            st.none() | TEXTS,
+            st.none() | TEXTS,
+            SECONDS,
+            SECONDS,
+        ),
+        max_size=2,
+    ).map(tuple),
+    steps=st.lists(
+        st.builds(Step, COUNTS, TEXTS, TEXTS, TEXTS, TEXTS, TEXTS, st.booleans(), SECONDS, TEXTS), max_size=2
+    ).map(tuple),
+    answer=st.none() | TEXTS,
+    sandbox_id=TEXTS,
+    exit=st.none() | st.builds(SandboxExit, st.none() | st.integers(0, 255), st.booleans(), TEXTS),
+    launch_s=SECONDS,
+    duration_s=SECONDS,
+    waiting_s=SECONDS,
+    cpu_s=st.none() | SECONDS,
+    notes=st.lists(TEXTS, max_size=2).map(tuple),
+    output=st.none()
+    | st.builds(
+        Output, st.lists(st.builds(OutputFile, TEXTS, COUNTS), max_size=2).map(tuple), COUNTS, st.booleans()
+    ),
+)
+ENDED = st.builds(Ended, st.sampled_from(EndedName), TEXTS)
+FAILED = st.builds(Failed, st.sampled_from(FailedName), TEXTS)
+SCORES = st.builds(
+    Score,
+    st.floats(0, 1),
+    st.dictionaries(TEXTS, st.floats(0, 1), max_size=2),
+    st.dictionaries(TEXTS, JSON, min_size=1, max_size=2) | st.just({}),
+)
+
+
+@st.composite
+def results(draw: st.DrawFn) -> Member | Attempt:
+    record = draw(RECORDS)
+    if draw(st.booleans()):
+        member = a_member()
+        attempt = replace(member.attempt, record=record, outcome=draw(ENDED))
+        return replace(member, attempt=attempt, score=draw(SCORES))
+    return Attempt(a_plan(), record, draw(ENDED | FAILED), draw(st.none() | ENDED))
+
+
+@settings(max_examples=60, deadline=None)
+@given(results())
+def test_a_record_is_read_back_as_it_was_written(result: Member | Attempt) -> None:
+    attempt = result.attempt if isinstance(result, Member) else result
+    score = result.score if isinstance(result, Member) else None
+    text = dumps(attempt_line(result))
+    read = read_attempt(text)
+    assert (read.record, read.outcome, read.ungraded) == (attempt.record, attempt.outcome, attempt.ungraded)
+    assert read.score == score
+    assert (read.rollout_id, read.sampling, read.agent) == (
+        attempt.plan.rollout_id,
+        attempt.plan.sampling,
+        attempt.plan.agent,
+    )
+    counted = read_counted(text)
+    assert counted.sampled_tokens == attempt.record.sampled_tokens  # type: ignore[union-attr]
+    episode = read_episode(text)
+    assert (episode is None) == (score is None)
+    if episode is not None:
+        assert [replace(served.completion, retries=0) for served in episode.served] == [
+            replace(turn.completion, retries=0) for turn in attempt.record.turns
+        ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(results())
+def test_a_line_is_written_again_as_it_was_read(result: Member | Attempt) -> None:
+    text = dumps(attempt_line(result))
+    read = read_attempt(text)
+    plan = replace(a_plan(), sampling=read.sampling, agent=read.agent, sandbox=read.sandbox, limits=read.limits)
+    attempt = Attempt(plan, read.record, read.outcome, read.ungraded)
+    again: Member | Attempt = attempt
+    if read.score is not None and isinstance(result, Member):
+        again = Member(attempt, result.trajectory, read.score)
+    assert dumps(attempt_line(again)) == text
+
+
+@settings(max_examples=200, deadline=None)
+@given(results(), st.data())
+def test_no_change_of_a_line_makes_a_reader_raise_anything_but_a_plain_refusal(
+    result: Member | Attempt, data: st.DataObject
+) -> None:
+    line = json.loads(dumps(attempt_line(result)))
+    place, key = line, data.draw(st.sampled_from(sorted(line)))
+    while isinstance(place[key], dict | list) and place[key] and data.draw(st.booleans()):
+        place = place[key]
+        key = data.draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
+    place[key] = data.draw(JSON)
+    text = dumps(line)
+    for strict in (read_attempt, read_counted, read_episode):
+        with suppress(ValueError):
+            strict(text)
+    value = lenient.parse(text)
+    assert value is not None
+    for field in value.values():
+        for read in (lenient.text, lenient.number, lenient.count, lenient.objects, lenient.texts, lenient.numbers):
+            read(field)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_the_published_schema_is_the_code_s(file: str, tmp_path: Path) -> None:
+    write(tmp_path)
+    name = f"{file}.schema.json"
+    now, published = (tmp_path / name).read_text(), (PUBLISHED / name).read_text()
+    assert published == now, "run `python -m orchestrator.run.schemas docs/schemas`"
+    Draft202012Validator.check_schema(json.loads(published))
+
+
+def test_what_a_run_leaves_is_as_published_and_nothing_more(tmp_path: Path) -> None:
+    write_synthetic_run(tmp_path)
+    set_torn_end_aside(tmp_path / "rollouts.jsonl")
+    demand_as_published(tmp_path)
+
+
+def test_a_schema_refuses_what_the_strict_reader_refuses() -> None:
+    line = json.loads(dumps(attempt_line(a_member())))
+    validator = Draft202012Validator(schema("rollouts.jsonl"))
+    assert validator.is_valid(line)
+    for key, wrong in (("score", 1.5), ("outcome", "won"), ("completions", None), ("group", -1), ("schema", 2)):
+        odd = {**line, key: wrong}
+        assert not validator.is_valid(odd)
+        with pytest.raises(ValueError, match=key):
+            read_attempt(dumps(odd))
+
+
+def test_every_field_of_a_line_is_written() -> None:
+    assert set(attempt_line(a_member())) == set(AttemptLine.__annotations__) | _inherited()
+
+
+def _inherited() -> set[str]:
+    return {name for base in AttemptLine.__orig_bases__ for name in base.__annotations__}  # type: ignore[attr-defined]

@@ -11,6 +11,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 
+from orchestrator.backoff import Backoff
 from orchestrator.errors import (
     AuthenticationError,
     EngineUnfitError,
@@ -23,7 +24,7 @@ from orchestrator.types import Failed, FailedName
 
 log = logging.getLogger(__name__)
 
-PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0)  # between two questions; the last one again and again
+BETWEEN_QUESTIONS = Backoff(first_s=0.5, most_s=10.0)
 PATIENCE_S = 900.0  # a model takes minutes to load; what stays away for longer needs somebody to look
 LOOKS = 3  # after a failure that no waiting ends: a disk may be remounted in that very moment
 WINDOW = 32
@@ -43,13 +44,13 @@ class Breaker:
         ask: Callable[[], Awaitable[object]],
         say: Callable[[str], None],
         *,
-        pauses_s: tuple[float, ...] = PAUSES_S,
+        backoff: Backoff = BETWEEN_QUESTIONS,
         patience_s: float = PATIENCE_S,
     ) -> None:
         self.what = what
         self._ask = ask
         self._say = say
-        self._pauses_s = pauses_s
+        self._backoff = backoff
         self._patience_s = patience_s
         self._asking = asyncio.Lock()
         self._away_since: float | None = None  # loop time; None: it is there
@@ -74,8 +75,8 @@ class Breaker:
         async with self._asking:  # one asks, the others wait for its answer
             asked = 0
             while self._away_since is not None:
-                await asyncio.sleep(self._pauses_s[min(asked, len(self._pauses_s) - 1)])
                 asked += 1
+                await asyncio.sleep(self._backoff.pause_s(asked))
                 away_s = loop.time() - self._away_since
                 error = await self._failure()
                 if error is None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from time import time
 from typing import Any
 
+from orchestrator.backoff import Backoff
 from orchestrator.breaker import Breaker, HealthGate
 from orchestrator.errors import AuthenticationError, OrchestratorError, RolloutError
 from orchestrator.outcome import failed
@@ -23,8 +24,7 @@ from orchestrator.waits import first_of, uninterrupted
 
 log = logging.getLogger(__name__)
 
-RETRY_BASE_S = 0.5
-RETRY_CAP_S = 15.0
+BEFORE_RETRIES = Backoff(first_s=0.5, most_s=15.0, spread=0.5)
 MAX_EXCUSED = 5  # failures of one rollout that an outage is made answerable for
 
 _AGAIN = RETRIED | {FailedName.CANCELLED}
@@ -186,9 +186,8 @@ class Executor:
                 break
             plan = following
             if made_now:
-                backoff_s = min(RETRY_CAP_S, RETRY_BASE_S * 2.0 ** (failures - 1))
                 with self._without_slot():
-                    await self._launching.pause(backoff_s * random.uniform(0.5, 1.5))  # noqa: S311
+                    await self._launching.pause(BEFORE_RETRIES.pause_s(failures, random.random()))  # noqa: S311
         if made_now:
             self._launching.health.count(plan.group, failure)
         return tuple(results)

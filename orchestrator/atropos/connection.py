@@ -10,9 +10,10 @@ from contextlib import suppress
 from orchestrator.atropos.position import Ledger
 from orchestrator.atropos.run_api import Registration, RunApi, RunApiAway, RunApiRefused, Status, Trainer
 from orchestrator.atropos.terms import Terms, check_batch_size
+from orchestrator.backoff import Backoff
 from orchestrator.errors import ConfigError
 
-PAUSES_S = (0.2, 0.5, 1.0, 2.0)  # between two calls of a run-api that gives no answer; the last again and again
+BETWEEN_CALLS = Backoff(first_s=0.2, most_s=2.0)  # of a run-api that gives no answer
 DISCONNECT_S = 3.0
 UNKNOWN = 3  # answers 500 in a row that mean: it does not know us
 _ITS_OWN_FAILURE = 500  # other codes are those of a gateway before it, and say nothing of what it knows
@@ -67,8 +68,8 @@ class Connection:
             if registration is None and why != told:
                 self._say(why)
                 told = why
-            await asyncio.sleep(min(PAUSES_S[min(attempt, len(PAUSES_S) - 1)], 0.5))
             attempt += 1
+            await asyncio.sleep(min(BETWEEN_CALLS.pause_s(attempt), 0.5))
 
     async def _accept(self, registration: Registration, trainer: Trainer) -> bool:
         """False: the run-api went away again."""
@@ -105,8 +106,8 @@ class Connection:
                 if attempt == UNKNOWN and not unknown:
                     self.outages += 1
                     self._say(f"{error}; groups under way go on and are kept until it is back")
-                await asyncio.sleep(PAUSES_S[min(attempt, len(PAUSES_S) - 1)])
                 attempt += 1
+                await asyncio.sleep(BETWEEN_CALLS.pause_s(attempt))
                 continue
             if status.step < self._step:
                 return self._forgotten(f"its step went back from {self._step} to {status.step}")

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from orchestrator.atropos.connection import PAUSES_S, Connection
+from orchestrator.atropos.connection import BETWEEN_CALLS, Connection
 from orchestrator.atropos.position import Ledger, Sending
 from orchestrator.atropos.run_api import Registration, RunApiAway, RunApiRefused, fingerprint
 from orchestrator.atropos.stream import Item
@@ -79,8 +79,8 @@ class Delivery:
                 return False
             except RunApiAway as error:
                 log.info("not delivered yet: %s", error)
-            await asyncio.sleep(PAUSES_S[min(attempt, len(PAUSES_S) - 1)])
             attempt += 1
+            await asyncio.sleep(BETWEEN_CALLS.pause_s(attempt))
 
     async def _send(self, groups: Groups, sending: Sending) -> None:
         """Said on disk first: a process that ends in the middle leaves a question, and no second delivery."""
@@ -111,7 +111,7 @@ class Delivery:
             raise ConfigError(f"env.rollout_server_url: {error}") from error
         except RunApiAway as error:
             log.info("not known yet whether group %d arrived: %s", sending.number, error)
-            await asyncio.sleep(PAUSES_S[0])
+            await asyncio.sleep(BETWEEN_CALLS.pause_s(1))
         else:
             self._ledger.sending = None
             await self._saved()

@@ -11,6 +11,7 @@ from email.utils import parsedate_to_datetime
 from time import time
 from typing import TypeVar
 
+from orchestrator.backoff import Backoff
 from orchestrator.completion.base import UnusableSample
 from orchestrator.errors import CompletionError, CompletionTimeout
 from orchestrator.types import Completion
@@ -62,27 +63,25 @@ class SpoiltSample(Retryable):
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Up to `attempts` calls, backing off from `base_s`, jittered, doubling up to `cap_s`.
+    """Up to `attempts` calls, with `backoff` between them.
 
     Waiting because the server asked for it is no fault: it may do so `pauses` times besides. One that
-    says "too many" without saying until when is given `pause_s`, doubling up to `pause_cap_s`.
+    says "too many" without saying until when gets `pause`.
     """
 
     attempts: int = 4
-    base_s: float = 0.25
-    cap_s: float = 8.0
+    backoff: Backoff = Backoff(first_s=0.25, most_s=8.0, spread=0.5)  # noqa: RUF009 - immutable
     pauses: int = 8
-    pause_s: float = 1.0
-    pause_cap_s: float = 30.0
+    pause: Backoff = Backoff(first_s=1.0, most_s=30.0)  # noqa: RUF009 - immutable
 
     def wait_s(self, failures: int) -> float:
         """Seconds to wait after so many failed calls (1, 2 …)."""
-        return min(self.cap_s, self.base_s * 2.0 ** (failures - 1)) * random.uniform(0.5, 1.5)  # noqa: S311
+        return self.backoff.pause_s(failures, random.random())  # noqa: S311
 
     def asked_s(self, error: Retryable, pauses: int) -> float | None:
         """Seconds that `error` asks everybody to wait, after so many pauses; None: it asks for none."""
         if error.after_s is None and error.status == TOO_MANY:
-            return min(self.pause_cap_s, self.pause_s * 2.0**pauses)
+            return self.pause.pause_s(pauses + 1)
         return error.after_s
 
 

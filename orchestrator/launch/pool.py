@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Generic, Protocol, TypeVar
 
+from orchestrator.backoff import Backoff
 from orchestrator.errors import LaunchError, RolloutError
 from orchestrator.types import SandboxSpec
 from orchestrator.waits import uninterrupted
@@ -21,7 +22,7 @@ from orchestrator.waits import uninterrupted
 log = logging.getLogger(__name__)
 
 IDLE_S = 60.0  # what nobody wanted for so long is one too many
-_PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0)  # after failures without a success between them
+_AFTER_FAILURES = Backoff(first_s=0.5, most_s=10.0)  # without a success between them
 
 
 class Parked(Protocol):
@@ -77,7 +78,7 @@ class WarmPool(Generic[P]):
         head_start: int = 0,
         recovered: Callable[[], Awaitable[None]] | None = None,
         idle_s: float = IDLE_S,
-        pauses_s: tuple[float, ...] = _PAUSES_S,
+        backoff: Backoff = _AFTER_FAILURES,
     ) -> None:
         self._park = park
         self._spec = spec
@@ -87,7 +88,7 @@ class WarmPool(Generic[P]):
         self._room = asyncio.Semaphore(leased + warm)
         self._recovered = recovered
         self._idle_s = idle_s
-        self._pauses_s = pauses_s
+        self._backoff = backoff
         self._demands: list[Callable[[], float]] = []
         self._free: list[_Place[P]] = []  # unclaimed, in the order of their making
         self._all: set[_Place[P]] = set()
@@ -267,7 +268,7 @@ class WarmPool(Generic[P]):
         try:
             if self._recovered is not None:
                 await self._recovered()
-            await asyncio.sleep(self._pauses_s[max(0, min(self._failures, len(self._pauses_s)) - 1)])
+            await asyncio.sleep(self._backoff.pause_s(max(1, self._failures)))
         except Exception as error:  # it is not coming back
             self._broken = error
         finally:

@@ -17,10 +17,12 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from orchestrator.backoff import Backoff
+
 LOOK_S = 1.0  # how soon a lost connection is noticed; a sandbox tries to come back for ten times that
 _OPEN, _SHUT = 0o666, 0o000  # a sandbox has other uids than we; the directories above keep everybody else away
 _LOOK_WHILE_OPEN_S = 0.1
-_PAUSES_S = (0.0, 0.5, 1.0, 2.0, 4.0)  # before the first opening, the second ...
+_BETWEEN_OPENINGS = Backoff(first_s=0.5, most_s=4.0)
 
 
 class Door:
@@ -53,7 +55,7 @@ class Door:
         with suppress(FileNotFoundError):  # the directory went first: there is no way in
             while True:
                 await self._connected(False, LOOK_S)
-                await asyncio.sleep(_PAUSES_S[min(lost, len(_PAUSES_S) - 1)])
+                await asyncio.sleep(_BETWEEN_OPENINGS.pause_s(lost))
                 lost += 1
                 self._path.chmod(_OPEN)
                 await self._connected(True, _LOOK_WHILE_OPEN_S)

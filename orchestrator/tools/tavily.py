@@ -18,6 +18,7 @@ import httpx
 import tavily
 import tavily.errors
 
+from orchestrator.backoff import Backoff
 from orchestrator.completion.bounded import IDENTITY, AnswerTooLarge, bound
 from orchestrator.errors import ToolError
 from orchestrator.redact import Secret
@@ -26,7 +27,8 @@ log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 8 << 20
 MAX_EXTRACT_TIMEOUT_S = 60.0  # the service accepts no longer one
-PAUSES_S = (0.5, 2.0)  # before each further attempt
+ATTEMPTS = 3
+BETWEEN_ATTEMPTS = Backoff(first_s=0.5, most_s=2.0, spread=0.5)
 _NOT_TEXT = re.compile(r"[\x00-\x08\x0e-\x1f\x7f\ufffd]")
 _BINARY_SHARE = 0.05  # of such characters; a text has next to none
 
@@ -76,11 +78,11 @@ class Tavily:
         base_url: str,
         timeout_s: float,
         max_calls: int,
-        pauses_s: tuple[float, ...] = PAUSES_S,
+        backoff: Backoff = BETWEEN_ATTEMPTS,
     ) -> None:
         self._key = key
         self._timeout_s = timeout_s
-        self._pauses_s = pauses_s
+        self._backoff = backoff
         self._slots = asyncio.Semaphore(max_calls)
         self._key_refused = False
         self._http = httpx.AsyncClient(
@@ -161,14 +163,15 @@ class Tavily:
         async with self._slots:
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    for pause_s in self._pauses_s:
+                    failures = 0
+                    while True:
                         try:
                             return await self._once(call)
                         except ServiceFailed as failure:
-                            if not failure.passing:
+                            failures += 1
+                            if not failure.passing or failures == ATTEMPTS:
                                 raise
-                        await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))  # noqa: S311
-                    return await self._once(call)
+                        await asyncio.sleep(self._backoff.pause_s(failures, random.random()))  # noqa: S311
             except TimeoutError:
                 raise ServiceFailed(f"the web service did not answer within {self._timeout_s:g} seconds") from None
 

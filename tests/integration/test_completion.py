@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.backoff import Backoff
 from orchestrator.completion.base import Completer, CompletionRequest, Endpoint, Tokenizer, ids_of
 from orchestrator.completion.chat import OpenAICompleter
 from orchestrator.completion.connect import connect
@@ -227,7 +228,7 @@ async def test_a_connection_that_does_not_come_about_is_tried_again(
 ) -> None:
     """Nothing was asked for yet: no completion took too long."""
     monkeypatch.setattr(f"orchestrator.completion.{'ids' if kind == 'ids' else 'openai'}.CONNECT_TIMEOUT_S", 0.3)
-    retry = RetryPolicy(attempts=2, base_s=0.01)
+    retry = RetryPolicy(attempts=2, backoff=Backoff(0.01, 8.0))
     with full_house() as address:
         there = Endpoint(address, "scripted", "", 60.0)
         completer: Completer = (

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from orchestrator.backoff import Backoff
 from orchestrator.engine import Orchestrator
 from orchestrator.errors import ToolError
 from orchestrator.launch.channels import Channels
@@ -54,7 +55,7 @@ async def opened(
     fail_rollouts: bool = False,
 ) -> AsyncIterator[dict[str, HostTool]]:
     client = Tavily(
-        Secret(key), base_url=service.url, timeout_s=timeout_s, max_calls=max_calls, pauses_s=(0.001, 0.001)
+        Secret(key), base_url=service.url, timeout_s=timeout_s, max_calls=max_calls, backoff=Backoff(0.001, 0.001)
     )
     try:
         yield web_tools(client, rules or WebRules(), fail_rollouts=fail_rollouts)

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from orchestrator.backoff import Backoff
 from orchestrator.breaker import LOOKS, Breaker, HealthGate
 from orchestrator.errors import AuthenticationError, DockerError, EngineUnfitError, LaunchError, RunUnhealthy
 from orchestrator.types import Failed, FailedName
@@ -26,7 +27,9 @@ class Thing:
             raise self.error
 
     def breaker(self, patience_s: float = 60.0) -> Breaker:
-        return Breaker("the thing", self.ask, self.said.append, pauses_s=(0.001,), patience_s=patience_s)
+        return Breaker(
+            "the thing", self.ask, self.said.append, backoff=Backoff(0.001, 0.001), patience_s=patience_s
+        )
 
 
 async def test_failure_while_the_thing_answers_pauses_nothing() -> None:

@@ -17,6 +17,7 @@ from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
 from orchestrator import executor as executor_module
 from orchestrator import rollout as rollout_module
+from orchestrator.backoff import Backoff
 from orchestrator.breaker import Breaker, HealthGate
 from orchestrator.errors import AuthenticationError, DockerError, OutputError, RunUnhealthy
 from orchestrator.executor import Executor, Launching, Result, failure_of
@@ -41,7 +42,7 @@ from tests.fakes.plans import a_member, a_plan, an_attempt
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor_module, "RETRY_BASE_S", 0.001)
+    monkeypatch.setattr(executor_module, "BEFORE_RETRIES", Backoff(0.001, 0.01))
 
 
 async def answering(channel: Path) -> SandboxExit:
@@ -276,7 +277,7 @@ async def test_outage_uses_up_no_retry_and_makes_no_run_unhealthy() -> None:
             raise error
 
     launching = Launching(
-        breakers={FailedName.LAUNCH_ERROR: Breaker("it", ask, lambda text: None, pauses_s=(0.001,))},
+        breakers={FailedName.LAUNCH_ERROR: Breaker("it", ask, lambda text: None, backoff=Backoff(0.001, 0.001))},
         health=HealthGate(window=1, least=1, groups=1),
     )
     bench = Bench(launcher=launcher, launching=launching, max_retries=0)

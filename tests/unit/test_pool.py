@@ -14,6 +14,7 @@ import pytest
 from rollout_api.v1 import sandbox_pb2 as pb
 from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
+from orchestrator.backoff import Backoff
 from orchestrator.breaker import Breaker
 from orchestrator.errors import DockerError, EnvironmentUnusable, LaunchError, RunUnhealthy
 from orchestrator.launch.channels import Channels
@@ -36,7 +37,7 @@ class Bench:
         self.handed_out: list[str] = []
         self._directory = TemporaryDirectory(prefix="p")
         self._channels = Channels("pool-test", Path(self._directory.name))
-        settings: dict[str, Any] = {"leased": 4, "warm": 2, "pauses_s": (0.001,)}
+        settings: dict[str, Any] = {"leased": 4, "warm": 2, "backoff": Backoff(0.001, 0.001)}
         self.pool: WarmPool[ParkedSandbox] = WarmPool(self._park, SPEC, **{**settings, **options})
 
     def _park(self, spec: SandboxSpec) -> AbstractAsyncContextManager[ParkedSandbox]:
@@ -161,7 +162,9 @@ async def test_one_that_died_parked_is_never_handed_out(how: str) -> None:
 
 async def test_one_whose_connection_is_cut_is_passed_over_before_anybody_cleans_up() -> None:
     hanging_up = HangingUp()
-    async with Bench(FakeLauncher(hanging_up, max_sandboxes=100), pauses_s=(10 * GUARD_S,)) as bench:
+    async with Bench(
+        FakeLauncher(hanging_up, max_sandboxes=100), backoff=Backoff(10 * GUARD_S, 10 * GUARD_S)
+    ) as bench:
         await eventually(lambda: bench.pool.parked == 2)
         first = next(iter(bench.launcher.live))
         hanging_up.now.set()
@@ -213,7 +216,7 @@ async def test_it_pauses_while_docker_is_away_and_goes_on_by_itself() -> None:
         if away:
             raise DockerError("nobody there")
 
-    docker = Breaker("Docker", ask, said.append, pauses_s=(0.001,))
+    docker = Breaker("Docker", ask, said.append, backoff=Backoff(0.001, 0.001))
 
     async def recovered() -> None:
         await docker.away()

@@ -8,6 +8,7 @@ from email.utils import format_datetime
 
 import pytest
 
+from orchestrator.backoff import Backoff
 from orchestrator.completion.retry import (
     MAX_RETRY_AFTER_S,
     Limiter,
@@ -18,7 +19,7 @@ from orchestrator.completion.retry import (
 )
 from orchestrator.errors import CompletionError
 
-QUICK = RetryPolicy(attempts=4, base_s=0.001, cap_s=0.002, pauses=3)
+QUICK = RetryPolicy(attempts=4, backoff=Backoff(0.001, 0.002), pauses=3)
 
 
 class Calls:
@@ -69,7 +70,7 @@ async def test_too_many_without_a_time_holds_everybody_for_longer_and_longer() -
     assert [policy.asked_s(error, pauses) for pauses in (0, 1, 2, 9)] == [1.0, 2.0, 4.0, 30.0]
     assert policy.asked_s(Retryable("HTTP 429", after_s=7.0, status=429), 3) == 7.0
     assert policy.asked_s(Retryable("HTTP 500", status=500), 0) is None
-    quick = RetryPolicy(attempts=1, base_s=0.001, pauses=3, pause_s=0.001)
+    quick = RetryPolicy(attempts=1, backoff=Backoff(0.001, 8.0), pauses=3, pause=Backoff(0.001, 30.0))
     limiter = Limiter()
     assert await with_retries(Calls(error, error, error), quick, 60.0, limiter) == ("answer", 3)
     assert limiter.open_at() > 0
@@ -159,7 +160,7 @@ def test_retry_after_may_be_a_date() -> None:
 
 
 def test_waits_grow_up_to_the_cap_and_are_spread() -> None:
-    policy = RetryPolicy(base_s=1.0, cap_s=4.0)
+    policy = RetryPolicy(backoff=Backoff(first_s=1.0, most_s=4.0, spread=0.5))
     waits = [[policy.wait_s(n) for _ in range(50)] for n in (1, 2, 3, 9)]
     for wait, middle in zip(waits, (1.0, 2.0, 4.0, 4.0), strict=True):
         assert middle / 2 <= min(wait) < max(wait) <= middle * 1.5

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from orchestrator.backoff import Backoff
 from orchestrator.errors import DockerError, EnvironmentUnusable, LaunchError, SandboxLostError
 from orchestrator.launch.docker.calls import CALL_TIMEOUT_S, Engine
 from orchestrator.launch.docker.confinement import untold_by, verify_confinement
@@ -35,7 +36,8 @@ log = logging.getLogger(__name__)
 ENGINE_GRACE_S = 15.0  # an Engine that restarts is away for some seconds
 _STARTS_AT_ONCE = 8  # more only queue up inside the Engine
 _SPARE_THREADS = 2  # removals must not wait behind starts
-_REMOVAL_PAUSES_S = (0.2, 1.0, 3.0, 0.0)
+_REMOVALS = 4
+_BETWEEN_REMOVALS = Backoff(first_s=0.3, most_s=3.0)
 
 
 class DockerLauncher:
@@ -221,12 +223,12 @@ class DockerLauncher:
         failure = DockerError("the Docker Engine did not answer in time (remove)")
         try:
             async with asyncio.timeout(self._call_timeout_s * 1.5):
-                for pause_s in _REMOVAL_PAUSES_S:
+                for failures in range(_REMOVALS):
+                    await asyncio.sleep(_BETWEEN_REMOVALS.pause_s(failures))
                     try:
                         return await self._engine.remove(name)
                     except DockerError as error:
                         failure = error
-                    await asyncio.sleep(pause_s)
         except TimeoutError:
             pass
         raise failure

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.backoff import Backoff
 from orchestrator.completion.base import Endpoint
 from orchestrator.completion.chat import OpenAICompleter
 from orchestrator.completion.retry import RetryPolicy
@@ -159,7 +160,7 @@ def liked(call: Call) -> Reply | str:
 @asynccontextmanager
 async def judged_by(server: ScriptedServer) -> AsyncIterator[JudgeScorer]:
     endpoint = Endpoint(f"{server.base_url}", "scripted", "", 2.0)
-    completer = OpenAICompleter(endpoint, RetryPolicy(attempts=2, base_s=0.01, pauses=1))
+    completer = OpenAICompleter(endpoint, RetryPolicy(attempts=2, backoff=Backoff(0.01, 8.0), pauses=1))
     try:
         yield JudgeScorer(completer, RULES, model="scripted", max_tokens=64)
     finally:

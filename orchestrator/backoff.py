@@ -1,0 +1,24 @@
+"""How long to wait before the next try of what failed. Pure: chance is an argument."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """`first_s` after the first failure in a row, then twice as long each time, never over `most_s`.
+
+    `spread`: by what share a pause is shorter or longer by chance, so that many who failed together come apart.
+    """
+
+    first_s: float
+    most_s: float
+    spread: float = 0.0
+
+    def pause_s(self, failures: int, chance: float = 0.5) -> float:
+        """Seconds to wait after so many failures in a row (0: none yet). `chance`: drawn between 0 and 1."""
+        if failures < 1:
+            return 0.0
+        pause_s = min(self.most_s, self.first_s * 2.0 ** min(failures - 1, 63))
+        return pause_s * (1.0 + self.spread * (2.0 * chance - 1.0))

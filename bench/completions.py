@@ -235,7 +235,7 @@ def _line(found: Findings, tokenizer: HubTokenizer, wanted: int) -> None:
         started = time.perf_counter()
         prompt = token_line.prompt(talk)
         asked = time.perf_counter()
-        text, visible = visible_text(tokenizer, ids, STOP)
+        text, visible, _ = visible_text(tokenizer, ids, STOP)
         completion = Completion(text, visible, "stop", ids, (-0.5,) * len(ids), 1, len(ids))
         sampled = time.perf_counter()
         token_line.append(prompt, talk, completion)

@@ -26,13 +26,13 @@ from orchestrator.grade import grade
 from orchestrator.group import GroupPolicy, Unfinished, run_group
 from orchestrator.launch.docker.hardening import too_large
 from orchestrator.observer import Observer
+from orchestrator.opening import open_scorer
 from orchestrator.plan import backfill, plan_group
 from orchestrator.proxy.left_files import OutputRule
 from orchestrator.redact import redact
 from orchestrator.run.earlier import Earlier
 from orchestrator.run.groups import GroupFormat
 from orchestrator.scorers.base import Scorer
-from orchestrator.scorers.opening import open_scorer
 from orchestrator.slots import Slots
 from orchestrator.surroundings import Surroundings
 from orchestrator.tools.base import HostTool

@@ -1,4 +1,4 @@
-"""Opens what every rollout of a run shares, each thing checked before any task is touched."""
+"""Opens what every rollout of a run shares, and the scorer, each thing checked before any task is touched."""
 
 from __future__ import annotations
 
@@ -7,40 +7,50 @@ import logging
 import secrets
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from orchestrator.agents.equip import brought_host_tools, check_team, equip
 from orchestrator.breaker import Breaker
 from orchestrator.completion.base import Completer, Endpoint
+from orchestrator.completion.chat import ChatCompleter
 from orchestrator.completion.connect import connect
 from orchestrator.completion.control import EndpointControl
+from orchestrator.completion.http import HttpClient
 from orchestrator.completion.limits import LimitedCompleter
 from orchestrator.completion.presence import one_answers
 from orchestrator.completion.replay import ReplayCompleter
 from orchestrator.completion.route import RoutedCompleter
 from orchestrator.completion.tokenizer import HubTokenizer, check_source, load_tokenizer
-from orchestrator.errors import DockerError, EnvironmentUnusable, RolloutError
+from orchestrator.errors import ConfigError, DockerError, EnvironmentUnusable, RolloutError
 from orchestrator.launch.base import Launcher
 from orchestrator.launch.channels import Channels
 from orchestrator.launch.descriptors import make_room
 from orchestrator.launch.pool import WarmPool
 from orchestrator.launch.ramp import Ramp
 from orchestrator.parked import ParkedSandbox, parked_sandbox
+from orchestrator.plugins import PREFIX
+from orchestrator.scorers.base import Scorer
+from orchestrator.scorers.control import ControlledScorer
+from orchestrator.scorers.judge import JudgeScorer
+from orchestrator.scorers.processes import GradingProcesses
+from orchestrator.scorers.strategies import StrategyScorer
 from orchestrator.surroundings import Surroundings
 from orchestrator.tools.base import HostTool
 from orchestrator.tools.brought import check_names
-from orchestrator.types import SandboxSpec
+from orchestrator.types import Ended, Record, RolloutPlan, SandboxSpec, Score
 
 if TYPE_CHECKING:
     from orchestrator.settings.config import Config
-    from orchestrator.settings.table import OpenAISettings
+    from orchestrator.settings.table import EnvSettings, OpenAISettings
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 REPLAY = "replay:"
+JUDGE = "judge"
 FALLBACK_TOKENIZER = "NousResearch/DeepHermes-3-Llama-3-8B-Preview"  # the predecessor's default
 
 
@@ -66,7 +76,7 @@ async def open_surroundings(
     pool = await stack.enter_async_context(_pool(config, launcher, channel_directory, docker))
     tokenizer = await asyncio.to_thread(find_tokenizer, config)
     completer = await _completer(config, tokenizer, stack, notes)
-    sampled = [endpoint(server) for server in config.openai if not server.base_url.startswith(REPLAY)]
+    sampled = [endpoint(config.env, server) for server in config.openai if not server.base_url.startswith(REPLAY)]
     return Surroundings(
         launcher,
         completer,
@@ -136,8 +146,8 @@ def find_tokenizer(config: Config) -> HubTokenizer | None:
     EnvironmentUnusable."""
     name = config.env.tokenizer_name
     if name is not None:
-        return None if name.lower() == "none" else load_tokenizer(name)
-    return _first_usable(config, load_tokenizer)
+        return None if name.lower() == "none" else load_tokenizer(name, config.env.chat_template_kwargs)
+    return _first_usable(config, lambda candidate: load_tokenizer(candidate, config.env.chat_template_kwargs))
 
 
 def _check_tokenizer(config: Config) -> None:
@@ -173,7 +183,7 @@ async def _completer(
             completers.append(await asyncio.to_thread(ReplayCompleter.open, recorded))
             continue
         completer = await connect(
-            endpoint(server),
+            endpoint(config.env, server),
             tokenizer,
             server_type=server.server_type,
             tokens=config.env.token_source,
@@ -197,12 +207,43 @@ async def _completer(
     return completers[0] if len(completers) == 1 else RoutedCompleter(completers, weights)
 
 
-def endpoint(server: OpenAISettings) -> Endpoint:
+def endpoint(env: EnvSettings, server: OpenAISettings) -> Endpoint:
+    """Where completions of this server come from."""
+    root = openai_root(server.base_url)
+    return Endpoint(
+        root,
+        server.model_name,
+        server.key(),
+        server.timeout,
+        chat_extras=_chat_extras(env, root),
+        takes_n=not server.n_kwarg_is_ignored,
+    )
+
+
+def _chat_extras(env: EnvSettings, root: str) -> dict[str, Any]:
+    """What the operator adds to a chat request. Raises EnvironmentUnusable.
+
+    Reasoning is asked for as Atropos does it: OpenAI has a name of its own for it, other services share one.
+    """
+    extras: dict[str, Any] = {}
+    if env.chat_template_kwargs is not None:
+        extras["chat_template_kwargs"] = dict(env.chat_template_kwargs)
+    effort, most = env.reasoning_effort, env.max_reasoning_tokens
+    if not env.thinking_mode and effort is None and most is None:
+        return extras
+    if (urlsplit(root).hostname or "").endswith(("openai.com", "openai.azure.com")):
+        if most is not None:
+            raise EnvironmentUnusable("env.max_reasoning_tokens: OpenAI takes none; set env.reasoning_effort")
+        return {**extras, "reasoning_effort": effort or "medium"}
+    asked = {"effort": effort, "max_tokens": most}
+    named = {name: value for name, value in asked.items() if value is not None}
+    return {**extras, "reasoning": {"enabled": effort != "none", **named}}
+
+
+def openai_root(address: str) -> str:
     """An address alone means OpenAI's usual prefix."""
-    base_url = server.base_url.rstrip("/")
-    if urlsplit(base_url).path == "":
-        base_url += "/v1"
-    return Endpoint(base_url, server.model_name, server.key(), server.timeout)
+    root = address.rstrip("/")
+    return root if urlsplit(root).path else f"{root}/v1"
 
 
 async def _check_launcher(launcher: Launcher, spec: SandboxSpec) -> None:
@@ -262,3 +303,61 @@ async def _launcher(
     # Not in a thread: cancelled there, it would be made and nobody's.
     channels = stack.enter_context(Channels(run_id))
     return launcher, channels.directory
+
+
+async def open_scorer(config: Config, stack: AsyncExitStack) -> Scorer:
+    """One scorer for a whole run, closed with `stack`. Raises ConfigError, EnvironmentUnusable."""
+    env = config.env
+    if env.scoring_strategy.startswith(PREFIX):
+        return await _controlled(env.scoring_strategy, env, stack)
+    ours = "correctness" if env.scoring_strategy == JUDGE else env.scoring_strategy
+    rules = await _controlled(StrategyScorer(ours, env.length_penalty_weight, env.combined_weights), env, stack)
+    if env.scoring_strategy == JUDGE:
+        return await _judge(config, rules, stack)
+    return _LoggedScorer(rules, ours) if env.debug_scoring else rules
+
+
+async def _controlled(scorer: StrategyScorer | str, env: EnvSettings, stack: AsyncExitStack) -> ControlledScorer:
+    """In processes of its own. A rollout at which a strategy of ours fails is wrong, as `correctness` tells."""
+    processes = GradingProcesses(scorer, env.scorer_timeout)
+    stack.push_async_callback(processes.aclose)
+    await processes.open()
+    return ControlledScorer(processes, {} if isinstance(scorer, str) else {"correctness": 0.0})
+
+
+@dataclass(frozen=True, slots=True)
+class _LoggedScorer:
+    """`env.debug_scoring`: every part of every score."""
+
+    scorer: Scorer
+    name: str
+
+    async def score(self, plan: RolloutPlan, record: Record, ended: Ended) -> Score:
+        """As the scorer's."""
+        score = await self.scorer.score(plan, record, ended)
+        shown = ", ".join(f"{name} {value:.3f}" for name, value in score.parts.items())
+        log.info("%s: %s %.4f (%s)", plan.rollout_id, self.name, score.value, shown)
+        return score
+
+
+async def _judge(config: Config, rules: Scorer, stack: AsyncExitStack) -> Scorer:
+    env = config.env
+    if env.judge_base_url is None or env.judge_model_name is None:
+        raise ConfigError(
+            "env.scoring_strategy judge needs --env.judge_base_url URL and --env.judge_model_name NAME"
+        )
+    key = config.judge_api_key.reveal()
+    judge = Endpoint(openai_root(env.judge_base_url), env.judge_model_name, key, env.scorer_timeout)
+    completer = ChatCompleter(HttpClient(judge))
+    stack.push_async_callback(completer.aclose)
+    if not judge.hosted:
+        try:
+            await completer.probe()
+        except EnvironmentUnusable as error:
+            raise EnvironmentUnusable(f"env.judge_base_url: {error}; the judge's key is JUDGE_API_KEY") from error
+    return JudgeScorer(
+        completer,
+        rules,
+        model=env.judge_model_name,
+        max_tokens=env.judge_max_tokens,
+    )

@@ -176,6 +176,7 @@ class Completion:
     included), else what it gave. `visible` is what the agent gets: cut before the stop string.
     `logprobs_T`: natural log, raw model distribution (temperature 1, whole vocabulary).
     `retries`: how often the endpoint was asked in vain before; the seed was the same each time.
+    `reasoning_chars`: that many characters of `text`, from its beginning, are reasoning; `visible` comes behind.
     """
 
     text: str
@@ -187,11 +188,22 @@ class Completion:
     completion_tokens: int
     policy_version: str | None = None
     retries: int = 0
+    reasoning_chars: int = 0
 
     def __post_init__(self) -> None:
         tokens, logprobs = self.tokens_T, self.logprobs_T
         if tokens is not None and logprobs is not None and len(tokens) != len(logprobs):
             raise ValueError(f"{len(tokens)} tokens but {len(logprobs)} log-probs")
+
+    @property
+    def reasoning(self) -> str:
+        """What the agent did not get because it is no answer yet, tags included."""
+        return self.text[: self.reasoning_chars]
+
+    @property
+    def unseen(self) -> str:
+        """What was sampled behind what the agent got: a stop string, the end of the turn."""
+        return self.text[self.reasoning_chars :].removeprefix(self.visible)
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ class Service:
         self.config = config
         self.step = 0
         self.registered_name = ""
-        self.metrics = Metrics()
+        self.metrics = Metrics(kept_completions=max(s.rolling_buffer_length for s in config.openai))
         self.tally = Tally()
         self.progress = PlainProgress(None, self.tally)
         self.tracking = Tracking(config.env.use_wandb, Path("wandb"), self.progress.say)

@@ -69,7 +69,7 @@ def terms_of(config: Config, *, evaluates: bool) -> Terms:
     """How the feed goes. The time limit of a group lies beyond all that its rollouts may take: they end by their
     own deadlines, and none is drawn again for being slow."""
     env = config.env
-    workers = min(env.open_groups, env.max_num_workers) if env.max_num_workers > 0 else env.open_groups
+    workers = min(env.open_groups, most_workers(config))
     deadline_s = min(env.rollout_deadline, env.worker_timeout if env.worker_timeout > 0 else math.inf)
     # Every rollout may use up its deadline, be tried again and be replaced, behind those of the other groups.
     turns = math.ceil(workers * env.group_size / env.max_concurrent_sandboxes)
@@ -90,6 +90,15 @@ def terms_of(config: Config, *, evaluates: bool) -> Terms:
         stop_for_eval=env.eval_handling == "STOP_TRAIN",
         share_in_eval=env.eval_limit_ratio if env.eval_handling == "LIMIT_TRAIN" else 1.0,
     )
+
+
+def most_workers(config: Config) -> int:
+    """Groups under way at most, by Atropos' names for it."""
+    env = config.env
+    if env.max_num_workers > 0:
+        return env.max_num_workers
+    each = env.max_num_workers_per_node
+    return each * len(config.openai) if each > 0 else env.open_groups
 
 
 def total(config: Config) -> int | None:

@@ -11,7 +11,7 @@ import asyncio
 import os
 import statistics
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
@@ -63,12 +63,17 @@ class Metrics(Listener):
     launches_s: list[float] = field(default_factory=list)
     equal_groups: int = 0
     dropped_groups: int = 0
+    kept_completions: int = 1000  # the last ones, whenever they were: Atropos' rolling buffer
+    completions_s: deque[float] = field(default_factory=deque)
 
     def attempt(self, result: Member | Attempt) -> None:
         """One attempt is over."""
         attempt = result.attempt if isinstance(result, Member) else result
         record = attempt.record
         self.outcomes[str(attempt.outcome.name)] += 1
+        self.completions_s.extend(turn.ended_s - turn.started_s for turn in record.turns)
+        while len(self.completions_s) > self.kept_completions:
+            self.completions_s.popleft()
         if not isinstance(result, Member):
             return
         self.rewards.append(result.score.value)
@@ -107,8 +112,14 @@ class Metrics(Listener):
         told |= {name: statistics.fmean(values) for name, values in means.items() if values}
         total = sum(self.outcomes.values())
         told |= {f"rollout/outcome/{name}": count / total for name, count in self.outcomes.items()}
+        if len(self.completions_s) > 1:
+            told["server/request_time_avg"] = statistics.fmean(self.completions_s)
+            told["server/request_time_std"] = statistics.pstdev(self.completions_s)
+            told["server/request_time_99p"] = statistics.quantiles(self.completions_s, n=100)[-1]
+        fresh = Metrics()
         for row in fields(self):
-            setattr(self, row.name, getattr(Metrics(), row.name))
+            if row.name not in ("kept_completions", "completions_s"):
+                setattr(self, row.name, getattr(fresh, row.name))
         return told
 
 

@@ -44,7 +44,7 @@ def run(path: Path) -> int:
 
 def _tokenizer(path: Path) -> Tokenizer | None:
     """The run's own, where it is on this machine."""
-    return tokenizer_here(saved_tokenizer(read_description(path if path.is_dir() else path.parent)))
+    return tokenizer_here(*saved_tokenizer(read_description(path if path.is_dir() else path.parent)))
 
 
 def _files(path: Path, findings: Findings) -> tuple[Path, Path | None]:

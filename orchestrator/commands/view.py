@@ -58,7 +58,7 @@ def _tokenizer(files: RunFiles, name: str | None) -> Tokenizer | None:
     """The one asked for, else the run's own where it is on this machine: ids become readable."""
     if name is not None:
         return None if name.lower() == "none" else load_tokenizer(name)
-    return tokenizer_here(saved_tokenizer(read_description(files.directory))) if files.directory else None
+    return tokenizer_here(*saved_tokenizer(read_description(files.directory))) if files.directory else None
 
 
 def _print(files: RunFiles, told: Run, html: Path) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
 from orchestrator.errors import CompletionError
@@ -48,6 +48,8 @@ class Endpoint:
     model: str
     api_key: str = field(default="", repr=False)
     timeout_s: float = 1200.0
+    chat_extras: Mapping[str, Any] = field(default_factory=dict)  # what the operator adds to chat requests
+    takes_n: bool = True
 
     @property
     def shown(self) -> str:
@@ -96,6 +98,10 @@ def answer_bytes(request: CompletionRequest) -> int:
 
 class Refusal(CompletionError):
     """A 4xx that no retry helps against: a text it does not take, a parameter it does not know, a wrong path."""
+
+    def __init__(self, text: str, status: int = 400) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 class UnusableSample(CompletionError):

@@ -15,7 +15,9 @@ from typing import Literal
 
 from orchestrator.completion.atropos_generate import AtroposDialect
 from orchestrator.completion.base import PROBE_HEADER, Completer, CompletionRequest, Endpoint, Refusal, ids_of
-from orchestrator.completion.ids import Dialect, HttpClient, IdCompleter, Unreadable, WrongTokenizer
+from orchestrator.completion.chat import ChatCompleter
+from orchestrator.completion.http import HttpClient, Unreadable
+from orchestrator.completion.ids import Dialect, IdCompleter, WrongTokenizer
 from orchestrator.completion.llamacpp import LlamaCppCompleter, LlamaCppDialect
 from orchestrator.completion.retry import Retryable
 from orchestrator.completion.sglang import SglangDialect
@@ -58,7 +60,9 @@ async def connect(
             why = "it is asked for text" if tokens == "retokenize" else _why_no_ids(endpoint, tokenizer)
         else:
             try:
-                return await _ids(dialect, client, tokenizer, temperature, notes)
+                exact = await _ids(dialect, client, tokenizer, temperature, notes)
+                _demand_no_asked_reasoning(endpoint, "it takes token ids")
+                return exact
             except WrongTokenizer as error:
                 raise EnvironmentUnusable(
                     f"the tokenizer is not the endpoint's: {error}; set --env.tokenizer_name to the model's own"
@@ -81,12 +85,16 @@ async def connect(
                 f"the endpoint {endpoint.shown} gives no exact token ids ({why}); "
                 "use vLLM, SGLang or llama.cpp, or set --env.token_source retokenize"
             )
+        if owner in _KNOWN:
+            _demand_no_asked_reasoning(endpoint, f"{owner} does not know it")
         notes.append(f"tokens are made from text: {why}")
+        completer = ChatCompleter(client)
+        if not endpoint.hosted:
+            await completer.probe(requests=1 if dialect is not None and tokenizer is not None else 2)
     except BaseException:
         await client.aclose()
         raise
-    await client.aclose()
-    return await _chat(endpoint, requests=1 if dialect is not None and tokenizer is not None else 2)
+    return completer
 
 
 async def _owner(client: HttpClient) -> str | None:
@@ -127,7 +135,11 @@ def _dialect(owner: str | None, server_type: ServerType) -> Dialect | None:
 async def _ids(
     dialect: Dialect, client: HttpClient, tokenizer: HubTokenizer, temperature: float, notes: list[str]
 ) -> IdCompleter:
-    """An exact completer, probed. Raises what `IdCompleter.probe` raises."""
+    """An exact completer, probed. Raises what `IdCompleter.probe` raises, and EnvironmentUnusable."""
+    if unknown := tokenizer.unknown_template_kwargs:
+        raise EnvironmentUnusable(
+            f"env.chat_template_kwargs: the chat template of {tokenizer.name} does not know {', '.join(unknown)}"
+        )
     kind = LlamaCppCompleter if isinstance(dialect, LlamaCppDialect) else IdCompleter
     completer = kind(dialect, client, tokenizer)
     text = tokenizer.render((Message("user", "1+1="),), generation_prompt=True)
@@ -153,6 +165,16 @@ async def _ids(
     return completer
 
 
+def _demand_no_asked_reasoning(endpoint: Endpoint, why: str) -> None:
+    """Raises EnvironmentUnusable where reasoning is asked for as hosted services take it: it would be ignored."""
+    if endpoint.chat_extras.keys() & {"reasoning", "reasoning_effort"}:
+        raise EnvironmentUnusable(
+            f"the endpoint {endpoint.shown} cannot be asked for reasoning ({why}): instead of env.thinking_mode, "
+            "env.reasoning_effort and env.max_reasoning_tokens tell the chat template, with something like "
+            """--env.chat_template_kwargs '{"enable_thinking": true}'"""
+        )
+
+
 async def _compare_tokenizers(dialect: Dialect, client: HttpClient, tokenizer: HubTokenizer) -> None:
     """Whether the server's tokenizer gives our ids. Raises WrongTokenizer; a server without one is let be."""
     # In the chat template, so that the special tokens' ids are compared too.
@@ -172,20 +194,6 @@ async def _compare_tokenizers(dialect: Dialect, client: HttpClient, tokenizer: H
         return
     if isinstance(theirs, list) and theirs != tokenizer.encode(text):
         raise WrongTokenizer(f"it makes {len(theirs)} other ids of a text of ours")
-
-
-async def _chat(endpoint: Endpoint, requests: int) -> Completer:
-    # The client costs 0.8 s of imports: only where it is used.
-    from orchestrator.completion.chat import OpenAICompleter
-
-    completer = OpenAICompleter(endpoint)
-    try:
-        if not endpoint.hosted:
-            await completer.probe(requests)
-    except BaseException:
-        await completer.aclose()
-        raise
-    return completer
 
 
 def _why_no_ids(endpoint: Endpoint, tokenizer: HubTokenizer | None) -> str:

@@ -53,4 +53,4 @@ class EndpointControl:
             sequence=0,
             split=plan.split,
         )
-        return (await completer.sample(request)).visible
+        return (await completer.sample(request)).text

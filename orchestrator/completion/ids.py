@@ -1,33 +1,27 @@
-"""What the id-in dialects share: HTTP through aiohttp, retries, and the checks on every answer.
+"""What the id-in dialects share: retries, and the checks on every answer.
 
-A dialect says how a request looks and how an answer is read; this module sends it, classifies
-errors and refuses answers that do not hold one log-prob per sampled id. Sampled text is decoded
-from the ids here, never taken from the server: what completes a stop string may carry more text.
+A dialect says how a request looks and how an answer is read; this module sends it and refuses answers
+that do not hold one log-prob per sampled id. Sampled text is decoded from the ids here, never taken
+from the server: what completes a stop string may carry more text.
 """
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
-from urllib.parse import urlsplit
-
-import aiohttp
-import orjson
 
 from orchestrator.completion.base import (
     PROBE_HEADER,
     CompletionRequest,
-    Endpoint,
-    Refusal,
     UnusableSample,
     answer_bytes,
     ids_of,
 )
+from orchestrator.completion.http import MAX_BODY_BYTES, HttpClient
 from orchestrator.completion.line import visible_text
+from orchestrator.completion.reasoning import LONGEST_TAG, opened_by
 from orchestrator.completion.retry import (
     BROKEN_OFF,
     NONSENSE,
@@ -35,19 +29,12 @@ from orchestrator.completion.retry import (
     Retryable,
     RetryPolicy,
     SpoiltSample,
-    is_context_length,
-    retry_after_s,
     with_retries,
 )
 from orchestrator.completion.tokenizer import HubTokenizer
-from orchestrator.errors import AuthenticationError, CompletionError, CompletionTimeout, ContextLengthError
+from orchestrator.errors import CompletionError
 from orchestrator.types import Completion
 
-MAX_BODY_BYTES = 64 << 20
-MAX_ERROR_BYTES = 64 << 10
-MAX_LINE_BYTES = 1 << 20  # of a streamed answer
-CONNECT_TIMEOUT_S = 10.0
-_JSON = {"Content-Type": "application/json"}
 UNTOLD = -1  # a dialect whose servers may not say how long the prompt was
 ROUNDING = 1e-6  # a log-prob above zero by less than this is a rounding error
 
@@ -86,139 +73,6 @@ class Dialect(Protocol):
 
         Raises KeyError, TypeError, IndexError, ValueError for anything else than it expects.
         """
-
-
-class HttpClient:
-    """One endpoint's connections. Errors come as Retryable, CompletionError, ContextLengthError."""
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        self.endpoint = endpoint
-        self._session: aiohttp.ClientSession | None = None
-
-    @property
-    def root(self) -> str:
-        """The server without the OpenAI prefix."""
-        return self.endpoint.base_url.rstrip("/").removesuffix("/v1")
-
-    def session(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            if self.endpoint.api_key and urlsplit(self.endpoint.base_url).username is not None:
-                raise AuthenticationError(
-                    f"the endpoint {self.endpoint.shown} has credentials in its address and a key besides; "
-                    "leave one of them out"
-                )
-            headers = {"Authorization": f"Bearer {self.endpoint.api_key}"} if self.endpoint.api_key else {}
-            self._session = aiohttp.ClientSession(
-                headers=headers,
-                connector=aiohttp.TCPConnector(limit=0),  # the sandbox budget is the limit
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
-                read_bufsize=1 << 18,
-            )
-        return self._session
-
-    async def aclose(self) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
-
-    async def get(self, path: str, *, timeout_s: float, headers: Mapping[str, str] | None = None) -> Any:
-        async with self._request("GET", path, None, timeout_s, headers) as response:
-            return await self._json(response)
-
-    async def post(
-        self,
-        path: str,
-        body: Any,
-        *,
-        timeout_s: float,
-        headers: Mapping[str, str] | None = None,
-        max_bytes: int = MAX_BODY_BYTES,
-    ) -> Any:
-        async with self._request("POST", path, body, timeout_s, headers) as response:
-            return await self._json(response, max_bytes)
-
-    async def stream(
-        self,
-        path: str,
-        body: Any,
-        *,
-        timeout_s: float,
-        headers: Mapping[str, str] | None = None,
-        max_bytes: int = MAX_BODY_BYTES,
-    ) -> list[Any]:
-        """All events of a server-sent stream, `[DONE]` left out."""
-        events: list[Any] = []
-        size = 0
-        # llama.cpp hangs up after a stream without saying so: the next request must not meet that.
-        closing = {**(headers or {}), "Connection": "close"}
-        async with self._request("POST", path, body, timeout_s, closing) as response:
-            if not response.headers.get("content-type", "").startswith("text/event-stream"):
-                raise Retryable(f"no event stream: {self._short(await self._text(response))}")
-            async for line in response.content:
-                size += len(line)
-                if size > max_bytes or len(line) > MAX_LINE_BYTES:
-                    raise CompletionError(f"an answer over {max_bytes} bytes")
-                if line.startswith(b"error:"):
-                    raise self._refusal(500, self._short(line.decode("utf-8", "replace")), None)
-                if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
-                    events.append(_loads(data))
-        return events
-
-    @asynccontextmanager
-    async def _request(
-        self, method: str, path: str, body: Any, timeout_s: float, headers: Mapping[str, str] | None
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        try:
-            async with self.session().request(
-                method,
-                f"{self.root}{path}",
-                data=None if body is None else orjson.dumps(body, default=list),
-                headers=headers if body is None else {**_JSON, **(headers or {})},
-                timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S),
-            ) as response:
-                if response.status >= 400:
-                    text = self._short(await self._text(response))
-                    raise self._refusal(response.status, text, response.headers.get("retry-after"))
-                yield response
-        except aiohttp.ConnectionTimeoutError as error:  # a TimeoutError too, and nothing was asked yet
-            raise Retryable(f"connection failed: none within {CONNECT_TIMEOUT_S:g} s") from error
-        except TimeoutError as error:
-            raise CompletionTimeout(f"no answer within {timeout_s:g} s") from error
-        except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
-            text = self._short(str(error) or type(error).__name__)
-            raise Retryable(f"connection failed: {text}") from error
-
-    def _refusal(self, status: int, text: str, after: str | None) -> Exception:
-        if status in (401, 403):
-            what = "the key" if self.endpoint.api_key else "a request without a key"
-            return AuthenticationError(
-                f"the endpoint {self.endpoint.shown} refuses {what} (HTTP {status}: {text}); "
-                "set --openai.api_key or OPENAI_API_KEY"
-            )
-        if is_context_length(status, text):
-            return ContextLengthError(text)
-        if status in (408, 409, 425, 429) or status >= 500:
-            return Retryable(f"HTTP {status}: {text}", retry_after_s(after), status)
-        return Refusal(f"HTTP {status}: {text}")
-
-    async def _json(self, response: aiohttp.ClientResponse, max_bytes: int = MAX_BODY_BYTES) -> Any:
-        body = bytearray()
-        async for chunk in response.content.iter_chunked(1 << 16):
-            body += chunk
-            if len(body) > max_bytes:
-                raise CompletionError(f"an answer over {max_bytes} bytes")
-        return _loads(bytes(body))
-
-    async def _text(self, response: aiohttp.ClientResponse) -> str:
-        """The beginning of an error: more of it is not looked at."""
-        return (await response.content.read(MAX_ERROR_BYTES)).decode("utf-8", "replace")
-
-    def _short(self, text: str) -> str:
-        return self.endpoint.redact(text)
-
-
-class Unreadable(Retryable):
-    """Somebody answers, but no JSON."""
 
 
 class WrongTokenizer(CompletionError):
@@ -285,6 +139,8 @@ class IdCompleter:
     ) -> Sampled:
         send = self._client.stream if self.dialect.streams else self._client.post
         body = self.dialect.body(request, self.endpoint.model)
+        if not self.endpoint.takes_n:
+            body.pop("n", None)
         max_bytes = min(MAX_BODY_BYTES, answer_bytes(request))
         answer = await send(self.dialect.path, body, timeout_s=timeout_s, headers=headers, max_bytes=max_bytes)
         return self.dialect.read(answer)
@@ -315,7 +171,8 @@ class IdCompleter:
             raise Retryable(f"the server saw {seen} prompt ids, it was given {len(prompt)}")
         finish_reason = finished_by(sampled.finish_reason)
         known = self._known(ids)
-        text, visible = visible_text(self._tokenizer, ids[:known], request.stop)
+        opened = opened_by(self._tokenizer.decode(prompt[-LONGEST_TAG:].tolist()))
+        text, visible, reasoning_chars = visible_text(self._tokenizer, ids[:known], request.stop, opened)
         completion = Completion(
             text=text,
             visible=visible,
@@ -325,6 +182,7 @@ class IdCompleter:
             prompt_tokens=len(prompt),
             completion_tokens=max(1, len(ids)),
             policy_version=sampled.policy_version,
+            reasoning_chars=reasoning_chars,
         )
         if known < len(ids):
             raise SpoiltSample(f"an id outside the tokenizer's {self._tokenizer.size}", completion)
@@ -351,13 +209,6 @@ def finished_by(reason: object) -> Literal["stop", "length", "content_filter"]:
     if not isinstance(reason, str) or reason.lower() in BROKEN_OFF:
         raise Retryable(f"an answer that ended by {str(reason)[:40]!r}")
     return "content_filter"
-
-
-def _loads(data: bytes) -> Any:
-    try:
-        return orjson.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise Unreadable("an answer that is no JSON") from error
 
 
 def version_text(value: Any) -> str | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from orchestrator.completion.base import Ids, Tokenizer, ids_of
 from orchestrator.completion.prompt_text import Piece, PromptText, joined, pieces, prompt_text
+from orchestrator.completion.reasoning import reasoning_chars
 from orchestrator.types import Completion, Message
 
 
@@ -103,7 +104,7 @@ class TokenLine:
             end = self._tokenizer.decode(tokens[-1:])
             # The model ended the turn itself: what the agent appended has no place behind that.
             return "", joined([Piece(first.text.removeprefix(end)), *rest])
-        if appended and appended in completion.text[len(completion.visible) :]:
+        if appended and appended in completion.unseen:
             appended = ""  # the stop string was sampled: the ids hold it already
         return appended, joined([Piece(appended + first.text), *rest])
 
@@ -118,13 +119,20 @@ class TokenLine:
         return parts[places[0] + 1 :] if len(places) == 1 else None
 
 
-def visible_text(tokenizer: Tokenizer, tokens_T: tuple[int, ...], stop: tuple[str, ...]) -> tuple[str, str]:
-    """(all that was sampled, what the agent gets): without the end token, cut before the first stop string."""
+def visible_text(
+    tokenizer: Tokenizer, tokens_T: tuple[int, ...], stop: tuple[str, ...], opened: str = ""
+) -> tuple[str, str, int]:
+    """(all that was sampled, what the agent gets, how many characters of the first are reasoning).
+
+    The agent gets what is behind the reasoning, without the end token, cut before the first stop string. `opened`:
+    the tag of reasoning that the prompt ended with.
+    """
     text = tokenizer.decode(tokens_T)
     said = text
     if tokens_T and tokenizer.is_end(tokens_T[-1]):
         said = tokenizer.decode(tokens_T[:-1])
-    return text, cut_at_stop(said, stop)
+    thought = reasoning_chars(said, opened)
+    return text, cut_at_stop(said[thought:], stop), thought
 
 
 def cut_at_stop(text: str, stop: tuple[str, ...]) -> str:

@@ -22,7 +22,8 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.completion.base import CompletionRequest, Refusal, answer_bytes, ids_of
-from orchestrator.completion.ids import MAX_BODY_BYTES, IdCompleter, Sampled
+from orchestrator.completion.http import MAX_BODY_BYTES
+from orchestrator.completion.ids import IdCompleter, Sampled
 from orchestrator.completion.retry import Retryable
 
 

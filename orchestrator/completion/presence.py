@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orchestrator.completion.base import PROBE_HEADER, Endpoint, Refusal
-from orchestrator.completion.ids import HttpClient, Unreadable
+from orchestrator.completion.http import HttpClient, Unreadable
 from orchestrator.completion.retry import Retryable
 from orchestrator.errors import CompletionError, ContextLengthError
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import logging
 import os
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import orjson
 
 from orchestrator.completion.base import Span, ids_of
 from orchestrator.completion.control_tokens import ControlTokens
-from orchestrator.errors import EnvironmentUnusable, RecordError
+from orchestrator.errors import ConfigError, EnvironmentUnusable, RecordError
 from orchestrator.settings.kinds import path_of
 from orchestrator.types import Message
 
@@ -36,9 +37,14 @@ _PIECE_CHARS = range(2_000, 100_000)
 class HubTokenizer:
     """A `transformers` tokenizer behind the `Tokenizer` protocol."""
 
-    def __init__(self, tokenizer: Any, name: str) -> None:
+    def __init__(self, tokenizer: Any, name: str, template_kwargs: Mapping[str, Any] | None = None) -> None:
         self._tokenizer = tokenizer
         self.name = name
+        self._template_kwargs = dict(template_kwargs or {})
+        # What is for the library and not for the template: among it another template.
+        taken = inspect.signature(tokenizer.apply_chat_template).parameters.keys() | {"messages"}
+        if others := sorted(taken & self._template_kwargs.keys()):
+            raise ConfigError(f"env.chat_template_kwargs: {', '.join(others)} cannot be told to a chat template")
         self.size = len(tokenizer)
         self._special = frozenset(tokenizer.all_special_ids)
         ends = {tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>")}
@@ -64,6 +70,12 @@ class HubTokenizer:
         )
         # What no token is made for may become the unknown one, in any text.
         self._never_plain = self._controls.ids - {tokenizer.unk_token_id}
+
+    @property
+    def unknown_template_kwargs(self) -> list[str]:
+        """What the chat template is told and has no word for."""
+        template = str(getattr(self._tokenizer, "chat_template", ""))
+        return [name for name in self._template_kwargs if not re.search(rf"\b{re.escape(name)}\b", template)]
 
     def encode(self, text: str, plain: Sequence[Span] = ()) -> list[int]:
         """Raises RecordError for what is no text."""
@@ -149,15 +161,18 @@ class HubTokenizer:
                     [{"role": m.role, "content": m.content} for m in messages],
                     tokenize=False,
                     add_generation_prompt=generation_prompt,
+                    **self._template_kwargs,
                 )
             )
         except Exception as error:  # the template is a program that comes with the model
             raise RecordError(f"the model's chat template refuses the conversation: {error}") from error
 
 
-def load_tokenizer(name: str, *, here_only: bool = False) -> HubTokenizer:
+def load_tokenizer(
+    name: str, template_kwargs: Mapping[str, Any] | None = None, *, here_only: bool = False
+) -> HubTokenizer:
     """Blocking: seconds of imports. Raises EnvironmentUnusable within about 3 s when it cannot be had, and with
-    `here_only` before the hub would have to be asked."""
+    `here_only` before the hub would have to be asked; ConfigError for what its template cannot be told."""
     here = check_source(name, here_only=here_only)
     try:
         tokenizer = _quiet_auto_tokenizer().from_pretrained(
@@ -173,16 +188,16 @@ def load_tokenizer(name: str, *, here_only: bool = False) -> HubTokenizer:
         raise EnvironmentUnusable(
             f"tokenizer {name!r} has no chat template; set {_FLAG} to the one of an instruct or chat model"
         )
-    return HubTokenizer(tokenizer, name)
+    return HubTokenizer(tokenizer, name, template_kwargs)
 
 
-def tokenizer_here(name: object) -> HubTokenizer | None:
+def tokenizer_here(name: object, template_kwargs: object = None) -> HubTokenizer | None:
     """The one a run directory names, which may name anything: None where it is not on this machine."""
     if not isinstance(name, str) or "\0" in name or name.lower() in ("", "none"):
         return None
     try:
-        return load_tokenizer(name, here_only=True)
-    except EnvironmentUnusable:
+        return load_tokenizer(name, template_kwargs if isinstance(template_kwargs, dict) else {}, here_only=True)
+    except (EnvironmentUnusable, ConfigError):
         return None
 
 

@@ -13,6 +13,7 @@ from itertools import pairwise
 
 from orchestrator.completion.base import Tokenizer, content_ids
 from orchestrator.completion.prompt_text import pieces
+from orchestrator.completion.reasoning import reasoning_chars, without_empty
 from orchestrator.completion.untemplated import demand_plain, untemplated
 from orchestrator.errors import RecordError
 from orchestrator.types import CompletionKind, Message, Record, RolloutPlan, Trajectory, Turn, conversations
@@ -56,11 +57,11 @@ def trajectory(
         raise RecordError(f"the record has no segment {chosen}")
     if all(turn.prompt_ids is not None and turn.completion.tokens_T is not None for turn, _ in pairs):
         return replace(_sampled(pairs, tokenizer), segment=chosen)
-    messages = _said(pairs, closing_tag)
+    messages, spoken = _spoken(pairs, _said(pairs, closing_tag))
     if tokenizer is None:
         return Trajectory((), (), None, messages, "none", chosen)
     try:
-        line = _retokenized(messages, _spoken(pairs, messages), tokenizer)
+        line = _retokenized(messages, spoken, tokenizer)
     except Exception:  # the template is a program that comes with the model: anything can come out of it
         demand_plain(tokenizer)
         line = untemplated(pairs, messages, tokenizer)
@@ -121,16 +122,24 @@ def _said(pairs: list[tuple[Turn, tuple[Message, ...]]], closing_tag: str) -> tu
     return (*talk, Message("assistant", text))
 
 
-def _spoken(pairs: list[tuple[Turn, tuple[Message, ...]]], messages: tuple[Message, ...]) -> dict[int, int]:
-    """How many characters this rollout sampled of a message, from its beginning: of those that stand where a
-    completion was given and begin with it. An agent may strip it, and write something of its own behind it."""
-    found = {}
+def _spoken(
+    pairs: list[tuple[Turn, tuple[Message, ...]]], messages: tuple[Message, ...]
+) -> tuple[tuple[Message, ...], dict[int, int]]:
+    """(the messages, how many characters this rollout sampled of one, from its beginning).
+
+    Sampled is what stands where a completion was given and begins with it. An agent may strip it, and write
+    something of its own behind it. The reasoning, which the agent never got, is put back in front.
+    """
+    whole, found = list(messages), {}
     for turn, talk in pairs:
         place, text = len(talk), turn.completion.visible
         if place < len(messages) and messages[place].role == "assistant":
-            forms = (text, text.lstrip(), text.strip())
-            found[place] = max(len(form) for form in (*forms, "") if messages[place].content.startswith(form))
-    return found
+            content, reasoning = messages[place].content, turn.completion.reasoning
+            forms = [form for form in (text, text.lstrip(), text.strip()) if content.startswith(form)]
+            if forms:
+                whole[place] = Message("assistant", reasoning + content)
+            found[place] = len(reasoning) + max(map(len, forms)) if forms else 0
+    return tuple(whole), found
 
 
 def _retokenized(messages: tuple[Message, ...], spoken: Mapping[int, int], tokenizer: Tokenizer) -> Trajectory:
@@ -139,9 +148,12 @@ def _retokenized(messages: tuple[Message, ...], spoken: Mapping[int, int], token
     left = dict(spoken)
     tokens: list[int] = []
     trained: list[bool] = []
-    for piece in pieces(tokenizer, messages, said, generation_prompt=False):
+    printed = pieces(tokenizer, messages, said, generation_prompt=False)
+    for place, piece in enumerate(printed):
         if piece.message is None:
-            parts = [(tokenizer.encode(piece.text), False)]
+            following = printed[place + 1].message if place + 1 < len(printed) else None
+            reasons = following is not None and reasoning_chars(messages[following].content) > 0
+            parts = [(tokenizer.encode(without_empty(piece.text) if reasons else piece.text), False)]
         else:
             end = left.pop(piece.message, 0)
             texts = ((piece.text[:end], True), (piece.text[end:], False))

@@ -35,7 +35,7 @@ def untemplated(
         if said and new:
             new[0] = new[0].removeprefix(said)  # as the agent sends back what it got
         asked, said = talk, turn.completion.visible
-        for text, learn in (*((text, False) for text in new), (said, True)):
+        for text, learn in (*((text, False) for text in new), (turn.completion.reasoning + said, True)):
             ids = content_ids(tokenizer, text)
             tokens += ids
             trained += [learn] * len(ids)

@@ -27,7 +27,7 @@ def check_keys(config: Config) -> Iterator[Finding]:
         where = _name(server)
         if server.api_key:
             yield ok("keys", f"one for {where}")
-        elif server.base_url and not server.base_url.startswith(REPLAY) and endpoint(server).hosted:
+        elif server.base_url and not server.base_url.startswith(REPLAY) and endpoint(config.env, server).hosted:
             yield fail("keys", f"none for {where}, which wants one: set OPENAI_API_KEY")
         elif server.base_url:
             yield ok("keys", f"none for {where}")
@@ -65,7 +65,7 @@ async def _endpoint(config: Config, server: OpenAISettings, tokenizer: HubTokeni
             await asyncio.to_thread(ReplayCompleter.open, recorded)
             return ok("endpoint", f"{where}, which can be replayed")
         completer = await connect(
-            endpoint(server),
+            endpoint(config.env, server),
             tokenizer,
             server_type=server.server_type,
             tokens=config.env.token_source,

@@ -39,6 +39,7 @@ def _exit(ended: dict[str, Any]) -> str:
 
 def _completion(completion: dict[str, Any], main: object) -> dict[str, Any]:
     """`main`: the segment that is trained on, None where nobody knows."""
+    said, thought = text(completion.get("text")), count(completion.get("reasoning_chars"))
     return {
         "kind": text(completion.get("kind"), 20),
         "messages": [
@@ -47,7 +48,8 @@ def _completion(completion: dict[str, Any], main: object) -> dict[str, Any]:
         ],
         "segment": count(completion.get("segment")),
         "aside": main is not None and completion.get("segment") != main,
-        "text": text(completion.get("text")),
+        "reasoning": said[:thought],
+        "text": said[thought:],
         "finish_reason": text(completion.get("finish_reason"), 20),
         "tokens": count(completion.get("completion_tokens")),
         "prompt_tokens": count(completion.get("prompt_tokens")),

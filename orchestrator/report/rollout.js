@@ -137,7 +137,9 @@ function completionCard(title, completion, step, calls, tags) {
   return el("article", "turn",
     el("h2", "", title, el("small", "", shown(told.filter(Boolean).join(" · ")))),
     promptParts(completion),
-    ...modelText(completion.text, tags),
+    completion.reasoning.trim() ? folded(["Reasoning, which the agent did not get"], "prompt",
+      () => el("pre", "", shown(completion.reasoning.trim()))) : null,
+    ...(completion.text || !completion.reasoning ? modelText(completion.text, tags) : []),
     calls.length ? el("div", "part-output", ...calls.map(toolCall)) : null,
     ...(step ? output(step) : []));
 }

@@ -102,9 +102,10 @@ def saved_env(description: dict[str, Any]) -> dict[str, Any]:
     return mapping(mapping(description.get("config")).get("env"))
 
 
-def saved_tokenizer(description: dict[str, Any]) -> object:
-    """The name of the run's tokenizer, as far as its run.json tells."""
-    return description.get("tokenizer") or saved_env(description).get("tokenizer_name")
+def saved_tokenizer(description: dict[str, Any]) -> tuple[object, object]:
+    """(the name of the run's tokenizer, what its chat template was told), as far as its run.json tells."""
+    env = saved_env(description)
+    return description.get("tokenizer") or env.get("tokenizer_name"), env.get("chat_template_kwargs")
 
 
 def _in_directory(directory: Path) -> RunFiles:

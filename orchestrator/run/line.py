@@ -55,7 +55,10 @@ Ids = tuple[Whole, ...]
 
 
 class ServedLine(TypedDict):
-    """One completion, as it was served. `kept` leading messages of the conversation before came again."""
+    """One completion, as it was served. `kept` leading messages of the conversation before came again.
+
+    So many leading characters of `text` are reasoning; `visible` is what of the rest the agent got.
+    """
 
     kept: Whole
     messages: tuple[Message, ...]
@@ -69,6 +72,7 @@ class ServedLine(TypedDict):
     prompt_tokens: Whole
     completion_tokens: Whole
     policy_version: str | None
+    reasoning_chars: NotRequired[Whole]
 
 
 class CompletionLine(ServedLine):
@@ -310,6 +314,7 @@ def _turn_line(turn: Turn) -> dict[str, Any]:
         "started_s": turn.started_s,
         "ended_s": turn.ended_s,
         "retries": turn.completion.retries,
+        "reasoning_chars": completion.reasoning_chars,
     }
 
 
@@ -340,6 +345,7 @@ def _completion(line: ServedLine, retries: int = 0) -> Completion:
         completion_tokens=line["completion_tokens"],
         policy_version=line["policy_version"],
         retries=retries,
+        reasoning_chars=line.get("reasoning_chars", 0),
     )
 
 

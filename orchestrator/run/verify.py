@@ -270,8 +270,8 @@ def _texts_sampled(turns: Sequence[Asked]) -> list[str]:
         message, text = talk[len(asked)], turn.completion.visible
         if message.role == "assistant":
             forms = [form for form in (text, text.lstrip(), text.strip()) if message.content.startswith(form)]
-            found.append(max(forms, key=len, default=""))
-    return [text for text in (*found, last.completion.visible) if text]
+            found += [turn.completion.reasoning + max(forms, key=len)] if forms else []
+    return [text for text in (*found, last.completion.reasoning + last.completion.visible) if text]
 
 
 def _as_messages(said: Any) -> list[Message] | None:
@@ -294,7 +294,7 @@ def _line_said(messages: Sequence[Message], turns: Sequence[Asked]) -> bool:
             return False
         body = content.removesuffix(closing)
         # What may be missing at the end is the token that ends a turn.
-        if not text.startswith(body) or len(body) < len(turn.completion.visible):
+        if not text.startswith(body) or len(body) < turn.completion.reasoning_chars + len(turn.completion.visible):
             return False
         expected[place] = messages[place]
     return list(messages) == expected
@@ -306,5 +306,15 @@ def _last_said(messages: Sequence[Message], turns: Sequence[Asked]) -> bool:
     if not messages:
         return False
     *before, answer = messages
-    begins = answer.content.startswith(turn.completion.visible)
-    return tuple(before) == talk and answer.role == "assistant" and begins
+    begins = answer.content.startswith(turn.completion.reasoning + turn.completion.visible)
+    return _with_reasoning(talk, turns[:-1]) == before and answer.role == "assistant" and begins
+
+
+def _with_reasoning(talk: Sequence[Message], turns: Sequence[Asked]) -> list[Message]:
+    """A conversation with the reasoning in front of what each of these completions gave to the agent."""
+    whole = list(talk)
+    for turn, asked in turns:
+        place = len(asked)
+        if place < len(whole) and whole[place].content.startswith(turn.completion.visible.strip()):
+            whole[place] = Message(whole[place].role, turn.completion.reasoning + whole[place].content)
+    return whole

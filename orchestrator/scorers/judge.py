@@ -135,7 +135,7 @@ class JudgeScorer:
             asked.replies.append(completion.text)
             asked.seed = seed
             if completion.finish_reason == "stop":
-                asked.verdict = verdict(completion.text, mark)
+                asked.verdict = verdict(completion.visible, mark)
             if asked.verdict is not None:
                 break
         return asked

@@ -86,7 +86,7 @@ def _closed_by_stop(completion: Completion, closing: str) -> bool:
     """Whether sampling ended at the closing tag, which is then cut off what the agent gets."""
     if completion.finish_reason != "stop":
         return False
-    behind = completion.text.removeprefix(completion.visible)
+    behind = completion.unseen
     if closing in behind:
         return True
     # An endpoint without ids may not tell at which stop string it ended: then the doubt is the policy's.

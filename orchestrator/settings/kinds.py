@@ -25,6 +25,7 @@ _DURATION = re.compile(r"([0-9.]+)\s*(ms|s|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_OPTIONS_CHARS = 8_192
 _NAME_BYTES, _PATH_BYTES = 255, 4096  # Linux' limits; the latter counts the byte that ends it
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
 
@@ -309,6 +310,55 @@ class Table:
 
     def show(self, value: Mapping[str, Any]) -> str:
         return json.dumps(dict(value))
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Any values by name, given as a JSON object."""
+
+    metavar: str = "JSON"
+    valid: str = f"a JSON object of at most {_OPTIONS_CHARS} characters"
+
+    def read(self, raw: object) -> dict[str, Any]:
+        if isinstance(raw, str):
+            raw = json_value(raw)
+        if not isinstance(raw, Mapping) or not raw or not all(isinstance(name, str) for name in raw):
+            raise ValueError
+        try:
+            text = json.dumps(dict(raw), allow_nan=False)
+        except TypeError:  # no JSON
+            raise ValueError from None
+        if len(text) > _OPTIONS_CHARS:
+            raise ValueError
+        return dict(raw)
+
+    def show(self, value: Mapping[str, Any]) -> str:
+        return json.dumps(dict(value))
+
+
+@dataclass(frozen=True, slots=True)
+class Only:
+    """A name of Atropos' or the predecessor's that takes one value here, None being none at all; and why."""
+
+    kind: Kind
+    value: Any
+    why: str
+
+    @property
+    def metavar(self) -> str:
+        return self.kind.metavar
+
+    @property
+    def valid(self) -> str:
+        return f"{'left out' if self.value is None else self.kind.show(self.value)} ({self.why})"
+
+    def read(self, raw: object) -> Any:
+        if self.kind.read(raw) != self.value:
+            raise ValueError
+        return self.value
+
+    def show(self, value: Any) -> str:
+        return self.kind.show(value)
 
 
 @dataclass(frozen=True, slots=True)

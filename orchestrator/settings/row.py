@@ -157,7 +157,7 @@ class Settings:
 def _plain(value: object, secrets: tuple[Secret, ...]) -> Any:
     if value is None or isinstance(value, bool | int | float):
         return value
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return [_plain(item, secrets) for item in value]
     if isinstance(value, Mapping):
         return {name: _plain(item, secrets) for name, item in value.items()}

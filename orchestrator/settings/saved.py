@@ -29,19 +29,20 @@ _SHOWN_CHARACTERS = 300
 # that is not named here has to be said by the operator.
 _DATA = frozenset(
     {
-        "agent", "authorized_imports", "batch_size", "code_block_tags", "columns", "combined_weights",
-        "custom_thinking_prompt", "dataset", "dataset_path", "ensure_scores_are_not_same", "eval_handling",
-        "eval_limit_ratio", "eval_samples", "eval_split", "eval_temperature", "fail_on_tool_error",
-        "final_answer_at_max_steps", "group_policy", "group_size", "include_messages", "inference_weight",
-        "instructions", "judge_max_tokens", "judge_model_name", "length_penalty_weight", "levels",
-        "managed_agents", "max_completion_tokens", "max_completions", "max_cpu_seconds", "max_output_chars",
-        "max_prompt_tokens", "max_reasoning_tokens", "max_sampled_tokens", "max_steps", "max_tasks",
-        "max_token_length", "max_tool_calls", "min_batch_allocation", "planning_interval", "reasoning_effort",
-        "rollout_deadline", "rollout_timeout", "scorer_timeout", "scoring_strategy", "seed", "shuffle_seed",
-        "split", "step_timeout", "steps_per_eval", "tags", "temperature", "thinking_mode", "token_source",
-        "tokenizer_name", "tool_timeout", "top_p", "total_steps", "train_mixed_versions", "trained_segments",
-        "untrained_outcomes", "use_chat_completion", "web_deny_hosts", "web_deny_words", "worker_timeout",
-        "zero_variance",
+        "agent", "authorized_imports", "batch_size", "chat_template_kwargs", "code_block_tags", "columns",
+        "combined_weights", "custom_thinking_prompt", "dataset", "dataset_path",
+        "ensure_scores_are_not_same", "eval_handling", "eval_limit_ratio", "eval_samples", "eval_split",
+        "eval_temperature", "fail_on_tool_error", "final_answer_at_max_steps", "group_policy",
+        "group_size", "include_messages", "inference_weight", "instructions", "judge_max_tokens",
+        "judge_model_name", "length_penalty_weight", "levels", "managed_agents", "max_completion_tokens",
+        "max_completions", "max_cpu_seconds", "max_output_chars", "max_prompt_tokens",
+        "max_reasoning_tokens", "max_sampled_tokens", "max_steps", "max_tasks", "max_token_length",
+        "max_tool_calls", "min_batch_allocation", "planning_interval", "reasoning_effort",
+        "rollout_deadline", "rollout_timeout", "scorer_timeout", "scoring_strategy", "seed",
+        "shuffle_seed", "split", "step_timeout", "steps_per_eval", "tags", "temperature", "thinking_mode",
+        "token_source", "tokenizer_name", "tool_timeout", "top_p", "total_steps", "train_mixed_versions",
+        "trained_segments", "untrained_outcomes", "use_chat_completion", "web_deny_hosts",
+        "web_deny_words", "worker_timeout", "zero_variance",
     }
 )  # fmt: skip
 # They decide what the data are too (what is killed for memory), but more than the default is for the operator to
@@ -52,9 +53,9 @@ _SIZES = frozenset(
 # What a replay takes of a run, whoever made it: of these, what is data.
 _REPLAYED = frozenset(
     {
-        "agent", "columns", "combined_weights", "dataset", "dataset_path", "eval_split", "length_penalty_weight",
-        "sandbox_cpus", "sandbox_memory", "sandbox_pids", "scoring_strategy", "seed", "split",
-        "token_source", "tokenizer_name",
+        "agent", "chat_template_kwargs", "columns", "combined_weights", "dataset", "dataset_path", "eval_split",
+        "length_penalty_weight", "sandbox_cpus", "sandbox_memory", "sandbox_pids", "scoring_strategy", "seed",
+        "split", "token_source", "tokenizer_name",
     }
 )  # fmt: skip
 _OWN = frozenset({"host_tools", "prompt_templates", "sandbox_tools"})  # files and code of the operator's

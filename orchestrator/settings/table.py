@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from orchestrator.agents.kinds import ManagedAgents, Tags
@@ -26,6 +26,8 @@ from orchestrator.settings.kinds import (
     Flag,
     Key,
     Number,
+    Only,
+    Options,
     Size,
     Table,
     Text,
@@ -373,11 +375,18 @@ class EnvSettings(Settings):
         SAMPLING,
         "where token ids come from; auto: exact ones where the endpoint can; exact: refuse otherwise",
     )
+    chat_template_kwargs: Mapping[str, Any] | None = setting(
+        None,
+        Options(),
+        SAMPLING,
+        'what the chat template is told besides the conversation, like {"enable_thinking": false}; sent to '
+        "endpoints that render it themselves",
+    )
     use_chat_completion: bool = setting(
         True,
-        Flag(),
+        Only(Flag(), True, "prompts go out as token ids or as chat, never as plain text"),
         SAMPLING,
-        "chat rather than plain completions, where the endpoint takes no token ids",
+        "chat where the endpoint takes no token ids",
     )
 
     # Scoring
@@ -445,8 +454,12 @@ class EnvSettings(Settings):
         ATROPOS,
         "Atropos' run-api, which hands groups to the trainer",
     )
-    max_num_workers: int = setting(-1, Whole(1, special=(-1,)), ATROPOS, "groups at a time; -1: per node")
-    max_num_workers_per_node: int = setting(8, Whole(1), ATROPOS, "groups at a time per endpoint")
+    max_num_workers: int = setting(
+        -1, Whole(1, special=(-1,)), ATROPOS, "groups at a time; -1: max_num_workers_per_node for each endpoint"
+    )
+    max_num_workers_per_node: int = setting(
+        -1, Whole(1, special=(-1,)), ATROPOS, "groups at a time per endpoint; -1: as many as the sandboxes allow"
+    )
     max_eval_workers: int = setting(16, Whole(1), ATROPOS, "evaluation tasks at a time")
     max_batches_offpolicy: int = setting(3, Whole(1), ATROPOS, "batches that may wait for the trainer")
     batch_size: int = setting(-1, Whole(1, special=(-1,)), ATROPOS, "-1: the trainer says")
@@ -475,16 +488,25 @@ class EnvSettings(Settings):
         1, Whole(1, special=(-1,)), ATROPOS, "rollouts of a group shown there; -1: all"
     )
     min_items_sent_before_logging: int = setting(2, Whole(), ATROPOS, "0 or less: log every time")
-    thinking_mode: bool = setting(False, Flag(), ATROPOS, "ask the endpoint for reasoning")
+    thinking_mode: bool = setting(
+        False, Flag(), ATROPOS, "ask a hosted service for reasoning; for your own model see chat_template_kwargs"
+    )
     reasoning_effort: str | None = setting(
         None,
         Choice(("none", "minimal", "low", "medium", "high", "xhigh")),
         ATROPOS,
-        "how much reasoning to ask for",
+        "how much reasoning to ask a hosted service for",
         unset="null",
     )
-    max_reasoning_tokens: int | None = setting(None, Whole(1024, 32_000), ATROPOS, "most tokens of reasoning")
-    custom_thinking_prompt: str | None = setting(None, Text(), ATROPOS, "system prompt in front for reasoning")
+    max_reasoning_tokens: int | None = setting(
+        None, Whole(1024, 32_000), ATROPOS, "most tokens of reasoning to ask a hosted service for"
+    )
+    custom_thinking_prompt: str | None = setting(
+        None,
+        Only(Text(), None, "what an agent is told besides is env.instructions"),
+        ATROPOS,
+        "a prompt of Atropos' that Atropos does not send either",
+    )
 
     @property
     def open_groups(self) -> int:
@@ -526,6 +548,8 @@ class EnvSettings(Settings):
                 "env.combined_weights: correctness must weigh something, and all together at most 1; "
                 f"not {json.dumps(dict(weights))}"
             )
+        if self.reasoning_effort is not None and self.max_reasoning_tokens is not None:
+            raise ConfigError("env.max_reasoning_tokens: services take it or env.reasoning_effort; leave one out")
         if self.max_cpu_seconds is not None and self.launcher == "process":
             raise ConfigError("env.max_cpu_seconds: the process launcher does not count CPU time; leave it open")
 
@@ -569,9 +593,16 @@ class OpenAISettings(Settings):
 
     num_max_requests_at_once: int = setting(512, Whole(1), ATROPOS, "requests at a time")
     tokenizer_name: str = setting("none", Text(), ATROPOS, "none: model_name; see env.tokenizer_name")
-    rolling_buffer_length: int = setting(1000, Whole(1), ATROPOS, "requests that metrics are made of")
-    n_kwarg_is_ignored: bool = setting(False, Flag(), ATROPOS, "the endpoint does not know `n`")
-    health_check: bool = setting(False, Flag(), ATROPOS, "ask every second whether it is alive")
+    rolling_buffer_length: int = setting(
+        1000, Whole(1, 1_000_000), ATROPOS, "completions that request times in Weights & Biases are made of"
+    )
+    n_kwarg_is_ignored: bool = setting(False, Flag(), ATROPOS, "the endpoint is not told `n`, which is 1")
+    health_check: bool = setting(
+        False,
+        Only(Flag(), False, "an endpoint is asked when rollouts fail at it, not every second"),
+        ATROPOS,
+        "ask all the time whether the endpoint is alive",
+    )
 
     def key(self) -> str:
         """The key to send; empty: none."""

@@ -12,9 +12,10 @@ import pytest
 
 from orchestrator.backoff import Backoff
 from orchestrator.completion.base import Completer, CompletionRequest, Endpoint, Tokenizer, ids_of
-from orchestrator.completion.chat import OpenAICompleter
+from orchestrator.completion.chat import ChatCompleter
 from orchestrator.completion.connect import connect
-from orchestrator.completion.ids import HttpClient, IdCompleter
+from orchestrator.completion.http import HttpClient
+from orchestrator.completion.ids import IdCompleter
 from orchestrator.completion.retry import RetryPolicy
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.completion.trajectory import trajectory
@@ -227,14 +228,14 @@ async def test_a_connection_that_does_not_come_about_is_tried_again(
     kind: str, tokenizer: HubTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing was asked for yet: no completion took too long."""
-    monkeypatch.setattr(f"orchestrator.completion.{'ids' if kind == 'ids' else 'openai'}.CONNECT_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("orchestrator.completion.http.CONNECT_TIMEOUT_S", 0.3)
     retry = RetryPolicy(attempts=2, backoff=Backoff(0.01, 8.0))
     with full_house() as address:
         there = Endpoint(address, "scripted", "", 60.0)
         completer: Completer = (
             IdCompleter(VllmDialect(), HttpClient(there), tokenizer, retry)
             if kind == "ids"
-            else OpenAICompleter(there, retry)
+            else ChatCompleter(HttpClient(there), retry)
         )
         try:
             with pytest.raises(CompletionError, match=r"connection failed: none within 0.3 s \(2 attempts\)"):

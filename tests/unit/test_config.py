@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import shlex
 import typing
@@ -14,10 +15,12 @@ import pytest
 from orchestrator.errors import ConfigError
 from orchestrator.launch.names import DEFAULT_IMAGE
 from orchestrator.settings.config import Config
+from orchestrator.settings.kinds import Only
 from orchestrator.settings.row import Settings
 from orchestrator.settings.sources import load_config
 from orchestrator.settings.table import GROUPS, SECTIONS, EnvSettings, OpenAISettings
 
+ROOT = Path(__file__).parents[2]
 URL = "http://localhost:8000/v1"
 
 PREDECESSOR = [
@@ -97,6 +100,30 @@ def test_names_of_atropos_are_all_accepted() -> None:
     assert set(APIServerConfig.model_fields) | {"weight", "prompt_price", "completion_price"} == set(
         OpenAISettings.rows()
     )
+
+
+def test_every_setting_is_read_somewhere() -> None:
+    """One that is accepted and decides nothing is a promise broken: it must say what it takes, and why."""
+    read = set()
+    for file in (ROOT / "orchestrator").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                read.add(node.attr)
+    for cls in SECTIONS.values():
+        unread = [n for n, row in cls.rows().items() if n not in read and not isinstance(row.kind, Only)]
+        assert unread == []
+
+
+@pytest.mark.parametrize(
+    ("flag", "why"),
+    [
+        (["--env.use_chat_completion", "false"], "never as plain text"),
+        (["--env.custom_thinking_prompt", "Think!"], "env.instructions"),
+        (["--openai.health_check", "true"], "when rollouts fail"),
+    ],
+)
+def test_what_is_not_offered_is_refused_with_a_reason(load: Any, flag: list[str], why: str) -> None:
+    assert why in refusal(load, *flag)
 
 
 def test_defaults_are_the_documented_ones() -> None:

@@ -133,7 +133,7 @@ def test_a_model_s_own_control_tokens_are_text_in_its_prompt(qwen: HubTokenizer)
 
 
 def completed(tokenizer: HubTokenizer, ids: list[int]) -> Completion:
-    text, visible = visible_text(tokenizer, tuple(ids), (TAG,))
+    text, visible, _ = visible_text(tokenizer, tuple(ids), (TAG,))
     return Completion(text, visible, "stop", tuple(ids), (-0.5,) * len(ids), 1, len(ids))
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from aiohttp import web
 
 from orchestrator.completion.base import CompletionRequest, Endpoint
-from orchestrator.completion.chat import OpenAICompleter, _count
+from orchestrator.completion.chat import ChatCompleter, _count
+from orchestrator.completion.http import HttpClient
 from orchestrator.errors import CompletionError
 from orchestrator.types import Message, Sampling
 
@@ -24,7 +24,7 @@ SAMPLING = Sampling(temperature=1.0, top_p=1.0, max_tokens=8, seed=1)
 @asynccontextmanager
 async def refusing(
     says: Callable[[dict[str, Any]], str | None], answer: dict[str, Any] = ANSWER
-) -> AsyncIterator[OpenAICompleter]:
+) -> AsyncIterator[ChatCompleter]:
     """An endpoint that answers HTTP 400 with what `says` makes of a request, unless that is None."""
 
     async def chat(request: web.Request) -> web.Response:
@@ -38,7 +38,7 @@ async def refusing(
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    completer = OpenAICompleter(Endpoint(f"http://127.0.0.1:{runner.addresses[0][1]}/v1", "m"))
+    completer = ChatCompleter(HttpClient(Endpoint(f"http://127.0.0.1:{runner.addresses[0][1]}/v1", "m")))
     try:
         yield completer
     finally:
@@ -100,7 +100,7 @@ def test_no_part_of_a_key_is_in_an_error_wherever_it_is_cut(at: int) -> None:
 
 @pytest.mark.parametrize(("told", "counted"), [(5, 5), (True, 0), (-1, 0), (1.5, 0), (None, 0), (10**30, 0)])
 def test_a_count_of_tokens_that_could_not_be_read_back_is_not_recorded(told: object, counted: int) -> None:
-    assert _count(SimpleNamespace(prompt_tokens=told), "prompt_tokens") == counted
+    assert _count({"prompt_tokens": told}, "prompt_tokens") == counted
 
 
 def test_no_credentials_of_an_address_are_in_an_error() -> None:

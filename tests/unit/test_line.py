@@ -28,7 +28,7 @@ def tokenizer() -> HubTokenizer:
 
 
 def sampled(tokenizer: HubTokenizer, ids: list[int], finish: str = "stop") -> Completion:
-    text, visible = visible_text(tokenizer, tuple(ids), STOP)
+    text, visible, _ = visible_text(tokenizer, tuple(ids), STOP)
     return Completion(
         text=text,
         visible=visible,

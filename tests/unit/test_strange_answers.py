@@ -12,9 +12,10 @@ import pytest
 from aiohttp import web
 
 from orchestrator.completion.base import CompletionRequest, Endpoint, ids_of
-from orchestrator.completion.chat import OpenAICompleter
+from orchestrator.completion.chat import ChatCompleter
 from orchestrator.completion.connect import connect
-from orchestrator.completion.ids import Dialect, HttpClient, IdCompleter
+from orchestrator.completion.http import HttpClient
+from orchestrator.completion.ids import Dialect, IdCompleter
 from orchestrator.completion.llamacpp import LlamaCppCompleter, LlamaCppDialect
 from orchestrator.completion.retry import RetryPolicy
 from orchestrator.completion.sglang import SglangDialect
@@ -136,7 +137,7 @@ async def test_chat_of_any_shape() -> None:
     with_logprobs = {**CHAT["choices"][0], "logprobs": {"content": [{"logprob": -0.5, "id": 5}]}, "token_ids": [5]}
     usual = {**CHAT, "choices": [with_logprobs], "weight_version": "v1"}
     async with Answering().running() as server:
-        completer = OpenAICompleter(Endpoint(server.base_url, "m"), ONCE)
+        completer = ChatCompleter(HttpClient(Endpoint(server.base_url, "m")), ONCE)
         refused = 0
         for answer in (CHAT, usual, *changed(usual)):
             server.body = orjson.dumps(answer)
@@ -162,7 +163,7 @@ async def test_chat_of_any_shape() -> None:
 async def test_chat_that_is_longer_than_what_was_asked_for() -> None:
     request = CompletionRequest((Message("user", "1 + 1?"),), None, (), SAMPLING, "r", "t", 0, 1)
     async with Answering().running() as server:
-        completer = OpenAICompleter(Endpoint(server.base_url, "m"), ONCE)
+        completer = ChatCompleter(HttpClient(Endpoint(server.base_url, "m")), ONCE)
         long = {**CHAT["choices"][0], "message": {"role": "assistant", "content": "x" * 100_000}}
         server.body = orjson.dumps({**CHAT, "choices": [long]})
         with pytest.raises(CompletionError, match="100000 characters where 8 tokens were asked for"):

@@ -335,8 +335,8 @@ def test_a_control_token_in_the_place_of_its_name_is_found(tokenizer: HubTokeniz
 
 def test_ids_beyond_the_tokenizer_are_right_where_they_were_sampled(tokenizer: HubTokenizer) -> None:
     beyond = (tokenizer.size + 3, tokenizer.size + 9)
-    text = visible_text(tokenizer, beyond, ())
-    completion = Completion(*text, "stop", beyond, (-1.0, -2.0), 3, 2)
+    text, visible, _ = visible_text(tokenizer, beyond, ())
+    completion = Completion(text, visible, "stop", beyond, (-1.0, -2.0), 3, 2)
     turn = Turn(1, CompletionKind.ACTION, 0, TALK, 0, (1, 2, 3), "", completion, 0, 1)
     attempt = replace(an_attempt(), record=Record(0.0, turns=(turn,), answer="42"))
     member = Member(attempt, trajectory(attempt.record, tokenizer, TAG), Score(1.0))

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from orchestrator.backoff import Backoff
 from orchestrator.completion.base import Endpoint
-from orchestrator.completion.chat import OpenAICompleter
+from orchestrator.completion.chat import ChatCompleter
+from orchestrator.completion.http import HttpClient
 from orchestrator.completion.retry import RetryPolicy
 from orchestrator.errors import AuthenticationError, CompletionError, ContextLengthError, ScorerError
 from orchestrator.redact import Secret
@@ -160,7 +161,7 @@ def liked(call: Call) -> Reply | str:
 @asynccontextmanager
 async def judged_by(server: ScriptedServer) -> AsyncIterator[JudgeScorer]:
     endpoint = Endpoint(f"{server.base_url}", "scripted", "", 2.0)
-    completer = OpenAICompleter(endpoint, RetryPolicy(attempts=2, backoff=Backoff(0.01, 8.0), pauses=1))
+    completer = ChatCompleter(HttpClient(endpoint), RetryPolicy(attempts=2, backoff=Backoff(0.01, 8.0), pauses=1))
     try:
         yield JudgeScorer(completer, RULES, model="scripted", max_tokens=64)
     finally:

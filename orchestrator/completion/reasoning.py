@@ -1,0 +1,55 @@
+"""Which part of a sampled text is the model's reasoning: kept on record, trained on, and never given to the agent.
+
+Code in it is a thought about code, not an action.
+"""
+
+from __future__ import annotations
+
+import re
+
+# What models put around their reasoning: Qwen, DeepSeek and most others; Magistral; Seed-OSS; gpt-oss.
+_TAGS = {
+    "<think>": "</think>",
+    "[THINK]": "[/THINK]",
+    "<seed:think>": "</seed:think>",
+    "<|channel|>analysis<|message|>": "<|channel|>final<|message|>",
+}
+_OPENS, _CLOSES = next(iter(_TAGS.items()))
+LONGEST_TAG = max(map(len, _TAGS))
+_EMPTY = re.compile(r"<think>\s*</think>\s*$")
+
+
+def opened_by(prompt: str) -> str:
+    """The tag that a prompt ends with, where the chat template itself begins the reasoning; else nothing."""
+    end = prompt[-2 * LONGEST_TAG :].rstrip()
+    return next((tag for tag in _TAGS if end.endswith(tag)), "")
+
+
+def reasoning_chars(text: str, opened: str | None = "") -> int:
+    """How many characters of a sampled text, from its beginning, are reasoning with its tags and the space behind.
+
+    `opened`: the tag that the prompt ended with. None: the prompt was made elsewhere, and may have ended with one;
+    then a closing tag with no opening one before it tells. Reasoning without an end is all there is.
+    """
+    start = len(text) - len(text.lstrip())
+    tag = next((tag for tag in _TAGS if text.startswith(tag, start)), opened)
+    if tag:
+        at, close = text.find(_TAGS[tag]), _TAGS[tag]
+        return len(text) if at < 0 else _behind(text, at + len(close))
+    if tag is None and (at := text.find(_CLOSES)) >= 0 and _OPENS not in text[:at]:
+        return _behind(text, at + len(_CLOSES))
+    return 0
+
+
+def tagged(reasoning: str) -> str:
+    """Reasoning that a server told apart from the answer, as the beginning of the text that was sampled."""
+    return f"{_OPENS}\n{reasoning.strip()}\n{_CLOSES}\n\n"
+
+
+def without_empty(printed: str) -> str:
+    """What a template prints before an answer, without the empty reasoning that some print where they see none."""
+    return _EMPTY.sub("", printed)
+
+
+def _behind(text: str, end: int) -> int:
+    return len(text) - len(text[end:].lstrip())

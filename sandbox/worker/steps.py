@@ -42,7 +42,6 @@ class StepRunner:
         filename = step_filename(step)
         _source_lines[filename] = (len(code), None, code.splitlines(keepends=True), filename)
         tree = _compile(code, filename, "exec", ast.PyCF_ONLY_AST | _AWAIT, True)
-        _quicken(tree)
         last = tree.body[-1] if tree.body else None
         if isinstance(last, ast.Expr):
             tree.body.pop()
@@ -61,55 +60,6 @@ class StepRunner:
 
             self._loop = asyncio.Runner()
         return self._loop.run(result)
-
-
-_LOOPS = (ast.For, ast.AsyncFor, ast.While)
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
-_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-
-
-def _quicken(tree: ast.Module) -> None:
-    """Says in a step with loops that its names are global, as they are: CPython looks such names up a third
-    quicker, and does not know that a module's names are its globals."""
-    own = _below(tree, (*_SCOPES, *_COMPREHENSIONS))
-    if not any(isinstance(node, _LOOPS) for node in own):
-        return
-    # An annotated name may not be declared, and one of a comprehension is another inside it.
-    targets = [node.target for node in _below(tree) if isinstance(node, (ast.AnnAssign, ast.comprehension))]
-    names = _names(own).difference(*(_names(_below(target)) for target in targets))
-    declared = sorted(name for name in names if not name.startswith("__"))
-    if declared:
-        tree.body.insert(_after_future(tree.body), ast.Global(declared, lineno=1, col_offset=0))
-
-
-def _names(nodes: list[ast.AST]) -> set[str]:
-    return {node.id for node in nodes if isinstance(node, ast.Name)}
-
-
-def _below(tree: ast.AST, but_not: tuple[type[ast.AST], ...] = ()) -> list[ast.AST]:
-    """It and all nodes below, without those below `but_not`. `ast.walk` uses builtins that a step may replace."""
-    found = [tree]
-    for node in found:
-        if isinstance(node, but_not):
-            continue
-        for field in node._fields:
-            value = getattr(node, field, None)
-            found.extend(
-                child for child in (value if isinstance(value, list) else [value]) if isinstance(child, ast.AST)
-            )
-    return found
-
-
-def _after_future(body: list[ast.stmt]) -> int:
-    """Where the first statement may stand that is no docstring and no import from `__future__`."""
-    for place, statement in enumerate(body):
-        match statement:
-            case ast.ImportFrom(module="__future__"):
-                continue
-            case ast.Expr(value=ast.Constant(value=str())) if place == 0:
-                continue
-        return place
-    return len(body)
 
 
 def _assigned_name(statement: ast.stmt | None) -> str | None:

@@ -295,6 +295,9 @@ class PythonTokenizer:
     def decode(self, ids: list[int], **options: object) -> str:
         return "".join(self.tokens[i] for i in ids)
 
+    def apply_chat_template(self, conversation: list[dict[str, str]], **options: object) -> str:
+        return "".join(message["content"] for message in conversation)
+
 
 def test_a_marker_cannot_be_known_beforehand() -> None:
     """One that grew until it was absent would take the square of a message made of its beginnings."""

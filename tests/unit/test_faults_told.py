@@ -91,7 +91,7 @@ ROWS = {
     ],
     "sandbox: hangs, stops itself, ignores signals": [
         f"{FAULTS}::test_sandbox_that_breaks_by_model_written_code_is_scored_and_harms_no_neighbour",
-        "unit/sandbox/test_hostile_steps.py::test_a_step_past_its_limit_costs_its_variables",
+        "integration/worker/test_hostile_steps.py::test_a_step_past_its_limit_costs_its_variables",
     ],
     "sandbox: fork, memory, disk, descriptor, log bombs": [
         "integration/attacks/test_attacks.py::test_the_attack_is_contained_and_earns_nothing"
@@ -162,7 +162,7 @@ ROWS = {
         "unit/test_clock.py::test_standstill_is_noticed_and_a_busy_moment_is_none",
     ],
     "scorer or judge fails on one answer": [
-        "unit/scorers/test_processes.py::test_an_answer_that_breaks_the_scorer_is_worth_nothing_and_is_not_drawn_again",
+        "integration/test_grading_processes.py::test_an_answer_that_breaks_the_scorer_is_worth_nothing_and_is_not_drawn_again",
         "unit/scorers/test_judge.py::test_an_answer_at_which_the_judge_s_endpoint_fails_is_wrong_and_earns_no_other_try",
     ],
     "scorer or record broken": [

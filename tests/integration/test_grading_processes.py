@@ -18,7 +18,7 @@ from orchestrator.scorers.processes import GradingProcesses, Ungraded
 from orchestrator.scorers.strategies import STRATEGIES, StrategyScorer, needed
 from orchestrator.types import Ended, EndedName, Record, RolloutPlan, Score
 
-from .episodes import FAILED, FINISHED, PERFECT, PRINTED, code, plan, record, said
+from tests.unit.scorers.episodes import FAILED, FINISHED, PERFECT, PRINTED, code, plan, record, said
 
 MODULE = '''
 import math, os, sys, time

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sandbox.errors import CodeError
-from tests.unit.sandbox.conftest import Steps
+from tests.integration.worker.conftest import Steps
 
 
 def test_state_lives_across_steps(steps: Steps) -> None:

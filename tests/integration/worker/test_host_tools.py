@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.errors import LeaseEnded
-from tests.unit.sandbox.conftest import Steps, failing
+from tests.integration.worker.conftest import Steps, failing
 
 
 def test_positional_and_keyword_arguments_arrive_by_name(steps: Steps) -> None:

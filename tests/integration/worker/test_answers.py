@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sandbox.texts import ANSWER_CHARS
-from tests.unit.sandbox.conftest import Steps
+from tests.integration.worker.conftest import Steps
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.errors import CodeError, MemoryUsedUp
-from tests.unit.sandbox.conftest import Steps
+from tests.integration.worker.conftest import Steps
 
 
 def assert_goes_on(steps: Steps) -> None:

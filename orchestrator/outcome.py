@@ -35,10 +35,28 @@ from orchestrator.errors import (
     RolloutError,
     SandboxLostError,
 )
-from orchestrator.proxy.said import MAX_ANSWER_BYTES, Refused, Submission
-from orchestrator.types import Ended, EndedName, Failed, FailedName, Outcome, Record, SandboxExit
+from orchestrator.types import Ended, EndedName, Failed, FailedName, Outcome, Record, SandboxExit, Step
 
+MAX_ANSWER_BYTES = 64 * 1024
 KILLED = 137  # 128 + SIGKILL
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """What the sandbox says became of the episode."""
+
+    reason: str
+    answer: bytes | None
+    detail: str
+    steps: tuple[Step, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The lease ended because something could not be served. `name` is an outcome's name."""
+
+    name: str
+    detail: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,9 @@ from time import time
 
 from orchestrator.errors import RolloutError, SandboxLostError
 from orchestrator.launch.base import Sandbox
-from orchestrator.outcome import ClockExpired, DeadlineExpired, Ending, decide
+from orchestrator.outcome import ClockExpired, DeadlineExpired, Ending, Submission, decide
 from orchestrator.proxy.clock import standstill
 from orchestrator.proxy.lease import Lease
-from orchestrator.proxy.said import Submission
 from orchestrator.surroundings import Surroundings
 from orchestrator.types import (
     Attempt,

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import keyword
+import os
 import unicodedata
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Literal
 
+MAX_JSON_INTEGER = 1 << 53  # whole numbers up to here are the same in every reader of JSON
+_NAME_BYTES, _PATH_BYTES = 255, 4096  # Linux' limits; the latter counts the byte that ends it
 LINE_CHARS = 200  # of a text from elsewhere that is shown on one line
 # As in Unicode's stream-safe text format (UAX #15): no language needs more.
 _MARKS = 30
@@ -81,3 +86,20 @@ def one_line(text: str) -> str:
     """What came from a network or a sandbox, for a terminal: printable, on one line, shortened."""
     plain = " ".join(printable(text).split())
     return plain if len(plain) <= LINE_CHARS else plain[: LINE_CHARS - 1] + "…"
+
+
+def path_of(text: str) -> Path:
+    """The path, `~` and `~user` filled in. Raises ValueError for what no file can be called: every look at it
+    would fail."""
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError:  # no such user, or one without a home
+        raise ValueError from None
+    if len(os.fsencode(path)) >= _PATH_BYTES or any(len(os.fsencode(name)) > _NAME_BYTES for name in path.parts):
+        raise ValueError
+    return path
+
+
+def is_name(text: object) -> bool:
+    """Whether a tool or an agent can be called so in Python."""
+    return isinstance(text, str) and text.isidentifier() and text.isascii() and not keyword.iskeyword(text)

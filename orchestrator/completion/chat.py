@@ -22,8 +22,7 @@ from orchestrator.completion.line import cut_at_stop
 from orchestrator.completion.reasoning import reasoning_chars, tagged
 from orchestrator.completion.retry import NONSENSE, Limiter, Retryable, RetryPolicy, with_retries
 from orchestrator.errors import AuthenticationError, CompletionError, ContextLengthError, EnvironmentUnusable
-from orchestrator.run.line import MOST
-from orchestrator.text import valid
+from orchestrator.text import MAX_JSON_INTEGER, valid
 from orchestrator.types import Completion, Message, Sampling
 
 log = logging.getLogger(__name__)
@@ -251,7 +250,9 @@ def _ids_and_logprobs(choice: Mapping[str, Any]) -> tuple[tuple[int, ...] | None
 
 def _count(usage: Mapping[str, Any], name: str) -> int:
     value = usage.get(name)
-    return value if type(value) is int and 0 < value <= MOST else 0  # no record can be read back with more
+    return (
+        value if type(value) is int and 0 < value <= MAX_JSON_INTEGER else 0
+    )  # no record can be read back with more
 
 
 def _policy_version(answer: Mapping[str, Any]) -> str | None:

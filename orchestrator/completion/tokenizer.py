@@ -23,7 +23,7 @@ import orjson
 from orchestrator.completion.base import Span, ids_of
 from orchestrator.completion.control_tokens import ControlTokens
 from orchestrator.errors import ConfigError, EnvironmentUnusable, RecordError
-from orchestrator.settings.kinds import path_of
+from orchestrator.text import path_of
 from orchestrator.types import Message
 
 HUB_TIMEOUT_S = 1.5

@@ -27,12 +27,13 @@ from orchestrator.errors import (
     ToolError,
     ToolServiceError,
 )
+from orchestrator.outcome import Refused, Submission
 from orchestrator.proxy.blame import control_age_s, may_pass, needs_control, verdict
 from orchestrator.proxy.budgets import Budgets, Over
 from orchestrator.proxy.clock import OwnClock
 from orchestrator.proxy.left_files import OutputIntake, OutputRule
 from orchestrator.proxy.once import Once
-from orchestrator.proxy.said import Asked, Refused, Reply, Submission, ToolReply
+from orchestrator.proxy.said import Asked, Reply, ToolReply
 from orchestrator.proxy.turns import Turns
 from orchestrator.tools.arguments import recordable
 from orchestrator.tools.base import HostTool

@@ -1,30 +1,10 @@
-"""What a sandbox and its lease say to each other, checked and converted: requests, replies, results, refusals."""
+"""What a sandbox asks its lease, and what it is answered, checked and converted. How it ends is `outcome`'s."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from orchestrator.types import Completion, CompletionKind, Message, Step
-
-MAX_ANSWER_BYTES = 64 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """What the sandbox says became of the episode."""
-
-    reason: str
-    answer: bytes | None
-    detail: str
-    steps: tuple[Step, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The lease ended because something could not be served. `name` is an outcome's name."""
-
-    name: str
-    detail: str
 
 
 @dataclass(frozen=True, slots=True)

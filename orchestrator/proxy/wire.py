@@ -12,8 +12,9 @@ from rollout_api.v1 import sandbox_pb2 as pb
 
 from orchestrator.agents.equipment import Equipment, SandboxTool
 from orchestrator.errors import ProtocolError
+from orchestrator.outcome import Submission
 from orchestrator.proxy.left_files import OutputRule
-from orchestrator.proxy.said import Reply, Submission, ToolReply
+from orchestrator.proxy.said import Reply, ToolReply
 from orchestrator.proxy.unparsed import read
 from orchestrator.text import valid
 from orchestrator.tools.base import FILE_TOOLS, HostTool

@@ -15,6 +15,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from orchestrator.run.lines import demand_modest, demand_short_talks
+from orchestrator.text import MAX_JSON_INTEGER
 from orchestrator.types import (
     AgentSpec,
     Attempt,
@@ -43,14 +44,13 @@ from orchestrator.types import (
 )
 
 SCHEMA = 1
-MOST = 1 << 53  # whole numbers up to here are the same in every reader of JSON
 _MOST_ON_WIRE = (1 << 31) - 1  # what a sandbox and an inference server are told
 _TOOL_CALL = [field.name for field in fields(ToolCall)]  # `asdict` would copy the arguments, value by value
 _REASON_CHARS = 200
 
 T = TypeVar("T")
-Whole = Annotated[int, Field(ge=0, le=MOST)]
-Real = Annotated[float, Field(allow_inf_nan=False, le=MOST)]
+Whole = Annotated[int, Field(ge=0, le=MAX_JSON_INTEGER)]
+Real = Annotated[float, Field(allow_inf_nan=False, le=MAX_JSON_INTEGER)]
 Ids = tuple[Whole, ...]
 
 
@@ -358,7 +358,7 @@ def _demand_plan(plan: PlanLine) -> None:
     parts: list[tuple[str, Sampling | AgentSpec | ManagedAgent | Limits, int]] = [
         ("sampling", plan["sampling"], _MOST_ON_WIRE),
         ("agent", plan["agent"], _MOST_ON_WIRE),
-        ("limits", plan["limits"], MOST),
+        ("limits", plan["limits"], MAX_JSON_INTEGER),
         *(("agent.managed_agents", managed, _MOST_ON_WIRE) for managed in plan["agent"].managed_agents),
     ]
     for name, part, most in parts:

@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator import __version__
-from orchestrator.engine import Orchestrator
 from orchestrator.errors import ConfigError, OrchestratorError
 from orchestrator.run.directory import RunDirectory, new_run_directory
 from orchestrator.run.earlier import Earlier, read_earlier, repair_groups
 from orchestrator.run.files import groups_file_of, read_run
 from orchestrator.run.groups import GroupFormat, GroupsFile, fresh_path
 from orchestrator.run.tally import Tally
-from orchestrator.tasks.base import TaskSource
 
 if TYPE_CHECKING:
+    from orchestrator.engine import Orchestrator
     from orchestrator.settings.config import Config
     from orchestrator.settings.table import EnvSettings
+    from orchestrator.tasks.base import TaskSource
 
 
 @dataclass(frozen=True, slots=True)

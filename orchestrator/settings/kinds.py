@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from orchestrator.redact import Secret
+from orchestrator.text import path_of
 
 TRUE_WORDS = frozenset({"true", "yes", "1"})
 FALSE_WORDS = frozenset({"false", "no", "0"})
@@ -26,7 +26,6 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _OPTIONS_CHARS = 8_192
-_NAME_BYTES, _PATH_BYTES = 255, 4096  # Linux' limits; the latter counts the byte that ends it
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
 
 
@@ -383,18 +382,6 @@ class Key:
 
     def show(self, value: Secret) -> str:
         return "none"
-
-
-def path_of(text: str) -> Path:
-    """The path, `~` and `~user` filled in. Raises ValueError for what no file can be called: every look at it
-    would fail."""
-    try:
-        path = Path(text).expanduser()
-    except RuntimeError:  # no such user, or one without a home
-        raise ValueError from None
-    if len(os.fsencode(path)) >= _PATH_BYTES or any(len(os.fsencode(name)) > _NAME_BYTES for name in path.parts):
-        raise ValueError
-    return path
 
 
 def json_value(text: str) -> Any:

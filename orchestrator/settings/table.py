@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
-from orchestrator.agents.kinds import ManagedAgents, Tags
 from orchestrator.errors import ConfigError
 from orchestrator.launch.docker.verification import MEASURE_NAMES
 from orchestrator.launch.names import DEFAULT_IMAGE
 from orchestrator.redact import Secret
 from orchestrator.scorers.base import COMBINED_WEIGHTS
+from orchestrator.settings.agents import ManagedAgents, Tags
 from orchestrator.settings.kinds import (
     Choice,
     File,
@@ -34,11 +34,11 @@ from orchestrator.settings.kinds import (
     Texts,
     Whole,
     Words,
-    path_of,
     seconds,
-)  # fmt: skip
+)
 from orchestrator.settings.row import AUTO, Setting, Settings, setting
 from orchestrator.tasks.columns import COLUMNS
+from orchestrator.text import path_of
 from orchestrator.tools.rules import DENIED_HOSTS, DENIED_WORDS, HOST_RULE
 from orchestrator.types import AgentKind, EndedName, ManagedAgent
 

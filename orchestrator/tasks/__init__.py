@@ -11,9 +11,9 @@ from pathlib import Path
 
 from orchestrator.errors import ConfigError
 from orchestrator.redact import shown
-from orchestrator.settings.kinds import path_of
 from orchestrator.tasks.base import TaskSource
 from orchestrator.tasks.columns import Columns
+from orchestrator.text import path_of
 
 GRAMMAR = (
     "gaia, jsonl:PATH, csv:PATH, hf:NAME?question=COLUMN&answer=COLUMN, "

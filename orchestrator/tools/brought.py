@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from orchestrator.agents.equipment import SandboxTool
-from orchestrator.agents.kinds import is_name
 from orchestrator.errors import ConfigError
 from orchestrator.plugins import PREFIX, load_object
+from orchestrator.text import is_name
 from orchestrator.tools.base import RESERVED, HostTool
 from orchestrator.tools.functions import FunctionTool, Workers
 from orchestrator.tools.signatures import of_function, of_source

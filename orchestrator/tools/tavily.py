@@ -19,9 +19,9 @@ import tavily
 import tavily.errors
 
 from orchestrator.backoff import Backoff
-from orchestrator.completion.bounded import IDENTITY, AnswerTooLarge, bound
 from orchestrator.errors import ToolError
 from orchestrator.redact import Secret
+from orchestrator.tools.bounded import IDENTITY, AnswerTooLarge, bound
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,6 @@ from orchestrator.scorers.control import ControlledScorer, control_record
 from orchestrator.scorers.processes import GradingProcesses, Ungraded
 from orchestrator.scorers.strategies import STRATEGIES, StrategyScorer, needed
 from orchestrator.types import Ended, EndedName, Record, RolloutPlan, Score
-
 from tests.unit.scorers.episodes import FAILED, FINISHED, PERFECT, PRINTED, code, plan, record, said
 
 MODULE = '''

@@ -16,9 +16,9 @@ from rollout_api.v1 import sandbox_pb2 as pb
 from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
 from orchestrator.completion.base import CompletionRequest
+from orchestrator.outcome import Refused, Submission
 from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.pace import BURST
-from orchestrator.proxy.said import Refused, Submission
 from orchestrator.proxy.server import SandboxServer
 from orchestrator.proxy.service import SERVICE
 from orchestrator.proxy.wire import CONTRACT

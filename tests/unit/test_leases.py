@@ -8,9 +8,9 @@ import pytest
 
 from orchestrator.completion.tokenizer import load_tokenizer
 from orchestrator.errors import CompletionError, ContextLengthError, ProtocolError, ToolError
+from orchestrator.outcome import Refused, Submission
 from orchestrator.proxy.lease import Lease, stop_strings
 from orchestrator.proxy.once import SequenceError
-from orchestrator.proxy.said import Refused, Submission
 from orchestrator.types import AgentSpec, CompletionKind, Limits, ManagedAgent, Message
 from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.plans import TALK, a_plan

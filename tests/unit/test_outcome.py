@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.errors import DockerError, LaunchError, SandboxLostError
-from orchestrator.outcome import ClockExpired, DeadlineExpired, Ending, decide
-from orchestrator.proxy.said import Refused, Submission
+from orchestrator.outcome import ClockExpired, DeadlineExpired, Ending, Refused, Submission, decide
 from orchestrator.types import Ended, Failed, Record, SandboxExit
 from tests.fakes.plans import a_record
 

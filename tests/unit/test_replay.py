@@ -14,8 +14,8 @@ from orchestrator.completion.replay import ReplayCompleter
 from orchestrator.completion.tokenizer import load_tokenizer
 from orchestrator.demo import recording, tokenizer
 from orchestrator.errors import EnvironmentUnusable, RecordError
+from orchestrator.outcome import Refused
 from orchestrator.proxy.lease import Lease
-from orchestrator.proxy.said import Refused
 from orchestrator.types import (
     Completion,
     CompletionKind,

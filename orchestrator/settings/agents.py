@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import keyword
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.settings.kinds import Whole, json_value
+from orchestrator.text import is_name
 from orchestrator.types import AgentKind, ManagedAgent
 
 MARKDOWN = ("```python", "```")
@@ -62,11 +62,6 @@ class ManagedAgents:
 
     def show(self, value: tuple[ManagedAgent, ...]) -> str:
         return json.dumps([agent.given() for agent in value])
-
-
-def is_name(text: object) -> bool:
-    """Whether a tool or an agent can be called so in Python."""
-    return isinstance(text, str) and text.isidentifier() and text.isascii() and not keyword.iskeyword(text)
 
 
 def _managed(raw: object) -> ManagedAgent:

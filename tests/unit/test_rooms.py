@@ -1,0 +1,179 @@
+"""Who may import whom, and that nothing goes round in a circle."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# Names, values and pure rules: no input, no output, no clock. `base` is a room's contract.
+VOCABULARY = {"types", "errors", "text", "redact", "plugins", "backoff", "waits", "control", "outcome", "plan"}
+# Who carries a rollout out, from the inside outwards: each may import those before it.
+WAY_OUT = ("rollout", "executor", "group", "engine")
+BACKENDS = ("launch", "proxy", "completion", "scorers", "tools", "tasks")
+# Where one of these rooms does need another's code, and why.
+NEEDED = {
+    ("proxy.turns", "completion.line"): "a lease continues the id line",
+    ("proxy.lease", "completion.control"): "a lease asks the endpoint's control who is to blame",
+    ("proxy.lease", "tools.arguments"): "what a sandbox gives a tool must fit the record before it is called",
+    ("proxy.server", "launch.names"): "both sides agree on the name of the socket",
+    ("proxy.service", "tasks.attachments"): "one place opens attachments, and never through a link",
+    ("scorers.reasoning_gym", "tasks.reasoning_gym"): "a generated task is graded by the set that made it",
+}
+# What each room of a user of the backends may see of the others.
+MAY_SEE = {
+    "agents": {"tools"},
+    "settings": {"launch", "run", "scorers", "tasks", "tools"},
+    "run": {"completion"},
+    "terminal": {"run"},
+    "report": {"completion", "run"},
+    "demo": {"tasks"},
+}
+FROM_OUTSIDE = {  # what lies on disk, and what an agent is equipped with, is read by rooms that write neither
+    "completion.replay": {"run"},
+    "tools.recorded": {"run"},
+    "tools.brought": {"agents"},
+    "proxy.lease": {"agents"},
+    "proxy.wire": {"agents"},
+    "tasks.decoder": {"terminal"},
+}
+OUTERMOST = {"atropos", "commands", "cli"}  # nobody else may import these
+
+
+def _name(file: Path) -> str:
+    return ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+@cache
+def modules() -> dict[str, Path]:
+    files = [file for package in ("orchestrator", "sandbox") for file in (ROOT / package).rglob("*.py")]
+    return {_name(file): file for file in files if "demo/files" not in file.as_posix()}
+
+
+@cache
+def imports(*, late: bool) -> set[tuple[str, str]]:
+    """(module, module it imports) of our own; `late`: inside functions too. What is for types alone is no import."""
+    found = set()
+    for name, file in modules().items():
+        for target in _targets(ast.parse(file.read_text("utf-8")), late):
+            while target and target not in modules():
+                target = target.rpartition(".")[0]
+            if target and target != name:
+                found.add((name, target))
+    return found
+
+
+def _targets(node: ast.AST, late: bool) -> Iterator[str]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) and not late:
+            continue
+        if isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names)
+        elif isinstance(child, ast.ImportFrom) and child.level == 0:
+            yield from (f"{child.module}.{alias.name}" for alias in child.names)
+        yield from _targets(child, late)
+
+
+def inside(name: str) -> str:
+    """`completion.line` of `orchestrator.completion.line`."""
+    return name.partition(".")[2]
+
+
+def room(name: str) -> str:
+    return inside(name).partition(".")[0]
+
+
+def ours(package: str) -> list[tuple[str, str]]:
+    pairs = [(a, b) for a, b in imports(late=True) if a.startswith(f"{package}.") and b.startswith(f"{package}.")]
+    return [(inside(a), inside(b)) for a, b in sorted(pairs) if room(a) != room(b)]
+
+
+def is_vocabulary(name: str) -> bool:
+    return name in VOCABULARY or name.endswith(".base")
+
+
+def test_there_is_no_circle() -> None:
+    graph: dict[str, set[str]] = {name: set() for name in modules()}
+    for a, b in imports(late=False):
+        if not a.startswith(f"{b}."):  # a module's own package holds nothing that it needs
+            graph[a].add(b)
+    done: set[str] = set()
+
+    def walk(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, " → ".join((*path[path.index(name) :], name))
+        if name not in done:
+            for following in graph[name]:
+                walk(following, (*path, name))
+            done.add(name)
+
+    for name in graph:
+        walk(name, ())
+
+
+def test_the_vocabulary_needs_nothing_but_itself() -> None:
+    wrong = [(a, b) for a, b in ours("orchestrator") if a in VOCABULARY and b not in VOCABULARY]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_backends_know_the_vocabulary_and_not_each_other(backend: str) -> None:
+    wrong = []
+    for a, b in ours("orchestrator"):
+        other = b.partition(".")[0]
+        if a.partition(".")[0] != backend or is_vocabulary(b) or (a, b) in NEEDED:
+            continue
+        if other not in FROM_OUTSIDE.get(a, ()):
+            wrong.append((a, b))
+    assert wrong == []
+
+
+@pytest.mark.parametrize("watched", MAY_SEE)
+def test_rooms_around_the_backends_see_what_they_need(watched: str) -> None:
+    wrong = [
+        (a, b)
+        for a, b in ours("orchestrator")
+        if a.partition(".")[0] == watched
+        and not is_vocabulary(b)
+        and b.partition(".")[0] not in {*MAY_SEE[watched], "observer"}
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("place", range(len(WAY_OUT)))
+def test_who_carries_a_rollout_out_knows_nobody_further_out(place: int) -> None:
+    further = {*WAY_OUT[place + 1 :], *OUTERMOST, "evaluation", "report", "doctor"}
+    wrong = [(a, b) for a, b in ours("orchestrator") if a == WAY_OUT[place] and b.partition(".")[0] in further]
+    assert wrong == []
+
+
+def test_nobody_imports_the_commands_but_the_command_line() -> None:
+    pairs = [(a, b) for a, b in ours("orchestrator") if b.partition(".")[0] in OUTERMOST]
+    wrong = [(a, b) for a, b in pairs if a.partition(".")[0] not in {*OUTERMOST, "__main__"}]
+    assert wrong == []
+
+
+def test_the_worker_has_nothing_of_those_that_hold_keys_and_sockets() -> None:
+    wrong = [
+        (a, b) for a, b in ours("sandbox") if a.startswith("worker") and b.startswith(("runner", "pid1", "boot"))
+    ]
+    assert wrong == []
+
+
+def test_sandbox_and_orchestrator_share_the_wire_alone() -> None:
+    wrong = [(a, b) for a, b in imports(late=True) if a.partition(".")[0] != b.partition(".")[0]]
+    assert wrong == []
+
+
+def test_every_exception_is_one() -> None:
+    pairs = set(ours("orchestrator"))
+    assert set(NEEDED) <= pairs
+    for name, rooms in FROM_OUTSIDE.items():
+        assert rooms == {b.partition(".")[0] for a, b in pairs if a == name} & rooms
+    for watched, rooms in MAY_SEE.items():
+        assert rooms <= {b.partition(".")[0] for a, b in pairs if a.partition(".")[0] == watched}

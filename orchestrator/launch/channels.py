@@ -30,13 +30,33 @@ _NAME_BYTES = 6  # 8 characters
 def make_owned_directory(run: str, parent: Path) -> Path:
     """A new directory that only we can enter, and that the reaper knows to be this process'.
 
-    Its name has no meaning; only until it holds its owner's name it bears it.
+    Its name has no meaning; only while it does not hold its owner's name it bears it.
     """
-    name, owner = secrets.token_hex(4), this_process()
-    draft = parent / f"{DRAFT_PREFIX}{owner.pid}-{owner.started}-{name}"
+    name = secrets.token_hex(4)
+    draft = parent / _draft_name(name)
     draft.mkdir(mode=0o700)
-    (draft / OWNER_FILE).write_text(json.dumps({"owner": str(owner), "run": run}))
+    (draft / OWNER_FILE).write_text(json.dumps({"owner": str(this_process()), "run": run}))
     return draft.rename(parent / f"{PREFIX}{name}")
+
+
+def remove_owned_directory(directory: Path) -> Path | None:
+    """With all that is in it; where it is now, if something resists.
+
+    Its owner file is gone before it is, so it bears the name of who removes it: whoever is killed in the middle
+    leaves a directory that the reaper knows.
+    """
+    if not directory.name.startswith(DRAFT_PREFIX):
+        try:
+            directory = directory.rename(directory.with_name(_draft_name(directory.name.removeprefix(PREFIX))))
+        except OSError:  # somebody else removes it, or it cannot be removed
+            return directory if directory.exists() else None
+    shutil.rmtree(directory, ignore_errors=True)
+    return directory if directory.exists() else None
+
+
+def _draft_name(name: str) -> str:
+    owner = this_process()
+    return f"{DRAFT_PREFIX}{owner.pid}-{owner.started}-{name}"
 
 
 class Channels:
@@ -54,7 +74,7 @@ class Channels:
         self.close()
 
     def close(self) -> None:
-        shutil.rmtree(self.root, ignore_errors=True)
+        remove_owned_directory(self.root)
 
     @contextmanager
     def directory(self) -> Iterator[Path]:

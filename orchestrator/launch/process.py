@@ -10,7 +10,6 @@ import asyncio
 import logging
 import os
 import secrets
-import shutil
 import signal
 import sys
 import tempfile
@@ -21,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from orchestrator.errors import EnvironmentUnusable, LaunchError
-from orchestrator.launch.channels import make_owned_directory
+from orchestrator.launch.channels import make_owned_directory, remove_owned_directory
 from orchestrator.launch.image.context import context_root
 from orchestrator.types import Confinement, SandboxExit, SandboxSpec
 from orchestrator.waits import uninterrupted
@@ -88,7 +87,7 @@ class ProcessSandbox:
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait([self._reading])
-        await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
+        await asyncio.to_thread(remove_owned_directory, self._directory)
 
     async def _read_output(self) -> None:
         """Keeps the end of what it prints, so that it never waits for a reader."""

@@ -10,7 +10,6 @@ import asyncio
 import json
 import logging
 import os
-import shutil
 import stat
 import tempfile
 import time
@@ -19,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.backoff import Backoff
 from orchestrator.errors import DockerError
-from orchestrator.launch.channels import DRAFT_PREFIX, OWNER_FILE, PREFIX
+from orchestrator.launch.channels import DRAFT_PREFIX, OWNER_FILE, PREFIX, remove_owned_directory
 from orchestrator.launch.docker.calls import Engine
 from orchestrator.launch.names import LABEL_DEADLINE, LABEL_OWNER, LABEL_PROJECT, LABEL_RUN, LABEL_STAGE, PROJECT
 from orchestrator.launch.owner import Owner, this_process
@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 _UNFINISHED_S = 3600.0  # no directory waits so long for its owner file
 _OWNER_FILE_BYTES = 4096
 _THREADS = 4
+_REMOVALS = 7
+_BETWEEN_REMOVALS = Backoff(first_s=0.1, most_s=2.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +69,14 @@ async def reap(*, run: str | None = None, old_images: bool = False) -> Reaped:
 
 
 def reap_directories(*, run: str | None = None) -> int:
-    """Removes socket and temporary directories of dead orchestrators. Blocks."""
-    count = 0
-    for directory in _owned_directories():
-        if _is_left_directory(directory, run):
-            shutil.rmtree(directory, ignore_errors=True)
-            count += not directory.exists()
-    return count
+    """Removes socket and temporary directories of dead orchestrators. Blocks, for seconds where one resists."""
+    found = [directory for directory in _owned_directories() if _is_left_directory(directory, run)]
+    left = found
+    for failures in range(_REMOVALS):
+        # A sandbox that is just ending, as it does after its orchestrator, may put a new file into its own.
+        time.sleep(_BETWEEN_REMOVALS.pause_s(failures) if left else 0.0)
+        left = [now for directory in left if (now := remove_owned_directory(directory)) is not None]
+    return len(found) - len(left)
 
 
 # ---------------------------------------------------------------- containers

@@ -158,6 +158,7 @@ def test_an_image_brings_its_packages(followed: Followed) -> None:
     assert "4.5 with the package" not in json.dumps(followed.rollouts("task"))
 
 
+@pytest.mark.long
 def test_documents_of_the_usual_kinds_are_read() -> None:
     image = f"{DEFAULT_IMAGE}-documents"
     engine = docker.from_env(timeout=120)

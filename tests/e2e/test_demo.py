@@ -145,6 +145,7 @@ def test_a_run_of_anything_else_is_not_gone_on_with(played) -> None:
     assert "other is none of `orchestrator demo`" in result.stderr
 
 
+@pytest.mark.long
 @pytest.mark.docker
 def test_keys_for_the_web_change_nothing_about_the_demo(tmp_path: Path) -> None:
     """With web tools the agent would be told of them, and no prompt would be the recorded one."""
@@ -154,6 +155,7 @@ def test_keys_for_the_web_change_nothing_about_the_demo(tmp_path: Path) -> None:
     assert "completions replayed, every prompt as recorded" in result.stdout
 
 
+@pytest.mark.long
 @pytest.mark.docker
 def test_the_wheel_carries_the_demo(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, ROOT]

@@ -114,6 +114,7 @@ async def test_the_held_out_tasks_are_measured_and_never_trained_on(home: Path) 
     assert len(lines(home / "evals" / "samples.jsonl")) == 6
 
 
+@pytest.mark.long
 async def test_an_evaluation_that_was_stopped_goes_on_where_it_was(home: Path) -> None:
     with scripted_endpoint(SCRIPT, "--dialect", "vllm", "--delay", "0.5") as endpoint:
         how = {"launcher": "process", "eval_split": None, "max_concurrent_sandboxes": 1, "drain_timeout": 0}

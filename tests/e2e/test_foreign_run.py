@@ -128,6 +128,7 @@ async def test_a_groups_file_elsewhere_is_not_touched_unasked(home: Path) -> Non
         assert len(lines(victim)) == WORK
 
 
+@pytest.mark.long
 async def test_no_link_leads_out_of_a_run_directory(home: Path) -> None:
     async with somebodys_run(home) as server:
         said = ("--env.launcher=process", f"--openai.base_url={server.base_url}")

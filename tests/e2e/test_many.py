@@ -19,6 +19,8 @@ from tests.e2e.leftovers import containers_of
 from tests.fakes.runs import place, write_tasks
 from tests.fakes.tokenizer import tokenizer_folder
 
+pytestmark = pytest.mark.long
+
 GROUPS, GROUP_SIZE, STEPS, SANDBOXES = 8, 8, 4, 16
 DELAY_S = 0.2
 SETTLE_S = 120.0
@@ -48,7 +50,6 @@ async def run(endpoint: ScriptedEndpoint, home: Path, groups: int, group_size: i
 
 
 @pytest.mark.docker
-@pytest.mark.slow
 def test_64_rollouts_at_16_sandboxes_all_come_home(monkeypatch: pytest.MonkeyPatch) -> None:
     with place() as home, scripted_endpoint(a_script(), "--dialect", "vllm", delay_s=DELAY_S) as endpoint:
         monkeypatch.setattr("tempfile.tempdir", str(home))

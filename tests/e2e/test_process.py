@@ -238,6 +238,7 @@ PREDECESSOR = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("groups", "command"), PREDECESSOR.values(), ids=PREDECESSOR)
 async def test_the_predecessor_s_commands_work(home: Path, groups: int, command: str) -> None:
     write_gaia(home / "data" / "gaia")

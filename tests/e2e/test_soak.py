@@ -9,12 +9,13 @@ import pytest
 
 from tests.fakes.runs import ROOT
 
+pytestmark = pytest.mark.long
+
 ROLLOUTS = 100
 HANG_S = 1200
 
 
 @pytest.mark.docker
-@pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_100_rollouts_leave_nothing() -> None:
     command = [sys.executable, "-m", "bench.soak", str(ROLLOUTS), "--turns", "2"]

@@ -12,11 +12,12 @@ import pytest
 from bench.__main__ import SECTIONS
 from tests.fakes.runs import ROOT
 
+pytestmark = pytest.mark.long
+
 HANG_S = 1200
 
 
 @pytest.mark.docker
-@pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_every_section_measures_something(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench", "--tiny", "--results", str(tmp_path)]

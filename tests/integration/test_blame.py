@@ -57,6 +57,7 @@ def drawn_once(attempts: list[dict[str, Any]], count: int = 2) -> bool:
 # ---------------------------------------------------------------- text that was chosen
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("dialect", "kind"),
     [
@@ -88,6 +89,7 @@ async def test_a_prompt_that_only_the_policy_made_too_slow_is_its_own_timeout(ho
     assert {line["outcome"] for line in attempts} == {"timeout"}
 
 
+@pytest.mark.long
 async def test_a_refusal_of_one_rollouts_text_ends_no_other_rollout(home: Path) -> None:
     write_tasks(home / "tasks.jsonl", 4)
     script = by_task({"of q0!": [[PRINTS, RIGHT]], "": [[RIGHT]]})
@@ -97,6 +99,7 @@ async def test_a_refusal_of_one_rollouts_text_ends_no_other_rollout(home: Path) 
     assert outcomes(home / "run") == {"no_answer": 2, "finished": 6}
 
 
+@pytest.mark.long
 async def test_a_task_whose_text_is_refused_is_no_refused_key_and_no_rollout_is_scored(home: Path) -> None:
     """Nothing was sampled yet: not the policy's, and not everybody's either."""
     write_tasks(home / "tasks.jsonl", 3)
@@ -110,6 +113,7 @@ async def test_a_task_whose_text_is_refused_is_no_refused_key_and_no_rollout_is_
 # ---------------------------------------------------------------- samples that were chosen
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("turn", [0, 1])
 @pytest.mark.parametrize(
     ("dialect", "kind"),
@@ -136,6 +140,7 @@ async def test_a_sample_that_cannot_be_used_is_a_sample(home: Path, dialect: str
     assert verified.code == 0, verified.stdout
 
 
+@pytest.mark.long
 async def test_samples_that_are_filtered_are_wrong_where_a_model_is_measured(home: Path) -> None:
     """Four of eight samples were filtered, and what was left was all correct: an accuracy of 1.0."""
     write_tasks(home / "tasks.jsonl", 1)
@@ -154,6 +159,7 @@ async def test_samples_that_are_filtered_are_wrong_where_a_model_is_measured(hom
 # ---------------------------------------------------------------- waiting that was chosen
 
 
+@pytest.mark.long
 async def test_many_completions_at_a_slow_endpoint_that_serves_are_the_policys_own_timeout(home: Path) -> None:
     looks = Reply("Thought: I look.\n<code>\nprint(1)\n</code>", delay_s=1.0)
     server = ScriptedServer("vllm", by_task({"of q0!": [[looks] * 50]}))
@@ -175,6 +181,7 @@ async def test_the_first_sample_that_never_comes_is_the_endpoints(home: Path) ->
 # ---------------------------------------------------------------- what everybody gets
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["400", "500", "null_content"])
 async def test_what_the_control_gets_too_is_the_endpoints_and_is_drawn_again(home: Path, kind: str) -> None:
     dialect = "openai" if kind == "null_content" else "vllm"
@@ -193,6 +200,7 @@ async def test_what_the_control_gets_too_is_the_endpoints_and_is_drawn_again(hom
     assert counts["llm_error"] >= (0 if kind == "500" else 2)  # a completion has attempts enough of its own
 
 
+@pytest.mark.long
 async def test_an_endpoint_that_comes_back_between_failure_and_control_costs_no_rollout(home: Path) -> None:
     """The control is answered, and yet the policy had no part in it: the same request is served now."""
     first = Reply("Thought: I look.\n<code>\nprint(1)\n</code>")
@@ -217,6 +225,7 @@ NO_EMPTY_TURNS = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("refuses", ["empty turns", "everything"])
 async def test_a_conversation_that_only_the_policy_made_unrenderable_is_its_own_end(refuses: str) -> None:
     """A turn of the end token alone, in a history that is rendered anew."""

@@ -42,6 +42,8 @@ READ = """
 import resource, sys
 from pathlib import Path
 from orchestrator.errors import OrchestratorError
+
+pytestmark = pytest.mark.long
 run = Path(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
 try:

@@ -37,6 +37,8 @@ import resource, sys
 from pathlib import Path
 from orchestrator.errors import ConfigError
 from orchestrator.tasks import open_tasks
+
+pytestmark = pytest.mark.long
 good = bad = 0
 try:
     for task in open_tasks(sys.argv[1], dataset_path=Path(sys.argv[2]), split=sys.argv[3]):

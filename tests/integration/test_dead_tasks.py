@@ -10,6 +10,8 @@ import pytest
 from tests.fakes.inference import Call, Fault, Reply, Script, ScriptedServer
 from tests.fakes.runs import answers, flags, lines, outcomes, place, printed_outcomes, run, write_tasks
 
+pytestmark = pytest.mark.long
+
 TASKS, DEAD = 16, 4
 REFUSED = Reply("", fault=Fault("400"))
 

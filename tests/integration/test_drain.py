@@ -37,6 +37,7 @@ def home() -> Iterator[Path]:
         yield directory
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)], ids=lambda v: str(v)
 )
@@ -87,6 +88,7 @@ async def test_after_the_drain_what_runs_is_cancelled_and_recorded_so(home: Path
     assert attempts["g000000-r00-a0"] == attempts["g000000-r00-a1"]
 
 
+@pytest.mark.long
 async def test_second_signal_while_sandboxes_are_being_removed_is_no_trouble(home: Path) -> None:
     async with (
         ScriptedServer("vllm", answers(TASKS, delay_s=NEVER_S)) as server,
@@ -102,6 +104,7 @@ async def test_second_signal_while_sandboxes_are_being_removed_is_no_trouble(hom
     assert outcomes(home / "run") == {"cancelled": 4}
 
 
+@pytest.mark.long
 async def test_run_under_nohup_outlives_its_terminal(home: Path) -> None:
     async with (
         ScriptedServer("vllm", answers(TASKS, delay_s=0.3)) as server,
@@ -114,6 +117,7 @@ async def test_run_under_nohup_outlives_its_terminal(home: Path) -> None:
     assert outcomes(home / "run") == {"finished": 2 * TASKS}
 
 
+@pytest.mark.long
 async def test_second_signal_stops_at_once_and_still_removes_sandboxes(home: Path) -> None:
     async with (
         ScriptedServer("vllm", answers(TASKS, delay_s=NEVER_S)) as server,
@@ -130,6 +134,7 @@ async def test_second_signal_stops_at_once_and_still_removes_sandboxes(home: Pat
     assert not list((home / "t").glob("orchestrator-*"))
 
 
+@pytest.mark.long
 async def test_signal_while_launching_is_paused_ends_the_run(home: Path) -> None:
     async with (
         ScriptedServer("vllm", answers(TASKS, delay_s=0.2)) as server,

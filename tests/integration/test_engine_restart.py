@@ -25,13 +25,14 @@ from tests.fakes.runs import (
     write_tasks,
 )
 
+pytestmark = pytest.mark.long
+
 TASKS = 6
 AWAY_S = 3.0
 INFRASTRUCTURE = {"docker_error", "launch_error", "sandbox_lost"}
 
 
 @pytest.mark.docker
-@pytest.mark.slow
 @pytest.mark.skipif(own_engine.why_not() is not None, reason=own_engine.why_not() or "")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 async def test_engine_restart_costs_time_and_nothing_else(number: signal.Signals) -> None:

@@ -79,6 +79,7 @@ def checked(home: Path, ended: Ended, server: ScriptedServer) -> Finished:
 # ---------------------------------------------------------------- the endpoint
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "fault",
     [
@@ -112,6 +113,7 @@ async def test_passing_fault_of_the_endpoint_is_retried_and_leaves_no_trace_in_t
     assert trained == given
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dialect", ["vllm", "openai"])
 async def test_when_one_call_is_asked_to_wait_all_calls_wait(home: Path, dialect: str) -> None:
     pause_s = 3.0
@@ -137,6 +139,7 @@ async def test_lasting_fault_of_one_task_costs_that_group_only(home: Path) -> No
     assert "launching pauses" not in done.ended.stderr
 
 
+@pytest.mark.long
 async def test_partial_group_is_written_without_its_broken_rollout(home: Path) -> None:
     broken = [Reply(RIGHT, fault=Fault("500"))]  # before anything was sampled: nobody's choice
     done = await faulty(
@@ -162,6 +165,7 @@ async def test_hung_completion_is_an_infrastructure_failure_and_retried(home: Pa
     assert done.counts == {"finished": 2, "llm_error": 1}
 
 
+@pytest.mark.long
 async def test_prompt_that_is_too_long_is_the_policys_own_end(home: Path) -> None:
     script = always("Thought.\n<code>\nprint(1)\n</code>", Reply(RIGHT, fault=Fault("context_length")))
     done = await faulty(home, ScriptedServer("vllm", script), tasks=1)
@@ -169,6 +173,7 @@ async def test_prompt_that_is_too_long_is_the_policys_own_end(home: Path) -> Non
     assert done.counts == {"context_length": 2}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["401", "403"])
 async def test_refused_key_in_mid_run_stops_it_with_one_line_and_keeps_what_is_finished(
     home: Path, kind: str
@@ -191,6 +196,7 @@ async def test_refused_key_in_mid_run_stops_it_with_one_line_and_keeps_what_is_f
     assert outcomes(home / "run")["finished"] == 12
 
 
+@pytest.mark.long
 async def test_endpoint_that_goes_and_comes_back_costs_time_and_nothing_else(home: Path) -> None:
     tasks = 6
     write_tasks(home / "tasks.jsonl", tasks)
@@ -210,6 +216,7 @@ async def test_endpoint_that_goes_and_comes_back_costs_time_and_nothing_else(hom
     assert ended.stderr.count("launching pauses") == ended.stderr.count("launching goes on") == 1
 
 
+@pytest.mark.long
 async def test_run_in_which_nearly_everything_breaks_ends_and_names_the_cause(home: Path) -> None:
     done = await faulty(
         home,
@@ -231,6 +238,7 @@ async def test_run_in_which_nearly_everything_breaks_ends_and_names_the_cause(ho
 # ---------------------------------------------------------------- sandboxes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("code", "outcome"),
     [
@@ -261,8 +269,8 @@ async def engine_behind_a_door(home: Path) -> AsyncIterator[EngineProxy]:
         yield proxy
 
 
+@pytest.mark.long
 @pytest.mark.docker
-@pytest.mark.slow
 async def test_container_killed_by_somebody_else_is_retried_and_one_short_of_memory_is_scored(home: Path) -> None:
     """Only what the policy did itself is its own fault."""
     hoard = "Thought.\n<code>\nhoard = b'x' * (2 << 30)\n</code>"
@@ -306,8 +314,8 @@ async def test_container_killed_by_somebody_else_is_retried_and_one_short_of_mem
     ]
 
 
+@pytest.mark.long
 @pytest.mark.docker
-@pytest.mark.slow
 @pytest.mark.parametrize("door", [Door.REFUSE, Door.HANG, Door.FULL])
 async def test_engine_that_goes_and_comes_back_costs_time_and_nothing_else(home: Path, door: Door) -> None:
     tasks = 6
@@ -333,8 +341,8 @@ async def test_engine_that_goes_and_comes_back_costs_time_and_nothing_else(home:
     assert ended.stderr.count("Docker makes no sandboxes") == ended.stderr.count("makes sandboxes again")
 
 
+@pytest.mark.long
 @pytest.mark.docker
-@pytest.mark.slow
 async def test_engine_whose_storage_fails_for_good_ends_the_run_at_once_and_by_name(home: Path) -> None:
     tasks = 40
     write_tasks(home / "tasks.jsonl", tasks)
@@ -355,8 +363,8 @@ async def test_engine_whose_storage_fails_for_good_ends_the_run_at_once_and_by_n
         assert len(server.log.completions) < tasks * 2
 
 
+@pytest.mark.long
 @pytest.mark.docker
-@pytest.mark.slow
 async def test_run_stopped_while_the_engine_has_no_space_accounts_for_every_group(
     home: Path,
 ) -> None:
@@ -413,6 +421,7 @@ def may_mount() -> bool:
     return shutil.which("unshare") is not None and subprocess.run(mount, capture_output=True).returncode == 0
 
 
+@pytest.mark.long
 async def test_full_disk_ends_the_run_loudly_without_half_a_line_and_it_resumes(home: Path) -> None:
     tasks = 6
     write_tasks(home / "tasks.jsonl", tasks)
@@ -436,6 +445,7 @@ async def test_full_disk_ends_the_run_loudly_without_half_a_line_and_it_resumes(
 FULL_TMPDIR = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o nr_inodes=8 none "$TMPDIR" && exec "$@"', "sh")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not may_mount(), reason="mounting a small file system needs root and unshare")
 async def test_full_temporary_directory_is_a_launch_error_and_the_run_resumes(home: Path) -> None:
     """There is room for the run's own directory and for no sandbox' files."""
@@ -454,6 +464,7 @@ async def test_full_temporary_directory_is_a_launch_error_and_the_run_resumes(ho
     assert len(again.groups) == tasks
 
 
+@pytest.mark.long
 async def test_steps_of_the_wall_clock_change_no_limit_and_no_duration(home: Path) -> None:
     write_tasks(home / "tasks.jsonl", 4)
     fault = Fault("429", times=2, retry_after_s=0.2)
@@ -470,6 +481,7 @@ async def test_steps_of_the_wall_clock_change_no_limit_and_no_duration(home: Pat
         assert 0 <= line["launch_s"] < DAY_S
 
 
+@pytest.mark.long
 async def test_run_outlives_whoever_listened_to_it(home: Path) -> None:
     """A terminal that was closed, a pipe without a reader, a log on a full disk."""
     write_tasks(home / "tasks.jsonl", 2)
@@ -481,6 +493,7 @@ async def test_run_outlives_whoever_listened_to_it(home: Path) -> None:
     assert len(lines(home / "run" / "groups.jsonl")) == 2
 
 
+@pytest.mark.long
 async def test_malformed_tasks_are_reported_and_the_run_goes_on(home: Path) -> None:
     rows = [
         '{"task_id": "blank", "question": "  ", "answer": "1"}',

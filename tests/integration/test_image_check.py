@@ -34,7 +34,7 @@ INSIDE = f"""\
 FROM {DEFAULT_IMAGE}
 COPY packages /opt/sandbox/packages
 RUN chmod 0600 /opt/sandbox/packages/greeting.py && chmod 0755 /run/channel && rmdir /workspace \\
- && chmod u+s /usr/bin/env && rm /opt/sandbox/app/sandbox/__pycache__/wire.* \\
+ && chmod u+s /usr/bin/env && rm /opt/sandbox/app/sandbox/runner/__pycache__/wire.* \\
  && sed -i 's/^CONTRACT = .*/CONTRACT = 99/' /opt/sandbox/app/sandbox/runner/wire.py
 """
 SHADOWED = f"""\
@@ -43,7 +43,7 @@ RUN echo 'raise RuntimeError("another grpc")' > /opt/sandbox/app/grpc.py
 """
 NOT_STARTING = f"""\
 FROM {DEFAULT_IMAGE}
-RUN rm /opt/sandbox/app/sandbox/__pycache__/runner.* \\
+RUN rm /opt/sandbox/app/sandbox/runner/__pycache__/runner.* \\
  && echo 'raise SystemExit("a broken runner")' > /opt/sandbox/app/sandbox/runner/runner.py
 """
 

@@ -224,7 +224,7 @@ async def test_a_sandbox_of_another_contract_says_so_and_ends(places: Places) ->
     assert end.stderr == "the orchestrator refused a call: INVALID_ARGUMENT: rebuild the image\n"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_a_working_sandbox_ends_when_its_orchestrator_stays_away(places: Places) -> None:
     script = Script([action("import time\ntime.sleep(1)"), action("final_answer(1)")])
     async with ScriptedOrchestrator(places.channel, script) as served, started(places) as process:

@@ -57,7 +57,7 @@ def home() -> Iterator[Path]:
         yield directory
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("instant", range(INSTANTS))
 async def test_killed_run_resumes_to_the_same_groups(home: Path, undisturbed: list[str], instant: int) -> None:
     draw = random.Random()
@@ -83,8 +83,8 @@ async def test_killed_run_resumes_to_the_same_groups(home: Path, undisturbed: li
     await _nothing_left(home)
 
 
+@pytest.mark.long
 @pytest.mark.docker
-@pytest.mark.slow
 async def test_killed_run_with_containers_resumes_and_removes_them(home: Path, undisturbed: list[str]) -> None:
     write_tasks(home / "tasks.jsonl", TASKS, bad=BAD_PLACE)
     rollouts = home / "run" / "rollouts.jsonl"
@@ -102,8 +102,8 @@ async def test_killed_run_with_containers_resumes_and_removes_them(home: Path, u
     await _nothing_left(home)
 
 
+@pytest.mark.long
 @pytest.mark.docker
-@pytest.mark.slow
 async def test_containers_end_with_their_orchestrator_and_only_those_of_the_dead_are_removed(home: Path) -> None:
     """Killed in the middle of steps without end, which nothing inside the containers would ever leave."""
     (home / "live").mkdir()
@@ -185,6 +185,7 @@ async def test_half_done_groups_are_completed_under_the_old_seeds(home: Path, un
     assert essence(groups) == undisturbed
 
 
+@pytest.mark.long
 async def test_a_resumed_run_takes_over_its_settings_and_refuses_others(home: Path) -> None:
     write_tasks(home / "tasks.jsonl", 2)
     async with ScriptedServer("vllm", answers(2)) as server:
@@ -211,6 +212,7 @@ async def test_a_resumed_run_takes_over_its_settings_and_refuses_others(home: Pa
     assert len(text.splitlines()) == 3
 
 
+@pytest.mark.long
 async def test_a_changed_dataset_is_refused(home: Path) -> None:
     write_tasks(home / "tasks.jsonl", 2)
     async with ScriptedServer("vllm", answers(9)) as server:
@@ -223,6 +225,7 @@ async def test_a_changed_dataset_is_refused(home: Path) -> None:
     assert not again.traceback
 
 
+@pytest.mark.long
 async def test_nothing_to_resume_is_one_line(home: Path) -> None:
     (home / "empty").mkdir()
     refused = await run("--env.resume", "empty", directory=home)
@@ -230,6 +233,7 @@ async def test_nothing_to_resume_is_one_line(home: Path) -> None:
     assert len(refused.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.long
 async def test_second_orchestrator_is_kept_out_as_long_as_the_first_lives(home: Path) -> None:
     write_tasks(home / "tasks.jsonl", 2)
     async with (

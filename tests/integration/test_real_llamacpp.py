@@ -21,7 +21,7 @@ from orchestrator.proxy.lease import Lease
 from orchestrator.types import CompletionKind, Message, Record, Sampling
 from tests.fakes.plans import a_plan
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")

@@ -259,6 +259,7 @@ def test_a_report_of_an_empty_run_opens(page, tmp_path: Path):
     assert errors == []
 
 
+@pytest.mark.long
 def test_fields_of_any_type_break_no_view(page, tmp_path: Path):
     count = write_odd_run(tmp_path)
     odd, errors = opened_apart(page, tmp_path)

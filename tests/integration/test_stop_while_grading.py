@@ -30,6 +30,8 @@ SCORER = """
 import time
 from pathlib import Path
 
+pytestmark = pytest.mark.long
+
 def score(plan, record, ended):
     Path("grading-" + plan.rollout_id).touch()
     while not Path("go").exists():

@@ -516,6 +516,7 @@ class Slow:
         return ""
 
 
+@pytest.mark.long
 @pytest.mark.docker
 async def test_a_deadline_spent_on_slow_pages_is_no_failure_of_the_endpoint() -> None:
     """Else a model could have its rollout drawn again by visiting such pages."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from orchestrator.launch.owner import this_process
 from orchestrator.launch.reaper import reap_directories
 
 ME = this_process()
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -54,3 +58,25 @@ def test_directories_that_are_not_ours_stay(temporary: Path, name: str) -> None:
     (temporary / name).mkdir()
     assert reap_directories() == 0
     assert (temporary / name).exists()
+
+
+DYING = """
+import os, shutil, sys
+from pathlib import Path
+from orchestrator.launch import channels
+directory = channels.make_owned_directory("run", Path(sys.argv[1]))
+def die(path, **_):
+    (path / channels.OWNER_FILE).unlink()
+    os.kill(os.getpid(), 9)
+shutil.rmtree = die
+channels.remove_owned_directory(directory)
+"""
+
+
+def test_directory_whose_owner_died_while_removing_it_is_removed(temporary: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", DYING, str(temporary)], cwd=ROOT, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    (left,) = temporary.iterdir()
+    assert list(left.iterdir()) == [], "not even its owner's name is in it any more"
+    assert reap_directories() == 1
+    assert list(temporary.iterdir()) == []

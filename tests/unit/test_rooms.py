@@ -56,7 +56,7 @@ def modules() -> dict[str, Path]:
 
 @cache
 def imports(*, late: bool) -> set[tuple[str, str]]:
-    """(module, module it imports) of our own; `late`: inside functions too. What is for types alone is no import."""
+    """(module, module it imports) of our own; `late`: inside functions too. For types alone is no import."""
     found = set()
     for name, file in modules().items():
         for target in _targets(ast.parse(file.read_text("utf-8")), late):

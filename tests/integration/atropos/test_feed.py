@@ -245,6 +245,7 @@ async def test_restarted_and_reset_run_api_is_registered_at_again(api: RunApiPro
         assert ledger.delivered - ledger.lost >= len(given) // 2
 
 
+@pytest.mark.long
 async def test_what_is_finished_while_the_run_api_is_away_is_delivered_later(api: RunApiProcess) -> None:
     async with feeding(api.url, workers=2, permits=4) as serve:
         trainer = await Trainer.registered(api.url, batch_size=4)
@@ -306,6 +307,7 @@ async def test_gateway_whose_run_api_is_slow_is_not_registered_at_again(api: Run
         assert len(trainer.rollouts) == len(set(trainer.rollouts)) == 16
 
 
+@pytest.mark.long
 async def test_broken_deliveries_arrive_once_and_refused_ones_are_counted(api: RunApiProcess) -> None:
     # Room for all of them: a batch taken between a reset and the look for what arrived may leave that unclear.
     async with FaultyRunApi(api.url).serving() as between, feeding(between.url, total=12, max_batches=6) as serve:

@@ -88,6 +88,7 @@ async def test_twenty_batches_are_what_the_endpoint_sampled(home: Path) -> None:
     assert list(serve.temporary.glob("orchestrator-*")) == []
 
 
+@pytest.mark.long
 async def test_checkpoint_of_the_trainer_is_one_of_serve_too(home: Path) -> None:
     terms = {"batch_size": 4, "checkpoint_dir": str(home / "checkpoints"), "interval": 2}
     async with ScriptedServer("vllm", answers(TASKS)) as server:

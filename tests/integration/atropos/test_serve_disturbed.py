@@ -31,6 +31,8 @@ from tests.fakes.runs import (
 )
 from tests.fakes.trainers import Trainer, run_api, sampled, trained
 
+pytestmark = pytest.mark.long
+
 TASKS = 12
 AHEAD = 3  # env.max_batches_offpolicy by default: groups of one batch each that may wait
 

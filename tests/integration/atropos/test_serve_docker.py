@@ -27,6 +27,8 @@ from tests.fakes.runs import (
 )
 from tests.fakes.trainers import Trainer, run_api
 
+pytestmark = pytest.mark.long
+
 TASKS = 12
 HELD = {f"q{n}" for n in range(TASKS) if held_out(f"q{n}", 0.1)}
 TRAINED = [f"q{n}" for n in range(TASKS) if f"q{n}" not in HELD]
@@ -40,7 +42,6 @@ def home() -> Iterator[Path]:
 
 
 @pytest.mark.docker
-@pytest.mark.slow
 async def test_evaluations_stop_training_and_leave_no_container(home: Path) -> None:
     assert 1 <= len(HELD) <= 3
     total = 4
@@ -86,7 +87,6 @@ async def test_evaluations_stop_training_and_leave_no_container(home: Path) -> N
 
 
 @pytest.mark.docker
-@pytest.mark.slow
 async def test_killed_serve_goes_on_behind_what_it_delivered_and_leaves_nothing(home: Path) -> None:
     async with run_api() as api, ScriptedServer("vllm", answers(TASKS, delay_s=0.05)) as server:
         given = flags(home, server.base_url, rollout_server_url=api.url, launcher="docker", total_steps=6)

@@ -31,6 +31,8 @@ from tests.fakes.runs import (
 )
 from tests.fakes.trainers import Trainer, run_api
 
+pytestmark = pytest.mark.long
+
 TASKS = 6
 
 

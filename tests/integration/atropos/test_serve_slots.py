@@ -45,6 +45,7 @@ async def test_stragglers_of_other_groups_may_hold_every_slot(home: Path) -> Non
     assert sorted(line["group"] for line in rollouts if line["outcome"] == "cancelled") == [0, 1, 2, 3]
 
 
+@pytest.mark.long
 async def test_a_rollout_cut_off_by_the_worker_timeout_ends_as_timeout_and_is_not_drawn_again(home: Path) -> None:
     slow = "Thought.\n<code>\nimport time\nwhile True:\n    time.sleep(1)\n</code>"
 

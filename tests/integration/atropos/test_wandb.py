@@ -12,6 +12,8 @@ from tests.fakes.runs import Ended, answers, flags, place, running, until, whole
 from tests.fakes.trainers import Trainer, run_api
 from tests.fakes.wandb_server import WandbServer
 
+pytestmark = pytest.mark.long
+
 TASKS = 4
 KEY = "0123456789abcdef" * 2 + "canary00"  # 40 characters
 

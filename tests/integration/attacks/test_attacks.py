@@ -28,7 +28,7 @@ from tests.fakes.runs import Ended, flags, lines, place, running
 from tests.integration.attacks.catalogue import ALIVE, ATTACKS, WRONG, Attack
 from tests.integration.attacks.witness import Witness
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(1200)]
 
 DEADLINE_S = 1000.0  # under a minute on two quiet cores
 CONTROLS = 8

@@ -27,6 +27,8 @@ from tests.fakes.runs import ROOT
 from tests.fakes.unprivileged import without_override
 from tests.integration.attacks.crowd import FLOODS, QUIET
 
+pytestmark = pytest.mark.long
+
 CROWD = int(os.environ.get("CROWD", "16"))
 ROUNDS = 6
 ENDPOINT_S = 0.5

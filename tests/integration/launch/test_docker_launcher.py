@@ -302,6 +302,7 @@ async def test_ready_tells_an_engine_without_space_from_one_that_works(
             await launcher.ready(spec)
 
 
+@pytest.mark.long
 async def test_hanging_engine_does_not_hold_up_a_cancel(
     probe: str, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from orchestrator.types import SandboxSpec
 from tests.fakes.scripted_orchestrator import Script, ScriptedOrchestrator, action
 from tests.integration.launch.probes import launcher_for
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.docker, pytest.mark.timeout(900)]
 
 STEPS = (
     ("import os, subprocess\nsubprocess.check_output(['echo', str(6 * 7)])", "b'42\\n'"),

@@ -134,6 +134,7 @@ async def test_stages_of_dead_builds_go_and_those_of_live_ones_stay(engine: dock
         assert image_exists(engine, nobodys)
 
 
+@pytest.mark.long
 @pytest.mark.docker
 async def test_images_that_lost_their_name_to_a_newer_build_go_unless_used(
     engine: docker.APIClient, probe: str

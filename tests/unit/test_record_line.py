@@ -178,7 +178,7 @@ def test_a_line_is_written_again_as_it_was_read(result: Member | Attempt) -> Non
     assert dumps(attempt_line(again)) == text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(results(), st.data())
 def test_no_change_of_a_line_makes_a_reader_raise_anything_but_a_plain_refusal(
     result: Member | Attempt, data: st.DataObject

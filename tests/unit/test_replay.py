@@ -11,7 +11,6 @@ import pytest
 
 from orchestrator.completion.base import CompletionRequest, ids_of
 from orchestrator.completion.replay import ReplayCompleter
-from orchestrator.completion.tokenizer import load_tokenizer
 from orchestrator.demo import recording, tokenizer
 from orchestrator.errors import EnvironmentUnusable, RecordError
 from orchestrator.outcome import Refused
@@ -211,18 +210,6 @@ def test_the_demo_tasks_are_example_tasks() -> None:
     assert {f"files/{path.name}" for path in (recording.ROOT / "files").iterdir()} == named
     for name in named:
         assert (recording.ROOT / name).read_bytes() == (EXAMPLES / name).read_bytes()
-
-
-def test_the_packed_tokenizer_makes_the_recorded_prompts_id_by_id(tmp_path: Path) -> None:
-    folder = tokenizer.unpack(tmp_path)
-    assert folder == tokenizer.unpack(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
-    model = load_tokenizer(str(folder))
-    for line in recording.lines():
-        first = line["completions"][0]
-        talk = tuple(Message(m["role"], m["content"]) for m in first["messages"])
-        assert model.encode(model.render(talk, generation_prompt=True)) == first["prompt_ids"]
-        assert all(model.decode(c["token_ids"]) == c["text"] for c in line["completions"])
 
 
 def test_a_cache_that_cannot_be_written_is_told_with_what_to_do(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from orchestrator.run import lines as jsonl
 from orchestrator.run.line import attempt_line
 from tests.fakes.plans import a_member
 
+pytestmark = pytest.mark.long
+
 MIB = 1 << 20
 MOST_BYTES = 800 * MIB
 LONG = 100_000
@@ -42,8 +44,6 @@ READ = """
 import resource, sys
 from pathlib import Path
 from orchestrator.errors import OrchestratorError
-
-pytestmark = pytest.mark.long
 run = Path(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
 try:

@@ -11,6 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+pytestmark = pytest.mark.long
+
 MIB = 1 << 20
 MOST_BYTES = {"gaia": 450 * MIB, "hf": 1_600 * MIB}  # of the largest process
 # Made in a process of its own: what that took would count as the peak of all that we start.
@@ -37,8 +39,6 @@ import resource, sys
 from pathlib import Path
 from orchestrator.errors import ConfigError
 from orchestrator.tasks import open_tasks
-
-pytestmark = pytest.mark.long
 good = bad = 0
 try:
     for task in open_tasks(sys.argv[1], dataset_path=Path(sys.argv[2]), split=sys.argv[3]):

@@ -366,6 +366,7 @@ async def test_no_engine_at_the_address_is_one_line(monkeypatch: pytest.MonkeyPa
         await ensure_image(progress=print)
 
 
+@pytest.mark.long
 def test_an_installed_wheel_builds_the_same_image_from_an_empty_folder(
     engine: docker.DockerClient, from_wheel: FromWheel
 ) -> None:

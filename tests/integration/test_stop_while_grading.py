@@ -25,12 +25,12 @@ from tests.fakes.runs import (
     write_tasks,
 )
 
+pytestmark = pytest.mark.long
+
 TASKS = 2
 SCORER = """
 import time
 from pathlib import Path
-
-pytestmark = pytest.mark.long
 
 def score(plan, record, ended):
     Path("grading-" + plan.rollout_id).touch()

@@ -62,7 +62,7 @@ unit: install  ## quick tests: no Docker, no network
 
 integration: image  ## tests with real containers, sockets and servers
 	@echo "== integration and end-to-end tests"
-	@$(BIN)/pytest -n 2 --dist loadfile -m "not long" tests/integration tests/e2e
+	@$(BIN)/pytest -n 4 --dist loadfile -m "not long" tests/integration tests/e2e
 
 test: check unit integration  ## what a change must pass, in minutes
 

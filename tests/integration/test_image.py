@@ -375,6 +375,7 @@ def test_an_installed_wheel_builds_the_same_image_from_an_empty_folder(
     assert list(from_wheel.folder.iterdir()) == []
 
 
+@pytest.mark.long
 def test_an_installed_wheel_brings_no_package_of_a_common_name(from_wheel: FromWheel) -> None:
     assert {path.name for path in from_wheel.site.iterdir()} & {"sandbox", "proto", "tests"} == set()
     assert from_wheel.importable == ["orchestrator", "rollout_api"]

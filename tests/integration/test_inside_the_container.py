@@ -133,7 +133,7 @@ async def test_what_breaks_a_worker_is_an_observation(launcher: DockerLauncher) 
             action("[open('/dev/null') for _ in range(10**5)]"),
             action("final_answer('finished')"),
         ],
-        step_timeout_s=4.0.0,
+        step_timeout_s=120.0,
     )
     served = await run(launcher, script)
     exited, memory, disk, files = served.observations

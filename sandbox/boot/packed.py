@@ -176,7 +176,7 @@ def _folders(index: "Mapping[str, Entry]") -> "dict[str, int | None]":
     folders = set()
     for name, (file, is_package, _, _) in index.items():
         folder = os.path.dirname(file)
-        if name.startswith(f"{__package__}."):
+        if name.startswith("sandbox."):
             folders.add(folder)
         elif "." not in name:
             folders.add(os.path.dirname(folder) if is_package else folder)
@@ -193,8 +193,8 @@ def _changed_at(folder: str) -> int | None:
 
 def main() -> None:
     """Imports what pid 1 imports, and writes it down."""
-    from sandbox.__main__ import imported
     from sandbox.boot.compiled import recording
+    from sandbox.boot.imported import imported
 
     with recording() as compiled, Absent() as absent:
         imported()

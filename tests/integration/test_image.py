@@ -224,7 +224,7 @@ from sandbox.boot.packed import PackedImports
 before, opened = set(sys.modules), []
 sys.addaudithook(lambda event, given: opened.append(str(given[0])) if event == "open" else None)
 with PackedImports():
-    from sandbox.__main__ import imported
+    from sandbox.boot.imported import imported
     imported()
 print(json.dumps([len(set(sys.modules) - before), [path for path in opened if path.endswith((".py", ".pyc"))]]))
 """

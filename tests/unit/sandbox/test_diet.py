@@ -63,7 +63,7 @@ def test_two_threads_that_look_at_a_late_module_at_once_find_it_whole() -> None:
 
 def test_no_module_of_ours_keeps_a_stand_in() -> None:
     printed = python(
-        "import sys\nfrom sandbox.__main__ import imported\nfrom sandbox.boot.diet import _StandIn\n"
+        "import sys\nfrom sandbox.boot.imported import imported\nfrom sandbox.boot.diet import _StandIn\n"
         "imported()\n"
         "ours = {name: vars(module) for name, module in sys.modules.items() if name.startswith('sandbox')}\n"
         "kept = [(name, k) for name, names in ours.items() for k, v in names.items() if type(v) is _StandIn]\n"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sandbox.boot.packed import _folders
 from tests.fakes.runs import ROOT
 
 PACK = """
@@ -120,3 +121,9 @@ def test_without_a_file_for_this_python_imports_go_their_usual_way(packed: Path,
     else:
         file.write_bytes(content)
     assert run(USE, packed)[0] == "1 SourceFileLoader True"
+
+
+def test_every_folder_of_ours_is_looked_at() -> None:
+    names = ("sandbox.types", "sandbox.runner.agent")
+    index = {name: (f"/app/{name.replace('.', '/')}.py", False, 0, 1) for name in names}
+    assert {"/app/sandbox", "/app/sandbox/runner"} <= set(_folders(index))

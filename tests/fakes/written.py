@@ -11,8 +11,8 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
+from docs.schemas.make import schema
 from orchestrator.run.directory import RunDirectory
-from orchestrator.run.schemas import schema
 from orchestrator.types import Attempt, BadTask, Member
 
 

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from docs.schemas.make import FILES, schema, write
 from orchestrator.run import lenient
 from orchestrator.run.line import AttemptLine, attempt_line, read_attempt, read_counted, read_episode
 from orchestrator.run.lines import dumps, set_torn_end_aside
-from orchestrator.run.schemas import FILES, schema, write
 from orchestrator.types import (
     Attempt,
     Completion,
@@ -205,7 +205,7 @@ def test_the_published_schema_is_the_code_s(file: str, tmp_path: Path) -> None:
     write(tmp_path)
     name = f"{file}.schema.json"
     now, published = (tmp_path / name).read_text(), (PUBLISHED / name).read_text()
-    assert published == now, "run `python -m orchestrator.run.schemas docs/schemas`"
+    assert published == now, "run `python docs/schemas/make.py`"
     Draft202012Validator.check_schema(json.loads(published))
 
 

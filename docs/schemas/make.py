@@ -1,9 +1,12 @@
-"""The published JSON Schemas of a run's files: `python -m orchestrator.run.schemas docs/schemas` writes them."""
+"""Writes the JSON Schemas of a run's files beside itself: `python docs/schemas/make.py`.
+
+The lines of rollouts.jsonl are those the codec reads (`orchestrator/run/line.py`). Groups and run.json are written
+by plain dictionaries, so their shapes are stated here; tests hold real files against them.
+"""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired
 
@@ -132,4 +135,4 @@ def write(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]))
+    write(Path(__file__).parent)

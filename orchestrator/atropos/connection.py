@@ -35,7 +35,6 @@ class Connection:
         self.status: Status | None = None  # what it said last
         self.answers = asyncio.Event()  # we are registered, and the run-api answers
         self.sent_since = 0  # groups handed over since `status` was asked for
-        self.outages = 0
         self._terms = terms
         self._ledger = ledger
         self._say = say
@@ -104,7 +103,6 @@ class Connection:
                 if unknown >= UNKNOWN:
                     return self._forgotten("it does not know this environment any more")
                 if attempt == UNKNOWN and not unknown:
-                    self.outages += 1
                     self._say(f"{error}; groups under way go on and are kept until it is back")
                 attempt += 1
                 await asyncio.sleep(BETWEEN_CALLS.pause_s(attempt))
@@ -121,7 +119,6 @@ class Connection:
         gone = self._ledger.forgotten()
         self.answers.clear()
         self.registration = self.status = None
-        self.outages += 1
         lost = f"; up to {gone} groups that waited there are lost to the trainer" if gone else ""
         self._say(f"the run-api was restarted or reset ({why}){lost}; registering again")
 

@@ -69,7 +69,6 @@ class Status:
     queued: int
     own_queued: int
     unallocated: float
-    largest_group: int
 
 
 class RunApi:
@@ -212,7 +211,6 @@ def _status(told: Any) -> Status:
         queued=int(told["queue_size"]),
         own_queued=int(told.get("self_queue_size", 0)),
         unallocated=float(told.get("unallocated_fraction", 1.0)),
-        largest_group=int(told.get("max_group_size", 1)),
     )
 
 

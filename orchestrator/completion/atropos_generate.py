@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.completion.base import CompletionRequest
-from orchestrator.completion.ids import UNTOLD, Sampled, version_text
+from orchestrator.completion.ids import UNFILTERED, UNTOLD, Sampled, version_text
 
 
 class AtroposDialect:
@@ -26,18 +26,11 @@ class AtroposDialect:
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            "top_k": -1,
-            "min_p": 0.0,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
-            "repetition_penalty": 1.0,
+            **UNFILTERED,
             "seed": sampling.seed,
             "stop": list(request.stop),
-            "n": 1,
-            "ignore_eos": False,
             "min_tokens": 0,
             "logprobs": 0,
-            "skip_special_tokens": False,
             "include_stop_str_in_output": True,
         }
 

@@ -35,6 +35,17 @@ from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.errors import CompletionError
 from orchestrator.types import Completion
 
+# No sampler but temperature and top_p, by the names vLLM, SGLang and Atropos share; every id and its own text.
+UNFILTERED: Mapping[str, Any] = {
+    "top_k": -1,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "n": 1,
+    "ignore_eos": False,
+    "skip_special_tokens": False,
+}
 UNTOLD = -1  # a dialect whose servers may not say how long the prompt was
 ROUNDING = 1e-6  # a log-prob above zero by less than this is a rounding error
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.completion.base import CompletionRequest
-from orchestrator.completion.ids import Sampled, version_text
+from orchestrator.completion.ids import UNFILTERED, Sampled, version_text
 
 
 class SglangDialect:
@@ -30,16 +30,9 @@ class SglangDialect:
             "max_new_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            "top_k": -1,
-            "min_p": 0.0,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
-            "repetition_penalty": 1.0,
+            **UNFILTERED,
             "stop": list(request.stop),
-            "n": 1,
-            "ignore_eos": False,
             "min_new_tokens": 0,
-            "skip_special_tokens": False,
             "spaces_between_special_tokens": False,
             "no_stop_trim": True,
         }

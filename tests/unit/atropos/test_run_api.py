@@ -118,5 +118,5 @@ async def test_of_a_long_error_page_the_beginning_is_told(
 
 async def test_what_a_run_api_says_is_read(tmp_path: Path) -> None:
     async with answering(tmp_path, text=json.dumps(STATUS)) as api:
-        assert await api.status(0) == Status(step=3, queued=2, own_queued=0, unallocated=1.0, largest_group=1)
+        assert await api.status(0) == Status(step=3, queued=2, own_queued=0, unallocated=1.0)
         assert await api.waiting() == 2

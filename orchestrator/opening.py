@@ -19,10 +19,9 @@ from orchestrator.completion.chat import ChatCompleter
 from orchestrator.completion.connect import connect
 from orchestrator.completion.control import EndpointControl
 from orchestrator.completion.http import HttpClient
-from orchestrator.completion.limits import LimitedCompleter
 from orchestrator.completion.presence import one_answers
 from orchestrator.completion.replay import ReplayCompleter
-from orchestrator.completion.route import RoutedCompleter
+from orchestrator.completion.route import LimitedCompleter, RoutedCompleter
 from orchestrator.completion.tokenizer import HubTokenizer, check_source, load_tokenizer
 from orchestrator.errors import ConfigError, DockerError, EnvironmentUnusable, RolloutError
 from orchestrator.launch.base import Launcher

@@ -33,7 +33,7 @@ from orchestrator.run.groups import check_writable
 from orchestrator.run.session import Output, describe, open_output, run_directory_path
 from orchestrator.run.tally import Tally
 from orchestrator.settings.config import Config
-from orchestrator.tasks.base import TaskSource
+from orchestrator.tasks.base import Source
 from orchestrator.tasks.split import evaluation_tasks, training_tasks
 from orchestrator.terminal.closing import closing_table
 from orchestrator.terminal.plain import PlainProgress
@@ -70,7 +70,7 @@ class Service:
         self._make, self._evaluate, self._log, self._evaluates = make, evaluate, log, evaluates
         self._engine: Orchestrator | None = None
         self._executor: Executor | None = None
-        self._tasks: TaskSource | None = None
+        self._tasks: Source | None = None
         self._stream: TaskStream | None = None
         self._ledger: Ledger | None = None
         self._output: Output | None = None

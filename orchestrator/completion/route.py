@@ -1,12 +1,37 @@
-"""Several endpoints as one: each rollout stays with one of them, where its prefix is cached."""
+"""Several endpoints as one: each rollout stays with one of them, where its prefix is cached. And how many requests
+may be at an endpoint at a time, those of training and those of evaluation apart."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from orchestrator.completion.base import Completer, CompletionRequest
-from orchestrator.types import Completion
+from orchestrator.types import Completion, Split
+
+
+class LimitedCompleter:
+    """Atropos' `num_max_requests_at_once` and `num_requests_for_eval`. Waiting for a slot is waiting for the
+    endpoint: it does not use up the rollout's own clock."""
+
+    def __init__(self, completer: Completer, *, training: int, evaluation: int) -> None:
+        self._completer = completer
+        self._slots: Mapping[Split, asyncio.Semaphore] = {
+            "train": asyncio.Semaphore(training),
+            "eval": asyncio.Semaphore(evaluation),
+        }
+
+    @property
+    def takes_ids(self) -> bool:
+        return self._completer.takes_ids
+
+    async def sample(self, request: CompletionRequest) -> Completion:
+        async with self._slots[request.split]:
+            return await self._completer.sample(request)
+
+    async def aclose(self) -> None:
+        await self._completer.aclose()
 
 
 class RoutedCompleter:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.demo import tokenizer
-from orchestrator.tasks.base import TaskSource
+from orchestrator.tasks.base import Source
 from orchestrator.tasks.jsonl import jsonl_tasks
 
 ROOT = Path(__file__).resolve().parent
@@ -59,7 +59,7 @@ def lines() -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
-def tasks() -> TaskSource:
+def tasks() -> Source:
     """The tasks it was recorded on, wherever this package is installed."""
     return jsonl_tasks(TASKS, name="demo")
 

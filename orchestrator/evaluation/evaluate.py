@@ -16,7 +16,7 @@ from orchestrator.engine import Orchestrator
 from orchestrator.evaluation.files import EvaluationFiles
 from orchestrator.evaluation.measured import Evaluation, Prices
 from orchestrator.observer import Observer
-from orchestrator.tasks.base import TaskSource
+from orchestrator.tasks.base import Source
 from orchestrator.types import Group
 from orchestrator.waits import uninterrupted
 
@@ -42,7 +42,7 @@ def evaluation_config(config: Config) -> Config:
     )
 
 
-async def evaluate(orchestrator: Orchestrator, tasks: TaskSource, directory: Path) -> Evaluation | None:
+async def evaluate(orchestrator: Orchestrator, tasks: Source, directory: Path) -> Evaluation | None:
     """One evaluation beside what `orchestrator` does, which must be open: under the same sandbox budget, with at
     most `env.max_eval_workers` tasks at a time.
 
@@ -72,7 +72,7 @@ async def evaluate(orchestrator: Orchestrator, tasks: TaskSource, directory: Pat
 
 async def measure(
     orchestrator: Orchestrator,
-    tasks: TaskSource,
+    tasks: Source,
     evaluation: Evaluation,
     files: EvaluationFiles,
     counted: Callable[[Group], None] = lambda group: None,

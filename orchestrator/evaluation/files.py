@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from orchestrator.engine import Orchestrator
     from orchestrator.settings.config import Config
     from orchestrator.settings.table import EnvSettings
-    from orchestrator.tasks.base import TaskSource
+    from orchestrator.tasks.base import Source
 
 NAME = "smolagents_eval"
 COMMAND = "evaluate"
@@ -75,7 +75,7 @@ class EvaluationFiles:
             self._run.close()
             raise
 
-    async def describe(self, orchestrator: Orchestrator, tasks: TaskSource) -> None:
+    async def describe(self, orchestrator: Orchestrator, tasks: Source) -> None:
         """run.json. Raises ConfigError."""
         await self._run.describe(
             {

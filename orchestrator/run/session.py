@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from orchestrator.engine import Orchestrator
     from orchestrator.settings.config import Config
     from orchestrator.settings.table import EnvSettings
-    from orchestrator.tasks.base import TaskSource
+    from orchestrator.tasks.base import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def open_output(config: Config, run_path: Path, tally: Tally, form: GroupFormat)
             yield Output(run, groups, earlier)
 
 
-async def describe(output: Output, orchestrator: Orchestrator, tasks: TaskSource) -> None:
+async def describe(output: Output, orchestrator: Orchestrator, tasks: Source) -> None:
     """run.json. Raises ConfigError where tokens would come about in another way than before."""
     facts = await orchestrator.facts()
     if orchestrator.config.env.resume is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from orchestrator.errors import ConfigError
 from orchestrator.redact import shown
-from orchestrator.tasks.base import TaskSource
+from orchestrator.tasks.base import Source
 from orchestrator.tasks.columns import Columns
 from orchestrator.text import path_of
 
@@ -21,7 +21,7 @@ GRAMMAR = (
 )
 
 
-def open_tasks(dataset: str, *, dataset_path: Path, split: str, columns: Columns | None = None) -> TaskSource:
+def open_tasks(dataset: str, *, dataset_path: Path, split: str, columns: Columns | None = None) -> Source:
     """The source that `dataset` names. Raises ConfigError: unknown, missing, unreadable.
 
     `dataset_path` is GAIA's folder; `split` GAIA's split, and that of `hf:` where it names none;
@@ -47,37 +47,37 @@ def _path(text: str) -> Path:
         raise ConfigError(f"env.dataset: {shown(text)} cannot be a path; name a file that is there") from None
 
 
-def _jsonl(dataset: str, rest: str, split: str, columns: Columns) -> TaskSource:
+def _jsonl(dataset: str, rest: str, split: str, columns: Columns) -> Source:
     from orchestrator.tasks.jsonl import jsonl_tasks
 
     return jsonl_tasks(_path(rest), name=dataset, columns=columns)
 
 
-def _csv(dataset: str, rest: str, split: str, columns: Columns) -> TaskSource:
+def _csv(dataset: str, rest: str, split: str, columns: Columns) -> Source:
     from orchestrator.tasks.csv import csv_tasks
 
     return csv_tasks(_path(rest), name=dataset, columns=columns)
 
 
-def _hf(dataset: str, rest: str, split: str, columns: Columns) -> TaskSource:
+def _hf(dataset: str, rest: str, split: str, columns: Columns) -> Source:
     from orchestrator.tasks.hf import hf_tasks
 
     return hf_tasks(rest, split=split, columns=columns)
 
 
-def _reasoning_gym(dataset: str, rest: str, split: str, columns: Columns) -> TaskSource:
+def _reasoning_gym(dataset: str, rest: str, split: str, columns: Columns) -> Source:
     from orchestrator.tasks.reasoning_gym import reasoning_gym_tasks
 
     return reasoning_gym_tasks(rest)
 
 
-def _python(dataset: str, rest: str, split: str, columns: Columns) -> TaskSource:
+def _python(dataset: str, rest: str, split: str, columns: Columns) -> Source:
     from orchestrator.tasks.python import python_tasks
 
     return python_tasks(dataset)
 
 
-_KINDS: dict[str, Callable[[str, str, str, Columns], TaskSource]] = {
+_KINDS: dict[str, Callable[[str, str, str, Columns], Source]] = {
     "jsonl": _jsonl,
     "csv": _csv,
     "hf": _hf,

@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from orchestrator.tasks.source import BadRow
+from orchestrator.tasks.base import BadRow
 from orchestrator.types import Attachment
 
 MAX_FILE_BYTES = 64 << 20

@@ -1,19 +1,37 @@
-"""What every source of tasks offers."""
+"""What every kind of tasks is read as: a finite sequence that can be read again, in the same order."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Protocol
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from orchestrator.types import BadTask, Task
 
 
-class TaskSource(Protocol):
-    """A finite sequence of tasks that can be read more than once, always in the same order."""
+class BadRow(Exception):
+    """Why no task can be made of a row. Becomes a BadTask; never leaves this package."""
 
-    @property
-    def name(self) -> str:
-        """For people: where the tasks come from."""
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """`name` says where the tasks come from, for people; `read` reads them from the start.
+
+    A row that no task can be made of comes as BadTask; nothing is raised for it. Tasks stream through: only the
+    set of their ids grows with the source, by eight bytes each.
+    """
+
+    name: str
+    read: Callable[[], Iterator[Task | BadTask]]
 
     def __iter__(self) -> Iterator[Task | BadTask]:
-        """From the start. A row no task can be made of comes as BadTask; nothing is raised for it."""
+        seen: set[bytes] = set()
+        for task in self.read():
+            if isinstance(task, Task):
+                text = task.task_id.encode("utf-8", "surrogatepass")
+                digest = hashlib.blake2b(text, digest_size=8).digest()
+                if digest in seen:
+                    yield BadTask(task.task_id, "another task before it has the same task_id")
+                    continue
+                seen.add(digest)
+            yield task

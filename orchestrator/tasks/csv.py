@@ -13,10 +13,10 @@ from typing import Any
 import orjson
 
 from orchestrator.errors import ConfigError
+from orchestrator.tasks.base import BadRow, Source
 from orchestrator.tasks.columns import NONE, Columns
 from orchestrator.tasks.lines import MAX_LINE_BYTES, check_readable, read_lines
 from orchestrator.tasks.rows import make_task, one_line
-from orchestrator.tasks.source import BadRow, Source
 from orchestrator.types import BadTask, Task
 
 _FLAG = "env.dataset"

@@ -12,8 +12,8 @@ from typing import Any
 
 from orchestrator.errors import ConfigError
 from orchestrator.plugins import load_object
+from orchestrator.tasks.base import Source
 from orchestrator.tasks.rows import make_task, one_line
-from orchestrator.tasks.source import Source
 from orchestrator.types import BadTask, Task
 
 _FLAG = "env.dataset"

@@ -12,9 +12,9 @@ from functools import lru_cache
 from typing import Any
 
 from orchestrator.errors import ConfigError
+from orchestrator.tasks.base import Source
 from orchestrator.tasks.query import split_query, whole_number
 from orchestrator.tasks.rows import one_line
-from orchestrator.tasks.source import Source
 from orchestrator.types import BadTask, Task
 
 # Data sets whose own scoring cannot be trained on, found by giving 0.1.25's all sorts of answers.

@@ -15,7 +15,7 @@ from typing import Any
 
 from orchestrator.scorers.base import NEEDS_NO_ANSWER, ROW_SCORERS
 from orchestrator.tasks.attachments import attach
-from orchestrator.tasks.source import BadRow
+from orchestrator.tasks.base import BadRow
 from orchestrator.types import Attachment, BadTask, Task
 
 MAX_QUESTION_BYTES = 1 << 20

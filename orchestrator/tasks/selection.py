@@ -12,8 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from orchestrator.tasks.base import TaskSource
-from orchestrator.tasks.source import Source
+from orchestrator.tasks.base import Source
 from orchestrator.types import BadTask, Task
 
 SHUFFLE_WINDOW = 10_000
@@ -32,7 +31,7 @@ class Selection:
     count: int | None = None
 
 
-def select(source: TaskSource, selection: Selection) -> TaskSource:
+def select(source: Source, selection: Selection) -> Source:
     """The source with the selection applied each time it is read; the same order every time."""
 
     def read() -> Iterator[Task | BadTask]:

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 
 from orchestrator.errors import ConfigError
 from orchestrator.tasks import open_tasks
-from orchestrator.tasks.base import TaskSource
+from orchestrator.tasks.base import Source
 from orchestrator.tasks.query import split_query
 from orchestrator.tasks.selection import Selection, held_out, select
-from orchestrator.tasks.source import Source
 from orchestrator.types import BadTask, Task
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ _HASH = "hash:"
 _NAMED_SPLIT = re.compile(r"(?<=[?&])split=[^&]*")
 
 
-def training_tasks(env: EnvSettings) -> TaskSource:
+def training_tasks(env: EnvSettings) -> Source:
     """All of `env.split` that is not held out, chosen as the settings say. Raises ConfigError.
 
     The same settings give the same tasks at the same places, so a place is all that a run needs to be
@@ -41,7 +40,7 @@ def training_tasks(env: EnvSettings) -> TaskSource:
     return _chosen(env, source)
 
 
-def evaluation_tasks(env: EnvSettings) -> TaskSource:
+def evaluation_tasks(env: EnvSettings) -> Source:
     """What is held out, or all of `env.split` where nothing is; chosen likewise. Raises ConfigError."""
     share = _share(env.eval_split)
     if env.eval_split is not None and share is None:
@@ -50,11 +49,11 @@ def evaluation_tasks(env: EnvSettings) -> TaskSource:
     return _chosen(env, source if share is None else _part(source, share, held=True))
 
 
-def _open(env: EnvSettings, dataset: str, split: str) -> TaskSource:
+def _open(env: EnvSettings, dataset: str, split: str) -> Source:
     return open_tasks(dataset, dataset_path=env.dataset_path, split=split, columns=env.columns or {})
 
 
-def _chosen(env: EnvSettings, source: TaskSource) -> TaskSource:
+def _chosen(env: EnvSettings, source: Source) -> Source:
     """Filtered, shuffled, cut: after the hold-out, so that `env.max_tasks` counts what is left."""
     selection = Selection(
         levels=frozenset(env.levels),
@@ -65,7 +64,7 @@ def _chosen(env: EnvSettings, source: TaskSource) -> TaskSource:
     return source if selection == Selection() else select(source, selection)
 
 
-def _part(source: TaskSource, share: float, *, held: bool) -> TaskSource:
+def _part(source: Source, share: float, *, held: bool) -> Source:
     """A row no task could be made of has no id to go by: it is reported in both parts."""
 
     def read() -> Iterator[Task | BadTask]:

@@ -17,8 +17,7 @@ import pytest
 from orchestrator.atropos.tracking import Metrics
 from orchestrator.cli import main
 from orchestrator.completion.base import CompletionRequest
-from orchestrator.completion.limits import LimitedCompleter
-from orchestrator.completion.route import place_of
+from orchestrator.completion.route import LimitedCompleter, place_of
 from orchestrator.engine import Orchestrator
 from orchestrator.errors import ConfigError, RecordError
 from orchestrator.evaluation.evaluate import evaluate, evaluation_config
@@ -30,7 +29,7 @@ from orchestrator.run.tally import Tally
 from orchestrator.settings.config import Config
 from orchestrator.settings.table import EnvSettings, OpenAISettings
 from orchestrator.surroundings import Surroundings
-from orchestrator.tasks.source import Source
+from orchestrator.tasks.base import Source
 from orchestrator.types import BadTask, Completion, Failed, FailedName, Group, Score, Task
 from tests.fakes.completers import FunctionCompleter
 from tests.fakes.fake_launcher import FakeLauncher

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import ConfigError
+from orchestrator.tasks.base import Source
 from orchestrator.tasks.decoded import Decoded, DecodeError
 from orchestrator.tasks.jsonl import read_jsonl
 from orchestrator.tasks.lines import MAX_LINE_BYTES, check_readable
 from orchestrator.tasks.rows import make_task, one_line
-from orchestrator.tasks.source import Source
 from orchestrator.types import BadTask, Task
 
 SPLITS = ("validation", "test")

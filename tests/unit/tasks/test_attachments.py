@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.tasks import attachments
 from orchestrator.tasks.attachments import attach, open_attachment
-from orchestrator.tasks.source import BadRow
+from orchestrator.tasks.base import BadRow
 
 
 @pytest.mark.parametrize(

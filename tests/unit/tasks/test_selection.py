@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.tasks.base import Source
 from orchestrator.tasks.selection import Selection, held_out, select, shuffled, tags_of
-from orchestrator.tasks.source import Source
 from orchestrator.types import BadTask, Task
 
 TASKS: list[Task | BadTask] = [

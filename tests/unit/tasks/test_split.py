@@ -11,7 +11,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.settings.row import Settings
 from orchestrator.settings.table import EnvSettings
 from orchestrator.tasks import split as split_module
-from orchestrator.tasks.source import Source
+from orchestrator.tasks.base import Source
 from orchestrator.tasks.split import evaluation_tasks, training_tasks
 from orchestrator.types import BadTask
 

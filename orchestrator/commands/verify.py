@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,7 @@ from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.tokenizer import tokenizer_here
 from orchestrator.errors import ConfigError
 from orchestrator.run.files import RUN_FILE, groups_file_of, read_description, read_run, saved_tokenizer
-from orchestrator.run.line import Attempted, read_attempt
-from orchestrator.run.lines import demand_modest, demand_short_talks, text_at, texts
+from orchestrator.run.lines import LinesById, demand_modest, demand_short_talks, texts
 from orchestrator.run.verify import CHECKS, Findings, Wanted, check_group
 from orchestrator.terminal.console import Console
 from orchestrator.text import printable
@@ -32,7 +31,7 @@ def run(path: Path) -> int:
         groups_file, rollouts_file = _files(path, findings)
     except OSError as error:  # run.json may name anything
         raise ConfigError(f"{path}: its groups file cannot be looked for: {error.strerror}; name it") from error
-    rollouts = _Rollouts(rollouts_file, findings) if rollouts_file is not None else None
+    rollouts = _rollouts(rollouts_file, findings) if rollouts_file is not None else None
     for where, _, group in _lines(groups_file, findings):
         if isinstance(group, dict):
             check_group(group, where, findings, rollouts)
@@ -77,29 +76,17 @@ def _asked(directory: Path, findings: Findings) -> str | None:
         return None
 
 
-class _Rollouts(Mapping[str, Attempted]):
-    """The lines of rollouts.jsonl by rollout: read one by one, only their places are kept."""
-
-    def __init__(self, path: Path, findings: Findings) -> None:
-        self._path = path
-        self._places: dict[str, int] = {}
-        for where, place, line in _lines(path, findings):
-            if not isinstance(line, dict) or not isinstance(line.get("rollout_id"), str):
-                findings.check("record", False, f"{where}: no rollout")
-                continue
-            fresh = line["rollout_id"] not in self._places
-            findings.check("record", fresh, f"{where}: {line['rollout_id']} a second time")
-            self._places[line["rollout_id"]] = place
-
-    def __getitem__(self, rollout_id: str) -> Attempted:
-        """Raises ValueError for a line that is no attempt."""
-        return read_attempt(text_at(self._path, self._places[rollout_id]))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
+def _rollouts(path: Path, findings: Findings) -> LinesById:
+    """The lines of rollouts.jsonl by rollout."""
+    found = LinesById(path)
+    for where, place, line in _lines(path, findings):
+        if not isinstance(line, dict) or not isinstance(line.get("rollout_id"), str):
+            findings.check("record", False, f"{where}: no rollout")
+            continue
+        fresh = line["rollout_id"] not in found.offsets
+        findings.check("record", fresh, f"{where}: {line['rollout_id']} a second time")
+        found.offsets[line["rollout_id"]] = place
+    return found
 
 
 def _lines(path: Path, findings: Findings) -> Iterator[tuple[str, int, Any]]:

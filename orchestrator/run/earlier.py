@@ -17,7 +17,7 @@ from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.trajectory import main_line
 from orchestrator.errors import ConfigError, RecordError
 from orchestrator.run.line import Attempted, BadRow, Counted, read_attempt, read_counted, read_group_head
-from orchestrator.run.lines import MAX_LINE_BYTES, Text, set_end_aside, set_torn_end_aside, texts
+from orchestrator.run.lines import MAX_LINE_BYTES, LinesById, Text, set_end_aside, set_torn_end_aside, texts
 from orchestrator.types import Attempt, Member, RolloutPlan
 
 _ROLLOUT_ID = re.compile(r"g(\d+)(?:-r\d+-a\d+)?")
@@ -57,7 +57,7 @@ def read_earlier(rollouts: Path, groups: Path, counted: Callable[[Counted | BadR
         written[number] = scores
         last = number
     bad: set[int] = set()
-    kept = _LinesInFile(rollouts)
+    kept = LinesById(rollouts)
     seen: set[str] = set()
     for line in _texts(rollouts):
         try:
@@ -75,7 +75,7 @@ def read_earlier(rollouts: Path, groups: Path, counted: Callable[[Counted | BadR
         if isinstance(told, BadRow):
             bad.add(number)
         elif number not in written:
-            kept.places[rollout_id] = (line.offset, len(line.text))
+            kept.offsets[rollout_id] = line.offset
         counted(told)
     return Earlier(written, frozenset(bad), kept)
 
@@ -162,26 +162,6 @@ def _demand_groups(path: Path) -> None:
             f"{place} is no group of this run; name the run's groups file in run.json, or put that file aside "
             "to have its groups written anew"
         ) from error
-
-
-class _LinesInFile(Mapping[str, bytes]):
-    """Lines by rollout id, read when they are asked for: only where they lie is kept."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.places: dict[str, tuple[int, int]] = {}
-
-    def __getitem__(self, rollout_id: str) -> bytes:
-        start, length = self.places[rollout_id]
-        with self._path.open("rb") as file:
-            file.seek(start)
-            return file.read(length)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.places)
-
-    def __len__(self) -> int:
-        return len(self.places)
 
 
 def _texts(path: Path) -> Iterator[Text]:

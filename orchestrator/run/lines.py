@@ -9,7 +9,7 @@ import asyncio
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,6 +126,23 @@ def text_at(path: Path, offset: int) -> bytes:
     with path.open("rb") as file:
         file.seek(offset)
         return file.readline(MAX_LINE_BYTES + 1)
+
+
+class LinesById(Mapping[str, bytes]):
+    """Lines of a file by an id, read when they are asked for: only where they begin is kept. Raises OSError."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.offsets: dict[str, int] = {}
+
+    def __getitem__(self, name: str) -> bytes:
+        return text_at(self._path, self.offsets[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.offsets)
+
+    def __len__(self) -> int:
+        return len(self.offsets)
 
 
 def _containers(text: bytes) -> int:

@@ -18,7 +18,7 @@ from orchestrator.completion.base import Tokenizer, content_ids
 from orchestrator.completion.trajectory import trajectory
 from orchestrator.errors import RecordError
 from orchestrator.run.groups import MASKED, MASKED_LOGPROB
-from orchestrator.run.line import Attempted
+from orchestrator.run.line import Attempted, read_attempt
 from orchestrator.types import EndedName, Message, Turn, conversations
 
 CHECKS: dict[str, str] = {
@@ -100,11 +100,10 @@ class Findings:
         return sum(len(places) for places in self.wrong.values())
 
 
-def check_group(group: Line, where: str, findings: Findings, rollouts: Mapping[str, Attempted] | None) -> None:
+def check_group(group: Line, where: str, findings: Findings, rollouts: Mapping[str, bytes] | None) -> None:
     """One line of a groups file.
 
-    `rollouts`: what rollouts.jsonl holds, by rollout_id, raising ValueError for a line that is no attempt. None:
-    there is no such file.
+    `rollouts`: the lines of rollouts.jsonl by rollout_id. None: there is no such file.
     """
     findings.groups += 1
     tokens = group.get("tokens")
@@ -127,13 +126,15 @@ def check_group(group: Line, where: str, findings: Findings, rollouts: Mapping[s
         place = f"{where}, {facts.get('rollout_id', index)}"
         if not _check_member(tokens[index], member, facts, place, findings) or rollouts is None:
             continue
+        text = rollouts.get(str(facts.get("rollout_id")))
+        if not findings.check("record", text is not None, f"{place}: not in rollouts.jsonl") or text is None:
+            continue
         try:
-            known = rollouts.get(str(facts.get("rollout_id")))
+            known = read_attempt(text)
         except ValueError as error:
             findings.check("record", False, f"{place}: its line is no rollout ({error})")
             continue
-        if findings.check("record", known is not None, f"{place}: not in rollouts.jsonl") and known is not None:
-            _check_record(tokens[index], member, facts, known, place, findings)
+        _check_record(tokens[index], member, facts, known, place, findings)
 
 
 def _check_size(group: Line, size: int, where: str, findings: Findings) -> None:

@@ -23,7 +23,7 @@ from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.completion.trajectory import trajectory
 from orchestrator.proxy.lease import Lease
 from orchestrator.run.groups import scored_data_group
-from orchestrator.run.line import attempt_line, read_attempt
+from orchestrator.run.line import attempt_line
 from orchestrator.run.verify import CHECKS, Findings, check_group
 from orchestrator.types import (
     Attempt,
@@ -186,8 +186,8 @@ def check(episode: Episode, served: Sequence[Served], tokenizer: HubTokenizer, f
     attempt = Attempt(episode.lease.plan, record, Ended(EndedName.FINISHED))
     member = Member(attempt, trajectory(record, tokenizer, TAG), Score(1.0))
     group = Group(0, episode.lease.plan.task, (member,), (attempt,))
-    told = read_attempt(json.dumps(attempt_line(member)).encode())
-    check_group(scored_data_group(group), "group", findings, {attempt.plan.rollout_id: told})
+    lines = {attempt.plan.rollout_id: json.dumps(attempt_line(member)).encode()}
+    check_group(scored_data_group(group), "group", findings, lines)
 
 
 async def play(seed: int, completer: Completer, tokenizer: HubTokenizer) -> tuple[str, Episode]:

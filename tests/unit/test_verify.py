@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.report.details import TokenTable
 from orchestrator.run.earlier import restored
 from orchestrator.run.groups import scored_data_group
-from orchestrator.run.line import Attempted, attempt_line, read_attempt
+from orchestrator.run.line import attempt_line, read_attempt
 from orchestrator.run.verify import CHECKS, Findings, Wanted, check_group
 from orchestrator.types import Completion, CompletionKind, Group, Member, Message, Record, Score, Task, Turn
 from tests.fakes.plans import TALK, an_attempt
@@ -64,25 +64,13 @@ def plain(value: Any) -> Any:
     return [plain(v) for v in value] if isinstance(value, list | tuple) else value
 
 
-class Read(Mapping[str, Attempted]):
-    """The lines as the command gives them: read when they are asked for."""
-
-    def __init__(self, lines: Rollouts) -> None:
-        self._lines = lines
-
-    def __getitem__(self, rollout_id: str) -> Attempted:
-        return read_attempt(json.dumps(self._lines[rollout_id]).encode())
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._lines)
-
-    def __len__(self) -> int:
-        return len(self._lines)
+def written(lines: Rollouts) -> dict[str, bytes]:
+    return {name: json.dumps(line).encode() for name, line in lines.items()}
 
 
 def look(group: dict[str, Any], rollouts: Rollouts | None, asked: Wanted = ASKED) -> Findings:
     findings = Findings(asked)
-    check_group(group, "line 1", findings, None if rollouts is None else Read(rollouts))
+    check_group(group, "line 1", findings, None if rollouts is None else written(rollouts))
     return findings
 
 
@@ -268,7 +256,7 @@ def a_text_group(tokenizer: HubTokenizer) -> tuple[dict[str, Any], dict[str, Any
 
 def look_at_text(group: dict[str, Any], rollouts: Rollouts, tokenizer: HubTokenizer | None) -> Findings:
     findings = Findings(Wanted(sizes=range(1, 2)), tokenizer=lambda: tokenizer)
-    check_group(group, "line 1", findings, None if rollouts is None else Read(rollouts))
+    check_group(group, "line 1", findings, None if rollouts is None else written(rollouts))
     return findings
 
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -13,6 +19,7 @@ from orchestrator.completion.trajectory import trajectory
 from orchestrator.demo import recording, tokenizer
 from orchestrator.demo.tokenizer import unpack
 from orchestrator.types import Completion, CompletionKind, Message, Record, Turn
+from tests.fakes.tokenizer import tokenizer_folder
 from tests.unit.test_control_tokens import TAG, ids_of
 
 
@@ -125,3 +132,47 @@ def test_the_packed_tokenizer_makes_the_recorded_prompts_id_by_id(tmp_path: Path
         talk = tuple(Message(m["role"], m["content"]) for m in first["messages"])
         assert model.encode(model.render(talk, generation_prompt=True)) == first["prompt_ids"]
         assert all(model.decode(c["token_ids"]) == c["text"] for c in line["completions"])
+
+
+LOAD = """
+import os, sys, threading
+import huggingface_hub
+before = dict(os.environ)
+from orchestrator.completion.tokenizer import load_tokenizer
+changed = []
+class Watched(type(os.environ)):
+    def __setitem__(self, key, value):
+        changed.append(key)
+        super().__setitem__(key, value)
+os.environ.__class__ = Watched
+loading = threading.Thread(target=lambda: print(load_tokenizer("some/model").name))
+loading.start()
+loading.join()
+assert not changed and dict(os.environ) == before, changed
+"""
+
+
+def test_a_tokenizer_that_is_here_is_loaded_without_asking_anybody_or_changing_the_environment(
+    tmp_path: Path,
+) -> None:
+    model, asked = tmp_path / "hub" / "models--some--model", list[str]()
+    for commit in ("a" * 40, "b" * 40):
+        shutil.copytree(tokenizer_folder(), model / "snapshots" / commit)
+    (model / "snapshots" / ("a" * 40) / "tokenizer.json").write_text("{}")
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text("b" * 40)
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(500)
+
+        do_HEAD = do_GET
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as hub:
+        threading.Thread(target=hub.serve_forever, daemon=True).start()
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+        environ |= {"HF_HOME": str(tmp_path), "HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}"}
+        ended = subprocess.run([sys.executable, "-c", LOAD], env=environ, capture_output=True, text=True)
+        hub.shutdown()
+    assert (ended.stdout, ended.stderr, asked) == ("some/model\n", "", [])

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import os
-import signal
-import sys
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
-import aiohttp
 import pytest
 
 from orchestrator.completion.tokenizer import load_tokenizer
@@ -249,32 +243,3 @@ async def test_two_servers_share_nothing(model: Model) -> None:
         assert [s.sampled_text for s in one.log.all] == ["a<|im_end|>"]
         assert [s.sampled_text for s in other.log.all] == ["b<|im_end|>"]
         assert other.log.all[0].cached == 0
-
-
-async def test_it_runs_as_a_program(tmp_path: Path, model: Model) -> None:
-    (tmp_path / "script.json").write_text(json.dumps({"tasks": [{"task": "numbers", "rollouts": [[PLAIN]]}]}))
-    program = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.fakes.inference", "--dialect", "vllm", "--api-key", "k"),
-        *("--script", str(tmp_path / "script.json"), "--log", str(tmp_path / "log.jsonl")),
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}"},
-        stdout=asyncio.subprocess.PIPE,
-    )
-    try:
-        async with asyncio.timeout(60), aiohttp.ClientSession() as session:
-            assert program.stdout is not None
-            url = (await program.stdout.readline()).decode().strip()
-            headers = {"Authorization": "Bearer k"}
-            body = a_body("vllm", prompt_of(model))
-            async with session.post(f"{url}/completions", json=body, headers=headers) as response:
-                assert (await response.json())["choices"][0]["text"] == PLAIN
-            async with session.get(f"{url.removesuffix('/v1')}/_log") as response:
-                (served,) = await response.json()
-            program.send_signal(signal.SIGTERM)
-            assert await program.wait() == 0
-    finally:
-        if program.returncode is None:
-            program.kill()
-            await program.wait()
-    assert (served["sampled_text"], served["prompt_ids"]) == (PLAIN, prompt_of(model))
-    assert json.loads((tmp_path / "log.jsonl").read_text()) == served

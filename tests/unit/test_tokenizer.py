@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
@@ -21,7 +15,6 @@ from transformers import PreTrainedTokenizerFast
 from orchestrator.completion.base import LONG_CHARS, encoded
 from orchestrator.completion.tokenizer import HubTokenizer, check_source
 from orchestrator.errors import EnvironmentUnusable
-from tests.fakes.tokenizer import tokenizer_folder
 
 CORPUS = [
     "the quick brown fox, 42 times: def f(x):\n    return x + 1\n\n",
@@ -186,29 +179,3 @@ loading.start()
 loading.join()
 assert not changed and dict(os.environ) == before, changed
 """
-
-
-def test_a_tokenizer_that_is_here_is_loaded_without_asking_anybody_or_changing_the_environment(
-    tmp_path: Path,
-) -> None:
-    model, asked = tmp_path / "hub" / "models--some--model", list[str]()
-    for commit in ("a" * 40, "b" * 40):
-        shutil.copytree(tokenizer_folder(), model / "snapshots" / commit)
-    (model / "snapshots" / ("a" * 40) / "tokenizer.json").write_text("{}")
-    (model / "refs").mkdir()
-    (model / "refs" / "main").write_text("b" * 40)
-
-    class Hub(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            self.send_error(500)
-
-        do_HEAD = do_GET
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as hub:
-        threading.Thread(target=hub.serve_forever, daemon=True).start()
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-        environ |= {"HF_HOME": str(tmp_path), "HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}"}
-        ended = subprocess.run([sys.executable, "-c", LOAD], env=environ, capture_output=True, text=True)
-        hub.shutdown()
-    assert (ended.stdout, ended.stderr, asked) == ("some/model\n", "", [])

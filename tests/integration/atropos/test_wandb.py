@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.atropos.tracking import Tracking
 from tests.fakes.inference import ScriptedServer
 from tests.fakes.runs import Ended, answers, flags, place, running, until, whole_lines, write_tasks
 from tests.fakes.trainers import Trainer, run_api
@@ -85,3 +86,22 @@ async def test_server_that_breaks_on_the_way_ends_nothing_and_holds_nothing_up(h
     async with WandbServer().serving() as wandb:
         await _served(home, wandb, breaks=True)
     assert wandb.runs
+
+
+def begin(tracking: Tracking) -> None:
+    tracking.open(name="n", project="p", group="g", config={"group_size": 2})
+
+
+async def test_disabled_and_unwanted_runs_log_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    unwanted = Tracking(False, tmp_path / "off", said.append)
+    begin(unwanted)
+    unwanted.log({"a": 1}, step=1)
+    await unwanted.close()
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    disabled = Tracking(True, tmp_path, said.append)
+    begin(disabled)
+    disabled.log({"a": 1}, step=1)
+    await disabled.close()
+    assert not said
+    assert not (tmp_path / "off").exists()

@@ -15,21 +15,6 @@ def begin(tracking: Tracking) -> None:
     tracking.open(name="n", project="p", group="g", config={"group_size": 2})
 
 
-async def test_disabled_and_unwanted_runs_log_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    unwanted = Tracking(False, tmp_path / "off", said.append)
-    begin(unwanted)
-    unwanted.log({"a": 1}, step=1)
-    await unwanted.close()
-    monkeypatch.setenv("WANDB_MODE", "disabled")
-    disabled = Tracking(True, tmp_path, said.append)
-    begin(disabled)
-    disabled.log({"a": 1}, step=1)
-    await disabled.close()
-    assert not said
-    assert not (tmp_path / "off").exists()
-
-
 async def test_what_fails_switches_it_off_and_is_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

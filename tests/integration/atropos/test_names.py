@@ -1,0 +1,14 @@
+"""Atropos' own settings, with atroposlib installed."""
+
+from __future__ import annotations
+
+from orchestrator.settings.table import EnvSettings, OpenAISettings
+
+
+def test_names_of_atropos_are_all_accepted() -> None:
+    from atroposlib.envs.base import APIServerConfig, BaseEnvConfig  # seconds: only this test needs it
+
+    assert set(BaseEnvConfig.model_fields) <= set(EnvSettings.rows())
+    assert set(APIServerConfig.model_fields) | {"weight", "prompt_price", "completion_price"} == set(
+        OpenAISettings.rows()
+    )

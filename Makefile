@@ -70,6 +70,7 @@ test-long: image  ## the rest: kills, floods, soak, bombs, real models, gVisor, 
 	@test -z "$${DOCUMENTS:-}" || $(BIN)/orchestrator image build --with documents
 	@echo "== long tests"
 	@$(BIN)/pytest -m long tests
+	@$(BIN)/pytest -n 2 -m hypothesis --hypothesis-profile thorough tests/unit
 
 bench: image  ## what it costs, measured; BENCH="start job --full" picks sections and size
 	@$(BIN)/python -m bench $(BENCH)

@@ -22,7 +22,7 @@ from orchestrator.backoff import Backoff
 from orchestrator.errors import DockerError
 from orchestrator.launch.channels import DRAFT_PREFIX, OWNER_FILE, PREFIX, remove_owned_directory
 from orchestrator.launch.docker.calls import Engine
-from orchestrator.launch.names import LABEL_DEADLINE, LABEL_OWNER, LABEL_PROJECT, LABEL_RUN, LABEL_STAGE, PROJECT
+from orchestrator.launch.names import LABEL_DEADLINE, LABEL_OWNER, LABEL_PROJECT, LABEL_STAGE, PROJECT
 from orchestrator.launch.owner import Owner, this_process
 
 log = logging.getLogger(__name__)
@@ -43,34 +43,32 @@ class Reaped:
     images: int
 
 
-async def reap(*, run: str | None = None, old_images: bool = False) -> Reaped:
-    """Removes what is left of dead orchestrators; with `run`, of that run only.
+async def reap(*, old_images: bool = False) -> Reaped:
+    """Removes what is left of dead orchestrators.
 
     `old_images`: sandbox images too that a newer build took the name from. Not at every start: a run
     may have been told to use one by its id.
     What resists is logged and left. Raises EnvironmentUnusable, DockerError when there is no Engine to ask;
     the directories are gone by then.
     """
-    directories = await asyncio.to_thread(reap_directories, run=run)
+    directories = await asyncio.to_thread(reap_directories)
     engine = Engine(threads=_THREADS)
     try:
-        containers = [c for c in await engine.containers(f"{LABEL_PROJECT}={PROJECT}") if _is_left(c, run)]
+        containers = [c for c in await engine.containers(f"{LABEL_PROJECT}={PROJECT}") if _is_left(c)]
         removed = await _remove_containers(engine, containers)
-        images = 0
-        if run is None:
-            builds = [c for c in await engine.containers(LABEL_STAGE) if _is_abandoned_stage(c)]
-            removed += await _remove_containers(engine, builds)
-            images = await _remove_stages(engine)
-            if old_images:
-                images += await _remove_old_images(engine)
+        builds = [c for c in await engine.containers(LABEL_STAGE) if _is_abandoned_stage(c)]
+        removed += await _remove_containers(engine, builds)
+        images = await _remove_stages(engine)
+        if old_images:
+            images += await _remove_old_images(engine)
     finally:
         await engine.aclose()
     return Reaped(removed, directories, images)
 
 
-def reap_directories(*, run: str | None = None) -> int:
+def reap_directories() -> int:
     """Removes socket and temporary directories of dead orchestrators. Blocks, for seconds where one resists."""
-    found = [directory for directory in _owned_directories() if _is_left_directory(directory, run)]
+    found = [directory for directory in _owned_directories() if _is_left_directory(directory)]
     left = found
     for failures in range(_REMOVALS):
         # A sandbox that is just ending, as it does after its orchestrator, may put a new file into its own.
@@ -82,10 +80,10 @@ def reap_directories(*, run: str | None = None) -> int:
 # ---------------------------------------------------------------- containers
 
 
-def _is_left(container: Mapping[str, Any], run: str | None) -> bool:
+def _is_left(container: Mapping[str, Any]) -> bool:
     labels = container["Labels"]
     owner = Owner.parse(labels.get(LABEL_OWNER, ""))
-    if owner is None or (run is not None and labels.get(LABEL_RUN) != run):
+    if owner is None:
         return False
     if owner.is_of_this_host:  # whether it lives is known; a step of the clock makes nothing overdue
         return owner.is_dead
@@ -165,16 +163,15 @@ def _owned_directories() -> Iterator[Path]:
                 yield Path(entry.path)
 
 
-def _is_left_directory(directory: Path, run: str | None) -> bool:
+def _is_left_directory(directory: Path) -> bool:
     if directory.name.startswith(DRAFT_PREFIX):
-        return run is None and _is_left_draft(directory)
+        return _is_left_draft(directory)
     try:
         with open(os.open(directory / OWNER_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 return False
-            told = json.loads(file.read(_OWNER_FILE_BYTES))
-        owner = Owner.parse(str(told["owner"]))
-        return owner is not None and owner.is_dead and run in (None, told["run"])
+            owner = Owner.parse(str(json.loads(file.read(_OWNER_FILE_BYTES))["owner"]))
+        return owner is not None and owner.is_dead
     except (OSError, ValueError, KeyError, TypeError):
         return False
 

@@ -6,7 +6,7 @@ import functools
 from collections import Counter
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.completion.base import content_ids
@@ -57,7 +57,6 @@ def harmless(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     )
 
 
-@settings(max_examples=300, deadline=None)
 @given(family=families, template=templates, texts=st.lists(contents, min_size=2, max_size=6))
 def test_only_the_template_prints_control_tokens(family: tuple[str, str], template: str, texts: list[str]) -> None:
     tokenizer = tokenizer_of(*family, template)
@@ -70,7 +69,6 @@ def test_only_the_template_prints_control_tokens(family: tuple[str, str], templa
         assert found == expected
 
 
-@settings(max_examples=100, deadline=None)
 @given(family=families, template=templates, texts=st.lists(st.text(max_size=30), min_size=2, max_size=6))
 def test_where_no_content_spells_one_the_ids_are_those_of_the_rendered_text(
     family: tuple[str, str], template: str, texts: list[str]
@@ -81,7 +79,6 @@ def test_where_no_content_spells_one_the_ids_are_those_of_the_rendered_text(
         assert ids_of(tokenizer, messages) == tokenizer.encode(tokenizer.render(messages, generation_prompt=True))
 
 
-@settings(max_examples=100, deadline=None)
 @given(template=templates, texts=st.lists(contents, min_size=2, max_size=6))
 def test_the_ids_say_what_the_template_printed(template: str, texts: list[str]) -> None:
     tokenizer = tokenizer_of("byte level", "plain", template)

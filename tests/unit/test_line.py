@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.completion.line import TokenLine, visible_text
@@ -167,7 +167,6 @@ endings = st.sampled_from(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(words, endings, words, st.integers(0, 10**6)), min_size=1, max_size=6))
 def test_trained_ids_are_the_sampled_ids_in_one_line(turns: list[tuple[str, str, str, int]]) -> None:
     tokenizer = load_once()

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
@@ -141,7 +141,6 @@ def results(draw: st.DrawFn) -> Member | Attempt:
     return Attempt(a_plan(), record, draw(ENDED | FAILED), draw(st.none() | ENDED))
 
 
-@settings(max_examples=60, deadline=None)
 @given(results())
 def test_a_record_is_read_back_as_it_was_written(result: Member | Attempt) -> None:
     attempt = result.attempt if isinstance(result, Member) else result
@@ -165,7 +164,6 @@ def test_a_record_is_read_back_as_it_was_written(result: Member | Attempt) -> No
         ]
 
 
-@settings(max_examples=60, deadline=None)
 @given(results())
 def test_a_line_is_written_again_as_it_was_read(result: Member | Attempt) -> None:
     text = dumps(attempt_line(result))
@@ -178,7 +176,6 @@ def test_a_line_is_written_again_as_it_was_read(result: Member | Attempt) -> Non
     assert dumps(attempt_line(again)) == text
 
 
-@settings(max_examples=60, deadline=None)
 @given(results(), st.data())
 def test_no_change_of_a_line_makes_a_reader_raise_anything_but_a_plain_refusal(
     result: Member | Attempt, data: st.DataObject

@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.errors import ConfigError, OutputError, RunLocked
@@ -97,7 +97,6 @@ def test_text_that_is_none_becomes_replacement_characters() -> None:
 VALUES = st.lists(st.dictionaries(st.text(max_size=5), st.text(max_size=40), max_size=3), max_size=8)
 
 
-@settings(max_examples=60, deadline=None)
 @given(values=VALUES, cut=st.integers(0, 10_000))
 def test_whatever_is_cut_off_whole_lines_stay_and_the_rest_is_aside(
     tmp_path_factory: pytest.TempPathFactory, values: list[dict[str, str]], cut: int

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -105,7 +105,6 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Tokenizer]:
     return tokenizer
 
 
-@settings(max_examples=40, deadline=None)
 @example(bits=["a" * 1_998, "<|s|><|e|>a"])  # the second one begins where there could be a cut
 @given(bits=st.lists(st.sampled_from(BITS), max_size=40))
 def test_pieces_are_encoded_as_the_whole_text(backend: Tokenizer, bits: list[str]) -> None:

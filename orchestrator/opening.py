@@ -288,16 +288,13 @@ async def _launcher(
             run_id,
             max_sandboxes=sandboxes,
             waived=waived,
-            # A program finds its completions at a port of its own loopback device.
-            allow_localhost_tcp=env.allow_localhost_tcp or env.agent_kind == "program",
+            allow_localhost_tcp=env.needs_localhost_tcp,
             advise=notes.append,
         )
-    elif env.launcher == "process":
+    else:
         from orchestrator.launch.process import ProcessLauncher
 
         launcher = ProcessLauncher(run_id, max_sandboxes=sandboxes)
-    else:
-        raise EnvironmentUnusable(f"the {env.launcher} launcher is not in this version; use --env.launcher docker")
     stack.push_async_callback(launcher.aclose)
     # Not in a thread: cancelled there, it would be made and nobody's.
     channels = stack.enter_context(Channels(run_id))

@@ -3,5 +3,5 @@
 from hypothesis import settings
 
 settings.register_profile("quick", max_examples=40, deadline=None)
-settings.register_profile("thorough", max_examples=1000, deadline=None)
+settings.register_profile("thorough", max_examples=400, deadline=None)
 settings.load_profile("quick")

@@ -51,10 +51,7 @@ COMMANDS = (
         uses=(
             TASKS,
             EVALUATION,
-            "env.max_steps",
-            "env.planning_interval",
-            "env.final_answer_at_max_steps",
-            "env.instructions",
+            AGENT,
             "env.max_retries",
             "env.drain_timeout",
             LIMITS,
@@ -74,7 +71,10 @@ COMMANDS = (
     Command(
         "serve",
         "feeds a trainer with groups of scored rollouts, through Atropos' run-api",
-        uses=(TASKS, ROLLOUTS, LIMITS, SANDBOX, TOOLS, SAMPLING, SCORING, EVALUATION, OUTPUT, ENDPOINT, ATROPOS),
+        uses=(
+            *(TASKS, ROLLOUTS, AGENT, LIMITS, SANDBOX, TOOLS, SAMPLING),
+            *(SCORING, EVALUATION, OUTPUT, ENDPOINT, ATROPOS),
+        ),
     ),
     Command(
         "image build",

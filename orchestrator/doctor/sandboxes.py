@@ -90,7 +90,7 @@ async def _check_start(config: Config) -> Finding:
                 run_id,
                 max_sandboxes=1,
                 waived=frozenset(config.env.waive_hardening),
-                allow_localhost_tcp=config.env.allow_localhost_tcp,
+                allow_localhost_tcp=config.env.needs_localhost_tcp,
                 advise=lambda line: None,
             )
 

@@ -284,9 +284,9 @@ class EnvSettings(Settings):
         "sandboxes kept ready on top; auto: up to a quarter of max_concurrent_sandboxes",
         unset=AUTO,
     )
-    launcher: Literal["docker", "process", "ray"] = setting(
+    launcher: Literal["docker", "process"] = setting(
         "docker",
-        Choice(("docker", "process", "ray")),
+        Choice(("docker", "process")),
         SANDBOX,
         "what makes sandboxes; process: no isolation, model-written code runs as you",
     )
@@ -529,6 +529,11 @@ class EnvSettings(Settings):
     def program(self) -> Path | None:
         """Where the program is that is the agent."""
         return path_of(self.agent.removeprefix("program:")) if self.agent_kind == "program" else None
+
+    @property
+    def needs_localhost_tcp(self) -> bool:
+        """A program finds its completions at a port of its sandbox's loopback device."""
+        return self.allow_localhost_tcp or self.program is not None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,7 +15,7 @@ from orchestrator.plugins import PREFIX, load_object
 from orchestrator.text import is_name
 from orchestrator.tools.base import RESERVED, HostTool
 from orchestrator.tools.functions import FunctionTool, Workers
-from orchestrator.tools.signatures import of_function, of_source
+from orchestrator.tools.signatures import Signature, of_function, of_source
 
 MAX_SOURCE_BYTES = 256 * 1024
 
@@ -54,7 +54,7 @@ def host_tool(spec: str, workers: Workers) -> tuple[str, HostTool]:
     if inspect.isclass(found) or not (callable(found) or hasattr(found, "call")):
         raise ConfigError(f"{flag}: {spec} is neither a function nor an object with description, inputs and call")
     if callable(getattr(found, "call", None)):
-        return str(name), _checked(found, spec)
+        return str(name), _object_tool(found, spec, workers)
     try:
         told = of_function(found)
     except ValueError as error:
@@ -73,7 +73,7 @@ def check_names(*groups: Iterable[str]) -> None:
         seen.add(name)
 
 
-def _checked(tool: HostTool, spec: str) -> HostTool:
+def _object_tool(tool: HostTool, spec: str, workers: Workers) -> HostTool:
     inputs = getattr(tool, "inputs", None)
     texts = (getattr(tool, "description", None), getattr(tool, "output_type", None))
     shaped = isinstance(inputs, Mapping) and all(
@@ -87,7 +87,12 @@ def _checked(tool: HostTool, spec: str) -> HostTool:
         )
     if not inspect.iscoroutinefunction(tool.call):
         raise ConfigError(f"env.host_tools: {spec}: its `call` must be an `async def`")
-    return tool
+
+    async def called(**arguments: object) -> str:
+        return await tool.call(arguments)
+
+    told = Signature(tool.description, tool.inputs, tool.output_type)
+    return FunctionTool(called, told, workers, gives_text=True)
 
 
 def _source_file(module: str, spec: str) -> Path:

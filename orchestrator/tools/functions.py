@@ -1,4 +1,4 @@
-"""A function of the operator's as a host tool: arguments checked, time and size bounded, errors told.
+"""A function or object of the operator's as a host tool: arguments checked, time and size bounded, errors told.
 
 A function that is no coroutine runs in a thread of its own. Threads cannot be stopped: one that outlives its
 time keeps its place among the calls at a time, and ends with the process.
@@ -80,14 +80,20 @@ class Workers:
 
 
 class FunctionTool:
-    """A `HostTool` made of a function."""
+    """A `HostTool` made of a function. `gives_text`: its results are the texts that are passed on, JSON included.
 
-    def __init__(self, function: Callable[..., Any], told: Signature, workers: Workers) -> None:
+    Whatever the function raises is an observation: its arguments are the policy's, and no control is known of it.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], told: Signature, workers: Workers, *, gives_text: bool = False
+    ) -> None:
         self.description = told.description
         self.inputs = told.inputs
         self.output_type = told.output_type
         self._function = function
         self._workers = workers
+        self._gives_text = gives_text or told.output_type in ("string", "any")
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
         """Its result as text, JSON for all that is no text. Raises ToolError."""
@@ -103,7 +109,7 @@ class FunctionTool:
         return self._text(result)
 
     def _text(self, result: object) -> str:
-        if self.output_type in ("string", "any"):
+        if self._gives_text:
             text = result if isinstance(result, str) else str(result)
             if len(text) > MAX_RESULT_CHARS:
                 text = f"{text[:MAX_RESULT_CHARS]}\n[cut: {len(text) - MAX_RESULT_CHARS} more characters]"

@@ -1,4 +1,4 @@
-"""Pid 1 of a sandbox container: `python -m sandbox`, or this file as a program, which is quicker."""
+"""Pid 1 of a sandbox container: `python -m sandbox`, or this file run as a program, which starts sooner."""
 
 import sys
 
@@ -10,14 +10,14 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Imports everything the children need, and supervises them."""
+    """Imports everything the children need, then supervises them."""
     with PackedImports():
         supervise = imported()
     return supervise(sys.argv[1:])
 
 
 def imported() -> "Callable[[list[str]], int]":
-    """What takes the arguments, with everything imported."""
+    """Imports everything; returns the function that takes the arguments and runs pid 1."""
     from sandbox.boot.diet import deferred_imports
 
     with deferred_imports():

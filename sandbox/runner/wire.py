@@ -1,4 +1,4 @@
-"""Between the wire's messages and our types."""
+"""Translates between protobuf messages and the sandbox's types."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from sandbox.types import (
 )
 
 CONTRACT = 4
-MAX_MOUNTS = 200  # told; a sandbox has some forty
+MAX_MOUNTS = 200  # mounts, and devices, that are reported; a sandbox has some forty
 MAX_STEP_TEXT_BYTES = 64 * 1024
 MAX_DETAIL_BYTES = 4 * 1024
 MAX_CONVERSATION_BYTES = 4 << 20
@@ -62,7 +62,7 @@ _STOP_REASONS: dict[StopReason, pb.StopReason] = {
 
 
 def park_request(confinement: Confinement, box: Box) -> pb.ParkRequest:
-    """Says what this sandbox is."""
+    """Tells the contract's version and this sandbox's confinement."""
     identities = box.identities
     return pb.ParkRequest(
         contract=CONTRACT,
@@ -85,7 +85,7 @@ def park_request(confinement: Confinement, box: Box) -> pb.ParkRequest:
 
 
 def assignment(message: pb.Assignment) -> Assignment:
-    """Raises ValueError for what is no JSON where it must be, and for an unknown kind of agent."""
+    """Raises ValueError where JSON is malformed or of another shape, and for an unknown kind of agent."""
     agent = message.agent
     return Assignment(
         question=message.question,
@@ -119,7 +119,7 @@ def assignment(message: pb.Assignment) -> Assignment:
 def complete_request(
     sequence: int, kind: Kind, messages: tuple[Message, ...], agent: str = "", stop: tuple[str, ...] = ()
 ) -> pb.CompleteRequest:
-    """A lone surrogate cannot travel as UTF-8: it becomes `?`."""
+    """A request for one completion. Lone surrogates cannot be sent as UTF-8: they become `?`."""
     return pb.CompleteRequest(
         sequence=sequence,
         kind=_KINDS[kind],
@@ -140,7 +140,7 @@ def completion(message: pb.Completion) -> Completion:
 
 
 def step_request(step: StepReport) -> pb.RecordStepRequest:
-    """Every text cut to what the orchestrator takes."""
+    """A report of one step. Texts are cut to what the orchestrator takes."""
     return pb.RecordStepRequest(
         step_number=step.step_number,
         model_output=clip(step.model_output, MAX_STEP_TEXT_BYTES),

@@ -25,12 +25,12 @@ SHOWN = 5  # places printed per check
 
 
 def run(path: Path) -> int:
-    """0: everything holds; 1: something does not. Raises ConfigError for a path that is neither."""
+    """0: everything holds; 1: something does not, or there is no group. Raises ConfigError for another path."""
     findings = Findings()
     findings.tokenizer = functools.cache(functools.partial(_tokenizer, path))
     try:
         groups_file, rollouts_file = _files(path, findings)
-    except OSError as error:  # run.json may name anything
+    except OSError as error:  # run.json may name any path
         raise ConfigError(f"{path}: its groups file cannot be looked for: {error.strerror}; name it") from error
     rollouts = _Rollouts(rollouts_file, findings) if rollouts_file is not None else None
     for where, _, group in _lines(groups_file, findings):
@@ -43,7 +43,7 @@ def run(path: Path) -> int:
 
 
 def _tokenizer(path: Path) -> Tokenizer | None:
-    """The run's own, where it is on this machine."""
+    """The run's tokenizer, where it is on this machine."""
     return tokenizer_here(*saved_tokenizer(read_description(path if path.is_dir() else path.parent)))
 
 
@@ -65,7 +65,7 @@ def _files(path: Path, findings: Findings) -> tuple[Path, Path | None]:
 
 
 def _asked(directory: Path, findings: Findings) -> str | None:
-    """Notes what the run was asked for. Where run.json says the groups file is."""
+    """Notes in `findings` what the run was asked for. Returns the groups file that run.json names, if any."""
     if not (directory / RUN_FILE).is_file():
         return None
     try:
@@ -78,7 +78,7 @@ def _asked(directory: Path, findings: Findings) -> str | None:
 
 
 class _Rollouts(Mapping[str, Attempted]):
-    """The lines of rollouts.jsonl by rollout: read one by one, only their places are kept."""
+    """The lines of rollouts.jsonl by rollout id. Only their offsets are kept; a line is read when asked for."""
 
     def __init__(self, path: Path, findings: Findings) -> None:
         self._path = path
@@ -103,7 +103,7 @@ class _Rollouts(Mapping[str, Attempted]):
 
 
 def _lines(path: Path, findings: Findings) -> Iterator[tuple[str, int, Any]]:
-    """(where for people, offset, value) of each line that is JSON, be it strict or not."""
+    """(file and line number, offset, value) of each line that is JSON, strict or not."""
     try:
         for line in texts(path):
             where = f"{path.name}:{line.number}"
@@ -118,7 +118,8 @@ def _lines(path: Path, findings: Findings) -> Iterator[tuple[str, int, Any]]:
 
 
 def _loads(text: bytes, where: str, findings: Findings) -> Any:
-    """NaN and the infinities are no JSON, but the rest of their line can still be looked at."""
+    """NaN and the infinities are no JSON: they are noted, and the rest of their line is checked all the same.
+    Raises ValueError, RecursionError."""
     demand_modest(text)
     try:
         value = json.loads(text, parse_constant=_refuse)

@@ -60,7 +60,7 @@ class Reach:
 
 
 class WorkerExecutor(PythonExecutor):
-    """Runs code steps. `answer`: what `final_answer` was given, once `answered`. `team`: managed agents by name."""
+    """Runs code steps. `answer`: what `final_answer` got, once `answered`. `team`: managed agents by name."""
 
     def __init__(
         self,

@@ -90,7 +90,7 @@ class FileTools:
 
 
 def decode_text(content: bytes, name: str) -> str:
-    """Text by its byte order mark, else UTF-8, else Windows-1252 or Latin-1. Raises ValueError for binary files."""
+    """Text by its byte order mark, else UTF-8, else Windows-1252 or Latin-1. Raises ValueError for binary data."""
     for mark, encoding in _MARKS:
         if content.startswith(mark):
             return _plain_newlines(content.decode(encoding, "replace"))

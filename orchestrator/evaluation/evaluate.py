@@ -1,4 +1,6 @@
-"""Measures a model on tasks. The engine makes the samples, `measured.py` counts, `files.py` writes.
+"""Measures a model on tasks.
+
+The engine makes the samples, `measured.py` counts them, and `files.py` writes the result:
 
     evaluation = await evaluate(orchestrator, tasks, directory)     # beside training, under its budget
 """

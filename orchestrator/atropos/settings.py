@@ -42,7 +42,7 @@ def _fields() -> dict[str, Any]:
     return fields
 
 
-# Fields of Atropos keep their types and get our defaults. Fields of our own are Any: the table checks them.
+# Atropos' fields keep their types and get our defaults. Our own fields are Any: the table checks them.
 OrchestratorEnvConfig = create_model("OrchestratorEnvConfig", __base__=BaseEnvConfig, **_fields())
 
 
@@ -69,8 +69,8 @@ def as_server_configs(config: Config) -> list[Any]:
 
 
 def as_config(env_config: Any, server_configs: Any) -> Config:
-    """The Config for what an Atropos user handed over, checked by our table. Of environment variables and .env only
-    keys are used. Raises ConfigError."""
+    """The Config for what an Atropos user handed over, checked by our table. Of environment variables and .env
+    only keys are used. Raises ConfigError."""
     servers = server_configs if isinstance(server_configs, Sequence) else [server_configs]
     return load_config(env=_env(env_config), openai=[_server(server) for server in servers])
 

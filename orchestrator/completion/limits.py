@@ -1,4 +1,4 @@
-"""How many requests may be at one endpoint at a time: those of training and those of evaluation apart."""
+"""Limits on requests at one endpoint at a time, for training and for evaluation."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from orchestrator.types import Completion, Split
 
 
 class LimitedCompleter:
-    """Atropos' `num_max_requests_at_once` and `num_requests_for_eval`. Waiting for a slot is waiting for the
-    endpoint: it does not use up the rollout's own clock."""
+    """Implements Atropos' `num_max_requests_at_once` and `num_requests_for_eval`. Waiting for a slot counts as
+    waiting for the endpoint: it does not use up the rollout's own clock."""
 
     def __init__(self, completer: Completer, *, training: int, evaluation: int) -> None:
         self._completer = completer

@@ -1,4 +1,4 @@
-"""Several endpoints as one: each rollout stays with one of them, where its prefix is cached."""
+"""Several endpoints as one: each rollout stays with one endpoint, where its prefix is cached."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RoutedCompleter:
         return all(completer.takes_ids for completer in self._completers)
 
     def serving(self, rollout_id: str) -> tuple[Completer, int]:
-        """The completer that serves this rollout, and its place among them."""
+        """(the completer that serves this rollout, its index)."""
         place = place_of(rollout_id, self._weights)
         return self._completers[place], place
 

@@ -17,7 +17,7 @@ def main() -> int:
 
 
 def imported() -> "Callable[[list[str]], int]":
-    """Imports everything; returns the function that takes the arguments and runs pid 1."""
+    """Imports everything; returns the function that runs pid 1."""
     from sandbox.boot.diet import deferred_imports
 
     with deferred_imports():

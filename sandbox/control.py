@@ -1,7 +1,7 @@
 """The line between pid 1 and the runner: requests for a fresh worker or for its files, news of its end.
 
 One message per packet; news is JSON. A fresh worker's pipes travel with the message that announces it.
-The runner inherits the line by fork. The worker closes its copy before it runs any code.
+The runner inherits the line by fork; the worker closes its copy at its start.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class OutputBegun:
 
 @dataclass(frozen=True, slots=True)
 class OutputWanted:
-    """How many of the worker's files the runner asks for at most, and how many bytes."""
+    """Limits on the worker's files for the runner."""
 
     max_files: int
     max_bytes: int
@@ -64,7 +64,6 @@ class _End:
         self._line = line
 
     def fileno(self) -> int:
-        """For poll."""
         return self._line.fileno()
 
     def close(self) -> None:
@@ -73,8 +72,6 @@ class _End:
 
 
 class SupervisorEnd(_End):
-    """Pid 1's end."""
-
     def request(self) -> OutputWanted | None:
         """Reads one request; None: the runner asks for a fresh worker. Raises ControlLost."""
         request = self._line.recv(_MAX_MESSAGE_BYTES)
@@ -109,8 +106,6 @@ class SupervisorEnd(_End):
 
 
 class RunnerEnd(_End):
-    """The runner's end."""
-
     def ask_for_replacement(self) -> None:
         """Pid 1 kills all that is left of the worker and starts a fresh one. Raises ControlLost."""
         try:

@@ -37,11 +37,11 @@ class WorkerDied(WorkerLost):
 
 
 class WorkerReplaced(WorkerLost):
-    """A managed agent's step lost the worker in which the step of the agent that called it was waiting."""
+    """A managed agent's step lost the worker in which its caller's step was waiting."""
 
 
 class WorkerMisbehaved(WorkerLost):
-    """The worker sent what the harness never sends, or closed its pipe, or a sandbox tool fails in it."""
+    """The worker sent what the harness never sends, closed its pipe, or cannot load a sandbox tool."""
 
 
 class EpisodeEnd(BaseException):

@@ -1,9 +1,9 @@
 """How answers, values and long texts become text, and how long they may be.
 
 `answer_text` is the one rule for what `final_answer(x)` submits: a str is itself; None is no answer; an
-int with more decimal digits than an answer may have is written in hexadecimal, which is quick; anything
-else is `str(x)`. At most ANSWER_CHARS characters are kept, one more than an answer may have, so that the
-orchestrator sees that it was too long. Lone surrogates stay: the orchestrator sees that they are no UTF-8.
+int with more digits than an answer may have is written in hexadecimal; anything else is `str(x)`. At most
+ANSWER_CHARS characters are kept, one more than an answer may have, so that the orchestrator sees that it was
+too long. Lone surrogates stay: the orchestrator sees that they are no UTF-8.
 
 The worker uses this module too, so it looks builtins up in its own copy (see `sandbox.worker.worker`).
 """

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 OUTPUT_FOLDER = "output"  # in the workspace: files left there are sent to the orchestrator
 SOCKET_NAME = "s"  # the orchestrator's gRPC socket, in the channel directory
-TETHER_NAME = "t"  # the socket that only hangs up when the orchestrator ends (`pid1/tether.py`)
+TETHER_NAME = "t"  # the socket that hangs up when the orchestrator ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Box:
 
     @property
     def tether(self) -> Path:
-        """The socket by which this sandbox notices that its orchestrator ended."""
+        """The socket that hangs up when the orchestrator ends."""
         return self.channel / TETHER_NAME
 
 
@@ -142,7 +142,7 @@ class ProgramFile:
 
 @dataclass(frozen=True, slots=True)
 class OutputLimits:
-    """How many files of `output/`, and how many bytes, are sent to the orchestrator at most."""
+    """Limits on the files of `output/` that are sent back."""
 
     max_files: int
     max_bytes: int

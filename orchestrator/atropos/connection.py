@@ -72,7 +72,7 @@ class Connection:
             await asyncio.sleep(min(BETWEEN_CALLS.pause_s(attempt), 0.5))
 
     async def _accept(self, registration: Registration, trainer: Trainer) -> bool:
-        """Takes up the registration. False: the run-api went away again. Raises ConfigError."""
+        """False: the run-api went away again. Raises ConfigError."""
         batch = trainer.batch_size or self._terms.batch_size
         if batch is None:
             raise ConfigError("env.batch_size: the trainer does not say how large its batches are; set it here")
@@ -141,8 +141,7 @@ class Connection:
         return bound - self.sent_since
 
     async def disconnect(self) -> None:
-        """Ends the registration: an environment that stays registered has its part in every batch, and may hold up
-        all of them."""
+        """An environment that stays registered has its part in every batch, and may hold up all batches."""
         if self.registration is None:
             return
         with suppress(RunApiAway, RunApiRefused, TimeoutError):

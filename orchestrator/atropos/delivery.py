@@ -1,8 +1,8 @@
 """Hands groups to the run-api, each at most once, through broken calls, restarts and `kill -9`.
 
-Before a group is sent, the ledger says so on disk. Where the outcome of the call is unknown, the run-api is asked
-for the latest group it took. Where that does not tell either, the group counts as arrived and is not sent again:
-a missing group can be counted, a group that is trained on twice cannot be taken back.
+Before a group is sent, the ledger says so on disk. If the outcome of the call is unknown, the run-api is asked for
+the latest group it took. If that does not tell either, the group counts as arrived and is not sent again: a
+missing group can be counted, one that is trained on twice cannot be taken back.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Delivery:
                     broken, same=sent_to is registration
                 ):
                     return True
-                # A restarted run-api would take a group without any registration, and then never set itself up
-                # for a trainer. Its status, asked first, fails for an environment that it does not know.
+                # A restarted run-api would take the group without a registration, and then be of use to no
+                # trainer. Its status fails for an environment that it does not know.
                 status = await self._api.status(registration.env_id)
                 sending = Sending(
                     number=item.number,

@@ -186,8 +186,7 @@ class OrchestratorEnv(BaseEnv):  # type: ignore[misc]
         del self.rollouts_for_wandb[: -self.config.num_rollouts_to_keep or None]
 
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
-        """Logs these metrics, our own and a table of rollouts. The environment's name stands in front, as in
-        Atropos."""
+        """Logs these, our own and a table of rollouts, with the environment's name in front as Atropos does."""
         metrics = {**(wandb_metrics or {}), **self.service.metrics_now()}
         if not self.service.tracking.wanted:
             return
@@ -203,8 +202,7 @@ class OrchestratorEnv(BaseEnv):  # type: ignore[misc]
 
 
 def _folder(name: str) -> str:
-    """The folder of a tokenizer that was loaded by this name. With a hub id Atropos would ask the hub again, and
-    wait for it where there is no network."""
+    """The folder of a tokenizer loaded by this name: Atropos would ask the hub again, and wait without network."""
     if tokenizer_folder(name):
         return name
     found = try_to_load_from_cache(name, "tokenizer_config.json")

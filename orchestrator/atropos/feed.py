@@ -33,8 +33,8 @@ from orchestrator.waits import uninterrupted
 log = logging.getLogger(__name__)
 
 POLL_S = 0.2
-MAX_RETURNED = 3  # how often one group comes again; then no evaluation cancels it, and its time limit ends it
-MAX_REFUSED = 3  # refused groups in a row that end the run: the next ones would be refused as well
+MAX_RETURNED = 3  # how often a group comes again; then no evaluation cancels it, and its time limit ends it
+MAX_REFUSED = 3  # refused groups in a row: the next ones would be refused as well
 
 
 class Maker(Protocol):
@@ -69,7 +69,7 @@ class Maker(Protocol):
         """The run-api has taken the item's groups. `saved` is called next."""
 
     async def evaluate(self, step: int) -> None:
-        """Runs the evaluation that is due at this step."""
+        """Runs the evaluation that is due."""
 
 
 @dataclass(slots=True, eq=False)
@@ -78,7 +78,7 @@ class _Worker:
 
     item: Item
     task: asyncio.Task[None] | None = None
-    collecting: bool = True  # its groups are still being made, so it can be cancelled
+    collecting: bool = True  # still being made, so it can be cancelled
     returns: bool = False  # it was cancelled, and comes again
 
 
@@ -191,7 +191,7 @@ class Feed:
                     await self._changed.wait()
 
     async def _until_changed(self, wait: Awaitable[None]) -> None:
-        """Waits for `wait`, and stops waiting when the feed is finished or drained."""
+        """Stops waiting when the feed is finished or drained."""
         task = asyncio.ensure_future(wait)
         try:
             while not task.done():
@@ -208,7 +208,6 @@ class Feed:
             await asyncio.gather(task, return_exceptions=True)
 
     async def _open(self, tg: asyncio.TaskGroup) -> None:
-        """Begins groups while there is room for them."""
         while (
             not self._draining
             and len(self._workers) < self._room()
@@ -260,7 +259,7 @@ class Feed:
             self._changed.set()
 
     async def _collect(self, worker: _Worker) -> Groups | None:
-        """The groups of one item. None: they took too long, and the item comes again; empty: once too often."""
+        """None: it took too long, and the item comes again; empty: it took too long too often."""
         item = worker.item
         limit_s = self.terms.time_limit_s(item.task)
         try:
@@ -278,7 +277,7 @@ class Feed:
         return ()
 
     async def _deliver(self, item: Item, groups: Groups) -> None:
-        """Waits until the run-api takes or refuses the groups. Raises RunUnhealthy after MAX_REFUSED in a row."""
+        """Waits until the run-api takes or refuses the groups. Raises RunUnhealthy."""
         async with self._sending:
             posted = await self.delivery.post(item, groups)
             self.unsent -= 1
@@ -299,7 +298,7 @@ class Feed:
     # ------------------------------------------------------------ evaluations
 
     def _evaluate(self, tg: asyncio.TaskGroup) -> None:
-        """Begins a due evaluation when the one before is over. Where it stops training, cancels groups."""
+        """Begins a due evaluation when the one before is over."""
         if not self._eval_due or self._draining or (self._evaluation is not None and not self._evaluation.done()):
             return
         self._eval_due = False

@@ -28,7 +28,6 @@ class Kept(Listener):
         self._earlier = Earlier()
 
     def attempt(self, result: Result) -> None:
-        """Keeps one attempt of a group under way."""
         plan = result.attempt.plan if isinstance(result, Member) else result.plan
         self._results.setdefault(plan.group, {})[plan.rollout_id] = result
 

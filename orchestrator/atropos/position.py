@@ -1,9 +1,9 @@
 """Where a run is in its stream of tasks: which groups are done, and which of those the trainer has taken.
 
-Kept in two places. `position.json` in the run directory says what was delivered: `--env.resume` goes on behind it.
-The trainer's checkpoint directory, where Atropos keeps its own files, has `latest.json`, which says the same for a
-new `serve` of the same trainer, and `step-N.json`, which says what had been taken when the trainer saved its step
-N: a trainer that goes back there gets the rest again.
+`position.json` in the run directory says what was delivered: `--env.resume` goes on behind it. The trainer's
+checkpoint directory, where Atropos keeps its own files, has `latest.json`, the same for a new `serve` of that
+trainer, and `step-N.json`, which says what had been taken when the trainer saved its step N: a trainer that goes
+back there gets the rest again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """A delivery that was begun, with what is needed to find out later whether the run-api has it.
+    """A delivery that was begun, and by what to find out later whether it arrived.
 
     `number`: of the group; `lines`: how many it has, side lines included; `fingerprint`: of its last line.
     `env_id` and `name`: our registration. `step` (the trainer's) and `queued` (groups of ours that waited in the
@@ -42,9 +42,9 @@ class Sending:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """`following`: all groups with smaller numbers are done; `done`: groups with larger numbers that are done.
-    `groups`: how many of the done ones the trainer was given. `step`: the trainer's. `sending`: the delivery under
-    way. With the same seed and data set the remaining groups come out the same."""
+    """`following`: all groups with smaller numbers are done; `done`: larger numbers of done groups. `groups`: how
+    many done groups the trainer was given. `step`: the trainer's. `sending`: the delivery under way. The seed
+    makes the remaining groups the same."""
 
     seed: int
     dataset: str
@@ -55,7 +55,6 @@ class Position:
     sending: Sending | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """What the files hold."""
         return {
             "schema": SCHEMA,
             "seed": self.seed,
@@ -160,11 +159,11 @@ class Ledger:
         return gone
 
     def delivered_position(self, step: int) -> Position:
-        """The position where everything handed over counts as done."""
+        """Everything handed over counts as done."""
         return replace(self._position(step, self._following, self._above, self.groups), sending=self.sending)
 
     def taken_position(self, step: int) -> Position:
-        """The position where only what the trainer has taken counts as done."""
+        """Only what the trainer has taken counts as done."""
         waiting = set(self._untaken)
         following = min(waiting | {self._following})
         done = {*range(following, self._following), *self._above} - waiting
@@ -210,7 +209,7 @@ class Checkpoints:
         self._fsync = fsync
 
     def save(self, step: int, taken: Position, delivered: Position) -> None:
-        """Writes `step-N.json` and `latest.json`. Raises OutputError."""
+        """Raises OutputError."""
         write_position(self.folder / f"step-{step}.json", taken, fsync=self._fsync)
         self.save_latest(delivered)
 
@@ -221,7 +220,7 @@ class Checkpoints:
     def load(self, step: int, *, same_trainer: bool) -> Position | None:
         """Where to go on for a trainer that is at `step`; None: no file tells. Raises ConfigError.
 
-        `same_trainer`: groups wait in the run-api, so its trainer is the one they were delivered to.
+        `same_trainer`: groups delivered to it still wait in the run-api.
         """
         if step <= 0:
             return None

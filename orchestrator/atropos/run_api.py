@@ -63,8 +63,7 @@ class Trainer:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Queue sizes in groups of this environment's size. `queued` also counts other environments' rollouts, above
-    their own minimum allocations."""
+    """Queue sizes in groups of this environment's size. `queued` also counts other environments' rollouts."""
 
     step: int
     queued: int
@@ -106,7 +105,7 @@ class RunApi:
         )
 
     async def status(self, env_id: int) -> Status:
-        """The queue as this environment sees it. A server that does not know the number answers 500."""
+        """A server that does not know the number answers 500."""
         return await self._call("GET", "/status-env", {"env_id": env_id}, read=_status)
 
     async def send(self, groups: Sequence[Mapping[str, Any]], env_id: int) -> None:
@@ -219,8 +218,7 @@ def _status(told: Any) -> Status:
 
 
 def fingerprint(group: Mapping[str, Any]) -> str:
-    """A hash of the group's tokens, and of its rollout ids where it has some. It differs between groups, and is
-    the same for a group as sent and as the run-api gives it back."""
+    """A hash of the group's tokens, and of its rollout ids where it has some. The run-api does not change it."""
     names_G = [str(facts.get("rollout_id")) for facts in group.get("overrides") or () if facts]
     return hashlib.sha256(orjson.dumps([group["tokens"], names_G])).hexdigest()
 

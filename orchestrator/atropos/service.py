@@ -48,8 +48,7 @@ _SHOWN = ("eval/accuracy", "eval/score_mean", "eval/tasks", "eval/samples_missin
 
 
 class Service:
-    """Owned by one environment, which passes in methods of its own: `make` an item's groups, `evaluate`, `log`.
-    `evaluates`: the environment has an evaluation of its own."""
+    """Owned by one environment, which passes in methods of its own: `make` an item's groups, `evaluate`, `log`."""
 
     def __init__(
         self,
@@ -207,8 +206,8 @@ class Service:
     async def groups(self, item: Item) -> list[dict[str, Any]]:
         """One item's groups in Atropos' form; none where the group policy drops it. Raises Unfinished after drain.
 
-        While serving, an item's group is kept until the feed has it: where a subclass' method is cancelled on the
-        way, the item comes again, and its group is neither made nor counted twice.
+        While serving, an item's group is kept until the feed has it: if a subclass' method is cancelled, the item
+        comes again, and its group is neither made nor counted twice.
         """
         engine = self.engine
         if (group := self._kept.made.get(item.number)) is None:
@@ -284,7 +283,7 @@ class Service:
             self._executor.end(item.number)
 
     async def keep(self, item: Item, groups: Groups) -> None:
-        """Writes the groups to the groups file as they will be delivered, once, and counts them."""
+        """Writes the groups, once, as they will be delivered, and counts them."""
         if self._kept.written.pop(item.number, None) is None and self._output is not None:
             await self._output.groups.append_lines(groups)
         self._over(item.number)
@@ -333,7 +332,7 @@ class Service:
         self.progress.say(f"goes on at task {position.following}, where step {position.step} was")
 
     async def stepped(self, step: int) -> None:
-        """Logs to wandb if `env.min_items_sent_before_logging` groups were delivered since the last log."""
+        """Logs to wandb, if enough groups were delivered since the last log."""
         self.step = step
         if self._sent >= self.config.env.min_items_sent_before_logging:
             self._sent = 0
@@ -347,13 +346,12 @@ class Service:
                 await uninterrupted(asyncio.to_thread(self._checkpoints.save, step, *positions))
 
     def save_checkpoint(self, step: int) -> None:
-        """Writes the checkpoint of this step. Raises OutputError."""
+        """Raises OutputError."""
         if self._checkpoints is not None:
             taken, delivered = self.ledger.taken_position(step), self.ledger.delivered_position(self.step)
             self._checkpoints.save(step, taken, delivered)
 
     async def delivered(self, item: Item) -> None:
-        """Counts a delivery for the next log to wandb."""
         self._sent += 1
 
     async def evaluate(self, step: int) -> None:
@@ -365,8 +363,7 @@ class Service:
             await self._log(dict(metrics))
 
     async def evaluate_now(self) -> Mapping[str, float]:
-        """Measures the evaluation tasks under the same sandbox budget, recorded in the run directory's `evals/`.
-        Empty when drained."""
+        """The evaluation tasks, under the same sandbox budget, recorded beside the run. Empty when drained."""
         run = self._output.run.path if self._output is not None else run_directory_path(self.config.env)
         evaluation = await evaluate(
             self.engine, evaluation_tasks(self.config.env), run / "evals" / f"step-{self.step:06d}"
@@ -438,8 +435,7 @@ class Service:
 
 
 def _named(group: Mapping[str, Any], number: int) -> Mapping[str, Any]:
-    """The group with a rollout id for every member: the groups file cannot be read again without ids, and a
-    subclass may leave them out."""
+    """The group with rollout ids, without which its file cannot be read again: a subclass may leave them out."""
     facts = group.get("overrides") or [None] * len(group["tokens"])
     if all(fact and "rollout_id" in fact for fact in facts):
         return group

@@ -81,7 +81,7 @@ def _env(env_config: Any) -> dict[str, Any]:
     values = {name: value for name, value in told.items() if name in _ENV_ROWS or name in aliases}
     given = env_config.model_fields_set
     if not isinstance(env_config, OrchestratorEnvConfig):
-        # A plain BaseEnvConfig: settings that were not given have our defaults, not those of Atropos.
+        # A plain BaseEnvConfig: what was not given has our default, not Atropos'.
         values = {name: value for name, value in values.items() if name in given}
     for row in _ENV_ROWS.values():
         for alias in row.aliases:

@@ -14,9 +14,8 @@ from orchestrator.types import Task
 class Terms:
     """How to feed. `workers`: groups that may be under way. `total`: groups to deliver; None: no end.
 
-    `worker_timeout_s`: time limit of a group whose rollouts have `deadline_s` each. `longest_s`: the longest
-    deadline that a task may give its rollouts. `share_in_eval`: share of the sandboxes that training has during an
-    evaluation.
+    `worker_timeout_s`: time limit of a group whose rollouts have `deadline_s` each; a task may set at most
+    `longest_s`. `share_in_eval`: the sandboxes that training has during an evaluation.
     """
 
     name: str
@@ -67,8 +66,8 @@ def check_servable(config: Config) -> None:
 
 
 def terms_of(config: Config, *, evaluates: bool) -> Terms:
-    """The terms by the settings. The time limit of a group is longer than its rollouts can take: rollouts end by
-    their own deadlines, and none is drawn again for being slow."""
+    """The terms by the settings. A group's time limit is longer than its rollouts can take: they end by their own
+    deadlines, and none is drawn again for being slow."""
     env = config.env
     workers = min(env.open_groups, most_workers(config))
     deadline_s = min(env.rollout_deadline, env.worker_timeout if env.worker_timeout > 0 else math.inf)

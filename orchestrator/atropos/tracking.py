@@ -40,7 +40,7 @@ class SandboxTime(Listener):
         self._begun_at[plan.rollout_id] = time.time()
 
     def attempt(self, result: Member | Attempt) -> None:
-        """Counts the sandbox's time if the attempt was cancelled with nothing left to grade."""
+        """Counts its time if it was cancelled and left nothing to grade."""
         attempt = result.attempt if isinstance(result, Member) else result
         begun_at = self._begun_at.pop(attempt.plan.rollout_id, None)
         lost = attempt.outcome.name is FailedName.CANCELLED and attempt.ungraded is None
@@ -67,7 +67,6 @@ class Metrics(Listener):
     completions_s: deque[float] = field(default_factory=deque)
 
     def attempt(self, result: Member | Attempt) -> None:
-        """Counts one attempt."""
         attempt = result.attempt if isinstance(result, Member) else result
         record = attempt.record
         self.outcomes[str(attempt.outcome.name)] += 1
@@ -85,7 +84,6 @@ class Metrics(Listener):
         self.launches_s.append(record.launch_s)
 
     def group(self, group: Group) -> None:
-        """Counts one group."""
         if group.dropped is not None:
             self.dropped_groups += 1
             return
@@ -217,7 +215,7 @@ class Tracking:
 
 
 def _waits() -> Any:
-    """Limits on wandb's waiting. By default it waits 90 s at the start, and without limit at the end."""
+    """Limits: by default wandb waits 90 s at the start, and without limit at the end."""
     import wandb
 
     known = getattr(wandb.Settings, "model_fields", {})  # older versions have not all of them
@@ -231,7 +229,7 @@ def _line(error: Exception) -> str:
 
 
 def _logged_in() -> bool:
-    """Whether wandb has a login. Asked before `init`, which would prompt for one on a terminal."""
+    """Asked before `init`, which would prompt for a login on a terminal."""
     import wandb
 
     if os.environ.get("WANDB_API_KEY"):

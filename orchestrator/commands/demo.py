@@ -106,8 +106,7 @@ def _need_image(env: EnvSettings) -> None:
 
 @contextmanager
 def _local_model() -> Iterator[dict[str, str]]:
-    """Starts a server of the local model and yields its address and names. The server is stopped on any exit, even
-    if this process is killed. Raises EnvironmentUnusable."""
+    """Serves the local model and yields where; stopped on any exit, even if this process is killed."""
     command = [sys.executable, "-m", "orchestrator.local_model", "serve"]
     command += ["--port", "0", "--parallel", str(LOCAL_REQUESTS)]
     # The server has a session of its own: Ctrl-C reaches only this process, which lets its rollouts end first.

@@ -40,10 +40,8 @@ def run(output_dir: Path, use_raw: bool, level: str | None, revision: str | None
 
 @contextmanager
 def _stopped_at_once() -> Iterator[None]:
-    """Within this block a signal ends the process at once. Python would first wait for the hub client's threads, a
-    minute each on a dead network.
-
-    Nothing is lost: fetched files stay in the staging area, and placing them can be done again.
+    """A signal ends the process at once: Python would wait for the hub client's threads, a minute each on a dead
+    network. Nothing is lost: fetched files stay in the staging area, and placing them can be done again.
     """
 
     def stop(number: int, _: object) -> None:

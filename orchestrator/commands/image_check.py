@@ -1,7 +1,7 @@
 """`orchestrator image check IMAGE`: whether sandboxes can be made from an image.
 
-Checks the Engine's description of the image and what is inside it. If nothing is wrong so far, starts one sandbox
-with the whole hardening; a sandbox parks only when its runner and its code worker have solved a rehearsal.
+Checks the Engine's description of the image and what is inside. If all is well, starts one sandbox with the whole
+hardening, which parks only when its runner and its code worker have solved a rehearsal.
 """
 
 from __future__ import annotations

@@ -30,10 +30,8 @@ EXIT_INCOMPLETE = 1
 
 
 def run(config: Config, command: str = "process") -> int:
-    """0: every asked-for group was written; 1: some were not, or there was none; 128 + n after a signal.
-
-    `command`: the command that hints name for continuing this run.
-    """
+    """0: every asked-for group was written; 1: some not, or none; 128 + n after a signal. `command`: what
+    continues a run that was stopped."""
     return asyncio.run(work(config, command))
 
 
@@ -94,8 +92,8 @@ async def work(config: Config, command: str = "process") -> int:
 
 
 async def _report(around: Surroundings, output: Output, rows: list[tuple[str, object]]) -> None:
-    """Writes the report beside the groups file, of whatever is on disk. Adds its row, and for a replayed run how
-    faithful the replay was."""
+    """Writes the report beside the groups file, of whatever is there. Rows tell of it, and how faithful a replay
+    was."""
     html = output.groups.path.with_suffix(".html")
     try:
         await asyncio.to_thread(

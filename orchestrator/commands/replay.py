@@ -45,8 +45,8 @@ def run(config: Config, run_dir: Path, rollout: str | None) -> int:
 
 
 def _replaying(config: Config, path: Path, recorded: Replayable) -> Config:
-    """The run's settings with its recording as endpoint. If the run had web tools, agents get them again, answered
-    from the record: tools are only offered with a key, so there is one, which is never sent."""
+    """The run's settings with its recording as endpoint. Web tools are offered if the run had them, and answer
+    from the record: offering them takes a key, which is never sent."""
     server = OpenAISettings(base_url=f"replay:{path}", model_name=config.openai[0].model_name)
     key = Secret("recorded") if recorded.web_tools else Secret()
     return replace(config, openai=(server,), tavily_api_key=key)

@@ -65,7 +65,7 @@ def _files(path: Path, findings: Findings) -> tuple[Path, Path | None]:
 
 
 def _asked(directory: Path, findings: Findings) -> str | None:
-    """Notes in `findings` what the run was asked for. Returns the groups file that run.json names, if any."""
+    """Notes what the run was asked for. Returns the groups file that run.json names."""
     if not (directory / RUN_FILE).is_file():
         return None
     try:
@@ -118,8 +118,7 @@ def _lines(path: Path, findings: Findings) -> Iterator[tuple[str, int, Any]]:
 
 
 def _loads(text: bytes, where: str, findings: Findings) -> Any:
-    """NaN and the infinities are no JSON: they are noted, and the rest of their line is checked all the same.
-    Raises ValueError, RecursionError."""
+    """NaN and the infinities are no JSON: they are noted, and the rest of their line is checked all the same."""
     demand_modest(text)
     try:
         value = json.loads(text, parse_constant=_refuse)

@@ -160,8 +160,7 @@ async def encoded(
 
 
 def _encoded(tokenizer: Tokenizer, text: str, limit: int, plain: Sequence[Span]) -> tuple[int, ...] | None:
-    """As `encoded`, blocking. A text that is far too long is counted in pieces and not encoded to its end: pieces
-    have about as many ids as the whole text."""
+    """A text that is far too long is not encoded to its end: in pieces it has about as many ids as whole."""
     if len(text) > limit * _TOKEN_CHARS and _counted(tokenizer.encode, (text,), limit) is None:
         return None
     return tuple(_encode(tokenizer, text, plain))
@@ -181,8 +180,7 @@ def content_ids(tokenizer: Tokenizer, content: str) -> list[int]:
 
 
 async def counted(tokenizer: Tokenizer, contents: Sequence[str], limit: int) -> int | None:
-    """About how many ids these contents have together, counted in a thread where that takes long. None: surely
-    more than `limit`."""
+    """About how many ids these contents have, counted as `encoded` does. None: surely more than `limit`."""
     encode = partial(content_ids, tokenizer)
     if sum(map(len, contents)) <= LONG_CHARS:
         return _counted(encode, contents, limit)

@@ -152,14 +152,13 @@ class ChatCompleter:
     def _parameter_refused(
         self, refusal: Refusal, request: CompletionRequest, refuse_all_extras: bool
     ) -> _ParameterRefused | None:
-        """If the refusal is about parameters that can be left out, leaves them out from now on and says which."""
+        """Leaves out from now on what the refusal names; None: nothing that can be left out."""
         text = str(refusal)
         if refusal.status not in (400, 422):
             return None
 
         def names(name: str) -> bool:
-            """Whether the refusal names this parameter. A word of the conversation does not count: the refusal may
-            quote it, and the model or its sandbox may have written it on purpose."""
+            """A word of the conversation does not count: the refusal may quote what the model wrote on purpose."""
             word = re.compile(rf"\b{name}\b")
             return bool(word.search(text)) and not any(word.search(m.content) for m in request.messages)
 

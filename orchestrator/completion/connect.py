@@ -2,9 +2,8 @@
 
 1. The model list: whether a server answers and takes the key, and what kind of server it is.
 2. One token through that server's id-in dialect: whether ids and log-probs really come back and both
-   sides have the same tokenizer. Old SGLang servers are asked twice.
-3. vLLM, llama.cpp: a text through the server's own tokenizer. Without ids: one token of chat, asked for
-   again where parameters are refused.
+   sides have the same tokenizer.
+3. vLLM, llama.cpp: a text through the server's own tokenizer. Without ids: one token of chat.
 
 Hosted services are asked for the model list only.
 """
@@ -51,8 +50,7 @@ async def connect(
     temperature: float = 1.0,
     notes: list[str] | None = None,
 ) -> Completer:
-    """A completer that has been tried, unless the service is hosted. Raises EnvironmentUnusable, which says what
-    to do."""
+    """A completer, tried unless the service is hosted. Raises EnvironmentUnusable, which says what to do."""
     notes = notes if notes is not None else []
     client = HttpClient(endpoint)
     try:
@@ -168,8 +166,7 @@ async def _ids(
 
 
 def _demand_no_asked_reasoning(endpoint: Endpoint, why: str) -> None:
-    """Raises EnvironmentUnusable where reasoning is asked for by a hosted service's parameter: this endpoint would
-    ignore it."""
+    """Raises EnvironmentUnusable where a hosted service's parameter asks for reasoning: it would be ignored."""
     if endpoint.chat_extras.keys() & {"reasoning", "reasoning_effort"}:
         raise EnvironmentUnusable(
             f"the endpoint {endpoint.shown} cannot be asked for reasoning ({why}): instead of env.thinking_mode, "
@@ -179,8 +176,7 @@ def _demand_no_asked_reasoning(endpoint: Endpoint, why: str) -> None:
 
 
 async def _compare_tokenizers(dialect: Dialect, client: HttpClient, tokenizer: HubTokenizer) -> None:
-    """Raises WrongTokenizer where the server's tokenizer gives other ids than ours. A server without `/tokenize`
-    is not checked."""
+    """Raises WrongTokenizer where the server's tokenizer gives other ids. No `/tokenize`: it is not checked."""
     # In the chat template, so that the special tokens' ids are compared too.
     text = tokenizer.render((Message("user", _TEXT),), generation_prompt=True)
     body = (

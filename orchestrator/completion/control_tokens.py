@@ -1,7 +1,7 @@
 """Finds the texts that a tokenizer takes for control tokens, which end turns, name roles or stand for images.
 
-A tokenizer recognises control tokens in any text, whoever wrote it. This module finds them in the contents of
-messages, so that contents can be encoded without control tokens.
+A tokenizer recognises them in any text, whoever wrote it. Here they are found in contents, so that contents can
+be encoded without control tokens.
 """
 
 from __future__ import annotations

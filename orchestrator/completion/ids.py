@@ -126,8 +126,7 @@ class IdCompleter:
     async def _answer(
         self, request: CompletionRequest, timeout_s: float, headers: Mapping[str, str] | None
     ) -> tuple[Sampled, Completion]:
-        """(the answer as the server gave it, the checked completion). Raises Retryable for an answer of another
-        shape, as null for a list or a list for a number."""
+        """(the answer as it came, the checked completion). Raises Retryable for an answer of another shape."""
         try:
             sampled = await self._sampled(request, timeout_s, headers)
             return sampled, self._checked(sampled, request)

@@ -36,13 +36,13 @@ class Following:
     added: PromptText
 
     def prompt(self, added: tuple[int, ...]) -> Prompt:
-        """The prompt, where `added` are the ids of that text."""
+        """`added`: the ids of that text."""
         return Prompt(self.segment, self.ids + ids_of(added), added, self.closing)
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The next prompt. `ids` is the whole line, the ids that this turn adds included; `added` are those."""
+    """The next prompt. `ids` is the whole line, with the ids that this turn adds (`added`)."""
 
     segment: int
     ids: Ids
@@ -111,8 +111,7 @@ class TokenLine:
     def _behind(self, messages: tuple[Message, ...], index: int) -> list[Piece] | None:
         """What the template prints from the end of assistant message `index` to the next generation prompt.
 
-        The text before is not used, so the template gets words in place of what the model said, which it might
-        refuse.
+        Nothing before that is used, so the template gets words for what the model said, which it might refuse.
         """
         said = {i for i, message in enumerate(messages[: index + 1]) if message.role == "assistant"}
         parts = pieces(self._tokenizer, messages, said, since=index, generation_prompt=True)

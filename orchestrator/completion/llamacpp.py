@@ -5,14 +5,13 @@ each event carries `tokens` and as many `completion_probabilities`. Log-probs ar
 temperature (`post_sampling_probs` off). By default the server would sample with top_k 40, top_p 0.95 and
 min_p 0.05, so every sampler is switched off by name.
 
-Streamed, a token that ends within a UTF-8 character gets no event: the server tells neither its id nor its
-log-prob, and only counts it in `tokens_predicted`. Such a completion is asked for again in one piece, with the
-same seed. The second answer has all ids and becomes the sample, but fewer log-probs. If both answers are the
-same sample, the stream's counts say to which ids these belong. Missing log-probs (of cut characters and of the
-stop string) are looked up, many in one request: for each place there is a prompt, the ids before it, and the
-answer tells the likeliest tokens behind it. `logit_bias` forces the one token sampled there to be a plain letter
-and leaves raw log-probs as they are; a token that ends within a character, likely in such places, would come
-without any log-probs.
+Streamed, a token that ends within a UTF-8 character gets no event: neither its id nor its log-prob is
+told, only `tokens_predicted` counts it. Such a completion is asked for again in one piece, with the same
+seed. The second answer has all ids and becomes the sample, but has fewer log-probs. If both are the same
+sample, the stream's counts tell which ids these belong to. Missing log-probs (of cut characters and of the
+stop string) are looked up, many in a request: each place gives a prompt, the ids before it, and the answer
+tells the likeliest tokens behind it. `logit_bias` makes the one token sampled there a plain letter and does
+not change raw log-probs; a token that ends within a character, likely there, would come without any.
 """
 
 from __future__ import annotations
@@ -172,8 +171,7 @@ def _places(events: list[Any]) -> list[int]:
 
 
 def _aligned(ids: list[int], told: list[Any], places: list[int]) -> list[float | None]:
-    """Log-probs of `ids`, None where there is none. All are None if `told` is of another sample than the stream,
-    whose tokens had `places`."""
+    """Log-probs by place, None where unknown: all, if `told` is of another sample than the stream (`places`)."""
     logprobs: list[float | None] = [None] * len(ids)
     entries = list(zip(places, told, strict=False))
     same = all(0 <= place < len(ids) and ids[place] == entry["id"] for place, entry in entries)

@@ -13,8 +13,8 @@ ANSWER_TIMEOUT_S = 10.0
 
 
 async def one_answers(endpoints: Sequence[Endpoint]) -> None:
-    """Returns when one of the endpoints answers a request for its model list. Otherwise raises the last one's
-    CompletionError, which may be an AuthenticationError."""
+    """Returns when one of them answers a request for its models. Otherwise raises the last one's CompletionError,
+    which may be an AuthenticationError."""
     for number, endpoint in enumerate(endpoints, 1):
         try:
             await _answers(endpoint)

@@ -2,8 +2,7 @@
 
 A tokenizer takes any text that spells a control token for that token. So a content that spells one (a page, a
 file, what code printed) is kept apart from the template's own text and encoded as text. Its place is found by
-rendering the conversation with a random word instead of it: a known word could be written into contents on
-purpose.
+rendering the conversation with a random word instead: a known word could be in contents on purpose.
 """
 
 from __future__ import annotations
@@ -18,13 +17,12 @@ from orchestrator.errors import RecordError
 from orchestrator.types import Message
 
 _DRAWN = 20  # random digits of a word: templates may change letters, but not digits
-_NUMBER = 6  # digits of the message's number behind them
+_NUMBER = 6  # digits of the message's number
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """`message` None: text of the template and of contents that need no care. Else the printed content of that
-    message."""
+    """Text of the template and of contents that need no care; or the printed content of one `message`."""
 
     text: str
     message: int | None = None
@@ -115,7 +113,7 @@ def _between(own: list[str], words: list[str], rendered: str) -> list[str]:
 
 
 def joined(parts: Iterable[Piece]) -> PromptText:
-    """The pieces as one text, with the spans of contents."""
+    """One text, with the spans of contents."""
     texts: list[str] = []
     plain: list[Span] = []
     at = 0

@@ -29,8 +29,7 @@ def reasoning_chars(text: str, opened: str | None = "") -> int:
     """How many characters at the beginning of a sampled text are reasoning, with its tags and the space behind it.
 
     `opened`: the tag that the prompt ended with. None: the server made the prompt, which may have ended with a
-    tag; then a closing tag without an opening one before it shows that it did. Reasoning without an end is the
-    whole text.
+    tag; a closing tag without an opening one shows that it did. Reasoning without an end is the whole text.
     """
     start = len(text) - len(text.lstrip())
     tag = next((tag for tag in _TAGS if text.startswith(tag, start)), opened)

@@ -1,10 +1,10 @@
 """A recorded run as endpoint: `replay:RUN_DIR`.
 
-Completions come from rollouts.jsonl (or rollouts.jsonl.xz). They are found by rollout id where id and task are
-in the record, else by task and place in the group, and by the number of the call. Everything else (containers,
-code, tools, scores, groups) happens anew. A prompt that differs from the recorded one still gets the recorded
-answer, and is counted, which shows how far a replay went its own way. A call that was never recorded ends the
-rollout as `record_error`: there is nothing to score, and asking again would not help.
+Completions come from rollouts.jsonl (or rollouts.jsonl.xz), by rollout id where id and task are in the record,
+else by task and place in the group, and by the call's number; everything else (containers, code, tools, scores,
+groups) happens anew. A prompt that differs from the recorded one still gets the recorded answer, and is counted,
+which shows how far a replay went its own way. A call that was never recorded ends the rollout as `record_error`:
+there is nothing to score, and asking again would not help.
 """
 
 from __future__ import annotations

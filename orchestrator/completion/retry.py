@@ -113,8 +113,7 @@ class Limiter:
 async def with_retries(
     call: Callable[[], Awaitable[T]], policy: RetryPolicy, deadline_s: float, limiter: Limiter | None = None
 ) -> tuple[T, int]:
-    """(result, retries used). Raises CompletionError (UnusableSample for a spoilt one) when the attempts or
-    `deadline_s` are used up."""
+    """(result, retries used). Raises CompletionError when the attempts or `deadline_s` are used up."""
     loop = asyncio.get_running_loop()
     limiter = limiter or Limiter()
     end = loop.time() + deadline_s

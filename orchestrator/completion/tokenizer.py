@@ -28,8 +28,8 @@ from orchestrator.types import Message
 
 HUB_TIMEOUT_S = 1.5
 _FLAG = "--env.tokenizer_name"
-# Ids of some long pieces are kept: all rollouts of a run begin with the same system message, those of a group also
-# with the same task, and encoding them takes milliseconds.
+# Ids of long pieces are kept: all rollouts of a run begin with one system message, those of a group with one task
+# besides, and encoding takes milliseconds.
 _PIECES = 64
 _PIECE_CHARS = range(2_000, 100_000)
 
@@ -78,7 +78,7 @@ class HubTokenizer:
         return [name for name in self._template_kwargs if not re.search(rf"\b{re.escape(name)}\b", template)]
 
     def encode(self, text: str, plain: Sequence[Span] = ()) -> list[int]:
-        """As `Tokenizer.encode`. Raises RecordError for a text that cannot be encoded."""
+        """Raises RecordError for a text that cannot be encoded."""
         ids: list[int] = []
         at = 0
         for start, end in plain:
@@ -120,8 +120,8 @@ class HubTokenizer:
     def _find_borders(self, tokens: Iterable[Any]) -> None:
         """Finds the added tokens at which a text can be cut without changing its ids.
 
-        The tokenizer looks for added tokens first, and encodes the text before and behind one apart. Excepted
-        are tokens that take in the space before them, must stand alone, or are looked for in normalized text.
+        They are looked for first, and the text before and behind one is encoded apart. Not so with tokens that
+        take in the space before them, must stand alone, or are looked for in normalized text.
         """
         added = [t for t in tokens if not t.normalized and t.content]
         self._borders = frozenset(t.content for t in added if not (t.lstrip or t.single_word))
@@ -172,9 +172,8 @@ class HubTokenizer:
 def load_tokenizer(
     name: str, template_kwargs: Mapping[str, Any] | None = None, *, here_only: bool = False
 ) -> HubTokenizer:
-    """Loads a tokenizer; blocking, with seconds of imports. Raises EnvironmentUnusable within about 3 s where it
-    is not available (with `here_only`: not on this machine), and ConfigError for `template_kwargs` that are the
-    library's own parameters."""
+    """Blocking: seconds of imports. Raises EnvironmentUnusable within about 3 s where it is not available (with
+    `here_only`: on this machine); ConfigError for `template_kwargs` that are the library's own parameters."""
     here = check_source(name, here_only=here_only)
     try:
         tokenizer = _quiet_auto_tokenizer().from_pretrained(
@@ -219,10 +218,7 @@ def _is_error(record: logging.LogRecord) -> bool:
 
 def check_source(name: str, *, here_only: bool = False) -> Path | None:
     """The folder on this machine that holds the tokenizer; None: the hub has to be asked. Raises
-    EnvironmentUnusable where it surely cannot be loaded.
-
-    Blocking, but quick. Loading may still fail.
-    """
+    EnvironmentUnusable. Blocking, but quick; loading may still fail."""
     if folder := tokenizer_folder(name):
         files = [folder / f for f in ("tokenizer.json", "tokenizer_config.json", "vocab.json")]
         if not any(file.is_file() for file in files):
@@ -271,7 +267,7 @@ def tokenizer_folder(name: str) -> Path | None:
 
 
 def _check_json(file: Path, key: str | None) -> None:
-    """Raises EnvironmentUnusable unless the file is missing or a JSON object, with `key` in it."""
+    """Raises EnvironmentUnusable for a file that is no JSON object with `key` in it."""
     try:
         found = orjson.loads(file.read_bytes()) if file.is_file() else {key: None}
     except (OSError, ValueError) as error:
@@ -284,8 +280,7 @@ def _check_json(file: Path, key: str | None) -> None:
 
 
 def _cached(name: str) -> Path | None:
-    """The tokenizer's folder in the hub client's cache. Loaded by this folder, the hub is not asked; loaded by its
-    id, it would be."""
+    """The tokenizer's folder in the hub client's cache: loading it by its id would ask the hub."""
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     model = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / ("models--" + name.replace("/", "--"))
     with contextlib.suppress(OSError):

@@ -23,8 +23,8 @@ def main_segment(turns: tuple[Turn, ...], question: str = "") -> int:
     """The segment that is trained on and carries the score: the one that begins with the task.
 
     It is the segment of the main agent's first action turn that has the question in its conversation, else of its
-    first action turn, else of the first turn. Later requests cannot change it. That matters because code that an
-    agent program runs can use the program's endpoint, but only after the first completion.
+    first action turn, else of the first turn. Later requests cannot change it: code that an agent program runs can
+    use the program's endpoint, but only after the first completion.
     """
     own = [
         (turn, talk)
@@ -127,9 +127,8 @@ def _spoken(
 ) -> tuple[tuple[Message, ...], dict[int, int]]:
     """(the messages with their reasoning, how many first characters of a message were sampled, by its place).
 
-    A message counts as sampled where a completion was given in its place and it begins with that completion. The
-    agent may have stripped the completion, and appended text of its own. The reasoning, which the agent never
-    got, is put back in front.
+    Sampled is a message that begins with the completion given in its place, which the agent may have stripped.
+    Text behind it is the agent's own. The reasoning, which the agent never got, is put back in front.
     """
     whole, found = list(messages), {}
     for turn, talk in pairs:

@@ -1,7 +1,7 @@
 """The trajectory of a conversation that the model's chat template refuses: its texts without the template. Pure.
 
-A model may say something that its template refuses to print (a turn of the end token alone, where empty turns are
-refused). The rollout is scored all the same, so that such a turn earns no second draw. What it sampled is trained.
+A model may say what its template refuses to print (a turn of the end token alone, where empty turns are refused).
+The rollout is scored all the same, so that such a turn earns no second draw. What it sampled is trained.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
     python -m orchestrator.demo.recording RUN_DIR TASKS_JSONL TOKENIZER_FOLDER
 
 keeps what a replay needs of the run, the tasks of which every rollout was recorded, and the tokenizer without
-the vocabulary that follows from its merges. Tasks recorded before with the same model and settings stay if
-TASKS_JSONL has them, so that a recording of hours can be made in pieces. Nothing of the machine that it was
-recorded on is kept.
+the vocabulary that follows from its merges. Tasks of an earlier recording with the same model and settings stay
+if TASKS_JSONL has them, so a recording can be made in pieces. Nothing of the machine it was made on is kept.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Qwen2.5's tokenizer, small enough to travel in the package: 0.6 MB for 11.
 
-The vocabulary of a byte-level BPE is the bytes, then the result of each merge, in order, then added tokens. So
-the merges are kept, with whatever else the two files of a tokenizer folder hold, and the vocabulary is derived
-from them. The tokenizer is Qwen's, under Apache-2.0.
+The vocabulary of a byte-level BPE is the bytes, then the result of each merge, in order. So the merges are
+kept, with whatever else the two files of a tokenizer folder hold, and the vocabulary is derived from them.
+The tokenizer is Qwen's, under Apache-2.0.
 """
 
 from __future__ import annotations

@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 
 
 def evaluation_config(config: Config) -> Config:
-    """The settings an evaluation runs with: a group is the task's samples, at the evaluation's temperature, and a
-    sample that broke is not replaced by another draw. The scorer stays: it decides what is solved. Applying this
-    twice changes nothing more."""
+    """The settings of an evaluation: a group is the task's samples, at the evaluation's temperature, and a sample
+    that broke is not replaced by another draw. The scorer stays. Applying this twice changes nothing more."""
     env = config.env
     temperature = env.temperature if env.eval_temperature is None else env.eval_temperature
     return replace(
@@ -78,8 +77,7 @@ async def measure(
     files: EvaluationFiles,
     counted: Callable[[Group], None] = lambda group: None,
 ) -> None:
-    """Runs every task. Each group is first written to `files`, then counted, then given to `counted`. Attempts go
-    to `files` and the observer's listeners, of which `evaluation` becomes one."""
+    """Runs every task. Each group is written to `files`, then counted by `evaluation`, then given to `counted`."""
 
     async def finished(group: Group) -> None:
         await files.take(group)

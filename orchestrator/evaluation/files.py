@@ -146,8 +146,8 @@ class EvaluationFiles:
 
 
 def sample_line(result: Member | Attempt, *, messages: bool) -> dict[str, Any]:
-    """One line of samples.jsonl. `correct` and `score` are null for a missing sample, and `reason` says why it is
-    missing. For other samples `reason` holds the detail of their outcome, else why the scorer failed."""
+    """One line of samples.jsonl. `correct` and `score` are null for a missing sample, and `reason` says why; for
+    other samples it is the detail of their outcome, else why the scorer failed."""
     member = result if isinstance(result, Member) else None
     attempt = result.attempt if isinstance(result, Member) else result
     plan, record, outcome = attempt.plan, attempt.record, attempt.outcome

@@ -1,7 +1,7 @@
 """Counts what an evaluation measured, task by task: what the scorer calls solved, and its mean score.
 
 A sample that broke for reasons that are not the model's is not a wrong answer: it is counted as missing. The
-accuracy that would result if all missing samples were wrong answers is given beside it.
+accuracy with missing samples as wrong answers is given beside it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,6 @@ class Evaluation(Listener):
     cost: float = 0.0
 
     def bad_task(self, task: BadTask) -> None:
-        """Counts a row that no task could be made of."""
         self.bad_tasks += 1
 
     def take(self, group: Group) -> None:

@@ -1,9 +1,8 @@
 """The command line: fetch a model, or fetch it and serve it until a signal comes.
 
 Progress and complaints go to standard error. When the server is ready, one line of JSON goes to standard
-output, so that a program that started this one can read the address. Exit codes: 0 when the model is fetched, or
-after a signal while serving; 130 after Ctrl-C before that; 2 for wrong usage; 3 when weights or server are not
-available.
+output, so that a program that started this one can read the address. Exit codes: 0 when fetched, or after a
+signal while serving; 130 after Ctrl-C before that; 2 for wrong usage; 3 without weights or server.
 """
 
 from __future__ import annotations

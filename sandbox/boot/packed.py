@@ -136,7 +136,7 @@ class Absent:
         sys.meta_path.remove(self)
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> None:
-        """Called last, for a module that no other finder found."""
+        """Called when no other finder found the module."""
         self._names.add(name)
 
 
@@ -172,10 +172,7 @@ def pack(file: str, compiled: "Compiled", absent: "Iterable[str]" = ()) -> int:
 
 
 def _folders(index: "Mapping[str, Entry]") -> "dict[str, int | None]":
-    """Folders of the top-level modules and of this package (`sandbox.boot`), with their modification times.
-
-    Installing or upgrading a package changes one of them.
-    """
+    """Of the top-level modules and of `sandbox.boot`: installing or upgrading a package changes one of them."""
     folders = set()
     for name, (file, is_package, _, _) in index.items():
         folder = os.path.dirname(file)
@@ -187,7 +184,7 @@ def _folders(index: "Mapping[str, Entry]") -> "dict[str, int | None]":
 
 
 def _changed_at(folder: str) -> int | None:
-    """Modification time in whole seconds: not every way to move an image keeps fractions. None: no such folder."""
+    """In whole seconds: not every way to move an image keeps fractions. None: no such folder."""
     try:
         return int(os.stat(folder).st_mtime)
     except OSError:

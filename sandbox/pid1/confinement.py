@@ -23,7 +23,7 @@ _READABLE = (
 _WRITABLE = ("/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/proc/irq/default_smp_affinity")
 _ULIMITS = ("core", "fsize", "msgqueue", "nofile")
 _CGROUPS = Path("/sys/fs/cgroup")
-_UNLIMITED = 1 << 62  # version 1 of control groups writes a number above this for no limit
+_UNLIMITED = 1 << 62  # control groups v1 write a larger number for no limit
 
 
 def confinement() -> Confinement:
@@ -103,7 +103,7 @@ def _cpu_millis() -> int | None:
 
 
 def _number(*names: str) -> int | None:
-    """The number in the first of these control group files that exists; None: no file, or no limit."""
+    """From the first of these control group files that exists; None: no file, or no limit."""
     for name in names:
         for line in _lines(_CGROUPS / name):
             return int(line) if line.isdecimal() and int(line) < _UNLIMITED else None

@@ -55,8 +55,8 @@ def become_worker(box: Box) -> None:
     os.umask(0o022)
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     if box.identities is not None:
-        # Counted per uid, so only set for a uid of the worker's own. It is below the container's limit, so that
-        # even during a fork bomb the supervisor can fork the process that kills the worker.
+        # Counted per uid, so only for a uid of the worker's own. It leaves the supervisor room below the
+        # container's limit: a fork bomb cannot keep it from wiping the worker.
         resource.setrlimit(resource.RLIMIT_NPROC, (box.worker_processes, box.worker_processes))
         _take_identity(box.identities.worker_uid, box.identities.worker_uid)
     _drop_capabilities()
@@ -68,10 +68,10 @@ def become_worker(box: Box) -> None:
 def kill_everything_of_worker(identities: Identities) -> None:
     """Kills every process of the worker's uid. For a forked child, which ends here.
 
-    A signal is allowed where the sender's real or effective uid equals the target's real or saved uid. The
-    killer takes only its effective uid from the worker: so it reaches all of the worker's processes, and none of
-    them can stop it. Its real and saved uid are the number of the channel's group, which no process has as its
-    uid; were they 0, `kill(-1)` would reach root's processes too.
+    A signal is allowed where the sender's real or effective uid equals the target's real or saved uid. Only the
+    killer's effective uid is the worker's: it reaches all of the worker's processes, and none of them can stop
+    it. Its other uids are the number of the channel's group, which is no process' uid; were they 0, `kill(-1)`
+    would reach root's processes too.
     """
     status = 1
     try:

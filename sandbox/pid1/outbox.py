@@ -50,7 +50,7 @@ def write_output(folder: Path, pipe: int, *, max_files: int, max_bytes: int) -> 
 def _entries(folder: Path) -> Iterator[tuple[int | None, bytes, bytes]]:
     """(descriptor of its folder, name, path below `output`) of each entry that is no folder; sorted in a folder.
 
-    The descriptor is None for entries that are left out unseen: too many, too deep, too long, unreadable.
+    The descriptor is None for entries that are left out unseen.
     """
     seen = 0
     try:
@@ -80,7 +80,7 @@ def _entries(folder: Path) -> Iterator[tuple[int | None, bytes, bytes]]:
 
 
 def _write_file(pipe: int, parent: int, name: bytes, path: bytes, room: int) -> int:
-    """Returns the file's size. Before it writes, raises _LeftOut, or OSError where the file cannot be opened."""
+    """Returns the size. Before it writes, raises _LeftOut, or OSError where the file cannot be opened."""
     file = os.open(name, _FILE, dir_fd=parent)
     try:
         status = os.fstat(file)

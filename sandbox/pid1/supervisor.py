@@ -1,9 +1,8 @@
 """Pid 1: forks the runner and the code workers, wipes workers, reaps, ends with the runner or the orchestrator.
 
-Single-threaded; imports everything once so that its children share it; holds no task data and no
-connection to the gRPC channel. It has no CAP_KILL: a worker's processes are killed by a child whose
-effective uid is the worker's. Where all processes run as one user, pid 1 finds the worker's as its own
-descendants and kills them itself.
+Single-threaded; imports everything once so that its children share it; holds no task data, opens no
+channel. It has no CAP_KILL: a worker's processes are killed by a child whose effective uid is the
+worker's. Where all run as one user, pid 1 kills its own descendants, except the runner.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ RunnerMain = Callable[[Box, RunnerEnd, Confinement], int]
 
 
 class Supervisor:
-    """Pid 1's loop. `run` may be called once."""
+    """`run` may be called once."""
 
     def __init__(self, box: Box, runner_main: RunnerMain) -> None:
         self._box = box
@@ -80,8 +79,8 @@ class Supervisor:
             print(error, file=sys.stderr, flush=True)
             return EXIT_NO_ORCHESTRATOR
         finally:
-            # When a signal ends a real pid 1, everything ends at once. Were the worker wiped first, the agent
-            # could still act on its loss.
+            # A real pid 1 that a signal ends takes everything with it at once: an agent that saw its worker
+            # wiped first could still act on that.
             if self._terminated_by is None or os.getpid() != 1:
                 self._wipe()
         if self._terminated_by is not None:
@@ -241,7 +240,7 @@ class Supervisor:
     # ------------------------------------------------------------ signals
 
     def _catch_signals(self) -> int:
-        """Installs the handlers. Returns a descriptor that becomes readable with every signal."""
+        """Returns a descriptor that becomes readable with every signal."""
         readable, writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)

@@ -23,7 +23,6 @@ class Tether:
             raise TetherLost(f"no orchestrator holds this sandbox at {path}: {error.strerror}") from error
 
     def fileno(self) -> int:
-        """For poll."""
         return self._line.fileno()
 
     def close(self) -> None:

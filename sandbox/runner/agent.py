@@ -44,8 +44,8 @@ class _Ends:
         return str(super().initialize_system_prompt())  # type: ignore[misc]
 
     def __call__(self, task: str, additional_args: dict[str, Any] | None = None) -> str:
-        """Runs a managed agent and returns its report. The arguments come from model-written code; smolagents' own
-        method would pass on every argument of `run`, `max_steps` among them. Raises TypeError."""
+        """A managed agent's report. The arguments come from model-written code; smolagents' own method would pass
+        on every argument of `run`, `max_steps` among them. Raises TypeError."""
         if not isinstance(task, str):
             raise TypeError(f"the task must be text, not {type(task).__name__}")
         if not isinstance(additional_args, dict | None):
@@ -156,7 +156,7 @@ def _managed(
 
 @functools.cache
 def _template(source: str, undefined: type[Undefined]) -> Template:
-    """`Template(source, undefined=undefined)`, compiled once, or not at all where the image holds it compiled."""
+    """`Template(source, undefined=undefined)`, compiled once, or taken from the image."""
     environment = Environment(undefined=undefined)  # noqa: S701 - no HTML
     code = remembered(("template", source), lambda: environment.compile(source))
     return Template.from_code(environment, code, environment.make_globals(None))

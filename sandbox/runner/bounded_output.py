@@ -18,7 +18,6 @@ class BoundedOutput:
         self._dropped = 0
 
     def append(self, chunk: bytes) -> None:
-        """More output."""
         room = self._half - len(self._head)
         self._head += chunk[:room]
         self._tail += chunk[room:]

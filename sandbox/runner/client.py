@@ -1,8 +1,7 @@
 """The channel to the orchestrator: deadlines, retries, sequence numbers. The only gRPC in the sandbox.
 
-A call that finds the orchestrator unavailable is repeated with the same sequence number; if the
-orchestrator has answered it before, it gives the same answer. The sandbox ends when the orchestrator stays
-unavailable for RECONNECT_S.
+A call that finds the orchestrator unavailable is repeated with the same sequence number: if the
+orchestrator answered it before, it answers the same. The sandbox ends when this fails for RECONNECT_S.
 """
 
 from __future__ import annotations

@@ -59,7 +59,6 @@ class ProgramEndpoint:
 
     @property
     def base_url(self) -> str:
-        """The value of OPENAI_BASE_URL."""
         return f"http://127.0.0.1:{self._server.server_address[1]}/v1"
 
     def __enter__(self) -> ProgramEndpoint:
@@ -209,7 +208,6 @@ class _Handler(BaseHTTPRequestHandler):
             )
 
     def do_POST(self) -> None:
-        """A chat completion."""
         try:
             if self.path.partition("?")[0].rstrip("/") != "/v1/chat/completions":
                 raise BadRequest("POST goes to /v1/chat/completions only", status=404)

@@ -35,7 +35,7 @@ from sandbox.worker.tools import FILE_TOOLS
 MAX_MEMORY_KILLS = 3  # in consecutive steps; then the episode is over
 MAX_VALUE_CHARS = 20_000  # smolagents cuts the last value there, and would cut our truncation note too
 MAX_OBSERVATION_BYTES = 1 << 20
-MAX_ERROR_BYTES = 2000  # of an error text that may quote arguments or the message of a tool
+MAX_ERROR_BYTES = 2000  # of an error that may quote arguments or a tool's message
 _SETUP_LIMIT_S = 30.0
 _JSON_TYPES = ("array", "object", "integer", "number", "boolean")
 _MEMBER_INPUTS: Mapping[str, Mapping[str, Any]] = {"task": {}, "additional_args": {"nullable": True}}
@@ -46,8 +46,7 @@ CallTool = Callable[[str, str], str]  # name, arguments as JSON -> output; raise
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What one agent's code finds in the worker. `space`: the agent's name, for variables of its own; empty for
-    the main agent.
+    """What one agent's code finds in the worker. `space`: the agent's name, for variables of its own.
 
     Only code agents end by `final_answer(...)` in their code; others call it as a tool.
     """
@@ -89,10 +88,9 @@ class WorkerExecutor(PythonExecutor):
         """Does nothing: the worker gets its tools from the assignment; smolagents' objects are for the prompt."""
 
     def send_variables(self, variables: Mapping[str, Any]) -> None:
-        """Sets the worker up. Called at the start of each run; a worker that replaces another gets all variables.
+        """Called at the start of each run. A worker that replaces another gets all variables again.
 
-        For the main agent raises EpisodeCrashed. For a managed agent raises WorkerLost: the code that called it
-        may have broken the worker.
+        Raises EpisodeCrashed; for a managed agent WorkerLost, as its caller's code may have broken the worker.
         """
         self._variables.update(variables)
         if self._reach.space:
@@ -101,7 +99,7 @@ class WorkerExecutor(PythonExecutor):
             self._set_up_fresh()
 
     def __call__(self, code_action: str) -> CodeOutput:
-        """Runs one step. Raises CodeError, whose text is the observation, and MemoryUsedUp."""
+        """Runs one step. Raises CodeError, an observation, and MemoryUsedUp."""
         self._step += 1
         self.state["_print_outputs"] = ""
         try:
@@ -161,8 +159,7 @@ class WorkerExecutor(PythonExecutor):
     def _ask(self, member: Callable[..., object], arguments: str) -> str:
         """A managed agent's report. Its steps run in the same worker, in the middle of the caller's step.
 
-        Raises ToolFailure; WorkerReplaced when one of its steps lost the worker; another WorkerLost when the
-        worker could not be set up for it.
+        Raises ToolFailure; WorkerLost, which is WorkerReplaced when one of its steps lost the worker.
         """
         self._link.drain_output()
         printed, worker = self._link.take_output(), self._link.number
@@ -182,7 +179,7 @@ class WorkerExecutor(PythonExecutor):
         return _sayable(report)
 
     def _replace_after(self, lost: WorkerLost) -> NoReturn:
-        """Starts a fresh worker. Raises CodeError with what happened to the old one, or MemoryUsedUp."""
+        """Starts a fresh worker. Raises CodeError, which tells how the old one ended, or MemoryUsedUp."""
         killed = isinstance(lost, WorkerDied) and self._was_memory(lost.status)
         self._killed_in_a_row = self._killed_in_a_row + 1 if killed else 0
         self.state["_print_outputs"] = self._printed()
@@ -214,8 +211,8 @@ class WorkerExecutor(PythonExecutor):
         return before is None or self._kills_seen is None or self._kills_seen > before
 
     def _set_up_fresh(self) -> None:
-        """Sets up a worker in which no model-written code has run: a failure is ours or a sandbox tool's.
-        Raises EpisodeCrashed."""
+        """No model-written code has run in the worker yet: a failure is ours or a sandbox tool's. Raises
+        EpisodeCrashed."""
         try:
             self._set_up()
         except WorkerLost as lost:

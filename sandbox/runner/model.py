@@ -1,7 +1,7 @@
 """smolagents' Model over the orchestrator: a conversation goes out as text, a completion comes back.
 
-An ordinary exception of `generate` would reach the agent: smolagents would show it to the model, or take
-it for the answer. So every failure to get a completion is raised as an EpisodeEnd.
+smolagents would show an ordinary exception of `generate` to the model, or take it for the answer. So every
+failure to get a completion is raised as an EpisodeEnd.
 """
 
 from __future__ import annotations
@@ -60,8 +60,7 @@ class OrchestratorModel(Model):
         )
 
     def parse_tool_calls(self, message: ChatMessage) -> ChatMessage:
-        """Parses the call in a completion. Ids are counted, not drawn: equal runs have equal prompts. Raises
-        ValueError, which smolagents shows to the model."""
+        """The call in a completion. Its id is counted: equal runs have equal prompts. Raises ValueError."""
         message = super().parse_tool_calls(message)
         for call in message.tool_calls:
             if not isinstance(call.function.name, str):

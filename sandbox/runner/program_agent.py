@@ -36,7 +36,7 @@ def run_program_agent(
     on_step: Callable[[StepReport], None],
     memory_kills: Callable[[], int | None],
 ) -> Result:
-    """Runs the program to its end. Raises the EpisodeEnd of a completion, EpisodeCrashed, and SupervisorGone."""
+    """Runs the program to its end. Raises EpisodeEnd."""
     program = place(assignment.program)
     link.limit_output(assignment.agent.max_output_chars)
     killed_before = memory_kills()
@@ -89,7 +89,7 @@ class _Steps:
         self._number = 0
 
     def ask(self, messages: tuple[Message, ...], stop: tuple[str, ...]) -> Completion:
-        """Samples and reports one completion. Raises EpisodeEnd."""
+        """Raises EpisodeEnd."""
         started = time.monotonic()
         try:
             completion = self._complete("action", messages, stop=stop)

@@ -163,7 +163,7 @@ def rehearse(link: WorkerLink) -> None:
     """A whole run with canned completions, so that the real one finds everything loaded.
 
     This saves most of the time between assignment and first completion. The rehearsal's worker is
-    replaced: the real run gets a fresh one. Raises RuntimeError where the rehearsal fails.
+    replaced: the real run gets a fresh one.
     """
     lines = iter(["x = 6 * 7\nprint(x)", "final_answer(x)"])
 

@@ -1,8 +1,8 @@
 """smolagents' ToolCallingAgent over the code worker: each call runs there, as a step of one expression.
 
 The call is JSON in the text of a completion, and no endpoint parses it: prompts and samples are the text (and
-the ids) that the model saw. `python_interpreter`, file tools and sandbox tools run in the worker, with its
-rights, and host tools are called from there; only `final_answer` and managed agents run in the runner.
+the ids) that the model saw. `python_interpreter`, file tools, sandbox tools and host tools are called in the
+worker, with its rights; only `final_answer` and managed agents run in the runner.
 """
 
 from __future__ import annotations

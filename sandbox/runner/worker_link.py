@@ -63,7 +63,7 @@ class WorkerLink:
         self._output = BoundedOutput(self._max_output_chars)
 
     def open_output(self, limits: OutputLimits) -> int:
-        """Ends the worker. Returns a pipe with the files it left. Raises SupervisorGone."""
+        """Ends the worker; returns a pipe with its files. Raises SupervisorGone."""
         self._close()
         try:
             self._control.ask_for_output(OutputWanted(limits.max_files, limits.max_bytes))
@@ -114,10 +114,7 @@ class WorkerLink:
     # ------------------------------------------------------------ waiting
 
     def _wait(self, deadline: float, writing: bool = False, bell: int = -1) -> bool:
-        """Waits until a frame may be there (True), or the pipe may take more (False). Collects output meanwhile.
-
-        Raises StepTimeout, WorkerDied, SupervisorGone, and Interrupted when `bell` can be read.
-        """
+        """Until a frame may be there (True), or the pipe may take more (False). Collects output meanwhile."""
         worker = self._current()
         while True:
             poll = select.poll()
@@ -155,8 +152,7 @@ class WorkerLink:
             raise WorkerDied(news.status)
 
     def _await_death(self) -> NoReturn:
-        """The worker's end of a pipe is closed: it has ended, or its code closed the pipe. Raises WorkerDied or
-        WorkerMisbehaved."""
+        """The worker's end of a pipe is closed: the worker has ended, or its code closed the pipe."""
         deadline = time.monotonic() + _DEATH_NEWS_S
         while (left := deadline - time.monotonic()) > 0:
             if select.select([self._control], [], [], left)[0]:
@@ -166,7 +162,7 @@ class WorkerLink:
     # ------------------------------------------------------------ reading
 
     def _read_output(self) -> int:
-        """Returns how many bytes it read; 0: none are there now, or the pipe has ended."""
+        """Bytes read; 0: none are there now, or the pipe has ended."""
         try:
             chunk = os.read(self._current().output, _READ_BYTES)
         except BlockingIOError:
@@ -176,7 +172,7 @@ class WorkerLink:
         return len(chunk)
 
     def _read_frames(self) -> bool:
-        """Reads what has arrived; returns whether the pipe is still open."""
+        """Returns whether the pipe is still open."""
         try:
             chunk = os.read(self._current().frames, _READ_BYTES)
         except BlockingIOError:

@@ -1,9 +1,8 @@
 """An agent that is a program of its own: its files, its process, its answer.
 
-`place` runs in the runner: the files belong to the runner, so model-written code can read but not change them.
-`run_program` runs in the worker: the program and all code it runs share the worker's identity. The program reads
-the task from its standard input. Its answer is the file that the environment variable ANSWER_FILE names, else the
-last line that is not blank of what it prints, if its exit code is 0.
+`place` runs in the runner, which owns the files: model-written code can read but not change them. `run_program`
+runs in the worker: the program and all code it runs share the worker's identity. The task is its standard input.
+Its answer is the file that the variable ANSWER_FILE names, else the last line it prints, if its exit code is 0.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _READ_BYTES = 64 * 1024
 
 
 def place(files: tuple[ProgramFile, ...]) -> Path:
-    """Writes the program's files; returns the folder to run. Raises EpisodeCrashed."""
+    """Returns the folder to run. Raises EpisodeCrashed."""
     folder = Path(tempfile.mkdtemp(prefix="program-"))
     try:
         folder.chmod(0o755)

@@ -1,7 +1,7 @@
 """Runs the code of one step in a module's namespace, as CPython would run a script.
 
-Each step is compiled under a file name of its own and has its source in `linecache`, so that
-tracebacks, `inspect` and `warnings` can show its lines. `await` works at the top level.
+Each step has a file name of its own and its source in `linecache`, so that tracebacks, `inspect` and
+`warnings` can show its lines. `await` works at the top level.
 Runs inside the worker, so it looks builtins up in its own copy (see `sandbox.worker.worker`).
 """
 

@@ -35,7 +35,7 @@ globals()["__builtins__"] = dict(vars(builtins))
 
 COMMANDS_FD = 3
 FRAMES_FD = 4
-EXIT_BROKEN = 70  # exit code of a worker whose pipes are gone or whose harness is broken
+EXIT_BROKEN = 70  # of a worker whose pipes are gone or whose harness is broken
 _READ_BYTES = 64 * 1024
 
 _os_read, _os_write, _getpid, _exit = os.read, os.write, os.getpid, os._exit
@@ -186,7 +186,7 @@ class Worker:
             )
 
     def _host_tool(self, name: str, required: list[str], optional: list[str], json: bool) -> Callable[..., Any]:
-        """`json`: the tool's output is no text (a list, a dict, a number, a boolean) and travels as JSON."""
+        """`json`: the tool's output is no text but a JSON value, and travels as JSON."""
 
         def call(*args: object, **kwargs: object) -> Any:
             output = self._call_host(name, _bind(name, required, optional, args, kwargs))

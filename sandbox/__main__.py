@@ -1,4 +1,4 @@
-"""Pid 1 of a sandbox container: `python -m sandbox`, or this file as a program, which is quicker."""
+"""Pid 1 of a sandbox container: `python -m sandbox`, or this file run as a program, which starts sooner."""
 
 import sys
 
@@ -6,7 +6,7 @@ from sandbox.boot.packed import PackedImports
 
 
 def main() -> int:
-    """Imports everything the children need, and supervises them."""
+    """Imports everything the children need, then supervises them."""
     with PackedImports():
         from sandbox.boot.imported import imported
 

@@ -1,7 +1,7 @@
 """The line between pid 1 and the runner: requests for a fresh worker or for its files, news of its end.
 
-One message per packet, JSON; a fresh worker's pipes travel with the message that announces it. The
-line is inherited by fork; the worker never sees it.
+One message per packet; news is JSON. A fresh worker's pipes travel with the message that announces it.
+The runner inherits the line by fork; the worker closes its copy at its start.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _COLLECT = b"collect "  # and the two limits
 
 @dataclass(frozen=True, slots=True)
 class WorkerStarted:
-    """A fresh worker: the ends of its pipes that are the runner's."""
+    """A fresh worker, with the runner's ends of its pipes."""
 
     number: int
     commands: int
@@ -36,14 +36,14 @@ class WorkerEnded:
 
 @dataclass(frozen=True, slots=True)
 class OutputBegun:
-    """The worker's files come through this pipe, and the worker is no more."""
+    """The worker is dead, and its files come through this pipe."""
 
     pipe: int
 
 
 @dataclass(frozen=True, slots=True)
 class OutputWanted:
-    """What the runner may be given of the worker's files."""
+    """Limits on the worker's files for the runner."""
 
     max_files: int
     max_bytes: int
@@ -54,7 +54,7 @@ class ControlLost(Exception):
 
 
 def control_line() -> tuple[SupervisorEnd, RunnerEnd]:
-    """Both ends; each process closes the one that is not its own."""
+    """Both ends; each process closes the other's."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     return SupervisorEnd(ours), RunnerEnd(theirs)
 
@@ -64,7 +64,6 @@ class _End:
         self._line = line
 
     def fileno(self) -> int:
-        """For poll."""
         return self._line.fileno()
 
     def close(self) -> None:
@@ -73,10 +72,8 @@ class _End:
 
 
 class SupervisorEnd(_End):
-    """Pid 1's end."""
-
     def request(self) -> OutputWanted | None:
-        """Reads one request; None: a fresh worker is wanted. Raises ControlLost."""
+        """Reads one request; None: the runner asks for a fresh worker. Raises ControlLost."""
         request = self._line.recv(_MAX_MESSAGE_BYTES)
         if not request:
             raise ControlLost
@@ -109,8 +106,6 @@ class SupervisorEnd(_End):
 
 
 class RunnerEnd(_End):
-    """The runner's end."""
-
     def ask_for_replacement(self) -> None:
         """Pid 1 kills all that is left of the worker and starts a fresh one. Raises ControlLost."""
         try:
@@ -119,7 +114,7 @@ class RunnerEnd(_End):
             raise ControlLost from error
 
     def ask_for_output(self, wanted: OutputWanted) -> None:
-        """Pid 1 kills all that is left of the worker and sends what it left behind. Raises ControlLost."""
+        """Pid 1 kills all that is left of the worker and sends its files. Raises ControlLost."""
         try:
             self._line.send(_COLLECT + f"{wanted.max_files} {wanted.max_bytes}".encode())
         except OSError as error:

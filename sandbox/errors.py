@@ -17,7 +17,7 @@ class ToolFailure(Exception):
 
 
 class Interrupted(Exception):
-    """Something else happened than what was waited for."""
+    """The `bell` rang while the runner waited for a frame (`WorkerLink.receive`)."""
 
 
 class WorkerLost(Exception):
@@ -37,11 +37,11 @@ class WorkerDied(WorkerLost):
 
 
 class WorkerReplaced(WorkerLost):
-    """A managed agent's step lost the worker in which ours was waiting for it."""
+    """A managed agent's step lost the worker in which its caller's step was waiting."""
 
 
 class WorkerMisbehaved(WorkerLost):
-    """What came through the worker's pipe is not what our harness sends."""
+    """The worker sent what the harness never sends, closed its pipe, or cannot load a sandbox tool."""
 
 
 class EpisodeEnd(BaseException):
@@ -49,7 +49,7 @@ class EpisodeEnd(BaseException):
 
 
 class LeaseEnded(EpisodeEnd):
-    """The orchestrator ended the rollout: there is nothing left to say."""
+    """The orchestrator ended the rollout: no result is submitted."""
 
 
 class ChannelLost(EpisodeEnd):
@@ -57,16 +57,16 @@ class ChannelLost(EpisodeEnd):
 
 
 class StepsUsedUp(EpisodeEnd):
-    """The agent took all its steps without an answer."""
+    """The main agent took all its steps without an answer."""
 
 
 class MemoryUsedUp(EpisodeEnd):
-    """The code worker was killed for memory in too many steps running."""
+    """The code worker was killed for memory in too many consecutive steps."""
 
 
 class EpisodeCrashed(EpisodeEnd):
-    """The runner failed by itself; `str(error)` says how."""
+    """The runner failed, or the orchestrator refused a call; `str(error)` says how."""
 
 
 class SupervisorGone(EpisodeEnd):
-    """Pid 1 has ended and all in the sandbox ends with it; by whose doing, only the orchestrator can tell."""
+    """Pid 1 has ended, and the whole sandbox ends with it. Only the orchestrator can tell why."""

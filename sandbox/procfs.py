@@ -1,4 +1,4 @@
-"""What the kernel tells in /proc and /sys: the processes around us, memory kills."""
+"""Reads /proc and /sys: the processes of the container, and how many were killed for memory."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def descendants_of(ancestor: int, but_not: int) -> list[int]:
 
 
 def memory_kills() -> int | None:
-    """How often the kernel killed in our control group for memory; None where it does not say."""
+    """How often the kernel killed a process of our control group for memory; None: no such counter."""
     for path in _CGROUP_COUNTERS:
         try:
             lines = path.read_text().splitlines()
@@ -68,7 +68,7 @@ def _processes() -> Iterator[Process]:
 
 def status_of(pid: str) -> dict[str, str]:
     """The fields of a process' status. Raises OSError."""
-    # Bytes beyond ASCII can only be in a process' name, which nobody reads here.
+    # Only the Name field can hold bytes beyond ASCII, and no caller reads it.
     text = Path("/proc", pid, "status").read_text("utf-8", "replace")
     fields = (line.partition(":") for line in text.splitlines())
     return {name: value.strip() for name, _, value in fields}

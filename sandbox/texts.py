@@ -1,11 +1,11 @@
-"""Everything that becomes text, and how long it may be.
+"""How answers, values and long texts become text, and how long they may be.
 
-`answer_text` is the one rule for what `final_answer(x)` submits: a str is itself; None is no answer;
-an int too long for Python's decimal conversion is written in hexadecimal; anything else is `str(x)`.
-At most ANSWER_CHARS characters are kept, one more than an answer may have, so that the orchestrator
-sees that it was too long. Lone surrogates stay, and reach the orchestrator as what they are: no UTF-8.
+`answer_text` is the one rule for what `final_answer(x)` submits: a str is itself; None is no answer; an
+int with more digits than an answer may have is written in hexadecimal; anything else is `str(x)`. At most
+ANSWER_CHARS characters are kept, one more than an answer may have, so that the orchestrator sees that it was
+too long. Lone surrogates stay: the orchestrator sees that they are no UTF-8.
 
-Used inside the worker too, so it looks builtins up in its own copy (see `worker`).
+The worker uses this module too, so it looks builtins up in its own copy (see `sandbox.worker.worker`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def shorten(text: str, max_chars: int) -> str:
 
 
 def truncation_note(missing: int, unit: str) -> str:
-    """What stands in the place of a cut-out middle."""
+    """The note that replaces the middle of a shortened text."""
     return f"\n... output truncated: {missing} {unit} left out ...\n"
 
 

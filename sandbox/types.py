@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-OUTPUT_FOLDER = "output"  # in the workspace: what comes back to the orchestrator
-SOCKET_NAME = "s"  # of the orchestrator's socket, in the channel directory
-TETHER_NAME = "t"  # of the one that only hangs up
+OUTPUT_FOLDER = "output"  # in the workspace: files left there are sent to the orchestrator
+SOCKET_NAME = "s"  # the orchestrator's gRPC socket, in the channel directory
+TETHER_NAME = "t"  # the socket that hangs up when the orchestrator ends
 
 
 @dataclass(frozen=True, slots=True)
 class Identities:
-    """Who is who inside the container. Model-written code runs as `worker_uid` and nothing else does."""
+    """Users inside the container. Model-written code runs as `worker_uid`, and nothing of the runner's does."""
 
     runner_uid: int
     worker_uid: int
@@ -23,7 +23,7 @@ class Identities:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """The places and identities this sandbox was started with. `identities` None: all are one user."""
+    """The places and identities this sandbox was started with. `identities` None: everything runs as one user."""
 
     channel: Path
     attachments: Path
@@ -38,13 +38,13 @@ class Box:
 
     @property
     def tether(self) -> Path:
-        """Where the orchestrator holds this sandbox."""
+        """The socket that hangs up when the orchestrator ends."""
         return self.channel / TETHER_NAME
 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A mount; the last two are of tmpfs, else 0."""
+    """A mount. `size_bytes` and `inodes` are 0 unless it is a tmpfs."""
 
     target: str
     type: str
@@ -108,7 +108,7 @@ class ManagedAgent:
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """How the agent is built and what a code step may use. A program's steps are its completions."""
+    """How the agent is built and what a code step may use. For a program, each completion is a step."""
 
     max_steps: int
     step_timeout_s: float
@@ -134,7 +134,7 @@ class AttachmentFile:
 
 @dataclass(frozen=True, slots=True)
 class ProgramFile:
-    """A file of the program that is the agent. `path` is relative."""
+    """A file of an agent program. `path` is relative."""
 
     path: str
     content: bytes
@@ -142,7 +142,7 @@ class ProgramFile:
 
 @dataclass(frozen=True, slots=True)
 class OutputLimits:
-    """What may come back of the files in `output/`."""
+    """Limits on the files of `output/` that are sent back."""
 
     max_files: int
     max_bytes: int
@@ -185,7 +185,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """One step as seen from here; the orchestrator shows it and trusts nothing of it."""
+    """One step as the sandbox tells it. The orchestrator shows it and trusts nothing in it."""
 
     step_number: int
     model_output: str
@@ -195,7 +195,7 @@ class StepReport:
     error: str
     is_final_answer: bool
     duration_s: float
-    agent: str = ""  # a managed one's name; empty: the main one
+    agent: str = ""  # the managed agent's name; empty: the main agent
 
 
 StopReason = Literal["final_answer", "max_steps", "no_answer", "out_of_memory", "crashed"]
@@ -203,7 +203,7 @@ StopReason = Literal["final_answer", "max_steps", "no_answer", "out_of_memory", 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How the episode ended. `answer` is bytes: whether they are text is the orchestrator's to say."""
+    """How the episode ended. `answer` is bytes: the orchestrator decides whether they are text."""
 
     stop_reason: StopReason
     answer: bytes | None = None

@@ -1,4 +1,4 @@
-"""Reads what `env.*` brings for the agent, all of it checked before anything starts."""
+"""Reads the operator's tools, prompts and program for the agent, and checks them before anything starts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def equip(env: EnvSettings) -> Equipment:
 
 
 def brought_host_tools(env: EnvSettings) -> dict[str, HostTool]:
-    """By name. Imports the operator's modules. Raises ConfigError."""
+    """The operator's host tools by name. Imports their modules. Raises ConfigError."""
     if not env.host_tools:
         return {}
     workers = Workers(env.tool_timeout, env.max_concurrent_tool_calls)
@@ -38,7 +38,7 @@ def brought_host_tools(env: EnvSettings) -> dict[str, HostTool]:
 
 
 def check_team(env: EnvSettings, equipment: Equipment, tools: Mapping[str, HostTool]) -> None:
-    """All names are different, and managed agents name tools that are there. Raises ConfigError."""
+    """Raises ConfigError unless all names differ and managed agents name existing tools."""
     brought = [tool.name for tool in equipment.sandbox_tools]
     check_names(brought, tools, (agent.name for agent in env.managed_agents))
     known = (*FILE_TOOLS, *brought, *tools)

@@ -1,4 +1,4 @@
-"""What a run brings into all its sandboxes: tools that run there, prompts, a program. Frozen values."""
+"""What a run sends into all its sandboxes: tools that run there, prompts, a program. Frozen values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SandboxTool:
 
 @dataclass(frozen=True, slots=True)
 class ProgramFile:
-    """A file of the program that is the agent. `path` is relative, of safe components."""
+    """A file of an agent program. `path` is relative, without `..`."""
 
     path: str
     content: bytes
@@ -30,14 +30,14 @@ class ProgramFile:
 
 @dataclass(frozen=True, slots=True)
 class Equipment:
-    """`prompt_templates` None: smolagents' own. `program` is empty unless the agent is one."""
+    """`prompt_templates` None: smolagents' own. `program` is empty unless the agent is a program."""
 
     sandbox_tools: tuple[SandboxTool, ...] = ()
     prompt_templates: Mapping[str, Any] | None = None
     program: tuple[ProgramFile, ...] = ()
 
     def describe(self) -> dict[str, object]:
-        """For run.json: what was brought, by name and digest."""
+        """For run.json: names and digests."""
         return {
             "sandbox_tools": {tool.name: _digest(tool.source.encode()) for tool in self.sandbox_tools},
             "prompt_templates": None

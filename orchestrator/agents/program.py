@@ -17,7 +17,7 @@ _SKIPPED = frozenset({"__pycache__", ".git", ".venv"})
 
 
 def read_program(path: Path) -> tuple[ProgramFile, ...]:
-    """Its files; a single one becomes `__main__.py`. Raises ConfigError."""
+    """The program's files; a single file becomes `__main__.py`. Raises ConfigError."""
     try:
         if path.is_file():
             files = [(MAIN, path)]
@@ -35,7 +35,7 @@ def read_program(path: Path) -> tuple[ProgramFile, ...]:
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """(path below the folder, place) of regular files, in order. Links are not followed."""
+    """(path below the folder, place) of regular files, sorted. Links are left out."""
     for directory, below, names in os.walk(folder):
         below[:] = sorted(name for name in below if name not in _SKIPPED)
         for name in sorted(names):

@@ -12,7 +12,7 @@ FLAG = "env.prompt_templates"
 MAX_BYTES = 256 * 1024
 _TEAM = frozenset({"tools", "managed_agents"})
 _CODE = frozenset({"authorized_imports", "code_block_opening_tag", "code_block_closing_tag"})
-# What smolagents gives each of them. A name it does not give would end every rollout.
+# The variables that smolagents gives each template. Any other name in a template would end every rollout.
 _NAMES: Mapping[str, frozenset[str]] = {
     "system_prompt": _TEAM | _CODE | {"custom_instructions"},
     "planning.initial_plan": _TEAM | {"task"},

@@ -1,13 +1,12 @@
 """Feeding a trainer through Atropos' run-api, and `OrchestratorEnv`, the environment that Atropos users load.
 
 run_api.py      the run-api's calls and what can go wrong with each
-position.py     which groups are done, what of them the trainer took, and the files that say so
+position.py     which groups are done, which of them the trainer took, and the files that say so
 stream.py       the tasks, round after round, with those that came back
 feed.py         keeps the trainer supplied: registers, fills up to the off-policy bound, delivers
-gates.py        when an evaluation or a checkpoint is due
-tracking.py     what Weights & Biases is told
+service.py      the engine behind the feed
 settings.py     our settings as Atropos' pydantic models, and back
-environment.py  the only module that imports atroposlib (it takes seconds)
+environment.py  `OrchestratorEnv`; only it and settings.py import atroposlib, which takes seconds
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m orchestrator.atropos serve|process|evaluate`: the environment by Atropos' own entry point."""
+"""`python -m orchestrator.atropos serve|process|evaluate`: runs the environment as Atropos users do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our registration at the run-api, kept up through its restarts, and what the run-api said last."""
+"""Our registration at the run-api, renewed when the run-api was restarted, and its last status."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from orchestrator.atropos.terms import Terms, check_batch_size
 from orchestrator.backoff import Backoff
 from orchestrator.errors import ConfigError
 
-BETWEEN_CALLS = Backoff(first_s=0.2, most_s=2.0)  # of a run-api that gives no answer
+BETWEEN_CALLS = Backoff(first_s=0.2, most_s=2.0)  # pauses while the run-api gives no answer
 DISCONNECT_S = 3.0
-UNKNOWN = 3  # answers 500 in a row that mean: it does not know us
-_ITS_OWN_FAILURE = 500  # other codes are those of a gateway before it, and say nothing of what it knows
+UNKNOWN = 3  # after so many answers 500 in a row the run-api does not know us any more
+_ITS_OWN_FAILURE = 500  # from the run-api itself; other codes are those of a gateway in front of it
 
 
 class Connection:
@@ -32,18 +32,18 @@ class Connection:
     ) -> None:
         self.api = api
         self.registration: Registration | None = None
-        self.status: Status | None = None  # what it said last
-        self.answers = asyncio.Event()  # we are registered, and the run-api answers
+        self.status: Status | None = None  # the last one
+        self.answers = asyncio.Event()  # set while we are registered and the run-api answers
         self.sent_since = 0  # groups handed over since `status` was asked for
         self._terms = terms
         self._ledger = ledger
         self._say = say
         self._registered = registered
         self._trainer: Trainer | None = None
-        self._step = 0  # the trainer's, when it was heard of last
+        self._step = 0  # the trainer's last known step
 
     async def register(self) -> None:
-        """Waits for a run-api with a trainer. Raises ConfigError where that trainer cannot be served."""
+        """Waits for a run-api with a trainer, and registers. Raises ConfigError where it cannot be served."""
         terms, told, attempt = self._terms, "", 0
         while True:
             try:
@@ -54,7 +54,7 @@ class Connection:
                     group_size=terms.group_size,
                     allocation=terms.allocation,
                 )
-                # Asked after the registration: before it, a trainer that comes in between would stay unknown.
+                # Asked after the registration: a trainer that came between the two calls would else be missed.
                 trainer = await self.api.trainer() if registration is not None else None
                 why = f"waiting for a trainer at {self.api.url}"
             except RunApiAway as error:
@@ -71,7 +71,7 @@ class Connection:
             await asyncio.sleep(min(BETWEEN_CALLS.pause_s(attempt), 0.5))
 
     async def _accept(self, registration: Registration, trainer: Trainer) -> bool:
-        """False: the run-api went away again."""
+        """False: the run-api went away again. Raises ConfigError."""
         batch = trainer.batch_size or self._terms.batch_size
         if batch is None:
             raise ConfigError("env.batch_size: the trainer does not say how large its batches are; set it here")
@@ -133,12 +133,12 @@ class Connection:
         share = min(1.0, status.unallocated + (terms.allocation or 0.0))
         bound = ahead * int(batch * share) // size - status.queued
         if terms.allocation is not None:
-            # Its own part of the batches, however full of others' groups the queue is.
+            # This environment's own part of the batches, however many groups of others are in the queue.
             bound = max(bound, math.ceil(terms.allocation * batch * ahead / size) - status.own_queued)
         return bound - self.sent_since
 
     async def disconnect(self) -> None:
-        """An environment that stays registered has its weight in every batch, and may hold them all up."""
+        """An environment that stays registered has its part in every batch, and may hold up all batches."""
         if self.registration is None:
             return
         with suppress(RunApiAway, RunApiRefused, TimeoutError):

@@ -1,8 +1,8 @@
-"""Hands groups to the run-api, each exactly once, through broken calls, restarts and `kill -9`.
+"""Hands groups to the run-api, each at most once, through broken calls, restarts and `kill -9`.
 
-The ledger says on disk what is being sent before it is sent. Where nobody heard how that ended, the run-api is
-asked for the latest group it took. Where that does not tell either, the group counts as arrived and is not sent
-again: a missing group can be counted, one that is trained on twice cannot be taken back.
+Before a group is sent, the ledger says so on disk. If the outcome of the call is unknown, the run-api is asked for
+the latest group it took. If that does not tell either, the group counts as arrived and is not sent again: a
+missing group can be counted, one that is trained on twice cannot be taken back.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from orchestrator.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-LATE_S = 2.0  # what broke off may still be on its way: in a gateway, or read by the run-api and not looked at
+LATE_S = 2.0  # a request that broke off may still arrive: from a gateway, or from the run-api's own buffer
 Groups = Sequence[Mapping[str, Any]]
 
 
 class Delivery:
-    """`saved`: returns when what the ledger says is on disk."""
+    """Delivers groups one after the other. `saved` writes the ledger to disk."""
 
     def __init__(
         self,
@@ -42,9 +42,9 @@ class Delivery:
         self._say = say
 
     async def post(self, item: Item, groups: Groups) -> bool:
-        """Waits until the run-api has them; False: it refused them.
+        """Waits until the run-api has the groups, or may have them; False: it refused them.
 
-        One caller at a time: else nobody could tell whether a delivery that broke off arrived.
+        One caller at a time: otherwise it could not be found out whether a delivery that broke off arrived.
         """
         last = await asyncio.to_thread(fingerprint, groups[-1])
         attempt = 0
@@ -60,7 +60,8 @@ class Delivery:
                     broken, same=sent_to is registration
                 ):
                     return True
-                # A run-api that was restarted takes groups of anybody, and no trainer after that.
+                # A restarted run-api would take the group without a registration, and then be of use to no
+                # trainer. Its status fails for an environment that it does not know.
                 status = await self._api.status(registration.env_id)
                 sending = Sending(
                     number=item.number,
@@ -83,7 +84,8 @@ class Delivery:
             await asyncio.sleep(BETWEEN_CALLS.pause_s(attempt))
 
     async def _send(self, groups: Groups, sending: Sending) -> None:
-        """Said on disk first: a process that ends in the middle leaves a question, and no second delivery."""
+        """Sends after a note on disk: a process that ends in between leaves an open question, and no second
+        delivery."""
         self._ledger.sending = sending
         await self._saved()
         try:
@@ -98,7 +100,7 @@ class Delivery:
         """Finds out what became of the group that an earlier process was sending when it ended."""
         sending = self._ledger.sending
         assert sending is not None
-        # Numbers and names of registrations count up until a run-api is restarted or reset.
+        # Numbers and names of registrations only grow until the run-api is restarted or reset.
         same = (
             registration.env_id > sending.env_id
             and registration.name != sending.name
@@ -117,7 +119,7 @@ class Delivery:
             await self._saved()
 
     async def _arrived(self, sending: Sending, *, same: bool) -> bool:
-        """Whether a delivery that broke off counts as arrived. `same`: this is still the run-api it went to."""
+        """Whether a delivery that broke off counts as arrived. `same`: the run-api was not restarted since."""
         if await self._heard(sending, same=same):
             return True
         await asyncio.sleep(LATE_S)
@@ -132,7 +134,7 @@ class Delivery:
             if now.own_queued > sending.queued:
                 return True
             if whose == sending.env_id or now.step == sending.step:
-                return False  # an older one of ours was the last; or nothing was taken out, and it is not in it
+                return False  # its latest group is an older one of ours; or the queue neither shrank nor grew
         self.uncertain += 1
         self._say(
             f"the delivery of group {sending.number} broke off, and whether it arrived cannot be told; "

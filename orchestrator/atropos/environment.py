@@ -1,8 +1,8 @@
-"""`OrchestratorEnv`: the engine as an Atropos environment. The only module that imports atroposlib.
+"""`OrchestratorEnv`: the engine as an Atropos environment.
 
 Atropos users load it as any environment: `OrchestratorEnv(config, server_configs)`, `config_init`, `cli()`,
 `setup`, `get_next_item`, `collect_trajectories`, `evaluate`. Its three managers are our own, since those of
-atroposlib 0.4.0, which gets no fixes, lose groups, steps and whole runs (`feed` says which).
+atroposlib 0.4.0, which gets no fixes, lose groups, steps and whole runs (see `feed.py`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.opening import find_tokenizer
 from orchestrator.settings.config import Config
 
-# Its import sets it to DEBUG, and it would log a line for every 0.1 s.
+# Importing atroposlib sets its loggers to DEBUG; they would write a line every 0.1 s.
 logging.getLogger("atroposlib").setLevel(logging.WARNING)
 logging.getLogger("atroposlib.envs.base").setLevel(logging.WARNING)
 
@@ -40,7 +40,7 @@ Backlog = list[Item]
 
 
 class EngineServer(APIServer):  # type: ignore[misc]
-    """Stands where Atropos keeps its clients. The engine samples by its own, which give exact ids."""
+    """Stands in for Atropos' inference clients and sends nothing: the engine has clients of its own."""
 
     async def check_server_status_task(self, chat_completion: bool = True) -> None:
         """Nothing to check: no request goes through here."""
@@ -91,12 +91,12 @@ class OrchestratorEnv(BaseEnv):  # type: ignore[misc]
 
     @classmethod
     def from_config(cls, config: Config, tokenizer: HubTokenizer | None = None) -> OrchestratorEnv:
-        """From what `load_config` gives. `tokenizer`: the one the configuration names, where it is loaded."""
+        """From what `load_config` gives. `tokenizer`: the one that it names, where that is loaded already."""
         return cls(None, None, own=config, tokenizer=tokenizer)
 
     @classmethod
     def config_init(cls) -> tuple[Any, list[Any]]:
-        """Our defaults; one server, so that flags can set it."""
+        """Our defaults, with one server, so that flags can set it."""
         return OrchestratorEnvConfig(), [OrchestratorServerConfig()]
 
     # ------------------------------------------------------------ what Atropos asks for
@@ -106,7 +106,7 @@ class OrchestratorEnv(BaseEnv):  # type: ignore[misc]
         await self.service.open()
 
     async def close(self) -> None:
-        """Removes every sandbox. BaseEnv has no such hook; the managers here call it."""
+        """Removes every sandbox. BaseEnv has no such hook: the managers here close the service."""
         await self.service.close()
 
     async def get_next_item(self) -> Item:
@@ -120,11 +120,11 @@ class OrchestratorEnv(BaseEnv):  # type: ignore[misc]
         return (groups[0] if len(groups) == 1 else groups) or None, []
 
     async def evaluate(self, *args: Any, **kwargs: Any) -> Mapping[str, float]:
-        """Measures the held-out tasks at the trainer's present step."""
+        """Measures the evaluation tasks at the trainer's present step."""
         return await self.service.evaluate_now()
 
     async def cleanup(self) -> None:
-        """Nothing: Atropos calls it after every group."""
+        """Does nothing: Atropos calls it after every group."""
 
     # ------------------------------------------------------------ the managers
 
@@ -137,7 +137,7 @@ class OrchestratorEnv(BaseEnv):  # type: ignore[misc]
         return await self.service.serve()
 
     async def process_manager(self) -> None:
-        """`process`: Atropos' own goes one group at a time and ends with 0 where nothing was written."""
+        """`process`: Atropos' own makes one group at a time and ends with 0 even when nothing was written."""
         _exit(await process.work(self.own_config))
 
     async def _run_evaluate(self) -> None:
@@ -165,7 +165,7 @@ class OrchestratorEnv(BaseEnv):  # type: ignore[misc]
     # ------------------------------------------------------------ wandb
 
     async def _make(self, item: Item) -> Sequence[Mapping[str, Any]]:
-        """By the methods an Atropos user may have overridden."""
+        """Makes an item's groups through the methods that a subclass may override."""
         made, _ = await self.collect_trajectories(item)
         made = await self.postprocess_histories(made) if made else None
         if not made:
@@ -176,7 +176,7 @@ class OrchestratorEnv(BaseEnv):  # type: ignore[misc]
         return groups
 
     async def add_rollouts_for_wandb(self, scored_data: Any, item: Any = None) -> None:
-        """As Atropos, but never more rollouts than there are."""
+        """As in Atropos, but with no more rollouts than the group has."""
         if not self.service.tracking.wanted:
             return
         asked = self.config.num_rollouts_per_group_for_logging
@@ -186,7 +186,7 @@ class OrchestratorEnv(BaseEnv):  # type: ignore[misc]
         del self.rollouts_for_wandb[: -self.config.num_rollouts_to_keep or None]
 
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
-        """Ours and a table of rollouts, with the environment's name in front as Atropos does."""
+        """Logs these, our own and a table of rollouts, with the environment's name in front as Atropos does."""
         metrics = {**(wandb_metrics or {}), **self.service.metrics_now()}
         if not self.service.tracking.wanted:
             return
@@ -197,12 +197,12 @@ class OrchestratorEnv(BaseEnv):  # type: ignore[misc]
         self.service.tracking.log(named, self.service.step)
 
     def save_checkpoint(self, step: int, data: Any = None) -> None:
-        """The position in the task stream; `data` is not needed."""
+        """Saves the position in the task stream; `data` is ignored."""
         self.service.save_checkpoint(step)
 
 
 def _folder(name: str) -> str:
-    """Where a tokenizer of this name lies by now: Atropos would ask the hub again, and wait without network."""
+    """The folder of a tokenizer loaded by this name: Atropos would ask the hub again, and wait without network."""
     if tokenizer_folder(name):
         return name
     found = try_to_load_from_cache(name, "tokenizer_config.json")

@@ -1,9 +1,9 @@
-"""Keeps a trainer supplied with groups, whatever happens to it or to the run-api between.
+"""Keeps a trainer supplied with groups, whatever happens to it or to the run-api between them.
 
-In place of Atropos' own loop, which ends when the run-api is restarted, loses what cannot be sent at once,
+This replaces Atropos' own loop, which ends when the run-api is restarted, loses what cannot be sent at once,
 throws running groups away whenever the queue is full, misses evaluations and sleeps 5 s before it begins.
-Here a group that was begun is finished and delivered; only an evaluation that stops training, its own time
-limit and the end of the run cancel it.
+Here a group that was begun is finished and delivered. It is cancelled only by an evaluation that stops
+training, by its own time limit, or by the end of the run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from orchestrator.waits import uninterrupted
 log = logging.getLogger(__name__)
 
 POLL_S = 0.2
-MAX_RETURNED = 3  # cancellations of one group; after them it is left to its end
+MAX_RETURNED = 3  # how often a group comes again; then no evaluation cancels it, and its time limit ends it
 MAX_REFUSED = 3  # refused groups in a row: the next ones would be refused as well
 
 
@@ -41,17 +41,17 @@ class Maker(Protocol):
     """What a feed needs of the environment."""
 
     def has_room(self, share: float) -> bool:
-        """Whether no rollout waits for a sandbox, of that share of them: it is time to begin a group."""
+        """Whether all begun rollouts fit into that share of the sandboxes: then it is time to begin a group."""
 
     def begin(self, item: Item) -> None:
         """A group is begun: `make` follows."""
 
     async def make(self, item: Item) -> Groups:
-        """The groups of one item, fit to be sent; none: it came to nothing and does not come again. May be
-        cancelled at any time, and then leaves nothing behind."""
+        """The groups of one item, fit to be sent; none: the item gave nothing and does not come again. May be
+        cancelled at any time, and then leaves no sandbox behind."""
 
     async def registered(self, registration: Registration, trainer: Trainer) -> None:
-        """A trainer is there, for the first time or again. Raises ConfigError where it cannot be served."""
+        """A trainer was found, for the first time or again. Raises ConfigError where it cannot be served."""
 
     async def stepped(self, step: int) -> None:
         """The trainer has taken a step."""
@@ -60,16 +60,16 @@ class Maker(Protocol):
         """The trainer has passed one of its checkpoints."""
 
     async def keep(self, item: Item, groups: Groups) -> None:
-        """The groups are on disk when this returns, and are delivered next. Never cancelled."""
+        """Writes the groups to disk; they are delivered next. Never cancelled."""
 
     async def saved(self) -> None:
-        """What the ledger says is on disk when this returns."""
+        """Writes the ledger to disk."""
 
     async def delivered(self, item: Item) -> None:
         """The run-api has taken the item's groups. `saved` is called next."""
 
     async def evaluate(self, step: int) -> None:
-        """An evaluation is due."""
+        """Runs the evaluation that is due."""
 
 
 @dataclass(slots=True, eq=False)
@@ -78,12 +78,12 @@ class _Worker:
 
     item: Item
     task: asyncio.Task[None] | None = None
-    collecting: bool = True  # and so can be cancelled
-    returns: bool = False  # it was cancelled to come again
+    collecting: bool = True  # still being made, so it can be cancelled
+    returns: bool = False  # it was cancelled, and comes again
 
 
 class Feed:
-    """One environment at one run-api. `say` is given lines for people."""
+    """Feeds one run-api from one environment. `say` gets lines for people."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Feed:
         terms: Terms,
         say: Callable[[str], None],
     ) -> None:
-        """`stream`: the tasks; another one where a registration made the run go on elsewhere."""
+        """`stream` gives the current task stream: a registration may replace it by one at another position."""
         self.connection = Connection(api, terms, ledger, say, maker.registered)
         self.delivery = Delivery(self.connection, ledger, maker.saved, say)
         self.maker = maker
@@ -103,7 +103,7 @@ class Feed:
         self.step = 0  # the trainer's
         self.cancelled = 0  # groups that were cancelled and came again
         self.refused = 0
-        self.unsent = 0  # finished, and the run ended before the run-api took them
+        self.unsent = 0  # groups on disk that the run-api has neither taken nor refused
         self._stream = stream
         self._say = say
         self._changed = asyncio.Event()
@@ -115,7 +115,7 @@ class Feed:
         self._eval_due = False
 
     async def run(self) -> None:
-        """Until `terms.total` groups are delivered, `drain`, or what stops a run is raised."""
+        """Feeds until `terms.total` groups are delivered or `drain` is called. Raises what stops a run."""
         try:
             async with asyncio.TaskGroup() as tg:
                 await self._loop(tg)
@@ -126,17 +126,17 @@ class Feed:
             await uninterrupted(self.connection.disconnect())
 
     def drain(self) -> None:
-        """No group is begun any more; those under way come to their end."""
+        """Begins no more groups; those under way come to their end."""
         self._draining = True
         self._changed.set()
 
     def wake(self) -> None:
-        """There may be room for another group."""
+        """Looks now whether there is room for another group."""
         self._changed.set()
 
     @property
     def queued(self) -> int:
-        """Groups that waited for the trainer when the run-api was asked last, others' included."""
+        """Groups that waited for the trainer at the last status, those of other environments included."""
         status = self.connection.status
         return status.queued if status is not None else 0
 
@@ -191,7 +191,7 @@ class Feed:
                     await self._changed.wait()
 
     async def _until_changed(self, wait: Awaitable[None]) -> None:
-        """Waits for it, but not past a `drain`."""
+        """Stops waiting when the feed is finished or drained."""
         task = asyncio.ensure_future(wait)
         try:
             while not task.done():
@@ -208,7 +208,6 @@ class Feed:
             await asyncio.gather(task, return_exceptions=True)
 
     async def _open(self, tg: asyncio.TaskGroup) -> None:
-        """Begins groups while there is room for them."""
         while (
             not self._draining
             and len(self._workers) < self._room()
@@ -222,14 +221,14 @@ class Feed:
             worker.task = tg.create_task(self._work(worker), name=f"group {item.number}")
 
     def _room(self) -> int:
-        """How many groups may be under way: workers, the off-policy bound, what is left to do."""
+        """How many groups may be under way, by workers, off-policy bound and what is left to do."""
         room = min(self.terms.workers, self.connection.bound())
         if self.terms.total is not None:
             room = min(room, self.terms.total - self.ledger.groups)
         return room
 
     def _share(self) -> float:
-        """Of the sandboxes, what training may have."""
+        """The share of the sandboxes that training may use."""
         evaluating = self._evaluation is not None and not self._evaluation.done()
         if not evaluating:
             return 1.0
@@ -238,7 +237,7 @@ class Feed:
     # ------------------------------------------------------------ one group
 
     async def _work(self, worker: _Worker) -> None:
-        """From the task to the delivery. What it raises ends the run."""
+        """Makes and delivers the groups of one item. What it raises ends the run."""
         try:
             groups = await self._collect(worker)
             worker.collecting = False
@@ -260,7 +259,7 @@ class Feed:
             self._changed.set()
 
     async def _collect(self, worker: _Worker) -> Groups | None:
-        """None: it took too long, and comes again unless it did so too often."""
+        """None: it took too long, and the item comes again; empty: it took too long too often."""
         item = worker.item
         limit_s = self.terms.time_limit_s(item.task)
         try:
@@ -278,7 +277,7 @@ class Feed:
         return ()
 
     async def _deliver(self, item: Item, groups: Groups) -> None:
-        """Until the run-api has them or refuses them."""
+        """Waits until the run-api takes or refuses the groups. Raises RunUnhealthy."""
         async with self._sending:
             posted = await self.delivery.post(item, groups)
             self.unsent -= 1
@@ -299,7 +298,7 @@ class Feed:
     # ------------------------------------------------------------ evaluations
 
     def _evaluate(self, tg: asyncio.TaskGroup) -> None:
-        """Begins one that is due, when the one before is over."""
+        """Begins a due evaluation when the one before is over."""
         if not self._eval_due or self._draining or (self._evaluation is not None and not self._evaluation.done()):
             return
         self._eval_due = False
@@ -316,7 +315,7 @@ class Feed:
         )
 
     async def _evaluated(self, step: int, going: Sequence[asyncio.Task[None]]) -> None:
-        """Once what was stopped for it has given its sandboxes back."""
+        """Evaluates, after the groups stopped for it have given their sandboxes back."""
         try:
             if going:
                 await asyncio.wait(going)

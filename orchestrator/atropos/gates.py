@@ -4,10 +4,10 @@ from __future__ import annotations
 
 
 class Gate:
-    """Due once whenever the step has entered another span of `every` steps.
+    """Due once whenever the step has entered another span of `every` steps. `every` below 1: never.
 
-    A batch may take the trainer several steps on at once; comparing remainders, as Atropos does, then
-    misses some and never opens for n = 1. `every` below 1: never.
+    The trainer may advance several steps between two looks. Comparing remainders, as Atropos does, then
+    misses some, and never opens for `every` = 1.
     """
 
     def __init__(self, every: int, step: int) -> None:
@@ -15,8 +15,8 @@ class Gate:
         self._span = self._of(step)
 
     def due(self, step: int) -> int | None:
-        """The multiple of `every` that was reached since the last call; None: none was. A trainer that went
-        back is followed."""
+        """The multiple of `every` that was reached since the last call; None: none was. After a step back,
+        counting goes on from there."""
         span = self._of(step)
         reached = span > self._span
         self._span = span

@@ -1,4 +1,4 @@
-"""What was sampled for groups that are not written or not delivered: nothing that was paid for is made twice."""
+"""Keeps what was sampled for groups that are not yet written or delivered, so that nothing is sampled twice."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Result = Member | Attempt
 
 
 class Kept(Listener):
-    """Results of rollouts by their group, and whole groups: `made` and not written yet, and `written` ones that
-    an earlier process had no time to deliver."""
+    """Results of rollouts by group, and whole groups: `made` ones that are not written yet, and `written` ones
+    that an earlier process did not deliver."""
 
     def __init__(self) -> None:
         self.made: dict[int, Group] = {}
@@ -28,22 +28,21 @@ class Kept(Listener):
         self._earlier = Earlier()
 
     def attempt(self, result: Result) -> None:
-        """One attempt of a group under way."""
         plan = result.attempt.plan if isinstance(result, Member) else result.plan
         self._results.setdefault(plan.group, {})[plan.rollout_id] = result
 
     def forget(self, number: int) -> Group | None:
-        """The group does not come again. What was made of it."""
+        """Forgets a group that does not come again; returns it if it was made."""
         self._results.pop(number, None)
         return self.made.pop(number, None)
 
     def result(self, plan: RolloutPlan, tokenizer: Tokenizer | None) -> Result | None:
-        """What became of this attempt; None: it is to be made."""
+        """The result of this attempt; None: it is still to be made."""
         known = self._results.get(plan.group, {}).get(plan.rollout_id)
         return known or self._earlier.result(plan, tokenizer)
 
     def read(self, output: Output, is_done: Callable[[int], bool]) -> None:
-        """From the files of a run that is continued."""
+        """Reads the files of a run that is continued."""
         self._earlier = output.earlier
         for line in texts(output.groups.path):
             number = group_number(line.place, line.text)

@@ -1,8 +1,9 @@
 """Where a run is in its stream of tasks: which groups are done, and which of those the trainer has taken.
 
-Kept in two places. `position.json` in the run directory says what was delivered: a new `serve` for the same
-trainer goes on behind it. `step-N.json` in the trainer's checkpoint directory, where Atropos keeps its own,
-says what had been taken when the trainer saved its step N: a trainer that goes back there gets the rest again.
+`position.json` in the run directory says what was delivered: `--env.resume` goes on behind it. The trainer's
+checkpoint directory, where Atropos keeps its own files, has `latest.json`, the same for a new `serve` of that
+trainer, and `step-N.json`, which says what had been taken when the trainer saved its step N: a trainer that goes
+back there gets the rest again.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """A delivery that was begun: what tells, when nobody heard how it ended, whether the run-api has it.
+    """A delivery that was begun, and by what to find out later whether it arrived.
 
-    `number`: of the group; `lines`: how many it has, side lines included; `fingerprint`: of the last of them.
-    `env_id` and `name`: our registration. `step` of the trainer and `queued`, lines of ours that waited in the
-    run-api, are from before it.
+    `number`: of the group; `lines`: how many it has, side lines included; `fingerprint`: of its last line.
+    `env_id` and `name`: our registration. `step` (the trainer's) and `queued` (groups of ours that waited in the
+    run-api) are from before the delivery.
     """
 
     number: int
@@ -41,9 +42,9 @@ class Sending:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """`following`: all groups below it are done; `done`: those above it that are. `groups`: how many of the
-    done ones the trainer was given. `step`: where the trainer was. `sending`: the delivery under way then. The
-    seed makes the rest the same."""
+    """`following`: all groups with smaller numbers are done; `done`: larger numbers of done groups. `groups`: how
+    many done groups the trainer was given. `step`: the trainer's. `sending`: the delivery under way. The seed
+    makes the remaining groups the same."""
 
     seed: int
     dataset: str
@@ -54,7 +55,6 @@ class Position:
     sending: Sending | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """What the files hold."""
         return {
             "schema": SCHEMA,
             "seed": self.seed,
@@ -87,48 +87,47 @@ class Position:
 
 @dataclass(slots=True)
 class Ledger:
-    """What became of each group. Deliveries are taken by the trainer in their order.
+    """What became of each group. The trainer takes deliveries in their order.
 
-    `sending`: the delivery that was begun and of which it is not known yet whether it arrived; at first that of
-    an earlier process.
+    `sending`: a delivery of which it is not known yet whether it arrived; at first that of an earlier process.
     """
 
     begun: Position
     sending: Sending | None = None
     delivered: int = 0  # groups handed over by this process, side lines counted with their group
-    lost: int = 0  # handed over, and gone with the run-api before the trainer took them
+    lost: int = 0  # groups that the run-api lost before the trainer took them
     _posted: int = 0  # lines handed over, side lines included
     _taken: int = 0
-    _queued: deque[int] = field(default_factory=deque)  # their numbers, oldest first
-    _untaken: Counter[int] = field(default_factory=Counter)
+    _queued: deque[int] = field(default_factory=deque)  # group number of each line not taken, oldest first
+    _untaken: Counter[int] = field(default_factory=Counter)  # lines not taken, by group number
     _following: int = 0
-    _above: set[int] = field(default_factory=set)  # done ones behind a gap
+    _above: set[int] = field(default_factory=set)  # done groups above a gap
 
     def __post_init__(self) -> None:
         self.begin(self.begun)
 
     def begin(self, position: Position) -> None:
-        """Goes on from there. Before anything is delivered."""
+        """Goes on from `position`. Only before anything is delivered."""
         self.begun = position
         self._following, self._above = position.following, set(position.done)
         self.sending = position.sending
 
     @property
     def posted(self) -> int:
-        """A mark for `seen_queue`: how much was handed over by now."""
+        """How many lines were handed over by now: a mark for `seen_queue`."""
         return self._posted
 
     @property
     def groups(self) -> int:
-        """All that the trainer was given, by earlier processes too, and not what was lost."""
+        """How many groups the trainer was given, by earlier processes too, without lost ones."""
         return self.begun.groups + self.delivered - self.lost
 
     def is_done(self, number: int) -> bool:
-        """Whether that group does not come again."""
+        """Whether this group does not come again."""
         return number < self._following or number in self._above
 
     def deliver(self, number: int, lines: int) -> None:
-        """The run-api has it."""
+        """The run-api has the group."""
         self.drop(number)
         self.delivered += 1
         self._posted += lines
@@ -136,7 +135,7 @@ class Ledger:
         self._untaken[number] += lines
 
     def drop(self, number: int) -> None:
-        """It is done: it does not come again."""
+        """The group is done: it does not come again."""
         if self.sending is not None and self.sending.number == number:
             self.sending = None
         self._above.add(number)
@@ -145,13 +144,13 @@ class Ledger:
             self._following += 1
 
     def seen_queue(self, size: int, posted: int) -> None:
-        """`size` lines of ours wait in the run-api, of those `posted` before it was asked."""
+        """Of the `posted` lines handed over before the run-api was asked, `size` still wait there."""
         while self._taken < posted - size and self._queued:
             self._taken += 1
             self._take(self._queued.popleft())
 
     def forgotten(self) -> int:
-        """The run-api lost what waited in it. How many groups that were; they do not come again."""
+        """The run-api lost what waited in it. Returns how many groups; they do not come again."""
         gone = len(self._untaken)
         self.lost += gone
         self._taken += len(self._queued)
@@ -160,11 +159,11 @@ class Ledger:
         return gone
 
     def delivered_position(self, step: int) -> Position:
-        """All that was handed over is done."""
+        """Everything handed over counts as done."""
         return replace(self._position(step, self._following, self._above, self.groups), sending=self.sending)
 
     def taken_position(self, step: int) -> Position:
-        """Only what the trainer has taken is done."""
+        """Only what the trainer has taken counts as done."""
         waiting = set(self._untaken)
         following = min(waiting | {self._following})
         done = {*range(following, self._following), *self._above} - waiting
@@ -181,7 +180,7 @@ class Ledger:
 
 
 def write_position(path: Path, position: Position, *, fsync: bool = False) -> None:
-    """Whole or not at all; with `fsync` it survives a power loss. Raises OutputError."""
+    """Writes the file whole or not at all; with `fsync` it survives a power loss. Raises OutputError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, position.as_json(), fsync=fsync)
@@ -190,7 +189,7 @@ def write_position(path: Path, position: Position, *, fsync: bool = False) -> No
 
 
 def read_position(path: Path) -> Position | None:
-    """None: there is none. Raises ConfigError."""
+    """None: there is no such file. Raises ConfigError."""
     try:
         told = orjson.loads(path.read_bytes())
     except FileNotFoundError:
@@ -215,13 +214,13 @@ class Checkpoints:
         self.save_latest(delivered)
 
     def save_latest(self, delivered: Position) -> None:
-        """What a new `serve` for the same trainer goes on behind. Raises OutputError."""
+        """Writes the position behind which a new `serve` for the same trainer goes on. Raises OutputError."""
         write_position(self.folder / self.LATEST, delivered, fsync=self._fsync)
 
     def load(self, step: int, *, same_trainer: bool) -> Position | None:
-        """Where to go on for a trainer that is at `step`; None: nothing is known of it. Raises ConfigError.
+        """Where to go on for a trainer that is at `step`; None: no file tells. Raises ConfigError.
 
-        `same_trainer`: what was delivered to it is still on its way.
+        `same_trainer`: groups delivered to it still wait in the run-api.
         """
         if step <= 0:
             return None

@@ -1,4 +1,4 @@
-"""How many tokens an agent's prompt has at least: smolagents' own text, before tools and question."""
+"""How many tokens an agent's prompt has at least: the system prompt of smolagents' code agent without tools."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from orchestrator.types import AgentSpec, Message
 
 
 def least_prompt_tokens(tokenizer: Tokenizer, agent: AgentSpec) -> int:
-    """The system prompt without any tool, in the chat template. A limit below it leaves room for no rollout."""
+    """Tokens of that prompt in the chat template. A smaller limit leaves no room for any rollout."""
     from jinja2 import Template
 
-    # Found without importing smolagents, which takes half a second.
+    # The file is found without importing smolagents, which takes half a second.
     spec = find_spec("smolagents")
     assert spec is not None
     assert spec.origin is not None

@@ -1,7 +1,7 @@
-"""Atropos' run-api as an environment uses it: seven calls, and what can go wrong with each.
+"""Atropos' run-api as an environment uses it: its calls, and what can go wrong with each.
 
-The server is one process without memory across restarts. It knows an environment by the place of its
-registration in a list, so after a restart or a `/reset_data` the same number may be nobody, or another.
+The server is one process that remembers nothing across restarts. It knows an environment by the place of its
+registration in a list, so after a restart or a `/reset_data` the same number may mean no environment, or another.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ T = TypeVar("T")
 
 TIMEOUT_S = 30.0
 GZIP_FROM_BYTES = 1024
-MAX_ANSWER_BYTES = 1 << 20  # numbers and names; a 422 quotes the groups it refuses, of which the beginning will do
-MAX_GROUP_BYTES = 1 << 30  # the latest example is a whole group, of any environment
+MAX_ANSWER_BYTES = 1 << 20  # of numbers and names; a 422 quotes the groups it refuses: their beginning is enough
+MAX_GROUP_BYTES = 1 << 30  # of the latest example: a whole group, of any environment
 _REASON_BYTES = 2000
 _REASON_CHARS = 300
-_LATER = frozenset({408, 425, 429})  # a gateway's: too slow, too early, too many; asking again is what it wants
+_LATER = frozenset({408, 425, 429})  # a gateway's answers: too slow, too early, too many; the call is repeated
 
 
 class RunApiAway(OrchestratorError):
-    """No answer, or one that is a failure of the server or of what stands before it. `arrived`: the request may
-    have been taken, now or a little later."""
+    """No answer, or a failure of the server or of a gateway in front of it. `arrived`: the run-api may have taken
+    the request, or take it a little later."""
 
     def __init__(self, reason: str, *, arrived: bool, status: int | None = None) -> None:
         super().__init__(reason)
@@ -39,7 +39,7 @@ class RunApiAway(OrchestratorError):
 
 
 class RunApiRefused(OrchestratorError):
-    """An answer that says no: asking again would give the same."""
+    """The run-api refused: asking again would give the same answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Trainer:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Queue sizes in groups of this environment; `queued` with what of others fits in."""
+    """Queue sizes in groups of this environment's size. `queued` also counts other environments' rollouts."""
 
     step: int
     queued: int
@@ -104,7 +104,7 @@ class RunApi:
         )
 
     async def status(self, env_id: int) -> Status:
-        """A server that does not know this number answers 500."""
+        """A server that does not know the number answers 500."""
         return await self._call("GET", "/status-env", {"env_id": env_id}, read=_status)
 
     async def send(self, groups: Sequence[Mapping[str, Any]], env_id: int) -> None:
@@ -116,7 +116,7 @@ class RunApi:
             await self._call("POST", "/scored_data_list", lines, read=_nothing)
 
     async def latest(self) -> tuple[int | None, str]:
-        """Of the group it was given last: whose it is, and its `fingerprint`. A reset does not forget it."""
+        """(env_id, fingerprint) of the group that the run-api took last. A reset does not clear it."""
         return await self._call(
             "GET",
             "/latest_example",
@@ -145,7 +145,8 @@ class RunApi:
         read: Callable[[Any], T],
         most: int = MAX_ANSWER_BYTES,
     ) -> T:
-        """What `read` finds in the answer. One of another shape, or of more than `most` bytes, is refused."""
+        """What `read` makes of the answer. Raises RunApiRefused for one of another shape, or of more than `most`
+        bytes."""
         data, headers = (None, {}) if body is None else await asyncio.to_thread(_encoded, body)
         headers["Accept-Encoding"] = "identity"  # packed, a small answer could be a gigabyte
         what = f"{self.url}{path}"
@@ -161,7 +162,7 @@ class RunApi:
                 text = await _beginning(answer, most)
                 encoding = answer.headers.get("Content-Encoding", "identity")
                 if answer.status >= 500 or answer.status in _LATER:
-                    # A gateway answers so for a run-api that has taken the request and is slow to say it.
+                    # A gateway may answer this while the run-api has taken the request and is only slow.
                     raise RunApiAway(
                         f"{what} answers {answer.status}: {_reason(text)}", arrived=True, status=answer.status
                     )
@@ -215,14 +216,13 @@ def _status(told: Any) -> Status:
 
 
 def fingerprint(group: Mapping[str, Any]) -> str:
-    """Tells a group from every other one, and is the same before and after the run-api had it: of its tokens, and
-    of its rollout ids where it has some."""
+    """A hash of the group's tokens, and of its rollout ids where it has some. The run-api does not change it."""
     names_G = [str(facts.get("rollout_id")) for facts in group.get("overrides") or () if facts]
     return hashlib.sha256(orjson.dumps([group["tokens"], names_G])).hexdigest()
 
 
 def _nothing(told: Any) -> None:
-    """That it answers is enough."""
+    """Ignores what an answer says."""
 
 
 def _encoded(body: object) -> tuple[bytes, dict[str, str]]:

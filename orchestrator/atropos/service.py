@@ -1,7 +1,7 @@
-"""What an OrchestratorEnv does: the engine, opened once, and a feed that is given its groups.
+"""The work behind an OrchestratorEnv: the engine, opened once, and a feed that delivers its groups.
 
-One executor for all groups: `max_concurrent_sandboxes` bounds them together. What a cancelled group's finished
-rollouts sampled is kept until the group comes again.
+All groups share one executor: `max_concurrent_sandboxes` bounds them together. What the finished rollouts of a
+cancelled group sampled is kept until the group comes again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _SHOWN = ("eval/accuracy", "eval/score_mean", "eval/tasks", "eval/samples_missin
 
 
 class Service:
-    """Owned by one environment, whose methods it is given: `make` groups of an item, `evaluate`, `log`."""
+    """Owned by one environment, which passes in methods of its own: `make` an item's groups, `evaluate`, `log`."""
 
     def __init__(
         self,
@@ -79,13 +79,13 @@ class Service:
         self._kept = Kept()
         self._observer = Observer(listeners=[self.sandbox_time, self._kept, self.metrics], say=self.progress.say)
         self._saving = asyncio.Lock()
-        self._sent = 0  # since wandb was told last
-        self._longest: int | None = None  # tokens of a line that the trainer takes; None: it says nothing
+        self._sent = 0  # groups delivered since the last log to wandb
+        self._longest: int | None = None  # tokens of the longest line the trainer takes; None: it sets no limit
 
     # ------------------------------------------------------------ opening
 
     async def open(self, *, training: bool = False) -> None:
-        """Engine and tasks; `training`: only where token ids are exact or done without on purpose."""
+        """Opens the engine and the tasks. With `training`, `env.token_source auto` means `exact`."""
         config = self.config
         if training and config.env.token_source == "auto":
             config = replace(config, env=replace(config.env, token_source="exact"))  # noqa: S106 - no password
@@ -193,7 +193,7 @@ class Service:
             self._feed.drain()
 
     def _resume(self, run_path: Path, output: Output) -> None:
-        """Goes on behind the last delivered group; groups written and not delivered are delivered first."""
+        """Goes on behind the last delivered group. Groups that were written and not delivered come first."""
         position = read_position(run_path / POSITION_FILE)
         if position is not None:
             self._begin(position)
@@ -204,10 +204,10 @@ class Service:
     # ------------------------------------------------------------ groups
 
     async def groups(self, item: Item) -> list[dict[str, Any]]:
-        """One item's groups in Atropos' form; none where its policy drops it. Raises Unfinished after a drain.
+        """One item's groups in Atropos' form; none where the group policy drops it. Raises Unfinished after drain.
 
-        While the environment is served, what comes of an item stays until the feed has it: cancelled in what a
-        subclass does with it, the item comes again and nothing of it is made or counted twice.
+        While serving, an item's group is kept until the feed has it: if a subclass' method is cancelled, the item
+        comes again, and its group is neither made nor counted twice.
         """
         engine = self.engine
         if (group := self._kept.made.get(item.number)) is None:
@@ -223,7 +223,7 @@ class Service:
                 longest_tokens=longest,
             )
             made = max((len(m.trajectory.tokens_T) for m in group.members_G), default=0)
-            if group.dropped is None and longest is not None and made > longest:  # of an earlier trainer's time
+            if group.dropped is None and longest is not None and made > longest:  # made for an earlier trainer
                 group = replace(group, dropped=f"a line of {made} tokens, the trainer takes {longest}")
             self._kept.made[item.number] = group
         lines = [] if group.dropped is not None else await asyncio.to_thread(engine.group_format.groups, group)
@@ -232,7 +232,7 @@ class Service:
         return lines
 
     def _over(self, number: int, because: str | None = None) -> None:
-        """The group does not come again: it counts, as dropped where a reason is given."""
+        """Counts a group that does not come again, as dropped where a reason is given."""
         group = self._kept.forget(number)
         if group is None:  # made by a subclass alone
             return
@@ -244,7 +244,7 @@ class Service:
             self.progress.group(group)
 
     def _begin(self, position: Position) -> None:
-        """The stream from there on."""
+        """Begins the task stream at `position`."""
         assert self._tasks is not None
         if self._ledger is not None:
             self._ledger.begin(position)
@@ -270,7 +270,7 @@ class Service:
         self._executor.begin(item.number, self.config.env.group_size)
 
     async def make(self, item: Item) -> Groups:
-        """As `Maker.make`, by the methods a subclass may have overridden."""
+        """As `Maker.make`, through the methods that a subclass may override."""
         assert self._executor is not None
         try:
             if (written := self._kept.written.get(item.number)) is not None:
@@ -283,23 +283,23 @@ class Service:
             self._executor.end(item.number)
 
     async def keep(self, item: Item, groups: Groups) -> None:
-        """In the groups file as it will be delivered, once, and counted."""
+        """Writes the groups, once, as they will be delivered, and counts them."""
         if self._kept.written.pop(item.number, None) is None and self._output is not None:
             await self._output.groups.append_lines(groups)
         self._over(item.number)
 
     async def saved(self) -> None:
-        """The position, in the run directory and for the trainer's checkpoints. Raises OutputError."""
+        """Writes the position to the run directory and to the trainer's checkpoints. Raises OutputError."""
         async with self._saving:
             position = self.ledger.delivered_position(self.step)
             await uninterrupted(asyncio.to_thread(self._write_position, position))
 
     async def registered(self, registration: Registration, trainer: Trainer) -> None:
-        """Limits and checkpoints of this trainer. Raises ConfigError where it cannot be served."""
+        """Adopts this trainer's limits and checkpoint directory. Raises ConfigError where it cannot be served."""
         first = not self.registered_name
         self.registered_name, self.step = registration.name, registration.step
         env = self.config.env
-        # Rollouts end where the trainer takes no longer line, instead of being thrown away.
+        # Rollouts end at the longest line that the trainer takes, instead of being thrown away by it.
         self._longest = None if trainer.max_token_len is None else max(trainer.max_token_len - 1, 16)
         if trainer.max_token_len is not None and trainer.max_token_len <= env.max_token_length:
             limit = trainer.max_token_len - 1
@@ -332,7 +332,7 @@ class Service:
         self.progress.say(f"goes on at task {position.following}, where step {position.step} was")
 
     async def stepped(self, step: int) -> None:
-        """Tells wandb, where something was sent since."""
+        """Logs to wandb, if enough groups were delivered since the last log."""
         self.step = step
         if self._sent >= self.config.env.min_items_sent_before_logging:
             self._sent = 0
@@ -352,11 +352,10 @@ class Service:
             self._checkpoints.save(step, taken, delivered)
 
     async def delivered(self, item: Item) -> None:
-        """Counts for wandb."""
         self._sent += 1
 
     async def evaluate(self, step: int) -> None:
-        """The environment's evaluation, told to wandb."""
+        """Runs the environment's evaluation and logs its metrics to wandb."""
         metrics = await self._evaluate()
         if metrics:
             shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if name in _SHOWN)
@@ -364,7 +363,7 @@ class Service:
             await self._log(dict(metrics))
 
     async def evaluate_now(self) -> Mapping[str, float]:
-        """The held-out tasks, under the same sandbox budget, recorded beside the run. Empty when drained."""
+        """The evaluation tasks, under the same sandbox budget, recorded beside the run. Empty when drained."""
         run = self._output.run.path if self._output is not None else run_directory_path(self.config.env)
         evaluation = await evaluate(
             self.engine, evaluation_tasks(self.config.env), run / "evals" / f"step-{self.step:06d}"
@@ -381,7 +380,7 @@ class Service:
     # ------------------------------------------------------------ for people
 
     def metrics_now(self) -> dict[str, float]:
-        """What is new, and the state of the feed."""
+        """Metrics since the last log, and the state of the feed."""
         told = self.metrics.taken()
         told["sandbox/seconds_thrown_away_total"] = self.sandbox_time.thrown_away_s
         if self._feed is not None:
@@ -436,7 +435,7 @@ class Service:
 
 
 def _named(group: Mapping[str, Any], number: int) -> Mapping[str, Any]:
-    """With a rollout id for every member, by which the groups file is read again: a subclass may leave it out."""
+    """The group with rollout ids, without which its file cannot be read again: a subclass may leave them out."""
     facts = group.get("overrides") or [None] * len(group["tokens"])
     if all(fact and "rollout_id" in fact for fact in facts):
         return group
@@ -445,7 +444,7 @@ def _named(group: Mapping[str, Any], number: int) -> Mapping[str, Any]:
 
 
 def _demand(engine: Orchestrator, feed: Feed, executor: Executor) -> AbstractContextManager[None]:
-    """Warm sandboxes while groups are still to be begun, and no more than rollouts will want."""
+    """Keeps sandboxes warm while groups are still to be begun; after that, only as many as rollouts wait for."""
     pool = engine.around.pool
     if pool is None:
         return nullcontext()

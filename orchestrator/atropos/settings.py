@@ -23,7 +23,7 @@ _OWN_TYPES = {"tokenizer_name": str | None, "max_num_workers": int}
 
 
 def _plain(value: object) -> Any:
-    """What pydantic and JSON take."""
+    """The value as pydantic and JSON take it."""
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, Mapping):
@@ -42,26 +42,26 @@ def _fields() -> dict[str, Any]:
     return fields
 
 
-# Atropos' fields keep their types and get our defaults; ours are checked by the table.
+# Atropos' fields keep their types and get our defaults. Our own fields are Any: the table checks them.
 OrchestratorEnvConfig = create_model("OrchestratorEnvConfig", __base__=BaseEnvConfig, **_fields())
 
 
 class OrchestratorServerConfig(APIServerConfig):  # type: ignore[misc]
-    """One endpoint; `auto` asks it what it is."""
+    """One endpoint; with `auto` it is asked which server it is."""
 
     server_type: Literal["auto", "openai", "vllm", "sglang", "llamacpp", "atropos", "trl"] = "auto"
     health_check: bool = False
 
 
 def as_env_config(config: Config, tokenizer_name: str) -> Any:
-    """For BaseEnv. Atropos writes no file: `data_path_to_save_groups` would be opened in its constructor."""
+    """The config for BaseEnv, without `data_path_to_save_groups`: BaseEnv's constructor would open that file."""
     values = {name: _plain(getattr(config.env, name)) for name in _ENV_ROWS}
     values |= {"tokenizer_name": tokenizer_name, "data_path_to_save_groups": None}
     return OrchestratorEnvConfig(**values)
 
 
 def as_server_configs(config: Config) -> list[Any]:
-    """For BaseEnv, which never samples: without keys, so that nothing can print them."""
+    """The servers for BaseEnv, which never samples: without keys, so that nothing can print them."""
     return [
         OrchestratorServerConfig(base_url=server.base_url, model_name=server.model_name, api_key="")
         for server in config.openai
@@ -69,8 +69,8 @@ def as_server_configs(config: Config) -> list[Any]:
 
 
 def as_config(env_config: Any, server_configs: Any) -> Config:
-    """What an Atropos user handed over, read by our table. Environment variables and .env stay out of it but
-    for keys. Raises ConfigError."""
+    """The Config for what an Atropos user handed over, checked by our table. Of environment variables and .env
+    only keys are used. Raises ConfigError."""
     servers = server_configs if isinstance(server_configs, Sequence) else [server_configs]
     return load_config(env=_env(env_config), openai=[_server(server) for server in servers])
 
@@ -81,7 +81,7 @@ def _env(env_config: Any) -> dict[str, Any]:
     values = {name: value for name, value in told.items() if name in _ENV_ROWS or name in aliases}
     given = env_config.model_fields_set
     if not isinstance(env_config, OrchestratorEnvConfig):
-        # A plain BaseEnvConfig: what nobody set is our default, not Atropos'.
+        # A plain BaseEnvConfig: what was not given has our default, not Atropos'.
         values = {name: value for name, value in values.items() if name in given}
     for row in _ENV_ROWS.values():
         for alias in row.aliases:

@@ -1,4 +1,4 @@
-"""The tasks to make groups of: round after round, and first those that came back."""
+"""The tasks to make groups of: round after round; tasks that came back go first."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ BadTaskSeen = Callable[[BadTask, int], Coroutine[Any, Any, None]]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Item:
-    """One group to make. `number` counts tasks in the stream, `epoch` how often this one came by, `returned`
-    how often the group was cancelled."""
+    """One group to make. `number` counts tasks in the stream, `epoch` earlier rounds, `returned` how often this
+    group was cancelled."""
 
     number: int
     epoch: int = field(compare=False)
@@ -27,8 +27,8 @@ class Item:
 
 
 class TaskStream:
-    """Numbers tasks as the engine does, so that `process` and `serve` make the same groups. `fitting`: what
-    the engine says of each."""
+    """Numbers tasks as the engine does, so that `process` and `serve` make the same groups. `fitting`: as
+    `Orchestrator.fitting`."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class TaskStream:
         self._reading = asyncio.Lock()
 
     async def next(self) -> Item:
-        """Raises ConfigError where no task can be used."""
+        """The next item. Raises ConfigError where no task can be used."""
         if self._back:
             return heapq.heappop(self._back)
         async with self._reading:
@@ -59,7 +59,7 @@ class TaskStream:
                 return Item(number, epoch, task)
 
     def put_back(self, item: Item) -> None:
-        """It comes again before any other."""
+        """Makes the item come again before new ones."""
         heapq.heappush(self._back, replace(item, returned=item.returned + 1))
 
 

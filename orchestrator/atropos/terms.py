@@ -1,4 +1,4 @@
-"""How a trainer is fed: what follows from the settings, and which settings no trainer could be fed with."""
+"""How a trainer is fed according to the settings, and which settings cannot feed any trainer."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from orchestrator.types import Task
 class Terms:
     """How to feed. `workers`: groups that may be under way. `total`: groups to deliver; None: no end.
 
-    `worker_timeout_s`: for a group of rollouts with `deadline_s` each; no task may have more than `longest_s`.
-    `share_in_eval`: of the sandboxes, for training while an evaluation is under way.
+    `worker_timeout_s`: time limit of a group whose rollouts have `deadline_s` each; a task may set at most
+    `longest_s`. `share_in_eval`: the sandboxes that training has during an evaluation.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Terms:
     share_in_eval: float = 0.0
 
     def time_limit_s(self, task: Task) -> float:
-        """How long the group of this task may take: longer where the task gives its rollouts a longer deadline."""
+        """Time limit of this task's group: longer where the task gives its rollouts a longer deadline."""
         own_s = min(float(task.limits.get("rollout_deadline", 0.0)), self.longest_s)
         return self.worker_timeout_s * max(1.0, own_s / self.deadline_s)
 
@@ -51,7 +51,7 @@ def check_batch_size(batch_size: int, group_size: int) -> None:
 
 
 def check_servable(config: Config) -> None:
-    """Raises ConfigError for what no trainer could be fed with."""
+    """Raises ConfigError for settings that cannot feed any trainer."""
     env = config.env
     if env.group_policy.startswith("partial"):
         raise ConfigError(
@@ -66,12 +66,12 @@ def check_servable(config: Config) -> None:
 
 
 def terms_of(config: Config, *, evaluates: bool) -> Terms:
-    """How the feed goes. The time limit of a group lies beyond all that its rollouts may take: they end by their
-    own deadlines, and none is drawn again for being slow."""
+    """The terms by the settings. A group's time limit is longer than its rollouts can take: they end by their own
+    deadlines, and none is drawn again for being slow."""
     env = config.env
     workers = min(env.open_groups, most_workers(config))
     deadline_s = min(env.rollout_deadline, env.worker_timeout if env.worker_timeout > 0 else math.inf)
-    # Every rollout may use up its deadline, be tried again and be replaced, behind those of the other groups.
+    # Every rollout may use up its deadline, be tried again and be replaced, and wait for those of other groups.
     turns = math.ceil(workers * env.group_size / env.max_concurrent_sandboxes)
     return Terms(
         name=name_of(config),
@@ -93,7 +93,7 @@ def terms_of(config: Config, *, evaluates: bool) -> Terms:
 
 
 def most_workers(config: Config) -> int:
-    """Groups under way at most, by Atropos' names for it."""
+    """How many groups may be under way by Atropos' settings for it."""
     env = config.env
     if env.max_num_workers > 0:
         return env.max_num_workers

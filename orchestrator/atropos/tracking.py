@@ -1,8 +1,8 @@
-"""What Weights & Biases is told, by names that sort: `train/`, `rollout/`, `sandbox/`, `serve/`, `eval/`.
+"""The metrics for Weights & Biases, by names that sort: `train/`, `rollout/`, `sandbox/`, `serve/`, `eval/`.
 
-Online, offline and disabled are wandb's own (`WANDB_MODE`). Nothing about it may end a run or hold one up: without
-a login, and where its server gives no answer, the metrics are kept offline; what fails later switches it off. Both
-are said once.
+wandb's own `WANDB_MODE` sets online, offline or disabled. wandb must not end a run or hold one up: without a
+login, and where its server gives no answer at the start, metrics are kept offline; a later failure switches it
+off. Each is said once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from orchestrator.types import Attempt, FailedName, Group, Member, RolloutPlan
 
 _WAITS_S = {"init_timeout": 30.0, "finish_timeout": 60.0}
 CLOSE_S = 120.0
-MOST_WAITING = 1000  # reports
+MOST_WAITING = 1000  # reports in the queue
 
 
 class SandboxTime(Listener):
@@ -36,11 +36,11 @@ class SandboxTime(Listener):
         self._begun_at: dict[str, float] = {}
 
     def begun(self, plan: RolloutPlan) -> None:
-        """Its time begins."""
+        """Notes when the rollout got its sandbox."""
         self._begun_at[plan.rollout_id] = time.time()
 
     def attempt(self, result: Member | Attempt) -> None:
-        """Its time counts if nothing came of it."""
+        """Counts its time if it was cancelled and left nothing to grade."""
         attempt = result.attempt if isinstance(result, Member) else result
         begun_at = self._begun_at.pop(attempt.plan.rollout_id, None)
         lost = attempt.outcome.name is FailedName.CANCELLED and attempt.ungraded is None
@@ -50,7 +50,7 @@ class SandboxTime(Listener):
 
 @dataclass(slots=True)
 class Metrics(Listener):
-    """What happened since it was told last."""
+    """What happened since the last call of `taken`."""
 
     rewards: list[float] = field(default_factory=list)
     spreads: list[float] = field(default_factory=list)  # standard deviation of each group's rewards
@@ -63,11 +63,10 @@ class Metrics(Listener):
     launches_s: list[float] = field(default_factory=list)
     equal_groups: int = 0
     dropped_groups: int = 0
-    kept_completions: int = 1000  # the last ones, whenever they were: Atropos' rolling buffer
+    kept_completions: int = 1000  # length of the rolling `completions_s`, which `taken` does not clear
     completions_s: deque[float] = field(default_factory=deque)
 
     def attempt(self, result: Member | Attempt) -> None:
-        """One attempt is over."""
         attempt = result.attempt if isinstance(result, Member) else result
         record = attempt.record
         self.outcomes[str(attempt.outcome.name)] += 1
@@ -85,7 +84,6 @@ class Metrics(Listener):
         self.launches_s.append(record.launch_s)
 
     def group(self, group: Group) -> None:
-        """One group is over."""
         if group.dropped is not None:
             self.dropped_groups += 1
             return
@@ -94,7 +92,7 @@ class Metrics(Listener):
         self.equal_groups += len(set(rewards)) == 1 and len(rewards) > 1
 
     def taken(self) -> dict[str, float]:
-        """All of it by name; the next ones begin anew."""
+        """All metrics by name; counting then begins anew."""
         told: dict[str, float] = {
             "train/groups_dropped": self.dropped_groups,
             "train/groups_of_equal_rewards": self.equal_groups,
@@ -125,19 +123,19 @@ class Metrics(Listener):
 
 @dataclass(slots=True)
 class Tracking:
-    """One wandb run, or none. `say` is given a line when it is not what was asked for.
+    """One wandb run, or none. `say` gets a line when the run is not what was asked for.
 
-    All of it happens in one thread of its own: logging a table waits for wandb's server.
+    All calls of wandb are made in one thread of their own: logging a table waits for wandb's server.
     """
 
     wanted: bool
     directory: Path
     say: Callable[[str], None]
     _logged: Queue[tuple[Mapping[str, Any], int] | None] = field(default_factory=lambda: Queue(MOST_WAITING))
-    _ended: asyncio.Future[None] | None = None  # of the thread
+    _ended: asyncio.Future[None] | None = None  # done when the thread has ended
 
     def open(self, *, name: str | None, project: str, group: str | None, config: Mapping[str, Any]) -> None:
-        """Begins one, once."""
+        """Begins the run, once."""
         if not self.wanted or self._ended is not None:
             return
         loop = asyncio.get_running_loop()
@@ -149,14 +147,14 @@ class Tracking:
             except Exception as error:
                 self._give_up(error)
             finally:
-                with suppress(RuntimeError):  # nobody waited for it, and the loop is closed
+                with suppress(RuntimeError):  # `close` gave up, and the loop is closed
                     loop.call_soon_threadsafe(ended.set_result, None)
 
-        # A daemon: at the end nobody waits for a server longer than `close` does.
+        # A daemon thread: the process' end waits for wandb's server no longer than `close` does.
         Thread(target=run, name="wandb", daemon=True).start()
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Nothing without a run."""
+        """Queues metrics; without a run does nothing."""
         if not self.wanted or self._ended is None:
             return
         try:
@@ -165,7 +163,7 @@ class Tracking:
             self._give_up(TimeoutError(f"{MOST_WAITING} reports wait to be sent"))
 
     async def close(self) -> None:
-        """What is not sent yet is, for at most CLOSE_S."""
+        """Waits until queued metrics are sent, for at most CLOSE_S."""
         if self._ended is None:
             return
         with suppress(Full):
@@ -217,7 +215,7 @@ class Tracking:
 
 
 def _waits() -> Any:
-    """wandb's own patience is 90 s for the start and none ends it at the end."""
+    """Limits: by default wandb waits 90 s at the start, and without limit at the end."""
     import wandb
 
     known = getattr(wandb.Settings, "model_fields", {})  # older versions have not all of them
@@ -231,12 +229,12 @@ def _line(error: Exception) -> str:
 
 
 def _logged_in() -> bool:
-    """Asked before `init`, which would put the question to a terminal."""
+    """Asked before `init`, which would prompt for a login on a terminal."""
     import wandb
 
     if os.environ.get("WANDB_API_KEY"):
         return True
     try:
         return bool(wandb.login(prompt=False))
-    except TypeError:  # older versions know no such question
+    except TypeError:  # older versions have no `prompt`
         return bool(wandb.api.api_key)

@@ -37,8 +37,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def run(config: Config, live: bool) -> int:
-    """As `process`. Raises EnvironmentUnusable without Docker, or without a local model where one is asked for;
-    ConfigError for a run to go on with that is none of the demo's."""
+    """Returns the exit code of `process`. Raises EnvironmentUnusable without Docker, and with `live` without a
+    local model; ConfigError where `env.resume` names a run that is not the demo's."""
     recording = Recording.read()
     if config.env.resume is not None:
         demand_demo(config.env.resume)
@@ -49,13 +49,13 @@ def run(config: Config, live: bool) -> int:
         return process.run(_demo(config, recording, server, str(unpack())))
     with _local_model() as told:
         server = OpenAISettings(base_url=told["base_url"], model_name=told["model_name"])
-        env = config.env  # one group at a time: its end is what somebody waits for
+        env = config.env  # one group at a time, so that the first one ends soon
         env = replace(env, max_concurrent_sandboxes=min(env.max_concurrent_sandboxes, recording.env["group_size"]))
         return process.run(_demo(replace(config, env=env), recording, server, told["tokenizer"]), "demo --live")
 
 
 def demand_demo(directory: Path) -> None:
-    """Raises ConfigError for a run to go on with that is none of the demo's."""
+    """Raises ConfigError for a run directory that is not the demo's."""
     if saved_env(dict(read_run(directory))).get("dataset") != TASKS:
         raise ConfigError(
             f"env.resume: the run in {directory} is none of `orchestrator demo`; go on with it by "
@@ -76,12 +76,12 @@ def _first_line(recording: Recording, live: bool) -> str:
 
 
 def _demo(config: Config, recording: Recording, server: OpenAISettings, tokenizer: str) -> Config:
-    """The operator's settings where there is a choice, the recording's elsewhere; no keys, no web tools."""
+    """The operator's settings where there is a choice, the recording's elsewhere; no keys, so no web tools."""
     env = replace(
         config.env,
         **recording.env,
         dataset=TASKS,
-        launcher="docker",  # elsewhere attachments have other paths, and the recorded code would not find them
+        launcher="docker",  # other launchers place attachments elsewhere: the recorded code would not find them
         total_steps=config.env.total_steps if config.env.total_steps > 0 else recording.tasks,
         tokenizer_name=tokenizer,
         token_source="exact",  # noqa: S106 - no password
@@ -90,7 +90,7 @@ def _demo(config: Config, recording: Recording, server: OpenAISettings, tokenize
 
 
 def _need_image(env: EnvSettings) -> None:
-    """Builds our own image where it is not there; one of another name is the operator's. Raises
+    """Builds the default image if it does not exist; an image of another name is the operator's to build. Raises
     EnvironmentUnusable."""
     if env.sandbox_image != DEFAULT_IMAGE:
         return
@@ -106,10 +106,10 @@ def _need_image(env: EnvSettings) -> None:
 
 @contextmanager
 def _local_model() -> Iterator[dict[str, str]]:
-    """A server of the local model and where it listens; stopped on any exit, even if this process is killed."""
+    """Serves the local model and yields where; stopped on any exit, even if this process is killed."""
     command = [sys.executable, "-m", "orchestrator.local_model", "serve"]
     command += ["--port", "0", "--parallel", str(LOCAL_REQUESTS)]
-    # In a session of its own, Ctrl-C reaches this process alone, which lets its rollouts end first.
+    # The server has a session of its own: Ctrl-C reaches only this process, which lets its rollouts end first.
     server = subprocess.Popen(  # noqa: S603 - our own module
         command, stdout=subprocess.PIPE, start_new_session=True, preexec_fn=_die_with_parent, text=True
     )

@@ -1,4 +1,4 @@
-"""`orchestrator doctor`: what a run needs, looked at one by one, and what to do where it is not there."""
+"""`orchestrator doctor`: checks one by one what a run needs, and says what to do about what is missing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WIDTH = 10
 
 
 def run(config: Config) -> int:
-    """0: nothing stands against a run; 3: something does."""
+    """0: a run can work; 3: something must be fixed first."""
     return asyncio.run(_run(config))
 
 

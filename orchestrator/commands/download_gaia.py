@@ -20,7 +20,7 @@ SHOWN = 5  # problems printed
 
 
 def run(output_dir: Path, use_raw: bool, level: str | None, revision: str | None) -> int:
-    """0: every row is usable; 1: some are not, the others can be used. Raises as `download_gaia` does."""
+    """0: every row is usable; 1: some are not, or there is no split. Raises as `download_gaia` does."""
     levels = tuple(sorted(set((level or "").replace(" ", "").split(",")) - {""}))
     wanted = Wanted(RAW if use_raw else ANNOTATED, revision, levels)
     with _stopped_at_once():
@@ -40,16 +40,15 @@ def run(output_dir: Path, use_raw: bool, level: str | None, revision: str | None
 
 @contextmanager
 def _stopped_at_once() -> Iterator[None]:
-    """A signal ends the process: the client's threads would be waited for, a minute each on a dead network.
-
-    Nothing is lost by it. What is fetched stays in the staging area, and placing it can be done again.
+    """A signal ends the process at once: Python would wait for the hub client's threads, a minute each on a dead
+    network. Nothing is lost: fetched files stay in the staging area, and placing them can be done again.
     """
 
     def stop(number: int, _: object) -> None:
         print("\nstopped; run the command again, it goes on where it stopped", flush=True)
         os._exit(128 + number)
 
-    if threading.current_thread() is not threading.main_thread():  # where Python takes no handlers
+    if threading.current_thread() is not threading.main_thread():  # Python takes no signal handlers there
         yield
         return
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}

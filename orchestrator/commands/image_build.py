@@ -17,7 +17,7 @@ def run(config: Config, base_image: str | None, force: bool, with_: str | None) 
     """0: the image is there. Raises EnvironmentUnusable."""
     tag, extras = config.env.sandbox_image, () if with_ is None else (with_,)
     if with_ is not None and tag == DEFAULT_IMAGE:
-        tag = f"{tag}-{with_}"  # the slim image stays what it is
+        tag = f"{tag}-{with_}"  # the slim image keeps its tag
     image = asyncio.run(ensure_image(tag, base_image=base_image, extras=extras, force=force, progress=_say))
     built = f"built in {image.seconds:.0f} s" if image.fresh else "up to date"
     print(

@@ -1,7 +1,7 @@
 """`orchestrator image check IMAGE`: whether sandboxes can be made from an image.
 
-Looks at what the Engine says of it, looks inside, then starts one sandbox with the whole hardening, which
-parks only when its runner and its code worker have solved a rehearsal.
+Checks the Engine's description of the image and what is inside. If all is well, starts one sandbox with the whole
+hardening, which parks only when its runner and its code worker have solved a rehearsal.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NOBODY = "65534:65534"
 
 
 def run(image: str) -> int:
-    """0: it can serve; 1: it cannot. Raises EnvironmentUnusable, ConfigError."""
+    """0: the image can serve; 1: it cannot. Raises EnvironmentUnusable, ConfigError."""
     facts = list(_looked_at(image))
     if not any(fact.cure for fact in facts):
         facts.append(asyncio.run(_started(image)))
@@ -68,7 +68,7 @@ def _looked_at(name: str) -> Iterator[Fact]:
 
 
 def _probe(engine: docker.APIClient, image_id: str) -> bytes:
-    """What PROBE prints, or what the Engine says where it cannot be run."""
+    """The output of PROBE in a container, or the Engine's error where it cannot run."""
     container = engine.create_container(
         image_id,
         command=[PROBE.read_text("utf-8")],

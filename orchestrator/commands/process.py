@@ -30,8 +30,8 @@ EXIT_INCOMPLETE = 1
 
 
 def run(config: Config, command: str = "process") -> int:
-    """0: every asked-for group was written; 1: some not; 128 + n after a signal. `command`: what goes on with a
-    run that was stopped."""
+    """0: every asked-for group was written; 1: some not, or none; 128 + n after a signal. `command`: what
+    continues a run that was stopped."""
     return asyncio.run(work(config, command))
 
 
@@ -52,8 +52,8 @@ async def work(config: Config, command: str = "process") -> int:
     rows: list[tuple[str, object]] = []
 
     async def make() -> int:
-        with ExitStack() as files:  # closed last: what is cancelled then is still recorded
-            # What is pushed on `after` is done when the sandboxes are gone: a second signal may cut it short.
+        with ExitStack() as files:  # closed last: attempts that are cancelled on the way out are still recorded
+            # What is pushed on `after` runs when the sandboxes are gone: a second signal may cut it short.
             async with AsyncExitStack() as after, orchestrator:
                 output = files.enter_context(open_output(config, run_path, tally, orchestrator.group_format))
                 rows.extend([("groups file", output.groups.path), ("run directory", run_path)])
@@ -72,7 +72,7 @@ async def work(config: Config, command: str = "process") -> int:
 
                 async with aclosing(orchestrator.groups(tasks, output.earlier)) as groups:
                     async for group in groups:
-                        await uninterrupted(finished(group))  # cancelled meanwhile or not, what is written counts
+                        await uninterrupted(finished(group))  # a written group is counted even when cancelled here
         return _exit_code(tally, wanted)
 
     try:
@@ -92,21 +92,22 @@ async def work(config: Config, command: str = "process") -> int:
 
 
 async def _report(around: Surroundings, output: Output, rows: list[tuple[str, object]]) -> None:
-    """The page beside the groups file, of whatever is there; and, of a replayed run, how faithful it was."""
+    """Writes the report beside the groups file, of whatever is there. Rows tell of it, and how faithful a replay
+    was."""
     html = output.groups.path.with_suffix(".html")
     try:
         await asyncio.to_thread(
             write_report, output.run.path, output.groups.path, html, tokenizer=around.tokenizer
         )
         rows.append(("report", html))
-    except Exception as error:  # the data are written: no page about them may fail the run
+    except Exception as error:  # the data are written: a failing report must not fail the run
         rows.append(("report", f"none, it could not be written: {type(error).__name__}: {error}"))
     if isinstance(around.completer, ReplayCompleter):
         rows.append(("replay", around.completer.account()))
 
 
 def _exit_code(tally: Tally, wanted: int | None) -> int:
-    """All asked for and written? Bad tasks alone do not make a run incomplete."""
+    """0 where all groups asked for were written. Bad tasks alone do not make a run incomplete."""
     if tally.dropped or not tally.groups:
         return EXIT_INCOMPLETE
     return EXIT_INCOMPLETE if wanted is not None and tally.groups < wanted else 0

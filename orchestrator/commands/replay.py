@@ -45,15 +45,15 @@ def run(config: Config, run_dir: Path, rollout: str | None) -> int:
 
 
 def _replaying(config: Config, path: Path, recorded: Replayable) -> Config:
-    """The run's settings with its recording as endpoint. Web tools are there if they were then, and answer
-    from the record: they need a key to be there at all, and send none."""
+    """The run's settings with its recording as endpoint. Web tools are offered if the run had them, and answer
+    from the record: offering them takes a key, which is never sent."""
     server = OpenAISettings(base_url=f"replay:{path}", model_name=config.openai[0].model_name)
     key = Secret("recorded") if recorded.web_tools else Secret()
     return replace(config, openai=(server,), tavily_api_key=key)
 
 
 def _tasks(config: Config, path: Path, recorded: Replayable) -> dict[str, Task]:
-    """The tasks of the recording; a data set may have changed meanwhile. Raises ConfigError where none is left."""
+    """The recording's tasks that the data set still has. Raises ConfigError where it has none."""
     evaluated = read_description(path).get("command") == "evaluate"
     source = (evaluation_tasks if evaluated else training_tasks)(config.env)
     found: dict[str, Task] = {}
@@ -111,7 +111,7 @@ async def _run(config: Config, recorded: Replayable, tasks: dict[str, Task]) -> 
 async def _replay_some(
     attempts: Iterator[Attempted], tasks: dict[str, Task], executor: Executor, config: Config, counts: _Counts
 ) -> None:
-    """Takes recorded attempts until there are none left, or the run is being stopped."""
+    """Plays recorded attempts until none are left, or the run is being stopped."""
     for then in attempts:
         task = tasks.get(then.task_id)
         if task is None:

@@ -15,7 +15,7 @@ def run(config: Config) -> int:
     from orchestrator.atropos.terms import check_servable
 
     check_servable(config)
-    # Before atroposlib: what cannot work is said at once, not after seconds of imports.
+    # Before atroposlib, whose import takes seconds: a tokenizer that cannot be loaded is reported at once.
     tokenizer = find_tokenizer(config)
     from orchestrator.atropos import OrchestratorEnv
 

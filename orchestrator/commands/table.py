@@ -1,4 +1,4 @@
-"""The commands there are: their names, settings, options and one line of help each. Light: help must be quick."""
+"""All commands: their names, settings, options and one line of help each. Imports little: help must be quick."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ COMMANDS = (
             SCORING,
             ENDPOINT,
         ),
-        defaults={"env.scoring_strategy": "correctness"},  # `combined` is made to be trained on
+        defaults={"env.scoring_strategy": "correctness"},  # `combined` is meant for training
     ),
     Command(
         "serve",

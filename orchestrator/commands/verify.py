@@ -24,12 +24,12 @@ SHOWN = 5  # places printed per check
 
 
 def run(path: Path) -> int:
-    """0: everything holds; 1: something does not. Raises ConfigError for a path that is neither."""
+    """0: everything holds; 1: something does not, or there is no group. Raises ConfigError for another path."""
     findings = Findings()
     findings.tokenizer = functools.cache(functools.partial(_tokenizer, path))
     try:
         groups_file, rollouts_file = _files(path, findings)
-    except OSError as error:  # run.json may name anything
+    except OSError as error:  # run.json may name any path
         raise ConfigError(f"{path}: its groups file cannot be looked for: {error.strerror}; name it") from error
     rollouts = _rollouts(rollouts_file, findings) if rollouts_file is not None else None
     for where, _, group in _lines(groups_file, findings):
@@ -42,7 +42,7 @@ def run(path: Path) -> int:
 
 
 def _tokenizer(path: Path) -> Tokenizer | None:
-    """The run's own, where it is on this machine."""
+    """The run's tokenizer, where it is on this machine."""
     return tokenizer_here(*saved_tokenizer(read_description(path if path.is_dir() else path.parent)))
 
 
@@ -64,7 +64,7 @@ def _files(path: Path, findings: Findings) -> tuple[Path, Path | None]:
 
 
 def _asked(directory: Path, findings: Findings) -> str | None:
-    """Notes what the run was asked for. Where run.json says the groups file is."""
+    """Notes what the run was asked for. Returns the groups file that run.json names."""
     if not (directory / RUN_FILE).is_file():
         return None
     try:
@@ -77,7 +77,7 @@ def _asked(directory: Path, findings: Findings) -> str | None:
 
 
 def _rollouts(path: Path, findings: Findings) -> LinesById:
-    """The lines of rollouts.jsonl by rollout."""
+    """The lines of rollouts.jsonl by rollout id."""
     found = LinesById(path)
     for where, place, line in _lines(path, findings):
         if not isinstance(line, dict) or not isinstance(line.get("rollout_id"), str):
@@ -90,7 +90,7 @@ def _rollouts(path: Path, findings: Findings) -> LinesById:
 
 
 def _lines(path: Path, findings: Findings) -> Iterator[tuple[str, int, Any]]:
-    """(where for people, offset, value) of each line that is JSON, be it strict or not."""
+    """(file and line number, offset, value) of each line that is JSON, strict or not."""
     try:
         for line in texts(path):
             where = f"{path.name}:{line.number}"
@@ -105,7 +105,7 @@ def _lines(path: Path, findings: Findings) -> Iterator[tuple[str, int, Any]]:
 
 
 def _loads(text: bytes, where: str, findings: Findings) -> Any:
-    """NaN and the infinities are no JSON, but the rest of their line can still be looked at."""
+    """NaN and the infinities are no JSON: they are noted, and the rest of their line is checked all the same."""
     demand_modest(text)
     try:
         value = json.loads(text, parse_constant=_refuse)

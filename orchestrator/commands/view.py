@@ -19,7 +19,7 @@ from orchestrator.terminal.closing import LABEL_WIDTH, print_wrapped, share
 
 
 def run(path: Path, output: Path | None, tokenizer: str | None, browser: bool) -> int:
-    """0, the report written. Raises ConfigError for files that are no run."""
+    """0: the report is written. Raises ConfigError for files that are no run, OutputError."""
     files = find_run(path)
     html = output or _beside(files)
     try:
@@ -37,7 +37,7 @@ def run(path: Path, output: Path | None, tokenizer: str | None, browser: bool) -
 
 
 def _beside(files: RunFiles) -> Path:
-    """In the directory or beside the file that was named, whatever run.json says."""
+    """Where the report goes: into the run directory or beside the groups file that was named."""
     if files.directory is not None:
         return files.directory / (f"{files.groups.stem}.html" if files.groups is not None else "report.html")
     assert files.groups is not None
@@ -55,7 +55,7 @@ def _write(files: RunFiles, html: Path, tokenizer: Tokenizer | None) -> Run:
 
 
 def _tokenizer(files: RunFiles, name: str | None) -> Tokenizer | None:
-    """The one asked for, else the run's own where it is on this machine: ids become readable."""
+    """The tokenizer asked for, else the run's own where it is on this machine. It makes ids readable."""
     if name is not None:
         return None if name.lower() == "none" else load_tokenizer(name)
     return tokenizer_here(*saved_tokenizer(read_description(files.directory))) if files.directory else None

@@ -46,7 +46,7 @@ class AtroposDialect:
             ids=ids,
             logprobs=logprobs,
             finish_reason=answer["finish_reasons"][0],
-            # The server tells the prompt only in newer versions; where it does, it is compared.
+            # Only newer servers return the prompt's ids; where they are, they are compared with ours.
             prompt_tokens=len(prompt_ids) if prompt_ids is not None else UNTOLD,
             prompt_ids=prompt_ids,
             policy_version=version_text(answer.get("weight_version")),

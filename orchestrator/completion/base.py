@@ -1,4 +1,4 @@
-"""What every way of sampling offers, and how a prompt becomes ids."""
+"""What every inference endpoint offers here, and how text becomes ids."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _HOSTED = re.compile(
 )
 
 
-_ERROR_CHARS = 16_384  # of an error that are looked at; a server may send megabytes
+_ERROR_CHARS = 16_384  # how much of an error is looked at; a server may send megabytes
 _BODY_BYTES, _BYTES_PER_TOKEN = 1 << 20, 4 << 10
-LONG_CHARS = 16_384  # take milliseconds to encode, in which nothing else happens
+LONG_CHARS = 16_384  # longer texts take milliseconds to encode, and are encoded in a thread
 _TOKEN_CHARS = 8  # more than a token of any prose or code has on average
 
 Ids: TypeAlias = "array[int]"
@@ -32,9 +32,9 @@ Span: TypeAlias = tuple[int, int]  # characters of a text, from the first to beh
 
 
 def ids_of(ids: Iterable[int] = ()) -> Ids:
-    """Many token ids without an object for each, to be looked at, never to be changed.
+    """Token ids as a compact array, which must not be changed.
 
-    As a tuple or list, garbage collection visits each of them, of every rollout in flight, every few completions.
+    Garbage collection would visit every id of a tuple or list, of every rollout in flight, every few completions.
     Raises OverflowError, TypeError for what is no id.
     """
     return array("i", ids)
@@ -48,24 +48,24 @@ class Endpoint:
     model: str
     api_key: str = field(default="", repr=False)
     timeout_s: float = 1200.0
-    chat_extras: Mapping[str, Any] = field(default_factory=dict)  # what the operator adds to chat requests
+    chat_extras: Mapping[str, Any] = field(default_factory=dict)  # the operator's additions to chat requests
     takes_n: bool = True
 
     @property
     def shown(self) -> str:
-        """Its address as messages name it: without credentials."""
+        """Its address without credentials, for messages."""
         return redact(self.base_url)
 
     @property
     def hosted(self) -> bool:
-        """A paid service for everybody: only OpenAI's own parameters, and no probe that samples."""
+        """Whether it is a public, paid service: it gets OpenAI's own parameters only, and no probe samples."""
         return _HOSTED.search(urlsplit(self.base_url).hostname or "") is not None
 
     def redact(self, text: str) -> str:
         """`text` on one line, shortened, without the key or anything that looks like one."""
         words = text[:_ERROR_CHARS].split()
         if len(text) > _ERROR_CHARS:
-            del words[-1:]  # which may be the beginning of a key
+            del words[-1:]  # it may be the beginning of a key
         text = " ".join(words)
         if self.api_key:
             text = text.replace(self.api_key, "[key]")
@@ -75,7 +75,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """One completion to sample. `prompt_ids` is set for endpoints that take ids, and then is the prompt.
+    """One completion to sample. `prompt_ids` is set for endpoints that take ids, and is then sent as the prompt.
 
     `split` is for servers that keep evaluation and training apart.
     """
@@ -92,12 +92,12 @@ class CompletionRequest:
 
 
 def answer_bytes(request: CompletionRequest) -> int:
-    """How long an honest answer with ids can be: each with its text and log-prob, the prompt told again."""
+    """How many bytes an honest answer with ids can have: each id with text and log-prob, and the prompt's ids."""
     return _BODY_BYTES + _BYTES_PER_TOKEN * request.sampling.max_tokens + 16 * len(request.prompt_ids or ())
 
 
 class Refusal(CompletionError):
-    """A 4xx that no retry helps against: a text it does not take, a parameter it does not know, a wrong path."""
+    """A 4xx that no retry helps against: a text or parameter that the endpoint does not take, a wrong path."""
 
     def __init__(self, text: str, status: int = 400) -> None:
         super().__init__(text)
@@ -105,8 +105,8 @@ class Refusal(CompletionError):
 
 
 class UnusableSample(CompletionError):
-    """The endpoint sampled, and the sample cannot be used: it was filtered, has no text, or ids that the tokenizer
-    does not know. `completion`: what of it can be recorded; it counts one sampled token at least."""
+    """The endpoint sampled, and the sample cannot be used: it was filtered, has no text, or has ids that the
+    tokenizer does not know. `completion`: what can be recorded of it; it counts at least one sampled token."""
 
     def __init__(self, text: str, completion: Completion) -> None:
         super().__init__(text)
@@ -135,10 +135,10 @@ class Tokenizer(Protocol):
     """Text to ids and back, and the model's chat template."""
 
     def encode(self, text: str, plain: Sequence[Span] = ()) -> list[int]:
-        """Ids of `text`, control tokens in it recognised but for the spans of `plain`, nothing added."""
+        """Ids of `text`, nothing added. Control tokens are recognised outside the spans of `plain` only."""
 
     def spells_control(self, text: str) -> bool:
-        """Whether `encode` would find a control token in it: one that is special or that the template prints."""
+        """Whether `encode` would find a control token in it: one that is special, or named by the template."""
 
     def decode(self, ids: list[int] | tuple[int, ...]) -> str:
         """Text of `ids`, special tokens included, no clean-up."""
@@ -153,14 +153,14 @@ class Tokenizer(Protocol):
 async def encoded(
     tokenizer: Tokenizer, text: str, limit: int, plain: Sequence[Span] = ()
 ) -> tuple[int, ...] | None:
-    """Ids of `text`, from a thread where that takes long. None: they are surely more than `limit`."""
+    """Ids of `text`, encoded in a thread where that takes long. None: they are surely more than `limit`."""
     if len(text) <= LONG_CHARS and not plain:
         return tuple(tokenizer.encode(text))
     return await asyncio.to_thread(_encoded, tokenizer, text, limit, plain)
 
 
 def _encoded(tokenizer: Tokenizer, text: str, limit: int, plain: Sequence[Span]) -> tuple[int, ...] | None:
-    """What is far too long is not encoded to its end: in pieces a text has about as many ids as whole."""
+    """A text that is far too long is not encoded to its end: in pieces it has about as many ids as whole."""
     if len(text) > limit * _TOKEN_CHARS and _counted(tokenizer.encode, (text,), limit) is None:
         return None
     return tuple(_encode(tokenizer, text, plain))
@@ -171,7 +171,7 @@ def _encode(tokenizer: Tokenizer, text: str, plain: Sequence[Span]) -> list[int]
 
 
 def content_ids(tokenizer: Tokenizer, content: str) -> list[int]:
-    """Ids of one content, or of a part of it: nothing in it is a control token."""
+    """Ids of a message's content, or of a part of it; nothing in it is taken for a control token."""
     return (
         tokenizer.encode(content, ((0, len(content)),))
         if tokenizer.spells_control(content)
@@ -180,7 +180,7 @@ def content_ids(tokenizer: Tokenizer, content: str) -> list[int]:
 
 
 async def counted(tokenizer: Tokenizer, contents: Sequence[str], limit: int) -> int | None:
-    """About how many ids these contents have together, likewise. None: surely more than `limit`."""
+    """About how many ids these contents have, counted as `encoded` does. None: surely more than `limit`."""
     encode = partial(content_ids, tokenizer)
     if sum(map(len, contents)) <= LONG_CHARS:
         return _counted(encode, contents, limit)

@@ -27,7 +27,7 @@ from orchestrator.types import Completion, Message, Sampling
 
 log = logging.getLogger(__name__)
 
-# Parameters that servers beyond OpenAI's know; sent so that none of their defaults applies.
+# Parameters of servers other than OpenAI's, sent so that none of their defaults applies.
 _EXTRAS = {
     "top_k": -1,
     "min_p": 0.0,
@@ -35,14 +35,14 @@ _EXTRAS = {
     "repeat_penalty": 1.0,
     "return_token_ids": True,
 }
-# What may be left out when an endpoint refuses it by name. Temperature is not among them.
+# Parameters that are left out when an endpoint refuses them by name. Temperature is not among them.
 _OPTIONAL = (*_EXTRAS, "seed", "logprobs", "presence_penalty", "frequency_penalty", "n")
-_REASONING = ("reasoning_content", "reasoning")  # where servers tell it apart from the answer
+_REASONING = ("reasoning_content", "reasoning")  # fields for reasoning that is sent apart from the answer
 PROBES = 2
 PROBE_TIMEOUT_S = 60.0
 MAX_BODY_BYTES = 32 << 20
-MAX_TOKEN_CHARS = 1024  # the longest tokens there are hold spaces, 128 and more of them
-MAX_TEMPLATE_TOKENS = 100_000  # what a server puts around a conversation: a system prompt of its own, tools
+MAX_TOKEN_CHARS = 1024  # no token is longer: the longest ones are of 128 and more spaces
+MAX_TEMPLATE_TOKENS = 100_000  # that a server may put around a conversation: a system prompt of its own, tools
 
 
 class ChatCompleter:
@@ -60,16 +60,16 @@ class ChatCompleter:
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """Sampling parameters this endpoint does not know and is not sent."""
+        """Sampling parameters that this endpoint does not know and does not get."""
         return tuple(sorted(self._left_out))
 
     async def aclose(self) -> None:
         await self._client.aclose()
 
     async def probe(self, requests: int = PROBES) -> None:
-        """Whether the endpoint takes the key, knows the model and serves. Raises EnvironmentUnusable.
+        """Raises EnvironmentUnusable unless the endpoint takes the key, knows the model and serves.
 
-        At most `requests` completions of one token each; parameters it refuses are left out from then on.
+        Asks for at most `requests` completions of one token each; refused parameters are left out from then on.
         """
         url = self.endpoint.shown
         sampling = Sampling(temperature=1.0, top_p=1.0, max_tokens=1, seed=1)
@@ -82,7 +82,7 @@ class ChatCompleter:
                 raise EnvironmentUnusable(str(error)) from error
             except _ParameterRefused:
                 continue
-            except UnusableSample as error:  # one token of a model that thinks first is no text
+            except UnusableSample as error:  # a model that thinks first gives no text in one token
                 log.debug("the probe of %s: %s", url, error)
                 return
             except Retryable as error:
@@ -101,7 +101,7 @@ class ChatCompleter:
             while True:
                 try:
                     return await self._call(request, self.endpoint.timeout_s)
-                except _ParameterRefused as refused:  # each refusal shortens the list: this ends
+                except _ParameterRefused as refused:  # each refusal leaves fewer parameters, so the loop ends
                     log.warning("%s does not know %s: left out", self.endpoint.shown, refused.names)
 
         completion, retries = await with_retries(call, self._retry, self.endpoint.timeout_s, self._limiter)
@@ -152,13 +152,13 @@ class ChatCompleter:
     def _parameter_refused(
         self, refusal: Refusal, request: CompletionRequest, refuse_all_extras: bool
     ) -> _ParameterRefused | None:
-        """Whether it is about parameters that can be left out, as they are from then on."""
+        """Leaves out from now on what the refusal names; None: nothing that can be left out."""
         text = str(refusal)
         if refusal.status not in (400, 422):
             return None
 
         def names(name: str) -> bool:
-            """Not where a conversation may be quoted: that is for the model and its sandbox to write."""
+            """A word of the conversation does not count: the refusal may quote what the model wrote on purpose."""
             word = re.compile(rf"\b{name}\b")
             return bool(word.search(text)) and not any(word.search(m.content) for m in request.messages)
 
@@ -174,7 +174,7 @@ class ChatCompleter:
         return _ParameterRefused(tuple(sorted(named)))
 
     def _completion(self, answer: Any, request: CompletionRequest) -> Completion:
-        """The answer as a value. Everything in it is the endpoint's word: checked here."""
+        """The answer as a checked Completion. Raises Retryable, UnusableSample."""
         choices = answer["choices"]
         if not isinstance(choices, list) or not choices:
             raise Retryable("an answer without choices")
@@ -183,7 +183,7 @@ class ChatCompleter:
         if not isinstance(said, str | None):
             raise Retryable("an answer whose text is none")
         text = valid(reasoning + (said or ""))  # a server may cut a character in two
-        # Where the server told it apart, nothing of the answer is reasoning.
+        # Where the server sent reasoning apart from the answer, no part of the answer is reasoning.
         thought = len(valid(reasoning)) if reasoning else reasoning_chars(text, None)
         reason = choice.get("finish_reason")
         finish_reason = finished_by(reason)
@@ -192,7 +192,7 @@ class ChatCompleter:
         most, asked = request.sampling.max_tokens, sum(len(m.content) for m in request.messages)
         if len(text) > most * MAX_TOKEN_CHARS:
             raise Retryable(f"{len(text)} characters where {most} tokens were asked for")
-        # Budgets are made of these numbers: one beyond what can be is no reason to end a rollout.
+        # Budgets count these numbers: an impossible one must not end a rollout.
         sampled = min(most, _count(usage, "completion_tokens") or len(tokens or logprobs or ()) or int(text != ""))
         prompt = _count(usage, "prompt_tokens")
         completion = Completion(
@@ -206,7 +206,7 @@ class ChatCompleter:
             policy_version=_policy_version(answer),
             reasoning_chars=thought,
         )
-        # No retry: an endpoint need not know seeds, and then the next sample would be another one.
+        # No retry: an endpoint may not know seeds, and a retry would then give another sample.
         if finish_reason == "content_filter":
             raise UnusableSample(f"a sample that ended by {str(reason)[:40]!r}", completion)
         if (said is None and not reasoning) or not sampled:
@@ -215,7 +215,7 @@ class ChatCompleter:
 
 
 class _ParameterRefused(Exception):
-    """The endpoint does not know these parameters; they are left out from now on."""
+    """The endpoint does not know these parameters. From now on they are left out."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         super().__init__(", ".join(names))
@@ -223,7 +223,7 @@ class _ParameterRefused(Exception):
 
 
 def _reasoning(message: Mapping[str, Any]) -> str:
-    """The reasoning that the server told apart, in tags; nothing where it told none."""
+    """The reasoning that the server sent apart from the answer, in tags; else an empty text."""
     told = (message.get(name) for name in _REASONING)
     return next((tagged(text) for text in told if isinstance(text, str) and text.strip()), "")
 
@@ -252,7 +252,7 @@ def _count(usage: Mapping[str, Any], name: str) -> int:
     value = usage.get(name)
     return (
         value if type(value) is int and 0 < value <= MAX_JSON_INTEGER else 0
-    )  # no record can be read back with more
+    )  # a record with a larger number could not be read back
 
 
 def _policy_version(answer: Mapping[str, Any]) -> str | None:

@@ -1,6 +1,6 @@
-"""Finds out how an endpoint can be sampled from, with at most three small requests, and connects.
+"""Finds out with a few small requests how an endpoint can be sampled from, and connects.
 
-1. The model list: whether anybody answers, takes the key, and what kind of server it is.
+1. The model list: whether a server answers and takes the key, and what kind of server it is.
 2. One token through that server's id-in dialect: whether ids and log-probs really come back and both
    sides have the same tokenizer.
 3. vLLM, llama.cpp: a text through the server's own tokenizer. Without ids: one token of chat.
@@ -37,7 +37,7 @@ TokenPolicy = Literal["auto", "exact", "retokenize"]
 ServerType = Literal["auto", "openai", "vllm", "sglang", "llamacpp", "atropos", "trl"]
 PROBE_TIMEOUT_S = 60.0
 LIST_TIMEOUT_S = 10.0
-_KNOWN = frozenset(("vllm", "sglang", "llamacpp"))  # `owned_by` of servers that take ids
+_KNOWN = frozenset(("vllm", "sglang", "llamacpp"))  # the `owned_by` in model lists of servers that take ids
 _TEXT = "I add 12 and 30, größer als 7:\n<code>\nfor i in range(3):\n    print(12 + 30)\n</code>"
 
 
@@ -50,7 +50,7 @@ async def connect(
     temperature: float = 1.0,
     notes: list[str] | None = None,
 ) -> Completer:
-    """A completer that was seen to work. Raises EnvironmentUnusable with what to do."""
+    """A completer, tried unless the service is hosted. Raises EnvironmentUnusable, which says what to do."""
     notes = notes if notes is not None else []
     client = HttpClient(endpoint)
     try:
@@ -73,7 +73,7 @@ async def connect(
                 if owner not in _KNOWN:
                     why = f"as {dialect.name} it answered: {error}"
                 else:
-                    # It takes ids, but not ours: going on with text would only hide why.
+                    # It takes ids, but not ours: going on with text would hide the reason.
                     raise EnvironmentUnusable(
                         f"the endpoint refuses our token ids ({error}); set --env.tokenizer_name to the model's "
                         "own tokenizer, or --env.token_source retokenize to do without its ids"
@@ -98,7 +98,7 @@ async def connect(
 
 
 async def _owner(client: HttpClient) -> str | None:
-    """What the model list says of the server: `vllm`, `sglang`, `llamacpp` …; None: it has no list."""
+    """The server's `owned_by` in its model list: `vllm`, `sglang`, `llamacpp` …; empty: none; None: no list."""
     url = client.endpoint.shown
     try:
         answer = await client.get("/v1/models", timeout_s=LIST_TIMEOUT_S, headers=PROBE_HEADER)
@@ -108,7 +108,7 @@ async def _owner(client: HttpClient) -> str | None:
         return None
     except CompletionError as error:
         if isinstance(error, Retryable) and error.status is not None:
-            return None  # something answers; the next request will tell
+            return None  # a server answers; the next request shows more
         raise EnvironmentUnusable(
             f"no answer from the endpoint {url}: {error}; start it or set --openai.base_url"
         ) from error
@@ -128,7 +128,7 @@ def _dialect(owner: str | None, server_type: ServerType) -> Dialect | None:
         return SglangDialect()
     if server_type == "llamacpp" or owner == "llamacpp":
         return LlamaCppDialect()
-    # An unknown server with a model list may well be vLLM behind a gateway: one token will tell.
+    # An unknown server with a model list may be vLLM behind a gateway: one sampled token shows it.
     return VllmDialect() if owner is not None else AtroposDialect()
 
 
@@ -166,7 +166,7 @@ async def _ids(
 
 
 def _demand_no_asked_reasoning(endpoint: Endpoint, why: str) -> None:
-    """Raises EnvironmentUnusable where reasoning is asked for as hosted services take it: it would be ignored."""
+    """Raises EnvironmentUnusable where a hosted service's parameter asks for reasoning: it would be ignored."""
     if endpoint.chat_extras.keys() & {"reasoning", "reasoning_effort"}:
         raise EnvironmentUnusable(
             f"the endpoint {endpoint.shown} cannot be asked for reasoning ({why}): instead of env.thinking_mode, "
@@ -176,7 +176,7 @@ def _demand_no_asked_reasoning(endpoint: Endpoint, why: str) -> None:
 
 
 async def _compare_tokenizers(dialect: Dialect, client: HttpClient, tokenizer: HubTokenizer) -> None:
-    """Whether the server's tokenizer gives our ids. Raises WrongTokenizer; a server without one is let be."""
+    """Raises WrongTokenizer where the server's tokenizer gives other ids. No `/tokenize`: it is not checked."""
     # In the chat template, so that the special tokens' ids are compared too.
     text = tokenizer.render((Message("user", _TEXT),), generation_prompt=True)
     body = (

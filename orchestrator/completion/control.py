@@ -1,4 +1,4 @@
-"""Whether an endpoint, and the chat template on the way to it, serve a prompt without a word of the policy's."""
+"""Whether an endpoint, and the chat template before it, serve a neutral prompt without a word of the policy's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_TOKENS = 256  # room for a model that thinks before it speaks
 
 
 class EndpointControl:
-    """The controls of a run's endpoints: one for each server, as a rollout stays with one of them."""
+    """The controls of a run's endpoints: one for each server, because a rollout stays with one server."""
 
     def __init__(self, completer: Completer, tokenizer: Tokenizer | None) -> None:
         self._completer = completer
@@ -27,7 +27,7 @@ class EndpointControl:
         return sum(control.asked for control in self._controls.values())
 
     async def answer(self, plan: RolloutPlan, *, age_s: float = 0.0) -> ControlAnswer:
-        """What the server of this rollout answers to the neutral prompt. `age_s`: as `Control.answer`."""
+        """The answer of this rollout's server to the neutral prompt. `age_s`: as for `Control.answer`."""
         completer, place = self._completer, 0
         if isinstance(completer, RoutedCompleter):
             completer, place = completer.serving(plan.rollout_id)
@@ -37,7 +37,7 @@ class EndpointControl:
         return await control.answer(age_s=age_s)
 
     async def _ask(self, completer: Completer, plan: RolloutPlan) -> str:
-        """As a completion of the plan would be asked for: rendered, encoded, sampled."""
+        """Asks in the same way as for a completion of the plan: rendered, encoded, sampled."""
         prompt_ids = None
         if completer.takes_ids and self._tokenizer is not None:
             text = self._tokenizer.render(NEUTRAL, generation_prompt=True)

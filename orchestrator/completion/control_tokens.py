@@ -1,7 +1,7 @@
-"""Which texts a tokenizer takes for control tokens: those that end turns, name roles, stand for images.
+"""Finds the texts that a tokenizer takes for control tokens, which end turns, name roles or stand for images.
 
-A tokenizer finds them in any text, whoever wrote it. Here they are found in contents, so that these can be encoded
-without them.
+A tokenizer recognises them in any text, whoever wrote it. Here they are found in contents, so that contents can
+be encoded without control tokens.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tokenizers import AddedToken
 
-_WINDOW = 16_384  # characters looked through at a time
-_STEM = 3  # characters a control token begins with; few different ones, and none of them in most contents
+_WINDOW = 16_384  # characters searched at a time
+_STEM = 3  # first characters of a control token: few different ones exist, and most contents hold none
 
 
 class ControlTokens:
-    """The special tokens, and the added ones that the chat template names. Runs of spaces are text."""
+    """The special tokens, and added tokens that the chat template names. Tokens of spaces alone are text."""
 
     def __init__(
         self, added: Mapping[int, AddedToken], special: Iterable[int], template: str, normalizer: Any = None
     ) -> None:
-        """`added`: all added tokens by id. `normalizer`: the tokenizer's own, behind which it looks for some."""
-        from tokenizers import AddedToken, Tokenizer, models  # which takes its time, and no --help needs it
+        """`added`: all added tokens by id. `normalizer`: the tokenizer's; some tokens are found behind it only."""
+        from tokenizers import AddedToken, Tokenizer, models  # slow to import, and --help does not need it
 
         special = frozenset(special)
         tokens = {
@@ -37,12 +37,12 @@ class ControlTokens:
         self.ids = frozenset(tokens)
         self._longest = max((len(token.content) for token in tokens.values()), default=0)
         rewritten = normalizer is not None and any(token.normalized for token in tokens.values())
-        # Of the texts that become one of them when they are normalized, nobody knows the beginnings.
+        # Many texts may normalize to a control token, with unknown first characters: then every text is searched.
         stems = {""} if rewritten else {token.content[:_STEM] for token in tokens.values()}
         self._stem = re.compile("|".join(map(re.escape, sorted(stems)))) if stems else None
         self._finder = Tokenizer(
             models.WordLevel({"": 0}, unk_token="")
-        )  # everything between them is unknown to it
+        )  # all text between control tokens becomes the unknown token, 0
         if rewritten:
             self._finder.normalizer = normalizer
         self._finder.add_tokens(
@@ -50,7 +50,7 @@ class ControlTokens:
         )
 
     def spelled_in(self, text: str) -> bool:
-        """Whether `text` holds one."""
+        """Whether `text` holds a control token."""
         if self._stem is None or self._stem.search(text) is None:
             return False
         for start in range(0, len(text), _WINDOW):
@@ -61,7 +61,7 @@ class ControlTokens:
         return False
 
     def cut(self, text: str) -> list[str]:
-        """`text` in pieces, each control token that was found in two of them."""
+        """`text` in pieces, cut in the middle of each control token that was found."""
         (found,) = self._finder.encode_batch([text], add_special_tokens=False)
         cuts = [
             (start + end) // 2 for number, (start, end) in zip(found.ids, found.offsets, strict=True) if number

@@ -1,6 +1,6 @@
 """The one HTTP client for inference endpoints: every request has a deadline, every answer a bound.
 
-It knows no dialect: what is posted, and what an answer means, is theirs.
+What is posted, and what an answer means, is up to the dialects.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _JSON = {"Content-Type": "application/json"}
 
 
 class Unreadable(Retryable):
-    """Somebody answers, but no JSON."""
+    """The answer is no JSON."""
 
 
 class HttpClient:
-    """One endpoint's connections. Errors come as Retryable, Refusal, AuthenticationError, ContextLengthError and
+    """One endpoint's connections. Its calls raise Retryable, Refusal, AuthenticationError, ContextLengthError and
     CompletionError."""
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -46,7 +46,7 @@ class HttpClient:
 
     @property
     def openai(self) -> str:
-        """The path before those of OpenAI's API, as the operator's address has it: `/v1` or nothing."""
+        """The prefix of OpenAI's API in the operator's address: `/v1` or nothing."""
         return self.endpoint.base_url.rstrip("/")[len(self.root) :]
 
     def session(self) -> aiohttp.ClientSession:
@@ -58,7 +58,7 @@ class HttpClient:
                 )
             key = {"Authorization": f"Bearer {self.endpoint.api_key}"} if self.endpoint.api_key else {}
             self._session = aiohttp.ClientSession(
-                # A few compressed bytes can be gigabytes: what is counted must be what is kept.
+                # A few compressed bytes can be gigabytes: the bytes that are counted must be those that are kept.
                 headers={"Accept-Encoding": "identity", **key},
                 auto_decompress=False,
                 proxy=_proxy(self.endpoint),
@@ -101,7 +101,7 @@ class HttpClient:
         """All events of a server-sent stream, `[DONE]` left out."""
         events: list[Any] = []
         size = 0
-        # llama.cpp hangs up after a stream without saying so: the next request must not meet that.
+        # llama.cpp closes the connection after a stream without saying so: it must not be used again.
         closing = {**(headers or {}), "Connection": "close"}
         async with self._request("POST", path, body, timeout_s, closing) as response:
             if not response.headers.get("content-type", "").startswith("text/event-stream"):
@@ -134,7 +134,7 @@ class HttpClient:
                     text = self._short(await self._text(response))
                     raise self._refusal(response.status, text, response.headers.get("retry-after"))
                 yield response
-        except aiohttp.ConnectionTimeoutError as error:  # a TimeoutError too, and nothing was asked yet
+        except aiohttp.ConnectionTimeoutError as error:  # a TimeoutError too, but no request was sent yet
             raise Retryable(f"connection failed: none within {CONNECT_TIMEOUT_S:g} s") from error
         except TimeoutError as error:
             raise CompletionTimeout(f"no answer within {timeout_s:g} s") from error
@@ -164,7 +164,7 @@ class HttpClient:
         return _loads(bytes(body))
 
     async def _text(self, response: aiohttp.ClientResponse) -> str:
-        """The beginning of an error: more of it is not looked at."""
+        """The beginning of an error; the rest is not read."""
         return (await response.content.read(MAX_ERROR_BYTES)).decode("utf-8", "replace")
 
     def _short(self, text: str) -> str:
@@ -172,7 +172,7 @@ class HttpClient:
 
 
 def _proxy(endpoint: Endpoint) -> str | None:
-    """The environment's proxy for a hosted service; own servers are asked directly."""
+    """The environment's proxy for a hosted service. Other servers are asked directly."""
     parts = urlsplit(endpoint.base_url)
     if not endpoint.hosted or proxy_bypass(parts.hostname or ""):
         return None
@@ -184,6 +184,6 @@ def _loads(data: bytes) -> Any:
         return orjson.loads(data)
     except ValueError:
         try:
-            return json.loads(data)  # slower, and takes half a character, which some servers end a text with
+            return json.loads(data)  # slower, but takes the half character with which some servers end a text
         except (ValueError, RecursionError) as error:
             raise Unreadable("an answer that is no JSON") from error

@@ -1,8 +1,8 @@
 """What the id-in dialects share: retries, and the checks on every answer.
 
-A dialect says how a request looks and how an answer is read; this module sends it and refuses answers
-that do not hold one log-prob per sampled id. Sampled text is decoded from the ids here, never taken
-from the server: what completes a stop string may carry more text.
+A dialect says how a request looks and how an answer is read; this module sends the request and refuses
+answers that do not hold one log-prob per sampled id. Sampled text is decoded from the ids here, never taken
+from the server: the token that completes a stop string may hold more text.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ UNFILTERED: Mapping[str, Any] = {
     "ignore_eos": False,
     "skip_special_tokens": False,
 }
-UNTOLD = -1  # a dialect whose servers may not say how long the prompt was
+UNTOLD = -1  # the prompt's length, where the server does not tell it
 ROUNDING = 1e-6  # a log-prob above zero by less than this is a rounding error
 
 
@@ -54,9 +54,9 @@ ROUNDING = 1e-6  # a log-prob above zero by less than this is a rounding error
 class Sampled:
     """An answer as a dialect read it, before it is checked.
 
-    `prompt_ids`: what the server says it was given. `text`: the ids as the server decodes them, used
-    to find out at the start whether both sides have the same tokenizer. `sampled_tokens`: how many ids
-    the server says it sampled.
+    `prompt_ids`: the prompt as the server says it got it. `text`: the ids as the server decodes them, compared
+    by the probe to see whether both sides have the same tokenizer. `sampled_tokens`: how many ids the server
+    says it sampled.
     """
 
     ids: list[Any]
@@ -82,7 +82,7 @@ class Dialect(Protocol):
     def read(self, answer: Any) -> Sampled:
         """Ids and log-probs of an answer (of the list of events where it streams).
 
-        Raises KeyError, TypeError, IndexError, ValueError for anything else than it expects.
+        Raises KeyError, TypeError, IndexError, ValueError for an answer of another shape.
         """
 
 
@@ -123,7 +123,7 @@ class IdCompleter:
         return (await self._answer(request, self.endpoint.timeout_s, None))[1]
 
     async def probe(self, request: CompletionRequest, timeout_s: float) -> None:
-        """One request before the first task. Raises WrongTokenizer besides what `call` raises."""
+        """One request before the first task. Raises WrongTokenizer and what `call` raises."""
         sampled, completion = await self._answer(request, timeout_s, PROBE_HEADER)
         ids = completion.tokens_T or ()
         if not isinstance(sampled.text, str) or self._tokenizer.is_end(ids[-1]):
@@ -137,8 +137,7 @@ class IdCompleter:
     async def _answer(
         self, request: CompletionRequest, timeout_s: float, headers: Mapping[str, str] | None
     ) -> tuple[Sampled, Completion]:
-        """As the server gave it, and checked. Raises Retryable for what is none: null for a list, a list for a
-        number."""
+        """(the answer as it came, the checked completion). Raises Retryable for an answer of another shape."""
         try:
             sampled = await self._sampled(request, timeout_s, headers)
             return sampled, self._checked(sampled, request)
@@ -159,7 +158,7 @@ class IdCompleter:
     def _checked(self, sampled: Sampled, request: CompletionRequest) -> Completion:
         prompt = request.prompt_ids or ids_of()
         ids = tuple(sampled.ids)
-        # Whole lists at a time: one by one these checks were a fifth of all a completion costs here.
+        # Whole lists are checked at a time: one by one, the checks were a fifth of a completion's cost here.
         if not set(map(type, ids)) <= {int} or min(ids, default=0) < 0:
             raise Retryable("an id that is none")
         if sampled.sampled_tokens not in (None, len(ids)):
@@ -204,15 +203,15 @@ class IdCompleter:
         return completion
 
     def _known(self, ids: tuple[int, ...]) -> int:
-        """How many of the first ids the tokenizer has. A model may have more rows than its tokenizer has ids, and
-        sample one of those: no text can be made of it, and servers refuse it in a prompt."""
+        """How many ids come before the first one that the tokenizer does not have. A model may have more rows than
+        its tokenizer has ids, and sample such a row: it has no text, and servers refuse it in a prompt."""
         if max(ids, default=0) < self._tokenizer.size:
             return len(ids)
         return next(place for place, token in enumerate(ids) if token >= self._tokenizer.size)
 
 
 def finished_by(reason: object) -> Literal["stop", "length", "content_filter"]:
-    """Why a sample ended. Raises Retryable where the server says no reason, or that it gave up itself."""
+    """Why a sample ended. Raises Retryable where the server gives no reason, or broke the sample off itself."""
     if reason == "stop":
         return "stop"
     if reason == "length":
@@ -223,14 +222,14 @@ def finished_by(reason: object) -> Literal["stop", "length", "content_filter"]:
 
 
 def version_text(value: Any) -> str | None:
-    """A policy version as the server tells it, bounded. TypeError: it is no text and no number."""
+    """A policy version as the server tells it, cut to 200 characters. Raises TypeError unless text or a number."""
     if value is not None and not isinstance(value, str | int | float):
         raise TypeError("a policy version that is none")
     return None if value is None else str(value)[:200]
 
 
 def _number(value: int | None) -> int:
-    """What stands in a message. Raises TypeError for what only should have been a number."""
+    """The value, for an error message. Raises TypeError where it is no number."""
     if not isinstance(value, int):
         raise TypeError("a number that is none")
     return value

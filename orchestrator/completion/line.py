@@ -2,7 +2,7 @@
 
 Rendering a conversation again gives other ids than were sampled, so a line is only ever appended
 to: previous ids + sampled ids + encoded suffix. The suffix is what the chat template prints after
-the assistant's text, found by rendering a word in its place; the turn's end is thereby derived
+the assistant's text. It is found by rendering a word in place of that text, so the end of a turn comes
 from the template. A request that does not continue any line opens a new one (a segment).
 """
 
@@ -28,7 +28,7 @@ class _Segment:
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """The text that comes behind a line's ids, not encoded yet. `closing`: what of it the agent appended."""
+    """The text that follows a line's ids, not encoded yet. `closing`: the part of it that the agent appended."""
 
     segment: int
     ids: Ids
@@ -36,13 +36,13 @@ class Following:
     added: PromptText
 
     def prompt(self, added: tuple[int, ...]) -> Prompt:
-        """With the ids of that text."""
+        """`added`: the ids of that text."""
         return Prompt(self.segment, self.ids + ids_of(added), added, self.closing)
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The next prompt. `ids` is the whole line; `added` are the ids this turn puts behind it."""
+    """The next prompt. `ids` is the whole line, with the ids that this turn adds (`added`)."""
 
     segment: int
     ids: Ids
@@ -64,7 +64,7 @@ class TokenLine:
         return following.prompt(tuple(self._tokenizer.encode(following.added.text, following.added.plain)))
 
     def following(self, messages: tuple[Message, ...]) -> Following:
-        """Which line this conversation continues, and what is to be encoded for it."""
+        """The line that this conversation continues, and the text to encode for it."""
         for segment in reversed(self._segments):
             if (suffix := self._suffix(segment, messages)) is not None:
                 return Following(segment.number, segment.ids, *suffix)
@@ -82,7 +82,7 @@ class TokenLine:
         segment.completion = completion
 
     def _suffix(self, segment: _Segment, messages: tuple[Message, ...]) -> tuple[str, PromptText] | None:
-        """(text the agent appended, text to encode behind the line); None: not this line's continuation."""
+        """(text the agent appended, text to encode behind the line); None: `messages` do not continue it."""
         completion, seen = segment.completion, segment.messages
         if completion is None or len(messages) <= len(seen) or messages[: len(seen)] != seen:
             return None
@@ -102,7 +102,7 @@ class TokenLine:
         tokens = completion.tokens_T or ()
         if tokens and self._tokenizer.is_end(tokens[-1]):
             end = self._tokenizer.decode(tokens[-1:])
-            # The model ended the turn itself: what the agent appended has no place behind that.
+            # The model ended the turn itself: the agent's addition has no place behind the end.
             return "", joined([Piece(first.text.removeprefix(end)), *rest])
         if appended and appended in completion.unseen:
             appended = ""  # the stop string was sampled: the ids hold it already
@@ -111,7 +111,7 @@ class TokenLine:
     def _behind(self, messages: tuple[Message, ...], index: int) -> list[Piece] | None:
         """What the template prints from the end of assistant message `index` to the next generation prompt.
 
-        Nothing before that is used, so the template need not see what the model said there: it might refuse it.
+        Nothing before that is used, so the template gets words for what the model said, which it might refuse.
         """
         said = {i for i, message in enumerate(messages[: index + 1]) if message.role == "assistant"}
         parts = pieces(self._tokenizer, messages, said, since=index, generation_prompt=True)
@@ -122,10 +122,10 @@ class TokenLine:
 def visible_text(
     tokenizer: Tokenizer, tokens_T: tuple[int, ...], stop: tuple[str, ...], opened: str = ""
 ) -> tuple[str, str, int]:
-    """(all that was sampled, what the agent gets, how many characters of the first are reasoning).
+    """(the sampled text, the text the agent gets, how many characters of the sampled text are reasoning).
 
-    The agent gets what is behind the reasoning, without the end token, cut before the first stop string. `opened`:
-    the tag of reasoning that the prompt ended with.
+    The agent gets the text behind the reasoning, without the end token, cut before the first stop string.
+    `opened`: the reasoning tag that the prompt ended with.
     """
     text = tokenizer.decode(tokens_T)
     said = text

@@ -2,17 +2,16 @@
 
 Without streaming the server returns the ids of a stop string but drops their log-probs; streamed,
 each event carries `tokens` and as many `completion_probabilities`. Log-probs are raw whatever the
-temperature (`post_sampling_probs` off). Left unset it would sample with top_k 40, top_p 0.95 and
+temperature (`post_sampling_probs` off). By default the server would sample with top_k 40, top_p 0.95 and
 min_p 0.05, so every sampler is switched off by name.
 
-Streamed, a token that ends within a UTF-8 character gets no event: neither its id nor its log-prob
-is told, only `tokens_predicted` counts it. Such a completion is asked for once more in one piece,
-with the same seed: that answer has all ids and becomes the sample. Which of them its log-probs belong to the
-stream's counts say, as long as both are the same sample; those it lacks (of cut characters and of the stop
-string) are looked up, many in a request: for each place there is a prompt, the ids
-before it, and the answer tells the likeliest tokens behind it. The one token sampled there is a plain letter by
-force of `logit_bias`, which leaves raw log-probs as they are: one that ends within a character, likely just there,
-would have none told at all.
+Streamed, a token that ends within a UTF-8 character gets no event: neither its id nor its log-prob is
+told, only `tokens_predicted` counts it. Such a completion is asked for again in one piece, with the same
+seed. The second answer has all ids and becomes the sample, but has fewer log-probs. If both are the same
+sample, the stream's counts tell which ids these belong to. Missing log-probs (of cut characters and of the
+stop string) are looked up, many in a request: each place gives a prompt, the ids before it, and the answer
+tells the likeliest tokens behind it. `logit_bias` makes the one token sampled there a plain letter and does
+not change raw log-probs; a token that ends within a character, likely there, would come without any.
 """
 
 from __future__ import annotations
@@ -83,12 +82,12 @@ class LlamaCppDialect:
         )
 
 
-_TOP = (100, 10_000)  # how many of the likeliest tokens to ask for, until the one looked for is among them
+_TOP = (100, 10_000)  # how many of the likeliest tokens to ask for, in turn, until the wanted one is among them
 _FORCED = 1e4  # added to a logit: nothing else is sampled
-# What one request looks up: others' completions wait behind it, and it is held in memory whole.
+# Bounds on one look-up: other completions wait behind it, and its answer is held in memory.
 _PLACES = 64
 _PROMPT_IDS = 500_000
-_TOLD = 400_000  # likely tokens, of some hundred bytes each
+_TOLD = 400_000  # likely tokens in the answer, of some hundred bytes each
 
 
 class LlamaCppCompleter(IdCompleter):
@@ -128,7 +127,7 @@ class LlamaCppCompleter(IdCompleter):
                 some = left[start : start + count]
                 try:
                     found |= await self._looked_up(request, ids, some, top, timeout_s)
-                except Refusal:  # one prompt at a time then
+                except Refusal:  # then one prompt at a time
                     for place in some:
                         found |= await self._looked_up(request, ids, [place], top, timeout_s)
             left = [place for place in left if place not in found]
@@ -139,7 +138,7 @@ class LlamaCppCompleter(IdCompleter):
     async def _looked_up(
         self, request: CompletionRequest, ids: Sequence[int], places: Sequence[int], top: int, timeout_s: float
     ) -> dict[int, float]:
-        """Those of these places whose token is among the `top` likeliest ones, by one request."""
+        """Log-probs, by one request, of those places whose token is among the `top` likeliest ones."""
         asked = replace(request, stop=(), sampling=replace(request.sampling, max_tokens=1))
         before = request.prompt_ids or ids_of()
         prompts = [before + ids_of(ids[:place]) for place in places]
@@ -167,12 +166,12 @@ class LlamaCppCompleter(IdCompleter):
 
 
 def _places(events: list[Any]) -> list[int]:
-    """Where in the completion the tokens stand that a stream told: one in each event but the last."""
+    """The places in the completion of the tokens that a stream told: one in each event but the last."""
     return [event["tokens_predicted"] - 1 for event in events if event["tokens"]]
 
 
 def _aligned(ids: list[int], told: list[Any], places: list[int]) -> list[float | None]:
-    """Log-probs by place. None anywhere: they are of another sample than the stream, whose tokens had `places`."""
+    """Log-probs by place, None where unknown: all, if `told` is of another sample than the stream (`places`)."""
     logprobs: list[float | None] = [None] * len(ids)
     entries = list(zip(places, told, strict=False))
     same = all(0 <= place < len(ids) and ids[place] == entry["id"] for place, entry in entries)

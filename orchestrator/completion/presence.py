@@ -1,4 +1,4 @@
-"""Whether an inference endpoint is there at all, asked without sampling: after failures, not before."""
+"""Whether an inference endpoint answers at all. Asked after failures, without sampling."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ ANSWER_TIMEOUT_S = 10.0
 
 
 async def one_answers(endpoints: Sequence[Endpoint]) -> None:
-    """Returns when one of them answers a question for its models. Raises what the last one raised:
-    CompletionError, AuthenticationError."""
+    """Returns when one of them answers a request for its models. Otherwise raises the last one's CompletionError,
+    which may be an AuthenticationError."""
     for number, endpoint in enumerate(endpoints, 1):
         try:
             await _answers(endpoint)
@@ -30,7 +30,7 @@ async def _answers(endpoint: Endpoint) -> None:
     try:
         await client.get("/v1/models", timeout_s=ANSWER_TIMEOUT_S, headers=PROBE_HEADER)
     except (Refusal, Unreadable, ContextLengthError):
-        pass  # no list, but somebody who says so
+        pass  # no list, but a server that says so
     except Retryable as error:
         if error.status is None or error.status >= 500:
             raise

@@ -1,8 +1,8 @@
 """A conversation as the chat template prints it, in the pieces it is encoded in.
 
-A tokenizer takes for a control token whatever spells one. So a content that spells one (a page, a file, what code
-printed) is kept apart from the template's own text and encoded as text. Where it stands is found by rendering the
-conversation with a drawn word in its place: one that is known could be written there on purpose.
+A tokenizer takes any text that spells a control token for that token. So a content that spells one (a page, a
+file, what code printed) is kept apart from the template's own text and encoded as text. Its place is found by
+rendering the conversation with a random word instead: a known word could be in contents on purpose.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from orchestrator.completion.base import Span, Tokenizer
 from orchestrator.errors import RecordError
 from orchestrator.types import Message
 
-_DRAWN = 20  # digits: no template makes other letters of them
-_NUMBER = 6
+_DRAWN = 20  # random digits of a word: templates may change letters, but not digits
+_NUMBER = 6  # digits of the message's number
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text of the template and of contents that need no care; or what is printed of one message's content."""
+    """Text of the template and of contents that need no care; or the printed content of one `message`."""
 
     text: str
     message: int | None = None
@@ -30,7 +30,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class PromptText:
-    """What is to be encoded. Nothing in the spans of `plain` is a control token."""
+    """Text to encode. In the spans of `plain` nothing may become a control token."""
 
     text: str
     plain: tuple[Span, ...] = ()
@@ -46,13 +46,13 @@ def pieces(
 ) -> list[Piece]:
     """The template's text and contents by turns, beginning and ending with the template's.
 
-    Contents come apart where they spell a control token, from message `since` on, and where the message is one
-    of `hidden`: of these the template sees no more than a word. Raises RecordError for a conversation that the
+    A content is a piece of its own if it spells a control token (from message `since` on), or if its message is
+    in `hidden`; of hidden contents the template sees only a word. Raises RecordError for a conversation that the
     template refuses.
     """
     later = range(since, len(messages))
     spelling = {i for i in later if i not in hidden and tokenizer.spells_control(messages[i].content)}
-    # Space around a content is left where it is: many templates take it away.
+    # Space around a content stays with the template, which may strip it.
     apart = {i: messages[i].content.strip() for i in spelling} | {i: messages[i].content for i in hidden}
     if not apart:
         return [Piece(tokenizer.render(messages, generation_prompt=generation_prompt))]
@@ -70,7 +70,7 @@ def pieces(
     contents = [apart[i] for i in places]
     if spelling.intersection(places):
         ends = {i: apart[i] + word if i in spelling else word for i, word in words.items()}
-        with suppress(RecordError):  # the contents themselves may be what the template does not like
+        with suppress(RecordError):  # the template may refuse the contents themselves
             printed = _between(own, [words[i] for i in places], rendered(ends))
             both = list(zip(places, printed, strict=True))
             if not any(text for i, text in both if i in hidden):
@@ -82,7 +82,7 @@ def pieces(
 
 
 def _split(rendered: str, drawn: str, known: Container[int]) -> tuple[list[str], list[int]]:
-    """(the template's own text, the messages whose words stand between)."""
+    """(the template's own texts, the messages whose words stand between them)."""
     first, *others = rendered.split(drawn)
     own, places = [first], []
     for text in others:
@@ -90,14 +90,14 @@ def _split(rendered: str, drawn: str, known: Container[int]) -> tuple[list[str],
         if len(number) == _NUMBER and number.isdecimal() and int(number) in known:
             places.append(int(number))
             own.append(rest)
-        else:  # a part of a word: the template cuts contents off
+        else:  # a part of a word: the template cut the content off
             own[-1] += text
     return own, places
 
 
 def _between(own: list[str], words: list[str], rendered: str) -> list[str]:
-    """What the template prints of each content, up to the word that ends it: some leave a part out or change it.
-    Raises RecordError where the template's own text is not what it is around mere words."""
+    """What the template prints of each content, up to the word put behind it: some templates leave a part out or
+    change it. Raises RecordError where the template's own text differs from that around mere words."""
     found = []
     at = 0
     for text, word in zip(own, words, strict=False):
@@ -113,7 +113,7 @@ def _between(own: list[str], words: list[str], rendered: str) -> list[str]:
 
 
 def joined(parts: Iterable[Piece]) -> PromptText:
-    """Pieces as one text."""
+    """One text, with the spans of contents."""
     texts: list[str] = []
     plain: list[Span] = []
     at = 0
@@ -126,13 +126,13 @@ def joined(parts: Iterable[Piece]) -> PromptText:
 
 
 def prompt_text(tokenizer: Tokenizer, messages: tuple[Message, ...]) -> PromptText:
-    """A whole conversation and the beginning of its answer. Raises RecordError."""
+    """A whole conversation and the generation prompt. Raises RecordError."""
     return joined(pieces(tokenizer, messages, generation_prompt=True))
 
 
 def absent_marker(messages: tuple[Message, ...]) -> str:
-    """A word that is in none of the messages, whatever a sandbox has put into them. Its copies with other
-    numbers behind them are in none either. Drawn, as one that is known could be put into them on purpose."""
+    """A random word of digits that is in none of the messages. It is random because a sandbox could write a known
+    one into them on purpose."""
     while True:
         marker = f"{randbelow(10**_DRAWN):0{_DRAWN}}"
         if not any(marker in message.content for message in messages):

@@ -1,13 +1,13 @@
 """Which part of a sampled text is the model's reasoning: kept on record, trained on, and never given to the agent.
 
-Code in it is a thought about code, not an action.
+Code in reasoning is not an action, so the agent must not run it.
 """
 
 from __future__ import annotations
 
 import re
 
-# What models put around their reasoning: Qwen, DeepSeek and most others; Magistral; Seed-OSS; gpt-oss.
+# Tags around reasoning: of Qwen, DeepSeek and most others; of Magistral; of Seed-OSS; of gpt-oss.
 _TAGS = {
     "<think>": "</think>",
     "[THINK]": "[/THINK]",
@@ -20,16 +20,16 @@ _EMPTY = re.compile(r"<think>\s*</think>\s*$")
 
 
 def opened_by(prompt: str) -> str:
-    """The tag that a prompt ends with, where the chat template itself begins the reasoning; else nothing."""
+    """The tag that a prompt ends with, where the chat template itself opens the reasoning; else an empty text."""
     end = prompt[-2 * LONGEST_TAG :].rstrip()
     return next((tag for tag in _TAGS if end.endswith(tag)), "")
 
 
 def reasoning_chars(text: str, opened: str | None = "") -> int:
-    """How many characters of a sampled text, from its beginning, are reasoning with its tags and the space behind.
+    """How many characters at the beginning of a sampled text are reasoning, with its tags and the space behind it.
 
-    `opened`: the tag that the prompt ended with. None: the prompt was made elsewhere, and may have ended with one;
-    then a closing tag with no opening one before it tells. Reasoning without an end is all there is.
+    `opened`: the tag that the prompt ended with. None: the server made the prompt, which may have ended with a
+    tag; a closing tag without an opening one shows that it did. Reasoning without an end is the whole text.
     """
     start = len(text) - len(text.lstrip())
     tag = next((tag for tag in _TAGS if text.startswith(tag, start)), opened)
@@ -42,12 +42,12 @@ def reasoning_chars(text: str, opened: str | None = "") -> int:
 
 
 def tagged(reasoning: str) -> str:
-    """Reasoning that a server told apart from the answer, as the beginning of the text that was sampled."""
+    """Reasoning that a server sent apart from the answer, as the beginning of a sampled text."""
     return f"{_OPENS}\n{reasoning.strip()}\n{_CLOSES}\n\n"
 
 
 def without_empty(printed: str) -> str:
-    """What a template prints before an answer, without the empty reasoning that some print where they see none."""
+    """What a template prints before an answer, without the empty reasoning that some templates add."""
     return _EMPTY.sub("", printed)
 
 

@@ -1,10 +1,10 @@
 """A recorded run as endpoint: `replay:RUN_DIR`.
 
-Completions come from rollouts.jsonl (or rollouts.jsonl.xz), by rollout where its id and task are in the
-record, else by task and place in the group, and by number of the call; everything else (containers, code,
-tools, scores, groups) happens anew. A prompt that differs from the recorded one still gets the recorded
-answer, and is counted: whoever replays can see how far it went its own way. A call that was never recorded
-ends the rollout as `record_error`: there is nothing to score, and asking again would not help.
+Completions come from rollouts.jsonl (or rollouts.jsonl.xz), by rollout id where id and task are in the record,
+else by task and place in the group, and by the call's number; everything else (containers, code, tools, scores,
+groups) happens anew. A prompt that differs from the recorded one still gets the recorded answer, and is counted,
+which shows how far a replay went its own way. A call that was never recorded ends the rollout as `record_error`:
+there is nothing to score, and asking again would not help.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from orchestrator.types import Completion, conversations
 Key = tuple[str, int]  # task id, index in the group
 Id = tuple[str, Key]  # rollout id and its place
 RECORDING = "rollouts.jsonl"
-MAX_UNPACKED_BYTES = 64 << 20  # of rollouts.jsonl.xz; the demo's has 5 MiB. Read, it is some eight times larger
+MAX_UNPACKED_BYTES = 64 << 20  # of rollouts.jsonl.xz; the demo's has 5 MiB. Parsed, it is some eight times larger
 _XZ_MEMORY_BYTES = 128 << 20  # for unpacking: the strongest preset takes 65 MiB
 _CHUNK_BYTES = 1 << 20
 
@@ -32,7 +32,7 @@ Recording = tuple[Served, ...]
 
 
 class ReplayCompleter:
-    """Serves what a run was served. `differing` counts prompts that were not the recorded ones."""
+    """Serves the completions of a recorded run. `differing` counts prompts that were not the recorded ones."""
 
     def __init__(
         self,
@@ -49,11 +49,11 @@ class ReplayCompleter:
 
     @classmethod
     def open(cls, run_directory: Path) -> ReplayCompleter:
-        """Blocking. Raises EnvironmentUnusable for a directory without a recording."""
+        """Reads a recording; blocking. Raises EnvironmentUnusable for a directory without one."""
         path = run_directory / RECORDING
         if not path.exists() and (packed := path.with_name(f"{RECORDING}.xz")).exists():
             path = packed
-        if path.exists() and not path.is_file():  # a pipe would be waited for
+        if path.exists() and not path.is_file():  # reading a pipe would wait for ever
             raise EnvironmentUnusable(f"no recorded run in {run_directory}: {path.name} is no file")
         episodes: dict[Key, Recording] = {}
         by_id: dict[Id, Recording] = {}
@@ -67,7 +67,7 @@ class ReplayCompleter:
                 if told is None:
                     continue
                 key = (told.task_id, told.index)
-                # Of a task's places the first group's; later ones are other epochs, found by their ids.
+                # A task's first group stands for the task; groups of later epochs are found by rollout id.
                 episodes.setdefault(key, told.served)
                 if told.rollout_id is not None:
                     by_id[told.rollout_id, key] = told.served
@@ -132,7 +132,7 @@ def _unpacked(path: Path) -> bytes:
 
 
 def _answers(episode: Recording, request: CompletionRequest) -> bool:
-    """Whether its last call is what is asked: the same words and, where both sides have ids, the same ids."""
+    """Whether the episode's last call is this request: equal messages and, where both have ids, equal ids."""
     *_, talk = conversations(episode)
     if talk != request.messages:
         return False
@@ -141,7 +141,7 @@ def _answers(episode: Recording, request: CompletionRequest) -> bool:
 
 
 def _prompt(episode: Recording) -> Ids | None:
-    """The ids of the last call's whole prompt: its segment's, prompts and samples one after the other."""
+    """The ids of the last call's whole prompt: all prompts and samples of its segment before it."""
     last, prompt = episode[-1], ids_of()
     if last.prompt_ids is None or last.completion.tokens_T is None:
         return None

@@ -1,4 +1,4 @@
-"""Retries of inference calls: what is worth another try, how long to wait for it, and who waits with it."""
+"""Retries of inference calls: what is tried again, after how long, and which calls wait together."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ T = TypeVar("T")
 
 TOO_MANY = 429
 MAX_RETRY_AFTER_S = 60.0  # a server asking for more is treated as asking for this
-_SPREAD = 0.2  # of a pause, by which those who waited together come back apart
-# How servers end a sample that they gave up themselves; every other reason is the sample's own.
+_SPREAD = 0.2  # share of a pause over which the calls that waited together are spread
+# Finish reasons of samples that the server itself gave up; every other reason is the sample's own.
 BROKEN_OFF = ("abort", "aborted", "cancelled", "error", "insufficient_system_resource", "network_error")
-# What reading an answer raises that has another shape than it should, or numbers and depths beyond all sense.
+# Raised by reading an answer of another shape than expected, or with absurd numbers or depths.
 NONSENSE = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 _CONTEXT_WORDS = (
     "context length", "context_length", "context size", "context window", "maximum context",
@@ -45,13 +45,13 @@ class Retryable(CompletionError):
         self.status = status
 
     def lasting(self, attempts: int) -> CompletionError:
-        """What it is called when no attempt was without it."""
+        """The error to raise when every attempt failed."""
         return CompletionError(f"{self} ({attempts} attempts)")
 
 
 class SpoiltSample(Retryable):
-    """A sample that cannot be used, where the server may be at fault: an honest one gives it again for the same
-    seed."""
+    """A sample that cannot be used, perhaps by the server's fault. It is tried again: a server that works gives
+    the same sample for the same seed."""
 
     def __init__(self, text: str, completion: Completion) -> None:
         super().__init__(text)
@@ -65,8 +65,8 @@ class SpoiltSample(Retryable):
 class RetryPolicy:
     """Up to `attempts` calls, with `backoff` between them.
 
-    Waiting because the server asked for it is no fault: it may do so `pauses` times besides. One that
-    says "too many" without saying until when gets `pause`.
+    A pause that the server asks for is not counted as a failure, up to `pauses` times. A server that answers
+    "too many requests" without a time gets `pause`.
     """
 
     attempts: int = 4
@@ -79,28 +79,28 @@ class RetryPolicy:
         return self.backoff.pause_s(failures, random.random())  # noqa: S311
 
     def asked_s(self, error: Retryable, pauses: int) -> float | None:
-        """Seconds that `error` asks everybody to wait, after so many pauses; None: it asks for none."""
+        """Seconds that `error` asks all calls to wait, after so many pauses; None: it asks for none."""
         if error.after_s is None and error.status == TOO_MANY:
             return self.pause.pause_s(pauses + 1)
         return error.after_s
 
 
 class Limiter:
-    """Shared by all calls of one endpoint: when it asks one of them to wait, all wait."""
+    """Shared by all calls of one endpoint: when the endpoint asks one call to wait, all wait."""
 
     def __init__(self) -> None:
         self._until = 0.0  # loop time
         self._spread_s = 0.0
 
     def pause(self, seconds: float) -> None:
-        """Nobody calls for so long."""
+        """Holds all calls back for so long."""
         until = asyncio.get_running_loop().time() + seconds
         if until > self._until:
             self._until, self._spread_s = until, seconds * _SPREAD
             log.debug("the endpoint asks for a pause of %.1f s", seconds)
 
     def open_at(self) -> float:
-        """Loop time at which calls are welcome again, if no other pause comes."""
+        """Loop time at which the pause ends, if no other pause comes."""
         return self._until
 
     async def passed(self) -> None:
@@ -140,7 +140,7 @@ async def with_retries(
 
 
 def retry_after_s(value: str | None) -> float | None:
-    """Seconds of a Retry-After header: a number or an HTTP date. None: absent or nonsense."""
+    """Seconds of a Retry-After header, which is a number or an HTTP date. None: absent or malformed."""
     if not value:
         return None
     try:
@@ -154,6 +154,6 @@ def retry_after_s(value: str | None) -> float | None:
 
 
 def is_context_length(status: int, text: str) -> bool:
-    """Whether an error says that the prompt is too long: servers word this in many ways."""
+    """Whether an error says that the prompt is too long, which servers word in many ways."""
     lowered = text.lower()
     return status in (400, 413, 422, 500) and any(word in lowered for word in _CONTEXT_WORDS)

@@ -1,5 +1,5 @@
-"""Several endpoints as one: each rollout stays with one of them, where its prefix is cached. And how many requests
-may be at an endpoint at a time, those of training and those of evaluation apart."""
+"""Several endpoints as one: each rollout stays with one endpoint, where its prefix is cached. And how many requests
+may be at one endpoint at a time, for training and for evaluation."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from orchestrator.types import Completion, Split
 
 
 class LimitedCompleter:
-    """Atropos' `num_max_requests_at_once` and `num_requests_for_eval`. Waiting for a slot is waiting for the
-    endpoint: it does not use up the rollout's own clock."""
+    """Implements Atropos' `num_max_requests_at_once` and `num_requests_for_eval`. Waiting for a slot counts as
+    waiting for the endpoint: it does not use up the rollout's own clock."""
 
     def __init__(self, completer: Completer, *, training: int, evaluation: int) -> None:
         self._completer = completer
@@ -46,7 +46,7 @@ class RoutedCompleter:
         return all(completer.takes_ids for completer in self._completers)
 
     def serving(self, rollout_id: str) -> tuple[Completer, int]:
-        """The completer that serves this rollout, and its place among them."""
+        """(the completer that serves this rollout, its index)."""
         place = place_of(rollout_id, self._weights)
         return self._completers[place], place
 

@@ -1,8 +1,8 @@
 """SGLang: `/generate` with `input_ids`.
 
 `meta_info.output_token_logprobs` is one `[log-prob, id, text]` per sampled id, end token and stop
-string included. They are of the distribution at the sampling temperature unless the server runs
-with SGLANG_RETURN_ORIGINAL_LOGPROB=1, so another temperature than 1 is noted at the start.
+string included. Log-probs are of the distribution at the sampling temperature unless the server runs
+with SGLANG_RETURN_ORIGINAL_LOGPROB=1, so a note at the start tells of another temperature than 1.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class SglangDialect:
     streams = False
 
     def __init__(self, *, seeded: bool = True) -> None:
-        # Servers before 0.5.2 know no sampling_seed and refuse the whole request for it.
+        # Servers before 0.5.2 do not know sampling_seed and refuse a request that has it.
         self.seeded = seeded
 
     def body(self, request: CompletionRequest, model: str) -> dict[str, Any]:

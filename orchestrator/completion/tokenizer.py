@@ -1,7 +1,7 @@
 """The model's tokenizer and chat template, from a folder or the hub.
 
-Whether a name can be loaded at all is found out before transformers is imported: without network
-its hub client would retry for most of a minute.
+Whether a name can be loaded at all is checked before transformers is imported: without network its
+hub client would retry for most of a minute.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from orchestrator.types import Message
 
 HUB_TIMEOUT_S = 1.5
 _FLAG = "--env.tokenizer_name"
-# All rollouts of a run begin with one system message, those of a group with one task besides, and encoding it
-# takes milliseconds in which nothing else happens.
+# Ids of long pieces are kept: all rollouts of a run begin with one system message, those of a group with one task
+# besides, and encoding takes milliseconds.
 _PIECES = 64
 _PIECE_CHARS = range(2_000, 100_000)
 
@@ -41,7 +41,7 @@ class HubTokenizer:
         self._tokenizer = tokenizer
         self.name = name
         self._template_kwargs = dict(template_kwargs or {})
-        # What is for the library and not for the template: among it another template.
+        # Parameters of the library itself, which are not for the template; another template would be one.
         taken = inspect.signature(tokenizer.apply_chat_template).parameters.keys() | {"messages"}
         if others := sorted(taken & self._template_kwargs.keys()):
             raise ConfigError(f"env.chat_template_kwargs: {', '.join(others)} cannot be told to a chat template")
@@ -49,7 +49,7 @@ class HubTokenizer:
         self._special = frozenset(tokenizer.all_special_ids)
         ends = {tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>")}
         self._ends = frozenset(i for i in ends if i is not None) | self._special
-        # Straight to the library: `transformers` turns texts and answers over a few times more.
+        # Used directly: through `transformers`, texts and ids are converted a few more times.
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
         self._tokens_in_text: re.Pattern[str] | None = None
         self._borders: frozenset[str] = frozenset()
@@ -58,7 +58,7 @@ class HubTokenizer:
             self._backend.no_padding()
             self._find_borders(self._backend.get_added_tokens_decoder().values())
 
-        # Unless the model has a way of its own, `transformers` adds nothing to it but a look at each id.
+        # Decodes directly, unless the model has a decoder of its own: `transformers` would only look at each id.
         home = str(getattr(getattr(type(tokenizer), "_decode", None), "__module__", ""))
         self._decoder = self._backend if home.startswith("transformers.tokenization_utils") else None
         self._kept = functools.lru_cache(_PIECES)(lambda piece: ids_of(self._encode([piece])[0]))
@@ -68,17 +68,17 @@ class HubTokenizer:
             str(getattr(tokenizer, "chat_template", "")),
             getattr(self._backend, "normalizer", None),
         )
-        # What no token is made for may become the unknown one, in any text.
+        # The unknown token may come out of any text.
         self._never_plain = self._controls.ids - {tokenizer.unk_token_id}
 
     @property
     def unknown_template_kwargs(self) -> list[str]:
-        """What the chat template is told and has no word for."""
+        """Names in `template_kwargs` that the chat template does not contain."""
         template = str(getattr(self._tokenizer, "chat_template", ""))
         return [name for name in self._template_kwargs if not re.search(rf"\b{re.escape(name)}\b", template)]
 
     def encode(self, text: str, plain: Sequence[Span] = ()) -> list[int]:
-        """Raises RecordError for what is no text."""
+        """Raises RecordError for a text that cannot be encoded."""
         ids: list[int] = []
         at = 0
         for start, end in plain:
@@ -96,13 +96,13 @@ class HubTokenizer:
         return ids
 
     def _spelled_out(self, text: str) -> list[int]:
-        """Ids of a text in which nothing is a control token: what spells one is encoded in two halves."""
+        """Ids of a text without any control token: a text that spells one is encoded in two halves."""
         ids: list[int] = []
         pieces = self._controls.cut(text)
         for piece, found in zip(pieces, self._encode(pieces), strict=True):
             if self._never_plain.isdisjoint(found):
                 ids += found
-            elif len(piece) > 1:  # there is one in another, or one that the tokenizer finds in its own way
+            elif len(piece) > 1:  # it still gives a control token: one within another, or found in another way
                 middle = len(piece) // 2
                 ids += [*self._spelled_out(piece[:middle]), *self._spelled_out(piece[middle:])]
         return ids
@@ -114,13 +114,14 @@ class HubTokenizer:
                 batch = self._backend.encode_batch_fast(texts, add_special_tokens=False)
                 return [list(encoding.ids) for encoding in batch]
             return [list(self._tokenizer.encode(text, add_special_tokens=False)) for text in texts]
-        except Exception as error:  # a lone surrogate is a TypeError; others have other words
+        except Exception as error:  # a lone surrogate raises TypeError, other texts other errors
             raise RecordError(f"the tokenizer refuses a text: {error}") from error
 
     def _find_borders(self, tokens: Iterable[Any]) -> None:
-        """Added tokens are looked for before anything else is: what is before and behind one is encoded apart.
+        """Finds the added tokens at which a text can be cut without changing its ids.
 
-        Not so where one takes in the space before it, must stand alone, or is looked for in the normalized text.
+        They are looked for first, and the text before and behind one is encoded apart. Not so with tokens that
+        take in the space before them, must stand alone, or are looked for in normalized text.
         """
         added = [t for t in tokens if not t.normalized and t.content]
         self._borders = frozenset(t.content for t in added if not (t.lstrip or t.single_word))
@@ -129,7 +130,7 @@ class HubTokenizer:
             self._tokens_in_text = re.compile("|".join(map(re.escape, longest_first)))
 
     def _pieces(self, text: str) -> Iterator[str]:
-        """`text` in pieces that are encoded apart, none but the last too short to be worth keeping."""
+        """`text` in pieces that can be encoded apart, each but the last long enough to be kept."""
         start = 0
         if self._tokens_in_text is not None and len(text) >= _PIECE_CHARS.start:
             for token in self._tokens_in_text.finditer(text):
@@ -139,7 +140,7 @@ class HubTokenizer:
         yield text[start:]
 
     def decode(self, ids: list[int] | tuple[int, ...]) -> str:
-        """Ids that stand for no token are nothing: a model has more of them than its tokenizer has tokens."""
+        """As `Tokenizer.decode`. Ids without a token become nothing: a model has more ids than its tokenizer."""
         if self._decoder is not None:
             return str(self._decoder.decode(ids, skip_special_tokens=False))
         known = [i for i in ids if i in self._vocabulary]
@@ -171,8 +172,8 @@ class HubTokenizer:
 def load_tokenizer(
     name: str, template_kwargs: Mapping[str, Any] | None = None, *, here_only: bool = False
 ) -> HubTokenizer:
-    """Blocking: seconds of imports. Raises EnvironmentUnusable within about 3 s when it cannot be had, and with
-    `here_only` before the hub would have to be asked; ConfigError for what its template cannot be told."""
+    """Blocking: seconds of imports. Raises EnvironmentUnusable within about 3 s where it is not available (with
+    `here_only`: on this machine); ConfigError for `template_kwargs` that are the library's own parameters."""
     here = check_source(name, here_only=here_only)
     try:
         tokenizer = _quiet_auto_tokenizer().from_pretrained(
@@ -192,7 +193,7 @@ def load_tokenizer(
 
 
 def tokenizer_here(name: object, template_kwargs: object = None) -> HubTokenizer | None:
-    """The one a run directory names, which may name anything: None where it is not on this machine."""
+    """The tokenizer that a run directory names. None where it is not on this machine, or the name is no name."""
     if not isinstance(name, str) or "\0" in name or name.lower() in ("", "none"):
         return None
     try:
@@ -202,7 +203,7 @@ def tokenizer_here(name: object, template_kwargs: object = None) -> HubTokenizer
 
 
 def _quiet_auto_tokenizer() -> Any:
-    """transformers announces at import that it found no torch, and warns of much else; nobody here needs that."""
+    """Imports transformers without its notice that torch is missing and its other warnings."""
     logging.getLogger("transformers").addFilter(_is_error)
     import transformers
 
@@ -216,10 +217,8 @@ def _is_error(record: logging.LogRecord) -> bool:
 
 
 def check_source(name: str, *, here_only: bool = False) -> Path | None:
-    """The folder on this machine that holds it; None: the hub has to be asked. Raises EnvironmentUnusable.
-
-    Blocking, but quick: what it takes for a load to succeed is not known before it is tried.
-    """
+    """The folder on this machine that holds the tokenizer; None: the hub has to be asked. Raises
+    EnvironmentUnusable. Blocking, but quick; loading may still fail."""
     if folder := tokenizer_folder(name):
         files = [folder / f for f in ("tokenizer.json", "tokenizer_config.json", "vocab.json")]
         if not any(file.is_file() for file in files):
@@ -259,7 +258,7 @@ def check_source(name: str, *, here_only: bool = False) -> Path | None:
 
 
 def tokenizer_folder(name: str) -> Path | None:
-    """The folder of this name, if it is one; a hub id may be no path at all."""
+    """The folder of this name, if there is one. A hub id need not be a valid path."""
     try:
         folder = path_of(name)
     except ValueError:
@@ -268,7 +267,7 @@ def tokenizer_folder(name: str) -> Path | None:
 
 
 def _check_json(file: Path, key: str | None) -> None:
-    """A file that is there must be a JSON object, with `key` in it."""
+    """Raises EnvironmentUnusable for a file that is no JSON object with `key` in it."""
     try:
         found = orjson.loads(file.read_bytes()) if file.is_file() else {key: None}
     except (OSError, ValueError) as error:
@@ -281,7 +280,7 @@ def _check_json(file: Path, key: str | None) -> None:
 
 
 def _cached(name: str) -> Path | None:
-    """Where the hub's client keeps its files: by the folder's name no hub is asked, the id alone would not do."""
+    """The tokenizer's folder in the hub client's cache: loading it by its id would ask the hub."""
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     model = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / ("models--" + name.replace("/", "--"))
     with contextlib.suppress(OSError):

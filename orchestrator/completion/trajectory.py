@@ -1,7 +1,7 @@
 """Recorded turns to one token-level trajectory. Pure.
 
-Only what the proxy was asked and served comes in here. What it served is trained, where it stands in the line;
-what it was asked is context, whoever the sandbox says wrote it.
+Its only input is what the proxy was asked and what it served. Served completions are trained, in their place in
+the line. What was asked is context, whoever wrote it according to the sandbox.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from orchestrator.types import CompletionKind, Message, Record, RolloutPlan, Tra
 def main_segment(turns: tuple[Turn, ...], question: str = "") -> int:
     """The segment that is trained on and carries the score: the one that begins with the task.
 
-    It is the one of the main agent's first action turn that has the question in its conversation, else of its
-    first one, else of the first turn. What is asked later cannot change it: code that a program runs has the
-    program's identity and the program's endpoint, but only after the first completion.
+    It is the segment of the main agent's first action turn that has the question in its conversation, else of its
+    first action turn, else of the first turn. Later requests cannot change it: code that an agent program runs can
+    use the program's endpoint, but only after the first completion.
     """
     own = [
         (turn, talk)
@@ -37,7 +37,7 @@ def main_segment(turns: tuple[Turn, ...], question: str = "") -> int:
 
 
 def main_line(plan: RolloutPlan, record: Record, tokenizer: Tokenizer | None) -> Trajectory:
-    """What is trained on. Raises RecordError when it does not add up."""
+    """The trajectory that is trained on. Raises RecordError for an inconsistent record."""
     segment = main_segment(record.turns, plan.task.question) if record.turns else None
     return trajectory(record, tokenizer, plan.agent.closing_tag, segment)
 
@@ -45,7 +45,7 @@ def main_line(plan: RolloutPlan, record: Record, tokenizer: Tokenizer | None) ->
 def trajectory(
     record: Record, tokenizer: Tokenizer | None, closing_tag: str, segment: int | None = None
 ) -> Trajectory:
-    """The trajectory of one segment (default: the main line). Raises RecordError when it does not add up."""
+    """The trajectory of one segment (default: the main line). Raises RecordError for an inconsistent record."""
     turns = record.turns
     if not turns:
         raise RecordError("no completion was served")
@@ -62,14 +62,14 @@ def trajectory(
         return Trajectory((), (), None, messages, "none", chosen)
     try:
         line = _retokenized(messages, spoken, tokenizer)
-    except Exception:  # the template is a program that comes with the model: anything can come out of it
+    except Exception:  # the template is a program that comes with the model: it may raise anything
         demand_plain(tokenizer)
         line = untemplated(pairs, messages, tokenizer)
     return replace(line, segment=chosen)
 
 
 def _sampled(pairs: list[tuple[Turn, tuple[Message, ...]]], tokenizer: Tokenizer | None) -> Trajectory:
-    """Ids exactly as they went in and came out."""
+    """The trajectory from the ids as they were sent and sampled."""
     tokens: list[int] = []
     trained: list[bool] = []
     logprobs: list[float] = []
@@ -98,7 +98,7 @@ def _sampled(pairs: list[tuple[Turn, tuple[Message, ...]]], tokenizer: Tokenizer
 def _line_messages(
     pairs: list[tuple[Turn, tuple[Message, ...]]], tokenizer: Tokenizer | None
 ) -> tuple[Message, ...]:
-    """The line role by role: assistant messages hold what was sampled, not what the agent made of it."""
+    """The line's messages. Assistant messages hold what was sampled, not what the agent made of it."""
     last_turn, last_talk = pairs[-1]
     messages = list(last_talk)
     for (turn, talk), (following, _) in pairwise(pairs):
@@ -114,7 +114,7 @@ def _without_end(turn: Turn, tokenizer: Tokenizer | None) -> str:
 
 
 def _said(pairs: list[tuple[Turn, tuple[Message, ...]]], closing_tag: str) -> tuple[Message, ...]:
-    """The last conversation and its answer, the code tag closed as the agent closes it in the others."""
+    """The last conversation and its answer, with the closing code tag that the agent appends in earlier turns."""
     turn, talk = pairs[-1]
     text = turn.completion.visible
     if turn.kind is CompletionKind.ACTION and text and not text.strip().endswith(closing_tag):
@@ -125,10 +125,10 @@ def _said(pairs: list[tuple[Turn, tuple[Message, ...]]], closing_tag: str) -> tu
 def _spoken(
     pairs: list[tuple[Turn, tuple[Message, ...]]], messages: tuple[Message, ...]
 ) -> tuple[tuple[Message, ...], dict[int, int]]:
-    """(the messages, how many characters this rollout sampled of one, from its beginning).
+    """(the messages with their reasoning, how many first characters of a message were sampled, by its place).
 
-    Sampled is what stands where a completion was given and begins with it. An agent may strip it, and write
-    something of its own behind it. The reasoning, which the agent never got, is put back in front.
+    Sampled is a message that begins with the completion given in its place, which the agent may have stripped.
+    Text behind it is the agent's own. The reasoning, which the agent never got, is put back in front.
     """
     whole, found = list(messages), {}
     for turn, talk in pairs:
@@ -143,7 +143,7 @@ def _spoken(
 
 
 def _retokenized(messages: tuple[Message, ...], spoken: Mapping[int, int], tokenizer: Tokenizer) -> Trajectory:
-    """Ids made from text. `spoken`: the beginnings of messages that are trained, in characters."""
+    """Ids made from text. `spoken`: how many first characters of a message are trained, by its place."""
     said = {i for i, message in enumerate(messages) if message.role == "assistant"}
     left = dict(spoken)
     tokens: list[int] = []

@@ -1,7 +1,7 @@
 """The trajectory of a conversation that the model's chat template refuses: its texts without the template. Pure.
 
-A model may say what its template will not print (a turn of the end token alone, where empty turns are refused).
-The rollout is scored all the same, so that no other draw is earned by it; what is trained is what it sampled.
+A model may say what its template refuses to print (a turn of the end token alone, where empty turns are refused).
+The rollout is scored all the same, so that such a turn earns no second draw. What it sampled is trained.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ def demand_plain(tokenizer: Tokenizer) -> None:
 def untemplated(
     pairs: list[tuple[Turn, tuple[Message, ...]]], messages: tuple[Message, ...], tokenizer: Tokenizer
 ) -> Trajectory:
-    """`pairs`: the line's turns with the conversation each was asked with. `messages`: as the line is shown.
+    """`pairs`: the line's turns, each with its conversation. `messages`: the trajectory's messages.
 
-    What each turn was asked with and the one before was not, then what was sampled, which alone is trained. Raises
-    RecordError.
+    Each turn gives the messages that the turn before did not have, then its sampled text, which alone is trained.
+    Raises RecordError.
     """
     tokens: list[int] = []
     trained: list[bool] = []
@@ -33,7 +33,7 @@ def untemplated(
     for turn, talk in pairs:
         new = [message.content for message in talk[_common(asked, talk) :]]
         if said and new:
-            new[0] = new[0].removeprefix(said)  # as the agent sends back what it got
+            new[0] = new[0].removeprefix(said)  # the agent sends back the completion it got
         asked, said = talk, turn.completion.visible
         for text, learn in (*((text, False) for text in new), (turn.completion.reasoning + said, True)):
             ids = content_ids(tokenizer, text)
@@ -43,6 +43,6 @@ def untemplated(
 
 
 def _common(one: tuple[Message, ...], other: tuple[Message, ...]) -> int:
-    """How many messages both begin with."""
+    """How many messages are the same at the beginning of both."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, (mine, its) in pairs if mine != its), min(len(one), len(other)))

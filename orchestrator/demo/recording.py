@@ -2,9 +2,9 @@
 
     python -m orchestrator.demo.recording RUN_DIR TASKS_JSONL TOKENIZER_FOLDER
 
-keeps of a run what replaying it needs, of the tasks those that were recorded whole, and of the tokenizer
-what its vocabulary does not follow from. Tasks recorded before with the same model and settings stay, so that
-a recording of hours can be made in pieces. Nothing of the machine it was recorded on is kept.
+keeps what a replay needs of the run, the tasks of which every rollout was recorded, and the tokenizer without
+the vocabulary that follows from its merges. Tasks of an earlier recording with the same model and settings stay
+if TASKS_JSONL has them, so a recording can be made in pieces. Nothing of the machine it was made on is kept.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _COMPLETION = (
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """How the run was made. `env`: the settings a replay must share to get the same prompts."""
+    """How the run was made. `env`: the settings that a replay needs for the same prompts."""
 
     model: str
     env: dict[str, Any]
@@ -47,7 +47,7 @@ class Recording:
 
     @classmethod
     def read(cls) -> Recording:
-        """The one in this package."""
+        """The recording in this package."""
         facts = json.loads((RECORDING / "run.json").read_text("utf-8"))
         return cls(facts["model"], facts["env"], facts["tasks"], facts["rollouts"])
 
@@ -60,7 +60,7 @@ def lines() -> Iterator[dict[str, Any]]:
 
 
 def tasks() -> Source:
-    """The tasks it was recorded on, wherever this package is installed."""
+    """The tasks of the recording; their files are found wherever this package is installed."""
     return jsonl_tasks(TASKS, name="demo")
 
 
@@ -102,7 +102,7 @@ def make(run: Path, tasks_file: Path, tokenizer_folder: Path) -> Recording:
 
 
 def _earlier(model: str, env: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """What the package holds of the same model and settings: task → its rollouts."""
+    """Task → its rollouts, of the package's recording if it has the same model and settings."""
     if not (RECORDING / "run.json").exists():
         return {}
     before = Recording.read()
@@ -114,7 +114,7 @@ def _earlier(model: str, env: dict[str, Any]) -> dict[str, list[dict[str, Any]]]
 
 
 def _whole(run: Path, group_size: int) -> dict[str, list[dict[str, Any]]]:
-    """Task → its rollouts in order, of those tasks that have all of them."""
+    """Task → its rollouts by index, for tasks of which every rollout was scored."""
     by_task: dict[str, list[dict[str, Any]]] = {}
     with (run / "rollouts.jsonl").open(encoding="utf-8") as file:
         for line in map(json.loads, file):

@@ -1,7 +1,7 @@
 """Qwen2.5's tokenizer, small enough to travel in the package: 0.6 MB for 11.
 
-In a byte-level BPE the vocabulary is the bytes, then what each merge makes, in order. So only the merges
-are kept, with whatever else the two files of a tokenizer folder hold, and the rest is derived again.
+The vocabulary of a byte-level BPE is the bytes, then the result of each merge, in order. So the merges are
+kept, with whatever else the two files of a tokenizer folder hold, and the vocabulary is derived from them.
 The tokenizer is Qwen's, under Apache-2.0.
 """
 
@@ -47,7 +47,7 @@ def unpack(cache: Path | None = None) -> Path:
 
 
 def pack(folder: Path) -> None:
-    """Writes the packed form of a tokenizer folder. Raises ValueError where the vocabulary does not follow."""
+    """Writes the packed form of a tokenizer folder. Raises ValueError where merges do not give the vocabulary."""
     whole = json.loads((folder / "tokenizer.json").read_text("utf-8"))
     model = whole["model"]
     vocabulary: dict[str, int] = model.pop("vocab")
@@ -67,7 +67,7 @@ def pack(folder: Path) -> None:
 
 
 def _whole(held: dict[str, Any]) -> dict[str, Any]:
-    """tokenizer.json as it was."""
+    """The original tokenizer.json."""
     merges = [merge.split(" ") for merge in held["merges"].split("\n")]
     tokens = [*held["bytes"], *("".join(merge) for merge in merges), *held["rest"]]
     vocabulary = {token: number for number, token in enumerate(tokens)}

@@ -1,5 +1,5 @@
-"""Whether this machine, endpoint and keys are fit for a run: what `orchestrator doctor` looks at.
+"""The checks of `orchestrator doctor`: whether this machine, the endpoint and the keys are fit for a run.
 
-Each check yields findings, and none of them raises for what it finds. Nothing here samples more than the probes
-that every run sends, or prints a key.
+Each check yields findings, and none raises for what it finds. No check samples more than the probes that every
+run sends, and none prints a key.
 """

@@ -1,4 +1,4 @@
-"""One line of the doctor's."""
+"""One line of the doctor's output."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Level = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`text` says what was found and, unless all is well, what to do. `fail`: no run can work like this."""
+    """`text` says what was found and, unless all is well, what to do. Level `fail`: no run can work like this."""
 
     level: Level
     what: str

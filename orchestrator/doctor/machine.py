@@ -1,4 +1,4 @@
-"""Disk space, and where sockets and temporary files go."""
+"""Checks disk space, and the folder for sockets and temporary files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEAST_BYTES = GIB // 4
 
 
 def check_run_directory(folder: Path) -> Iterator[Finding]:
-    """Where runs are written."""
+    """Checks the folder that runs are written to."""
     try:
         check_writable(folder)
     except ConfigError as error:
@@ -31,7 +31,7 @@ def check_run_directory(folder: Path) -> Iterator[Finding]:
 def check_room(
     what: str, folder: Path, cure: str, *, enough: int = ENOUGH_BYTES, least: int = LEAST_BYTES
 ) -> Finding:
-    """Free space, in bytes, of the disk that `folder`, which need not exist yet, is on."""
+    """Checks the free space, in bytes, on the disk of `folder`, which need not exist yet."""
     place = folder.absolute()
     while not place.exists() and place != place.parent:
         place = place.parent
@@ -46,7 +46,7 @@ def check_room(
 
 
 def check_temporary() -> Iterator[Finding]:
-    """TMPDIR: sockets must fit into what the kernel takes for a path, and directories must be ours to make."""
+    """Checks TMPDIR: directories can be made in it, and paths of sockets in it are short enough for the kernel."""
     folder = Path(tempfile.gettempdir())
     try:
         shutil.rmtree(make_owned_directory("doctor", folder))

@@ -1,4 +1,4 @@
-"""Docker, its features, the image, and one sandbox started as a run would start it."""
+"""Checks Docker, its features and the image, and starts one sandbox as a run would."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ START_TIMEOUT_S = 120.0
 
 
 async def check_sandboxes(config: Config) -> AsyncIterator[Finding]:
-    """What the launcher that is asked for needs."""
+    """Checks what the launcher of the settings needs."""
     if config.env.launcher != "docker":
         yield warn("sandboxes", f"the {config.env.launcher} launcher gives no isolation of ours: nothing to check")
         return
@@ -68,7 +68,7 @@ async def _check_engine(engine: Engine, config: Config) -> AsyncIterator[Finding
     for line in advice(info, spec, config.env.max_concurrent_sandboxes):
         yield warn("machine", line)
     root = Path(info.get("DockerRootDir") or "/var/lib/docker")
-    if await asyncio.to_thread(root.exists):  # elsewhere the Engine runs on another machine
+    if await asyncio.to_thread(root.exists):  # otherwise the Engine runs on another machine
         yield check_room("disk", root, "run `docker system prune`, or make room")
 
 
@@ -81,7 +81,7 @@ def _check_image(name: str, image: Mapping[str, Any]) -> Finding:
 
 
 async def _check_start(config: Config) -> Finding:
-    """One sandbox, its confinement compared with what it must be, and removed."""
+    """Starts one sandbox, compares its confinement with what it must be, and removes it."""
     run_id = secrets.token_hex(8)
     begun = time.monotonic()
     try:

@@ -1,4 +1,4 @@
-"""Keys, tokenizer, inference endpoints and the web service. No key is in any text."""
+"""Checks keys, tokenizer, inference endpoints and the web service. No key is in any text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ USAGE_TIMEOUT_S = 15.0
 
 
 def check_keys(config: Config) -> Iterator[Finding]:
-    """Which keys are given; they are sent where they belong and shown nowhere."""
+    """Which endpoints have a key. Nothing is sent, and no key is shown."""
     for server in config.openai:
         where = _name(server)
         if server.api_key:
@@ -34,7 +34,7 @@ def check_keys(config: Config) -> Iterator[Finding]:
 
 
 async def check_services(config: Config) -> AsyncIterator[Finding]:
-    """The tokenizer, then each endpoint with it."""
+    """Checks the tokenizer, then each endpoint with it."""
     if not any(server.base_url for server in config.openai) and config.env.tokenizer_name is None:
         yield warn("tokenizer", "not looked at: set --env.tokenizer_name, or an endpoint and its model's name")
         tokenizer = None
@@ -81,7 +81,7 @@ async def _endpoint(config: Config, server: OpenAISettings, tokenizer: HubTokeni
 
 
 async def check_web_tools(config: Config) -> AsyncIterator[Finding]:
-    """Tavily, asked for the key's usage, which costs no credit."""
+    """Asks Tavily for the key's usage, which costs no credit."""
     if not config.tavily_api_key:
         yield warn("web tools", "agents get none: set TAVILY_API_KEY for web_search and visit_page")
         return
@@ -100,5 +100,5 @@ async def check_web_tools(config: Config) -> AsyncIterator[Finding]:
 
 
 def _name(server: OpenAISettings) -> str:
-    """For people: an address without user, password and query."""
+    """The endpoint's address without user, password and query, and its model."""
     return str(server.public()["base_url"] or "the endpoint") + f" ({server.model_name})" * bool(server.base_url)

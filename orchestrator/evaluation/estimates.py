@@ -1,7 +1,7 @@
 """What a number of correct samples says about a model: pass@k and confidence intervals. Pure.
 
-Tasks are what is drawn at random, so tasks are the n of every interval: k samples of one task are no k
-independent observations.
+The n of every interval is the number of tasks, because tasks are drawn at random: k samples of one task are
+not k independent observations.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Z_95 = 1.959964  # the normal distribution's 97.5 % quantile
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A share of tasks with its 95 % interval; `tasks` is how many it is made of, at least one."""
+    """A mean share over tasks with its 95 % interval; `tasks` is the number of tasks, at least one."""
 
     value: float
     low: float
@@ -24,7 +24,7 @@ class Estimate:
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
-    """Chance that k of a task's samples, drawn without putting back, hold a correct one: unbiased.
+    """Unbiased estimate of the chance that k samples of a task hold a correct one.
 
     1 - C(samples - correct, k) / C(samples, k), as in Chen et al., Evaluating Large Language Models Trained
     on Code, 2021, section 2.1. Raises ValueError where fewer than k were drawn.
@@ -39,21 +39,22 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
 def wilson(share: float, n: int, z: float = Z_95) -> tuple[float, float]:
     """Wilson's score interval of a share seen in n independent trials. n at least 1.
 
-    E. B. Wilson, Probable inference, the law of succession, and statistical inference, 1927. For means of
-    values between 0 and 1 it is on the safe side: none of them varies more than a yes or no of the same mean.
+    E. B. Wilson, Probable inference, the law of succession, and statistical inference, 1927. For a mean of
+    values between 0 and 1 it is conservative: they vary no more than yes-or-no values of the same mean.
+    Raises ValueError.
     """
     if n < 1 or not 0.0 <= share <= 1.0:
         raise ValueError(f"a share of {share} in {n} trials")
     square = z * z / n
     middle = (share + square / 2) / (1 + square)
     reach = z / (1 + square) * math.sqrt(share * (1 - share) / n + square / (4 * n))
-    # Rounding must not exclude what was seen.
+    # Rounding must not exclude the share itself.
     return min(max(0.0, middle - reach), share), max(min(1.0, middle + reach), share)
 
 
 def estimate_pass_at_k(tasks: Sequence[tuple[int, int]], k: int) -> Estimate | None:
-    """The mean of pass@k over tasks, each (samples, correct). Tasks with fewer than k samples say nothing of
-    it and are left out; None where no task is left."""
+    """The mean of pass@k over tasks, each (samples, correct). Tasks with fewer than k samples are left out; None
+    where no task is left."""
     values = [pass_at_k(samples, correct, k) for samples, correct in tasks if samples >= k]
     if not values:
         return None
@@ -62,5 +63,5 @@ def estimate_pass_at_k(tasks: Sequence[tuple[int, int]], k: int) -> Estimate | N
 
 
 def sizes_of_k(samples: int) -> tuple[int, ...]:
-    """The k to tell pass@k for: 1, the powers of two below `samples`, and `samples` itself."""
+    """The values of k for which pass@k is given: 1, the powers of two below `samples`, and `samples` itself."""
     return tuple(sorted({*(1 << e for e in range(samples.bit_length()) if 1 << e < samples), 1, samples}))

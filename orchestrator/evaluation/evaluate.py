@@ -1,5 +1,6 @@
-"""Measuring a model on tasks never trained on. The engine does the work; what is counted is `measured`'s, what
-is written `evaluation_files`'.
+"""Measures a model on tasks.
+
+The engine makes the samples, `measured.py` counts them, and `files.py` writes the result:
 
     evaluation = await evaluate(orchestrator, tasks, directory)     # beside training, under its budget
 """
@@ -25,9 +26,8 @@ if TYPE_CHECKING:
 
 
 def evaluation_config(config: Config) -> Config:
-    """The settings an evaluation runs with: as many rollouts per task as samples, its own temperature, and no
-    place filled by another draw. The scorer stays: what it calls solved is solved. Applied twice it changes
-    nothing more."""
+    """The settings of an evaluation: a group is the task's samples, at the evaluation's temperature, and a sample
+    that broke is not replaced by another draw. The scorer stays. Applying this twice changes nothing more."""
     env = config.env
     temperature = env.temperature if env.eval_temperature is None else env.eval_temperature
     return replace(
@@ -43,12 +43,12 @@ def evaluation_config(config: Config) -> Config:
 
 
 async def evaluate(orchestrator: Orchestrator, tasks: Source, directory: Path) -> Evaluation | None:
-    """One evaluation beside what `orchestrator` does, which must be open: under the same sandbox budget, with at
-    most `env.max_eval_workers` tasks at a time.
+    """Runs one evaluation beside the other work of `orchestrator`, which must be open: under the same sandbox
+    budget, with at most `env.max_eval_workers` tasks at a time.
 
-    Everything is recorded in `directory`, a run directory of its own, and an evaluation that was broken off there
-    is gone on with; metrics.json and samples.jsonl go there or to `env.data_dir_to_save_evals`. None: the run was
-    drained before the end, and neither was written. Raises what ends a run; ConfigError, RunLocked.
+    Everything is recorded in `directory`, a run directory of its own. If it holds an evaluation that was broken
+    off, that one is continued. metrics.json and samples.jsonl go there or to `env.data_dir_to_save_evals`. None:
+    the run was drained before the end, and neither was written. Raises what ends a run; ConfigError, RunLocked.
     """
     config = evaluation_config(orchestrator.config)
     env = config.env
@@ -77,7 +77,7 @@ async def measure(
     files: EvaluationFiles,
     counted: Callable[[Group], None] = lambda group: None,
 ) -> None:
-    """Runs every task and counts it, on disk first; then `counted` and the observer's listeners hear of it."""
+    """Runs every task. Each group is written to `files`, then counted by `evaluation`, then given to `counted`."""
 
     async def finished(group: Group) -> None:
         await files.take(group)
@@ -89,4 +89,4 @@ async def measure(
     evaluation.bad_tasks += len(files.earlier.bad)
     async with aclosing(orchestrator.groups(tasks, files.earlier)) as groups:
         async for group in groups:
-            await uninterrupted(finished(group))  # cancelled meanwhile or not, what is written counts
+            await uninterrupted(finished(group))  # a written group is counted even when cancelled here

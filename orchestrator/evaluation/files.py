@@ -1,7 +1,7 @@
-"""What an evaluation leaves: a run directory, and metrics.json with samples.jsonl as Atropos writes them.
+"""The files of an evaluation: a run directory, and metrics.json with samples.jsonl as Atropos writes them.
 
-    RUN_DIR/run.json, rollouts.jsonl    as of any run, while it goes on; enough to go on with it
-    metrics.json, samples.jsonl         at its end, whole or not at all, over those of an earlier one
+    RUN_DIR/run.json, rollouts.jsonl    written under way, as by any run; enough to continue it
+    metrics.json, samples.jsonl         written at the end, each whole or not at all; they replace earlier ones
 
 metrics.json has the shape of atroposlib's `BaseEnv.evaluate_log`: config_general, and results by task and for
 all. No key and no reference answer is in any of them.
@@ -39,8 +39,8 @@ COMMAND = "evaluate"
 
 
 class EvaluationFiles:
-    """Owned by one evaluation; with `resume` by the one that is there already, of which `counted` is given every
-    line.
+    """The files of one evaluation. With `resume` it continues the one in `directory`, and `counted` gets every
+    line that is on record there.
 
     Raises ConfigError, RunLocked.
     """
@@ -61,7 +61,7 @@ class EvaluationFiles:
         self._env = env
         self._run = RunDirectory(directory, resume=resume, fsync=env.fsync, full_traces=env.save_full_traces)
         try:
-            # There is no groups file: what is on record is counted again, none of it made again.
+            # An evaluation has no groups file: recorded attempts are counted again, and none is made again.
             groups = directory / "groups.jsonl"
             self.earlier = read_earlier(self._run.rollouts, groups, counted) if resume else Earlier()
             self.target.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ class EvaluationFiles:
             raise
 
     async def describe(self, orchestrator: Orchestrator, tasks: Source) -> None:
-        """run.json. Raises ConfigError."""
+        """Writes run.json. Raises ConfigError."""
         await self._run.describe(
             {
                 "version": __version__,
@@ -90,15 +90,15 @@ class EvaluationFiles:
         )
 
     async def record(self, result: Member | Attempt) -> None:
-        """One attempt, on disk when this returns."""
+        """Writes one attempt; it is on disk when this returns."""
         await self._run.record(result)
 
     async def record_bad_task(self, task: BadTask, number: int) -> None:
-        """A row no task could be made of, on disk when this returns."""
+        """Writes a row that no task could be made of; it is on disk when this returns."""
         await self._run.record_bad_task(task, number)
 
     async def take(self, group: Group) -> None:
-        """A task's samples, one line each."""
+        """Writes a task's samples, one line each."""
 
         def lines() -> list[dict[str, Any]]:
             members = {member.attempt.plan.index: member for member in group.members_G}
@@ -110,7 +110,7 @@ class EvaluationFiles:
         await self._samples.append(lines)
 
     async def finish(self, evaluation: Evaluation, config: Config) -> None:
-        """Puts both files in their place. Raises OutputError."""
+        """Writes metrics.json and samples.jsonl to their place. Raises OutputError."""
         ended, sampling = time.time(), config.sampling()
         metrics = evaluation.metrics()
         result = {
@@ -146,8 +146,8 @@ class EvaluationFiles:
 
 
 def sample_line(result: Member | Attempt, *, messages: bool) -> dict[str, Any]:
-    """One line of samples.jsonl. `correct` and `score` are null for a sample that is missing; `reason` says why,
-    and for one that is there what its end says of itself, or why its scorer could not score it."""
+    """One line of samples.jsonl. `correct` and `score` are null for a missing sample, and `reason` says why; for
+    other samples it is the detail of their outcome, else why the scorer failed."""
     member = result if isinstance(result, Member) else None
     attempt = result.attempt if isinstance(result, Member) else result
     plan, record, outcome = attempt.plan, attempt.record, attempt.outcome

@@ -1,8 +1,7 @@
-"""What an evaluation measured: what the scorer calls solved, and its mean; infrastructure left out. Pure counting,
-task by task.
+"""Counts what an evaluation measured, task by task: what the scorer calls solved, and its mean score.
 
-A sample that broke for reasons that are not the model's is no wrong answer: it is missing, and counted as that.
-What the accuracy would be if it were one is told beside it.
+A sample that broke for reasons that are not the model's is not a wrong answer: it is counted as missing. The
+accuracy with missing samples as wrong answers is given beside it.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ _MILLION = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What a million tokens cost, prompt and sampled, at each server; in whatever currency they were given."""
+    """The price of a million prompt tokens and of a million sampled ones, by server, in any currency."""
 
     servers: tuple[tuple[float, float], ...]
     weights: tuple[float, ...]
 
     @classmethod
     def of(cls, servers: Sequence[OpenAISettings]) -> Prices | None:
-        """None where no price is given. Raises ConfigError where some are."""
+        """None where no price is given. Raises ConfigError where some are missing."""
         given = [(s.prompt_price, s.completion_price) for s in servers]
         if all(price is None for pair in given for price in pair):
             return None
@@ -46,15 +45,14 @@ class Prices:
         return cls(known, tuple(s.weight for s in servers))
 
     def cost(self, attempt: Attempt) -> float:
-        """Of all its completions, by the endpoint's own count of tokens."""
+        """The cost of all its completions, by the token counts on record."""
         prompt, sampled = self.servers[place_of(attempt.plan.rollout_id, self.weights)]
         return (prompt * prompt_tokens(attempt) + sampled * attempt.record.sampled_tokens) / _MILLION
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTask:
-    """One task: how many of its samples could be judged, how many of those were right, and the sum of their
-    scores."""
+    """One task: how many of its samples were judged, how many of those are correct, the sum of their scores."""
 
     level: str | None
     source: str
@@ -65,7 +63,7 @@ class MeasuredTask:
 
 @dataclass(slots=True)
 class Evaluation(Listener):
-    """What was measured, growing task by task. Sums are over judged samples, `cost` over all attempts."""
+    """The counts so far. `sums` are over judged samples, `cost` over all attempts."""
 
     samples_per_task: int
     prices: Prices | None = None
@@ -79,11 +77,10 @@ class Evaluation(Listener):
     cost: float = 0.0
 
     def bad_task(self, task: BadTask) -> None:
-        """Counts it."""
         self.bad_tasks += 1
 
     def take(self, group: Group) -> None:
-        """Counts one task, all its attempts made."""
+        """Counts one task when all its attempts are made."""
         if all(attempt.outcome.name is FailedName.BAD_TASK for attempt in last_attempts(group.attempts)):
             self.bad_tasks += 1
             return
@@ -100,21 +97,21 @@ class Evaluation(Listener):
 
     @property
     def samples(self) -> int:
-        """How many were judged."""
+        """How many samples were judged."""
         return sum(task.samples for task in self.tasks)
 
     @property
     def complete(self) -> bool:
-        """Whether every sample of every good task was judged, of at least one."""
+        """Whether there is a task, and every sample of every task was judged."""
         return bool(self.tasks) and not self.missing
 
     def pass_at(self, k: int, tasks: Iterable[MeasuredTask] | None = None) -> Estimate | None:
-        """Of `tasks`, or of all; None where none of them has k samples."""
+        """pass@k of `tasks`, or of all; None where none of them has k samples."""
         chosen = self.tasks if tasks is None else tasks
         return estimate_pass_at_k([(t.samples, t.correct) for t in chosen], k)
 
     def mean_score(self, tasks: Iterable[MeasuredTask] | None = None) -> float | None:
-        """The scorer's mean over `tasks`, or all, each of equal weight as in `pass_at`; None where nothing was
+        """The mean score of `tasks`, or of all. Tasks have equal weight, as in `pass_at`. None where no sample was
         judged."""
         means = [t.scores / t.samples for t in (self.tasks if tasks is None else tasks) if t.samples]
         return math.fsum(means) / len(means) if means else None
@@ -126,7 +123,7 @@ class Evaluation(Listener):
         return math.fsum(shares) / len(shares) if shares else 0.0
 
     def by(self, name: str) -> dict[str, list[MeasuredTask]]:
-        """Tasks by their `level` or `source`, those without one left out, in the order of the names."""
+        """Tasks by their `level` or `source`, sorted by that name. Tasks without one are left out."""
         parts: dict[str, list[MeasuredTask]] = {}
         for task in self.tasks:
             label = getattr(task, name)
@@ -135,12 +132,12 @@ class Evaluation(Listener):
         return dict(sorted(parts.items()))
 
     def mean(self, name: str) -> float:
-        """One of SPENT, per judged sample."""
+        """The mean of one of SPENT over judged samples."""
         return self.sums[name] / self.samples if self.samples else 0.0
 
     def metrics(self) -> dict[str, float]:
-        """Flat names and finite numbers, for metrics.json and Weights & Biases. Shares that nothing was
-        measured for are not there."""
+        """Flat names and finite numbers, for metrics.json and Weights & Biases. Shares without a judged sample are
+        left out."""
         found: dict[str, float] = {}
         for k in sizes_of_k(self.samples_per_task):
             _add(found, f"eval/pass@{k}", self.pass_at(k))
@@ -165,12 +162,12 @@ class Evaluation(Listener):
 
 
 def prompt_tokens(attempt: Attempt) -> int:
-    """Of all its completions; a prompt that came again counts again."""
+    """Prompt tokens of all its completions; the tokens of a repeated prompt count again."""
     return sum(turn.completion.prompt_tokens for turn in attempt.record.turns)
 
 
 def spent(attempt: Attempt) -> dict[str, float]:
-    """What one sample took, by the names of SPENT."""
+    """Steps, tokens and times of one attempt, by the names in SPENT."""
     record = attempt.record
     return {
         "steps": record.action_steps,

@@ -1,4 +1,4 @@
-"""An evaluation for people: the table at its end. Labels come from data sets and are shown as plain text."""
+"""The table at the end of an evaluation. Labels come from data sets and are shown as plain text."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ MAX_LABEL = 60
 def print_evaluation(
     evaluation: Evaluation, tally: Tally, rows: Sequence[tuple[str, object]], stream: TextIO | None = None
 ) -> None:
-    """Accuracy by level and source with 95 % intervals and the scorer's mean, then what else was counted, then
+    """Prints accuracy by level and source with 95 % intervals and mean scores, then the other counts, then
     `rows`."""
     stream = stream or sys.stdout
-    # As wide as it is: a terminal wraps what a file need not.
+    # Wide enough for every row: a terminal wraps lines, and a file need not.
     Console(stream, soft_wrap=True, width=1000).print(_accuracies(evaluation))
     for label, text in (*_counts(evaluation, tally), *rows):
         print_wrapped(f"{label:<{LABEL_WIDTH}}{text}", stream, indent=LABEL_WIDTH)

@@ -1,8 +1,8 @@
 """The command line: fetch a model, or fetch it and serve it until a signal comes.
 
 Progress and complaints go to standard error. When the server is ready, one line of JSON goes to standard
-output, so that a program that started this one can read where to go. Exit codes: 0 after a signal, 2 for
-wrong usage, 3 when weights or server cannot be had.
+output, so that a program that started this one can read the address. Exit codes: 0 when fetched, or after a
+signal while serving; 130 after Ctrl-C before that; 2 for wrong usage; 3 without weights or server.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ def _serve(model: Model, weights: Path, tokenizer: Path, options: argparse.Names
         context=min(options.context, model.context),
     )
     ending = {signal.SIGINT, signal.SIGTERM}
-    # Blocked before the line is out: whoever reads it may send a signal at once.
+    # Blocked before the line is printed: its reader may send a signal at once.
     signal.pthread_sigmask(signal.SIG_BLOCK, ending)
     print(
         json.dumps({"base_url": f"{address}/v1", "model_name": model.name, "tokenizer": str(tokenizer)}),
         flush=True,
     )
     signal.sigwait(ending)
-    # Closing the server waits for requests under way, for ever where their client is gone. Nothing is lost here.
+    # Without closing the server: that waits for requests under way, for ever where their client is gone.
     os._exit(0)
 
 

@@ -1,7 +1,7 @@
 """A Hugging Face tokenizer folder, made from the vocabulary inside a GGUF file.
 
-Reads the metadata at the head of the file (format: GGUF version 3, little endian) and writes the two files
-every version of `transformers` loads, with neither torch nor a model library. The tokenizer does what the
+Reads the metadata at the head of the file (format: GGUF version 2 or 3, little endian) and writes the two files
+that every version of `transformers` loads, with neither torch nor a model library. The tokenizer does what the
 server does with the same file, so text is left as it is: no Unicode normalization, unlike upstream Qwen's.
 """
 
@@ -12,7 +12,7 @@ import struct
 from pathlib import Path
 from typing import Any, BinaryIO
 
-# How text is cut before merging, by the name in `tokenizer.ggml.pre`; from each model's own tokenizer.json.
+# Patterns that cut text before merging, by the name in `tokenizer.ggml.pre`; from each model's tokenizer.json.
 _GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 SPLITS = {
     "qwen2": (

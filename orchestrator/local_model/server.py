@@ -16,7 +16,8 @@ class ServerUnavailable(Exception):
 def start(weights: Path, *, name: str, port: int, parallel: int, context: int) -> tuple[Any, str]:
     """The server and its address. Blocks until the model is loaded; serves for as long as the server is kept.
 
-    `context` is each request's: llama.cpp divides its own among the slots. Raises ServerUnavailable.
+    `context`: tokens for each request; llama.cpp divides its whole context among the slots. Raises
+    ServerUnavailable.
     """
     try:
         import xllamacpp

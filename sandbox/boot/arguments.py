@@ -1,4 +1,4 @@
-"""What pid 1 is told on its command line. Nothing of the task: anybody in the container can read it."""
+"""Pid 1's command line. It holds nothing of the task: every process in the container can read it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sandbox.types import Box, Identities
 
 
 def box_of(arguments: list[str]) -> Box:
-    """Ends the process with a usage message where they are wrong."""
+    """Parses the arguments; wrong ones end the process with a usage message."""
     parser = argparse.ArgumentParser(
         prog="python -m sandbox", description="Pid 1 of a sandbox container.", allow_abbrev=False
     )

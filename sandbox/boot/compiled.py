@@ -1,7 +1,7 @@
-"""What is compiled at every start from the same text, compiled with the image.
+"""Compiles with the image what every start would compile anew from the same text.
 
-A tenth of all importing is this: `dataclasses` writes the methods of a class as text, `re` compiles its patterns.
-Then there is the template of the system prompt.
+Such compiling is a tenth of the import time: `dataclasses` writes the methods of a class as text, and `re`
+compiles patterns. The template of the system prompt is compiled here too.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from types import CodeType
 from typing import Any
 
-Compiled = dict[tuple[object, ...], Any]  # by kind and text; plain data and code, as `marshal` takes it
+Compiled = dict[tuple[object, ...], Any]  # (kind, text, …) to code or plain data, as `marshal` takes it
 _known: Mapping[tuple[object, ...], Any] = {}
 _recorded: Compiled | None = None
 
 
 def remembered(key: tuple[object, ...], make: Callable[[], Any]) -> Any:
-    """What `make` gave when the image was made, where that is known; else what it gives."""
+    """What `make` returned when the image was made, where that is known; else what it returns now."""
     made = _known.get(key)
     if made is None:
         made = make()
@@ -43,7 +43,7 @@ def compiled(known: Mapping[tuple[object, ...], Any]) -> Iterator[None]:
 
 @contextmanager
 def recording() -> Iterator[Compiled]:
-    """Within this block what is compiled is written down."""
+    """Collects everything that is compiled within this block."""
     global _recorded
     recorded: Compiled = {}
     _recorded = recorded
@@ -56,8 +56,8 @@ def recording() -> Iterator[Compiled]:
 
 @contextmanager
 def _watched() -> Iterator[None]:
-    """`dataclasses` and `re` ask here first."""
-    vars(dataclasses)["exec"] = _execute  # found before the built-in one
+    """`dataclasses` and `re` compile through this module."""
+    vars(dataclasses)["exec"] = _execute  # hides the built-in one
     _compiler.compile = _pattern
     try:
         yield
@@ -67,7 +67,7 @@ def _watched() -> Iterator[None]:
 
 
 def _execute(text: str, namespace: dict[str, Any], names: dict[str, Any]) -> None:
-    def make() -> CodeType:  # as `exec` does, without what this module has from `__future__`
+    def make() -> CodeType:  # compiled as `exec` does, without this module's `__future__` imports
         return compile(text, "<string>", "exec", dont_inherit=True)
 
     exec(remembered(("class", text), make), namespace, names)  # noqa: S102
@@ -83,7 +83,7 @@ def _pattern(pattern: Any, flags: int = 0) -> re.Pattern[Any]:
 
 
 def _parts(pattern: str | bytes, flags: int) -> tuple[Any, ...]:
-    """What `re` gives to `_sre.compile` for it, as plain data."""
+    """What `re` passes to `_sre.compile` for this pattern, as plain data."""
     _compiler._sre = taken = _Taken()
     try:
         _usual(pattern, flags)
@@ -93,7 +93,7 @@ def _parts(pattern: str | bytes, flags: int) -> tuple[Any, ...]:
 
 
 class _Taken:
-    """`_sre`, keeping what a pattern is compiled of."""
+    """Stands in for `_sre` and keeps the arguments of `compile`."""
 
     parts: tuple[Any, ...] = ()
 

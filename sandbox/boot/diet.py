@@ -1,11 +1,10 @@
-"""Imports smolagents and gRPC without the packages they import and this sandbox never uses.
+"""Imports smolagents and gRPC without packages that they import and this sandbox never uses.
 
-They make up most of the import time and a third of the memory of every parked sandbox: hub access,
-HTTP, images, consoles, YAML, hashes, other executors, and asyncio, which only gRPC's own asyncio flavour
-needs. While the block is entered they are stand-ins. Afterwards nothing that model-written code can import
-holds one: DEFERRED ones are gone from `sys.modules`, and HOLDERS, who took names of theirs, have no place in
-the worker; LATE ones, which are held whole and by modules that cannot be imported twice, are the real modules
-by then, loaded when somebody first looks at them.
+These packages (hub access, HTTP, images, consoles, YAML, hashes, other executors, and asyncio, which only
+gRPC's asyncio API needs) would be most of the import time and a third of a parked sandbox's memory. Within
+the block they are stand-ins. Afterwards model-written code cannot import a stand-in or a holder of one:
+DEFERRED packages leave `sys.modules`, and the worker removes HOLDERS, which took names from them. LATE modules
+are held whole, by modules that cannot be imported twice: they become the real ones, loaded at first use.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ DEFERRED = (
 )
 LATE = (
     *("asyncio", "grpc.aio"),
-    "google.protobuf.internal.python_message",  # messages are C's; this is imported, not used
+    "google.protobuf.internal.python_message",  # imported and not used: messages are made in C
 )
 HOLDERS = ("smolagents", "jinja2")
 
 
 class _Empty:
-    """Takes whatever it is given, and as text is that: smolagents wraps what it logs in classes of rich."""
+    """Takes any arguments and prints them as text: smolagents wraps what it logs in rich's classes."""
 
     def __init__(self, *parts: object, **options: object) -> None:
         self._parts = parts
@@ -70,7 +69,7 @@ class _Finder:
 def deferred_imports() -> Iterator[None]:
     """Within this block DEFERRED and LATE packages are stand-ins, unless they were imported before.
 
-    Garbage is not collected meanwhile: nothing imported is garbage, and looking for some took a tenth of the time.
+    Garbage collection is off meanwhile: imports leave none, and looking for some took a tenth of the time.
     """
     finder = _Finder()
     sys.meta_path.insert(0, finder)
@@ -97,7 +96,7 @@ def _is_deferred(name: str) -> bool:
 
 
 def _make_late(name: str, module: ModuleType) -> None:
-    """From now on it is the real module, loaded when something of it is first looked at."""
+    """Turns a stand-in into the real module, which is loaded when an attribute of it is first looked at."""
     del sys.modules[name]
     spec = find_spec(name)
     sys.modules[name] = module
@@ -110,7 +109,7 @@ def _make_late(name: str, module: ModuleType) -> None:
 
 
 def _forget_in_parent(name: str, module: ModuleType) -> None:
-    """The import system also binds a submodule in its package."""
+    """Removes a stand-in from its package too, where the import system bound it."""
     parent, _, child = name.rpartition(".")
     package = sys.modules.get(parent)
     if package is not None and vars(package).get(child) is module:

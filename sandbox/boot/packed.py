@@ -1,12 +1,12 @@
-"""Everything that pid 1 imports in one file, made with the image: `python -m sandbox.boot.packed`.
+"""Packs all modules that pid 1 imports into one file, with the image: `python -m sandbox.boot.packed`.
 
-With the modules comes what they compile while they are imported (`compiled`), and which ones were looked for in
-vain. A container starts with nothing of its file system cached, and each of some 270 modules takes several
-lookups and reads: a sixth of all importing, and more where file systems are programs (fuse-overlayfs looks at
-all that is in a folder, and in the folders in it). Where the file does not fit what is installed, as in an image
-that was made from ours and has other versions, imports go their usual way.
+The file also holds what these modules compile at import (`compiled`), and the names of modules that were looked
+for and not found. A container starts with nothing of its file system cached, and each of some 200 modules takes
+several lookups and reads: a sixth of the import time, more where the file system is a program (fuse-overlayfs
+looks at everything in a folder and in its subfolders). Where the file does not fit the installed packages, as in
+an image made from ours with other versions, imports go their usual way.
 
-Nothing is imported here but what is built into Python: the rest is to come out of the file.
+This module imports only what Python has loaded or built in: all else is to come out of the file.
 """
 
 import marshal
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     Compiled = Mapping[tuple[object, ...], object]
-    # File, whether it is a package, where its code is. No code: compiled to an .so, or loaded late.
+    # File, whether it is a package, start and size of its code. Size 0: an .so, or a module that is loaded late.
     Entry = tuple[str, bool, int, int]
 
 FILE = os.path.join(sys.prefix, "modules.packed")
@@ -38,7 +38,7 @@ _LENGTH_BYTES = 8
 
 
 class _PackedLoader(SourceFileLoader):
-    """An ordinary module's loader that has the code at hand, once. Then it is an ordinary loader."""
+    """Gives a module's packed code once; after that it is an ordinary SourceFileLoader."""
 
     def __init__(self, name: str, path: str, packed: memoryview) -> None:
         super().__init__(name, path)
@@ -52,7 +52,7 @@ class _PackedLoader(SourceFileLoader):
 
 
 class _Finder:
-    """In the place of `PathFinder`, which is asked for what is not in the file."""
+    """Takes the place of `PathFinder`, and asks it for modules that are not in the file."""
 
     def __init__(self, known: "tuple[Any, ...]", codes: memoryview) -> None:
         self._index: Mapping[str, Entry]
@@ -66,7 +66,7 @@ class _Finder:
             return None
         if name in self._namespaces:
             spec = ModuleSpec(name, None, is_package=True)
-            # As import makes it: where else it lies is looked up when something else of it is imported.
+            # As `PathFinder` makes it: other folders of the package are looked up when they are needed.
             spec.submodule_search_locations = _NamespacePath(
                 name,
                 self._namespaces[name],
@@ -87,7 +87,7 @@ class _Finder:
 
 
 class PackedImports:
-    """`with PackedImports():` within this block modules come out of the file, if it is there and fits."""
+    """Within `with PackedImports():` modules come out of the file, if it exists and fits."""
 
     def __init__(self, file: str = FILE) -> None:
         self._finder = _open(file)
@@ -125,7 +125,7 @@ def _open(file: str) -> _Finder | None:
 
 
 class Absent:
-    """`with Absent() as absent:` names of the modules that are looked for in vain within this block."""
+    """`with Absent() as absent:` collects the names of modules that are not found within this block."""
 
     def __enter__(self) -> set[str]:
         self._names: set[str] = set()
@@ -136,18 +136,18 @@ class Absent:
         sys.meta_path.remove(self)
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> None:
-        """Asked last."""
+        """Called when no other finder found the module."""
         self._names.add(name)
 
 
 def pack(file: str, compiled: "Compiled", absent: "Iterable[str]" = ()) -> int:
-    """Writes what has been imported so far, with what was compiled and missed meanwhile; how many modules."""
+    """Writes the modules imported so far, with `compiled` and `absent`. Returns how many modules."""
     index: dict[str, Entry] = {}
     namespaces: dict[str, list[str]] = {}
     codes: list[bytes] = []
     end = 0
     for name, module in list(sys.modules.items()):
-        # Not `module.__spec__`: to look at one that is loaded late loads it.
+        # Not `module.__spec__`: that would load a module that is loaded late.
         if not isinstance(module, type(sys)):
             continue
         spec = object.__getattribute__(module, "__dict__").get("__spec__")
@@ -172,7 +172,7 @@ def pack(file: str, compiled: "Compiled", absent: "Iterable[str]" = ()) -> int:
 
 
 def _folders(index: "Mapping[str, Entry]") -> "dict[str, int | None]":
-    """Where the top-level modules lie, and our own: what installs or upgrades a package changes one of them."""
+    """Of the top-level modules and of ours: installing or upgrading a package, or a change of ours, changes one."""
     folders = set()
     for name, (file, is_package, _, _) in index.items():
         folder = os.path.dirname(file)
@@ -184,7 +184,7 @@ def _folders(index: "Mapping[str, Entry]") -> "dict[str, int | None]":
 
 
 def _changed_at(folder: str) -> int | None:
-    """In seconds: not every way to move an image keeps more. None: it is not there."""
+    """In whole seconds: not every way to move an image keeps fractions. None: no such folder."""
     try:
         return int(os.stat(folder).st_mtime)
     except OSError:
@@ -192,7 +192,7 @@ def _changed_at(folder: str) -> int | None:
 
 
 def main() -> None:
-    """Imports what pid 1 imports, and writes it down."""
+    """Imports what pid 1 imports, and packs it."""
     from sandbox.boot.compiled import recording
     from sandbox.boot.imported import imported
 

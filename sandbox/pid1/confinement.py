@@ -1,6 +1,6 @@
-"""What pid 1 sees of its own limits: read once, before anything else runs, and told to the orchestrator.
+"""What pid 1 sees of its own limits: read once, before pid 1 forks, and told to the orchestrator.
 
-Nothing is judged here; what must hold is the orchestrator's to say.
+Nothing is judged here: the orchestrator decides what must hold.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from sandbox.procfs import status_of
 from sandbox.types import Confinement, Mount
 
-# Places that show the machine, or let a sandbox use up what all of them share.
+# Places that show the machine, or through which a sandbox could use up what all sandboxes share.
 _READABLE = (
     *("/proc/acpi", "/proc/cmdline", "/proc/diskstats", "/proc/interrupts", "/proc/kcore", "/proc/keys"),
     *("/proc/modules", "/proc/partitions", "/proc/sched_debug", "/proc/timer_list"),
@@ -23,7 +23,7 @@ _READABLE = (
 _WRITABLE = ("/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/proc/irq/default_smp_affinity")
 _ULIMITS = ("core", "fsize", "msgqueue", "nofile")
 _CGROUPS = Path("/sys/fs/cgroup")
-_UNLIMITED = 1 << 62  # what version 1 says for no limit lies above
+_UNLIMITED = 1 << 62  # control groups v1 write a larger number for no limit
 
 
 def confinement() -> Confinement:
@@ -64,10 +64,10 @@ def _mounts() -> Iterator[Mount]:
 
 
 def _capacity(target: str) -> tuple[int, int]:
-    """Bytes and files."""
+    """(bytes, inodes) of a file system."""
     try:
         total = os.statvfs(target)
-    except OSError:  # somebody else's, outside of containers
+    except OSError:  # another user's mount, outside of containers
         return 0, 0
     return total.f_blocks * total.f_frsize, total.f_files
 
@@ -98,12 +98,12 @@ def _cpu_millis() -> int | None:
             *_lines(_CGROUPS / "cpu/cpu.cfs_period_us"),
         ]
     if len(words) != 2 or not words[0].isdecimal() or not words[1].isdecimal():
-        return None  # `max` and -1: no limit
+        return None  # `max` or -1: no limit
     return int(words[0]) * 1000 // max(1, int(words[1]))
 
 
 def _number(*names: str) -> int | None:
-    """Of the first such file, of version 2 or 1 of control groups."""
+    """From the first of these control group files that exists; None: no file, or no limit."""
     for name in names:
         for line in _lines(_CGROUPS / name):
             return int(line) if line.isdecimal() and int(line) < _UNLIMITED else None
@@ -128,7 +128,7 @@ def _network_interfaces() -> Iterator[str]:
 
 
 def _lines(path: str | Path) -> list[str]:
-    """No line where there is no such file."""
+    """The file's lines; none where it cannot be read."""
     try:
         return Path(path).read_text("utf-8", "replace").splitlines()
     except OSError:

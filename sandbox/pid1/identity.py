@@ -1,7 +1,7 @@
-"""What a freshly forked process does to itself before it becomes the runner or the code worker.
+"""Turns a freshly forked process into the runner or the code worker.
 
-Kernel calls only, in the order the kernel needs them: limits before the uid, the death signal and
-dumpability after it (changing the uid resets both). Both identities end without any capability.
+Kernel calls only, in the order the kernel needs: limits before the uid; the death signal and dumpability
+after it, because changing the uid resets both. Neither identity keeps a capability.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def become_supervisor() -> None:
-    """Orphans of the worker come to us, as they come to a container's pid 1 anyway."""
+    """Makes the worker's orphans this process' children, as in a container they are pid 1's anyway."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def become_runner(box: Box) -> None:
-    """The identity that owns the channel. Its memory and environment are closed to the worker."""
+    """Takes the identity that owns the channel. The worker cannot read its memory and environment."""
     supervisor = os.getppid()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if box.identities is not None:
@@ -44,23 +44,23 @@ def become_runner(box: Box) -> None:
 
 
 def become_worker(box: Box) -> None:
-    """The identity of model-written code: first to be killed for memory, last to be scheduled."""
+    """Takes the identity of model-written code: first to be killed for memory, scheduled behind the runner."""
     supervisor = os.getppid()
     os.setsid()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # Some kernels (gVisor's) have no such file; then the memory limit picks by size alone.
+    # Some kernels (gVisor's) have no such file; then the kernel picks whom to kill by size alone.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(WORKER_OOM_SCORE))
     os.nice(WORKER_NICE)
     os.umask(0o022)
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     if box.identities is not None:
-        # Counted per uid, so it only makes sense for a uid of its own. It leaves the supervisor room
-        # below the container's own limit: a fork bomb cannot keep it from wiping the worker.
+        # Counted per uid, so only for a uid of the worker's own. It leaves the supervisor room below the
+        # container's limit: a fork bomb cannot keep it from wiping the worker.
         resource.setrlimit(resource.RLIMIT_NPROC, (box.worker_processes, box.worker_processes))
         _take_identity(box.identities.worker_uid, box.identities.worker_uid)
     _drop_capabilities()
-    # As any process that was executed: /proc/self belongs to the code that runs here.
+    # As after any exec: /proc/self belongs to the worker's uid.
     _prctl(_PR_SET_DUMPABLE, 1)
     _die_with(supervisor)
 
@@ -68,10 +68,10 @@ def become_worker(box: Box) -> None:
 def kill_everything_of_worker(identities: Identities) -> None:
     """Kills every process of the worker's uid. For a forked child, which ends here.
 
-    Who may signal whom: the sender's real or effective uid is the target's real or saved one. So only the
-    effective uid is the worker's: it reaches all of them, and none of them reaches back to stop it. The other
-    two are the number of the channel's group, which no process has as its uid; were they 0, `kill(-1)` would
-    mean root's processes too.
+    A signal is allowed where the sender's real or effective uid equals the target's real or saved uid. Only the
+    killer's effective uid is the worker's: it reaches all of the worker's processes, and none of them can stop
+    it. Its other uids are the number of the channel's group, which is no process' uid; were they 0, `kill(-1)`
+    would reach root's processes too.
     """
     status = 1
     try:
@@ -98,7 +98,7 @@ def _drop_capabilities() -> None:
 
 def _die_with(supervisor: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != supervisor:  # it died before the line above took effect
+    if os.getppid() != supervisor:  # the supervisor died before the line above took effect
         os._exit(1)
 
 

@@ -1,12 +1,12 @@
 """What model-written code left in `output/`, written to a pipe: regular files only, bounded.
 
-Runs in a process of the worker's identity after everything else of that identity is dead: nobody can
-exchange a file under its hands, and it can open nothing that the code itself could not. Records:
+Runs in a process of the worker's identity after every other process of that identity is dead: no process can
+exchange a file while it is read, and nothing is opened that the code itself could not open. Records:
 
     F  length of the path (2 bytes), path, size (8 bytes), content
-    E  how many were left out (4 bytes): links, devices, pipes, unreadable, too deep, over the limits
+    E  number of entries left out (4 bytes): links, devices, pipes, unreadable, too deep, over the limits
 
-Big-endian. A stream without its E is incomplete.
+Big-endian. A stream without an E at its end is incomplete.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _CHUNK_BYTES = 64 * 1024
 
 
 class _LeftOut(Exception):
-    """This one does not come along."""
+    """This entry is left out."""
 
 
 def write_output(folder: Path, pipe: int, *, max_files: int, max_bytes: int) -> int:
-    """Everything there is, up to the limits; returns an exit code. A folder that is none holds nothing."""
+    """Writes the files up to the limits; returns an exit code. Where `folder` is no folder, there are no files."""
     files = left_out = 0
     room = max_bytes
     for parent, name, path in _entries(folder):
@@ -48,9 +48,9 @@ def write_output(folder: Path, pipe: int, *, max_files: int, max_bytes: int) -> 
 
 
 def _entries(folder: Path) -> Iterator[tuple[int | None, bytes, bytes]]:
-    """(descriptor of its folder, name, path below `output`) of all that is no folder, names in order.
+    """(descriptor of its folder, name, path below `output`) of each entry that is no folder; sorted in a folder.
 
-    None in the descriptor's place: what cannot come along whatever it is.
+    The descriptor is None for entries that are left out unseen.
     """
     seen = 0
     try:
@@ -80,7 +80,7 @@ def _entries(folder: Path) -> Iterator[tuple[int | None, bytes, bytes]]:
 
 
 def _write_file(pipe: int, parent: int, name: bytes, path: bytes, room: int) -> int:
-    """Its size. Raises _LeftOut, OSError, before anything of it is written."""
+    """Returns the size. Before it writes, raises _LeftOut, or OSError where the file cannot be opened."""
     file = os.open(name, _FILE, dir_fd=parent)
     try:
         status = os.fstat(file)
@@ -91,7 +91,7 @@ def _write_file(pipe: int, parent: int, name: bytes, path: bytes, room: int) -> 
         while left > 0:
             content = os.read(file, min(_CHUNK_BYTES, left))
             if not content:
-                raise SystemExit(1)  # nothing can be said any more: the stream stays without its end
+                raise SystemExit(1)  # the announced size cannot be kept: the stream stays without its E
             _write(pipe, content)
             left -= len(content)
     finally:

@@ -1,8 +1,8 @@
 """Pid 1: forks the runner and the code workers, wipes workers, reaps, ends with the runner or the orchestrator.
 
-Single-threaded, imports everything once so that its children share it, holds no task data, opens
-no channel. It cannot kill by right (no CAP_KILL): a worker's processes are killed by a child whose
-effective uid is the worker's. Without identities of their own they are found as our descendants.
+Single-threaded; imports everything once so that its children share it; holds no task data, opens no
+channel. It has no CAP_KILL: a worker's processes are killed by a child whose effective uid is the
+worker's. Where all run as one user, pid 1 kills its own descendants, except the runner.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ RunnerMain = Callable[[Box, RunnerEnd, Confinement], int]
 
 
 class Supervisor:
-    """`run()` once."""
+    """`run` may be called once."""
 
     def __init__(self, box: Box, runner_main: RunnerMain) -> None:
         self._box = box
@@ -55,9 +55,9 @@ class Supervisor:
         self._wakeup = -1
 
     def run(self) -> int:
-        """Until the runner or the orchestrator ends; returns the exit code of this process.
+        """Serves until the runner or the orchestrator ends, or a signal comes; returns this process' exit code.
 
-        In the second case the runner ends with this process: the kernel sees to it.
+        When this process ends first, the kernel kills the runner.
         """
         identity.become_supervisor()
         try:
@@ -66,7 +66,7 @@ class Supervisor:
             print(error, file=sys.stderr, flush=True)
             return EXIT_NO_ORCHESTRATOR
         self._wakeup = self._catch_signals()
-        # Objects made so far are never looked at again: a collection would copy the pages they share.
+        # The collector skips all objects made so far: looking at them would copy the pages shared by fork.
         gc.freeze()
         self._control, theirs = control_line()
         self._runner = self._fork(lambda: self._be_runner(theirs))
@@ -79,8 +79,8 @@ class Supervisor:
             print(error, file=sys.stderr, flush=True)
             return EXIT_NO_ORCHESTRATOR
         finally:
-            # Asked to end, a real pid 1 takes everything with it at once: an agent that saw its worker wiped
-            # first could still make something of it.
+            # A real pid 1 that a signal ends takes everything with it at once: an agent that saw its worker
+            # wiped first could still act on that.
             if self._terminated_by is None or os.getpid() != 1:
                 self._wipe()
         if self._terminated_by is not None:
@@ -108,7 +108,7 @@ class Supervisor:
                     self._collect_output(wanted)
 
     def _await_runner(self) -> None:
-        """The runner has closed its line: it is about to end."""
+        """Waits for the runner, which has closed its line and is about to end."""
         while self._runner_status is None and self._terminated_by is None:
             self._await_signal(None)
             self._reap()
@@ -116,7 +116,7 @@ class Supervisor:
     # ------------------------------------------------------------ processes
 
     def _replace_worker(self) -> None:
-        self._worker = 0  # its end is no news any more
+        self._worker = 0  # its end is not announced any more
         self._wipe()
         commands_in, commands_out = os.pipe()
         frames_in, frames_out = os.pipe()
@@ -154,7 +154,7 @@ class Supervisor:
         worker = Worker(self._box.workspace)
         try:
             worker.serve()
-        except BaseException:  # model-written code broke the harness; our traceback would only puzzle the model
+        except BaseException:  # model-written code broke the harness: a traceback of ours would puzzle the model
             return EXIT_BROKEN
         return 0
 
@@ -194,7 +194,7 @@ class Supervisor:
                 self._runner_status = status
             elif pid == self._worker:
                 self._worker = 0
-                with contextlib.suppress(ControlLost):  # the runner's own end follows, or came first
+                with contextlib.suppress(ControlLost):  # the runner has ended, or is about to
                     self._control.announce_end(self._number, status)
 
     # ------------------------------------------------------------ wiping
@@ -219,7 +219,7 @@ class Supervisor:
         return procfs.descendants_of(os.getpid(), but_not=self._runner)
 
     def _kill(self, pids: list[int]) -> None:
-        """One attempt; whether it worked is for the caller to look at."""
+        """Tries once; the caller looks whether it worked."""
         if self._box.identities is not None:
             with contextlib.suppress(BlockingIOError):  # no room for another process right now
                 self._kill_as_worker(self._box.identities)
@@ -229,7 +229,7 @@ class Supervisor:
                 os.kill(pid, signal.SIGKILL)
 
     def _kill_as_worker(self, identities: Identities) -> None:
-        """By a child: this process never takes another identity."""
+        """Kills through a child: this process never takes another identity."""
         killer = os.fork()
         if killer == 0:
             identity.kill_everything_of_worker(identities)
@@ -240,7 +240,7 @@ class Supervisor:
     # ------------------------------------------------------------ signals
 
     def _catch_signals(self) -> int:
-        """A descriptor that becomes readable with every signal."""
+        """Returns a descriptor that becomes readable with every signal."""
         readable, writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)

@@ -1,4 +1,4 @@
-"""Pid 1's hold on its orchestrator: a connection that hangs up when the orchestrator has ended."""
+"""A connection from pid 1 to its orchestrator that hangs up when the orchestrator has ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class TetherLost(Exception):
 
 
 class Tether:
-    """Readable, as poll sees it, when the orchestrator is gone. No child may keep it."""
+    """poll() finds it readable when the orchestrator is gone. No child may keep it open."""
 
     def __init__(self, path: Path) -> None:
         """Raises TetherLost."""
@@ -23,7 +23,6 @@ class Tether:
             raise TetherLost(f"no orchestrator holds this sandbox at {path}: {error.strerror}") from error
 
     def fileno(self) -> int:
-        """For poll."""
         return self._line.fileno()
 
     def close(self) -> None:

@@ -30,7 +30,7 @@ _TEMPLATES: dict[AgentKind, str] = {"code": "code_agent", "tool_calling": "toolc
 
 
 class _Ends:
-    """Takes the steps it was given, and ends at the last one instead of asking the model for one more answer."""
+    """Ends after its last step instead of asking the model for one more answer, unless the settings want that."""
 
     name: str | None
     max_steps: int
@@ -44,8 +44,8 @@ class _Ends:
         return str(super().initialize_system_prompt())  # type: ignore[misc]
 
     def __call__(self, task: str, additional_args: dict[str, Any] | None = None) -> str:
-        """A managed agent's report. What model-written code says reaches this call: smolagents' own would take
-        every argument of `run`, `max_steps` among them. Raises TypeError."""
+        """A managed agent's report. The arguments come from model-written code; smolagents' own method would pass
+        on every argument of `run`, `max_steps` among them. Raises TypeError."""
         if not isinstance(task, str):
             raise TypeError(f"the task must be text, not {type(task).__name__}")
         if not isinstance(additional_args, dict | None):
@@ -53,12 +53,12 @@ class _Ends:
         return str(super().__call__(task, additional_args=additional_args))  # type: ignore[misc]
 
     def initialize_system_prompt(self) -> str:
-        """Asked for several times in a run, and slow to render; nothing it shows changes."""
+        """Rendered once: smolagents asks for it several times in a run, and nothing that it shows changes."""
         return self._rendered_prompt
 
     def provide_final_answer(self, task: str) -> ChatMessage:
-        """smolagents' own extra completion, where it was asked for. Elsewhere raises StepsUsedUp; a managed
-        agent reports that it came to no answer."""
+        """smolagents' extra completion, if the settings want it. Otherwise a managed agent reports that it has no
+        answer, and the main agent raises StepsUsedUp."""
         if self._final_answer_at_max_steps:
             return super().provide_final_answer(task)  # type: ignore[misc]
         if self.name is None:
@@ -75,11 +75,11 @@ class SandboxToolCallingAgent(_Ends, ToolCallingAgent):
 
     def __init__(self, *, executor: WorkerExecutor, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.python_executor = executor  # told by `run` when one begins, as a code agent's is
+        self.python_executor = executor  # `run` sends it variables and tools at its start, as for a code agent
 
 
 class _Log(AgentLogger):
-    """smolagents' log as plain text on stderr. Formats nothing that will not be shown: it took most of a step."""
+    """smolagents' log as plain text on stderr. Only what is shown is formatted: formatting took most of a step."""
 
     def __init__(self, verbosity: int) -> None:
         super().__init__(level=verbosity - 1)
@@ -106,7 +106,7 @@ class _Log(AgentLogger):
 def build_agent(
     assignment: Assignment, complete: Complete, new_executor: NewExecutor, on_step: OnStep
 ) -> tuple[MultiStepAgent, WorkerExecutor]:
-    """The main agent with those it manages, for one run, and the executor that gets its answer."""
+    """The main agent with those it manages, for one run, and the executor that receives its answer."""
     settings = assignment.agent
     brought = (tool.spec for tool in assignment.sandbox_tools)
     tools = {spec.name: spec for spec in (*FILE_TOOLS, *brought, *assignment.host_tools)}
@@ -156,13 +156,13 @@ def _managed(
 
 @functools.cache
 def _template(source: str, undefined: type[Undefined]) -> Template:
-    """`Template(source, undefined=undefined)`, compiled once or never."""
+    """`Template(source, undefined=undefined)`, compiled once, or taken from the image."""
     environment = Environment(undefined=undefined)  # noqa: S701 - no HTML
     code = remembered(("template", source), lambda: environment.compile(source))
     return Template.from_code(environment, code, environment.make_globals(None))
 
 
-# Compiled again for every agent, they were most of the time from an assignment to its first completion.
+# smolagents compiles its templates anew for every agent: most of the time from assignment to first completion.
 smolagents.agents.Template = _template
 
 
@@ -198,7 +198,7 @@ def _agent(
 
 
 def _templates(settings: AgentSettings, kind: AgentKind) -> Any:
-    """smolagents' own, with what was brought laid over them for agents of the main one's kind."""
+    """smolagents' templates; for agents of the main agent's kind, the settings' templates replace some of them."""
     templates = {name: dict(t) if isinstance(t, dict) else t for name, t in _own_templates(kind).items()}
     if kind == settings.kind and settings.prompt_templates is not None:
         for name, brought in settings.prompt_templates.items():
@@ -208,9 +208,9 @@ def _templates(settings: AgentSettings, kind: AgentKind) -> Any:
 
 @functools.cache
 def _own_templates(kind: AgentKind) -> Any:
-    """smolagents' own; read once, while the sandbox gets ready."""
+    """smolagents' templates for this kind of agent, read once."""
     source = Path(smolagents.agents.__file__).with_name("prompts") / f"{_TEMPLATES[kind]}.json"
-    if source.exists():  # in the image
+    if source.exists():  # the image holds them as JSON too
         return json.loads(source.read_text("utf-8"))
     import yaml
 
@@ -218,7 +218,7 @@ def _own_templates(kind: AgentKind) -> Any:
 
 
 def prepare() -> None:
-    """What nearly every agent needs, made by pid 1 for all its children."""
+    """Compiles what nearly every agent needs; pid 1 does so for all its children."""
     _template(_own_templates("code")["system_prompt"], StrictUndefined)
 
 

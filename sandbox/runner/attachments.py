@@ -1,4 +1,4 @@
-"""Puts the task's files where model-written code can read them and not change them."""
+"""Puts the task's files where model-written code can read but not change them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step printed: the beginning and the end of it, however much it was."""
+"""The beginning and the end of what a step printed, however much it was."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _UTF8_MAX = 4  # bytes of one character
 
 
 class BoundedOutput:
-    """Collects bytes, keeps at most what `max_chars` characters can take, counts the rest."""
+    """Collects bytes, keeps the first and last that `max_chars` characters can take, counts the rest."""
 
     def __init__(self, max_chars: int) -> None:
         self._max_chars = max_chars
@@ -18,7 +18,6 @@ class BoundedOutput:
         self._dropped = 0
 
     def append(self, chunk: bytes) -> None:
-        """More output."""
         room = self._half - len(self._head)
         self._head += chunk[:room]
         self._tail += chunk[room:]

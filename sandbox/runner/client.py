@@ -1,7 +1,7 @@
 """The channel to the orchestrator: deadlines, retries, sequence numbers. The only gRPC in the sandbox.
 
-A call that finds the orchestrator unavailable is repeated with the same sequence number, for which
-the orchestrator gives the recorded answer. When it stays away for RECONNECT_S the sandbox ends.
+A call that finds the orchestrator unavailable is repeated with the same sequence number: if the
+orchestrator answered it before, it answers the same. The sandbox ends when this fails for RECONNECT_S.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import grpc
-import grpc._channel  # which the first channel would import
+import grpc._channel  # the first channel would import it later
 from rollout_api.v1 import sandbox_pb2 as pb
 from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
@@ -26,16 +26,16 @@ SUBMIT_LIMIT_S = 60.0
 RECORD_LIMIT_S = 10.0
 OUTPUT_LIMIT_S = 60.0
 MAX_ARGUMENT_BYTES = 256 * 1024
-# Steps that wait for another request to travel with; the orchestrator takes 64 KiB of them.
+# How many steps may wait for the next request to travel with; the orchestrator takes 64 KiB of them.
 STEPS, STEPS_BYTES = 8, 60 * 1024
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", 16 << 20),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    # Whatever its name says, so long a new connection may take: an orchestrator on a crowded machine is not gone.
+    # Despite its name, also how long a connection attempt may take: on a crowded machine that may be long.
     ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    # A frozen orchestrator keeps its socket open; only pings tell.
+    # A frozen orchestrator keeps its socket open; only pings show that it is frozen.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 30_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -43,7 +43,7 @@ _OPTIONS = (
     ("grpc.enable_http_proxy", 0),
 )
 _PAUSE_S = 0.1
-# Too many calls at once: after a reconnection the server may still be busy with the call that was cut.
+# RESOURCE_EXHAUSTED: too many calls; after a reconnection the server may still be busy with the call that was cut.
 _AGAIN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
 R = TypeVar("R")
 
@@ -51,8 +51,8 @@ R = TypeVar("R")
 class Client:
     """`with Client(box) as client`: this sandbox's conversation with the orchestrator.
 
-    Completions and tools have no limit here: how long they may take is the orchestrator's to say, and a task's own
-    deadline may be a week.
+    Completions and tool calls have no deadline here: the orchestrator limits them, and a task's own deadline may
+    be a week.
     """
 
     def __init__(self, box: Box) -> None:
@@ -72,7 +72,7 @@ class Client:
         self._channel.close()
 
     def park(self, confinement: Confinement) -> Iterator[pb.ParkResponse]:
-        """Waits for an assignment, yields what comes with it. Raises ChannelLost, LeaseEnded, EpisodeCrashed."""
+        """Waits for an assignment, yields it and its files. Raises ChannelLost, LeaseEnded, EpisodeCrashed."""
         stream = self._call(lambda: self._begin_parking(confinement))
         try:
             yield from stream
@@ -106,8 +106,8 @@ class Client:
         raise LeaseEnded(response.ended.outcome)
 
     def record_step(self, step: StepReport) -> None:
-        """Shows a step, with the request that comes next: a call of its own would hold the agent up. Nothing
-        depends on it: a failure is a line on stderr."""
+        """Queues a step for the next request: a call of its own would hold the agent up. A full queue is sent at
+        once. Nothing depends on steps: a failure is a line on stderr."""
         self._steps.append(wire.step_request(step))
         if sum(one.ByteSize() for one in self._steps) < STEPS_BYTES and len(self._steps) < STEPS:
             return
@@ -118,12 +118,12 @@ class Client:
                 print(f"step {request.step_number} was not recorded: {_told(error)}", file=sys.stderr, flush=True)
 
     def _ended_steps(self) -> list[pb.RecordStepRequest]:
-        """Those that were not shown yet, once."""
+        """Takes the queued steps."""
         steps, self._steps = self._steps, []
         return steps
 
     def send_output(self, chunks: Iterator[bytes]) -> None:
-        """Hands over the files' stream. Nothing depends on it: a failure is a line on stderr."""
+        """Sends the stream of output files. Nothing depends on it: a failure is a line on stderr."""
         try:
             self._stub.SendOutput(
                 (pb.SendOutputRequest(content=chunk) for chunk in chunks), timeout=OUTPUT_LIMIT_S
@@ -138,7 +138,7 @@ class Client:
         self._call(lambda: self._stub.SubmitResult(request, timeout=SUBMIT_LIMIT_S))
 
     def _begin_parking(self, confinement: Confinement) -> Iterator[pb.ParkResponse]:
-        """Waits for the connection only: a stream that has begun is never begun again."""
+        """Waits for the connection, then begins the stream. A stream that has begun is never begun again."""
         grpc.channel_ready_future(self._channel).result(timeout=RECONNECT_S)
         return self._stub.Park(wire.park_request(confinement, self._box))
 

@@ -1,9 +1,9 @@
 """An OpenAI-compatible endpoint on the sandbox's own loopback device, for an agent that is a program.
 
-`/v1/chat/completions`, streamed or not, and `/v1/models`. Every call goes through the runner's lease like any
-other: budgets hold, it is recorded, its tokens are exact. Model and sampling are the orchestrator's, so what a
-request says about them is read over; only its stop strings are used. Everything here comes from code of the
-worker's identity: requests are bounded, checked, and answered with OpenAI's own errors.
+`/v1/chat/completions`, streamed or not, and `/v1/models`. Every completion goes through the runner's lease like
+any other: budgets hold, and it is recorded. The orchestrator sets model and sampling, so what a request says
+about them is ignored; only its stop strings are used. Requests come from code of the worker's identity: they are
+bounded and checked, and errors have OpenAI's form.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from sandbox.types import Completion, Message, Role
 
 MODEL = "policy"
 MAX_BODY_BYTES = 4 << 20
-MAX_CONVERSATION_BYTES = 3 << 20  # what goes on must fit a request to the orchestrator
+MAX_CONVERSATION_BYTES = 3 << 20  # must fit a request to the orchestrator
 MAX_MESSAGES = 1_000
 MAX_STOPS, MAX_STOP_CHARS = 4, 64
 _MAX_CONNECTIONS = 16
 _IDLE_S = 300.0
-_SYSTEM = Message("system", "You are a helpful assistant.")  # every conversation begins with one
+_SYSTEM = Message("system", "You are a helpful assistant.")  # for conversations that begin without one
 _ROLES: dict[str, Role] = {
     "system": "system", "developer": "system", "user": "user", "tool": "user", "assistant": "assistant",
 }  # fmt: skip
@@ -46,7 +46,7 @@ class BadRequest(Exception):
 class ProgramEndpoint:
     """`with ProgramEndpoint(ask, ended) as endpoint`: serves until the block is left.
 
-    `ask` is called by one thread at a time. What ends the episode in it goes to `ended`, once.
+    `ask` is called by one thread at a time. The first EpisodeEnd that it raises goes to `ended`.
     """
 
     def __init__(self, ask: Ask, ended: Callable[[EpisodeEnd], None]) -> None:
@@ -59,7 +59,6 @@ class ProgramEndpoint:
 
     @property
     def base_url(self) -> str:
-        """For OPENAI_BASE_URL."""
         return f"http://127.0.0.1:{self._server.server_address[1]}/v1"
 
     def __enter__(self) -> ProgramEndpoint:
@@ -73,7 +72,7 @@ class ProgramEndpoint:
         self._server.server_close()
 
     def complete(self, body: dict[str, Any]) -> tuple[int, Completion]:
-        """(its number, the completion). Raises BadRequest."""
+        """(number of the completion, the completion). Raises BadRequest."""
         messages, stop = conversation(body), stop_strings(body)
         with self._asking:
             if self._over:
@@ -89,7 +88,8 @@ class ProgramEndpoint:
 
 
 def conversation(body: dict[str, Any]) -> tuple[Message, ...]:
-    """As chat templates take it: one system message, then user and assistant in turns. Raises BadRequest."""
+    """The messages as chat templates take them: one of the system, then user and assistant by turns. Raises
+    BadRequest."""
     raw = body.get("messages")
     if not isinstance(raw, list) or not 1 <= len(raw) <= MAX_MESSAGES:
         raise BadRequest(f"messages must be a list of 1 to {MAX_MESSAGES}", "messages")
@@ -104,7 +104,7 @@ def conversation(body: dict[str, Any]) -> tuple[Message, ...]:
         if role == "system" and not talk:
             system.append(text)
             continue
-        role = "user" if role == "system" else role  # templates know system messages at the beginning only
+        role = "user" if role == "system" else role  # templates take system messages at the beginning only
         if talk and talk[-1].role == role:
             talk[-1] = Message(role, f"{talk[-1].content}\n\n{text}")
         else:
@@ -144,7 +144,7 @@ def _message(one: Any) -> tuple[Role, str]:
 
 
 class _Server(socketserver.ThreadingMixIn, HTTPServer):
-    """A thread per connection, of which there are few."""
+    """One thread per connection, at most _MAX_CONNECTIONS."""
 
     daemon_threads = True
     block_on_close = False
@@ -155,11 +155,11 @@ class _Server(socketserver.ThreadingMixIn, HTTPServer):
         self._connections = threading.BoundedSemaphore(_MAX_CONNECTIONS)
 
     def server_bind(self) -> None:
-        """Without HTTPServer's look-up of the host's name: there is no resolver."""
+        """Skips HTTPServer's look-up of the host's name: there is no resolver."""
         socketserver.TCPServer.server_bind(self)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """One connection too many is closed at once."""
+        """Closes a connection above the limit at once."""
         if not self._connections.acquire(blocking=False):
             self.shutdown_request(request)
             return
@@ -177,7 +177,7 @@ class _Server(socketserver.ThreadingMixIn, HTTPServer):
             self._connections.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hangs up in the middle is no news."""
+        """Prints nothing: as a rule a client hung up."""
 
 
 def _handler(endpoint: ProgramEndpoint) -> type[BaseHTTPRequestHandler]:
@@ -195,7 +195,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _IDLE_S
 
     def do_GET(self) -> None:
-        """The models there are: one."""
+        """Lists the models: there is one."""
         path = self.path.partition("?")[0].rstrip("/")
         model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "orchestrator"}
         if path == "/v1/models":
@@ -208,7 +208,6 @@ class _Handler(BaseHTTPRequestHandler):
             )
 
     def do_POST(self) -> None:
-        """A chat completion."""
         try:
             if self.path.partition("?")[0].rstrip("/") != "/v1/chat/completions":
                 raise BadRequest("POST goes to /v1/chat/completions only", status=404)
@@ -237,7 +236,7 @@ class _Handler(BaseHTTPRequestHandler):
         return body
 
     def _refuse(self, error: BadRequest) -> None:
-        self.close_connection = True  # what is left of the request is not read
+        self.close_connection = True  # the rest of the request is not read
         kind = "invalid_request_error" if error.status != 429 else "rollout_over"
         told = {"message": str(error), "type": kind, "param": error.param, "code": None}
         self._send(error.status, {"error": told})
@@ -254,7 +253,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def _stream(self, number: int, completion: Completion, usage: bool) -> None:
-        """All the text in one event: it was sampled before the first byte is sent."""
+        """Sends all the text in one event: it was sampled before the first byte is sent."""
         head = {**_head(number), "object": "chat.completion.chunk"}
         deltas = [
             ({"role": "assistant", "content": completion.text}, None),
@@ -276,7 +275,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"data: [DONE]\n\n")
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nobody reads it."""
+        """Requests are not logged."""
 
 
 def _head(number: int) -> dict[str, Any]:

@@ -32,10 +32,10 @@ from sandbox.texts import ANSWER_CHARS, clip
 from sandbox.types import AgentKind, AgentSettings, SandboxTool, ToolSpec
 from sandbox.worker.tools import FILE_TOOLS
 
-MAX_MEMORY_KILLS = 3  # in steps running; then the episode is over
-MAX_VALUE_CHARS = 20_000  # smolagents cuts the last value there, and would cut our note too
+MAX_MEMORY_KILLS = 3  # in consecutive steps; then the episode is over
+MAX_VALUE_CHARS = 20_000  # smolagents cuts the last value there, and would cut our truncation note too
 MAX_OBSERVATION_BYTES = 1 << 20
-MAX_ERROR_BYTES = 2000  # of one that may quote what it is about
+MAX_ERROR_BYTES = 2000  # of an error that may quote arguments or a tool's message
 _SETUP_LIMIT_S = 30.0
 _JSON_TYPES = ("array", "object", "integer", "number", "boolean")
 _MEMBER_INPUTS: Mapping[str, Mapping[str, Any]] = {"task": {}, "additional_args": {"nullable": True}}
@@ -46,7 +46,7 @@ CallTool = Callable[[str, str], str]  # name, arguments as JSON -> output; raise
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What one agent's code finds in the worker. `space`: its name, for variables of its own.
+    """What one agent's code finds in the worker. `space`: the agent's name, for variables of its own.
 
     Only code agents end by `final_answer(...)` in their code; others call it as a tool.
     """
@@ -59,7 +59,7 @@ class Reach:
 
 
 class WorkerExecutor(PythonExecutor):
-    """Runs code steps. `answer` is what `final_answer` was given, once `answered`. `team`: managed agents."""
+    """Runs code steps. `answer`: what `final_answer` got, once `answered`. `team`: managed agents by name."""
 
     def __init__(
         self,
@@ -85,12 +85,12 @@ class WorkerExecutor(PythonExecutor):
         link.limit_output(settings.max_output_chars)
 
     def send_tools(self, tools: Mapping[str, Any]) -> None:
-        """The worker gets its tools from the assignment; smolagents' objects are for the prompt."""
+        """Does nothing: the worker gets its tools from the assignment; smolagents' objects are for the prompt."""
 
     def send_variables(self, variables: Mapping[str, Any]) -> None:
-        """Called at each run. They are given again to every worker that replaces another.
+        """Called at the start of each run. A worker that replaces another gets all variables again.
 
-        Raises WorkerLost where a managed agent is to work in what is left of a worker.
+        Raises EpisodeCrashed; for a managed agent WorkerLost, as its caller's code may have broken the worker.
         """
         self._variables.update(variables)
         if self._reach.space:
@@ -99,7 +99,7 @@ class WorkerExecutor(PythonExecutor):
             self._set_up_fresh()
 
     def __call__(self, code_action: str) -> CodeOutput:
-        """One step. Raises CodeError: an observation; MemoryUsedUp: the end."""
+        """Runs one step. Raises CodeError, an observation, and MemoryUsedUp."""
         self._step += 1
         self.state["_print_outputs"] = ""
         try:
@@ -117,12 +117,12 @@ class WorkerExecutor(PythonExecutor):
         return CodeOutput(output=None if value is None else _sayable(value), logs=printed, is_final_answer=False)
 
     def accept(self, answer: str | None) -> None:
-        """The agent's answer as text; None: it gave none."""
+        """Takes the agent's final answer as text; None: `final_answer(None)`."""
         self.answered = True
         self.answer = None if answer is None else answer.encode("utf-8", "surrogatepass")[:ANSWER_CHARS]
 
     def _run(self, code: str) -> dict[str, Any]:
-        """The step's last frame. Host tools it calls are served here, off the step's clock."""
+        """Returns the step's last frame. Serves the tools that it calls; their time is not the step's."""
         deadline = time.monotonic() + self._settings.step_timeout_s
         step = {"kind": "step", "step": self._step, "space": self._reach.space, "code": code}
         self._link.send(step, deadline)
@@ -157,9 +157,9 @@ class WorkerExecutor(PythonExecutor):
         return {"kind": "reply", "call": number, "output": output, "error": error}
 
     def _ask(self, member: Callable[..., object], arguments: str) -> str:
-        """A managed agent's report. Its own steps run in the same worker, in the middle of ours.
+        """A managed agent's report. Its steps run in the same worker, in the middle of the caller's step.
 
-        Raises ToolFailure; WorkerLost, as WorkerReplaced when it was one of its steps that lost the worker.
+        Raises ToolFailure; WorkerLost, which is WorkerReplaced when one of its steps lost the worker.
         """
         self._link.drain_output()
         printed, worker = self._link.take_output(), self._link.number
@@ -170,7 +170,7 @@ class WorkerExecutor(PythonExecutor):
             report = str(member(**given))
         except WorkerLost:
             raise
-        except Exception as error:  # it is model-written arguments that smolagents stumbles over
+        except Exception as error:  # smolagents may fail in any way on model-written arguments
             raise ToolFailure(clip(f"{type(error).__name__}: {error}", MAX_ERROR_BYTES)) from error
         finally:
             self._link.give_back_output(printed)
@@ -179,7 +179,7 @@ class WorkerExecutor(PythonExecutor):
         return _sayable(report)
 
     def _replace_after(self, lost: WorkerLost) -> NoReturn:
-        """A fresh worker, and what became of the old one as an observation."""
+        """Starts a fresh worker. Raises CodeError, which tells how the old one ended, or MemoryUsedUp."""
         killed = isinstance(lost, WorkerDied) and self._was_memory(lost.status)
         self._killed_in_a_row = self._killed_in_a_row + 1 if killed else 0
         self.state["_print_outputs"] = self._printed()
@@ -204,14 +204,15 @@ class WorkerExecutor(PythonExecutor):
         return f"The code broke the Python process it runs in: {lost}."
 
     def _was_memory(self, status: int) -> bool:
-        """Killed for memory, by the kernel's count where there is one, else by the signal alone."""
+        """Whether the worker was killed for memory: by the kernel's count, or the signal where it has none."""
         before, self._kills_seen = self._kills_seen, self._memory_kills()
         if status != -signal.SIGKILL:
             return False
         return before is None or self._kills_seen is None or self._kills_seen > before
 
     def _set_up_fresh(self) -> None:
-        """No code has run in the worker yet: what fails is our own, or that of a tool somebody brought."""
+        """No model-written code has run in the worker yet: a failure is ours or a sandbox tool's. Raises
+        EpisodeCrashed."""
         try:
             self._set_up()
         except WorkerLost as lost:
@@ -237,7 +238,7 @@ class WorkerExecutor(PythonExecutor):
             "variables": self._variables,
         }
         self._link.send(setup, deadline)
-        if reach.sandbox_tools:  # somebody else's code: it may not work in this image
+        if reach.sandbox_tools:  # the operator's code may not work in this image
             problem = self._link.receive(deadline).get("error")
             if problem is not None:
                 problem = clip(str(problem), MAX_ERROR_BYTES)
@@ -249,7 +250,7 @@ class WorkerExecutor(PythonExecutor):
 
 
 def _callable(name: str, inputs: Mapping[str, Mapping[str, Any]], output_type: str) -> dict[str, Any]:
-    """What the worker needs to know of a tool that is served from here."""
+    """What the worker needs to know of a tool that the runner serves."""
     return {
         "name": name,
         "required": [name for name, shape in inputs.items() if not shape.get("nullable")],
@@ -268,7 +269,7 @@ def _checked_done(frame: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sayable(text: str) -> str:
-    """Text that can be sent on: encodable, and no longer than an honest worker would make it."""
+    """Text that can be sent on: encodable, and cut to more than an honest worker sends."""
     return clip(text, MAX_OBSERVATION_BYTES)
 
 

@@ -1,7 +1,7 @@
 """smolagents' Model over the orchestrator: a conversation goes out as text, a completion comes back.
 
-Nothing that goes wrong here may reach the agent: smolagents would show it to the model, or take it
-for the answer. So every failure leaves as an EpisodeEnd.
+smolagents would show an ordinary exception of `generate` to the model, or take it for the answer. So every
+failure to get a completion is raised as an EpisodeEnd.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sandbox.types import Completion, Kind, Message, Role
 
 
 class Complete(Protocol):
-    """Asks for one completion, for the managed agent of that name or the main one."""
+    """Asks for one completion, for the managed agent named `agent`, or the main one."""
 
     def __call__(self, kind: Kind, messages: tuple[Message, ...], agent: str = "") -> Completion: ...
 
@@ -33,9 +33,9 @@ _ROLES: dict[MessageRole, Role] = {
 
 
 class OrchestratorModel(Model):
-    """Asks `complete` for each answer. Model, sampling and stop strings are the orchestrator's.
+    """Asks `complete` for each answer. The orchestrator sets model, sampling and stop strings.
 
-    `agent`: the managed agent whose model it is; empty: the main one's.
+    `agent`: the managed agent whose model this is; empty: the main agent.
     """
 
     def __init__(self, complete: Complete, agent: str = "") -> None:
@@ -47,7 +47,7 @@ class OrchestratorModel(Model):
     def generate(
         self, messages: list[ChatMessage], stop_sequences: list[str] | None = None, **kwargs: Any
     ) -> ChatMessage:
-        """One completion; raises nothing but an EpisodeEnd."""
+        """One completion. Raises only EpisodeEnd."""
         try:
             kind = _kind(stop_sequences)
             answer = self._complete(kind, conversation(messages, kind), self._agent)
@@ -60,7 +60,7 @@ class OrchestratorModel(Model):
         )
 
     def parse_tool_calls(self, message: ChatMessage) -> ChatMessage:
-        """The call written in a completion. Its id is counted, not drawn: equal runs have equal prompts."""
+        """The call in a completion. Its id is counted: equal runs have equal prompts. Raises ValueError."""
         message = super().parse_tool_calls(message)
         for call in message.tool_calls:
             if not isinstance(call.function.name, str):
@@ -71,11 +71,11 @@ class OrchestratorModel(Model):
 
 
 def conversation(messages: Iterable[ChatMessage], kind: Kind) -> tuple[Message, ...]:
-    """Text only, neighbours of one role joined by a newline as smolagents does.
+    """Messages as text; neighbours of one role are joined by a newline, as smolagents does.
 
-    "Calling tools:" echoes are left out before joining: joined, they would become part of what the
-    model is said to have written, and stand behind its end-of-turn token. Plans are asked for with a summary, in
-    which the echoes are all there is of what was done: there they are the assistant's.
+    "Calling tools:" echoes are left out before joining: joined, they would become part of the model's own
+    message, and stand behind its end-of-turn token. Requests for a plan keep them as the assistant's: a plan is
+    made from a summary in which only the echoes tell what was done.
     """
     joined: list[Message] = []
     for message in messages:
@@ -97,7 +97,7 @@ def _text(content: str | list[dict[str, Any]] | None) -> str:
 
 
 def _kind(stop_sequences: list[str] | None) -> Kind:
-    """smolagents does not say what a completion is for, but stops each kind differently."""
+    """What a completion is for: smolagents does not say, but uses other stop strings for each kind."""
     if stop_sequences is None:
         return "final"
     return "plan" if _PLAN_STOP in stop_sequences else "action"

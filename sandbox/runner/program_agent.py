@@ -1,4 +1,4 @@
-"""Runs the agent that is a program: an endpoint for it here, its process in the code worker."""
+"""Runs an agent program: its endpoint in the runner, its process in the code worker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sandbox.texts import ANSWER_CHARS
 from sandbox.types import Assignment, Completion, Kind, Message, Result, StepReport
 from sandbox.worker.program import place
 
-_NO_LIMIT_S = 14 * 86_400.0  # the rollout's own clock and its deadline are the orchestrator's, and come first
+_NO_LIMIT_S = 14 * 86_400.0  # the orchestrator's limits on the rollout end it sooner
 _MAX_DETAIL_CHARS = 500
 
 
@@ -36,7 +36,7 @@ def run_program_agent(
     on_step: Callable[[StepReport], None],
     memory_kills: Callable[[], int | None],
 ) -> Result:
-    """From its start to its end. Raises what ends the episode in a completion, and EpisodeCrashed."""
+    """Runs the program to its end. Raises EpisodeEnd."""
     program = place(assignment.program)
     link.limit_output(assignment.agent.max_output_chars)
     killed_before = memory_kills()
@@ -69,7 +69,7 @@ def run_program_agent(
 
 
 def _run(link: WorkerLink, program: str, task: str, environment: dict[str, str], bell: int) -> dict[str, Any]:
-    """What the worker says of the program's end. Raises WorkerLost; Interrupted when the bell rings."""
+    """The worker's frame about the program's end. Raises WorkerLost; Interrupted when the bell rings."""
     deadline = time.monotonic() + _NO_LIMIT_S
     setup = {"kind": "program", "program": program, "task": task, "environment": environment}
     link.send(setup, deadline)
@@ -81,7 +81,7 @@ def _run(link: WorkerLink, program: str, task: str, environment: dict[str, str],
 
 
 class _Steps:
-    """Each completion is a step, shown with what it answered; the last one with what the program printed."""
+    """Reports each completion as a step, and as the last step the program's end with what it printed."""
 
     def __init__(self, complete: Complete, on_step: Callable[[StepReport], None]) -> None:
         self._complete = complete
@@ -89,17 +89,17 @@ class _Steps:
         self._number = 0
 
     def ask(self, messages: tuple[Message, ...], stop: tuple[str, ...]) -> Completion:
-        """Raises what ends the episode."""
+        """Raises EpisodeEnd."""
         started = time.monotonic()
         try:
             completion = self._complete("action", messages, stop=stop)
-        except Exception as error:  # what is not handled here would be answered with a hang-up
+        except Exception as error:  # unhandled, it would only hang up on the program
             raise EpisodeCrashed(f"asking for a completion: {type(error).__name__}: {error}") from error
         self._show(completion.text, "", time.monotonic() - started)
         return completion
 
     def tell(self, printed: str, status: int) -> None:
-        """The program's end."""
+        """Reports the program's end."""
         self._show("", printed, 0.0, "" if status == 0 else f"the program ended with exit code {status}")
 
     def _show(self, output: str, observations: str, duration_s: float, error: str = "") -> None:

@@ -1,4 +1,4 @@
-"""One episode: rehearse, park, take the assignment, run the agent, submit exactly one result."""
+"""One episode: rehearse, park, take the assignment, run the agent, submit one result."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def main(box: Box, control: RunnerEnd, confinement: Confinement) -> int:
             return _episode(box, client, link, confinement)
         except LeaseEnded:
             return 0
-        except (ChannelLost, EpisodeCrashed, SupervisorGone) as failed:  # with nobody to tell, or nothing to say
+        except (ChannelLost, EpisodeCrashed, SupervisorGone) as failed:  # no result can be submitted
             print(failed, file=sys.stderr, flush=True)
             return EXIT_FAILED
 
@@ -78,14 +78,14 @@ def _episode(box: Box, client: Client, link: WorkerLink, confinement: Confinemen
         traceback.print_exc()
         result = Result("crashed", detail=f"{type(error).__name__}: {error}")
     client.submit(result, time.monotonic() - started)
-    # Behind the result: nothing that happens to the files can cost it.
+    # After the result, so that trouble with the files cannot lose it.
     if output is not None and result.stop_reason != "crashed":
         client.send_output(left_behind(link, output))
     return EXIT_FAILED if result.stop_reason == "crashed" else 0
 
 
 def left_behind(link: WorkerLink, limits: OutputLimits) -> Iterator[bytes]:
-    """The stream of files the worker left, in pieces; it may break off. Raises SupervisorGone."""
+    """Yields the stream of files the worker left, in pieces; it may break off. Raises SupervisorGone."""
     pipe = link.open_output(limits)
     deadline = time.monotonic() + OUTPUT_LIMIT_S
     chunk = bytearray()
@@ -111,7 +111,7 @@ def solve(
     call_tool: CallTool,
     on_step: OnStep,
 ) -> Result:
-    """Runs the agent. Raises LeaseEnded, ChannelLost, EpisodeCrashed, and whatever breaks in smolagents."""
+    """Runs the agent. Raises LeaseEnded, ChannelLost, EpisodeCrashed, SupervisorGone, and errors of smolagents."""
 
     def new_executor(kind: AgentKind, space: str, tools: Mapping[str, ToolSpec]) -> WorkerExecutor:
         reach = Reach(
@@ -130,7 +130,7 @@ def solve(
         return Result("max_steps")
     except MemoryUsedUp:
         return Result("out_of_memory")
-    if not executor.answered:  # smolagents' extra completion after the last step, where it was asked for
+    if not executor.answered:  # it ended with smolagents' extra completion after the last step
         return Result("final_answer", str(last_words).encode("utf-8", "surrogatepass")[:ANSWER_CHARS])
     if executor.answer is None:
         return Result("no_answer")
@@ -139,7 +139,7 @@ def solve(
 
 def _run_program(assignment: Assignment, files: tuple[Path, ...], link: WorkerLink, client: Client) -> Result:
     """Runs the agent that is a program. Raises as `solve` does."""
-    from sandbox.runner.program_agent import run_program_agent  # an HTTP server, which other agents do without
+    from sandbox.runner.program_agent import run_program_agent  # imports an HTTP server; other agents need none
 
     return run_program_agent(
         assignment,
@@ -162,8 +162,8 @@ def prompt(question: str, files: tuple[Path, ...]) -> str:
 def rehearse(link: WorkerLink) -> None:
     """A whole run with canned completions, so that the real one finds everything loaded.
 
-    It takes most of the time between assignment and first completion away. The worker that took part
-    in it is replaced: the real run gets one in which nothing has happened.
+    This saves most of the time between assignment and first completion. The rehearsal's worker is
+    replaced: the real run gets a fresh one.
     """
     lines = iter(["x = 6 * 7\nprint(x)", "final_answer(x)"])
 

@@ -1,8 +1,8 @@
 """smolagents' ToolCallingAgent over the code worker: each call runs there, as a step of one expression.
 
-The call is JSON in the text of a completion, so prompts and samples are the text (and the ids) the model
-saw: no endpoint parses anything. `python_interpreter`, file tools, brought tools and host tools alike
-run in the worker, with its rights; only `final_answer` and managed agents are the runner's.
+The call is JSON in the text of a completion, and no endpoint parses it: prompts and samples are the text (and
+the ids) that the model saw. `python_interpreter`, file tools, sandbox tools and host tools are called in the
+worker, with its rights; only `final_answer` and managed agents run in the runner.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ANSWER = {"answer": {"type": "any", "description": "The final answer to the pro
 
 
 class CalledTool(Tool):
-    """A tool as smolagents wants it. What it is called with stays what the model wrote."""
+    """A tool as smolagents wants it. Its arguments stay as the model wrote them."""
 
     skip_forward_signature_validation = True
 
@@ -34,13 +34,13 @@ class CalledTool(Tool):
         super().__init__()
 
     def __call__(self, *args: Any, sanitize_inputs_outputs: bool = False, **kwargs: Any) -> Any:
-        """One argument may come without its name, as smolagents' prompt shows it."""
+        """Takes arguments by name, as one dict, or without names, as some calls in smolagents' prompt do."""
         if len(args) == 1 and not kwargs and isinstance(args[0], dict) and set(args[0]) <= set(self.inputs):
             return self.forward(**args[0])
         return self.forward(**dict(zip(self.inputs, args, strict=False)), **kwargs)
 
     def forward(self, **arguments: Any) -> str:
-        """Nothing to run: this tool is only shown in a prompt."""
+        """Not implemented: this tool is only shown in a prompt."""
         raise NotImplementedError
 
 
@@ -52,7 +52,7 @@ class WorkerTool(CalledTool):
         self._executor = executor
 
     def forward(self, **arguments: Any) -> str:
-        """What it printed and what it gave, as text. Raises CodeError."""
+        """What the call printed and returned, as text. Raises CodeError."""
         printed, value = _run(self._executor, f"{self.name}(**{arguments!r})")
         return f"{printed}{value}"
 
@@ -75,13 +75,13 @@ class PythonTool(WorkerTool):
         )
 
     def forward(self, **arguments: Any) -> str:
-        """As smolagents' own tool of this name tells it. Raises CodeError."""
+        """The result in the form of smolagents' own tool of this name. Raises CodeError."""
         printed, value = _run(self._executor, arguments["code"])
         return f"Stdout:\n{printed}\nOutput: {value}"
 
 
 class AnswerTool(CalledTool):
-    """`final_answer`: the only way to the end."""
+    """`final_answer`: the only tool that ends the run."""
 
     def __init__(self, executor: WorkerExecutor) -> None:
         super().__init__(
@@ -90,7 +90,7 @@ class AnswerTool(CalledTool):
         self._executor = executor
 
     def forward(self, **arguments: Any) -> Any:
-        """The answer is JSON the model wrote, so it can be made text here."""
+        """Makes the answer text in the runner, which is safe: it is plain JSON data."""
         answer = arguments["answer"]
         self._executor.accept(answer_text(answer))
         return answer
@@ -99,7 +99,7 @@ class AnswerTool(CalledTool):
 def called_tools(
     specs: Mapping[str, ToolSpec], executor: WorkerExecutor, authorized_imports: tuple[str, ...]
 ) -> list[Tool]:
-    """What a tool-calling agent can call, managed agents aside."""
+    """The tools of a tool-calling agent, without its managed agents."""
     return [
         PythonTool(executor, authorized_imports),
         *(WorkerTool(spec, executor) for spec in specs.values()),
@@ -108,7 +108,7 @@ def called_tools(
 
 
 def _run(executor: WorkerExecutor, code: str) -> tuple[str, str]:
-    """(printed, value) of a step. Raises CodeError, what was printed before it included."""
+    """(printed, value) of a step. Raises CodeError, which includes what was printed before."""
     try:
         output = executor(code)
     except CodeError as error:

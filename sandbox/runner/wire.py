@@ -1,4 +1,4 @@
-"""Between the wire's messages and our types."""
+"""Translates between protobuf messages and the sandbox's types."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from sandbox.types import (
 )
 
 CONTRACT = 4
-MAX_MOUNTS = 200  # told; a sandbox has some forty
+MAX_MOUNTS = 200  # mounts, or devices, to report; a sandbox has some forty
 MAX_STEP_TEXT_BYTES = 64 * 1024
 MAX_DETAIL_BYTES = 4 * 1024
 MAX_CONVERSATION_BYTES = 4 << 20
@@ -62,7 +62,6 @@ _STOP_REASONS: dict[StopReason, pb.StopReason] = {
 
 
 def park_request(confinement: Confinement, box: Box) -> pb.ParkRequest:
-    """Says what this sandbox is."""
     identities = box.identities
     return pb.ParkRequest(
         contract=CONTRACT,
@@ -85,7 +84,7 @@ def park_request(confinement: Confinement, box: Box) -> pb.ParkRequest:
 
 
 def assignment(message: pb.Assignment) -> Assignment:
-    """Raises ValueError for what is no JSON where it must be, and for an unknown kind of agent."""
+    """Raises ValueError where JSON is malformed or of another shape, and for an unknown kind of agent."""
     agent = message.agent
     return Assignment(
         question=message.question,
@@ -119,7 +118,7 @@ def assignment(message: pb.Assignment) -> Assignment:
 def complete_request(
     sequence: int, kind: Kind, messages: tuple[Message, ...], agent: str = "", stop: tuple[str, ...] = ()
 ) -> pb.CompleteRequest:
-    """A lone surrogate cannot travel as UTF-8: it becomes `?`."""
+    """Lone surrogates cannot be sent as UTF-8: they become `?`."""
     return pb.CompleteRequest(
         sequence=sequence,
         kind=_KINDS[kind],
@@ -132,7 +131,6 @@ def complete_request(
 
 
 def completion(message: pb.Completion) -> Completion:
-    """One sampled answer."""
     length = message.finish_reason == pb.FINISH_REASON_LENGTH
     return Completion(
         message.text, message.prompt_tokens, message.completion_tokens, "length" if length else "stop"
@@ -140,7 +138,7 @@ def completion(message: pb.Completion) -> Completion:
 
 
 def step_request(step: StepReport) -> pb.RecordStepRequest:
-    """Every text cut to what the orchestrator takes."""
+    """Texts are cut to what the orchestrator takes."""
     return pb.RecordStepRequest(
         step_number=step.step_number,
         model_output=clip(step.model_output, MAX_STEP_TEXT_BYTES),
@@ -155,7 +153,6 @@ def step_request(step: StepReport) -> pb.RecordStepRequest:
 
 
 def result_request(result: Result, duration_s: float) -> pb.SubmitResultRequest:
-    """The end of the episode."""
     return pb.SubmitResultRequest(
         stop_reason=_STOP_REASONS[result.stop_reason],
         answer=result.answer,

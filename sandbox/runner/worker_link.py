@@ -1,7 +1,7 @@
 """The runner's side of the current code worker: frames out, frames in, output collected meanwhile.
 
-Everything that comes from the worker is hostile: frames are capped, parsed as plain data, and must
-be of the kinds the harness sends. All waiting has a deadline, on the way in and on the way out.
+Everything that comes from the worker may be hostile: frames are capped, parsed as plain data, and must be
+JSON objects. Every wait for the worker has a deadline, when sending and when receiving.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from sandbox.errors import Interrupted, StepTimeout, SupervisorGone, WorkerDied,
 from sandbox.runner.bounded_output import BoundedOutput
 from sandbox.types import OutputLimits
 
-MAX_FRAME_BYTES = 2 << 20  # an answer of 64 Ki characters, each escaped to twelve, and as much again
+MAX_FRAME_BYTES = 2 << 20  # more than twice an answer of 64 Ki characters, each escaped to twelve
 _READ_BYTES = 64 * 1024
 _MAX_LEFT_IN_PIPE = 1 << 20  # what a pipe can hold at most for an ordinary user
-_DEATH_NEWS_S = 2.0  # how long the news of a death may take after the pipe has closed
+_DEATH_NEWS_S = 2.0  # how long pid 1 may take to announce a worker's end after its pipe has closed
 
 
 class WorkerLink:
@@ -38,16 +38,16 @@ class WorkerLink:
 
     @property
     def number(self) -> int:
-        """Which worker it is: another one after `replace`."""
+        """Number of the current worker; `replace` changes it."""
         return self._current().number
 
     def limit_output(self, max_chars: int) -> None:
-        """From now on at most so much of a step's output is kept."""
+        """Sets how many characters of a step's output are kept from now on."""
         self._max_output_chars = max_chars
         self._output = BoundedOutput(max_chars)
 
     def replace(self) -> None:
-        """A fresh worker; nothing of the old one is left alive. Raises SupervisorGone."""
+        """Takes a fresh worker; all processes of the old one are dead. Raises SupervisorGone."""
         self._close()
         try:
             self._control.ask_for_replacement()
@@ -63,7 +63,7 @@ class WorkerLink:
         self._output = BoundedOutput(self._max_output_chars)
 
     def open_output(self, limits: OutputLimits) -> int:
-        """A pipe with the files the worker left, whose end this is. Raises SupervisorGone."""
+        """Ends the worker; returns a pipe with its files. Raises SupervisorGone."""
         self._close()
         try:
             self._control.ask_for_output(OutputWanted(limits.max_files, limits.max_bytes))
@@ -81,7 +81,7 @@ class WorkerLink:
         return text
 
     def give_back_output(self, text: str) -> None:
-        """As if it had been printed just now, and nothing since."""
+        """Makes `text` the only output collected so far."""
         self._output = BoundedOutput(self._max_output_chars)
         self._output.append(text.encode("utf-8", "replace"))
 
@@ -106,7 +106,7 @@ class WorkerLink:
         return message
 
     def drain_output(self) -> None:
-        """Takes what is in the output pipe by now; the step that printed it is over."""
+        """Takes what is in the output pipe now, when the step that printed it is over."""
         left = _MAX_LEFT_IN_PIPE
         while self._output_open and left > 0 and (read := self._read_output()):
             left -= read
@@ -114,7 +114,7 @@ class WorkerLink:
     # ------------------------------------------------------------ waiting
 
     def _wait(self, deadline: float, writing: bool = False, bell: int = -1) -> bool:
-        """Until a frame may be there (True), or the pipe may take more. Collects output meanwhile."""
+        """Until a frame may be there (True), or the pipe may take more (False). Collects output meanwhile."""
         worker = self._current()
         while True:
             poll = select.poll()
@@ -152,7 +152,7 @@ class WorkerLink:
             raise WorkerDied(news.status)
 
     def _await_death(self) -> NoReturn:
-        """The worker's end of a pipe is closed: either it has ended, or its code closed the pipe."""
+        """The worker's end of a pipe is closed: the worker has ended, or its code closed the pipe."""
         deadline = time.monotonic() + _DEATH_NEWS_S
         while (left := deadline - time.monotonic()) > 0:
             if select.select([self._control], [], [], left)[0]:
@@ -162,7 +162,7 @@ class WorkerLink:
     # ------------------------------------------------------------ reading
 
     def _read_output(self) -> int:
-        """Bytes read; 0 when there are none now or ever."""
+        """Bytes read; 0: none are there now, or the pipe has ended."""
         try:
             chunk = os.read(self._current().output, _READ_BYTES)
         except BlockingIOError:
@@ -172,7 +172,7 @@ class WorkerLink:
         return len(chunk)
 
     def _read_frames(self) -> bool:
-        """Whether the pipe is still open."""
+        """Returns whether the pipe is still open."""
         try:
             chunk = os.read(self._current().frames, _READ_BYTES)
         except BlockingIOError:

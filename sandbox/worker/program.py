@@ -1,9 +1,8 @@
 """An agent that is a program of its own: its files, its process, its answer.
 
-`place` is the runner's: the files are its own, so model-written code can read and not change them.
-`run_program` is the worker's: the program has the worker's identity, and so shares it with whatever code the
-program runs. It is told the task on its standard input, and answers with the last line it prints, or with a
-file, whose name is in ANSWER_FILE.
+`place` runs in the runner, which owns the files: model-written code can read but not change them. `run_program`
+runs in the worker: the program and all code it runs share the worker's identity. The task is its standard input.
+Its answer is the file that the variable ANSWER_FILE names, else the last line it prints, if its exit code is 0.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _READ_BYTES = 64 * 1024
 
 
 def place(files: tuple[ProgramFile, ...]) -> Path:
-    """The folder to run. Raises EpisodeCrashed."""
+    """Returns the folder to run. Raises EpisodeCrashed."""
     folder = Path(tempfile.mkdtemp(prefix="program-"))
     try:
         folder.chmod(0o755)
@@ -45,12 +44,12 @@ def place(files: tuple[ProgramFile, ...]) -> Path:
 
 
 def run_program(program: str, task: str, environment: Mapping[str, str]) -> tuple[int, str | None]:
-    """(exit code, answer), in the worker. What the program prints is the worker's output too."""
+    """Returns (exit code, answer). What the program prints is also printed by the worker."""
     answer_file = Path.cwd() / ANSWER_FILE
     with tempfile.TemporaryFile() as told:
         told.write(task.encode("utf-8", "replace"))
         told.seek(0)
-        process = subprocess.Popen(  # noqa: S603  the program it is for
+        process = subprocess.Popen(  # noqa: S603  the operator's program
             [sys.executable, program],
             stdin=told,
             stdout=subprocess.PIPE,
@@ -70,7 +69,7 @@ def run_program(program: str, task: str, environment: Mapping[str, str]) -> tupl
 
 
 def _read(path: Path) -> str | None:
-    """The text of a regular file that is there; bytes that are no UTF-8 stay recognisable as such."""
+    """A regular file's text, None where there is none. Bytes that are no UTF-8 become lone surrogates."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

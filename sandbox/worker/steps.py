@@ -1,8 +1,8 @@
 """Runs the code of one step in a module's namespace, as CPython would run a script.
 
-Compiled under a file name of its own and with its source in `linecache`, so that tracebacks,
-`inspect` and `warnings` can show its lines. `await` works at the top level.
-Used inside the worker, so it looks builtins up in its own copy (see `worker`).
+Each step has a file name of its own and its source in `linecache`, so that tracebacks, `inspect` and
+`warnings` can show its lines. `await` works at the top level.
+Runs inside the worker, so it looks builtins up in its own copy (see `sandbox.worker.worker`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class StepRunner:
         if not code.co_flags & _COROUTINE:
             return result
         if self._loop is None:
-            import asyncio  # as long to import as much of what a sandbox needs, and seldom asked for
+            import asyncio  # slow to import, and seldom needed
 
             self._loop = asyncio.Runner()
         return self._loop.run(result)

@@ -1,6 +1,6 @@
-"""File tools under plain names: `read_file`, `write_file`, `append_to_file`, for text in any encoding.
+"""File tools for text under plain names: `read_file`, `write_file`, `append_to_file`.
 
-They run in the code worker, with its rights. Relative paths are meant against the workspace.
+They run in the code worker, with its rights. Relative paths start at the workspace.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class FileTools:
         self._workspace = workspace
 
     def functions(self) -> dict[str, Callable[..., str]]:
-        """What the model-written code calls, by name."""
+        """The functions that model-written code calls, by name."""
         functions: dict[str, Callable[..., str]] = {
             "read_file": self.read_file,
             "write_file": self.write_file,
@@ -61,7 +61,7 @@ class FileTools:
         return functions
 
     def read_file(self, path: str) -> str:
-        """The text of a file. Raises OSError, and ValueError for what is no text."""
+        """The text of a file. Raises OSError, and ValueError for a file that is too large or no text."""
         place = self._resolve(path)
         size = place.stat().st_size
         if size > MAX_READ_BYTES:
@@ -90,7 +90,7 @@ class FileTools:
 
 
 def decode_text(content: bytes, name: str) -> str:
-    """Text by its byte order mark, else UTF-8, else Windows-1252 or Latin-1. ValueError for binary files."""
+    """Text by its byte order mark, else UTF-8, else Windows-1252 or Latin-1. Raises ValueError for binary data."""
     for mark, encoding in _MARKS:
         if content.startswith(mark):
             return _plain_newlines(content.decode(encoding, "replace"))
@@ -103,7 +103,7 @@ def decode_text(content: bytes, name: str) -> str:
             return _plain_newlines(content.decode(encoding))
         except UnicodeDecodeError:
             continue
-    return _plain_newlines(content.decode("latin-1"))  # knows every byte
+    return _plain_newlines(content.decode("latin-1"))  # never fails
 
 
 def _plain_newlines(text: str) -> str:

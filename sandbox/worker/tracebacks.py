@@ -1,6 +1,6 @@
 """Tracebacks as the model sees them: the lines it wrote, not those of the harness or of libraries.
 
-Used inside the worker, so it looks builtins up in its own copy (see `worker`).
+Runs inside the worker, so it looks builtins up in its own copy (see `sandbox.worker.worker`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ globals()["__builtins__"] = dict(vars(builtins))
 
 
 def describe_error(error: BaseException, max_chars: int) -> str:
-    """The traceback, causes and exception groups included; just the type if the code broke `traceback`."""
+    """The traceback with causes and exception groups; only the type if the code broke `traceback`."""
     try:
         told = TracebackException.from_exception(error)
         for part in _parts(told):

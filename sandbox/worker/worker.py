@@ -1,13 +1,13 @@
-"""The code worker: runs model-written code as plain CPython, one step at a time, its state kept.
+"""The code worker: runs model-written code as plain CPython, one step at a time, and keeps its variables.
 
-It is forked from pid 1 and knows nothing of the task, the channel or the agent. Steps arrive as
-frames on one pipe, what became of them leaves on another; what the code prints goes to the file
-descriptors 1 and 2 and is collected by the runner. A frame is a big-endian length of four bytes and
-that much JSON, always with the number of the step it belongs to. The module that steps share is the real
-`__main__`, so classes defined in it can be pickled.
+It is forked from pid 1 and knows of the rollout only what frames tell it. Steps arrive as frames on one
+pipe, their results leave as frames on another. What the code prints goes to the file descriptors 1 and 2,
+and the runner collects it. A frame is a big-endian length of four bytes and that much JSON; frames that
+belong to a step hold its number. The module that an agent's steps share is the real `__main__`, so classes
+defined in it can be pickled.
 
 The code shares this process and may replace anything in it. So this module looks builtins up in a
-copy of its own, holds on to the system calls it needs, and encodes with the C half of `json` alone.
+copy of its own, keeps references to the system calls it needs, and encodes with the C half of `json` alone.
 Code that breaks the harness all the same only loses its worker, which the runner replaces.
 """
 
@@ -35,7 +35,7 @@ globals()["__builtins__"] = dict(vars(builtins))
 
 COMMANDS_FD = 3
 FRAMES_FD = 4
-EXIT_BROKEN = 70  # of a worker whose pipes are gone
+EXIT_BROKEN = 70  # of a worker whose pipes are gone or whose harness is broken
 _READ_BYTES = 64 * 1024
 
 _os_read, _os_write, _getpid, _exit = os.read, os.write, os.getpid, os._exit
@@ -49,14 +49,14 @@ class FinalAnswer(BaseException):
 
 
 class ToolError(RuntimeError):
-    """A tool of the host failed, or was called in a way that cannot work."""
+    """A host tool or a managed agent failed, or was called in a way that cannot work."""
 
 
 ToolError.__module__ = "builtins"  # so that tracebacks show its bare name
 
 
 class _Space:
-    """One agent's variables, and what its code answered. `answers`: whether its code may answer at all."""
+    """One agent's variables and final answer. `answers`: whether its code gets a `final_answer` function."""
 
     def __init__(self) -> None:
         self.main = ModuleType("__main__")
@@ -80,7 +80,7 @@ class Worker:
         self._max_chars = 0
         self._stdout = _text_stream(1)
         self._stderr = _text_stream(2)
-        self._spaces = {"": _Space()}  # the main agent's, and those of the agents it manages
+        self._spaces = {"": _Space()}  # by agent name; empty: the main agent
         sys.modules["__main__"] = self._spaces[""].main
         self._brought: dict[str, ModuleType] = {}
         self._files = FileTools(workspace)
@@ -102,7 +102,7 @@ class Worker:
                 status, answer = run_program(message["program"], message["task"], message["environment"])
                 _send({"kind": "done", "status": status, "answer": answer})
             case "reply":
-                pass  # to a call that the code gave up, with an alarm for example
+                pass  # the reply to a call that an exception, an alarm's for example, cut short
 
     def _setup(self, message: dict[str, Any]) -> None:
         self._max_chars = message["max_chars"]
@@ -119,19 +119,19 @@ class Worker:
         names.update(message["variables"])
 
     def _bring(self, tools: list[dict[str, str]], names: dict[str, object]) -> str | None:
-        """Runs the modules that were sent along and takes their functions. Says what is wrong with them."""
+        """Runs the modules of sandbox tools and puts their functions into `names`; returns the first problem."""
         for tool in tools:
             try:
                 function = getattr(self._module(tool["module"], tool["source"]), tool["name"])
                 if not callable(function):
                     raise TypeError(f"{tool['name']} is no function")
-            except BaseException as error:  # whatever its import does
+            except BaseException as error:  # running a module may raise anything
                 return f"{tool['module']}: {type(error).__name__}: {error}"[:1000]
             names[tool["name"]] = function
         return None
 
     def _module(self, name: str, source: str) -> ModuleType:
-        """Imported once, like any other module."""
+        """Runs the module once, like an import."""
         if name not in self._brought:
             module = sys.modules[name] = ModuleType(name)
             exec(compile(source, f"<{name}>", "exec", dont_inherit=True), module.__dict__)  # noqa: S102
@@ -139,10 +139,10 @@ class Worker:
         return self._brought[name]
 
     def _run_amid(self, step: int, code: str, space: _Space) -> None:
-        """A step of a managed agent, which was called in the middle of another step."""
+        """Runs a step of a managed agent that was called in the middle of another step."""
         outside = self._step, self._running, self._calling, sys.modules["__main__"], sys.stdout, sys.stderr
         sys.modules["__main__"] = space.main
-        self._calling = threading.RLock()  # ours is held by the call that waits
+        self._calling = threading.RLock()  # the outer step's lock is held by the call that waits
         try:
             self._run(step, code, space)
         finally:
@@ -164,15 +164,15 @@ class Worker:
             if _getpid() != self._pid:
                 self._end_fork(raised.code if isinstance(raised.code, int) else raised.code is not None)
             error = describe_error(raised, self._max_chars)
-        except BaseException as raised:  # KeyboardInterrupt and its like are the step's failure, not ours
+        except BaseException as raised:  # KeyboardInterrupt and the like are failures of the step too
             error = describe_error(raised, self._max_chars)
         if _getpid() != self._pid:
             if error is not None:
                 self._stderr.write(error + "\n")
             self._end_fork(error is not None)
-        _setitimer(_ITIMER_REAL, 0)  # an alarm that was left on must not ring between steps
+        _setitimer(_ITIMER_REAL, 0)  # a timer that the code left running must not fire between steps
         self._flush()
-        with self._calling:  # a call that a left-over thread has under way ends first
+        with self._calling:  # waits for a call that a thread of the step still makes
             self._running = False
             _send(
                 {
@@ -186,7 +186,7 @@ class Worker:
             )
 
     def _host_tool(self, name: str, required: list[str], optional: list[str], json: bool) -> Callable[..., Any]:
-        """`json`: its output is a list or a dict, which travels as text."""
+        """`json`: the tool's output is no text but a JSON value, and travels as JSON."""
 
         def call(*args: object, **kwargs: object) -> Any:
             output = self._call_host(name, _bind(name, required, optional, args, kwargs))
@@ -210,7 +210,7 @@ class Worker:
                 raise ToolError(f"{name}() works only while a step runs")
             self._calls += 1
             number = self._calls
-            self._flush()  # what is printed so far comes before what a managed agent prints
+            self._flush()  # prints so far come before those of a managed agent
             _send({"kind": "call", "step": self._step, "call": number, "name": name, "arguments": encoded})
             reply = self._await_reply(number)
         if reply is None:
@@ -220,7 +220,7 @@ class Worker:
         return str(reply["output"])
 
     def _await_reply(self, number: int) -> dict[str, Any] | None:
-        """The reply to this call. Meanwhile steps of the managed agent that was called run here."""
+        """The reply to this call; None when the runner is gone. A called managed agent's steps run meanwhile."""
         while (message := self._inbox.receive()) is not None:
             if message["kind"] == "reply" and message["call"] == number:
                 return message
@@ -228,7 +228,7 @@ class Worker:
         return None
 
     def _open_streams(self) -> None:
-        """Each step prints to the real streams, whatever the one before did to them."""
+        """Gives each step the real streams, whatever an earlier step did to them."""
         if self._stdout.closed:
             self._stdout = _text_stream(1)
         if self._stderr.closed:
@@ -244,7 +244,7 @@ class Worker:
                 continue
 
     def _end_fork(self, status: int) -> NoReturn:
-        """A child that the code forked came out of the step: it ends as a script would, and never goes on here."""
+        """Ends a child that the code forked and that has left the step's code, as a script would end."""
         try:
             self._flush()
         finally:
@@ -252,7 +252,7 @@ class Worker:
 
 
 class _Inbox:
-    """Frames from the runner. What has arrived survives an exception in the middle of waiting."""
+    """Frames from the runner. Bytes that have arrived survive an exception in the middle of waiting."""
 
     def __init__(self) -> None:
         self._arrived = bytearray()
@@ -280,7 +280,7 @@ class _Inbox:
 
 def _final_answer(space: _Space) -> Callable[[object], NoReturn]:
     def final_answer(answer: object) -> NoReturn:
-        # Turned into text here: an object whose __str__ fails or hangs is the step's own trouble.
+        # Turned into text within the step: a __str__ that fails or hangs is then the step's failure.
         text = answer_text(answer)
         if not space.answered:
             space.answered, space.answer = True, text
@@ -294,7 +294,7 @@ def _final_answer(space: _Space) -> Callable[[object], NoReturn]:
 def _bind(
     name: str, required: list[str], optional: list[str], args: tuple[object, ...], kwargs: dict[str, object]
 ) -> dict[str, object]:
-    """Positional and keyword arguments by the tool's declared inputs, as a function would take them."""
+    """Binds arguments to the tool's declared inputs, as a function would. Raises TypeError."""
     inputs = [*required, *optional]
     if len(args) > len(inputs):
         raise TypeError(f"{name}() takes {len(inputs)} arguments ({', '.join(inputs)}), {len(args)} were given")
@@ -312,7 +312,7 @@ def _bind(
 
 
 def _text_stream(fd: int) -> Any:
-    """Line by line, so that it keeps its place among what child processes print."""
+    """A line-buffered stream, so that its lines stay in order with what child processes print."""
     return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 

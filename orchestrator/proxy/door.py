@@ -19,8 +19,8 @@ from pathlib import Path
 
 from orchestrator.backoff import Backoff
 
-LOOK_S = 1.0  # how soon a lost connection is noticed; a sandbox tries to reconnect ten times as long
-_OPEN, _SHUT = 0o666, 0o000  # a sandbox has other uids than this process; the directories above keep other users out
+LOOK_S = 1.0  # how soon a lost connection is noticed; a sandbox tries ten times as long to reconnect
+_OPEN, _SHUT = 0o666, 0o000  # sandboxes have other uids; the directories above keep other users out
 _LOOK_WHILE_OPEN_S = 0.1
 _BETWEEN_OPENINGS = Backoff(first_s=0.5, most_s=4.0)
 

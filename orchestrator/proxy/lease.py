@@ -1,7 +1,7 @@
 """A lease: one sandbox's right to completions and tools. It answers numbered calls and records all of them.
 
-A lease belongs to one plan and ends once. `budgets` holds what may still be spent, `turns` what was sampled; `blame`
-decides whose fault a failed completion is. The steps that the sandbox reports are kept separately.
+A lease belongs to one plan and ends once. `budgets` holds what may still be spent, `turns` what was sampled.
+`blame` decides whose fault a failed completion is. The steps that the sandbox reports are kept separately.
 """
 
 from __future__ import annotations

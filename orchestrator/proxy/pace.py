@@ -1,8 +1,8 @@
 """Limits how fast one sandbox may call.
 
 Every call, also a refused or abandoned one, costs time of the event loop that serves all sandboxes. An honest
-agent makes two calls a step; a flood, perhaps with a new connection for each call, thousands a second. So calls are
-counted before they are read. Above CALLS_PER_S they have to wait, and with MAX_AHEAD too many the rollout ends.
+agent makes two calls a step; a flood, perhaps with a new connection for each call, thousands a second. So calls
+are counted before they are read. Above CALLS_PER_S they have to wait; with MAX_AHEAD too many the rollout ends.
 """
 
 from __future__ import annotations

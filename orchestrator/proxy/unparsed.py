@@ -38,7 +38,7 @@ class _Walk:
         self._fields = 0
 
     def message(self, kind: Any, at: int, end: int) -> None:
-        """Raises ProtocolError unless `data[at:end]` is a message of the descriptor `kind` with few enough fields."""
+        """Raises ProtocolError unless `data[at:end]` is a message of descriptor `kind` with few enough fields."""
         while at < end:
             self._fields += 1
             if self._fields > self._max_fields:

@@ -1,6 +1,6 @@
 """All settings: the one table from which flags, environment variables, YAML keys, help and checks derive.
 
-Where values come from, and which of them wins, is `config`'s; what a row can do is `setting`'s.
+`sources` says where values come from and which one wins; `row` defines a row, `kinds` how values are read.
 """
 # ruff: noqa: RUF009 - `setting` makes dataclass fields, and their defaults are immutable
 
@@ -53,7 +53,7 @@ SCORING = "Scoring"
 EVALUATION = "Evaluation"
 OUTPUT = "Output"
 ENDPOINT = "Endpoint"
-ATROPOS = "Atropos"  # its own names: accepted everywhere, of effect where a trainer is fed
+ATROPOS = "Atropos"  # Atropos' names: accepted everywhere; most have an effect in `serve` only
 GROUPS = (
     TASKS, ROLLOUTS, AGENT, LIMITS, SANDBOX, TOOLS, SAMPLING, SCORING, EVALUATION, OUTPUT, ENDPOINT, ATROPOS
 )  # fmt: skip
@@ -87,7 +87,7 @@ _EVAL_SPLIT = re.compile(r"hash:0?\.(?!0+$)[0-9]{1,9}|[A-Za-z0-9][\w.-]*")
 def _is_url(text: str) -> bool:
     try:
         parts = urlsplit(text)
-        (parts.hostname or "").encode("idna")  # as every resolver does: an empty label is an error there
+        (parts.hostname or "").encode("idna")  # as a resolver does: it refuses an empty label
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False
@@ -110,7 +110,7 @@ _SCALE = Number(at_least=0, at_most=1)
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class EnvSettings(Settings):
-    """What is rolled out, how, and where to: `env.*`."""
+    """What is rolled out and how, and where results go: `env.*`."""
 
     section: ClassVar[str] = "env"
 
@@ -359,7 +359,7 @@ class EnvSettings(Settings):
         None,
         Whole(0, 2**63 - 1),
         SAMPLING,
-        "each rollout's own seed is hash(seed, task, index)",
+        "each rollout's own seed is a hash of it, the task and the rollout's place",
         unset="none: drawn at the start and kept in run.json",
     )
     tokenizer_name: str | None = setting(
@@ -510,12 +510,12 @@ class EnvSettings(Settings):
 
     @property
     def open_groups(self) -> int:
-        """Groups that may be begun and not ended: each sandbox may be held by the last rollout of another one."""
+        """How many groups may be open: the last rollouts of as many groups may hold all sandboxes."""
         return self.max_concurrent_sandboxes + 1 if self.max_open_groups is None else self.max_open_groups
 
     @property
     def most_warm(self) -> int:
-        """Sandboxes kept ready on top of those that rollouts have."""
+        """How many sandboxes are kept ready in addition to those that rollouts have."""
         return self.max_concurrent_sandboxes // 4 if self.warm_sandboxes is None else self.warm_sandboxes
 
     @property
@@ -527,7 +527,7 @@ class EnvSettings(Settings):
 
     @property
     def program(self) -> Path | None:
-        """Where the program is that is the agent."""
+        """The path of the program, if the agent is one."""
         return path_of(self.agent.removeprefix("program:")) if self.agent_kind == "program" else None
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ class TaskSource(Protocol):
 
     @property
     def name(self) -> str:
-        """For people: where the tasks come from."""
+        """Where the tasks come from, for display."""
 
     def __iter__(self) -> Iterator[Task | BadTask]:
-        """From the start. A row no task can be made of comes as BadTask; nothing is raised for it."""
+        """All tasks from the start. A row that no task can be made of comes as BadTask; it raises nothing."""

@@ -1,4 +1,4 @@
-"""The one shape of every task source, and what each of them owes: no two tasks of one id."""
+"""The class of all task sources. It makes sure that no two tasks have the same id."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from orchestrator.types import BadTask, Task
 
 
 class BadRow(Exception):
-    """Why no task can be made of a row. Becomes a BadTask; never leaves this package."""
+    """No task can be made of a row. Becomes a BadTask; not raised outside this package."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """A TaskSource around a function that reads from the start each time it is called.
 
-    Tasks stream through. What grows with the source is the set of ids seen, eight bytes of each.
+    Tasks are streamed. Only a set of hashes of ids, eight bytes each, grows with the source.
     """
 
     name: str

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 BETWEEN_QUESTIONS = Backoff(first_s=0.5, most_s=10.0)
 PATIENCE_S = 900.0  # a model takes minutes to load; a longer outage needs an operator
-LOOKS = 3  # tries before an EngineUnfitError ends the run: a disk may just be being remounted
+LOOKS = 3  # tries before an EngineUnfitError ends the run: a disk may be remounted meanwhile
 WINDOW = 32
 LEAST = 16
 GROUPS = 12  # so many broken tasks in a row are no accident; ten may well be

@@ -1,4 +1,4 @@
-"""Runs many plans under one sandbox budget, retries failures, turns every RolloutError into an outcome."""
+"""Runs many plans under one sandbox budget, retries failures, turns errors of rollouts into outcomes."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class BadTask:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The sampling parameters that vary. Each call sends the others too: top_k off, min_p 0, neutral penalties."""
+    """The sampling parameters that vary. The others are fixed: top_k off, min_p 0, neutral penalties."""
 
     temperature: float
     top_p: float

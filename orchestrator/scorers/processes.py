@@ -51,7 +51,7 @@ class GradingProcesses:
         self._scorer = scorer
         self._name = scorer if isinstance(scorer, str) else scorer.strategy
         self._timeout_s = timeout_s
-        # The operator's may be slow: it gets a process for each score at a time.
+        # The operator's may be slow: another process is started at once.
         self._patience_s = 0.0 if isinstance(scorer, str) else PATIENCE_S
         self._slots = asyncio.Semaphore(PROCESSES)
         self._idle: asyncio.LifoQueue[_Process] = asyncio.LifoQueue()

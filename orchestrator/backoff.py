@@ -1,4 +1,4 @@
-"""How long to wait before the next try of what failed. Pure: chance is an argument."""
+"""How long to wait before something that failed is tried again. Pure: chance is an argument."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class Backoff:
     """`first_s` after the first failure in a row, then twice as long each time, never over `most_s`.
 
-    `spread`: by what share a pause is shorter or longer by chance, so that many who failed together come apart.
+    `spread`: a pause is shorter or longer by chance, by at most this share of it, so that callers that failed
+    together do not all try again together.
     """
 
     first_s: float

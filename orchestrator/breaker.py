@@ -1,7 +1,7 @@
-"""When not to launch: the Engine or the endpoint is away or cannot, or nearly everything breaks.
+"""When launching pauses (Docker or the endpoint does not work) and when a run ends (nearly every rollout breaks).
 
-A failed rollout alone proves nothing: its prompt, its image may be at fault. So the thing that failed it
-is asked, without any rollout. Only where it gives no answer is launching paused, until it does.
+A failed rollout alone proves nothing: its prompt or its image may be at fault. So the service behind the failure
+is asked without any rollout. Launching pauses only if that fails too, and until it succeeds.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from orchestrator.types import Failed, FailedName
 log = logging.getLogger(__name__)
 
 BETWEEN_QUESTIONS = Backoff(first_s=0.5, most_s=10.0)
-PATIENCE_S = 900.0  # a model takes minutes to load; what stays away for longer needs somebody to look
-LOOKS = 3  # after a failure that no waiting ends: a disk may be remounted in that very moment
+PATIENCE_S = 900.0  # a model takes minutes to load; a longer outage needs an operator
+LOOKS = 3  # tries before an EngineUnfitError ends the run: a disk may be remounted meanwhile
 WINDOW = 32
 LEAST = 16
-GROUPS = 12  # that many dead tasks in a row are no accident; ten may well be
+GROUPS = 12  # so many broken tasks in a row are no accident; ten may well be
 UNHEALTHY = 0.75
 _OTHERS_FAULT = frozenset((FailedName.BAD_TASK, FailedName.CANCELLED))
 
 
 class Breaker:
-    """Pauses launching while `what` is away. `ask` raises a RolloutError where it gives no answer, a LaunchError
-    where it answers that it cannot, and an EngineUnfitError where it never will."""
+    """Pauses launching while the service named `what` does not work. `ask` raises a RolloutError if the service
+    does not answer, a LaunchError if it refuses, an EngineUnfitError if it will always refuse."""
 
     def __init__(
         self,
@@ -53,11 +53,11 @@ class Breaker:
         self._backoff = backoff
         self._patience_s = patience_s
         self._asking = asyncio.Lock()
-        self._away_since: float | None = None  # loop time; None: it is there
-        self._refuses = False  # since then: it is there and cannot, or will not
+        self._away_since: float | None = None  # loop time; None: the service works
+        self._refuses = False  # the service answers, but refuses
 
     async def away(self) -> bool:
-        """After a failure: whether `what` gives no answer now."""
+        """Called after a failure: whether the service fails now."""
         if self._away_since is None:
             async with self._asking:
                 if self._away_since is None and (error := await self._failure()) is not None:
@@ -68,11 +68,11 @@ class Breaker:
         return self._away_since is not None
 
     async def passed(self) -> None:
-        """Returns when nothing speaks against a launch. Raises RunUnhealthy when patience is at its end."""
+        """Returns once the service works. Raises RunUnhealthy after `patience_s`, or after an EngineUnfitError."""
         if self._away_since is None:
             return
         loop = asyncio.get_running_loop()
-        async with self._asking:  # one asks, the others wait for its answer
+        async with self._asking:  # one caller asks, the others wait for the answer
             asked = 0
             while self._away_since is not None:
                 asked += 1
@@ -101,12 +101,11 @@ class Breaker:
 
 
 class HealthGate:
-    """Ends a run in which most of the last rollouts broke for good, for reasons that are nobody's policy.
+    """Ends a run in which most of the last rollouts broke for good, for reasons that are not the policy's.
 
-    Counted is what became of a rollout in the end, once, however often it was tried. Some tasks break whatever is
-    tried, and may come in a row: failures count when they are those of `groups` groups, and not where the group is
-    known to break from an earlier process of the run. `window`: rollouts looked back at, at least those of so many
-    groups.
+    Each rollout counts once, by its last attempt. Some tasks always break, and may come in a row: so the failures
+    must come from at least `groups` groups, and groups that broke in an earlier process of the run do not count.
+    `window`: how many rollouts are looked back at; no verdict before there were `least` of them.
     """
 
     def __init__(self, *, window: int = WINDOW, least: int = LEAST, groups: int = GROUPS) -> None:
@@ -116,12 +115,12 @@ class HealthGate:
         self._broke_before: set[int] = set()
 
     def broke_before(self, group: int, failure: Failed) -> None:
-        """A rollout of this group broke in an earlier process: should others do, that tells nothing new."""
+        """A rollout of this group broke in an earlier process: further failures of the group are not counted."""
         if failure.name not in _OTHERS_FAULT:
             self._broke_before.add(group)
 
     def count(self, group: int, failure: Failed | None) -> None:
-        """One rollout more; None: it did not break. Raises RunUnhealthy, naming the commonest cause."""
+        """Counts one rollout; None: it did not break. Raises RunUnhealthy, naming the commonest cause."""
         if failure is not None and group in self._broke_before:
             return
         self._last.append((group, None if failure is None or failure.name in _OTHERS_FAULT else failure))

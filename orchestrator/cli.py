@@ -1,6 +1,6 @@
-"""`orchestrator COMMAND`: which command, with which configuration, and the exit code of its end.
+"""`orchestrator COMMAND`: finds the command and its configuration, runs it, returns the exit code.
 
-Commands are modules under `commands/`, imported when asked for: help must not wait for the engine.
+Commands are modules under `commands/`, imported only to run: help must not wait for the engine's imports.
 Exit codes: 0 all done, 1 some not, 2 usage, 3 environment unusable, 128 + n after a signal.
 """
 
@@ -26,8 +26,8 @@ INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None, carry_out: CarryOut | None = None) -> int:
-    """Entry of the `orchestrator` script. Returns the exit code. `carry_out`: commands done in another way than
-    by their modules. Without `argv` it is a process of our own."""
+    """Entry of the `orchestrator` script. Returns the exit code. `carry_out`: functions called in place of the
+    commands' modules, by the commands' names. Without `argv`, `sys.argv` is read and the streams are guarded."""
     if argv is None:
         guard_streams()
     try:
@@ -64,7 +64,7 @@ def _main(argv: list[str], carry_out: CarryOut) -> int:
 
 
 def find_command(argv: Sequence[str], commands: Sequence[Command]) -> tuple[Command, list[str]]:
-    """The command in front, of one word or two, and what follows it. Raises ConfigError."""
+    """The command that `argv` begins with, of one word or two, and the arguments after it. Raises ConfigError."""
     by_name = {command.name: command for command in commands}
     for words in (2, 1):
         command = by_name.get(" ".join(argv[:words]))
@@ -91,7 +91,7 @@ def run_command(command: Command, argv: Sequence[str], carry_out: CarryOut | Non
 
     resumed = given.get("env.resume")
     if command.name == "demo" and resumed is not None and resumed.value is not None:
-        import_module(command.module).demand_demo(resumed.value)  # before it is asked whose run it is
+        import_module(command.module).demand_demo(resumed.value)  # before `resolve` asks whose run it is
     run_directory = own[command.settings_of] if command.settings_of else None
     config = resolve(given, run=run_directory, defaults=command.defaults)
     if command.samples and not command.without_endpoint:

@@ -1,8 +1,8 @@
-"""The control behind the rule of blame: the same service, asked without a word of the policy's.
+"""The control question that decides who is to blame for a failure of a service.
 
-Once a policy has sampled a token, it may have chosen the text that a service failed on, and a failure that is
-drawn again would be worth a try to it. So the service is asked a question of our own. Only where that fails too is
-it to blame.
+Once a policy has sampled a token, it may have chosen the text that a service failed on. If such a failure were
+drawn again for free, the policy could provoke it to get another try. So the service is asked a question that
+holds nothing of the policy's. Only if that fails too, the service is to blame.
 """
 
 from __future__ import annotations
@@ -12,33 +12,33 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 TIMEOUT_S = 60.0
-CACHE_S = 5.0  # how old an answer may be for those who were refused outright: that is no sign of an outage
+CACHE_S = 5.0  # how old an answer may be after an outright refusal: a refusal is no sign of an outage
 
 
 @dataclass(frozen=True, slots=True)
 class ControlAnswer:
-    """`failure`: how the control failed; None: it was answered, by `said`."""
+    """`failure`: how the control question failed; None: the service answered `said`."""
 
     said: str = ""
     failure: Exception | None = None
 
     @property
     def served(self) -> bool:
-        """Whether the service works, so that it is the policy's own doing that it did not work for it."""
+        """Whether the service works, so that the failure was the policy's own doing."""
         return self.failure is None
 
     def told(self) -> str:
-        """For the record, behind what failed."""
+        """For the record, appended to the failure's text."""
         if self.failure is not None:
             return f"a neutral question fails too: {self.failure or type(self.failure).__name__}"
         return f"a neutral question was answered: {' '.join(self.said.split())[:80]!r}"
 
 
 class Control:
-    """One service's control. Those who failed before it was asked share its answer."""
+    """The control question of one service. Rollouts that failed before it was asked share its answer."""
 
     def __init__(self, ask: Callable[[], Awaitable[str]], *, timeout_s: float = TIMEOUT_S) -> None:
-        """`ask` returns what was answered, or raises: whatever it raises is a failure of the service."""
+        """`ask` returns the service's answer. Whatever it raises is a failure of the service."""
         self._ask = ask
         self._timeout_s = timeout_s
         self._lock = asyncio.Lock()

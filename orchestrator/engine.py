@@ -1,4 +1,4 @@
-"""The engine: tasks in, groups out. `process` and `evaluate` use it directly, Atropos through its adapter.
+"""The engine: tasks in, groups out. `process`, `evaluate` and `replay` use it, and `serve` in `atropos/`.
 
 async with Orchestrator(config) as orchestrator:
     async for group in orchestrator.groups(tasks):
@@ -55,14 +55,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-READY_GROUPS = 16  # finished groups nobody has taken yet; past it the sandboxes wait
+READY_GROUPS = 16  # finished groups not taken yet; with more, rollouts wait
 
 
 class Recorded(Protocol):
-    """What is known of attempts already: those are not made again."""
+    """Attempts that are known already and are not made again."""
 
     def result(self, plan: RolloutPlan, tokenizer: Tokenizer | None) -> Member | Attempt | None:
-        """What became of this one; None: it is to be made."""
+        """The result of this attempt; None: unknown, so it is to be made."""
 
 
 class Orchestrator:
@@ -80,10 +80,10 @@ class Orchestrator:
         self._slots = Slots(config.env.max_concurrent_sandboxes)
 
     def beside(self, config: Config, observer: Observer, *, split: Split) -> Orchestrator:
-        """Another one for other settings, under the same sandbox budget, endpoint, scorer, seed and `drain`. It
-        needs no opening and is of use while this one is open."""
+        """An orchestrator with other settings that shares this one's sandbox budget, endpoint, scorer, seed and
+        `drain`. It need not be opened, and works while this one is open."""
         other = Orchestrator(config, observer, split=split)
-        # Its rollouts bear the same ids as ours: their files go where its own observer says, or nowhere.
+        # Its rollouts have the same ids as ours: so their files go into the folder of its own observer only.
         other.seed, other._scorer = self.seed, self._scorer
         other._around = replace(self.around, output=other._output_rule())
         other._stopping, other._slots = self._stopping, self._slots
@@ -98,7 +98,7 @@ class Orchestrator:
             around = await open_surroundings(self.config, stack, self.observer.notes, self.observer.say)
             self._around = replace(around, output=self._output_rule())
             self._stack = stack.pop_all()
-        # What has been imported stays: looked through with every full collection, it would hold everything up.
+        # Imported objects live for ever: left out of garbage collections, they do not slow these down.
         gc.freeze()
         return self
 
@@ -116,7 +116,7 @@ class Orchestrator:
 
     @property
     def around(self) -> Surroundings:
-        """What every rollout shares. Only while open."""
+        """What all rollouts share. Only while open."""
         if self._around is None:
             raise RuntimeError("the orchestrator is not open: use `async with Orchestrator(config)`")
         return self._around
@@ -134,7 +134,7 @@ class Orchestrator:
         )
 
     async def facts(self) -> dict[str, object]:
-        """What run.json says besides the configuration: image, endpoint, how tokens come about."""
+        """What run.json says besides the configuration: tokenizer, kind of token ids, agent, sandbox."""
         completer, tokenizer = self.around.completer, self.around.tokenizer
         return {
             "tokenizer": tokenizer.name if isinstance(tokenizer, HubTokenizer) else None,
@@ -148,19 +148,18 @@ class Orchestrator:
         }
 
     def drain(self) -> None:
-        """No sandbox is launched any more; those that run come to their end, and groups that then lack a
-        rollout stay unfinished."""
+        """Stops launching. Running rollouts come to their end; groups that then lack a rollout stay unfinished."""
         self._stopping.set()
         if self._around is not None and self._around.pool is not None:
             self._around.pool.drain()
 
     @property
     def stopping(self) -> bool:
-        """Whether `drain` was called: what has not begun will not."""
+        """Whether `drain` was called."""
         return self._stopping.is_set()
 
     def summary(self) -> str:
-        """One line for people: what was found and how much may be alive at once."""
+        """One line for people: model, endpoint, group size, and how many sandboxes may live at once."""
         env = self.config.env
         source = "exact token ids" if self.around.completer.takes_ids else "text"
         return (
@@ -172,12 +171,12 @@ class Orchestrator:
     async def groups(
         self, tasks: Iterable[Task | BadTask], earlier: Earlier | None = None
     ) -> AsyncGenerator[Group, None]:
-        """Groups as they come to an end, complete or with a reason; bad tasks go to the observer.
+        """Yields groups as they end, complete or with the reason why not. Bad tasks go to the observer.
 
-        `env.total_steps` groups, or one per task for -1; more than there are tasks: round again with
-        new seeds. `earlier`: what of this run is done; its groups do not come again. Closing the generator
-        (`contextlib.aclosing`, for loops that may be left early) cancels what is running and removes its
-        sandboxes.
+        There are `env.total_steps` groups, or one per task for -1. If there are fewer tasks, they come again
+        with new seeds. `earlier`: what an earlier process of the run did; its groups do not come again. Closing
+        the generator (use `contextlib.aclosing` for loops that may be left early) cancels the running rollouts
+        and removes their sandboxes.
         """
         earlier = earlier or Earlier()
         if self._around is None:
@@ -194,7 +193,7 @@ class Orchestrator:
                 await self._produce(tasks, finished, earlier)
             except BaseExceptionGroup as errors:
                 end = first_error(errors)
-            except Exception as error:  # before the first group: somebody waits below all the same
+            except Exception as error:  # before the first group; the consumer below waits for it
                 end = error
             if listening:
                 await finished.put(end)
@@ -208,7 +207,7 @@ class Orchestrator:
         finally:
             listening = False
             producer.cancel()
-            # Sandboxes are being removed and attempts recorded: nothing they need may be closed meanwhile.
+            # Until sandboxes are removed and attempts recorded, nothing that these need may be closed.
             await uninterrupted(asyncio.wait([producer]))
             if not producer.cancelled() and (error := producer.exception()) is not None:
                 log.debug("group producer ended with %r", error)
@@ -219,10 +218,10 @@ class Orchestrator:
         finished: asyncio.Queue[Group | BaseException | None],
         earlier: Earlier,
     ) -> None:
-        """Keeps the sandboxes busy: begins the next group as soon as no rollout of the earlier ones waits for a
-        slot, so that there is always one to take the next that comes free. At most `env.open_groups` are open.
+        """Keeps the sandboxes busy: begins the next group as soon as no rollout waits for a slot, so that a free
+        slot is always taken at once. At most `env.open_groups` groups are open.
 
-        Raises a group of what went wrong, everything cancelled.
+        Raises an exception group, with every rollout cancelled.
         """
         env = self.config.env
         executor = self._executor(earlier)
@@ -265,7 +264,7 @@ class Orchestrator:
                 more = False
 
     def _stream(self, tasks: Iterable[Task | BadTask]) -> Iterator[tuple[Task | BadTask, int, int]]:
-        """(task, number in the stream, epoch), good ones counted against `env.total_steps`."""
+        """(task, number in the stream, epoch). Only good tasks count against `env.total_steps`."""
         wanted = self.config.env.total_steps
         number = epoch = good = 0
         while True:
@@ -284,7 +283,7 @@ class Orchestrator:
                 return
 
     def fitting(self, task: Task | BadTask) -> Task | BadTask:
-        """The task, if its files have room in a sandbox."""
+        """The task, or a BadTask if its files are too large for a sandbox."""
         if isinstance(task, Task) and task.attachments and self.config.env.launcher != "process":
             reason = too_large(task.attachments, self.config.env.sandbox_memory)
             return BadTask(task.task_id, reason) if reason else task
@@ -300,10 +299,10 @@ class Orchestrator:
         longest_s: float = math.inf,
         longest_tokens: int | None = None,
     ) -> Group:
-        """One group, whatever becomes of it. Raises Unfinished after `drain`.
+        """One group, complete or dropped. Raises Unfinished after `drain`.
 
-        No rollout of it takes longer than `longest_s` from its assignment, and no line of it gets longer than
-        `longest_tokens`, whatever its task says.
+        No rollout takes longer than `longest_s` from its assignment, and no line of tokens gets longer than
+        `longest_tokens`, whatever limits the task has.
         """
         config = self.config
         plans = plan_group(
@@ -330,14 +329,14 @@ class Orchestrator:
     def executor(
         self, earlier: Recorded | None = None, *, tools: Mapping[str, HostTool] | None = None
     ) -> Executor:
-        """One for all `group` calls, or plans, of a caller that orders them itself; with `tools` in the place of
-        the run's own. Only while open."""
+        """An executor for a caller that makes its own `group` calls, or plans. `tools`: in place of the run's.
+        Only while open."""
         return self._executor(earlier, self.around if tools is None else replace(self.around, tools=tools))
 
     def _executor(self, earlier: Recorded | None = None, around: Surroundings | None = None) -> Executor:
         env, known, scorer = self.config.env, earlier or Earlier(), self._scorer
         around = around or self.around
-        assert scorer is not None  # open, as `around` is
+        assert scorer is not None  # set together with `around`
 
         async def graded(attempt: Attempt) -> Member | Attempt:
             return await grade(attempt, around.tokenizer, scorer)
@@ -366,7 +365,7 @@ class Orchestrator:
                 FailedName.SANDBOX_LOST: docker,
                 FailedName.LLM_ERROR: endpoint,
             },
-            HealthGate(window=GROUPS * 2 * env.group_size),  # each may have a refill
+            HealthGate(window=GROUPS * 2 * env.group_size),  # every rollout may be refilled once
         )
 
 
@@ -380,7 +379,7 @@ def _on_top(leased: int, warm: int) -> str:
 
 
 def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first leaf: what really happened, without the scaffolding around it."""
+    """The first error in the nested groups."""
     error: BaseException = errors
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -1,9 +1,9 @@
 """What can go wrong, named by who broke it.
 
-`RolloutError`s are caught in one place (`executor.attempt`) and become an
-outcome; everything else that escapes is a bug and stops the process. The
-commands turn `ConfigError` into exit code 2, `EnvironmentUnusable` into 3 and
-the others below into 1, each as one line that says what to do.
+`executor` turns a `RolloutError` of an attempt into its outcome, except `AuthenticationError`, which ends the run.
+At the start of a run, `opening` turns it into `EnvironmentUnusable`; `breaker` and `launch.pool` wait and try
+again. `cli` prints one line that says what to do, and exits with 2 for `ConfigError`, 3 for `EnvironmentUnusable`
+and `AuthenticationError`, 1 for the rest. Any other exception that escapes is a bug and ends the process.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ class OrchestratorError(Exception):
 
 
 class ConfigError(OrchestratorError):
-    """The operator asked for something invalid; says which key and what would be valid. Exit 2."""
+    """The operator asked for something invalid. The text says which key and what would be valid. Exit 2."""
 
 
 class EnvironmentUnusable(OrchestratorError):
-    """Docker, image, tokenizer or endpoint cannot serve; says what to do. Exit 3."""
+    """Docker, image, tokenizer or endpoint cannot be used. The text says what to do. Exit 3."""
 
 
 class RunLocked(OrchestratorError):
-    """Another orchestrator works in this run directory. Exit 1."""
+    """Another orchestrator is using this run directory. Exit 1."""
 
 
 class OutputError(OrchestratorError):
-    """A result cannot be written: the disk is full. What is on disk is whole. Exit 1."""
+    """A result cannot be written, for example on a full disk. Complete lines stay on disk. Exit 1."""
 
 
 class RunUnhealthy(OrchestratorError):
-    """Most rollouts break, or what all of them need stays away: going on would lead nowhere. Exit 1."""
+    """Most rollouts break, or a service that all of them need stays away: the run is ended. Exit 1."""
 
 
 class RolloutError(OrchestratorError):
@@ -42,8 +42,8 @@ class LaunchError(RolloutError):
 
 
 class EngineUnfitError(LaunchError):
-    """The Engine answers and cannot make sandboxes for a reason that no waiting ends: its storage fails, it lacks
-    the runtime. Says what to do."""
+    """The Engine answers but cannot make sandboxes, and waiting does not help: its storage fails, or it lacks the
+    runtime. The text says what to do."""
 
 
 class SandboxLostError(RolloutError):
@@ -63,11 +63,11 @@ class CompletionTimeout(CompletionError):
 
 
 class AuthenticationError(CompletionError):
-    """The endpoint refuses a request (401, 403). Where it refuses everything, the run stops: exit 3."""
+    """The endpoint refuses a request (401, 403). If it refuses every request, the run stops: exit 3."""
 
 
 class ToolServiceError(RolloutError):
-    """A host tool's service failed, where the operator wants no rollout without it. Outcome `tool_error`."""
+    """A host tool's service failed, and `env.fail_on_tool_error` is set. Outcome `tool_error`."""
 
 
 class ContextLengthError(OrchestratorError):
@@ -75,15 +75,15 @@ class ContextLengthError(OrchestratorError):
 
 
 class ProtocolError(OrchestratorError):
-    """A sandbox sent what we refuse. Becomes INVALID_ARGUMENT."""
+    """A sandbox sent something invalid. The call is answered with INVALID_ARGUMENT."""
 
 
 class ToolError(OrchestratorError):
-    """A host tool failed; the text is an observation for the agent."""
+    """A host tool failed. The agent gets the text as an observation."""
 
 
 class ScorerError(OrchestratorError):
-    """Our grading broke. Outcome `scorer_error`, never a reward of zero."""
+    """The scorer broke. Outcome `scorer_error`, never a reward of zero."""
 
 
 class RecordError(OrchestratorError):

@@ -1,4 +1,4 @@
-"""Many plans under one sandbox budget: bounded, retried, every failure turned into an outcome."""
+"""Runs many plans under one sandbox budget, retries failures, turns errors of rollouts into outcomes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from orchestrator.waits import first_of, uninterrupted
 log = logging.getLogger(__name__)
 
 BEFORE_RETRIES = Backoff(first_s=0.5, most_s=15.0, spread=0.5)
-MAX_EXCUSED = 5  # failures of one rollout that an outage is made answerable for
+MAX_EXCUSED = 5  # so many failures of one rollout can be put down to an outage
 
 _AGAIN = RETRIED | {FailedName.CANCELLED}
 
@@ -34,9 +34,9 @@ Result = Member | Attempt
 
 @dataclass(slots=True)
 class Launching:
-    """What decides whether another sandbox is launched, shared by all rollouts of a run.
+    """What decides whether another sandbox is launched. All rollouts of a run share it.
 
-    `stopping`: nothing is begun any more. `breakers`: what stands behind a failure of that name.
+    `stopping`: if set, nothing is begun any more. `breakers`: the service behind failures of that name.
     """
 
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
@@ -44,18 +44,18 @@ class Launching:
     health: HealthGate = field(default_factory=HealthGate)
 
     async def welcome(self) -> bool:
-        """Waits while something is away. False: the run is being stopped. Raises RunUnhealthy."""
+        """Waits while a service is away. False: the run is being stopped. Raises RunUnhealthy."""
         for breaker in set(self.breakers.values()):
             await first_of(breaker.passed(), self.stopping.wait())
         return not self.stopping.is_set()
 
     async def excuses(self, failure: Failed | None) -> bool:
-        """Whether it is the failure of something that is away now."""
+        """Whether the service behind this failure is away now."""
         breaker = None if failure is None else self.breakers.get(failure.name)
         return breaker is not None and await breaker.away()
 
     async def pause(self, seconds: float) -> None:
-        """Sleeps, but not while the run is being stopped."""
+        """Sleeps, but not once the run is being stopped."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.stopping.wait()
@@ -63,19 +63,19 @@ class Launching:
 
 @dataclass(slots=True)
 class _Begun:
-    """A group that was begun. `coming`: its first rollouts that have not been handed in yet."""
+    """A group that was begun. `coming`: how many of its first rollouts were not yet given to `execute`."""
 
     turn: int
     coming: int
 
 
 class Executor:
-    """Runs attempts, at most `max_sandboxes` at once, sandboxes being created included; with `slots`, as many as
-    those leave, whoever else takes from them.
+    """Runs attempts, at most `max_sandboxes` at once, sandboxes being created included. `slots`: shared with other
+    executors.
 
-    `graded` turns an attempt into a member of a group where it is scored; the result counts when `recorded` has
-    returned, so that it is on disk by then. `earlier` gives the result of an attempt
-    that an earlier process of the same run has recorded: it is not made again.
+    `graded` turns an attempt that can be scored into a member of a group. A result counts once `recorded` has
+    returned: then it is on disk. `earlier` gives the result of an attempt that an earlier process of the run has
+    recorded: that attempt is not made again.
     """
 
     def __init__(
@@ -93,9 +93,9 @@ class Executor:
     ) -> None:
         self._around = around
         self._max_sandboxes = max_sandboxes
-        self.waiting = 0  # rollouts that want a sandbox and have no slot yet
-        self.settled: Callable[[], None] = lambda: None  # called whenever a rollout wants its slot no longer
-        self._wanted = 0  # rollouts that have a slot or want one, those that are coming included
+        self.waiting = 0  # rollouts that need a sandbox and have no slot yet
+        self.settled: Callable[[], None] = lambda: None  # called whenever a rollout needs no slot any more
+        self._wanted = 0  # rollouts that have or need a slot, those of `coming` included
         self._groups: dict[int, _Begun] = {}
         self._slots = slots or Slots(max_sandboxes)
         self._max_retries = max_retries
@@ -108,17 +108,17 @@ class Executor:
     # ------------------------------------------------------------ groups
 
     def has_room(self, share: float = 1.0) -> bool:
-        """Whether no rollout waits for a slot, of that share of them: then it is time to begin another group."""
+        """Whether no rollout would wait if only this share of the slots existed: then another group may begin."""
         return self._wanted <= share * self._max_sandboxes
 
     def begin(self, group: int, rollouts: int) -> None:
-        """A group takes its place in the order; so many rollouts of it will be handed to `execute`. For whoever
-        begins groups as there is room; others just hand in rollouts, first come, first served."""
+        """Gives the group its place in the order; `rollouts` of it will be given to `execute`. Optional: without
+        this call rollouts are served first come, first served."""
         self._groups[group] = _Begun(self._slots.turn(), rollouts)
         self._wanted += rollouts
 
     def end(self, group: int) -> None:
-        """Nothing more comes of a group that was begun."""
+        """A group that was begun is over: no more rollouts of it will be given to `execute`."""
         self._want(-self._groups.pop(group).coming)
 
     def _want(self, rollouts: int) -> None:
@@ -136,7 +136,7 @@ class Executor:
 
     @contextmanager
     def _without_slot(self) -> Iterator[None]:
-        """What a rollout does within this block takes no slot: others may have it."""
+        """Within this block the rollout counts as one that needs no slot."""
         self._want(-1)
         try:
             yield
@@ -146,9 +146,10 @@ class Executor:
     # ------------------------------------------------------------ one rollout
 
     async def execute(self, plan: RolloutPlan) -> tuple[Result, ...] | None:
-        """All attempts of one rollout; the last one is what became of it. None: the run is being stopped.
+        """All attempts of one rollout; the last is its result. None: the run is being stopped.
 
-        An attempt that only lacks its score is graded, under the next number, and is not among them itself."""
+        An attempt of an earlier process that only lacks its score is graded as the next attempt. The attempt
+        without a score is not returned."""
         turn = self._take_turn(plan.group)
         try:
             return await self._execute(plan, turn)
@@ -158,7 +159,7 @@ class Executor:
     async def _execute(self, plan: RolloutPlan, turn: int) -> tuple[Result, ...] | None:
         results: list[Result] = []
         failures = excuses = 0
-        sampled: Attempt | None = None  # by an earlier process, and still to be graded
+        sampled: Attempt | None = None  # by an earlier process, not graded yet
         known = await asyncio.to_thread(self._earlier, plan)
         while True:
             made_now = known is None
@@ -175,12 +176,12 @@ class Executor:
                 break
             with self._without_slot():
                 excused = made_now and excuses < MAX_EXCUSED and await self._launching.excuses(failure)
-            # What failed in an earlier process used up its number and nothing else: whoever resumes a run
-            # has seen to the cause.
+            # An attempt that failed in an earlier process uses up its number but no retry: whoever resumes a run
+            # has removed the cause.
             excuses += excused
             failures += made_now and not excused
             following = next_attempt(plan)
-            # What an earlier process went on with, for reasons of its own, is followed to its end.
+            # If an earlier process made the next attempt, that one counts, whatever the retries left here.
             known = await asyncio.to_thread(self._earlier, following)
             if known is None and failures > self._max_retries:
                 break
@@ -193,8 +194,8 @@ class Executor:
         return tuple(results)
 
     async def _carry_out(self, plan: RolloutPlan, turn: int, sampled: Attempt | None) -> Result | None:
-        """One attempt, on record when this returns or raises; `sampled`: one that is only to be graded. None: not
-        begun, the run is being stopped."""
+        """One attempt. It is on record when this returns or raises. `sampled`: an attempt that is only to be
+        graded. None: nothing was begun, as the run is being stopped."""
         if sampled is None:
             attempt = await self._make(plan, turn)
         else:
@@ -218,7 +219,7 @@ class Executor:
             raise
 
     async def _grade(self, attempt: Attempt) -> Result:
-        """Stopped meanwhile, what was sampled is on record all the same, to be graded when the run goes on."""
+        """If the run is stopped meanwhile, the attempt is recorded without a score, and graded on resume."""
         try:
             with self._without_slot():
                 result = await self._graded(attempt)
@@ -228,7 +229,7 @@ class Executor:
                 attempt = replace(attempt, outcome=cancelled, ungraded=attempt.outcome)
             await uninterrupted(self._recorded(attempt))
             raise
-        await uninterrupted(self._recorded(result))  # cancelled meanwhile or not, it is recorded once
+        await uninterrupted(self._recorded(result))  # recorded once, also if cancelled here
         return result
 
     @asynccontextmanager
@@ -244,7 +245,7 @@ class Executor:
             self._slots.release()
 
     async def _attempt(self, plan: RolloutPlan, begun_at: float) -> Attempt:
-        """Anything but a RolloutError is a bug, or stops the run, and passes through."""
+        """Any exception but a RolloutError is a bug or stops the run, and is raised."""
         try:
             attempt = await run_rollout(plan, self._around)
         except AuthenticationError:
@@ -257,14 +258,14 @@ class Executor:
 
 
 def failure_of(result: Result) -> Failed | None:
-    """Why it is no member of a group; None: it is one."""
+    """Why the rollout is no member of its group; None: it is one."""
     if isinstance(result, Attempt) and isinstance(result.outcome, Failed):
         return result.outcome
     return None
 
 
 def _ungraded(result: Result) -> Attempt | None:
-    """The attempt as it ended, where it was stopped before it had its score."""
+    """The attempt with the outcome it ended with, if the run was stopped before it was scored."""
     if isinstance(result, Member) or result.ungraded is None:
         return None
     return Attempt(result.plan, result.record, result.ungraded)

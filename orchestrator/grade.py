@@ -1,4 +1,4 @@
-"""An ended attempt → trajectory and score, or the failure that is ours."""
+"""Makes trajectory and score of an ended attempt. If either breaks, the failure is the orchestrator's."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from orchestrator.errors import RecordError, ScorerError
 from orchestrator.scorers.base import Scorer
 from orchestrator.types import Attempt, Ended, Failed, FailedName, Member, Trajectory
 
-# Linear in what was said, but that may be megabytes: no other work waits for this thread.
+# Linear in the length of the conversation, which may be megabytes: so it has a thread of its own.
 _THREAD = ThreadPoolExecutor(1, "trajectory")
 
 
 async def grade(attempt: Attempt, tokenizer: Tokenizer | None, scorer: Scorer) -> Member | Attempt:
-    """A Member where the attempt is scored; else the attempt, its outcome saying why not."""
+    """A Member if the attempt could be scored; else the attempt, with an outcome that says why not."""
     if not isinstance(attempt.outcome, Ended):
         return attempt
     try:
@@ -33,7 +33,7 @@ async def grade(attempt: Attempt, tokenizer: Tokenizer | None, scorer: Scorer) -
 
 
 async def _trajectory(attempt: Attempt, tokenizer: Tokenizer | None) -> Trajectory:
-    """Raises RecordError, whatever went wrong: one rollout ends no run."""
+    """Raises RecordError, whatever went wrong: one rollout must not end the run."""
     loop = asyncio.get_running_loop()
     try:
         return await loop.run_in_executor(_THREAD, main_line, attempt.plan, attempt.record, tokenizer)

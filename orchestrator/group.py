@@ -1,4 +1,4 @@
-"""One task: plan → execute → score → Group; and the (pure) policy for groups that are not as they should be."""
+"""Runs the rollouts of one task as a group, and holds the (pure) policy for groups with broken rollouts."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from orchestrator.types import Attempt, Failed, FailedName, Group, Member, Rollo
 
 log = logging.getLogger(__name__)
 
-MOST_IN_VAIN = 2  # refills of a group in which every rollout has broken so far
+MOST_IN_VAIN = 2  # refills of a group in which no rollout has succeeded yet
 ZeroVariance = Literal["keep", "drop", "resample"]
 Refill = Callable[[RolloutPlan], RolloutPlan]
 
 
 class Unfinished(Exception):
-    """The run is being stopped before a group came to its end. What it has is on record."""
+    """The run is being stopped before the group ended. The attempts so far are on record."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupPolicy:
-    """What happens to a group with members that broke for good, and to one without a difference.
+    """What happens to a group in which rollouts broke for good, and to one whose scores are all equal.
 
-    `backfill`: the places of the broken are filled by new rollouts, at most group_size of them, then the
-    group is dropped; at most MOST_IN_VAIN of them while none of the group has come to an end. `drop`: it is
-    dropped. `partial`: it is kept with at least `at_least` members.
+    `backfill`: new rollouts take the places of broken ones, at most group_size of them, and at most MOST_IN_VAIN
+    while no rollout of the group has succeeded; if that is not enough, the group is dropped. `drop`: it is
+    dropped at once. `partial`: it is kept with at least `at_least` members.
 
-    zero_variance: members of equal scores teach nothing where scores are compared within the group.
-    `resample`: the whole group is drawn once more, and whatever comes is kept.
+    zero_variance: equal scores teach nothing where scores are compared within the group. `resample`: the whole
+    group is drawn once more; that second draw is kept whatever its scores.
     """
 
     kind: Literal["backfill", "drop", "partial"]
@@ -59,16 +59,16 @@ class GroupPolicy:
 async def run_group(
     task: Task, plans: Sequence[RolloutPlan], executor: Executor, policy: GroupPolicy, refill: Refill
 ) -> Group:
-    """Runs all members at once. Raises only what stops the run, siblings cancelled with it, and Unfinished.
+    """Runs all rollouts at once. Raises Unfinished, and errors that stop the run; then all rollouts are cancelled.
 
-    `refill` gives another rollout for the place of one that was.
+    `refill` gives the plan of a new rollout for the place of another.
     """
     drawn = await _draw(plans, executor, policy, refill)
     attempts = drawn.attempts
     if policy.zero_variance == "resample" and _enough(drawn, plans, policy) and same_scores(drawn.members):
         second = await _draw([refill(plan) for plan in drawn.latest.values()], executor, policy, refill)
         attempts = attempts + second.attempts
-        # Where the second draw breaks, the first one is still what was sampled.
+        # If too many rollouts of the second draw break, the first draw is kept.
         drawn = second if _enough(second, plans, policy) else drawn
     return Group(
         number=plans[0].group,
@@ -81,7 +81,7 @@ async def run_group(
 
 @dataclass(frozen=True, slots=True)
 class _Drawn:
-    """What came of one rollout for each place. `latest`: the last plan carried out, by place."""
+    """Results of one rollout for each place. `latest`: the last plan carried out, by place."""
 
     members: tuple[Member, ...]
     attempts: tuple[Attempt, ...]
@@ -105,10 +105,10 @@ async def _draw(plans: Sequence[RolloutPlan], executor: Executor, policy: GroupP
 
 
 class _Draw:
-    """Which rollouts are drawn in the places of those that broke, and when.
+    """Decides which broken rollouts are replaced, and when.
 
-    At once, if a rollout of the group has come to its end: the task can be rolled out. Until then one at a time,
-    and no more than MOST_IN_VAIN: a task that nothing can help shall cost little.
+    Once a rollout of the group has succeeded, the task can be rolled out, and broken ones are replaced at once.
+    Until then one at a time is, and no more than MOST_IN_VAIN: a task that always breaks must cost little.
     """
 
     def __init__(self, policy: GroupPolicy, size: int, refill: Refill) -> None:
@@ -118,12 +118,12 @@ class _Draw:
         self._members: dict[int, Member] = {}
         self._attempts: list[Attempt] = []
         self._latest: dict[int, RolloutPlan] = {}
-        self._broken: list[Attempt] = []  # with nothing in their place yet
+        self._broken: list[Attempt] = []  # not replaced yet
         self._refilled: set[int] = set()  # places whose refill is running
-        self._in_vain = 0  # refills begun before any rollout had come to its end
+        self._in_vain = 0  # refills begun before any rollout succeeded
 
     def take(self, results: tuple[Member | Attempt, ...] | None) -> None:
-        """What became of one rollout; None: the run is being stopped."""
+        """Takes the attempts of one rollout; None: the run is being stopped."""
         if results is None:
             self.unfinished = True
             return
@@ -140,7 +140,7 @@ class _Draw:
                 self._left = 0
 
     def refills(self) -> list[RolloutPlan]:
-        """Rollouts to begin now."""
+        """Plans of rollouts to begin now."""
         if self.unfinished:
             return []
         now = self._left
@@ -153,7 +153,7 @@ class _Draw:
         return [self._refill(attempt.plan) for attempt in replaced]
 
     def drawn(self) -> _Drawn:
-        """All of it, in the order of the places."""
+        """All results, in the order of the places."""
         members = tuple(self._members[index] for index in sorted(self._members))
         attempts = sorted(self._attempts, key=lambda attempt: (attempt.plan.index, attempt.plan.attempt))
         return _Drawn(members, tuple(attempts), self._latest)
@@ -177,7 +177,7 @@ def verdict(
 
 
 def same_scores(members: Sequence[Member]) -> bool:
-    """Whether there are several and no difference between them."""
+    """Whether there are several members and all have the same score."""
     return len(members) > 1 and len({m.score.value for m in members}) == 1
 
 

@@ -1,4 +1,4 @@
-"""What the front ends of a run hear: where its attempts are written, who counts them, who shows them."""
+"""Tells the front ends of a run what happens in it: one writer puts it on disk, listeners count and show it."""
 
 from __future__ import annotations
 
@@ -17,34 +17,35 @@ class Writer(Protocol):
     """Puts a run on disk."""
 
     async def record(self, result: Member | Attempt) -> None:
-        """One attempt, on disk when this returns."""
+        """Writes one attempt. It is on disk when this returns."""
 
     async def record_bad_task(self, task: BadTask, number: int) -> None:
-        """A row that no task could be made of, on disk when this returns. `number`: its place in the stream."""
+        """Writes a row that no task could be made of. It is on disk when this returns. `number`: the row's place
+        in the stream of tasks."""
 
 
 class Listener:
-    """Hears what happens. A subclass overrides what it wants to hear."""
+    """Is told what happens. A subclass overrides the methods it needs."""
 
     def begun(self, plan: RolloutPlan) -> None:
         """A rollout gets a sandbox."""
 
     def attempt(self, result: Member | Attempt) -> None:
-        """An attempt is over, and on disk."""
+        """An attempt is over and on disk."""
 
     def bad_task(self, task: BadTask) -> None:
-        """A row that no task could be made of, and it is on disk."""
+        """A row that no task could be made of was met, and is on disk."""
 
 
 @dataclass(slots=True)
 class Observer:
-    """An attempt counts when it is written: the writer comes first, then the listeners in their order."""
+    """An attempt counts once it is written: the writer is called first, then the listeners in their order."""
 
     writer: Writer | None = None
     listeners: list[Listener] = field(default_factory=list)
     say: Callable[[str], None] = log.warning
     notes: list[str] = field(default_factory=list)
-    output_folder: Path | None = None  # for the files that rollouts leave; None: they are not asked for
+    output_folder: Path | None = None  # for the files that rollouts leave; None: sandboxes are not asked for files
 
     def started(self, plan: RolloutPlan) -> None:
         """A rollout gets a sandbox."""
@@ -59,7 +60,7 @@ class Observer:
             listener.attempt(result)
 
     async def bad_task(self, task: BadTask, number: int) -> None:
-        """A row that no task could be made of. `number`: its place in the stream."""
+        """A row that no task could be made of was met. `number`: its place in the stream of tasks."""
         if self.writer is not None:
             await self.writer.record_bad_task(task, number)
         for listener in self.listeners:

@@ -1,4 +1,4 @@
-"""Opens what every rollout of a run shares, and the scorer, each thing checked before any task is touched."""
+"""Opens what all rollouts of a run share, and the scorer. All of it is checked before any task is read."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ FALLBACK_TOKENIZER = "NousResearch/DeepHermes-3-Llama-3-8B-Preview"  # the prede
 async def open_surroundings(
     config: Config, stack: AsyncExitStack, notes: list[str], say: Callable[[str], None] = log.warning
 ) -> Surroundings:
-    """Docker, image, tokenizer, endpoint. Raises EnvironmentUnusable, everything opened so far closed.
+    """Opens Docker, image, tokenizer, endpoint, tools; `stack` closes them. Raises EnvironmentUnusable.
 
     `say` is told when Docker goes away and comes back.
     """
@@ -71,7 +71,7 @@ async def open_surroundings(
     await _remove_leftovers(notes, docker=config.env.launcher == "docker")
     await asyncio.to_thread(_check_tokenizer, config)
     docker = Breaker("Docker", lambda: launcher.ready(config.sandbox_spec()), say)
-    # Its first sandboxes are made while the tokenizer loads.
+    # The pool makes its first sandboxes while the tokenizer loads.
     pool = await stack.enter_async_context(_pool(config, launcher, channel_directory, docker))
     tokenizer = await asyncio.to_thread(find_tokenizer, config)
     completer = await _completer(config, tokenizer, stack, notes)
@@ -96,7 +96,7 @@ def _pool(
     channel_directory: Callable[[], AbstractContextManager[Path]],
     docker: Breaker,
 ) -> WarmPool[ParkedSandbox]:
-    """Where all sandboxes of a run come from."""
+    """The pool that all sandboxes of a run come from."""
     env, ramp = config.env, Ramp()
 
     def park(spec: SandboxSpec) -> AbstractAsyncContextManager[ParkedSandbox]:
@@ -106,7 +106,7 @@ def _pool(
         await docker.away()
         await docker.passed()
 
-    # A resumed run may have nothing left to do.
+    # A resumed run may have nothing left to do: no sandbox is made ahead.
     rollouts = 0 if env.resume else env.max_concurrent_sandboxes
     if env.total_steps > 0:
         rollouts = min(rollouts, env.total_steps * env.group_size)
@@ -121,7 +121,7 @@ def _pool(
 
 
 def _web_tools(config: Config, stack: AsyncExitStack) -> Mapping[str, HostTool]:
-    """None without a key, and for programs: an agent is not told of tools that cannot work."""
+    """The web tools; empty without a key, and for programs: an agent is not told of tools it cannot use."""
     if not config.tavily_api_key or config.env.agent_kind == "program":
         return {}
     from orchestrator.tools.rules import WebRules
@@ -141,7 +141,7 @@ def _web_tools(config: Config, stack: AsyncExitStack) -> Mapping[str, HostTool]:
 
 
 def find_tokenizer(config: Config) -> HubTokenizer | None:
-    """The one asked for; else the model's own where it loads, else the predecessor's default. Blocks. Raises
+    """The tokenizer that was asked for; else the model's own if it loads, else FALLBACK_TOKENIZER. Blocks. Raises
     EnvironmentUnusable."""
     name = config.env.tokenizer_name
     if name is not None:
@@ -150,8 +150,8 @@ def find_tokenizer(config: Config) -> HubTokenizer | None:
 
 
 def _check_tokenizer(config: Config) -> None:
-    """Raises EnvironmentUnusable at once where the name alone, or a look into the folder, tells that nothing can
-    be loaded: before sandboxes are made."""
+    """Raises EnvironmentUnusable if the name, or a look into the folder, shows that no tokenizer can be loaded.
+    A cheap check, made before sandboxes are."""
     name = config.env.tokenizer_name
     if name is None:
         _first_usable(config, check_source)
@@ -207,7 +207,7 @@ async def _completer(
 
 
 def endpoint(env: EnvSettings, server: OpenAISettings) -> Endpoint:
-    """Where completions of this server come from."""
+    """The endpoint of this server's settings."""
     root = openai_root(server.base_url)
     return Endpoint(
         root,
@@ -220,9 +220,9 @@ def endpoint(env: EnvSettings, server: OpenAISettings) -> Endpoint:
 
 
 def _chat_extras(env: EnvSettings, root: str) -> dict[str, Any]:
-    """What the operator adds to a chat request. Raises EnvironmentUnusable.
+    """Fields the operator's settings add to a chat request. Raises EnvironmentUnusable.
 
-    Reasoning is asked for as Atropos does it: OpenAI has a name of its own for it, other services share one.
+    Reasoning is asked for as Atropos does: by `reasoning_effort` at OpenAI, by `reasoning` at other services.
     """
     extras: dict[str, Any] = {}
     if env.chat_template_kwargs is not None:
@@ -240,13 +240,13 @@ def _chat_extras(env: EnvSettings, root: str) -> dict[str, Any]:
 
 
 def openai_root(address: str) -> str:
-    """An address alone means OpenAI's usual prefix."""
+    """The base URL; `/v1` is added to an address without a path."""
     root = address.rstrip("/")
     return root if urlsplit(root).path else f"{root}/v1"
 
 
 async def _check_launcher(launcher: Launcher, spec: SandboxSpec) -> None:
-    """Raises EnvironmentUnusable where no sandbox could be made. An Engine whose storage fails tells all else."""
+    """Raises EnvironmentUnusable if no sandbox could be made. `check` alone would not notice failing storage."""
     await launcher.check(spec)
     try:
         await launcher.ready(spec)
@@ -255,7 +255,7 @@ async def _check_launcher(launcher: Launcher, spec: SandboxSpec) -> None:
 
 
 async def _remove_leftovers(notes: list[str], *, docker: bool) -> None:
-    """What killed runs left is gone before this one starts; what resists is no reason not to start."""
+    """Removes what killed runs left. Leftovers that cannot be removed do not stop this run."""
     from orchestrator.launch.reaper import reap, reap_directories
 
     if not docker:
@@ -272,7 +272,7 @@ async def _remove_leftovers(notes: list[str], *, docker: bool) -> None:
 async def _launcher(
     config: Config, stack: AsyncExitStack, notes: list[str]
 ) -> tuple[Launcher, Callable[[], AbstractContextManager[Path]]]:
-    """(launcher, where sandboxes find their sockets)."""
+    """(launcher, maker of the directories of sandboxes' sockets)."""
     env = config.env
     sandboxes = env.max_concurrent_sandboxes + env.most_warm
     if note := make_room(sandboxes):
@@ -296,7 +296,7 @@ async def _launcher(
 
         launcher = ProcessLauncher(run_id, max_sandboxes=sandboxes)
     stack.push_async_callback(launcher.aclose)
-    # Not in a thread: cancelled there, it would be made and nobody's.
+    # Not in a thread: cancelled there, the directory would be made and never removed.
     channels = stack.enter_context(Channels(run_id))
     return launcher, channels.directory
 
@@ -314,7 +314,7 @@ async def open_scorer(config: Config, stack: AsyncExitStack) -> Scorer:
 
 
 async def _controlled(scorer: StrategyScorer | str, env: EnvSettings, stack: AsyncExitStack) -> ControlledScorer:
-    """In processes of its own. A rollout at which a strategy of ours fails is wrong, as `correctness` tells."""
+    """The scorer in processes of its own. A rollout at which one of our strategies fails counts as wrong."""
     processes = GradingProcesses(scorer, env.scorer_timeout)
     stack.push_async_callback(processes.aclose)
     await processes.open()
@@ -323,13 +323,13 @@ async def _controlled(scorer: StrategyScorer | str, env: EnvSettings, stack: Asy
 
 @dataclass(frozen=True, slots=True)
 class _LoggedScorer:
-    """`env.debug_scoring`: every part of every score."""
+    """Logs every part of every score, for `env.debug_scoring`."""
 
     scorer: Scorer
     name: str
 
     async def score(self, plan: RolloutPlan, record: Record, ended: Ended) -> Score:
-        """As the scorer's."""
+        """The scorer's own score."""
         score = await self.scorer.score(plan, record, ended)
         shown = ", ".join(f"{name} {value:.3f}" for name, value in score.parts.items())
         log.info("%s: %s %.4f (%s)", plan.rollout_id, self.name, score.value, shown)

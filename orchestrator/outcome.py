@@ -1,4 +1,4 @@
-"""The one place that decides what became of a rollout. Pure.
+"""Decides the outcome of a rollout; no other module does. Pure.
 
 | what ended it | outcome |
 |---|---|
@@ -6,20 +6,22 @@
 | a result: steps used up, no answer | `max_steps`, `no_answer` |
 | a result: the worker was killed for memory three times | `out_of_memory` |
 | a result: the runner broke; or the container ended without a result | see below |
-| the proxy refused to serve on | its name: `budget`, `context_length`, `max_steps`, `llm_error`, `bad_task` |
+| the proxy refused to serve on | the name it gave: `budget`, `context_length`, `max_steps`, `timeout`, |
+|  | `no_answer`, `llm_error`, `tool_error`, `bad_task`, `record_error` |
 | the rollout's own clock | `timeout` |
 | the deadline | `timeout`, or see below |
 | the Engine failed, the sandbox vanished or never came up | `docker_error`, `sandbox_lost`, `launch_error` |
 
-A deadline mostly spent waiting for the endpoint is `llm_error` where nothing was sampled, or where the endpoint
-does not answer a neutral prompt either. Waiting for a host tool is not waiting for the endpoint: slow pages can be
-visited on purpose.
-A sandbox that crashes before the first completion was served ran none of the model's code:
-`sandbox_lost`. After it, what happens inside is the policy's doing and no redraw can be earned:
-`out_of_memory` when the kernel killed pid 1 or the runner for memory, else `sandbox_crashed`.
-An exit code alone proves nothing: 0 is what `os._exit(0)` gives, 137 any kill, and the Engine's
-OOM flag is also set when only a child died and the container went on to exit by itself.
-Nothing is scored without a sampled token.
+A deadline mostly spent waiting for the endpoint is `llm_error` if nothing was sampled, or if the endpoint does not
+answer a neutral prompt either. Time spent waiting for a host tool does not count here: an agent can choose slow
+pages on purpose.
+A sandbox that crashes before its first completion ran none of the model's code: `sandbox_lost`. After that, a
+crash counts as the policy's doing, and no policy can earn another try by it: `out_of_memory` if the kernel killed
+pid 1 or the runner for memory, else `sandbox_crashed`.
+An exit code alone proves nothing: `os._exit(0)` gives 0, any kill gives 137, and the Engine's OOM flag is also set
+if only a child was killed and the container exited later by itself.
+Nothing is scored without a sampled token: then `context_length` becomes `bad_task`, every other scored end
+`sandbox_lost`.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ KILLED = 137  # 128 + SIGKILL
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """What the sandbox says became of the episode."""
+    """The result that the sandbox submitted."""
 
     reason: str
     answer: bytes | None
@@ -53,7 +55,7 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The lease ended because something could not be served. `name` is an outcome's name."""
+    """The lease ended because a call could not be served. `name` is an outcome's name."""
 
     name: str
     detail: str
@@ -66,7 +68,7 @@ class ClockExpired:
 
 @dataclass(frozen=True, slots=True)
 class DeadlineExpired:
-    """The wall clock of the assignment ran out; `sampling_s` of it went into waiting for completions.
+    """The deadline passed; the sandbox waited `sampling_s` of that time for completions.
 
     `control`: what the endpoint then answered to a neutral prompt; None: it was not asked.
     """
@@ -128,14 +130,14 @@ def _decide(ending: Ending, record: Record) -> tuple[Outcome, str | None]:
             if sampling_s <= record.duration_s / 2:
                 return Ended(EndedName.TIMEOUT, "the deadline"), None
             what = "the deadline, mostly waiting for the endpoint" + (f"; {control.told()}" if control else "")
-            # How many completions there are to wait for, and how long each is, is the policy's choice.
+            # The endpoint works: the policy chose how many completions it waited for, and how long they were.
             if record.sampled_tokens and control is not None and control.served:
                 return Ended(EndedName.TIMEOUT, what), None
             return Failed(FailedName.LLM_ERROR, what), None
 
 
 def failed(error: RolloutError) -> Failed:
-    """The outcome of a failure that is nobody's policy."""
+    """The outcome of a failure that is not the policy's."""
     return Failed(_BY_ERROR.get(type(error), FailedName.SANDBOX_LOST), str(error))
 
 

@@ -1,4 +1,4 @@
-"""A sandbox that is ready: made, verified, connected, and waiting for its one rollout."""
+"""Sandboxes that are ready: created, verified, connected, each waiting for its one rollout."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from orchestrator.types import (
 )
 from orchestrator.waits import first_of
 
-PARK_TIMEOUT_S = 60.0  # create to parked takes about half a second; under load some seconds
+PARK_TIMEOUT_S = 60.0  # from create to parked takes about half a second, under load some seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,11 @@ class ParkedSandbox:
 
     @property
     def connected(self) -> bool:
-        """Whether an assignment would reach it."""
+        """Whether an assignment would reach the sandbox."""
         return self.server.connected
 
     async def lost(self) -> str:
-        """Waits until it can take no assignment any more; why."""
+        """Waits until the sandbox can take no assignment any more. Returns the reason."""
         try:
             end = await first_of(self.sandbox.exited(), self.server.hung_up())
         except RolloutError as error:
@@ -54,10 +54,10 @@ async def parked_sandbox(
     channel_directory: Callable[[], AbstractContextManager[Path]],
     ramp: Ramp | None = None,
 ) -> AsyncIterator[ParkedSandbox]:
-    """A fresh sandbox, verified and parked. On any exit it is removed, socket and directory with it.
+    """A fresh sandbox, verified and parked. When the block is left it is removed with its socket and directory.
 
-    `ramp` decides when it is begun. Raises LaunchError, DockerError; EnvironmentUnusable when its confinement
-    is not what it must be.
+    `ramp` decides when the start begins. Raises LaunchError, DockerError; EnvironmentUnusable if the sandbox is
+    not confined as it must be.
     """
     async with AsyncExitStack() as stack:
         async with ramp.start() if ramp is not None else nullcontext():

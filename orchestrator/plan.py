@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from orchestrator.types import AgentSpec, Limits, RolloutPlan, Sampling, SandboxSpec, Split, Task
 
-_SEED_BITS = 31  # what every inference server takes as a seed, room left for one per completion
+_SEED_BITS = 31  # every inference server takes such a seed; derived seeds have one bit less (see `derive_seed`)
 
 
 def plan_group(
@@ -24,10 +24,10 @@ def plan_group(
     limits: Callable[[AgentSpec], Limits],
     split: Split = "train",
 ) -> tuple[RolloutPlan, ...]:
-    """First attempts of a group. `number` counts tasks in the stream; `epoch` how often this one came by.
+    """First attempts of a group. `number`: place of the task in the stream; `epoch`: how often it came before.
 
-    `limits` are those of a run with such an agent, `sampling` that of one with such limits: what follows from a
-    limit follows from the task's own where it has one.
+    `limits` gives the run's limits for an agent, `sampling` the sampling for limits: so both follow from the
+    task's own limits where it has any.
     """
     own_agent = _with_task_steps(task, agent)
     own_limits = _with_task_limits(task, limits(own_agent))
@@ -50,13 +50,13 @@ def plan_group(
 
 
 def next_attempt(plan: RolloutPlan) -> RolloutPlan:
-    """The same rollout once more, after a failure of the infrastructure: same seed, next attempt."""
+    """The plan of a retry after a failure that is not the policy's: same seed, next attempt number."""
     attempt = plan.attempt + 1
     return replace(plan, attempt=attempt, rollout_id=rollout_id(plan.group, plan.index, attempt))
 
 
 def backfill(plan: RolloutPlan, seed: int, epoch: int) -> RolloutPlan:
-    """Another rollout in the place of one that is lost: next attempt, a seed of its own."""
+    """The plan of another rollout in the place of a lost one: next attempt number, a new seed."""
     following = next_attempt(plan)
     fresh = derive_seed(seed, plan.task.task_id, epoch, plan.index, following.attempt)
     return replace(following, sampling=replace(plan.sampling, seed=fresh))
@@ -68,12 +68,13 @@ def rollout_id(group: int, index: int, attempt: int) -> str:
 
 
 def derive_seed(seed: int, task_id: str, epoch: int, index: int, attempt: int) -> int:
-    """hash(seed, task, epoch, index, attempt) in 31 bits."""
+    """hash(seed, task, epoch, index, attempt) in 30 bits: the sequence number of a completion is added to it, and
+    the sum must fit into 31."""
     text = f"{seed}\0{task_id}\0{epoch}\0{index}\0{attempt}".encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) >> (64 - _SEED_BITS + 1)
 
 
-# A task may narrow or widen its own limits; names are the flags' names.
+# A task may set limits of its own, lower or higher. Their names are those of the flags.
 
 
 def _with_task_steps(task: Task, agent: AgentSpec) -> AgentSpec:

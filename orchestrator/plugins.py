@@ -1,6 +1,6 @@
-"""Objects the operator names as `python:MODULE:NAME`: task factories, scorers, tools.
+"""Objects that the operator names as `python:MODULE:NAME`: task factories, scorers, tools.
 
-Only command line and configuration may name one. A dataset never can: it would be code from a file.
+Only the command line and the configuration may name one. A data set never may: it would choose code to run.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ PREFIX = "python:"
 
 
 def load_object(spec: str, flag: str) -> Any:
-    """What `python:MODULE:NAME` names; modules of the current directory are found too.
+    """The object that `python:MODULE:NAME` names; modules of the current directory are found too.
 
-    Raises ConfigError, naming `flag`, when there is no such thing or importing it fails.
+    Raises ConfigError, naming `flag`, if there is no such object or the import fails.
     """
     module_name, separator, name = spec.removeprefix(PREFIX).rpartition(":")
     if not spec.startswith(PREFIX) or not separator or not module_name or not name:
         raise ConfigError(f"{flag}: {spec!r} is not of the form python:MODULE:NAME")
     here = str(Path.cwd())
     if here not in sys.path:
-        # A console script has its own folder in front, not the one it is called from.
+        # A console script has its own folder in sys.path, not the current directory.
         sys.path.append(here)
     try:
         found: Any = importlib.import_module(module_name)
         for part in name.split("."):
             found = getattr(found, part)
-    except Exception as error:  # importing runs the operator's code: anything can come out of it
+    except Exception as error:  # importing runs the operator's code, which may raise anything
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise ConfigError(f"{flag}: cannot load {spec!r}: {reason}") from error
     return found

@@ -1,11 +1,11 @@
-"""Keeps keys out of whatever is printed, logged or written."""
+"""Keeps keys out of everything that is printed, logged or written."""
 
 from __future__ import annotations
 
 import re
 
 _URL_USER = re.compile(r"(?<=://)[^/?#\s]*@")
-# Apart, so that no text takes more than one look at each character.
+# Two patterns instead of one, so that each character is looked at once.
 _QUERY_NAME = re.compile(r"[?&][^=&#\s]*")
 _QUERY_VALUE = re.compile(r"=[^&#\s]+")
 _NAME_OF_KEY = re.compile(r"(?i)key|token|secret|passw|sig")
@@ -14,7 +14,7 @@ _SHOWN_CHARACTERS = 60
 
 
 class Secret:
-    """A key. Only `reveal` gives it out; repr, str and format do not."""
+    """A key. Only `reveal` returns it; repr, str and format do not show it."""
 
     __slots__ = ("_value",)
 
@@ -22,7 +22,7 @@ class Secret:
         self._value = value
 
     def reveal(self) -> str:
-        """The key itself; empty: none is known."""
+        """The key itself; empty: there is none."""
         return self._value
 
     def __bool__(self) -> bool:
@@ -50,7 +50,7 @@ def redact(text: str, *secrets: Secret) -> str:
 def _without_query_keys(text: str) -> str:
     kept, end = [], 0
     for name in _QUERY_NAME.finditer(text):
-        if name.start() < end or _NAME_OF_KEY.search(name[0]) is None:  # in a value that is out, or no key
+        if name.start() < end or _NAME_OF_KEY.search(name[0]) is None:  # in a replaced value, or no key's name
             continue
         if value := _QUERY_VALUE.match(text, name.end()):
             kept += [text[end : name.end()], "=[key]"]
@@ -59,7 +59,7 @@ def _without_query_keys(text: str) -> str:
 
 
 def shown(value: object) -> str:
-    """A refused value as an error line quotes it: one line, shortened, without keys."""
+    """A refused value as error texts quote it: one line, shortened, without keys."""
     try:
         text = redact(value if isinstance(value, str) else str(value))
     except ValueError:  # Python writes out no more than 4300 digits

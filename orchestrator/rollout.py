@@ -1,4 +1,4 @@
-"""One attempt, launch to result."""
+"""One attempt, from the launch to the result."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ from orchestrator.waits import first_of
 
 log = logging.getLogger(__name__)
 
-OUTPUT_LIMIT_S = 60.0  # for the files a rollout left: no clock runs any more
+OUTPUT_LIMIT_S = 60.0  # for sending the files a rollout left; the rollout's own clock runs no more
 SHARED_IDENTITY = "the agent is a program: it shares its identity with model-written code"
 
 
 async def run_rollout(plan: RolloutPlan, around: Surroundings) -> Attempt:
-    """Carries out one plan. Raises RolloutError with nothing left behind, AuthenticationError to stop the run."""
+    """Carries out one plan. Raises RolloutError, and AuthenticationError to stop the run. The sandbox is gone
+    afterwards."""
     launched_at, loop = time(), asyncio.get_running_loop()
     launch_start = loop.time()
     async with around.sandbox(plan.sandbox) as parked:
@@ -53,7 +54,7 @@ async def run_rollout(plan: RolloutPlan, around: Surroundings) -> Attempt:
             duration_s, waiting_s = lease.clock.elapsed_s, lease.clock.waiting_s
             output = await _output(ending, lease, parked.sandbox)
         finally:
-            await lease.aclose()  # nothing is sampled for it any more, however long its removal takes
+            await lease.aclose()  # stops sampling at once, however long the removal of the sandbox takes
         record = Record(
             started_at=launched_at + launch_s,
             turns=tuple(lease.turns),
@@ -75,7 +76,7 @@ async def run_rollout(plan: RolloutPlan, around: Surroundings) -> Attempt:
 
 
 async def _ending(lease: Lease, sandbox: Sandbox) -> Ending:
-    """Whatever ends the rollout first."""
+    """Waits for what ends the rollout first, and returns it."""
     try:
         async with asyncio.timeout(lease.plan.limits.deadline_s):
             ending: Ending | float | None = await first_of(
@@ -85,7 +86,7 @@ async def _ending(lease: Lease, sandbox: Sandbox) -> Ending:
         sampling_s = lease.clock.sampling_s
         mostly_waited = lease.turns and sampling_s > lease.clock.elapsed_s / 2
         return DeadlineExpired(sampling_s, await lease.control.answer(lease.plan) if mostly_waited else None)
-    except RolloutError as error:  # the record so far is kept: tokens were paid for
+    except RolloutError as error:  # returned, not raised: what was sampled so far stays on record
         return error
     if isinstance(ending, float):
         return SandboxLostError(f"the orchestrator itself stood still for {ending:.0f} s")
@@ -93,9 +94,9 @@ async def _ending(lease: Lease, sandbox: Sandbox) -> Ending:
 
 
 async def _output(ending: Ending, lease: Lease, sandbox: Sandbox) -> Output | None:
-    """The files that follow a result. It is accepted by now: whatever becomes of them changes nothing about it.
+    """The files that follow a result. The result is accepted by now: no failure here changes it.
 
-    The code that left them is dead before the first of them comes, so it gains nothing by their number or size.
+    The code that left the files is dead before the first one is sent, so their number or size gains it no time.
     """
     if lease.output.rule is not None and isinstance(ending, Submission) and ending.reason != "crashed":
         with suppress(TimeoutError, RolloutError):

@@ -1,6 +1,6 @@
-"""Slots: so many rollouts at a time, whoever begins them.
+"""Slots bound how many rollouts run at a time, whoever begins them.
 
-One that comes free goes to the rollout whose group was begun first, retries and refills included: so groups end in
+A free slot goes to the waiting rollout whose group was begun first, retries and refills included. So groups end in
 about the order in which they were begun."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import itertools
 
 
 class Slots:
-    """Shared by all that launch sandboxes under one budget."""
+    """Shared by all executors that launch sandboxes under one budget."""
 
     def __init__(self, total: int) -> None:
         self._free = total
@@ -20,11 +20,11 @@ class Slots:
         self._line: list[tuple[int, int, asyncio.Future[None]]] = []  # a heap
 
     def turn(self) -> int:
-        """The next place in the order. Drawn once for all rollouts of a group."""
+        """The next place in the order. All rollouts of a group share one."""
         return next(self._turns)
 
     async def acquire(self, turn: int) -> None:
-        """Waits for a slot, to be given back by `release`: the lowest turn first, then who came first."""
+        """Waits for a slot, which `release` gives back. The lowest turn is served first, then first come first."""
         if self._free:  # then nobody waits
             self._free -= 1
             return
@@ -33,12 +33,12 @@ class Slots:
         try:
             await given
         except asyncio.CancelledError:
-            if not given.cancelled():  # given in the same moment, and nobody is there to take it
+            if not given.cancelled():  # the slot was given in the same moment: pass it on
                 self.release()
             raise
 
     def release(self) -> None:
-        """The slot goes to whoever is next."""
+        """Gives the slot to the next one that waits."""
         while self._line:
             *_, given = heapq.heappop(self._line)
             if not given.done():

@@ -1,4 +1,4 @@
-"""What all rollouts of a run share; `opening` makes it."""
+"""What all rollouts of a run share. `opening` makes it."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ from orchestrator.types import (
 
 
 async def _nobody_to_ask() -> None:
-    """Completions that come from this process do not go away."""
+    """For completions made in this process: there is no endpoint that could be away."""
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What every rollout of a run shares.
 
-    `endpoint_answers` samples nothing and raises CompletionError. `docker` pauses launching while the Engine is
-    away. Without a `pool` each rollout makes its own sandbox. `output`: where the files go that rollouts leave;
-    None: they are not asked for. `control`: shared, so that controls are few; None: each rollout has its own.
+    `endpoint_answers` asks the endpoint without sampling and raises CompletionError if it does not answer.
+    `docker` pauses launching while the Engine is away. Without a `pool` each rollout makes its own sandbox.
+    `output`: where files go that rollouts leave; None: sandboxes are not asked for files. `control`: shared, so
+    that few control questions are asked; None: each rollout has its own.
     """
 
     launcher: Launcher
@@ -50,7 +51,7 @@ class Surroundings:
     control: EndpointControl | None = None
 
     def sandbox(self, spec: SandboxSpec) -> AbstractAsyncContextManager[ParkedSandbox]:
-        """One for one rollout, from the pool where there is one."""
+        """A sandbox for one rollout, from the pool if there is one."""
         if self.pool is not None:
             return self.pool.claim(spec)
         return parked_sandbox(spec, self.launcher, self.channel_directory)

@@ -1,4 +1,4 @@
-"""Text from outside, made valid, made comparable and made fit for a terminal."""
+"""Makes text from outside valid, comparable and fit for a terminal."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-MAX_JSON_INTEGER = 1 << 53  # whole numbers up to here are the same in every reader of JSON
+MAX_JSON_INTEGER = 1 << 53  # every JSON reader keeps whole numbers up to this exact
 _NAME_BYTES, _PATH_BYTES = 255, 4096  # Linux' limits; the latter counts the byte that ends it
-LINE_CHARS = 200  # of a text from elsewhere that is shown on one line
+LINE_CHARS = 200  # of a text from outside that is shown on one line
 # As in Unicode's stream-safe text format (UAX #15): no language needs more.
 _MARKS = 30
 _PIECE_CHARS = 8_192
-_MARKS_SHOWN = 4  # more grow over the lines above and below
-# Letters and marks that `isprintable` takes for visible and no terminal shows: fillers, joiners, variations.
+_MARKS_SHOWN = 4  # more would cover the lines above and below
+# Characters that `isprintable` accepts but no terminal shows: fillers, joiners, variation selectors.
 _UNSEEN = frozenset(
     map(chr, (0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0, *range(0x180B, 0x1810)))
 ) | frozenset(map(chr, (*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))))
-_CONJOINING = range(0x1160, 0x1200)  # letters that may melt into the one before, though they are no marks
+_CONJOINING = range(0x1160, 0x1200)  # Hangul letters: no marks, but normalization may join them
 
 
 def valid(text: str) -> str:
-    """`text` without halves of characters (lone surrogates), which no encoding has: U+FFFD instead."""
+    """`text` with U+FFFD in place of lone surrogates, which cannot be encoded."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -33,8 +33,8 @@ def valid(text: str) -> str:
 
 
 def printable(text: str, instead: str = " ") -> str:
-    """`text` as one line that a terminal shows as it is: nothing moves the cursor, colours, turns the direction of
-    writing or stands there unseen. `instead` is put for what would; marks after the first few on a letter go."""
+    """`text` as one line that a terminal shows as it is: no character moves the cursor, sets colours, changes the
+    direction of writing or is invisible. `instead` replaces such characters; marks after a letter's fourth go."""
     if text.isascii() and text.isprintable():
         return text
     shown: list[str] = []
@@ -53,10 +53,10 @@ def printable_lines(text: str) -> str:
 
 
 def normal_form(form: Literal["NFC", "NFKC"], text: str) -> str:
-    """Unicode's normal form of `text`, marks behind the first 30 on one letter dropped.
+    """Unicode's normal form of `text`; marks after the first 30 on one letter are dropped.
 
-    Linear, unlike `unicodedata.normalize`, which sorts the marks on a letter by insertion: a hundred thousand of
-    them take it a quarter of a minute. In pieces, so that other threads run meanwhile.
+    Linear in the length. `unicodedata.normalize` alone sorts the marks on a letter by insertion and needs a
+    quarter of a minute for a hundred thousand. Done in pieces, so that other threads run in between.
     """
     if text.isascii():
         return text
@@ -78,19 +78,18 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def _joins(char: str) -> bool:
-    """Whether it may become one with what is before it."""
+    """Whether normalization may join the character to the one before."""
     return unicodedata.category(char).startswith("M") or ord(char) in _CONJOINING
 
 
 def one_line(text: str) -> str:
-    """What came from a network or a sandbox, for a terminal: printable, on one line, shortened."""
+    """Text from a network or a sandbox made fit for a terminal: printable, on one line, shortened."""
     plain = " ".join(printable(text).split())
     return plain if len(plain) <= LINE_CHARS else plain[: LINE_CHARS - 1] + "…"
 
 
 def path_of(text: str) -> Path:
-    """The path, `~` and `~user` filled in. Raises ValueError for what no file can be called: every look at it
-    would fail."""
+    """The path with `~` and `~user` filled in. Raises ValueError if Linux allows no file of such a path."""
     try:
         path = Path(text).expanduser()
     except RuntimeError:  # no such user, or one without a home
@@ -101,5 +100,5 @@ def path_of(text: str) -> Path:
 
 
 def is_name(text: object) -> bool:
-    """Whether a tool or an agent can be called so in Python."""
+    """Whether a tool or an agent can have this name in Python code."""
     return isinstance(text, str) and text.isidentifier() and text.isascii() and not keyword.iskeyword(text)

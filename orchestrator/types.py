@@ -1,4 +1,4 @@
-"""The vocabulary: frozen values that every layer shares. No I/O, no clock, no randomness.
+"""The vocabulary: frozen values that all layers share. No I/O, no clock, no randomness.
 
 Axes: T tokens of one trajectory, G members of one group.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 Role = Literal["system", "user", "assistant", "tool"]
-Split = Literal["train", "eval"]  # what a rollout is for; some servers keep the two apart
+Split = Literal["train", "eval"]  # purpose of a rollout; some servers treat the two differently
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A file that comes with a task. `name` is what the agent sees: one safe path component."""
+    """A file of a task. `name`: as the agent sees it, one safe path component."""
 
     name: str
     path: Path
@@ -37,7 +37,7 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A problem and what grades it. `answer` and `metadata` never leave the orchestrator."""
+    """A problem and what grades it. `answer` and `metadata` never reach a sandbox."""
 
     task_id: str
     question: str
@@ -53,7 +53,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class BadTask:
-    """A row no task could be made of: reported as outcome `bad_task`, and the run goes on."""
+    """A row that no task could be made of. It is reported as outcome `bad_task`, and the run goes on."""
 
     task_id: str
     reason: str
@@ -64,7 +64,7 @@ class BadTask:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Every sampling parameter, sent explicitly with each call. top_k off, min_p 0, neutral penalties."""
+    """The sampling parameters that vary. The others are fixed: top_k off, min_p 0, neutral penalties."""
 
     temperature: float
     top_p: float
@@ -77,7 +77,8 @@ AgentKind = Literal["code", "tool_calling", "program"]
 
 @dataclass(frozen=True, slots=True)
 class ManagedAgent:
-    """An agent the main one can call like a tool. None: all tools, as many steps, of the kind of the main one."""
+    """An agent the main one can call like a tool. None means: all tools; as many steps, or the kind, of the main
+    agent."""
 
     name: str
     description: str
@@ -86,7 +87,7 @@ class ManagedAgent:
     kind: AgentKind | None = None
 
     def given(self) -> dict[str, Any]:
-        """As an operator writes it."""
+        """The settings as an operator writes them."""
         named = {"tools": self.tools, "max_steps": self.max_steps, "agent": self.kind}
         optional = {key: value for key, value in named.items() if value is not None}
         return {"name": self.name, "description": self.description, **optional}
@@ -94,7 +95,7 @@ class ManagedAgent:
 
 @dataclass(frozen=True, slots=True)
 class AgentSpec:
-    """How the agent in the sandbox is built. A program's steps are its completions."""
+    """How the agent in the sandbox is built. For a program, each completion counts as a step."""
 
     max_steps: int = 12
     step_timeout_s: float = 60.0
@@ -110,7 +111,7 @@ class AgentSpec:
 
     @property
     def closing_tag(self) -> str:
-        """What an agent may put behind a completion: smolagents' code agents close their tag."""
+        """The text an agent may append to a completion: smolagents' code agents add the closing code tag."""
         kinds = {self.kind, *(agent.kind for agent in self.managed_agents)}
         return self.code_tags[1] if "code" in kinds else ""
 
@@ -138,12 +139,12 @@ class Limits:
     prompt_tokens: int = 2_000_000
     completion_tokens: int = 200_000
     proxy_bytes: int = 64 << 20
-    cpu_s: float | None = None  # None: as much as it likes
+    cpu_s: float | None = None  # None: no limit
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutPlan:
-    """One attempt, decided before anything starts. A retry is a new plan with the next `attempt`."""
+    """One attempt, fixed before anything starts. A retry is a new plan with the next `attempt`."""
 
     rollout_id: str
     task: Task
@@ -161,7 +162,7 @@ class RolloutPlan:
 
 
 class CompletionKind(StrEnum):
-    """What a completion is for; decides its stop strings."""
+    """What a completion is for. It decides the stop strings."""
 
     ACTION = "action"
     PLAN = "plan"
@@ -172,11 +173,11 @@ class CompletionKind(StrEnum):
 class Completion:
     """One sampled answer, as the inference server produced it. T = tokens sampled.
 
-    `text` is all that was sampled where the endpoint tells (stop string and end-of-turn token
-    included), else what it gave. `visible` is what the agent gets: cut before the stop string.
+    `text`: all that was sampled (stop string and end-of-turn token included) if the endpoint returns it, else what
+    it returned. `visible`: what the agent gets, cut before the stop string.
     `logprobs_T`: natural log, raw model distribution (temperature 1, whole vocabulary).
-    `retries`: how often the endpoint was asked in vain before; the seed was the same each time.
-    `reasoning_chars`: that many characters of `text`, from its beginning, are reasoning; `visible` comes behind.
+    `retries`: failed requests before this answer, all with the same seed.
+    `reasoning_chars`: so many first characters of `text` are reasoning; `visible` comes after them.
     """
 
     text: str
@@ -197,12 +198,12 @@ class Completion:
 
     @property
     def reasoning(self) -> str:
-        """What the agent did not get because it is no answer yet, tags included."""
+        """The reasoning before the answer, tags included. The agent does not get it."""
         return self.text[: self.reasoning_chars]
 
     @property
     def unseen(self) -> str:
-        """What was sampled behind what the agent got: a stop string, the end of the turn."""
+        """What was sampled after the text the agent got: a stop string, the end of the turn."""
         return self.text[self.reasoning_chars :].removeprefix(self.visible)
 
 
@@ -210,12 +211,12 @@ class Completion:
 class Turn:
     """One completion as it was asked for and served.
 
-    `kept` leading messages of the previous turn's conversation came again; `messages` are the ones
-    after them. `segment` counts id lines: a turn that does not continue the line opens the next one.
+    The prompt is the first `kept` messages of the previous turn's conversation, then `messages`.
+    `segment` counts id lines: a turn that does not continue the line opens the next one.
     `prompt_ids` are the ids added to the line before sampling (all of them in a segment's first
-    turn); None where the endpoint takes no ids. `closing` is the text the agent put behind the
-    segment's previous completion (its code tag, when sampling stopped without one). `agent` is the
-    managed agent that asked, as the sandbox tells; empty: the main one.
+    turn); None if the endpoint takes no ids. `closing` is the text the agent appended to the
+    segment's previous completion (its code tag, if sampling stopped without one). `agent`: the
+    managed agent that asked, as the sandbox says; empty: the main one.
     """
 
     sequence: int
@@ -232,12 +233,12 @@ class Turn:
 
     @property
     def is_step(self) -> bool:
-        """Whether it is a step of the main agent. A managed agent's are part of the step that called it."""
+        """Whether it is a step of the main agent. A managed agent's steps are part of the step that called it."""
         return self.kind is CompletionKind.ACTION and not self.agent
 
 
 class Prompted(Protocol):
-    """What continues the conversation of the completion before it."""
+    """A completion whose conversation is stored as a difference to the one before."""
 
     @property
     def kept(self) -> int: ...
@@ -247,7 +248,7 @@ class Prompted(Protocol):
 
 
 def conversations(turns: Iterable[Prompted]) -> Iterator[tuple[Message, ...]]:
-    """The whole conversation each completion was asked with, rebuilt from the differences on record."""
+    """The whole conversation of each completion's prompt, rebuilt from the differences on record."""
     talk: tuple[Message, ...] = ()
     for turn in turns:
         talk = (*talk[: turn.kept], *turn.messages)
@@ -269,7 +270,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One agent step as the sandbox tells it. Untrusted: for display only."""
+    """One agent step as the sandbox reports it. Untrusted: for display only."""
 
     step_number: int
     model_output: str
@@ -284,7 +285,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A mount in a sandbox as its pid 1 sees it; the last two are of tmpfs, else 0."""
+    """A mount in a sandbox as its pid 1 sees it. `size_bytes` and `inodes` are 0 unless it is a tmpfs."""
 
     target: str
     type: str
@@ -298,7 +299,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class OutputFile:
-    """A file that model-written code left. `path`: below the rollout's folder, safe to open there."""
+    """A file that model-written code left. `path`: relative to the rollout's folder, safe to open there."""
 
     path: str
     size_bytes: int
@@ -306,9 +307,10 @@ class OutputFile:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What came back of the sandbox's `output/`. `left_out`: links, devices, over the limits, by its own count.
+    """The files received from the sandbox's `output/`. `left_out`: the sandbox's count of files it did not send
+    (links, devices, files over the limits).
 
-    `complete` False: the stream broke off, and these are the files that had come.
+    `complete` False: the stream broke off, and `files` are those received before.
     """
 
     files: tuple[OutputFile, ...] = ()
@@ -318,10 +320,10 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """What a sandbox reports of its own limits, from /proc of its pid 1.
+    """What a sandbox reports about its own limits, from /proc of its pid 1.
 
-    `limits`: memory, memory_and_swap (bytes), cpu_millis, pids, and hard ulimits by name; what is missing is
-    unlimited or not told. `exposed_paths`: places that show or give more than a sandbox may have.
+    `limits`: memory, memory_and_swap (bytes), cpu_millis, pids, and hard ulimits by name; a missing one is
+    unlimited or unknown. `exposed_paths`: paths that show or give more than a sandbox may have.
     """
 
     capability_bounding_set: int
@@ -350,7 +352,8 @@ class SandboxExit:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """All that the orchestrator itself saw of one attempt. Times in seconds since `started_at`."""
+    """All that is known of one attempt. `steps` and `answer` are the sandbox's word; the orchestrator saw the rest
+    itself. Times in seconds since `started_at`."""
 
     started_at: float  # unix time of the assignment, or of the failed launch
     turns: tuple[Turn, ...] = ()
@@ -364,11 +367,11 @@ class Record:
     waiting_s: float = 0.0
     cpu_s: float | None = None
     notes: tuple[str, ...] = ()
-    output: Output | None = None  # None: nothing was asked for, or the rollout did not come that far
+    output: Output | None = None  # None: no files were asked for, or none were received
 
     @property
     def action_steps(self) -> int:
-        """Steps of the main agent, by what was served."""
+        """Steps of the main agent, counted from the turns."""
         return sum(turn.is_step for turn in self.turns)
 
     @property
@@ -395,7 +398,7 @@ class EndedName(StrEnum):
 
 
 class FailedName(StrEnum):
-    """Ends that are nobody's policy: never scored."""
+    """Ends that are not the policy's doing: never scored."""
 
     LLM_ERROR = "llm_error"
     TOOL_ERROR = "tool_error"
@@ -421,7 +424,7 @@ RETRIED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The rollout came to an end that is scored. `detail` names the limit for `budget`."""
+    """The rollout ended in a way that is scored. `detail` names the limit for `budget`."""
 
     name: EndedName
     detail: str = ""
@@ -429,7 +432,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The rollout broke. There is no reward here, so nobody can train on a lost container."""
+    """The rollout broke. It has no reward, so a lost container cannot become training data."""
 
     name: FailedName
     reason: str
@@ -440,9 +443,9 @@ Outcome = Ended | Failed
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One plan carried out: what was recorded and the one outcome.
+    """One plan carried out: its record and its outcome.
 
-    `ungraded`: how the rollout had ended, where it is `cancelled` because the run was stopped while it was graded.
+    `ungraded`: how the rollout ended, if the outcome is `cancelled` because the run was stopped during grading.
     """
 
     plan: RolloutPlan
@@ -452,7 +455,7 @@ class Attempt:
 
 
 def last_attempts(attempts: Iterable[Attempt]) -> list[Attempt]:
-    """What became of each rollout of a group in the end, by its place."""
+    """The last attempt of each rollout of a group, in the order of the places."""
     last: dict[int, Attempt] = {}
     for attempt in attempts:
         known = last.get(attempt.plan.index)
@@ -471,9 +474,9 @@ TokenSource = Literal["sampled", "retokenized", "none"]
 class Trajectory:
     """Token-level record of an episode. `trained_T` marks the tokens to learn from.
 
-    `logprobs_T` holds the sampled log-probability at trained places and is None where the endpoint
-    gives none; its values at other places mean nothing. `segment`: which id line of the episode it is.
-    `note`: what is special about it, for the record.
+    `logprobs_T` holds the sampled log-probability at trained places, and no meaningful value at others. It is
+    None if the endpoint gives none. `segment`: which id line of the episode this is. `note`: a remark for the
+    record.
     """
 
     tokens_T: tuple[int, ...]
@@ -494,10 +497,10 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a scorer says: a finite number in [0, 1], the parts it is made of, and what it rests on.
+    """A scorer's verdict: a finite number in [0, 1], its parts, and the evidence for it.
 
-    `evidence`: JSON, for a score that cannot be made again from the record, as a judge's. Its `failure` says what
-    went wrong with grading where that is this rollout's own doing.
+    `evidence`: JSON, for a score that cannot be computed again from the record, such as a judge's. Its `failure`
+    says what went wrong with grading, if that is the rollout's own doing.
     """
 
     value: float
@@ -510,17 +513,17 @@ class Score:
 
     @property
     def solved(self) -> bool:
-        """Whether the task counts as solved, by the scorer's own word."""
+        """Whether the task counts as solved."""
         return is_solved(self.value, self.parts)
 
     @property
     def failure(self) -> str:
-        """Why the scorer gave no score of its own, where that is this rollout's own doing; else empty."""
+        """Why the scorer gave no score of its own, if that is this rollout's own doing; else empty."""
         return str(self.evidence.get("failure", ""))
 
 
 def is_solved(value: float, parts: Mapping[str, float]) -> bool:
-    """The one rule: the scorer's `correctness` where it tells one, else its value; at least 1 is solved."""
+    """A task is solved if the part `correctness`, or the value if there is no such part, is at least 1."""
     return parts.get("correctness", value) >= 1.0
 
 

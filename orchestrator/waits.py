@@ -1,4 +1,4 @@
-"""Ways of waiting: cleanup that a cancel must not cut short, and the first of several ends."""
+"""Ways of waiting: for cleanup that a cancel must not cut short, and for the first of several results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`, which must be bounded in time.
 
-    Cancelled once or often, it still waits until `work` is done and then raises CancelledError.
+    If cancelled, once or often, this still waits until `work` is done and then raises CancelledError.
     """
     task = asyncio.ensure_future(work)
     cancelled = False
@@ -23,7 +23,7 @@ async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
             cancelled = True
     if cancelled:
         if not task.cancelled():
-            task.exception()  # seen: the cancel goes first
+            task.exception()  # marked as retrieved; CancelledError takes precedence
         raise asyncio.CancelledError
     return task.result()
 

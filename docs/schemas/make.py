@@ -21,7 +21,7 @@ Score = Annotated[float, Field(ge=0, le=1)]
 
 
 class OtherSegment(TypedDict):
-    """What was asked besides this line. `asked`: how the last message of its first prompt begins."""
+    """Another segment of the rollout. `asked`: the beginning of the last message of its first prompt."""
 
     segment: Whole
     kind: Literal["action", "plan", "final"]
@@ -59,7 +59,7 @@ class Overrides(TypedDict):
 
 
 class GenerationParams(TypedDict):
-    """How the group was sampled."""
+    """Sampling parameters of the group."""
 
     temperature: Real
     top_p: Real
@@ -96,7 +96,8 @@ class ConfigFile(TypedDict):
 
 
 class RunFile(TypedDict):
-    """run.json: what ran. `token_ids`: how ids come about. `groups_file`: from the run directory on."""
+    """run.json: what ran. `token_ids`: whether ids are those sampled or made from text. `groups_file`: relative to
+    the run directory, or absolute."""
 
     schema: Literal[1]
     version: str
@@ -128,7 +129,7 @@ def schema(file: str) -> dict[str, Any]:
 
 
 def write(folder: Path) -> None:
-    """All of them, `<file>.schema.json` each."""
+    """Writes all schemas, each as `<file>.schema.json`."""
     folder.mkdir(parents=True, exist_ok=True)
     for file in FILES:
         (folder / f"{file}.schema.json").write_text(json.dumps(schema(file), indent=2) + "\n", "utf-8")

@@ -1,4 +1,4 @@
-"""What every launcher offers: one sandbox per call, gone when its block is left."""
+"""What every launcher offers: one sandbox per call, removed when its block is left."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ class Sandbox(Protocol):
 
     @property
     def sandbox_id(self) -> str:
-        """Container id, or whatever names the isolated place on this machine."""
+        """Container id, or another name of the sandbox on this machine."""
 
     async def exited(self) -> SandboxExit:
         """Waits until the sandbox has ended by itself. Raises SandboxLostError, DockerError."""
 
     async def cpu_s(self) -> float | None:
-        """CPU seconds used so far by everything inside; None where nobody counts."""
+        """CPU seconds used so far by all processes inside; None: unknown."""
 
 
 class Launcher(Protocol):
     """Makes sandboxes and removes them."""
 
     async def check(self, spec: SandboxSpec) -> None:
-        """Whether this machine can launch `spec`. Raises EnvironmentUnusable with what to do."""
+        """Checks that this machine can launch `spec`. Raises EnvironmentUnusable, which says what to do."""
 
     async def describe(self, spec: SandboxSpec) -> dict[str, str]:
         """Versions and image digest, for the run's record. Raises DockerError."""
 
     async def ready(self, spec: SandboxSpec) -> None:
-        """Whether sandboxes can be made now, asked without making one. Raises LaunchError, DockerError."""
+        """Checks that sandboxes can be made now, without launching one. Raises LaunchError, DockerError."""
 
     def demand_confined(self, seen: Confinement, spec: SandboxSpec) -> None:
-        """What pid 1 of a sandbox read about itself is what `spec` wants, but for what the operator waived.
+        """Compares what pid 1 of a sandbox read about itself with `spec`, except what the operator waived.
         Raises EnvironmentUnusable."""
 
     def launch(self, spec: SandboxSpec, channel: Path) -> AbstractAsyncContextManager[Sandbox]:
         """A sandbox whose runner connects to the socket `s` in the directory `channel`.
 
         On any exit of the block, cancellation included, the sandbox is removed.
-        Raises LaunchError, DockerError; EnvironmentUnusable when its confinement is not what it must be.
+        Raises LaunchError, DockerError; EnvironmentUnusable if it is not confined as it must be.
         """
 
     async def aclose(self) -> None:
-        """Lets go of clients and threads. Idempotent."""
+        """Closes clients and ends threads. Idempotent."""

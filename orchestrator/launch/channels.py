@@ -1,6 +1,6 @@
-"""The host's side of the sandboxes' sockets: one directory of the run, one inside it per sandbox.
+"""The host's side of the sandboxes' sockets: one directory per run, in it one per sandbox.
 
-Paths end up in /proc/self/mountinfo of the sandbox, so nothing in them has a meaning.
+The sandbox can read these paths in /proc/self/mountinfo, so their names are random.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _NAME_BYTES = 6  # 8 characters
 
 
 def make_owned_directory(run: str, parent: Path) -> Path:
-    """A new directory that only we can enter, and that the reaper knows to be this process'.
+    """A new directory that only this user can enter. Its owner file tells the reaper which process made it.
 
-    Its name has no meaning; only while it does not hold its owner's name it bears it.
+    Until the owner file is written, the owner is part of the directory's name. Then the name is random.
     """
     name = secrets.token_hex(4)
     draft = parent / _draft_name(name)
@@ -40,15 +40,15 @@ def make_owned_directory(run: str, parent: Path) -> Path:
 
 
 def remove_owned_directory(directory: Path) -> Path | None:
-    """With all that is in it; where it is now, if something resists.
+    """Removes the directory with all its content. Returns its present path if something could not be removed.
 
-    Its owner file is gone before it is, so it bears the name of who removes it: whoever is killed in the middle
-    leaves a directory that the reaper knows.
+    It is renamed first: its name then holds this process, as the owner file is deleted before the directory is.
+    So if this process is killed meanwhile, the reaper still recognizes the directory.
     """
     if not directory.name.startswith(DRAFT_PREFIX):
         try:
             directory = directory.rename(directory.with_name(_draft_name(directory.name.removeprefix(PREFIX))))
-        except OSError:  # somebody else removes it, or it cannot be removed
+        except OSError:  # another process removes it, or it cannot be removed
             return directory if directory.exists() else None
     shutil.rmtree(directory, ignore_errors=True)
     return directory if directory.exists() else None
@@ -60,7 +60,7 @@ def _draft_name(name: str) -> str:
 
 
 class Channels:
-    """Where the sandboxes of one run find their sockets. Closing removes it all; idempotent."""
+    """The directory with the sockets of one run's sandboxes. Closing removes it; idempotent."""
 
     def __init__(self, run: str, parent: Path | None = None) -> None:
         self.root = make_owned_directory(run, parent or _parent())
@@ -78,9 +78,10 @@ class Channels:
 
     @contextmanager
     def directory(self) -> Iterator[Path]:
-        """A directory for one sandbox's sockets, which it can enter but not list or write.
+        """A directory for one sandbox's sockets. The sandbox can enter it but not list or write it.
 
-        A sandbox that still hangs on it when the block is left ends by itself. Raises LaunchError.
+        When the block is left the tether in it closes, and a sandbox that still runs ends itself. Raises
+        LaunchError.
         """
         path = self.root / secrets.token_urlsafe(_NAME_BYTES)
         with ExitStack() as stack:
@@ -101,10 +102,10 @@ def _parent() -> Path:
 
 
 def socket_fits(parent: Path) -> bool:
-    """Whether sockets can have their path below `parent`."""
+    """Whether the paths of sockets below `parent` are short enough for the kernel."""
     return len(os.fsencode(longest_socket(parent))) < _MAX_SOCKET_PATH_BYTES
 
 
 def longest_socket(parent: Path) -> Path:
-    """As long as the path of any sandbox's socket below `parent`."""
+    """A path as long as that of any sandbox's socket below `parent`."""
     return parent / f"{PREFIX}{'x' * 8}" / ("x" * 8) / SOCKET_NAME

@@ -1,16 +1,16 @@
-"""Room for the files and sockets that live sandboxes cost this process."""
+"""Raises the limit of open files to what live sandboxes need in this process."""
 
 from __future__ import annotations
 
 import resource
 
-_PER_SANDBOX = 6  # five were measured: its server's sockets, its tether, the way to its completions
+_PER_SANDBOX = 6  # five were measured: server sockets, tether, connection to the endpoint
 _OURS = 256
 
 
 def make_room(sandboxes: int) -> str | None:
-    """Raises this process' soft limit of open files as far as so many sandboxes need. What to do, if that is too
-    little: many systems begin with 1,024, which is enough for about 120."""
+    """Raises this process' soft limit of open files for so many sandboxes. Returns what to do if the hard limit
+    is too low. Many systems begin with 1,024, enough for about 120 sandboxes."""
     wanted = _OURS + _PER_SANDBOX * sandboxes
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:

@@ -6,7 +6,7 @@ from orchestrator import __version__
 
 IMAGE_REPOSITORY = "rollout-orchestrator-sandbox"
 DEFAULT_IMAGE = f"{IMAGE_REPOSITORY}:{__version__}"
-EXTRAS = ("documents",)  # of `image build --with`: the requirements file and the end of the tag
+EXTRAS = ("documents",)  # values of `image build --with`; in the names of requirements files and tags
 BASE_REPOSITORY = "rollout-orchestrator-base"
 
 CHANNEL_GID = 990  # owns /run/channel in the image: only the runner has it
@@ -16,11 +16,11 @@ TETHER_NAME = "t"
 ATTACHMENTS_DIR = "/attachments"
 WORKSPACE_DIR = "/workspace"
 
-LABEL_PROJECT = "orchestrator.project"  # value PROJECT on everything of ours
+LABEL_PROJECT = "orchestrator.project"  # value PROJECT, on all our containers and images
 LABEL_RUN = "orchestrator.run"
 LABEL_OWNER = "orchestrator.owner"  # host:pid:start time of the orchestrator process
-LABEL_DEADLINE = "orchestrator.deadline"  # unix time after which other hosts may take it for garbage
-LABEL_VERSION = "orchestrator.version"  # written by Dockerfile.sandbox, as the next one
-LABEL_CONTEXT = "orchestrator.context"  # digest of everything but the base and the wheels, which it pins
+LABEL_DEADLINE = "orchestrator.deadline"  # unix time after which reapers of other hosts may remove it
+LABEL_VERSION = "orchestrator.version"  # this and the next one are written by Dockerfile.sandbox
+LABEL_CONTEXT = "orchestrator.context"  # digest of the build context without wheels, which its requirements pin
 LABEL_STAGE = "orchestrator.stage"  # intermediate images of a build
 PROJECT = "rollout-orchestrator"

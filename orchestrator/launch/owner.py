@@ -1,4 +1,4 @@
-"""Who made a container or a directory, and whether that process still lives."""
+"""Which process made a container or a directory, and whether it still lives."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A process, named so that a later one with the same pid is told apart.
+    """A process, named by its start time too, so that a later one with the same pid is not mistaken for it.
 
     Orchestrators that share one Engine need host names of their own.
     """
 
     host: str
     pid: int
-    started: int  # clock ticks since boot; 0 where the system does not say
+    started: int  # clock ticks since boot; 0: unknown
 
     def __str__(self) -> str:
         return f"{self.host}:{self.pid}:{self.started}"
 
     @classmethod
     def parse(cls, text: str) -> Owner | None:
-        """None: not one of ours."""
+        """The owner that `str` wrote; None for any other text."""
         host, pid, started = (["", "", "", *text.rsplit(":", 2)])[-3:]
         if host and pid.isdecimal() and started.isdecimal():
             return cls(host, int(pid), int(started))
@@ -32,12 +32,12 @@ class Owner:
 
     @property
     def is_of_this_host(self) -> bool:
-        """Whether its life can be told from here."""
+        """Whether it is a process of this host, so that it can be looked up."""
         return self.host == socket.gethostname()
 
     @property
     def is_dead(self) -> bool:
-        """Whether the process is known to have ended. A process of another host is never known to have."""
+        """Whether the process is known to have ended. Always False for another host's process."""
         if not self.is_of_this_host:
             return False
         try:
@@ -45,18 +45,18 @@ class Owner:
         except ProcessLookupError:
             return True
         except PermissionError:
-            pass  # somebody else's: its start time tells
+            pass  # another user's process; its start time says whether it is this one
         state, started = _state_and_start(self.pid)
         return state == "Z" or (started != 0 and started != self.started)
 
 
 def this_process() -> Owner:
-    """Asked anew each time: a forked child is another owner."""
+    """This process. Not cached: a forked child is another owner."""
     return Owner(socket.gethostname(), os.getpid(), _state_and_start(os.getpid())[1])
 
 
 def owner_label() -> str:
-    """The value of LABEL_OWNER for what this process makes."""
+    """The value of LABEL_OWNER for containers and images that this process makes."""
     return str(this_process())
 
 

@@ -1,8 +1,8 @@
-"""Sandboxes made ahead of their rollouts: parked, verified, each used for exactly one rollout and replaced.
+"""Sandboxes made ahead of their rollouts (warm): parked, verified, each used for one rollout, then replaced.
 
-Every sandbox, warm or cold, has one task here that owns it from its making to its removal; a claim takes over
-the sandbox and leaves the ownership where it is. What making one means is `park`'s part: what it yields has been
-verified. Sandboxes of another spec than the pool's are made when they are claimed.
+One task in this module owns each sandbox, warm or not, from creation to removal. A claim uses the sandbox, but the
+task keeps owning it. `park` makes a sandbox and yields it verified. Sandboxes of another spec than the pool's are
+made when they are claimed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from orchestrator.waits import uninterrupted
 
 log = logging.getLogger(__name__)
 
-IDLE_S = 60.0  # what nobody wanted for so long is one too many
-_AFTER_FAILURES = Backoff(first_s=0.5, most_s=10.0)  # without a success between them
+IDLE_S = 60.0  # a warm sandbox not claimed for so long is one too many
+_AFTER_FAILURES = Backoff(first_s=0.5, most_s=10.0)  # failures in a row
 
 
 class Parked(Protocol):
@@ -30,10 +30,10 @@ class Parked(Protocol):
 
     @property
     def connected(self) -> bool:
-        """Whether an assignment would reach it."""
+        """Whether an assignment would reach the sandbox."""
 
     async def lost(self) -> str:
-        """Waits until it can take no assignment any more; why."""
+        """Waits until the sandbox can take no assignment any more. Returns the reason."""
 
 
 P = TypeVar("P", bound=Parked)
@@ -41,7 +41,7 @@ Park = Callable[[SandboxSpec], AbstractAsyncContextManager[P]]
 
 
 class _Place(Generic[P]):
-    """One sandbox, from its making to its removal."""
+    """One sandbox, from creation to removal."""
 
     def __init__(self, spec: SandboxSpec) -> None:
         self.spec = spec
@@ -60,12 +60,12 @@ class _Place(Generic[P]):
 
 
 class WarmPool(Generic[P]):
-    """`async with WarmPool(...) as pool`: `leased` sandboxes for claims and at most `warm` on top, in all never
-    more than that, those being made and being removed included.
+    """`async with WarmPool(...) as pool`: at most `leased` claimed sandboxes and `warm` more, those being created
+    and being removed included.
 
-    How many are warm follows the demand: a claim that finds none parked asks for one more, one that nobody
-    wanted for IDLE_S is one too many. At the start, while no rollout has a sandbox yet, `head_start` more are
-    made, at most `leased`. `recovered` waits, after a failure, until making sandboxes has a chance again.
+    The number of warm ones follows the demand: one more after a claim that finds none parked, one less for each
+    that was not claimed for `idle_s`. Until the first claim, `head_start` more are made, at most `leased`.
+    `recovered` is awaited after a failure: it returns when creating sandboxes can work again.
     """
 
     def __init__(
@@ -90,10 +90,10 @@ class WarmPool(Generic[P]):
         self._idle_s = idle_s
         self._backoff = backoff
         self._demands: list[Callable[[], float]] = []
-        self._free: list[_Place[P]] = []  # unclaimed, in the order of their making
+        self._free: list[_Place[P]] = []  # unclaimed, oldest first
         self._all: set[_Place[P]] = set()
         self._closed = False
-        self._broken: Exception | None = None  # what no other try can mend; the next claim raises it
+        self._broken: Exception | None = None  # an error that no retry can mend; claims raise it
         self._failures = 0
         self._pausing: asyncio.Task[None] | None = None
 
@@ -106,18 +106,18 @@ class WarmPool(Generic[P]):
 
     @property
     def parked(self) -> int:
-        """Sandboxes that can be handed out at once."""
+        """How many sandboxes can be handed out at once."""
         return sum(place.is_ready for place in self._free)
 
     @property
     def spare(self) -> int:
-        """Sandboxes that no rollout has: parked, being made ahead, being removed."""
+        """How many sandboxes no rollout has: parked, being made ahead, being removed."""
         return sum(not place.claimed.is_set() or place.done.is_set() for place in self._all)
 
     @contextmanager
     def following(self, demand: Callable[[], float]) -> Iterator[None]:
-        """Within this block no more are made ahead than `demand` tells that rollouts will still want, and the
-        other blocks' too. Outside of any, as many as ever."""
+        """Within this block no more sandboxes are made ahead than `demand` says rollouts will still need. The
+        demands of several blocks add up. Outside of all blocks the demand is unlimited."""
         self._demands.append(demand)
         try:
             yield
@@ -126,10 +126,11 @@ class WarmPool(Generic[P]):
 
     @asynccontextmanager
     async def claim(self, spec: SandboxSpec) -> AsyncIterator[P]:
-        """A sandbox for one rollout, parked already where there is one. When the block is left its removal
-        begins; until it is over the sandbox takes the room of a warm one.
+        """A sandbox for one rollout, a parked one if there is any. Its removal begins when the block is left;
+        until it is removed it counts as a warm one.
 
-        Raises what `park` raises: LaunchError, DockerError; EnvironmentUnusable, also for one made ahead.
+        Raises what `park` raises: LaunchError, DockerError; EnvironmentUnusable, also if a sandbox made ahead
+        raised it.
         """
         if self._broken is not None:
             raise self._broken
@@ -144,7 +145,7 @@ class WarmPool(Generic[P]):
                 place.task.cancel()
 
     def drain(self) -> None:
-        """Nothing is made ahead any more, and what nobody has claimed is removed."""
+        """Stops making sandboxes ahead, and removes the unclaimed ones."""
         self._closed = True
         if self._pausing is not None:
             self._pausing.cancel()
@@ -152,7 +153,7 @@ class WarmPool(Generic[P]):
             self._discard(place)
 
     async def aclose(self) -> None:
-        """Everything that was made here is gone. Idempotent."""
+        """Removes all sandboxes. Idempotent."""
         self.drain()
         for place in self._all:
             place.task.cancel()
@@ -165,7 +166,8 @@ class WarmPool(Generic[P]):
     # ------------------------------------------------------------ who gets which
 
     def _take(self, spec: SandboxSpec) -> _Place[P]:
-        """The one parked last: those nobody needs grow old. Else the first one in the making, else a new one."""
+        """The sandbox parked last, so that superfluous ones stay unclaimed; else the first one being made; else a
+        new one."""
         place: _Place[P] | None = None
         if spec == self._spec:
             ready = [place for place in self._free if place.is_ready]
@@ -173,7 +175,7 @@ class WarmPool(Generic[P]):
             place = ready[-1] if ready else coming[0] if coming else None
             if not ready:
                 self._wanted = min(self._warm, self._wanted + 1)
-        elif len(self._free) > self._warm:  # what the head start made has to give way
+        elif len(self._free) > self._warm:  # a sandbox of the head start has to give way
             self._discard(self._free[0])
         if place is None:
             place = self._make(spec)
@@ -204,7 +206,7 @@ class WarmPool(Generic[P]):
     # ------------------------------------------------------------ one sandbox
 
     async def _keep(self, place: _Place[P]) -> None:
-        """Makes it, watches it while nobody has it, and removes it when it is done with."""
+        """Creates the sandbox, watches it until it is claimed, removes it when its rollout is over."""
         try:
             async with self._room, self._park(place.spec) as parked:
                 self._failures = 0
@@ -225,7 +227,7 @@ class WarmPool(Generic[P]):
             self._fill()
 
     async def _claimed(self, place: _Place[P], parked: P) -> bool:
-        """Waits for a claim. False: nobody wanted it, or it was lost."""
+        """Waits for a claim. False: the sandbox is superfluous, or was lost."""
         if place.claimed.is_set():
             return True
         lost, claimed = asyncio.ensure_future(parked.lost()), asyncio.ensure_future(place.claimed.wait())
@@ -235,7 +237,7 @@ class WarmPool(Generic[P]):
                 if place.claimed.is_set():
                     return True
                 if lost.done():
-                    self._free.remove(place)  # from here on nobody can claim it
+                    self._free.remove(place)  # now it cannot be claimed any more
                     self._failed(place, LaunchError(f"it was lost while it was parked: {lost.result()}"))
                     return False
                 if self._wanted > 1 or len(self._free) > 1:
@@ -248,15 +250,15 @@ class WarmPool(Generic[P]):
             await asyncio.gather(lost, claimed, return_exceptions=True)
 
     def _settle(self, place: _Place[P], error: Exception) -> None:
-        """Whoever waits for it hears of the error."""
+        """Raises the error in the claim that waits for the sandbox."""
         if not place.parked.done():
             place.parked.set_exception(error)
-            place.parked.exception()  # seen: where nobody waits, it is on the log or raised by the next claim
+            place.parked.exception()  # marked as retrieved: without a claim, it is logged or raised later
 
     # ------------------------------------------------------------ when making fails
 
     def _failed(self, place: _Place[P], error: RolloutError) -> None:
-        """Making pauses; claims go on, each hearing of its own failure."""
+        """Pauses making sandboxes ahead. Claims go on, each raises its own failure."""
         if not place.claimed.is_set():
             log.warning("a warm sandbox: %s: %s", type(error).__name__, error)
         self._settle(place, error)
@@ -269,7 +271,7 @@ class WarmPool(Generic[P]):
             if self._recovered is not None:
                 await self._recovered()
             await asyncio.sleep(self._backoff.pause_s(max(1, self._failures)))
-        except Exception as error:  # it is not coming back
+        except Exception as error:  # `recovered` has given up
             self._broken = error
         finally:
             self._pausing = None

@@ -1,7 +1,7 @@
 """Sandboxes as plain processes of this machine: the same protocol and NO isolation.
 
-For working on the agent or the wire without Docker. Model-written code runs as this user, with its files
-and its network; only keys in the environment are kept from it.
+For work on the agent or the protocol without Docker. Model-written code runs as this user, with this user's files
+and network. Only the environment, where keys may be, is not passed on.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from orchestrator.waits import uninterrupted
 
 log = logging.getLogger(__name__)
 
-_TERMINATE_GRACE_S = 2.0  # in it the supervisor ends whatever model-written code has started
+_TERMINATE_GRACE_S = 2.0  # time for the supervisor to end what model-written code has started
 _KILL_GRACE_S = 5.0
 _TAIL_BYTES = 2000
 
@@ -43,7 +43,7 @@ class ProcessSandbox:
         self._tail = bytearray()
 
     async def start(self, channel: Path) -> None:
-        """Not to be cancelled: the process would be nobody's. Raises LaunchError."""
+        """Starts the process. Must not be cancelled: the process would be orphaned. Raises LaunchError."""
         places = {name: self._directory / name for name in ("attachments", "workspace", "tmp")}
         arguments = {"channel": channel, **{name: places[name] for name in ("attachments", "workspace")}}
         try:
@@ -72,11 +72,11 @@ class ProcessSandbox:
         return SandboxExit(code, oom_killed=False, reason=f"exit code {code}: {last_line}".rstrip(": "))
 
     async def cpu_s(self) -> float | None:
-        """None: the children of model-written code are nobody's to count."""
+        """None: children of model-written code are not counted."""
         return None
 
     async def remove(self) -> None:
-        """Ends it and what it started, and removes its files. Bounded."""
+        """Ends the process and its children, and removes its files. Bounded in time."""
         if (process := self._started) is not None:
             for number, grace_s in ((signal.SIGTERM, _TERMINATE_GRACE_S), (signal.SIGKILL, _KILL_GRACE_S)):
                 with suppress(ProcessLookupError):
@@ -90,7 +90,7 @@ class ProcessSandbox:
         await asyncio.to_thread(remove_owned_directory, self._directory)
 
     async def _read_output(self) -> None:
-        """Keeps the end of what it prints, so that it never waits for a reader."""
+        """Reads what the process prints, so that its pipe never fills up, and keeps the end."""
         assert self._started is not None
         assert self._started.stderr is not None
         while chunk := await self._started.stderr.read(65536):
@@ -110,25 +110,25 @@ class ProcessLauncher:
         )
 
     async def check(self, spec: SandboxSpec) -> None:
-        """Raises EnvironmentUnusable."""
+        """Raises EnvironmentUnusable if the sandbox program or a package it needs is missing."""
         context_root()
         for module in ("smolagents", "grpc"):
             if find_spec(module) is None:
                 raise EnvironmentUnusable(f"{module} is not installed: run `pip install rollout-orchestrator`")
 
     async def describe(self, spec: SandboxSpec) -> dict[str, str]:
-        """The interpreter."""
+        """Version and path of the interpreter."""
         return {"isolation": "none", "python": sys.version.split()[0], "executable": sys.executable}
 
     async def ready(self, spec: SandboxSpec) -> None:
-        """There is nothing to ask: processes can be started or not."""
+        """Checks nothing: starting a process will show whether it works."""
 
     def demand_confined(self, seen: Confinement, spec: SandboxSpec) -> None:
-        """Nothing is demanded: the operator asked for no isolation."""
+        """Demands nothing: the operator chose a launcher without isolation."""
 
     @asynccontextmanager
     async def launch(self, spec: SandboxSpec, channel: Path) -> AsyncIterator[ProcessSandbox]:
-        """On any exit its processes are ended and its files removed. Raises LaunchError."""
+        """A started process. On any exit its processes are ended and its files removed. Raises LaunchError."""
         async with self._slots:
             try:
                 directory = make_owned_directory(self._run_id, Path(tempfile.gettempdir()))
@@ -142,11 +142,11 @@ class ProcessLauncher:
                 await uninterrupted(sandbox.remove())
 
     async def aclose(self) -> None:
-        """Nothing is held beyond the sandboxes."""
+        """Does nothing: there is nothing to close but the sandboxes."""
 
 
 def _environment(home: Path, temporary: Path) -> dict[str, str]:
-    """As in the image; nothing of ours, where keys may be."""
+    """As in the image. Nothing of this process' environment, where keys may be."""
     root = context_root()
     return {
         "PATH": os.defpath,

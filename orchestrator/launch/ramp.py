@@ -1,11 +1,10 @@
-"""How many sandboxes are in the making at a time: as many as the machine takes without each taking longer.
+"""How many sandboxes are being started at a time: as many as the machine can start without slowing each down.
 
-Starting a sandbox is CPU time, of the Engine and of what runs inside. Past some number of starts at once none
-comes any sooner, and all of them come late: on a crowded machine not in time at all. The right number depends on
-cores, Engine and whatever else the machine does, so it is felt for: one more while starts take about as long as
-the quickest, fewer as soon as they take much longer. One per core is left to the scheduler: fewer would leave
-cores idle in an Engine that waits for its disk. Only where starts fail, or take as long as would soon make them
-fail, it goes down to one.
+Starting a sandbox costs CPU time, in the Engine and inside. Past some number of simultaneous starts none finishes
+sooner and all are late, on a crowded machine too late. The right number depends on cores, Engine and other load,
+so it is found by trial: it grows while starts take about as long as the quickest one, and shrinks when they take
+much longer. It does not go below one per core, as cores would be idle while the Engine waits for its disk. Only if
+starts fail, or take alarmingly long, it goes down to one.
 """
 
 from __future__ import annotations
@@ -19,28 +18,28 @@ from time import monotonic as now_s
 
 _SLACK = 2.0  # a start may take so many times as long as the quickest one
 _LESS = 0.7
-_ALARMING_S = 15.0  # a quarter of the time a sandbox is given to park
+_ALARMING_S = 15.0  # a quarter of PARK_TIMEOUT_S
 _PER_CORE = 4
 
 
 class Ramp:
-    """A gate before every start. It is never shut: overload makes it slow, not a failure."""
+    """A gate before every start. Under overload it delays starts; it never refuses one."""
 
     def __init__(self, cores: int | None = None) -> None:
-        """`cores`: of the machine the sandboxes are on; by default, this one."""
+        """`cores`: of the machine that runs the sandboxes; by default, this one."""
         cores = cores or len(os.sched_getaffinity(0))
         self._cores = float(cores)
         self._most = float(_PER_CORE * cores)
         self._limit = float(cores)
         self._starting = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
-        # Ever: forgotten, a crowd of our own making would soon pass for the machine's usual speed.
+        # The quickest of the whole run: a recent minimum could already be slowed down by our own starts.
         self._quickest_s = float("inf")
         self._full_at = self._lowered_at = float("-inf")
 
     @property
     def limit(self) -> int:
-        """How many may be in the making now."""
+        """How many sandboxes may be starting now."""
         return int(self._limit)
 
     @asynccontextmanager
@@ -67,7 +66,7 @@ class Ramp:
         except asyncio.CancelledError:
             if turn.cancelled():
                 self._waiting.remove(turn)
-            else:  # it came together with the cancel
+            else:  # the turn came together with the cancel
                 self._starting -= 1
             self._admit()
             raise
@@ -88,11 +87,11 @@ class Ramp:
             self._lower(began, ended, least=1.0)
         elif took_s > _SLACK * self._quickest_s:
             self._lower(began, ended, least=min(self._limit, self._cores))
-        elif began <= self._full_at:  # only what was tried is known to work
+        elif began <= self._full_at:  # only if the limit was reached meanwhile is it known to work
             self._limit = min(self._most, self._limit + 1 / self._limit)
 
     def _lower(self, began: float, ended: float, least: float) -> None:
-        """Once for all that were under way together."""
+        """Lowers the limit, once for all starts that were under way together."""
         if began >= self._lowered_at:
             self._limit = max(least, self._limit * _LESS)
             self._lowered_at = ended

@@ -1,7 +1,7 @@
-"""Removes what orchestrators that no longer live have left: containers, directories, images of builds.
+"""Removes what dead orchestrators have left: containers, directories, images of builds.
 
-Each carries the name of the process that made it; a live one's are never touched, nor is anything
-without such a name. Runs at every start and as `orchestrator cleanup`.
+Each of these names the process that made it. Nothing of a live process is touched, nor anything without such a
+name. Runs at every start and as `orchestrator cleanup`.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class Reaped:
 
 
 async def reap(*, old_images: bool = False) -> Reaped:
-    """Removes what is left of dead orchestrators.
+    """Removes leftovers of dead orchestrators.
 
-    `old_images`: sandbox images too that a newer build took the name from. Not at every start: a run
-    may have been told to use one by its id.
-    What resists is logged and left. Raises EnvironmentUnusable, DockerError when there is no Engine to ask;
-    the directories are gone by then.
+    `old_images`: also sandbox images whose name a newer build has taken. Not done at every start: a run may use
+    such an image by its id.
+    What cannot be removed is logged and left. Raises EnvironmentUnusable, DockerError if the Engine does not
+    answer; the directories are removed before.
     """
     directories = await asyncio.to_thread(reap_directories)
     engine = Engine(threads=_THREADS)
@@ -67,11 +67,11 @@ async def reap(*, old_images: bool = False) -> Reaped:
 
 
 def reap_directories() -> int:
-    """Removes socket and temporary directories of dead orchestrators. Blocks, for seconds where one resists."""
+    """Removes socket and temporary directories of dead orchestrators. Blocks, for seconds if one resists."""
     found = [directory for directory in _owned_directories() if _is_left_directory(directory)]
     left = found
     for failures in range(_REMOVALS):
-        # A sandbox that is just ending, as it does after its orchestrator, may put a new file into its own.
+        # A sandbox that is just ending may still write files into its directory.
         time.sleep(_BETWEEN_REMOVALS.pause_s(failures) if left else 0.0)
         left = [now for directory in left if (now := remove_owned_directory(directory)) is not None]
     return len(found) - len(left)
@@ -85,7 +85,7 @@ def _is_left(container: Mapping[str, Any]) -> bool:
     owner = Owner.parse(labels.get(LABEL_OWNER, ""))
     if owner is None:
         return False
-    if owner.is_of_this_host:  # whether it lives is known; a step of the clock makes nothing overdue
+    if owner.is_of_this_host:  # then the deadline, which depends on the wall clock, is not needed
         return owner.is_dead
     deadline = labels.get(LABEL_DEADLINE, "")
     return deadline.isdecimal() and int(deadline) < time.time()
@@ -105,13 +105,13 @@ async def _remove_containers(engine: Engine, containers: list[dict[str, Any]]) -
 
 
 def _is_abandoned_stage(labelled: Mapping[str, Any]) -> bool:
-    """Of a dead builder. A plain `docker build` names none: its stages are the user's."""
+    """Whether the stage's builder is dead. A plain `docker build` names no builder: its stages are kept."""
     owner = Owner.parse(labelled["Labels"][LABEL_STAGE])
     return owner is not None and owner.is_dead
 
 
 async def _remove_stages(engine: Engine) -> int:
-    """Parents refuse to go before their children: rounds until nothing goes any more."""
+    """Removes stages in rounds until none can be removed: the Engine keeps an image that another is built on."""
     count = 0
     while True:
         stages = [image for image in await engine.images(LABEL_STAGE) if _is_abandoned_stage(image)]
@@ -128,10 +128,10 @@ async def _remove_stages(engine: Engine) -> int:
 
 
 async def _remove_old_images(engine: Engine) -> int:
-    """Nameless sandbox images that nothing runs in. None while a build is under way: its last steps look so.
+    """Removes nameless sandbox images without containers. Not during a build: its last stages look the same.
 
-    A plain `docker build` is not seen, as its stages tell of no owner; one that loses a step to a `cleanup`
-    fails and is begun again.
+    A plain `docker build` is not noticed, as its stages name no owner. If it loses a stage here, it fails and
+    has to be repeated.
     """
     builders = [Owner.parse(stage["Labels"][LABEL_STAGE]) for stage in await engine.images(LABEL_STAGE)]
     if any(builder is not None and not builder.is_dead for builder in builders):
@@ -177,7 +177,7 @@ def _is_left_directory(directory: Path) -> bool:
 
 
 def _is_left_draft(directory: Path) -> bool:
-    """Whether whoever began to make it is dead: its name tells."""
+    """Whether the process in the directory's name is dead."""
     pid, _, rest = directory.name.removeprefix(DRAFT_PREFIX).partition("-")
     owner = Owner.parse(f"{this_process().host}:{pid}:{rest.partition('-')[0]}")
     return owner is not None and owner.is_dead

@@ -1,8 +1,8 @@
-"""What a sandbox hangs on: a socket that listens as long as its orchestrator wants it to live.
+"""The tether: a listening socket that is open as long as the orchestrator wants the sandbox to live.
 
-Pid 1 of the sandbox connects once; nobody accepts, nothing is ever sent. The kernel hangs up when the
-listener closes: when the sandbox' block is left, and when this process ends in whatever way, `kill -9`
-included. So a sandbox that nobody could remove ends by itself, a step that never ends included.
+Pid 1 of the sandbox connects once. The connection is never accepted, and nothing is sent. The kernel hangs up when
+the listener closes: when the sandbox' block is left, and when this process ends in any way, `kill -9` included. So
+a sandbox that could not be removed ends itself, even in the middle of an endless step.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from orchestrator.launch.names import TETHER_NAME
 
 @contextmanager
 def tether(directory: Path) -> Iterator[None]:
-    """Holds the sandbox whose channel is `directory`. Raises OSError."""
+    """Keeps the tether of the sandbox whose channel is `directory` open. Raises OSError."""
     path = directory / TETHER_NAME
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
         listening.bind(str(path))
-        # Pid 1 may be another user here (user namespaces); the directories above keep everybody else away.
+        # With user namespaces, pid 1 is another user here. The directories above keep other users out.
         path.chmod(0o666)
         listening.listen(1)
         yield

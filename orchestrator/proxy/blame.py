@@ -1,7 +1,7 @@
-"""Who is at fault when a completion fails: the rule of blame, decided for one completion.
+"""The rule of blame: who is at fault when a completion fails.
 
-A policy that has sampled nothing cannot have chosen a failure. After its first token a control decides: a prompt
-without a word of the policy's. Where the control gets an answer, the failure is the policy's own end.
+A policy that has sampled nothing cannot have caused the failure. After its first token a control decides: a prompt
+that holds nothing of the policy's. If the control is answered, the failure is the policy's doing and is scored.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from orchestrator.errors import (
 )
 from orchestrator.types import Completion
 
-# What the policy's own end is called; any other is `no_answer`.
+# The outcome if the policy is at fault; for any other error it is `no_answer`.
 _POLICYS: Mapping[type[Exception], str] = {CompletionTimeout: "timeout", ContextLengthError: "context_length"}
-# Answers about one request that no outage gives: the answer of a control of some seconds ago will do.
+# Errors about one request, which no outage causes: a control that is some seconds old will do.
 _REFUSED = (Refusal, UnusableSample, ContextLengthError)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the lease ends with. `fatal`: ends the whole run. `sampled`: what was sampled all the same."""
+    """How the lease ends. `fatal`: an error that ends the whole run. `sampled`: an unusable completion, to be
+    recorded."""
 
     outcome: str
     detail: str
@@ -37,22 +38,23 @@ class Verdict:
 
 
 def needs_control(error: Exception, *, sampled: bool) -> bool:
-    """Whether the policy could have chosen this failure, or it would end the run. `sampled`: it has a token."""
+    """Whether the policy could have caused this failure, or the failure could end the run. `sampled`: the policy
+    has sampled a token."""
     return sampled or isinstance(error, UnusableSample | AuthenticationError)
 
 
 def control_age_s(error: Exception) -> float:
-    """How old the answer of a control may be, in seconds."""
+    """How old the control's answer may be, in seconds."""
     return CACHE_S if isinstance(error, _REFUSED) else 0.0
 
 
 def may_pass(error: Exception) -> bool:
-    """Whether the same request may be served a moment later."""
+    """Whether the same request could succeed if it is sent again."""
     return isinstance(error, CompletionError) and not isinstance(error, _REFUSED)
 
 
 def verdict(error: Exception, control: ControlAnswer | None, *, sampled: bool) -> Verdict:
-    """`control`: None where none was asked."""
+    """The verdict on `error`. `control` None: none was asked. `sampled`: the policy has sampled a token."""
     infrastructure = isinstance(error, CompletionError | ContextLengthError)
     ours = "llm_error" if infrastructure else "record_error"
     what = str(error) if isinstance(error, OrchestratorError) else f"no completion: {type(error).__name__}"

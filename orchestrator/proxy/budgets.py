@@ -11,7 +11,7 @@ MAX_RECORDED_CHARS = 8 << 20  # of conversations
 
 
 class Over(Exception):
-    """Nothing more may be spent. `name` is an outcome's name."""
+    """A budget is used up. `name` is an outcome's name."""
 
     def __init__(self, name: str, detail: str) -> None:
         super().__init__(detail)
@@ -26,17 +26,17 @@ class Budgets:
         self._plan = plan
         self._cpu_s = cpu_s
         self._bytes = 0
-        self._chars = 0  # of all conversations so far; what several of them share counts once
+        self._chars = 0  # of all conversations so far; text shared by several counts once
 
     def carry(self, size: int) -> None:
-        """So many bytes more pass between sandbox and orchestrator."""
+        """Spends bytes that pass between sandbox and orchestrator."""
         limit = self._plan.limits.proxy_bytes
         if self._bytes + size > limit:
             raise Over("budget", f"{limit} bytes over the proxy")
         self._bytes += size
 
     async def check_cpu(self) -> None:
-        """Only CPU time that is already used can be seen; the rollout's own clock bounds what comes."""
+        """Checks the CPU time used so far. What is used later is bounded by the rollout's own clock."""
         limit = self._plan.limits.cpu_s
         if limit is None or self._cpu_s is None:
             return
@@ -45,20 +45,20 @@ class Budgets:
             raise Over("budget", f"{limit:g} cpu seconds")
 
     def text(self, chars: int) -> None:
-        """So many characters of conversation are new. The limit is far beyond what a rollout's tokens can say."""
+        """Spends characters of new conversation. The limit is far above what a rollout's tokens can hold."""
         self._chars += chars
         if self._chars > MAX_RECORDED_CHARS:
             raise Over("budget", f"{MAX_RECORDED_CHARS} characters of conversation")
 
     def tool_call(self, calls: int) -> None:
-        """One more tool call than `calls`."""
+        """Checks that one more tool call may follow after `calls`."""
         if calls >= self._plan.limits.tool_calls:
             raise Over("budget", f"{self._plan.limits.tool_calls} tool calls")
 
     def completion(self, asked: Asked, turns: Sequence[Turn], prompt_tokens: int) -> int:
         """How many tokens this completion may sample, after `turns`.
 
-        A managed agent has its own number of steps in each call; the other budgets bound how often it is called.
+        A managed agent has its own limit of steps in each call; the other budgets bound how often it is called.
         """
         limits = self._plan.limits
         if len(turns) >= limits.completions:
@@ -84,7 +84,7 @@ class Budgets:
             return
         if asked.agent:
             managed = next(managed for managed in agent.managed_agents if managed.name == asked.agent)
-            # The prompt of a managed agent holds the steps of this call and of no other.
+            # The prompt of a managed agent holds the steps of the present call only.
             most, taken = managed.max_steps or agent.max_steps, sum(m.role == "assistant" for m in asked.messages)
         else:
             most, taken = agent.max_steps, sum(turn.is_step for turn in turns)
@@ -92,6 +92,6 @@ class Budgets:
             raise Over("max_steps", f"{most} steps" + f" of {asked.agent}" * bool(asked.agent))
 
     def too_long(self, chars: int) -> Over:
-        """What ends a rollout whose prompt need not even be counted in tokens."""
+        """The error for a prompt so long that its tokens need not be counted."""
         limit = self._plan.limits.max_token_length
         return Over("context_length", f"a prompt of {chars} characters for a line of {limit} tokens")

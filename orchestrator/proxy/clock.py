@@ -1,4 +1,4 @@
-"""A rollout's own clock: it stands still while the sandbox waits for us."""
+"""A rollout's own clock: it stands still while the sandbox waits for the orchestrator."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
-STANDSTILL_S = 20.0  # shorter than what the sandbox' connection bears, and than most rollouts' clocks
+STANDSTILL_S = 20.0  # shorter than the timeout of the sandbox' connection, and than most rollouts' clocks
 _LOOK_S = 5.0
 
 
 async def standstill(longest_s: float = STANDSTILL_S, look_s: float = _LOOK_S) -> float:
-    """Returns when this process itself did not run for so long, and for how long: stopped, or starved of CPU.
+    """Returns once this process did not run for `longest_s` (stopped, or without CPU time); for how long it was.
 
-    Sandboxes go on meanwhile: what their clocks say, and how they ended, is no longer their own doing.
+    Sandboxes went on meanwhile: what their clocks show, and how they ended, is then not their own doing.
     """
     loop = asyncio.get_running_loop()
     while True:
@@ -25,7 +25,7 @@ async def standstill(longest_s: float = STANDSTILL_S, look_s: float = _LOOK_S) -
 
 
 class _Span:
-    """Seconds within its blocks, which may overlap: time counts once."""
+    """Seconds spent within its blocks. They may overlap: the time counts once."""
 
     def __init__(self) -> None:
         self.open = 0
@@ -50,7 +50,7 @@ class _Span:
 
 
 class OwnClock:
-    """Counts seconds in the sandbox; waiting for completions and host tools is counted apart.
+    """Counts the seconds of a rollout; waiting for completions and host tools is counted separately.
 
     Reads the event loop's monotonic time, so a step of the wall clock changes nothing.
     """
@@ -63,7 +63,7 @@ class OwnClock:
         self._changed = asyncio.Event()
 
     def start(self) -> None:
-        """From now on time is counted."""
+        """Starts counting."""
         self._started = asyncio.get_running_loop().time()
         self._changed.set()
 
@@ -74,22 +74,22 @@ class OwnClock:
 
     @property
     def waiting_s(self) -> float:
-        """Seconds of it spent waiting for us."""
+        """Seconds of `elapsed_s` in which the sandbox waited for the orchestrator."""
         return self._waits.total_s
 
     @property
     def sampling_s(self) -> float:
-        """Seconds of these spent waiting for completions, not for host tools."""
+        """Seconds of `waiting_s` in which it waited for completions, not for host tools."""
         return self._sampling.total_s
 
     @property
     def own_s(self) -> float:
-        """Seconds of it the sandbox used itself."""
+        """Seconds of `elapsed_s` in which the sandbox did not wait."""
         return self.elapsed_s - self.waiting_s
 
     @contextmanager
     def waiting(self, *, sampling: bool = False) -> Iterator[None]:
-        """The sandbox waits for us within this block, for a completion if `sampling`. Blocks may overlap."""
+        """Within this block the sandbox waits, for a completion if `sampling`. Blocks may overlap."""
         with self._waits.more(), self._sampling.more() if sampling else nullcontext():
             self._changed.set()
             try:

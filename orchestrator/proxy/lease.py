@@ -1,7 +1,7 @@
-"""One sandbox's right to completions and tools: numbered calls in, answers out, everything on record.
+"""A lease: one sandbox's right to completions and tools. It answers numbered calls and records all of them.
 
-A lease is granted with a plan and ends exactly once. `budgets` says what it may still spend, `turns` records what
-was sampled, `blame` names whose fault a failed completion is. What the sandbox itself tells is kept apart.
+A lease belongs to one plan and ends once. `budgets` holds what may still be spent, `turns` what was sampled.
+`blame` decides whose fault a failed completion is. The steps that the sandbox reports are kept separately.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Lease:
         output: OutputRule | None = None,
         control: EndpointControl | None = None,
     ) -> None:
-        """`cpu_s` tells the CPU time of the sandbox so far, or None where nobody knows. `control`: the run's;
-        None: one of its own."""
+        """`cpu_s` returns the CPU seconds of the sandbox so far, None if unknown. `control`: the run's; None: the
+        lease gets its own."""
         self.plan = plan
         self.tools = tools
         self.equipment = equipment or Equipment()
@@ -83,12 +83,12 @@ class Lease:
 
     @property
     def turns(self) -> list[Turn]:
-        """What was sampled so far."""
+        """The completions so far."""
         return self._turns.all
 
     @property
     def live(self) -> bool:
-        """Whether anything is still served."""
+        """Whether calls are still served."""
         return not self._ended.done()
 
     async def ended(self) -> Submission | Refused:
@@ -96,7 +96,7 @@ class Lease:
         return await asyncio.shield(self._ended)
 
     async def aclose(self) -> None:
-        """Revokes the lease: what is being sampled is cancelled upstream. Idempotent."""
+        """Ends the lease and cancels what is being sampled. Idempotent."""
         if not self._ended.done():
             self._ended.cancel()
         await self._completions.aclose()
@@ -104,7 +104,7 @@ class Lease:
         await self.output.discard()
 
     def carry(self, size: int) -> bool:
-        """Whether so many bytes more may pass between sandbox and orchestrator; if not, the lease has ended."""
+        """Spends bytes that pass between sandbox and orchestrator. False: too many, and the lease has ended."""
         try:
             self._budgets.carry(size)
         except Over as over:
@@ -124,7 +124,8 @@ class Lease:
         agent: str = "",
         steps: tuple[Step, ...] = (),
     ) -> Reply:
-        """The answer to one numbered request. Raises SequenceError; ProtocolError for what no such agent asks."""
+        """The answer to one numbered request. Raises SequenceError; ProtocolError for a request that the plan's
+        agent does not make."""
         plan = self.plan.agent
         if agent and agent not in {managed.name for managed in plan.managed_agents}:
             raise ProtocolError(f"there is no managed agent {agent[:80]!r}")
@@ -136,20 +137,20 @@ class Lease:
         return await self._completions.answer(sequence, content, lambda: self._complete(asked))
 
     def _tags(self, name: str) -> tuple[str, str] | None:
-        """The code tags of the agent that asks; None: it writes no code blocks."""
+        """The code tags of the agent `name`; None: it writes no code blocks."""
         agent = self.plan.agent
         kind = next((managed.kind for managed in agent.managed_agents if managed.name == name), None)
         return agent.code_tags if (kind or agent.kind) == "code" else None
 
     async def _complete(self, asked: Asked) -> Reply:
-        for step in asked.steps:  # here, as a request that is repeated must not show them twice
+        for step in asked.steps:  # here, so that a repeated request does not record them twice
             self.record_step(step)
         with self.clock.waiting(sampling=True):
             try:
                 request, keep = await self._prepared(asked)
             except Over as over:
                 return Reply(ended=self.refuse(over.name, over.detail))
-            except Exception as error:  # unhandled, the sandbox would see its call fail, and be scored for it
+            except Exception as error:  # else the sandbox's call would fail, and the rollout be scored for it
                 return await self._failed(error, None, _keep_nothing)
             try:
                 return self._served(keep, await self._completer.sample(request))
@@ -161,7 +162,7 @@ class Lease:
         return Reply(completion=completion)
 
     async def _prepared(self, asked: Asked) -> tuple[CompletionRequest, Keep]:
-        """The request, and what records its completion. Raises Over, RecordError."""
+        """The request, and a function that records its completion. Raises Over, RecordError."""
         await self._budgets.check_cpu()
         plan, started_s = self.plan, self.clock.elapsed_s
         prompt = await self._turns.prepared(asked.messages)
@@ -187,10 +188,10 @@ class Lease:
         return request, keep
 
     async def _failed(self, error: Exception, request: CompletionRequest | None, keep: Keep) -> Reply:
-        """Ends the lease with what broke, or with the policy's own end; `blame` decides.
+        """Ends the lease with the outcome that `blame` decides.
 
-        Where the endpoint answers a control, the same request is sent once more first, with the same seed: the
-        endpoint may have come back in between.
+        If the endpoint answers a control, the request is first sent once more, with the same seed: the endpoint
+        may have come back in between.
         """
         control: ControlAnswer | None = None
         if needs_control(error, sampled=bool(self.turns)):
@@ -245,7 +246,7 @@ class Lease:
         return ToolReply(output=output, error=error, ended=ended)
 
     def record_step(self, step: Step) -> None:
-        """Keeps a step for display; past the caps it is dropped in silence, as nothing depends on it."""
+        """Keeps a step for display. Steps past the caps are dropped silently, as nothing depends on them."""
         size = len(step.model_output) + len(step.code) + len(step.observations) + len(step.error)
         if len(self.steps) < MAX_STEPS_RECORDED and self._step_chars + size <= MAX_STEP_CHARS:
             self.steps.append(step)
@@ -254,7 +255,7 @@ class Lease:
     # ------------------------------------------------------------ result
 
     def submit(self, submission: Submission) -> None:
-        """The first result wins. Raises ProtocolError for a later one."""
+        """Ends the lease with the sandbox' result. Raises ProtocolError if the lease has ended."""
         if not self.live:
             raise ProtocolError("the episode has ended already")
         for step in submission.steps:
@@ -262,18 +263,19 @@ class Lease:
         self._ended.set_result(submission)
 
     def refuse(self, name: str, detail: str) -> str:
-        """Ends the lease with an outcome's name, which is returned."""
+        """Ends the lease with the outcome `name`, and returns `name`."""
         if self.live:
             self._ended.set_result(Refused(name, detail))
         return name
 
 
 def _keep_nothing(completion: Completion) -> None:
-    """Nothing was asked for that could be recorded."""
+    """For failures before a request was made: there is no completion to record."""
 
 
 def stop_strings(kind: CompletionKind, code_tags: tuple[str, str] | None) -> tuple[str, ...]:
-    """The strings smolagents stops at. A closing tag that is part of the opening one would stop too early."""
+    """smolagents' stop strings. The closing tag is left out if the opening tag contains it: it would stop too
+    early."""
     if kind is CompletionKind.PLAN:
         return ("<end_plan>",)
     if kind is CompletionKind.FINAL:

@@ -1,7 +1,7 @@
-"""The files a rollout left, from the sandbox's stream to a folder: everything in it is checked here.
+"""Writes the files a rollout left, which the sandbox sends as a stream, into a folder, and checks all of it.
 
-The stream's form is sandbox/pid1/outbox.py's. A path becomes a file only if it stays below the folder; links
-and devices cannot be said in it at all. Bytes go to disk as they come, nothing waits in memory.
+sandbox/pid1/outbox.py defines the stream's format. A path becomes a file only if it stays below the folder; the
+format has no links or devices. Bytes are written to disk as they come; none are kept in memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from orchestrator.waits import uninterrupted
 MAX_DEPTH = 8
 MAX_PATH_BYTES = 1024
 MAX_NAME_BYTES = 255
-MAX_PIECES = 64  # and one more for each PIECE_BYTES of what may come
+MAX_PIECES = 64  # plus one for each PIECE_BYTES of the allowed bytes
 PIECE_BYTES = 128 * 1024
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class OutputRule:
-    """Where files go and how many. `folder`: one folder below it per rollout."""
+    """Where files go, how many, and how large together. Each rollout gets a folder below `folder`."""
 
     folder: Path
     max_files: int
@@ -39,7 +39,7 @@ class OutputRule:
 
 
 class OutputIntake:
-    """Takes the stream of files once, until `finish`. `rule` None: none is asked for."""
+    """Takes one stream of files, until `finish`. `rule` None: no files are asked for."""
 
     def __init__(self, rule: OutputRule | None, rollout_id: str) -> None:
         self.rule = rule
@@ -47,10 +47,10 @@ class OutputIntake:
         self._receiver: OutputReceiver | None = None
         self._over = False
         self._sent = asyncio.Event()
-        self._lock = asyncio.Lock()  # the files must not be touched any more once it is let go of
+        self._lock = asyncio.Lock()  # held while files are written; after `finish` or `discard` none are
 
     async def take(self, pieces: AsyncIterator[bytes]) -> None:
-        """Raises ProtocolError."""
+        """Takes the stream. Raises ProtocolError."""
         if self.rule is None or self._receiver is not None:
             raise ProtocolError("no output is asked for" if self.rule is None else "output that was sent already")
         receiver = self._receiver = OutputReceiver(self.rule, self._rollout_id)
@@ -74,11 +74,11 @@ class OutputIntake:
                     raise ProtocolError("the output cannot be kept") from error
 
     async def sent(self) -> None:
-        """Waits until the stream is at its end, or broke off."""
+        """Waits until the stream has ended or broken off."""
         await self._sent.wait()
 
     async def finish(self) -> Output | None:
-        """What came of the files; None: nothing. Nothing is taken any more. Idempotent."""
+        """The files received; None: no stream came. Afterwards nothing more is taken. Idempotent."""
         async with self._lock:
             over, self._over = self._over, True
             if over or self._receiver is None:
@@ -90,7 +90,7 @@ class OutputIntake:
                 return Output(complete=False)
 
     async def discard(self) -> None:
-        """What came is removed, unless it was finished. Nothing is taken any more. Idempotent."""
+        """Removes what was received, unless `finish` was called. Afterwards nothing more is taken. Idempotent."""
         async with self._lock:
             over, self._over = self._over, True
             if not over and self._receiver is not None:
@@ -104,15 +104,15 @@ class OutputIntake:
 
 
 async def _blocking(function: Callable[[], T]) -> T:
-    """In a thread, to its end."""
+    """Runs `function` in a thread. A cancel waits for its end."""
     return await uninterrupted(asyncio.to_thread(function))
 
 
 class OutputReceiver:
     """Takes one rollout's stream in pieces. Blocks: not for the event loop.
 
-    The folder appears whole under its name when the stream is at its end, or with what had come when it broke
-    off; one that an earlier process left is replaced.
+    `finish` renames the draft to the rollout's folder, with all complete files, also after a stream that broke
+    off. A folder that an earlier process left is replaced.
     """
 
     def __init__(self, rule: OutputRule, rollout_id: str) -> None:
@@ -127,14 +127,14 @@ class OutputReceiver:
         self._left_out: int | None = None
 
     def feed(self, content: bytes) -> None:
-        """The next piece. Raises ProtocolError for what no runner of ours sends, OSError of the disk."""
+        """Takes the next piece. Raises ProtocolError for an invalid stream, OSError for a failure of the disk."""
         self._received += content
         while self._step():
             pass
 
     def finish(self) -> Output:
-        """What came. Idempotent in what is on disk. Raises OSError."""
-        if self._file is not None:  # broken off in the middle of it
+        """The files received. Raises OSError."""
+        if self._file is not None:  # the stream broke off in the middle of it
             self._file.close()
             self._file = None
             broken = self._files.pop()
@@ -147,13 +147,13 @@ class OutputReceiver:
         return Output(tuple(self._files), self._left_out or 0, complete=self._left_out is not None)
 
     def discard(self) -> None:
-        """Nothing of it stays."""
+        """Removes all files received."""
         if self._file is not None:
             self._file.close()
         shutil.rmtree(self._draft, ignore_errors=True)
 
     def _step(self) -> bool:
-        """Whether it got on."""
+        """Handles the next part of what was received. False: more has to come first."""
         if self._file is not None:
             content = self._received[: self._left]
             del self._received[: len(content)]
@@ -211,7 +211,7 @@ class OutputReceiver:
 
 
 def _components(path: bytes, number: int) -> Iterator[str]:
-    """The path's names; one that is no plain text gets a neutral name. Raises ProtocolError."""
+    """The names in the path; one that is not printable text gets a neutral name. Raises ProtocolError."""
     parts = path.split(b"/")
     if len(parts) > MAX_DEPTH or any(part in (b"", b".", b"..") or b"\0" in part for part in parts):
         raise ProtocolError("an output file that leaves its folder")

@@ -1,4 +1,4 @@
-"""Calls that carry a number: made once, answered as often as they are asked."""
+"""Numbered calls: each is carried out once, and a repeated call gets the same answer."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-CANCEL_S = 5.0  # an operator's own tool need not let itself be cancelled
+CANCEL_S = 5.0  # an operator's own tool may refuse to be cancelled
 
 
 class SequenceError(Exception):
-    """A sequence number used again with other content, or skipped ahead. Becomes ABORTED."""
+    """A sequence number came again with other content, or out of order. Answered with ABORTED."""
 
 
 class Once(Generic[T]):
@@ -25,7 +25,7 @@ class Once(Generic[T]):
         self._task: asyncio.Task[T] | None = None
 
     async def answer(self, sequence: int, content: bytes, make: Callable[[], Awaitable[T]]) -> T:
-        """What `make` gives, or gave before. Raises SequenceError."""
+        """The result of `make`, or the one it gave for the same call before. Raises SequenceError."""
         digest = hashlib.blake2b(content, digest_size=16).digest()
         if sequence == self._sequence + 1:
             if self._task is not None and not self._task.done():
@@ -34,11 +34,11 @@ class Once(Generic[T]):
             self._task = asyncio.ensure_future(make())
         elif self._task is None or sequence != self._sequence or digest != self._digest:
             raise SequenceError(f"call {sequence} after call {self._sequence}")
-        # Shielded: a client that goes away and asks again must find the same answer.
+        # Shielded: a client that disconnects and repeats the call must get the same answer.
         return await asyncio.shield(self._task)
 
     async def aclose(self) -> None:
-        """Cancels what is being made. Idempotent."""
+        """Cancels the call being carried out. Idempotent."""
         if self._task is not None and not self._task.done():
             self._task.cancel()
             await asyncio.wait([self._task], timeout=CANCEL_S)

@@ -1,9 +1,8 @@
-"""How fast one sandbox may call.
+"""Limits how fast one sandbox may call.
 
-Every call costs the one event loop that serves all sandboxes, the refused and the abandoned ones too.
-An honest agent makes two calls a step; a flood, by reconnecting for each call if need be, makes thousands
-a second. So calls are counted before anything is read of them, wait their turn beyond a rate, and a
-sandbox that is far ahead of it has ended its rollout.
+Every call, also a refused or abandoned one, costs time of the event loop that serves all sandboxes. An honest
+agent makes two calls a step; a flood, perhaps with a new connection for each call, thousands a second. So calls
+are counted before they are read. Above CALLS_PER_S they have to wait; with MAX_AHEAD too many the rollout ends.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ from __future__ import annotations
 import asyncio
 
 CALLS_PER_S = 50.0
-BURST = 200  # what a whole rollout of default limits makes when completions cost no time
-MAX_AHEAD = 400  # calls that wait, or were abandoned waiting
+BURST = 200  # about the calls of a whole rollout under default limits
+MAX_AHEAD = 400  # calls that wait, or were abandoned while they waited
 
 
 class Pace:
@@ -24,7 +23,7 @@ class Pace:
         self._flooded = False
 
     def count(self) -> bool:
-        """One call more, whatever becomes of it. True, once: this is a flood."""
+        """Counts one call, whatever becomes of it. True if this is a flood; only the first time."""
         now = asyncio.get_running_loop().time()
         self._left = min(BURST, self._left + (now - self._counted_s) * CALLS_PER_S) - 1
         self._counted_s = now
@@ -34,6 +33,6 @@ class Pace:
         return True
 
     async def turn(self) -> None:
-        """Waits until the call that was counted last may be served."""
+        """Waits until the last counted call may be served."""
         if self._left < 0:
             await asyncio.sleep(-self._left / CALLS_PER_S)

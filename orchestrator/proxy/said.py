@@ -1,4 +1,4 @@
-"""What a sandbox asks its lease, and what it is answered, checked and converted. How it ends is `outcome`'s."""
+"""A sandbox's requests to its lease and the replies, as plain values. `outcome` has the ones for its end."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class ToolReply:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request for a completion. `agent`: the managed agent that asks; empty: the main one. `steps`: those that
-    ended since the last request."""
+    """A request for a completion. `agent`: the managed agent that asks; empty: the main one. `steps`: ended since
+    the last request."""
 
     sequence: int
     kind: CompletionKind

@@ -1,7 +1,7 @@
-"""One gRPC server on one Unix socket: the only door of one sandbox.
+"""One gRPC server on one Unix socket per sandbox: the only way out of the sandbox.
 
-`context.peer()` is the same for every Unix socket, so one server on many sockets could not tell
-sandboxes apart; a server costs 30 KB and a fraction of a millisecond.
+`context.peer()` is the same for every Unix socket, so one server on many sockets could not tell sandboxes apart. A
+server costs 30 KB and a fraction of a millisecond.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from orchestrator.waits import uninterrupted
 log = logging.getLogger(__name__)
 
 MAX_SEND_BYTES = 8 << 20
-STOP_GRACE_S = 0.05  # for the answer to SubmitResult to leave
+STOP_GRACE_S = 0.05  # time to send the answer to SubmitResult
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_send_message_length", MAX_SEND_BYTES),
     ("grpc.max_metadata_size", 16 * 1024),
     ("grpc.max_concurrent_streams", 8),
-    # Without it one sandbox could hold a thousand of our file descriptors.
+    # Without this limit one sandbox could hold a thousand of our file descriptors.
     ("grpc.max_allowed_incoming_connections", 2),
     ("grpc.server_handshake_timeout_ms", 5_000),
     ("grpc.keepalive_time_ms", 30_000),
@@ -64,7 +64,7 @@ class SandboxServer:
             self._server.add_insecure_port(f"unix:{self._path}")
             await self._server.start()
             self._door.open()
-        except BaseException as error:  # a cancel included: what was started is stopped
+        except BaseException as error:  # also a cancel
             await uninterrupted(self._server.stop(None))
             if isinstance(error, (RuntimeError, OSError)):
                 raise LaunchError(f"cannot serve {self._path}: {error}") from error
@@ -77,7 +77,7 @@ class SandboxServer:
         await uninterrupted(self._close())
 
     async def _close(self) -> None:
-        """Bounded, and to its end: a server that goes on holds descriptors, and the record of its rollout."""
+        """Bounded in time. Not to be cut short: a running server holds descriptors and its rollout's record."""
         assert self._server is not None
         try:
             if self._lease is not None:
@@ -90,7 +90,8 @@ class SandboxServer:
             await self._door.aclose()
 
     async def parked(self) -> Confinement:
-        """Waits until the sandbox is ready for an assignment. EnvironmentUnusable: an image of another time."""
+        """Waits until the sandbox is ready for an assignment. EnvironmentUnusable: its image does not fit this
+        version."""
         assert self._service is not None
         try:
             return await asyncio.shield(self._service.parked)
@@ -104,13 +105,13 @@ class SandboxServer:
         return self._service.parked.done() and not self._service.hung_up.is_set()
 
     async def hung_up(self) -> str:
-        """Waits until the parked sandbox has gone without an assignment."""
+        """Waits until the parked sandbox hangs up without an assignment. Returns that as text."""
         assert self._service is not None
         await self._service.hung_up.wait()
         return "it hung up"
 
     def assign(self, lease: Lease) -> None:
-        """Gives the sandbox its one rollout; the server closes the lease when it ends."""
+        """Gives the sandbox its one rollout. The server closes the lease when its block is left."""
         assert self._service is not None
         if self._service.assigned.done():
             raise AssertionError("a sandbox is used for one rollout")

@@ -1,6 +1,7 @@
-"""The RPCs: wait for the turn, check the lease, convert, call, convert, return. No logic of its own.
+"""The RPCs of one sandbox. Each waits its turn, checks the lease and converts between `wire` and `lease`.
 
-Requests arrive as bytes: `wire` looks at them before protobuf makes objects of them.
+Park also sends the assignment with its attachments and starts the rollout's clock. A flood of calls, or more bytes
+than allowed, ends the lease. Requests arrive as bytes: `wire` checks them before they are parsed.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ SERVICE = pb.DESCRIPTOR.services_by_name["SandboxService"].full_name
 
 
 class SandboxService(grpc.GenericRpcHandler):
-    """What one sandbox can call. Holds the one lease of its socket. `on_park`: it is connected."""
+    """The RPCs that one sandbox can call, under its socket's one lease. `on_park` is called when it connects."""
 
     def __init__(self, on_park: Callable[[], None] = lambda: None) -> None:
         self._on_park = on_park
@@ -45,24 +46,24 @@ class SandboxService(grpc.GenericRpcHandler):
         self._pace = Pace()
 
     def close(self) -> None:
-        """Nothing is served any more. Idempotent."""
+        """Stops serving. Idempotent."""
         for future in (self.parked, self.assigned):
             if not future.done():
                 future.cancel()
             elif not future.cancelled():
-                future.exception()  # seen: asyncio must not report it as lost
-        # gRPC keeps this object until a garbage collection: the lease, with all that was recorded, must not wait.
+                future.exception()  # marked as retrieved, so that asyncio does not report it
+        # gRPC keeps this object until a garbage collection; the lease with its record must be freed before.
         self.assigned = asyncio.get_running_loop().create_future()
         self.assigned.cancel()
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
-        """gRPC asks here for every call, also for one it will refuse."""
+        """The handler of a call. gRPC asks for every call, also for one it will refuse."""
         if self._pace.count():
             self._end_flood()
         name = handler_call_details.method.removeprefix(f"/{SERVICE}/")
         if name not in _METHODS:
             return None
-        # Made for each call: handlers that were kept would keep this object until a garbage collection.
+        # Made for each call: kept handlers would keep this object alive until a garbage collection.
         kind, response = _METHODS[name]
         return kind(getattr(self, name), response_serializer=response.SerializeToString)
 
@@ -82,7 +83,7 @@ class SandboxService(grpc.GenericRpcHandler):
             await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         try:
             lease = await asyncio.shield(self.assigned)
-        except asyncio.CancelledError:  # the other end is gone
+        except asyncio.CancelledError:  # the sandbox hung up
             self.hung_up.set()
             raise
         task = lease.plan.task
@@ -135,7 +136,7 @@ class SandboxService(grpc.GenericRpcHandler):
         return pb.RecordStepResponse()
 
     async def SendOutput(self, requests: AsyncIterator[bytes], context: Context) -> pb.SendOutputResponse:
-        lease = await self._lease(context, 0, ended=True)  # its size has limits of its own
+        lease = await self._lease(context, 0, ended=True)  # output has its own limit of bytes
         try:
             await lease.output.take(wire.output_piece(request) async for request in requests)
         except ProtocolError as error:
@@ -143,7 +144,7 @@ class SandboxService(grpc.GenericRpcHandler):
         return pb.SendOutputResponse()
 
     async def SubmitResult(self, request: bytes, context: Context) -> pb.SubmitResultResponse:
-        lease = await self._lease(context, 0)  # its size has limits of its own
+        lease = await self._lease(context, 0)  # a result has its own limit of bytes
         try:
             lease.submit(wire.submission(request))
         except ProtocolError as error:
@@ -151,9 +152,9 @@ class SandboxService(grpc.GenericRpcHandler):
         return pb.SubmitResultResponse()
 
     async def _lease(self, context: Context, size: int, *, ended: bool = False) -> Lease:
-        """The lease behind this socket, a request of `size` bytes counted; or FAILED_PRECONDITION.
+        """The lease of this socket, which pays for a request of `size` bytes; or FAILED_PRECONDITION.
 
-        `ended`: also one that gives nothing any more, for what follows its result.
+        `ended`: also a lease that has ended, for calls after the result.
         """
         await self._pace.turn()
         lease = self.assigned.result() if self.assigned.done() and not self.assigned.cancelled() else None
@@ -175,7 +176,7 @@ _METHODS: Mapping[str, tuple[Callable[..., Handler], type[Message]]] = {
 
 
 async def _chunks(attachment: Attachment) -> AsyncIterator[bytes]:
-    """The file in pieces, read off the event loop. Raises OSError, also for a file that changed."""
+    """The file in pieces, read in a thread. Raises OSError, also for a file that has changed."""
     file = await asyncio.to_thread(open_attachment, attachment)
     try:
         left = attachment.size_bytes

@@ -1,4 +1,4 @@
-"""The turns of one rollout: prompts as they are asked for, completions as they were served, in their segments."""
+"""The turns of one rollout: prepares prompts, and records completions in their segments."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _MESSAGE_OVERHEAD = 8  # tokens a chat template puts around a message, roughly; 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A prompt, ready to be sampled from. `line`: as ids; None: the endpoint takes text."""
+    """A prompt, ready to be sampled from. `line`: the prompt as ids; None: the endpoint takes text."""
 
     line: Prompt | None
-    tokens: int  # its length; 0: unknown
+    tokens: int  # length of the prompt; 0: unknown
 
 
 class Turns:
-    """Grows by one turn with each completion."""
+    """The turns so far, in `all`; each recorded completion adds one."""
 
     def __init__(
         self, plan: RolloutPlan, budgets: Budgets, tokenizer: Tokenizer | None, *, takes_ids: bool
@@ -33,11 +33,11 @@ class Turns:
         self._tokenizer = tokenizer
         self._line = TokenLine(tokenizer, plan.agent.closing_tag) if tokenizer and takes_ids else None
         self._conversation: tuple[Message, ...] = ()
-        self._talks: dict[int, tuple[Message, ...]] = {}  # by segment, where the endpoint takes text
-        self._counted = 0  # tokens of the conversation so far, where the endpoint takes text
+        self._talks: dict[int, tuple[Message, ...]] = {}  # last one of each segment, for text endpoints
+        self._counted = 0  # tokens of the last prompt, if the endpoint takes text
 
     async def prepared(self, messages: tuple[Message, ...]) -> Prepared:
-        """Raises Over for more text than there is room for, RecordError."""
+        """The prompt of a conversation. Raises Over for too much text, RecordError."""
         self._budgets.text(sum(len(m.content) for m in messages[_common(self._conversation, messages) :]))
         if self._line is None:
             return Prepared(None, await self._length(messages))
@@ -55,7 +55,7 @@ class Turns:
         return following.prompt(ids)
 
     async def _length(self, messages: tuple[Message, ...]) -> int:
-        """Tokens of a conversation that is sent as text; only what is new in it is counted anew. 0: unknown."""
+        """Tokens of a conversation that is sent as text. Only its new messages are counted. 0: unknown."""
         if self._tokenizer is None:
             return 0
         kept = _common(self._conversation, messages)
@@ -70,7 +70,7 @@ class Turns:
     def record(
         self, asked: Asked, prepared: Prepared, started_s: float, ended_s: float, completion: Completion
     ) -> None:
-        """One completion, as it was served. Times are the rollout's own, in seconds."""
+        """Records one completion. Times in seconds since the start of the rollout."""
         messages, prompt = asked.messages, prepared.line
         kept = _common(self._conversation, messages)
         self._counted = prepared.tokens
@@ -94,7 +94,7 @@ class Turns:
         self._conversation = messages
 
     def _text_segment(self, messages: tuple[Message, ...]) -> int:
-        """The latest segment whose last conversation these messages continue; else the next one."""
+        """The latest segment whose last conversation these messages continue; else a new one."""
         continued = (
             segment
             for segment, talk in reversed(self._talks.items())

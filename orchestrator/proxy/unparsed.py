@@ -1,8 +1,8 @@
-"""Looks at a request's bytes before protobuf makes objects of them.
+"""Checks a request's bytes before protobuf parses them.
 
-Parsed, an empty message of two bytes takes a hundred: 1.9 million of them in one request of 4 MiB cost
-260 MiB. So the fields are counted first, in the bytes, and what the contract does not know is refused.
-The walk ends at the first field too many: it costs what an honest request costs.
+Parsing turns an empty message of two bytes into an object of a hundred: 1.9 million of them in one request of
+4 MiB cost 260 MiB. So the fields are counted first, in the bytes, and unknown ones are refused. The walk ends at
+the first field too many, so it costs no more than for an honest request.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ M = TypeVar("M", bound=Message)
 
 
 def read(kind: type[M], data: bytes, *, max_bytes: int, max_fields: int) -> M:
-    """The request. Raises ProtocolError: too long, too many fields, unknown ones, or no such message."""
+    """The parsed request. Raises ProtocolError: too long, too many fields, unknown fields, or not parsable."""
     if len(data) > max_bytes:
         raise ProtocolError(f"{kind.DESCRIPTOR.name} of {len(data)} bytes; at most {max_bytes} are accepted")
     _Walk(data, max_fields).message(kind.DESCRIPTOR, 0, len(data))
@@ -30,7 +30,7 @@ def read(kind: type[M], data: bytes, *, max_bytes: int, max_fields: int) -> M:
 
 
 class _Walk:
-    """Over the fields of a message and of the messages in it."""
+    """Walks over the fields of a message and of the messages in it."""
 
     def __init__(self, data: bytes, max_fields: int) -> None:
         self._data = data
@@ -38,7 +38,7 @@ class _Walk:
         self._fields = 0
 
     def message(self, kind: Any, at: int, end: int) -> None:
-        """Raises ProtocolError unless `data[at:end]` is a message of this kind (its descriptor), of few fields."""
+        """Raises ProtocolError unless `data[at:end]` is a message of descriptor `kind` with few enough fields."""
         while at < end:
             self._fields += 1
             if self._fields > self._max_fields:
@@ -52,7 +52,7 @@ class _Walk:
                 self.message(field.message_type, start, at)
 
     def _value(self, wire_type: int, at: int, end: int) -> tuple[int, int]:
-        """Where the value begins and ends."""
+        """Offsets at which the value begins and ends."""
         start = at
         if wire_type == _VARINT:
             _, at = self._varint(at, end)

@@ -1,4 +1,4 @@
-"""Between the wire's messages and our types: functions in pairs, hostile input refused here."""
+"""Converts between protobuf messages and our types, in pairs of functions. Invalid input is refused here."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ MAX_MESSAGES = 2_000
 MAX_ARGUMENT_BYTES = 256 * 1024
 MAX_TEXT_CHARS = 64 * 1024  # of one step's texts, for display
 MAX_DETAIL_CHARS = 4 * 1024
-_FIELDS = 256  # of any request but a conversation, those of inner messages included
+_FIELDS = 256  # of any request but Park and Complete, those of inner messages included
 _PARK_BYTES, _PARK_FIELDS = 256 * 1024, 4096  # every mount has eight
-_STEP_BYTES = 2 << 20  # four texts, each character of up to four bytes, cut here
+_STEP_BYTES = 2 << 20  # of one step: four texts with up to four bytes per character; cut here
 _STEPS_BYTES = 64 * 1024  # of the steps that travel with another request
-MAX_REQUEST_BYTES = (4 << 20) + _STEPS_BYTES  # a conversation of 4 MiB, and its steps
+MAX_REQUEST_BYTES = (4 << 20) + _STEPS_BYTES  # a conversation of 4 MiB, and steps with it
 _RESULT_BYTES = 512 * 1024
 MAX_STOPS = 4  # as OpenAI takes them
 MAX_STOP_CHARS = 64
@@ -55,7 +55,7 @@ _FINISH = {"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH}
 
 
 def confinement(data: bytes) -> Confinement:
-    """What the sandbox says of its own limits. Raises ProtocolError for another contract."""
+    """The sandbox's report of its own limits. Raises ProtocolError for another contract."""
     try:
         request = read(pb.ParkRequest, data, max_bytes=_PARK_BYTES, max_fields=_PARK_FIELDS)
     except ProtocolError as error:
@@ -98,7 +98,7 @@ def confinement(data: bytes) -> Confinement:
 
 
 class Asked(NamedTuple):
-    """What a sandbox asks a completion for. `agent`: which managed one asks; empty: the main one."""
+    """A request for a completion. `agent`: the managed agent that asks; empty: the main one."""
 
     sequence: int
     kind: CompletionKind
@@ -115,7 +115,7 @@ def assignment(
     equipment: Equipment,
     output: OutputRule | None = None,
 ) -> pb.Assignment:
-    """What the sandbox is told of a task: the question, the files' names, never the answer."""
+    """What the sandbox is told: the question, the files' names, how to build the agent. Never the answer."""
     templates = equipment.prompt_templates
     everything = (*FILE_TOOLS, *(tool.name for tool in equipment.sandbox_tools), *tools)
     return pb.Assignment(
@@ -165,7 +165,7 @@ def _tool(name: str, tool: HostTool | SandboxTool) -> pb.HostTool:
 
 
 def completion_request(data: bytes) -> Asked:
-    """What is asked for. Raises ProtocolError."""
+    """The request. Raises ProtocolError."""
     fields = 3 + MAX_STOPS + 3 * MAX_MESSAGES + _FIELDS
     request = read(pb.CompleteRequest, data, max_bytes=MAX_REQUEST_BYTES, max_fields=fields)
     kind = _KINDS.get(request.kind)
@@ -186,7 +186,7 @@ def completion_request(data: bytes) -> Asked:
 
 
 def completion_response(reply: Reply) -> pb.CompleteResponse:
-    """The pair of `completion_request`."""
+    """The answer to a `completion_request`."""
     if reply.ended is not None:
         return pb.CompleteResponse(ended=pb.EpisodeEnded(outcome=reply.ended))
     completion = reply.completion
@@ -216,7 +216,7 @@ def tool_request(data: bytes) -> tuple[int, str, dict[str, Any]]:
 
 
 def tool_response(reply: ToolReply) -> pb.CallToolResponse:
-    """The pair of `tool_request`."""
+    """The answer to a `tool_request`."""
     if reply.ended is not None:
         return pb.CallToolResponse(ended=pb.EpisodeEnded(outcome=reply.ended))
     if reply.error is not None:
@@ -225,7 +225,7 @@ def tool_response(reply: ToolReply) -> pb.CallToolResponse:
 
 
 def step(data: bytes) -> Step:
-    """A step as the sandbox tells it: cut, for display. Raises ProtocolError."""
+    """A step as the sandbox reports it, with texts cut for display. Raises ProtocolError."""
     return _step(read(pb.RecordStepRequest, data, max_bytes=_STEP_BYTES, max_fields=_FIELDS))
 
 
@@ -249,7 +249,7 @@ def output_piece(data: bytes) -> bytes:
 
 
 def submission(data: bytes) -> Submission:
-    """A result. Raises ProtocolError."""
+    """The submitted result. Raises ProtocolError."""
     request = read(pb.SubmitResultRequest, data, max_bytes=_RESULT_BYTES + _STEPS_BYTES, max_fields=_FIELDS)
     if request.stop_reason not in pb.StopReason.values() or not request.stop_reason:
         raise ProtocolError(f"unknown stop reason {request.stop_reason}")

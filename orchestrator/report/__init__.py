@@ -1,7 +1,7 @@
-"""The report of a run: one HTML file to open anywhere, offline, made from the run directory.
+"""The report of a run: one HTML file that needs no network, made from the run directory.
 
-Everything read is hostile (models, sandboxes and data sets wrote it) and may be torn; everything
-shown is text. Large runs keep every group in the table and the details of some rollouts.
+Everything read is untrusted (models, sandboxes and data sets wrote it) and lines may be torn; everything is shown
+as text. The report of a large run has every group in its table, and the details of some rollouts only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_DETAIL_BYTES = 30_000_000
 
 
 def write_report(run_directory: Path, groups_file: Path, html: Path, *, tokenizer: Tokenizer | None = None) -> Run:
-    """Writes `html`, whole or not at all, and says what is in it. Blocking: seconds for a large run.
+    """Writes `html`, completely or not at all, and returns its content. Blocks: seconds for a large run.
 
     Raises OSError on writing. Unusable lines are counted in the page. Without `tokenizer` tokens are shown as ids.
     """
@@ -37,7 +37,7 @@ def write_report(run_directory: Path, groups_file: Path, html: Path, *, tokenize
 
 
 def _write_details(page: Page, run: Run, rollouts: Path, groups_file: Path, table: TokenTable) -> int:
-    """Details of the rollouts that say most, up to a number and a size. How many were left out."""
+    """Writes the details of the most telling rollouts, up to a number and a size. Returns how many it left out."""
     room, detailed, left_out = MAX_DETAIL_BYTES, 0, 0
     group_at, group = -1, dict[str, Any]()
     for row in run.best_first():

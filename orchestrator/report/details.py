@@ -14,7 +14,7 @@ MAX_GROWN = 100_000
 
 
 def rollout_details(line: dict[str, Any]) -> dict[str, Any]:
-    """What the page shows of one line of rollouts.jsonl besides its row, tokens excepted."""
+    """What the page shows of one line of rollouts.jsonl besides its row, without tokens."""
     plan = mapping(line.get("plan"))
     tags = texts(mapping(plan.get("agent")).get("code_tags"), 40)
     return {
@@ -38,7 +38,7 @@ def _exit(ended: dict[str, Any]) -> str:
 
 
 def _completion(completion: dict[str, Any], main: object) -> dict[str, Any]:
-    """`main`: the segment that is trained on, None where nobody knows."""
+    """`main`: the segment that is trained on; None: unknown."""
     said, thought = text(completion.get("text")), count(completion.get("reasoning_chars"))
     return {
         "kind": text(completion.get("kind"), 20),
@@ -84,10 +84,10 @@ def _step(step: dict[str, Any]) -> dict[str, Any]:
 
 
 class TokenTable:
-    """Every different (id, text) of the report once; token lines point into it.
+    """Holds every (id, text) of the report once; token lines are indices into it.
 
-    A token's text depends on its neighbours (a character made of several tokens, a leading space that
-    some tokenizers print only inside a line), so it is what the line's text grows by when it is added.
+    A token's text depends on its neighbours (a character made of several tokens, a leading space that some
+    tokenizers print only inside a line). So its text is what it adds to the text of the tokens before it.
     """
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
@@ -97,7 +97,7 @@ class TokenTable:
         self._grown: dict[tuple[tuple[int, ...], tuple[int, ...]], str] = {}
 
     def member(self, group: dict[str, Any], place: int) -> dict[str, Any] | None:
-        """The tokens of one member of a groups-file line; None when it holds none that make sense.
+        """The tokens of one member of a line of the groups file; None if there are none or they are invalid.
 
         `runs` are lengths: not trained, trained, not trained …; `logprobs` in thousandths, negated,
         one per trained token.
@@ -130,7 +130,7 @@ class TokenTable:
         for place in range(len(ids)):
             piece = self._growth(tuple(ids[before:read]), tuple(ids[read : place + 1]))
             if piece.endswith("�") and place - read < 3:
-                pieces.append("")  # the character is not whole yet; UTF-8 has four bytes at most
+                pieces.append("")  # an incomplete character; UTF-8 has four bytes at most
             else:
                 pieces.append(piece)
                 before, read = read, place + 1
@@ -141,7 +141,7 @@ class TokenTable:
         if (grown := self._grown.get((before, added))) is None:
             start = self._tokenizer.decode(before) if before else ""
             grown = self._tokenizer.decode(before + added)[len(start) :]
-            if len(self._grown) >= MAX_GROWN:  # ids at random: nothing in it will be met again
+            if len(self._grown) >= MAX_GROWN:  # only random ids fill it, and these do not come again
                 self._grown.clear()
             self._grown[before, added] = grown
         return grown

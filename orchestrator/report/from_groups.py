@@ -1,6 +1,6 @@
-"""A groups file alone as the report wants it: the lines of rollouts.jsonl, as far as groups tell.
+"""Makes lines of rollouts.jsonl from a groups file, for the report of a groups file alone.
 
-What is not in a groups file (failed attempts, tool calls, timings of single completions) is not made up.
+What a groups file does not hold (failed attempts, tool calls, times of single completions) is missing there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from orchestrator.run.lines import dumps
 
 
 def write_rollouts(groups_file: Path, rollouts: Path) -> int:
-    """Writes `rollouts` from `groups_file`, and says how many lines. Blocks. Raises OSError on writing."""
+    """Writes `rollouts` from `groups_file`. Returns the number of lines. Blocks. Raises OSError on writing."""
     count = 0
     with rollouts.open("wb") as file:
         for number, (_, group) in enumerate(json_lines(groups_file)):
@@ -25,11 +25,11 @@ def write_rollouts(groups_file: Path, rollouts: Path) -> int:
 
 
 def rollout_lines(group: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
-    """One line per member of a group, which is the `number`th of its file."""
+    """One line per member of a group. `number`: the group's place in its file."""
     scores, talks = group.get("scores"), group.get("messages")
     for place, facts in enumerate(objects(group.get("overrides"))):
         if (facts.get("segment") or 0) != (facts.get("main_segment") or 0):
-            continue  # a side line of a rollout that is there already
+            continue  # a side line of a rollout whose main line is a member too
         talk = talks[place] if isinstance(talks, list) and place < len(talks) else None
         yield {
             **{name: facts.get(name) for name in ("task_id", "outcome", "answer", "score_parts", "token_source")},
@@ -45,7 +45,7 @@ def rollout_lines(group: dict[str, Any], number: int) -> Iterator[dict[str, Any]
 
 
 def _completions(talk: list[dict[str, Any]], facts: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What was said, one completion per assistant message. Token counts are known for all of them together."""
+    """One completion per assistant message. Token counts are known only in total; the first one gets them."""
     asked: list[dict[str, Any]] = []
     said = 0
     for message in talk:

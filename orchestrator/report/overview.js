@@ -1,4 +1,4 @@
-// The run as a whole: what it was, what came out, and the table of groups.
+// The run as a whole: its facts, its results, and the table of groups.
 
 const PAGE_ROWS = 300;
 const COLUMNS = [
@@ -99,7 +99,7 @@ function outcomePanel() {
     el("h3", "", "Infrastructure and data, never scored"), rows(true), firstReasons());
 }
 
-// Why rollouts were not scored, or scored 0 without a word of the scorer's: the first reason of each kind.
+// Why rollouts were not scored, or scored 0 because grading failed: the first reason of each kind.
 function firstReasons() {
   const list = el("ul", "rows");
   const kinds = run.rollouts.map((r) => [r.unscorable ? "not gradable, scored 0" : kindOf(r.outcome) === "failed" ? r.outcome : "", r.reason]);
@@ -197,7 +197,7 @@ function badTasks() {
 
 const table = { sort: COLUMNS[0], down: false, limit: PAGE_ROWS, rows: run.groups, chosen: -1 };
 
-// The next group of the table as it is sorted and filtered, or of all where it is not in there.
+// The next group in the table as sorted and filtered; for a group not in the table, the next of all.
 function neighbour(group, step) {
   const rows = table.rows.includes(group) ? table.rows : run.groups;
   return rows[rows.indexOf(group) + step];
@@ -245,7 +245,7 @@ function groupTable() {
       (!outcome.value || g.attempts.some((r) => r.outcome === outcome.value));
     table.rows = run.groups.filter(passes).sort((a, b) => {
       const [x, y] = [table.sort.key(a), table.sort.key(b)];
-      if (x === null || y === null) return (x === null) - (y === null);  // unknown ones last, either way
+      if (x === null || y === null) return (x === null) - (y === null);  // unknown values last in both directions
       return (x < y ? -1 : x > y ? 1 : 0) * (table.down ? -1 : 1) || a.number - b.number;
     });
     heads.forEach((head, place) => {

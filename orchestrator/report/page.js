@@ -1,4 +1,4 @@
-// What is shown, by the address; keys.
+// Shows what the address names, and handles keys.
 
 const home = document.getElementById("overview");
 const view = document.getElementById("view");

@@ -1,7 +1,7 @@
-"""The HTML file: template, style and script of this folder, and the data, so that data stays data.
+"""Writes the HTML file: template, style and script of this folder, and the data.
 
-The policy lets exactly this script and this style run. Data stand in inert JSON blocks in which
-nothing can look like a tag; the script inserts them as text only, which `trusted-types 'none'` enforces.
+The Content-Security-Policy allows exactly this script and this style. Data are JSON blocks that are not run and
+hold nothing that looks like a tag. The script inserts them as text only, which `trusted-types 'none'` enforces.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ESCAPED = {
 
 
 class Page:
-    """An HTML file under way. It appears under its name when the block is left without an error."""
+    """An HTML file being written. It appears under its name when the block is left without an error."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -44,7 +44,7 @@ class Page:
     def __enter__(self) -> Page:
         try:
             self._put(self._head)
-        except OSError:  # a full disk: the draft must not stay on it
+        except OSError:  # the disk is full: remove the draft
             self._draft.unlink(missing_ok=True)
             with suppress(OSError):
                 self._file.close()
@@ -52,7 +52,7 @@ class Page:
         return self
 
     def data(self, name: str, block: bytes) -> None:
-        """Adds a block of `as_block`. `name` is ours and plain: it becomes an element's id."""
+        """Adds a block made by `as_block`. `name` becomes an element's id, so it must be plain."""
         self._file.write(b'<script type="application/json" id="%s">%s</script>\n' % (name.encode(), block))
 
     def __exit__(
@@ -62,7 +62,7 @@ class Page:
             with self._file:
                 self._put(self._tail.replace("{script}", self._script))
             if kind is None:
-                os.chmod(self._draft, 0o644)  # a report is to be shown; mkstemp gives 0600
+                os.chmod(self._draft, 0o644)  # mkstemp gives 0600, but reports are shown to others
                 self._draft.replace(self._path)
         finally:
             self._draft.unlink(missing_ok=True)
@@ -72,7 +72,7 @@ class Page:
 
 
 def as_block(value: Any) -> bytes:
-    """`value` as JSON that no HTML parser can take for anything else."""
+    """`value` as JSON without any character that HTML gives a meaning."""
     block = jsonl.dumps(value)
     for plain, escaped in _ESCAPED.items():
         block = block.replace(plain, escaped)
@@ -80,7 +80,7 @@ def as_block(value: Any) -> bytes:
 
 
 def policy(style: str, script: str) -> str:
-    """The Content-Security-Policy: this style, this script, nothing else from anywhere."""
+    """The Content-Security-Policy: allows this style and this script, nothing else."""
     return (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; base-uri 'none'; "
         "form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"

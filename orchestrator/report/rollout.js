@@ -216,7 +216,7 @@ function tokenView(line) {
     const level = chance === null ? "unknown" : CHANCES.findIndex(([least]) => chance >= least);
     const span = el("span", classes[place] ? `t p-${level}` : "m");
     if (piece === null) span.append(`${id} `);
-    else if (piece === "") span.append(el("span", "control", "·"));  // its character begins or ends in a neighbour
+    else if (piece === "") span.append(el("span", "control", "·"));  // its character begins in another token, or ends in one
     else span.append(shown(piece.replace(/\n/g, "\u23ce\n")));
     span.dataset.place = place;
     if (place === first) requestAnimationFrame(() => { text.scrollTop = span.offsetTop - text.offsetTop - 80; });

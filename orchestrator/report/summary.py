@@ -1,6 +1,6 @@
-"""The light part of the report: one row per attempt and per group, and what the run was.
+"""The light part of the report: one row per attempt and per group, and facts of the run.
 
-One pass over each file, nothing heavy kept; where a line lies is remembered for `details`.
+Reads each file once and keeps rows and the offsets of lines, which `details` reads again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TOKEN_SOURCES: dict[TokenSource, str] = {
 
 @dataclass(slots=True)
 class Run:
-    """What the page's overview shows, and where the rest lies.
+    """What the page's overview shows, and where the details are.
 
     `places[rollout_id]` is the offset of its line in rollouts.jsonl; `written[rollout_id]` the offset
     of its group's line in the groups file and its place in that group.
@@ -51,7 +51,7 @@ class Run:
     written: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def best_first(self) -> Iterator[Row]:
-        """Attempts in the order they deserve details: those of groups that disagree before others."""
+        """Attempts, the most telling first: those of groups whose members differ before others."""
 
         def rank(row: Row) -> tuple[bool, bool, bool, int, int, int]:
             group = self.groups[row["group"]]
@@ -62,7 +62,7 @@ class Run:
 
 
 def read_run(run_directory: Path, groups_file: Path) -> Run:
-    """Everything but the details."""
+    """Reads everything but the details."""
     run = Run()
     for offset, line in json_lines(groups_file):
         overrides = objects(line.get("overrides")) if line else []
@@ -78,12 +78,12 @@ def read_run(run_directory: Path, groups_file: Path) -> Run:
 
 
 def outcome_kinds() -> dict[str, str]:
-    """Each outcome's name: `ended` ones are the policy's and scored, `failed` ones are nobody's policy."""
+    """Outcome → `ended` (the policy's doing, scored) or `failed` (not the policy's doing)."""
     return {**{str(name): "ended" for name in EndedName}, **{str(name): "failed" for name in FailedName}}
 
 
 def _compare(run: Run) -> None:
-    """Whether the members of a group were written, and whether they differ in score and correctness."""
+    """Marks groups that were written, and those whose members differ in score or in being solved."""
     members: dict[int, list[Row]] = {key: [] for key in run.groups}
     for row in run.rollouts.values():
         if row["score"] is not None:
@@ -95,7 +95,7 @@ def _compare(run: Run) -> None:
 
 
 def _take(run: Run, line: dict[str, Any], offset: int) -> bool:
-    """One line of rollouts.jsonl into its rows. False: it is not one."""
+    """Adds one line of rollouts.jsonl to the rows. False: the line is unusable."""
     rollout_id, outcome, place = line.get("rollout_id"), line.get("outcome"), count(line.get("group"))
     if not isinstance(rollout_id, str) or not isinstance(outcome, str) or place != line.get("group"):
         return False
@@ -103,7 +103,7 @@ def _take(run: Run, line: dict[str, Any], offset: int) -> bool:
         run.bad_tasks.append({"task": text(line.get("task_id"), 300), "reason": text(line.get("reason"), 1000)})
         return True
     row = _rollout(line, text(rollout_id, 200), place)
-    run.rollouts[row["id"]] = row  # a resumed run may have tried it again: the last line holds
+    run.rollouts[row["id"]] = row  # should an id come twice, the last line counts
     run.places[row["id"]] = offset
     group = run.groups.setdefault(place, _group(line, place))
     group["question"] = group["question"] or _question(line)
@@ -143,7 +143,7 @@ def _rollout(line: dict[str, Any], rollout_id: str, group: int) -> Row:
         "waiting_s": number(line.get("waiting_s")),
         "cpu_s": number(line.get("cpu_s")),
         "steps": sum(c.get("kind") == "action" and not c.get("agent") for c in completions),
-        # What only lacked its score is there once more, with it.
+        # An attempt that only lacked its score comes again with it: its tokens count there.
         "tokens": 0 if line.get("ungraded") else sum(count(c.get("completion_tokens")) for c in completions),
         "prompt_tokens": sum(count(c.get("prompt_tokens")) for c in completions),
         "calls": len(objects(line.get("tool_calls"))),
@@ -151,7 +151,7 @@ def _rollout(line: dict[str, Any], rollout_id: str, group: int) -> Row:
 
 
 def _question(line: dict[str, Any]) -> str:
-    """The task as the agent was told it: the first user message, without smolagents' first line."""
+    """The task as the agent got it: the first user message, without smolagents' first line."""
     for completion in objects(line.get("completions")):
         for message in objects(completion.get("messages")):
             if message.get("role") == "user":
@@ -190,7 +190,7 @@ def _describe(run: Run, run_directory: Path) -> None:
 
 
 def _host(base_url: str) -> str:
-    """Where the endpoint is: no user, no password, no query; of a recorded run only its name."""
+    """Host and port of the endpoint, without credentials and query; for a replay the name of the recording."""
     if base_url.startswith("replay:"):
         return f"replay of {Path(base_url).name}"
     try:

@@ -1,4 +1,4 @@
-"""A recorded run to be played again: its plans read back, and what differs between then and now. Pure but for
+"""For replaying a recorded run: reads its plans, and tells what differs between then and now. Pure except for
 reading the file."""
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ AROUND_CHARS = 40  # shown on each side of a difference
 
 @dataclass(frozen=True, slots=True)
 class Replayable:
-    """Which rollouts of a run can be played again: scored ones. `places`: where their lines begin, by id.
+    """The rollouts of a run that can be played again: the scored ones. `places`: offsets of their lines, by id.
 
-    `calls`: all calls of host tools, as they stand there.
+    `calls`: all their recorded calls of host tools.
     """
 
     path: Path
@@ -41,7 +41,7 @@ class Replayable:
 
     @classmethod
     def read(cls, rollouts: Path, only: str | None = None) -> Replayable:
-        """All of them, or the one of that id. Raises ConfigError where there is none, or one cannot be read."""
+        """All of them, or the one with the id `only`. Raises ConfigError if there is none or one is unreadable."""
         places: dict[str, int] = {}
         tasks: set[str] = set()
         calls: list[ToolCall] = []
@@ -62,7 +62,7 @@ class Replayable:
         return cls(rollouts, places, frozenset(tasks), web, tuple(calls))
 
     def attempts(self) -> Iterator[Attempted]:
-        """One after the other, read when it is their turn. Raises ConfigError."""
+        """The attempts, each read only when it is needed. Raises ConfigError."""
         return (_read_at(self.path, offset, rollout_id) for rollout_id, offset in self.places.items())
 
 
@@ -76,7 +76,7 @@ def _read_at(path: Path, offset: int, rollout_id: str) -> Attempted:
 
 
 def plan_of(told: Attempted, task: Task, sandbox: SandboxSpec) -> RolloutPlan:
-    """The plan as it was, in a sandbox of today's kind."""
+    """The recorded plan, with the present `sandbox`."""
     return RolloutPlan(
         rollout_id=told.rollout_id,
         task=task,
@@ -91,7 +91,7 @@ def plan_of(told: Attempted, task: Task, sandbox: SandboxSpec) -> RolloutPlan:
 
 
 def differences(then: Attempted, result: Member | Attempt) -> list[str]:
-    """What came out otherwise, the outcome first. Times are not compared."""
+    """The differences, the outcome first. Times are not compared."""
     member = result if isinstance(result, Member) else None
     now = result.attempt if isinstance(result, Member) else result
     old_score, new_score = then.score, member.score if member else None
@@ -111,7 +111,7 @@ def differences(then: Attempted, result: Member | Attempt) -> list[str]:
 
 
 def _prompts(then: Sequence[Turn], now: Sequence[Turn]) -> list[str]:
-    """The first prompt that was another one: what follows it was said to something else."""
+    """The first prompt that differs; later ones follow from it."""
     found = [f"{len(then)} completions then, {len(now)} now"] if len(then) != len(now) else []
     for number, (old, new) in enumerate(zip(conversations(then), conversations(now), strict=False), 1):
         if old != new:
@@ -137,7 +137,7 @@ def _first_difference(old: Sequence[Message], new: Sequence[Message]) -> str:
 
 
 def _knows_web_tools(told: Attempted) -> bool:
-    """Whether the agent was told of them: without them its prompt would be another one."""
+    """Whether the agent's first prompt names web tools; without them it would be another prompt."""
     first = next(iter(told.record.turns), None)
     return first is not None and any("def web_search(" in message.content for message in first.messages[:1])
 

@@ -1,10 +1,12 @@
-"""The run directory: what a run was asked, and everything that happened, enough to resume, re-score,
-replay and view it.
+"""The run directory: what a run was asked and everything that happened, enough to resume, replay and view it.
+
+Its files:
 
     run.json        configuration without secrets, versions, image
     rollouts.jsonl  one line per attempt, bad tasks included
     output/         what rollouts left in `output/`, a folder for each that left something
-    groups.jsonl    the groups file, unless it was asked for elsewhere
+    groups.jsonl    the groups file, unless another place was set
+    lock            locked by the orchestrator that uses the directory
 """
 
 from __future__ import annotations
@@ -27,11 +29,11 @@ from orchestrator.types import Attempt, BadTask, Member
 
 
 class RunDirectory:
-    """Owned by one orchestrator at a time. Closing lets go of the lock.
+    """Locked by one orchestrator at a time, until it is closed.
 
-    With `resume` it holds a run that is gone on with, and what its process left unfinished is set aside;
-    else it must hold none. Without `full_traces` the sandbox's own account of its steps is left out: all that was
-    served is in the completions. Raises RunLocked, ConfigError.
+    With `resume` it holds the run to go on with, and an unfinished last line is set aside; otherwise it must hold
+    no run. Without `full_traces` the steps, as the sandbox reports them, are left out; the completions hold all
+    that was served. Raises RunLocked, ConfigError.
     """
 
     def __init__(self, path: Path, *, resume: bool = False, fsync: bool = False, full_traces: bool = True) -> None:
@@ -55,7 +57,7 @@ class RunDirectory:
             raise
 
     async def describe(self, facts: dict[str, Any]) -> None:
-        """Writes run.json, whole or not at all, with the proof that it is ours. Raises ConfigError."""
+        """Writes run.json, completely or not at all, with the proof of who wrote it. Raises ConfigError."""
         path = self.path / "run.json"
 
         def write() -> None:
@@ -70,7 +72,7 @@ class RunDirectory:
             raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 
     async def record(self, result: Member | Attempt) -> None:
-        """One attempt, on disk when this returns."""
+        """Writes one attempt. It is on disk when this returns."""
 
         def lines() -> list[dict[str, Any]]:
             line = attempt_line(result)
@@ -79,7 +81,7 @@ class RunDirectory:
         await self._lines.append(lines)
 
     async def record_bad_task(self, task: BadTask, group: int) -> None:
-        """A row no rollout could be made of, on disk when this returns."""
+        """Writes a row that no task could be made of. It is on disk when this returns."""
         await self._lines.append(lambda: [bad_task_line(task, group)])
 
     def close(self) -> None:
@@ -106,8 +108,8 @@ def _locked(path: Path) -> int:
 
 
 def _demand_inside(folder: Path) -> None:
-    """What a run is continued in holds files and folders alone, and links that stay in it (wandb makes some):
-    through others, somebody else's run directory would have any file written. Raises ConfigError."""
+    """The directory of a resumed run may hold only files, folders and links that stay in it (wandb makes some).
+    With others, a foreign run directory could have any file of the user's written. Raises ConfigError."""
     try:
         for entry in _entries(folder):
             if not (entry.is_file(follow_symlinks=False) or _leads_into(folder, entry)):
@@ -120,7 +122,7 @@ def _demand_inside(folder: Path) -> None:
 
 
 def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """All in it and below, but folders."""
+    """Everything below `folder` except folders."""
     folders = [folder]
     while folders:
         with os.scandir(folders.pop()) as entries:
@@ -139,7 +141,7 @@ def _leads_into(folder: Path, entry: os.DirEntry[str]) -> bool:
 
 
 def new_run_directory(root: Path = Path("runs")) -> Path:
-    """A name nobody has: the time, and a number where one second is not enough."""
+    """A new path: the time, with a number added if that exists."""
     stamp = time.strftime("%Y-%m-%dT%H-%M-%S")
     path, number = root / stamp, 1
     while path.exists():

@@ -1,8 +1,7 @@
-"""What an earlier process of a run has finished, read back from the run directory.
+"""Reads back what an earlier process of a run has finished, from the run directory.
 
-Every attempt on record counts as it was: its turns, its outcome and its score come from its line, its
-trajectory is made from its turns again. So the engine goes through the same tasks in the same order and
-finds done what is done: groups on disk are passed over, of half-done ones only what is missing is run.
+Turns, outcome and score of a recorded attempt come from its line; its trajectory is made again from the turns. The
+engine goes through the same tasks in the same order: it skips groups on disk, and runs only what others lack.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from orchestrator.run.lines import MAX_LINE_BYTES, LinesById, Text, set_end_asid
 from orchestrator.types import Attempt, Member, RolloutPlan
 
 _ROLLOUT_ID = re.compile(r"g(\d+)(?:-r\d+-a\d+)?")
-_GROUP_BEGINS = b'{"tokens":'  # as `groups.scored_data_group` has it
+_GROUP_BEGINS = b'{"tokens":'  # of a line that `groups.scored_data_group` made
 
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
     """What is done. `written`: scores of the groups on disk, by number. `bad`: numbers of bad tasks reported.
 
-    `lines`: attempts of groups that are not on disk, by rollout id, as they stand in the file.
+    `lines`: lines of attempts whose groups are not on disk, by rollout id.
     """
 
     written: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
@@ -36,7 +35,7 @@ class Earlier:
     lines: Mapping[str, bytes] = field(default_factory=dict)
 
     def result(self, plan: RolloutPlan, tokenizer: Tokenizer | None) -> Member | Attempt | None:
-        """What became of this attempt; None: it is not on record. Raises ConfigError."""
+        """The result of this attempt; None: it is not on record. Raises ConfigError."""
         text = self.lines.get(plan.rollout_id)
         if text is None:
             return None
@@ -47,7 +46,7 @@ class Earlier:
 
 
 def read_earlier(rollouts: Path, groups: Path, counted: Callable[[Counted | BadRow], None]) -> Earlier:
-    """Reads both files line by line; `counted` is told of every line of `rollouts`. Raises ConfigError."""
+    """Reads both files line by line; `counted` is called for every line of `rollouts`. Raises ConfigError."""
     written: dict[int, tuple[float, ...]] = {}
     last: int | None = None
     for line in _texts(groups):
@@ -81,10 +80,10 @@ def read_earlier(rollouts: Path, groups: Path, counted: Callable[[Counted | BadR
 
 
 def repair_groups(groups: Path, *, several_lines: bool) -> None:
-    """Sets aside what is unfinished at the end of the groups file. Raises ConfigError, also for another file.
+    """Sets aside an unfinished end of the groups file. Raises ConfigError, also if it is no groups file.
 
-    `several_lines`: groups have side lines, so the last one may be whole line by line and still lack some:
-    it is set aside as well, to be written anew from the record.
+    `several_lines`: groups have side lines, so the last group may lack some although its lines are complete. It
+    is set aside as well, and written anew from the record.
     """
     _demand_groups(groups)
     set_torn_end_aside(groups)
@@ -100,9 +99,9 @@ def repair_groups(groups: Path, *, several_lines: bool) -> None:
 
 
 def restored(told: Attempted, plan: RolloutPlan, tokenizer: Tokenizer | None) -> Member | Attempt:
-    """The attempt as it was, for the plan it was made of.
+    """The recorded attempt, with the plan it was made from.
 
-    Raises ConfigError where the task is another one, RecordError where no trajectory comes of it.
+    Raises ConfigError if the plan's task is another one, RecordError if no trajectory can be made.
     """
     if told.task_id != plan.task.task_id:
         raise ConfigError(
@@ -117,7 +116,7 @@ def restored(told: Attempted, plan: RolloutPlan, tokenizer: Tokenizer | None) ->
 
 
 def group_number(place: str, text: bytes) -> int:
-    """The group that a line of the groups file is of. Raises ConfigError."""
+    """The number of the group of a line of the groups file. Raises ConfigError."""
     return _group_head(place, text)[0]
 
 
@@ -139,14 +138,14 @@ def _group(rollout_id: str) -> int:
 
 
 def _demand_groups(path: Path) -> None:
-    """run.json names the file and may have been edited: no other file is cut. Raises ConfigError."""
+    """Raises ConfigError unless `path` is a groups file: run.json names it and may have been edited."""
     place = f"{path}:1"
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise ConfigError(f"{path} is no file; name the run's groups file in run.json to resume")
         with path.open("rb") as file:
             line = file.read(len(_GROUP_BEGINS))
-            if line == _GROUP_BEGINS:  # else it may be anything, and of any length
+            if line == _GROUP_BEGINS:  # otherwise the line may be anything, of any length
                 line += file.readline(MAX_LINE_BYTES)
     except FileNotFoundError:
         return

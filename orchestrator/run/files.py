@@ -1,4 +1,4 @@
-"""The files of a run, found from its directory or from its groups file. Nothing in them is trusted."""
+"""Finds the files of a run from its directory or from its groups file. Their content is untrusted."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ GROUPS_FILE = "groups.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """`directory`: the run's; None for a groups file that lies elsewhere. `groups`: None for a run without one."""
+    """`directory`: the run directory; None for a groups file alone. `groups`: None for a run without one."""
 
     directory: Path | None
     groups: Path | None
 
     @property
     def name(self) -> Path:
-        """What to call it."""
+        """The path to show for the run."""
         found = self.directory or self.groups
         assert found is not None
         return found
@@ -50,10 +50,10 @@ def find_run(path: Path) -> RunFiles:
 
 
 def read_run(directory: Path, asked: str = "env.resume") -> Mapping[str, Any]:
-    """run.json, strictly. Raises ConfigError, naming what asked for it."""
+    """run.json, read strictly. Raises ConfigError, which names the setting `asked`."""
     path = directory / RUN_FILE
     try:
-        if path.exists() and not path.is_file():  # a pipe would be waited for
+        if path.exists() and not path.is_file():  # opening a pipe would block
             raise ConfigError(f"{asked}: {path} is no file")
         with path.open("rb") as file:
             told = orjson.loads(file.read(MAX_RUN_FILE_BYTES))
@@ -67,13 +67,13 @@ def read_run(directory: Path, asked: str = "env.resume") -> Mapping[str, Any]:
 
 
 def groups_file_of(told: Mapping[str, Any]) -> str | None:
-    """Where a run.json says the groups file is, its directory being the beginning; None: nowhere."""
+    """The path of the groups file in a run.json, relative to its directory or absolute; None: there is none."""
     named = told.get("groups_file")
     return named if isinstance(named, str) and named and "\0" not in named else None
 
 
 def read_description(directory: Path) -> dict[str, Any]:
-    """run.json for people: empty where there is none that can be read."""
+    """run.json, for display; empty if it cannot be read."""
     try:
         if not (path := directory / RUN_FILE).is_file():
             return {}
@@ -84,7 +84,7 @@ def read_description(directory: Path) -> dict[str, Any]:
 
 
 def is_going_on(directory: Path) -> bool:
-    """Whether an orchestrator works in this run directory now."""
+    """Whether an orchestrator is using this run directory now."""
     try:
         if not (lock := directory / "lock").is_file():
             return False
@@ -98,12 +98,12 @@ def is_going_on(directory: Path) -> bool:
 
 
 def saved_env(description: dict[str, Any]) -> dict[str, Any]:
-    """The `env.*` settings of a run.json, as they stand there."""
+    """The `env.*` settings in a run.json, unchecked."""
     return mapping(mapping(description.get("config")).get("env"))
 
 
 def saved_tokenizer(description: dict[str, Any]) -> tuple[object, object]:
-    """(the name of the run's tokenizer, what its chat template was told), as far as its run.json tells."""
+    """(name of the run's tokenizer, arguments of its chat template) from its run.json, unchecked."""
     env = saved_env(description)
     return description.get("tokenizer") or env.get("tokenizer_name"), env.get("chat_template_kwargs")
 

@@ -17,19 +17,19 @@ from orchestrator.types import Ended, EndedName, Group, Member, Trajectory, Turn
 
 log = logging.getLogger(__name__)
 
-MASKED = -100  # what Atropos and the trainers behind it take for "not trained"
+MASKED = -100  # "not trained" in Atropos
 MASKED_LOGPROB = 1.0  # no log-probability is positive
 ASKED_CHARS = 200
-MAX_OTHER_SEGMENTS = 20  # all of them are in the record
+MAX_OTHER_SEGMENTS = 20  # rollouts.jsonl has all of them
 
 
 @dataclass(frozen=True, slots=True)
 class GroupFormat:
     """How groups become training data.
 
-    `untrained`: outcomes that are masked. `mixed_versions`: whether a rollout that several policy
-    versions sampled is trained on. `all_segments`: side lines (plans, rewritten histories) become groups
-    of their own. `tokenizer`: takes the end token off their messages.
+    `untrained`: outcomes that are masked. `mixed_versions`: whether a rollout that several policy versions sampled
+    is trained on. `all_segments`: side lines (plans, rewritten histories) become groups of their own.
+    `tokenizer`: makes the trajectories of side lines.
     """
 
     include_messages: bool = True
@@ -47,9 +47,9 @@ class GroupFormat:
 
 
 def side_groups(group: Group, tokenizer: Tokenizer | None) -> list[Group]:
-    """The members' first side lines as a group, their second ones, as long as every member has one.
+    """The members' first side lines as a group, then their second ones, and so on while every member has one.
 
-    One that the chat template refuses, or that does not add up, is none: the main line is trained on all the same.
+    A side line that the chat template refuses, or that does not add up, is left out.
     """
     sides = []
     for member in group.members_G:
@@ -67,7 +67,7 @@ def side_groups(group: Group, tokenizer: Tokenizer | None) -> list[Group]:
 
 
 def scored_data_group(group: Group, form: GroupFormat | None = None) -> dict[str, Any]:
-    """The dict Atropos' trainers, run-api and tools read. n = members, L_i = tokens of one."""
+    """The dict that Atropos' trainers, run-api and tools read."""
     form = form or GroupFormat()
     members = group.members_G
     exact = all(m.trajectory.logprobs_T is not None for m in members)
@@ -116,7 +116,7 @@ def _generation_params(members: tuple[Member, ...]) -> dict[str, Any]:
 
 
 def _overrides(member: Member, group: Group) -> dict[str, Any]:
-    """The facts of one rollout. Names are fixed by the docs."""
+    """Facts of one rollout. docs/output.md fixes the names."""
     attempt, record = member.attempt, member.attempt.record
     return {
         "rollout_id": attempt.plan.rollout_id,
@@ -145,12 +145,12 @@ def _overrides(member: Member, group: Group) -> dict[str, Any]:
 
 
 def _versions(member: Member) -> set[str]:
-    """The policy versions that sampled this rollout, where the endpoint tells."""
+    """The policy versions that sampled this rollout; empty if the endpoint does not name them."""
     return {v for t in member.attempt.record.turns if (v := t.completion.policy_version) is not None}
 
 
 def other_segments(turns: tuple[Turn, ...], segment: int) -> list[dict[str, Any]]:
-    """What was asked besides this line: plans, managed agents, and whatever a program or its code asked."""
+    """Summaries of the other segments: plans, managed agents, and whatever a program or its code asked."""
     found: dict[int, dict[str, Any]] = {}
     for turn, talk in zip(turns, conversations(turns), strict=True):
         if turn.segment == segment:
@@ -172,7 +172,7 @@ def other_segments(turns: tuple[Turn, ...], segment: int) -> list[dict[str, Any]
 
 
 class GroupsFile:
-    """The file training reads; what is in it already stays."""
+    """The file that training reads. Groups are appended to it."""
 
     def __init__(
         self,
@@ -186,11 +186,11 @@ class GroupsFile:
         self._lines = JsonLines(path, fsync=fsync)
 
     async def append(self, group: Group) -> None:
-        """One line (more with `all_segments`), on disk together when this returns."""
+        """Appends a group: one line, more with `all_segments`. All are on disk when this returns."""
         await self._lines.append(lambda: self._form.groups(group))
 
     async def append_lines(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """A group that has its form already, on disk when this returns."""
+        """Appends the finished lines of a group. They are on disk when this returns."""
         await self._lines.append(lambda: lines)
 
     def close(self) -> None:
@@ -199,7 +199,7 @@ class GroupsFile:
 
 
 def check_writable(folder: Path) -> None:
-    """Whether `folder` can be made and written, without making it. Raises ConfigError."""
+    """Checks that `folder` can be made and written, without making it. Raises ConfigError."""
     existing = folder.absolute()
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
@@ -212,9 +212,9 @@ def check_writable(folder: Path) -> None:
 
 
 def fresh_path(path: Path) -> Path:
-    """An empty file: `path`, or with `_1`, `_2` … before its ending when it exists, as Atropos names them.
+    """A new empty file: `path`, or with `_1`, `_2` … before its ending if that exists, as Atropos names files.
 
-    Made here with its folder, so that nobody else takes the name. Raises ConfigError.
+    It is made here, with its folder, so that no other process takes the name. Raises ConfigError.
     """
     number, fresh = 0, path
     try:

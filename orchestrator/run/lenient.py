@@ -1,6 +1,6 @@
-"""The lenient reader of a run's files, for what is shown to people: lines may be torn, fields of any type.
+"""The lenient reader of a run's files, for display: lines may be torn, and fields of any type.
 
-Everything here gives a value of the type its name says, or a plain default; nothing raises on content.
+Every function returns a value of the type in its name, or a plain default. None raises because of the content.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Skipped:
 def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
     """(offset, object) of each line; None for a line that is torn or no JSON object. No file: no lines."""
     try:
-        if not path.is_file():  # a pipe would be waited for
+        if not path.is_file():  # opening a pipe would block
             return
         for line in texts_of(path):
             if line.text.strip():
@@ -40,7 +40,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
 
 
 def read_at(path: Path, offset: int) -> dict[str, Any]:
-    """The object of the line at `offset`; empty when it is no longer one."""
+    """The object of the line at `offset`; empty if there is none."""
     try:
         return parse(text_at(path, offset)) or {}
     except OSError:
@@ -48,7 +48,7 @@ def read_at(path: Path, offset: int) -> dict[str, Any]:
 
 
 def parse(text: bytes) -> dict[str, Any] | None:
-    """Strict JSON: NaN, lone surrogates and broken UTF-8 are refused with the whole line."""
+    """The object in a line of strict JSON; None for other lines, such as those with NaN or invalid UTF-8."""
     try:
         value = loads(text)
     except orjson.JSONDecodeError:
@@ -57,7 +57,7 @@ def parse(text: bytes) -> dict[str, Any] | None:
 
 
 def text(value: object, limit: int = MAX_TEXT_CHARS) -> str:
-    """The text, or its beginning and how much is missing. What is no text becomes JSON."""
+    """The text, or its beginning and how much is missing. Other values are shown as JSON."""
     if value is None:
         return ""
     whole = value if isinstance(value, str) else orjson.dumps(value).decode()

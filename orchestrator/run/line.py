@@ -1,8 +1,7 @@
-"""The codec of a run's record: what a run found out, as lines of its files, and back.
+"""The codec of a run's record: converts attempts to lines of the run's files, and back.
 
-The typed dictionaries here say what a line of rollouts.jsonl may hold; the published schemas are made of them.
-Reading is strict: whatever differs is refused, with the place and the reason. What is shown to people only is read
-by `lenient` instead.
+The typed dictionaries here define the lines of rollouts.jsonl; the published schemas are made from them. Reading
+is strict: any other line is refused, with the place and the reason. For display, files are read with `lenient`.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ from orchestrator.types import (
 )
 
 SCHEMA = 1
-_MOST_ON_WIRE = (1 << 31) - 1  # what a sandbox and an inference server are told
-_TOOL_CALL = [field.name for field in fields(ToolCall)]  # `asdict` would copy the arguments, value by value
+_MOST_ON_WIRE = (1 << 31) - 1  # of numbers sent to a sandbox or an inference server
+_TOOL_CALL = [field.name for field in fields(ToolCall)]  # `asdict` would copy the arguments deeply
 _REASON_CHARS = 200
 
 T = TypeVar("T")
@@ -55,9 +54,9 @@ Ids = tuple[Whole, ...]
 
 
 class ServedLine(TypedDict):
-    """One completion, as it was served. `kept` leading messages of the conversation before came again.
+    """One completion, as it was served. Its prompt: the first `kept` messages of the last one, then `messages`.
 
-    So many leading characters of `text` are reasoning; `visible` is what of the rest the agent got.
+    The first `reasoning_chars` characters of `text` are reasoning; `visible` is what the agent got of the rest.
     """
 
     kept: Whole
@@ -76,7 +75,7 @@ class ServedLine(TypedDict):
 
 
 class CompletionLine(ServedLine):
-    """The same with all that its turn was. Times in seconds of the rollout's own clock."""
+    """One completion with the facts of its turn. Times in seconds since the rollout's `started_at`."""
 
     sequence: Whole
     kind: CompletionKind
@@ -88,14 +87,14 @@ class CompletionLine(ServedLine):
 
 
 class SandboxLine(TypedDict):
-    """Which sandbox it was, and how that ended if it ended by itself."""
+    """The sandbox, and how it ended if it ended by itself."""
 
     id: str
     exit: SandboxExit | None
 
 
 class PlanLine(TypedDict):
-    """How the rollout was to go. The task is named, not told: its answer stays in the data set."""
+    """The plan of a rollout, without the task: its answer stays in the data set."""
 
     sampling: Sampling
     agent: AgentSpec
@@ -104,14 +103,14 @@ class PlanLine(TypedDict):
 
 
 class UngradedLine(TypedDict):
-    """How a rollout had ended of which only the score is missing: resume grades it from its line."""
+    """How a rollout ended that only lacks its score. On resume it is graded from its line."""
 
     outcome: EndedName
     reason: str
 
 
 class HeadLine(TypedDict):
-    """What counting needs of an attempt. Times in seconds, `started_at` in Unix time."""
+    """The fields of an attempt that are counted. Times in seconds."""
 
     schema: Literal[1]
     rollout_id: str
@@ -130,7 +129,7 @@ class HeadLine(TypedDict):
 
 
 class AttemptLine(HeadLine):
-    """One attempt, as a line of rollouts.jsonl."""
+    """One attempt, as a line of rollouts.jsonl. Times in seconds; `started_at` is Unix time."""
 
     level: str | None
     source: str
@@ -194,7 +193,7 @@ class _GroupHeadLine(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Attempted:
-    """One attempt, read back. What its line does not hold is the task, and the trajectory: both are made again."""
+    """One attempt, read back. Its line holds neither the task nor the trajectory: both are made again."""
 
     rollout_id: str
     task_id: str
@@ -256,7 +255,7 @@ def attempt_line(result: Member | Attempt) -> dict[str, Any]:
 
 
 def read_attempt(text: bytes) -> Attempted:
-    """The inverse of `attempt_line`. Raises ValueError: what is wrong, and where in the line."""
+    """The inverse of `attempt_line`. Raises ValueError, which says what is wrong and where in the line."""
     line: AttemptLine = _read(_ATTEMPT, text)
     plan, ungraded, score = line["plan"], line.get("ungraded"), line["score"]
     _demand_plan(plan)
@@ -354,7 +353,7 @@ def _outcome(name: EndedName | FailedName, reason: str) -> Outcome:
 
 
 def _demand_plan(plan: PlanLine) -> None:
-    """A plan may be carried out again: raises ValueError for numbers that fit no message and no request."""
+    """Raises ValueError for numbers too large for messages and requests: the plan may be carried out again."""
     parts: list[tuple[str, Sampling | AgentSpec | ManagedAgent | Limits, int]] = [
         ("sampling", plan["sampling"], _MOST_ON_WIRE),
         ("agent", plan["agent"], _MOST_ON_WIRE),
@@ -372,7 +371,7 @@ def _demand_plan(plan: PlanLine) -> None:
 
 
 def bad_task_line(task: BadTask, number: int) -> dict[str, Any]:
-    """One line of rollouts.jsonl. `number`: of the group that the task would have been."""
+    """One line of rollouts.jsonl. `number`: the task's place in the stream, as of a group."""
     return {
         "schema": SCHEMA,
         "rollout_id": f"g{number:06d}",
@@ -385,7 +384,7 @@ def bad_task_line(task: BadTask, number: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What counting needs of an attempt. `score` None: it was not scored."""
+    """The counted facts of an attempt. `score` None: it was not scored."""
 
     rollout_id: str
     group: int
@@ -401,7 +400,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that no task could be made of. `rollout_id` names its group alone."""
+    """A row that no task could be made of. `rollout_id` holds only the group's number."""
 
     rollout_id: str
     task_id: str
@@ -409,7 +408,7 @@ class BadRow:
 
 
 def read_counted(text: bytes) -> Counted | BadRow:
-    """A line of rollouts.jsonl, as far as counting needs it: in a fraction of the time. Raises ValueError."""
+    """The counted facts of a line of rollouts.jsonl, in a fraction of `read_attempt`'s time. Raises ValueError."""
     value = _read(_HEAD, text)
     if "index" not in value:
         return BadRow(value["rollout_id"], value["task_id"], value["reason"])
@@ -431,7 +430,7 @@ def read_counted(text: bytes) -> Counted | BadRow:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One completion of a recording: what its prompt added to the one before, and what was answered."""
+    """One completion of a recording. `kept`, `messages` and `prompt_ids` as in `Turn`."""
 
     kept: int
     messages: tuple[Message, ...]
@@ -442,7 +441,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """What a scored attempt was served. `rollout_id` None: it comes from several runs, put together."""
+    """The completions of a scored attempt. `rollout_id` None: the recording was merged from several runs."""
 
     task_id: str
     index: int
@@ -451,7 +450,7 @@ class Episode:
 
 
 def read_episode(text: bytes) -> Episode | None:
-    """A line of rollouts.jsonl, or of a recording with less in it. None: it is not scored. Raises ValueError."""
+    """A line of rollouts.jsonl, or of a recording with fewer fields. None: it is not scored. Raises ValueError."""
     value = _read(_EPISODE, text)
     if value.get("score") is None:
         return None
@@ -474,13 +473,13 @@ def read_group_head(text: bytes) -> tuple[list[str], tuple[float, ...]]:
 
 
 def _read(adapter: TypeAdapter[T], text: bytes) -> T:
-    """Raises ValueError with one line: the place in the value, and what is wrong there."""
+    """Raises ValueError: one line with the place in the value and what is wrong there."""
     try:
         demand_modest(text)
         value = adapter.validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        # A line that may be of two kinds is named by its kind first; nobody looks for that in the file.
+        # For a union, pydantic's place begins with the name of a class, which is not in the file.
         place = ".".join(str(part) for part in first["loc"] if not str(part).endswith("Line"))
         raise ValueError(f"{place}: {first['msg']}"[:_REASON_CHARS] if place else first["msg"]) from None
     except orjson.JSONDecodeError as error:

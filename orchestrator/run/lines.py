@@ -1,6 +1,6 @@
-"""Strict JSON, one value per line, on disk when `append` returns; such files after a sudden end, and from others.
+"""Files of strict JSON, one value per line: written, repaired after a sudden end, and read within limits.
 
-A line from others may be anything: as long as a disk, or short and a thousand times larger as a value.
+A file may come from anybody: a line may be as long as a disk, or short and a thousand times larger in memory.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ import orjson
 from orchestrator.errors import ConfigError, OutputError
 from orchestrator.text import valid
 
-MAX_LINE_BYTES = 256 << 20  # a longer line is none of ours
+MAX_LINE_BYTES = 256 << 20  # we write no longer line
 MAX_RUN_FILE_BYTES = 16 << 20  # run.json
-MAX_CONTAINERS = 1_000_000  # objects and arrays of a line: an empty one takes twenty times its text
-MAX_TALK = 4_000_000  # messages of all its prompts, which are told by what each adds to the one before
+MAX_CONTAINERS = 1_000_000  # objects and arrays of a line: in memory an empty one takes twenty times its text
+MAX_TALK = 4_000_000  # messages of all prompts of a line; it stores only what each prompt adds to the one before
 _CHUNK_BYTES = 1 << 20
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
-# JSON may hold these as they are, but many a reader of lines takes them for the end of one.
+# JSON allows these unescaped, but many readers take them for line ends.
 _LINE_ENDS = {end.encode(): f"\\u{ord(end):04x}".encode() for end in ("\u0085", "\u2028", "\u2029")}
 
 
 def dumps(value: Any, *, indent: bool = False) -> bytes:
-    """Strict JSON without a newline at the end. Lone surrogates become U+FFFD: they are no text."""
+    """Strict JSON without a newline at the end. Lone surrogates become U+FFFD, as they cannot be encoded."""
     option = orjson.OPT_NON_STR_KEYS | (orjson.OPT_INDENT_2 if indent else 0)
     try:
         text = orjson.dumps(value, option=option)
@@ -45,7 +45,7 @@ def dumps(value: Any, *, indent: bool = False) -> bytes:
 
 
 def write_whole(path: Path, value: Any, *, indent: bool = False, fsync: bool = False) -> None:
-    """One value as a file, whole or not at all; `fsync` waits for the disk. Raises OSError."""
+    """Writes one value as a file, completely or not at all. `fsync` waits for the disk. Raises OSError."""
     draft = path.with_name(path.name + ".part")
     with draft.open("wb") as file:
         file.write(dumps(value, indent=indent) + b"\n")
@@ -58,8 +58,8 @@ def write_whole(path: Path, value: Any, *, indent: bool = False, fsync: bool = F
 
 
 def loads(text: bytes) -> Any:
-    """The value of a line. Raises orjson.JSONDecodeError also for one that would take far more memory than its
-    text, by itself or when its conversations are put together."""
+    """The value of a line. Raises orjson.JSONDecodeError, also if the value, or its conversations written out,
+    would take far more memory than the text."""
     demand_modest(text)
     value = orjson.loads(text)
     demand_short_talks(value)
@@ -67,16 +67,16 @@ def loads(text: bytes) -> Any:
 
 
 def demand_modest(text: bytes) -> None:
-    """Raises orjson.JSONDecodeError for a line of too many values, be they nested or beside each other."""
+    """Raises orjson.JSONDecodeError for a line that is too long or has too many objects and arrays."""
     if len(text) > MAX_LINE_BYTES:
         raise orjson.JSONDecodeError(f"over {MAX_LINE_BYTES} bytes", "", 0)
-    short = len(text) <= _CHUNK_BYTES or _containers(text) <= MAX_CONTAINERS  # nearly always; else a closer look
+    short = len(text) <= _CHUNK_BYTES or _containers(text) <= MAX_CONTAINERS  # nearly always
     if not short and _containers(_STRING.sub(b"", text)) > MAX_CONTAINERS:
         raise orjson.JSONDecodeError(f"over {MAX_CONTAINERS} objects and arrays", "", 0)
 
 
 def demand_short_talks(line: Any) -> None:
-    """Raises orjson.JSONDecodeError for a rollout whose prompts, each written out, would fill the memory."""
+    """Raises orjson.JSONDecodeError for a rollout whose prompts, each written out, would take too much memory."""
     completions = line.get("completions") if isinstance(line, dict) else None
     length = together = 0
     for completion in completions if isinstance(completions, list | tuple) else ():
@@ -91,7 +91,7 @@ def demand_short_talks(line: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A line of a file: where it begins, in bytes, and what stands there, its newline included."""
+    """A line of a file. `offset`: where it begins, in bytes. `text` includes the newline."""
 
     path: Path
     number: int  # from 1 on
@@ -100,14 +100,14 @@ class Text:
 
     @property
     def place(self) -> str:
-        """For people."""
+        """Path and number of the line, for error texts."""
         return f"{self.path}:{self.number}"
 
 
 def texts(path: Path) -> Iterator[Text]:
-    """Every line of a file, read one at a time. A longer one than MAX_LINE_BYTES comes in pieces.
+    """Every line of a file, read one at a time. A line longer than MAX_LINE_BYTES comes in pieces.
 
-    A file that is not there has no lines. Raises OSError.
+    A missing file has no lines. Raises OSError.
     """
     try:
         file = path.open("rb")
@@ -122,7 +122,7 @@ def texts(path: Path) -> Iterator[Text]:
 
 
 def text_at(path: Path, offset: int) -> bytes:
-    """The line that begins there. Raises OSError."""
+    """The line that begins at `offset`. Raises OSError."""
     with path.open("rb") as file:
         file.seek(offset)
         return file.readline(MAX_LINE_BYTES + 1)
@@ -150,10 +150,10 @@ def _containers(text: bytes) -> int:
 
 
 class JsonLines:
-    """A file that grows by whole lines. Each is flushed; `fsync` also waits for the disk.
+    """A file that grows by complete lines. Each is flushed; `fsync` also waits for the disk.
 
-    A thread of its own makes the lines and writes them, in the order in which they were handed over: a long line
-    or a slow disk does not hold up the event loop.
+    A thread of its own makes and writes the lines in the order of the calls, so that a long line or a slow disk
+    does not hold up the event loop.
     """
 
     def __init__(self, path: Path, *, fsync: bool = False) -> None:
@@ -166,16 +166,16 @@ class JsonLines:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=path.name)
 
     async def append(self, values: Callable[[], Iterable[Any]]) -> None:
-        """One line for each of `values()`, all or none. `values` is called in the thread.
+        """Appends one line for each of `values()`, all or none. `values` is called in the thread.
 
-        The lines are handed over at once and written even if the caller is cancelled while it waits. Raises
-        OutputError (disk full) with no half line left behind.
+        The lines are written even if the caller is cancelled while it waits. Raises OutputError (disk full);
+        no partial line is left then.
         """
         written = asyncio.wrap_future(self._thread.submit(self._write, values))
         await asyncio.shield(written)
 
     def close(self) -> None:
-        """Waits until everything that was handed over is written. Idempotent."""
+        """Waits until all appended lines are written. Idempotent."""
         self._thread.shutdown()
         self._file.close()
 
@@ -196,10 +196,10 @@ class JsonLines:
 
 
 def set_torn_end_aside(path: Path) -> int:
-    """Moves what a killed writer left unfinished at the end of a file to `<path>.torn`; its bytes.
+    """Moves an unfinished end, left by a killed writer, to `<path>.torn`. Returns its size in bytes.
 
-    Unfinished is what follows the last newline, and a last line that is no JSON: after a power loss a
-    line may be there in length only. A file that is not there lacks nothing. Raises ConfigError.
+    That is everything after the last newline, and a last line that is no JSON: after a power loss a line may
+    have its length but not its content. A missing file has no such end. Raises ConfigError.
     """
     try:
         with path.open("rb") as file:
@@ -212,7 +212,7 @@ def set_torn_end_aside(path: Path) -> int:
 
 
 def set_end_aside(path: Path, start: int) -> int:
-    """Moves everything from the offset `start` on to `<path>.torn`; its bytes. Raises ConfigError."""
+    """Moves everything from offset `start` on to `<path>.torn`. Returns its size in bytes. Raises ConfigError."""
     try:
         with path.open("r+b") as file:
             size = file.seek(0, os.SEEK_END)
@@ -232,7 +232,7 @@ def set_end_aside(path: Path, start: int) -> int:
 
 
 def _sync_folder(folder: Path) -> None:
-    """A name in it survives a power loss."""
+    """Makes new names in the folder survive a power loss."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -241,7 +241,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _whole_end(fd: int) -> int:
-    """Offset behind the last line that is whole."""
+    """Offset after the last complete line."""
     end = _line_start(fd, os.fstat(fd).st_size)
     if end == 0:
         return 0
@@ -254,7 +254,7 @@ def _whole_end(fd: int) -> int:
 
 
 def _line_start(fd: int, before: int) -> int:
-    """Offset behind the last newline in the first `before` bytes; 0 where there is none."""
+    """Offset after the last newline in the first `before` bytes; 0 if there is none."""
     while before > 0:
         start = max(0, before - _CHUNK_BYTES)
         place = os.pread(fd, before - start, start).rfind(b"\n")

@@ -1,9 +1,9 @@
-"""Whether a run directory is the user's own: the proof that run.json bears.
+"""The proof in run.json that a run directory is the user's own.
 
-A run directory may come from anybody: from an archive, a colleague, a hub. What it says about addresses, code and
-confinement counts without being said again only where this user wrote it here and nobody has edited it since. So
-run.json bears an HMAC of what it says, made with a key that never leaves this user's account. Who may write there
-may run anything as this user anyway.
+A run directory may come from anybody: from an archive, a colleague, a hub. Its addresses, code and confinement are
+taken over only if this user wrote run.json on this machine and it was not edited since. So run.json holds an HMAC
+of its content, made with a key that stays in this user's account. Whoever can write there can run anything as this
+user anyway.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from typing import Any
 import orjson
 
 FIELD = "proof"
-_PURPOSE = b"rollout-orchestrator run.json\n"  # the key may get other uses: no proof of one fits the other
+_PURPOSE = b"rollout-orchestrator run.json\n"  # so that other uses of the key give other HMACs
 _KEY_BYTES = 32
 
 
 def prove(description: Mapping[str, Any]) -> str | None:
-    """The proof of what a run.json says, as read back from JSON; None where no key can be kept."""
+    """The proof for the content of a run.json, as read from JSON; None if no key can be stored."""
     key = _key() or _new_key()
     return None if key is None else _proof(key, description)
 
 
 def is_own(description: Mapping[str, Any]) -> bool:
-    """Whether it bears the proof of this user on this machine, and says what it said then."""
+    """Whether the run.json holds a valid proof: this user wrote it on this machine and it was not edited."""
     told, key = description.get(FIELD), _key()
     if key is None or not isinstance(told, str):
         return False
@@ -53,7 +53,7 @@ def _path() -> Path | None:
 
 
 def _key() -> bytes | None:
-    """The user's key; None where there is none, or one that others can read or have put there."""
+    """The user's key; None if there is none, or the file is another user's or readable by others."""
     path = _path()
     with suppress(OSError):
         if path is not None:
@@ -66,7 +66,7 @@ def _key() -> bytes | None:
 
 
 def _new_key() -> bytes | None:
-    """Makes the key, unless another process was quicker."""
+    """Makes the key, unless another process was faster."""
     path = _path()
     if path is None:
         return None
@@ -76,7 +76,7 @@ def _new_key() -> bytes | None:
         try:
             with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
                 file.write(secrets.token_bytes(_KEY_BYTES))
-            os.link(draft, path)  # whole, or not at all, and never over another one
+            os.link(draft, path)  # atomic, and does not replace an existing key
         finally:
             draft.unlink(missing_ok=True)
     return _key()

@@ -1,4 +1,4 @@
-"""Where a run writes: its directory and its groups file, new ones or those of a run that is continued."""
+"""Opens what a run writes to: its directory and its groups file, new or those of a resumed run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Where everything goes, and what is there already."""
+    """Run directory and groups file, and what they already hold."""
 
     run: RunDirectory
     groups: GroupsFile
@@ -37,7 +37,7 @@ def open_output(config: Config, run_path: Path, tally: Tally, form: GroupFormat)
     """Opens the run directory and the groups file, new ones or those of the run that is resumed."""
     env = config.env
     asked = env.data_path_to_save_groups if env.resume is None else None
-    groups_path = fresh_path(asked) if asked is not None else None  # before the run directory: it may fail
+    groups_path = fresh_path(asked) if asked is not None else None  # before the run directory, as it may fail
     try:
         directory = RunDirectory(
             run_path, resume=env.resume is not None, fsync=env.fsync, full_traces=env.save_full_traces
@@ -60,7 +60,8 @@ def open_output(config: Config, run_path: Path, tally: Tally, form: GroupFormat)
 
 
 async def describe(output: Output, orchestrator: Orchestrator, tasks: Source) -> None:
-    """run.json. Raises ConfigError where tokens would come about in another way than before."""
+    """Writes run.json. Raises ConfigError if the agent, or the way token ids are made, is not that of the resumed
+    run."""
     facts = await orchestrator.facts()
     if orchestrator.config.env.resume is not None:
         earlier = read_run(output.run.path)
@@ -100,7 +101,7 @@ def run_directory_path(env: EnvSettings) -> Path:
 
 
 def groups_path_of(run_path: Path) -> Path:
-    """The groups file of the run in `run_path`; in the directory itself if that was moved. Raises ConfigError."""
+    """The groups file of the run in `run_path`, also if that was moved and holds it. Raises ConfigError."""
     named = groups_file_of(read_run(run_path))
     if named is None:
         raise ConfigError(f"env.resume: run.json in {run_path} names no groups file")

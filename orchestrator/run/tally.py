@@ -33,16 +33,16 @@ class Tally(Listener):
     correct: int = 0
     groups: int = 0
     dropped: int = 0
-    dropped_for: Counter[str] = field(default_factory=Counter)  # the commonest failure of each; "": none broke
+    dropped_for: Counter[str] = field(default_factory=Counter)  # by commonest failure; "": none broke
     last_drop: str = ""  # the task whose rollouts broke last, and how
     mixed: int = 0
     attempts: int = 0
     tokens: int = 0
-    cpu_s: float = 0.0  # of those attempts of which it is known
+    cpu_s: float = 0.0  # of the attempts for which it is known
     cpu_known: int = 0
     rollout_s: float = 0.0
-    reasons: dict[str, str] = field(default_factory=dict)  # the first of each outcome that is not scored
-    unscorable: int = 0  # scored 0, as grading failed on them and not on a control
+    reasons: dict[str, str] = field(default_factory=dict)  # the first reason of each outcome that is not scored
+    unscorable: int = 0  # rollouts scored 0, as grading failed on them and not on a control
     unscorable_first: str = ""
     draws: Counter[str] = field(default_factory=Counter)  # further draws, by the outcome that was drawn again
     drawn: Counter[int] = field(default_factory=Counter)  # and by group
@@ -52,7 +52,7 @@ class Tally(Listener):
         """Counts one attempt."""
         attempt = result.attempt if isinstance(result, Member) else result
         record, outcome = attempt.record, str(attempt.outcome.name)
-        if attempt.ungraded is not None:  # what it took is counted with its score
+        if attempt.ungraded is not None:  # its tokens and times are counted with its score
             return self._count(outcome, 0, None, 0.0)
         failed = isinstance(attempt.outcome, Failed)
         self._count_draw(attempt.plan.group, attempt.plan.index, outcome if failed else None)
@@ -93,7 +93,7 @@ class Tally(Listener):
         self.rollout_s += rollout_s
 
     def _count_draw(self, group: int, index: int, failure: str | None) -> None:
-        """One attempt more at a place in a group; `failure`: it is not scored, and may be drawn again."""
+        """Counts draws at a place in a group. `failure`: the outcome of an attempt that may be drawn again."""
         place = group, index
         if (before := self._failed.pop(place, None)) is not None:
             self.draws[before] += 1
@@ -113,7 +113,7 @@ class Tally(Listener):
             self.unscorable_first = self.unscorable_first or one_line(score.failure)
 
     def bad_task(self, task: BadTask | None = None) -> None:
-        """Counts one row no task could be made of."""
+        """Counts one row that no task could be made of."""
         self.outcomes["bad_task"] += 1
 
     def group(self, group: Group) -> None:
@@ -137,7 +137,7 @@ class Tally(Listener):
 
     @property
     def mean_score(self) -> float:
-        """Of all that were scored; 0 where none was."""
+        """Mean score of the scored rollouts; 0 if there are none."""
         return sum(self.scores) / len(self.scores) if self.scores else 0.0
 
     @property

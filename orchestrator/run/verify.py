@@ -1,8 +1,7 @@
-"""Checks of finished training data: every group against itself, against what the run was asked for, and
-against the run's own record.
+"""Checks finished training data: every group by itself, against the run's settings and against its record.
 
-Pure over parsed lines; `commands/verify.py` reads the files and prints the table. Each check has a
-name and counts what it looked at, so that a check that never applied is seen as such.
+Pure over parsed lines; `commands/verify.py` reads the files and prints the table. Each check has a name and counts
+how often it was applied, so that one shows that never was.
 """
 
 from __future__ import annotations
@@ -35,18 +34,18 @@ CHECKS: dict[str, str] = {
     "sampled log-probs": "trained log-probs are the endpoint's (against rollouts.jsonl)",
     "one line": "prompts and samples make the tokens, nothing between (against rollouts.jsonl)",
 }
-_SCORED = tuple(str(name) for name in EndedName)  # no sets: what is looked for in them may be a list
+_SCORED = tuple(str(name) for name in EndedName)  # no set: values looked up may be unhashable
 _ROLES = ("system", "user", "assistant", "tool")
-_MOST = sys.float_info.max  # JSON's whole numbers may be longer than any trainer can hold
+_MOST = sys.float_info.max  # whole numbers in JSON may be larger than any float
 _PER_ROLLOUT = ("masks", "scores", "inference_logprobs", "overrides", "messages")
 _OPTIONAL = ("inference_logprobs", "messages")
 Line = Mapping[str, Any]
-Asked = tuple[Turn, tuple[Message, ...]]  # a completion, and the whole conversation it was asked with
+Asked = tuple[Turn, tuple[Message, ...]]  # a completion, and the whole conversation of its prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the run was asked for, as far as it is known."""
+    """What the run's settings ask for, as far as they are known."""
 
     sizes: range | None = None
     untrained: frozenset[str] = frozenset()
@@ -54,7 +53,7 @@ class Wanted:
 
     @classmethod
     def of(cls, env: Line) -> Wanted:
-        """From the settings in run.json. Raises KeyError, TypeError, ValueError for what is none."""
+        """From the settings in run.json. Raises KeyError, TypeError, ValueError if they are invalid."""
         size = int(env["group_size"])
         kind, _, least = str(env["group_policy"]).partition(":")
         return cls(
@@ -64,17 +63,17 @@ class Wanted:
         )
 
     def masks_all(self, facts: Line) -> bool:
-        """Whether nothing of this rollout is to be trained on."""
+        """Whether the whole rollout is to be masked."""
         mixed = not self.mixed_versions and facts.get("mixed_policy_versions") is True
         return mixed or str(facts.get("outcome")) in self.untrained
 
 
 @dataclass(slots=True)
 class Findings:
-    """What was looked at and what was wrong, by check.
+    """How often each check was applied, and where it failed.
 
-    `tokenizer`: the run's, asked for where ids were made from text. `unread`: rollouts whose ids were not compared
-    with their text, as there is none.
+    `tokenizer` returns the run's, or None; called if ids were made from text. `unread`: rollouts whose ids were
+    not compared with their text, as there is no tokenizer.
     """
 
     asked: Wanted = Wanted()
@@ -88,7 +87,7 @@ class Findings:
     unread: int = 0
 
     def check(self, name: str, good: bool, where: str) -> bool:
-        """Counts one look; `where` is kept when it was wrong."""
+        """Counts one check; `where` is kept if it failed."""
         self.checked[name] += 1
         if not good:
             self.wrong.setdefault(name, []).append(where)
@@ -96,12 +95,12 @@ class Findings:
 
     @property
     def violations(self) -> int:
-        """How many looks were wrong."""
+        """How many checks failed."""
         return sum(len(places) for places in self.wrong.values())
 
 
 def check_group(group: Line, where: str, findings: Findings, rollouts: Mapping[str, bytes] | None) -> None:
-    """One line of a groups file.
+    """Checks one line of a groups file.
 
     `rollouts`: the lines of rollouts.jsonl by rollout_id. None: there is no such file.
     """
@@ -146,7 +145,7 @@ def _check_size(group: Line, size: int, where: str, findings: Findings) -> None:
 
 
 def _check_member(tokens: Any, member: Line, facts: Line, where: str, findings: Findings) -> bool:
-    """Whether its lists can be compared with a record."""
+    """Checks one member by itself. Returns whether its lists can be compared with a record."""
     findings.rollouts += 1
     findings.sources[str(facts.get("token_source"))] += 1
     mask, score = member["masks"], member["scores"]
@@ -156,7 +155,7 @@ def _check_member(tokens: Any, member: Line, facts: Line, where: str, findings: 
         findings.check("mask", all(m in (MASKED, t) for t, m in zip(tokens, mask, strict=True)), where)
         if facts.get("token_source") != "none":
             learns = any(m != MASKED for m in mask)
-            # A sample that was filtered, or that has no text, ended the rollout: there may be nothing else.
+            # A filtered or empty completion ended the rollout; it may have been the only one.
             empty = not learns and facts.get("outcome") == "no_answer"
             findings.check("trained", empty or learns != findings.asked.masks_all(facts), where)
         if "inference_logprobs" in member:
@@ -188,7 +187,8 @@ def _logprob_fits(logprob: Any, mask: Any) -> bool:
 
 
 def _messages_fit(messages: Any, *, side: bool) -> bool:
-    """A `side` line begins as its agent asked: smolagents asks for a first plan without a system message."""
+    """Checks roles and texts. A `side` line need not begin with a system message: smolagents asks for a first plan
+    without one."""
     if not isinstance(messages, list) or not messages:
         return False
     if not all(
@@ -202,7 +202,7 @@ def _messages_fit(messages: Any, *, side: bool) -> bool:
 def _check_record(
     tokens: Sequence[int], member: Line, facts: Line, known: Attempted, where: str, findings: Findings
 ) -> None:
-    """Against what the proxy served: every completion of the one segment these tokens are."""
+    """Checks one member against what the proxy served: every completion of the member's segment."""
     told = (facts.get("task_id"), facts.get("outcome"), facts.get("answer"), member["scores"])
     score = known.score.value if known.score is not None else None
     was = (known.task_id, str(known.outcome.name), known.record.answer, score)
@@ -241,7 +241,7 @@ def _check_text(
     where: str,
     findings: Findings,
 ) -> None:
-    """Ids that were made from text: trained is what was sampled, and nothing else."""
+    """Checks ids that were made from text: exactly the sampled text must be trained on."""
     learns = [m != MASKED for m in mask]
     runs = groupby(zip(tokens, learns, strict=True), key=lambda pair: pair[1])
     trained = [[token for token, _ in run] for learn, run in runs if learn]
@@ -263,8 +263,8 @@ def _check_text(
 
 
 def _texts_sampled(turns: Sequence[Asked]) -> list[str]:
-    """Of each completion of a line, what of it stands where it belongs in the last conversation: an agent may
-    strip it, write something behind it, or put other words in its place."""
+    """The part of each completion of a line that the last conversation holds at its place: an agent may strip it,
+    append something to it, or put other words in its place."""
     *earlier, (last, talk) = turns
     found = []
     for turn, asked in earlier:
@@ -276,14 +276,14 @@ def _texts_sampled(turns: Sequence[Asked]) -> list[str]:
 
 
 def _as_messages(said: Any) -> list[Message] | None:
-    """None: these are no messages, or hold more than a role and a text."""
+    """The messages; None if they are invalid or hold more than a role and a text."""
     if not isinstance(said, list) or not all(isinstance(m, dict) and set(m) == {"role", "content"} for m in said):
         return None
     return [Message(m["role"], m["content"]) for m in said if isinstance(m["content"], str)]
 
 
 def _line_said(messages: Sequence[Message], turns: Sequence[Asked]) -> bool:
-    """The last conversation, with what was sampled in the places of this line's assistant messages."""
+    """Whether `messages` are the last conversation with the sampled texts as this line's assistant messages."""
     expected: list[Message | None] = [*turns[-1][1], None]
     closings = [following.closing for following, _ in turns[1:]] + [""]
     for (turn, asked), closing in zip(turns, closings, strict=True):
@@ -294,7 +294,7 @@ def _line_said(messages: Sequence[Message], turns: Sequence[Asked]) -> bool:
         if not content.endswith(closing):
             return False
         body = content.removesuffix(closing)
-        # What may be missing at the end is the token that ends a turn.
+        # The message may lack the token that ends a turn.
         if not text.startswith(body) or len(body) < turn.completion.reasoning_chars + len(turn.completion.visible):
             return False
         expected[place] = messages[place]
@@ -302,7 +302,7 @@ def _line_said(messages: Sequence[Message], turns: Sequence[Asked]) -> bool:
 
 
 def _last_said(messages: Sequence[Message], turns: Sequence[Asked]) -> bool:
-    """The last conversation and its answer, to which a code tag may have been added."""
+    """Whether `messages` are the last conversation and its answer, which may have a code tag appended."""
     turn, talk = turns[-1]
     if not messages:
         return False
@@ -312,7 +312,7 @@ def _last_said(messages: Sequence[Message], turns: Sequence[Asked]) -> bool:
 
 
 def _with_reasoning(talk: Sequence[Message], turns: Sequence[Asked]) -> list[Message]:
-    """A conversation with the reasoning in front of what each of these completions gave to the agent."""
+    """The conversation with the reasoning of each completion in front of the text that the agent got."""
     whole = list(talk)
     for turn, asked in turns:
         place = len(asked)

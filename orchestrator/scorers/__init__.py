@@ -1,1 +1,1 @@
-"""How rollouts are graded: one small protocol, one file per way."""
+"""How rollouts are graded: a small protocol, and the scorers that implement it."""

@@ -1,4 +1,4 @@
-"""What every way of grading offers."""
+"""What every scorer offers, and names that tasks, settings and scorers share."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Protocol
 
 from orchestrator.types import Ended, Record, RolloutPlan, Score
 
-# What a row of a dataset may name as its `scorer`: ours alone, never code of its own.
+# What a row of a data set may name as its `scorer`: ours only, never code.
 ROW_SCORERS = ("gaia", "exact", "reasoning_gym")
-# Those that grade without a reference answer, and the metadata they grade by.
+# Scorers that need no reference answer → the metadata they need instead.
 NEEDS_NO_ANSWER: Mapping[str | None, tuple[str, ...]] = {"reasoning_gym": ("dataset", "seed", "index")}
-# All that a reasoning_gym task is made again from: the names in its metadata.
+# Names of the metadata from which a reasoning_gym task is made again.
 MADE_FROM = ("dataset", "seed", "index", "size", "config")
 
-# How much each measured part weighs in `combined`.
+# The weight of each measured part in `combined`.
 COMBINED_WEIGHTS: Mapping[str, float] = {
     "correctness": 0.50,
     "format": 0.20,
@@ -25,13 +25,13 @@ COMBINED_WEIGHTS: Mapping[str, float] = {
 
 
 class Scorer(Protocol):
-    """A function of answer, reference answer and record, and of nothing that happened before.
+    """A function of answer, reference answer and record, without any state.
 
-    Whatever the policy wrote gets a score: where grading fails on it and not on a control without a word of the
-    policy's, it is 0, with the failure on record (`Score.failure`). So nothing is drawn again that chosen text
-    could ask for.
+    Whatever the policy wrote gets a score. If grading fails on it but not on a control, which holds nothing of the
+    policy's, the score is 0 with the failure on record (`Score.failure`). So no policy can write a text that earns
+    another try.
     """
 
     async def score(self, plan: RolloutPlan, record: Record, ended: Ended) -> Score:
-        """`record.answer` is the accepted answer; only `finished` can be correct. Raises ScorerError, where a
-        control gets no score either."""
+        """`record.answer` is the accepted answer; only `finished` can be correct. Raises ScorerError if a control
+        gets no score either."""

@@ -1,8 +1,8 @@
-"""Whose fault it is that no score came of a rollout: a control, without a word of the policy's, decides.
+"""Decides by a control whose fault it is that a rollout could not be scored.
 
-The control is a plain rollout of the same task that gives the reference answer. Where that is scored, the
-rollout's own words are at fault: it gets 0, with both on record, and is not drawn again. Where it is not, grading
-is broken.
+The control is a plain rollout of the same task that gives the reference answer and holds nothing of the policy's.
+If it can be scored, the rollout's own text is at fault: it gets 0, with both on record, and is not drawn again. If
+not, grading is broken.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from orchestrator.types import (
     Step,
 )
 
-FRESH_S = 10.0  # how old a control may be: many failing answers ask one
+FRESH_S = 10.0  # how old a control may be: many failing answers share one
 NEUTRAL_ANSWER = "I do not know."
 FINISHED = Ended(EndedName.FINISHED)
 
 
 class Controls:
-    """One control per task, for as long as somebody may share it. `timeout_s`: of one."""
+    """One control per task, kept as long as it can be shared. `timeout_s`: time limit of one."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._kept: dict[str, tuple[float, Control]] = {}
 
     async def answer(self, task_id: str, ask: Callable[[], Awaitable[str]]) -> ControlAnswer:
-        """What `ask` gives for this task, or gave within FRESH_S."""
+        """The result of `ask` for this task, at most FRESH_S old."""
         now = asyncio.get_running_loop().time()
         self._kept = {task: kept for task, kept in self._kept.items() if now < kept[0] + FRESH_S + self._timeout_s}
         _, control = self._kept.get(task_id, (now, Control(ask, timeout_s=self._timeout_s)))
@@ -51,12 +51,12 @@ class Controls:
 
 
 class ControlledScorer:
-    """A `Scorer` in processes of its own. `unsolved`: the parts of a rollout that is itself at fault."""
+    """A `Scorer` in processes of its own. `unsolved`: the score's parts if the rollout is at fault."""
 
     def __init__(self, processes: GradingProcesses, unsolved: Mapping[str, float] | None = None) -> None:
         self._processes = processes
         self._unsolved = unsolved or {}
-        self._controls = Controls(math.inf)  # a process has its own limit
+        self._controls = Controls(math.inf)  # the process has a time limit itself
 
     async def score(self, plan: RolloutPlan, record: Record, ended: Ended) -> Score:
         """Raises ScorerError."""
@@ -79,12 +79,13 @@ class ControlledScorer:
 
 
 def evidence(failure: str, answer: str | None, control: ControlAnswer) -> dict[str, Any]:
-    """What is on record of a score that a control decided: what failed, and what the control's answer got."""
+    """The evidence of a score that a control decided: the failure, and the control's answer and score."""
     return {"failure": failure, "control": {"answer": answer, "got": control.said}}
 
 
 def control_record(plan: RolloutPlan, record: Record) -> Record:
-    """A rollout of one plain turn behind the first prompt, which is the task's alone, in the form of `record`."""
+    """The record of a rollout with one plain turn after the first prompt, which holds only the task. It has ids,
+    log-probs and steps where `record` has them."""
     answer = NEUTRAL_ANSWER if plan.task.answer is None else plan.task.answer
     visible, text = plain_answer(plan.agent, answer)
     first = record.turns[0]
@@ -93,7 +94,7 @@ def control_record(plan: RolloutPlan, record: Record) -> Record:
         text=text,
         visible=visible,
         finish_reason="stop",
-        tokens_T=ids,  # no word of the policy's: nobody here can make the text's own
+        tokens_T=ids,  # an id of the prompt, as there is no tokenizer here to encode the text
         logprobs_T=None if ids is None or first.completion.logprobs_T is None else (0.0,),
         prompt_tokens=first.completion.prompt_tokens,
         completion_tokens=1,

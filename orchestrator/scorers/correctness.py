@@ -1,4 +1,4 @@
-"""Whether the accepted answer is right, by the way of grading the task names (default: GAIA's rules)."""
+"""Whether the accepted answer is right, by the grader that the task names (default: GAIA's rules)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Grader = Callable[[str, Task], bool]
 
 
 def correctness(task: Task, record: Record, ended: Ended) -> float:
-    """1.0 or 0.0. Raises ScorerError where the task holds nothing to grade by."""
+    """1.0 or 0.0. Raises ScorerError if the task cannot be graded."""
     if ended.name is not EndedName.FINISHED or record.answer is None:
         return 0.0
     grader = _GRADERS.get(task.scorer or "gaia")
@@ -32,7 +32,7 @@ def _gaia(answer: str, task: Task) -> bool:
 
 
 def _exact(answer: str, task: Task) -> bool:
-    """Equal but for white space around."""
+    """Equal except for white space at the ends."""
     return answer.strip() == _reference(task).strip()
 
 
@@ -42,5 +42,5 @@ def _reasoning_gym(answer: str, task: Task) -> bool:
     return is_correct(answer, task)
 
 
-# Each name of scorers.base.ROW_SCORERS.
+# One for each name in scorers.base.ROW_SCORERS.
 _GRADERS: Mapping[str, Grader] = {"gaia": _gaia, "exact": _exact, "reasoning_gym": _reasoning_gym}

@@ -1,8 +1,8 @@
-"""Correctness by GAIA's published rules, exactly: the leaderboard's `scorer.py`, no more and no less.
+"""Correctness by GAIA's published rules, exactly as in the leaderboard's `scorer.py`.
 
-Numbers: `$`, `%` and `,` go, then the values are compared; an answer that is no number counts as infinity. Lists
-(a reference with `,` or `;`): equally long, element by element. Text: without white space, ASCII punctuation and
-case. Unicode is compared as it stands, code point by code point.
+Numbers: `$`, `%` and `,` are removed, then values are compared; an answer that is no number counts as infinity.
+Lists (a reference with `,` or `;`): equally long, compared by element. Text: compared without white space, ASCII
+punctuation and case, by code points, without Unicode normalization.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def question_scorer(answer: str, truth: str) -> bool:
 
 
 def _same_element(answer: str, truth: str) -> bool:
-    """Punctuation counts inside a list: its elements may consist of it."""
+    """Inside a list punctuation is compared: elements may consist of it."""
     return _same_number(answer, truth) if _is_number(truth) else _plain(answer) == _plain(truth)
 
 

@@ -1,13 +1,12 @@
 """`judge`: a language model says whether an answer says the same as the reference answer.
 
-The rubric is fixed (`rubric.txt`). The answer was written by the policy, so it is data: it stands between
-lines with a mark drawn for this one grading, and a verdict counts only with that mark, alone on the last
-line. What the judge was asked and said is kept as the score's evidence.
+The rubric is fixed (`rubric.txt`). The policy wrote the answer, so the judge must not follow it: it stands between
+lines with a mark drawn at random for this grading, and a verdict counts only with that mark, alone on the last
+line. Prompts and replies are kept as the score's evidence.
 
-Whatever keeps the judge from a verdict (it talks beside the point, refuses, filters, says nothing, takes too
-long), a control tells who is at fault: the reference answer in the given one's place. Where that gets a verdict,
-the given answer is wrong, and nobody earns another try by it; where it does not, the judge is broken: a
-ScorerError, never a reward.
+If the judge gives no verdict for any reason (an off-topic reply, a refusal, a filter, no text, too much time), a
+control decides who is at fault: the reference answer in place of the given one. If the control gets a verdict, the
+given answer is wrong; it is not drawn again. If not, the judge is broken: a ScorerError, never a reward.
 """
 
 from __future__ import annotations
@@ -34,19 +33,19 @@ from orchestrator.scorers.control import Controls, evidence
 from orchestrator.types import Ended, EndedName, Message, Record, RolloutPlan, Sampling, Score, Task
 
 RUBRIC = Path(__file__).with_name("rubric.txt")
-MAX_ANSWER_CHARS = 8_000  # no reference answer is so long: incorrect without being shown to the judge
-MAX_TASK_CHARS = 100_000  # of question and reference answer
-VERDICTS = 3  # replies asked for, of each answer, before there is none
+MAX_ANSWER_CHARS = 8_000  # a longer answer is incorrect without being judged: no reference answer is so long
+MAX_TASK_CHARS = 100_000  # of question and reference answer together
+VERDICTS = 3  # replies asked for per answer until one has a verdict
 _BY_RULES = "by_rules"
 _MAX_REASON = 400
 _VERDICT = re.compile(r"VERDICT ([0-9a-f]{16}): (CORRECT|INCORRECT)")
 
 
 class JudgeScorer:
-    """A `Scorer`: 1 for what the judge calls correct, else 0; everything measured is in the parts.
+    """A `Scorer`: 1 for an answer that the judge calls correct, else 0.
 
-    `rules` measures: what it calls `correctness` is the part `by_rules` here, to be compared with the judge's
-    verdict.
+    The parts are those that `rules` measures; its `correctness` is named `by_rules` here, to be compared with the
+    judge's verdict.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class JudgeScorer:
         self._seed = seed
         self._mark = mark
         self._rubric = RUBRIC.read_text("utf-8")
-        self._controls = Controls(math.inf)  # a completion has its own limit
+        self._controls = Controls(math.inf)  # the completion has a time limit itself
 
     async def score(self, plan: RolloutPlan, record: Record, ended: Ended) -> Score:
         """Raises ScorerError, and AuthenticationError, which stops the run."""
@@ -86,7 +85,7 @@ class JudgeScorer:
         return Score(value, {**parts, "judge": value}, {**measured.evidence, "judge": asked.told()})
 
     async def _blamed(self, plan: RolloutPlan, parts: Mapping[str, float], asked: _Asked) -> Score:
-        """The answer got no verdict: it is wrong where the reference answer in its place gets one."""
+        """For an answer without a verdict: it is wrong if the reference answer in its place gets one."""
         reference = str(plan.task.answer)
 
         async def ask() -> str:
@@ -111,7 +110,7 @@ class JudgeScorer:
         return Score(0.0, {**parts, "judge": 0.0}, {**evidence(failure, reference, control), "judge": told})
 
     async def _ask(self, plan: RolloutPlan, answer: str, sequence: int) -> _Asked:
-        """Asks until there is a verdict, or there will be none."""
+        """Asks until there is a verdict, an error, or no try left."""
         mark = self._mark()
         messages = conversation(self._rubric, plan.task, answer, mark)
         asked = _Asked(self._model, messages)
@@ -143,7 +142,7 @@ class JudgeScorer:
 
 @dataclass(slots=True)
 class _Asked:
-    """One answer before the judge. `error`: why it was not asked to the end."""
+    """The judging of one answer. `error`: why it was broken off."""
 
     model: str
     messages: tuple[Message, ...]
@@ -153,7 +152,7 @@ class _Asked:
     error: OrchestratorError | None = None
 
     def told(self) -> dict[str, Any]:
-        """As evidence."""
+        """The evidence."""
         return {
             "model": self.model,
             "temperature": 0.0,
@@ -172,7 +171,7 @@ class _Asked:
 
 
 def conversation(rubric: str, task: Task, answer: str, mark: str) -> tuple[Message, ...]:
-    """What the judge is asked. Raises ScorerError for a task it cannot be asked about."""
+    """The prompt for the judge. Raises ScorerError for a task that cannot be judged."""
     if task.answer is None:
         raise ScorerError(f"task {task.task_id!r} has no reference answer to judge by")
     if len(task.question) + len(task.answer) > MAX_TASK_CHARS:
@@ -189,7 +188,8 @@ def conversation(rubric: str, task: Task, answer: str, mark: str) -> tuple[Messa
 
 
 def verdict(reply: str, mark: str) -> str | None:
-    """`correct` or `incorrect`: the last line, the only verdict of the reply, with this grading's mark."""
+    """`correct` or `incorrect`, if the last line is the reply's only verdict and has this grading's mark; else
+    None."""
     lines = [line.strip() for line in reply.strip().splitlines()]
     found = _VERDICT.fullmatch(lines[-1]) if lines else None
     if found is None or found[1] != mark or reply.count("VERDICT") != 1:

@@ -1,7 +1,7 @@
-"""What is good form for each kind of agent: in its own tags, with its own calls.
+"""The form that actions of each kind of agent must have: code tags, tool calls.
 
-`well_formed` and `gives_answer` look at one action as it was sampled. A program has no form we know: an
-action of it is well formed when the model ended it by itself, and a finished episode has its answer.
+`well_formed` and `gives_answer` look at one action as it was sampled. The form of a program's actions is unknown:
+they count as well formed if the model ended them itself, and the last one of a finished episode as the answer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _REST_OF_STRING = {
 
 
 def well_formed(agent: AgentSpec, completion: Completion) -> bool:
-    """Whether an action is one thing to do, said as the agent has to say it."""
+    """Whether an action is exactly one code block, or one tool call, in the agent's form."""
     match agent.kind:
         case "code":
             return code_block(completion, agent.code_tags) is not None
@@ -46,7 +46,7 @@ def gives_answer(agent: AgentSpec, completion: Completion) -> bool:
 
 
 def plain_answer(agent: AgentSpec, answer: str) -> tuple[str, str]:
-    """An action that gives this answer and does nothing else: (what the agent gets of it, all that was said)."""
+    """An action that only gives this answer: (the text the agent gets, the whole text)."""
     match agent.kind:
         case "code":
             opening, closing = agent.code_tags
@@ -59,8 +59,8 @@ def plain_answer(agent: AgentSpec, answer: str) -> tuple[str, str]:
 
 
 def tool_call(visible: str) -> dict[str, Any] | None:
-    """The one call in an action: a JSON object with a name, from the first brace to the last, as smolagents
-    takes it; None for every other text."""
+    """The one call in an action: a JSON object with name and arguments, from the first brace to the last, as
+    smolagents parses it; None for every other text."""
     start, end = visible.find("{"), visible.rfind("}")
     if not 0 <= start < end or end - start > _MAX_PARSED_CHARS:
         return None
@@ -83,13 +83,13 @@ def code_block(completion: Completion, tags: tuple[str, str]) -> str | None:
 
 
 def _closed_by_stop(completion: Completion, closing: str) -> bool:
-    """Whether sampling ended at the closing tag, which is then cut off what the agent gets."""
+    """Whether sampling ended at the closing tag, which the agent then does not get."""
     if completion.finish_reason != "stop":
         return False
     behind = completion.unseen
     if closing in behind:
         return True
-    # An endpoint without ids may not tell at which stop string it ended: then the doubt is the policy's.
+    # An endpoint without ids may not name the stop string: then the policy gets the benefit of the doubt.
     return completion.tokens_T is None and not behind
 
 
@@ -113,7 +113,7 @@ def calls_final_answer(code: str) -> bool:
     if len(code) <= _MAX_PARSED_CHARS:
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the model's escape sequences are not ours to warn of
+                warnings.simplefilter("ignore")  # about escape sequences in the model's code
                 tree = ast.parse(code)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return _final_answer_in_pieces(code)
@@ -125,9 +125,9 @@ def calls_final_answer(code: str) -> bool:
 
 
 def _final_answer_in_pieces(code: str) -> bool:
-    """For code that is no Python as a whole, such as one with a stray line in it. Comments and strings are stepped
-    over; a quote that its line does not close, as in prose, ends with its line. So no character is looked at more
-    than a few times, whatever the model wrote."""
+    """For code that cannot be parsed, such as code with a stray line of prose. Comments and strings are skipped; a
+    quote that is not closed in its line ends with the line. So each character is looked at a few times at most,
+    whatever the model wrote."""
     at = 0
     while piece := _PIECE.search(code, at):
         if piece["call"]:
@@ -136,7 +136,7 @@ def _final_answer_in_pieces(code: str) -> bool:
         if quote and (string := _REST_OF_STRING[quote].match(code, piece.end())):
             at = string.end()
         elif quote and len(quote) == 3:
-            return False  # all the rest is a string: what is in it is no call
+            return False  # the rest is one string
         else:
             at = code.find("\n", piece.end()) + 1 or len(code)
     return False

@@ -1,9 +1,9 @@
-"""What runs in a process that grades: `processes` starts it and asks. The scorer is ours or the operator's.
+"""The program of a grading process, which `processes` starts. The scorer is ours or the operator's.
 
-Standard input, from the orchestrator that started us: a length and a pickle each time, first of the scorer (a
-`StrategyScorer`, or `python:MODULE:NAME`), then of (plan, record, ended) for each score. Standard output: one JSON
-object per line, `{}` once the scorer is loaded, then the value and the parts or an `error` for each score.
-Whatever the scorer itself prints goes to standard error.
+Standard input, from the orchestrator: pickles, each after its length; first the scorer (a `StrategyScorer`, or the
+text `python:MODULE:NAME`), then (plan, record, ended) for each score. Standard output: one JSON object per line;
+`{}` once the scorer is loaded, then value and parts, or an `error`, for each score. What the scorer prints goes to
+standard error.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ Function = Callable[[RolloutPlan, Record, Ended], object]
 
 
 def main() -> int:
-    """Until standard input ends."""
+    """Serves until standard input ends. Returns the exit code."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a scorer that hangs must not outlive the run
-    with suppress(OSError):  # memory that grading takes without end is taken from it first
+    with suppress(OSError):  # if memory runs out, this process is killed first
         Path("/proc/self/oom_score_adj").write_text("1000")
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -69,7 +69,7 @@ def load_scorer(spec: str) -> Function:
     if inspect.isclass(found):
         try:
             found = found()
-        except Exception as error:  # somebody else's code
+        except Exception as error:  # the operator's code
             raise ConfigError(f"{FLAG}: {spec} cannot be made: {' '.join(str(error).split())[:300]}") from error
     function: Function = getattr(found, "score", found)
     try:
@@ -91,12 +91,12 @@ def _reply(name: str, function: Function, request: bytes) -> dict[str, Any]:
         return {"error": str(error)}
     except _Refused as error:
         return {"error": f"{name} gave {error}"}
-    except BaseException as error:  # somebody else's code: anything can come out of it, SystemExit too
+    except BaseException as error:  # the scorer's code may raise anything, SystemExit too
         return {"error": f"{name} raised {_told(error)}"}
 
 
 def _told(error: BaseException) -> str:
-    """One line. The text of an exception is made by its own code, which may fail as well."""
+    """The exception on one line. Its text is made by its own code, which may fail too."""
     try:
         return " ".join(f"{type(error).__name__}: {error}".split())[:_MAX_REASON]
     except BaseException:
@@ -104,11 +104,11 @@ def _told(error: BaseException) -> str:
 
 
 class _Refused(Exception):
-    """A result that is no score."""
+    """The scorer returned something that is no score."""
 
 
 def _number(value: object, what: str, lowest: float = -math.inf, highest: float = math.inf) -> float:
-    # numbers.Real: numpy's are none of Python's. bool too: True is a fair answer to "correct?".
+    # numbers.Real: numpy's numbers are neither int nor float. bool is allowed: True for "correct".
     if isinstance(value, Real):
         try:
             number = float(value)

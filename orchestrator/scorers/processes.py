@@ -1,8 +1,8 @@
-"""The processes that grade: a few, kept warm, each score within a time limit.
+"""The grading processes: a few, kept warm, with a time limit for each score.
 
-Grading runs our code, reasoning_gym's or the operator's on what the model wrote. Here it can take no time from
-anything else, and no more of it than the limit: a process that hung or died is replaced. What failed is told as
-Ungraded; whose fault that is, `control` decides.
+Grading runs our code, reasoning_gym's or the operator's on text that the model wrote. In processes it slows
+nothing else down, and can be ended at the limit: a process that hung or died is replaced. A failure is raised as
+Ungraded; `control` decides whose fault it is.
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ from orchestrator.types import Ended, Record, RolloutPlan, Score
 
 PROCESSES = 4
 LOAD_LIMIT_S = 120.0
-# Before another process is started: ours grade in milliseconds, and to start one takes longer.
+# How long to wait for an idle process before another is started: our strategies take milliseconds, a start longer.
 PATIENCE_S = 2.0
 _MAX_REPLY_BYTES = 1 << 20
 _MAX_REASON = 600
-# Of our environment, what a process of ours needs: it works on the model's text, and keys are none of its
-# business.
+# Environment variables for a process with one of our strategies. It works on the model's text, so it gets no keys.
 _ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR")
-# Modules are found where we find them, and what a scorer starts finds its own: PYTHONPATH is left as it is.
+# The process gets our sys.path as an argument, so that PYTHONPATH is unchanged for programs that a scorer starts.
 _PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); "
     "from orchestrator.scorers.process import main; sys.exit(main())"
@@ -41,7 +40,7 @@ _PROGRAM = (
 
 
 class Ungraded(Exception):
-    """No score came of it. The text is one line."""
+    """Grading failed. The text is one line."""
 
 
 class GradingProcesses:
@@ -52,7 +51,7 @@ class GradingProcesses:
         self._scorer = scorer
         self._name = scorer if isinstance(scorer, str) else scorer.strategy
         self._timeout_s = timeout_s
-        # The operator's may take long, so that they get as many processes as they can use at once.
+        # The operator's may be slow: another process is started at once.
         self._patience_s = 0.0 if isinstance(scorer, str) else PATIENCE_S
         self._slots = asyncio.Semaphore(PROCESSES)
         self._idle: asyncio.LifoQueue[_Process] = asyncio.LifoQueue()
@@ -60,7 +59,7 @@ class GradingProcesses:
         self._warming: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Loads the scorer once. Raises ConfigError where it cannot be used. Ours load while other things open."""
+        """Loads the operator's scorer once; raises ConfigError if that fails. Ours is loaded in the background."""
         if isinstance(self._scorer, str):
             self._idle.put_nowait(await self._start())
         else:
@@ -71,13 +70,13 @@ class GradingProcesses:
         given = (plan, record) if isinstance(self._scorer, str) else needed(plan, record)
         try:
             request = pickle.dumps((*given, ended))
-        except Exception as error:  # metadata of a `python:` source may hold anything
+        except Exception as error:  # metadata of a `python:` source may be unpicklable
             raise Ungraded(f"{self._name}: the task cannot be handed over: {_one_line(error)}") from error
         async with self._slots:
             try:
                 reply = await self._asked(request)
             except _Died:
-                # It may have been killed for what it had not done: only one that dies of it twice is at fault.
+                # It may have been killed for another reason: only a second death counts.
                 try:
                     reply = await self._asked(request)
                 except _Died as died:
@@ -106,15 +105,15 @@ class GradingProcesses:
         except TimeoutError:
             await self._end(process)
             raise Ungraded(f"{self._name} gave no score within {self._timeout_s:g} s") from None
-        except BaseException:  # died; or cancelled: what it would answer belongs to nobody
+        except BaseException:  # died, or cancelled: its answer must not go to the next request
             await self._end(process)
             raise
         self._idle.put_nowait(process)
         return reply
 
     async def _claim(self) -> _Process:
-        """An idle one, else a new one, where none comes free soon. Holders of slots alone have one or make one, so
-        there are never more than PROCESSES. Raises ConfigError."""
+        """An idle process; a new one if none becomes idle soon. Each caller holds a slot, so there are never more
+        than PROCESSES. Raises ConfigError."""
         with suppress(asyncio.QueueEmpty):
             return self._idle.get_nowait()
         if self._all and self._patience_s:
@@ -124,7 +123,7 @@ class GradingProcesses:
         return await self._start()
 
     async def _warm(self) -> None:
-        """The first process, before there is anything to grade. One that cannot be started is told of then."""
+        """Starts the first process ahead. If that fails, the first score will fail with the reason."""
         with suppress(ConfigError):
             async with self._slots:
                 self._idle.put_nowait(await self._start())
@@ -158,11 +157,11 @@ class GradingProcesses:
 
 
 class _Died(Exception):
-    """The process is gone, or says what ours never does."""
+    """The process has ended, or wrote something invalid."""
 
 
 class _Process:
-    """One process that grades, at the other end of a socket."""
+    """One grading process, at the other end of a socket."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -173,7 +172,7 @@ class _Process:
 
     @classmethod
     async def start(cls, *, ours: bool) -> _Process:
-        """Not asyncio's own: cancelled while it starts one, it waits for ever. Raises OSError."""
+        """Without asyncio's subprocesses: cancelled during a start, these wait for ever. Raises OSError."""
         environment = {name: value for name in _ENVIRONMENT if (value := os.environ.get(name)) is not None}
         mine, its = socket.socketpair()
         with its:
@@ -181,10 +180,10 @@ class _Process:
                 (sys.executable, "-P", "-c", _PROGRAM, json.dumps([path or os.getcwd() for path in sys.path])),
                 stdin=its.fileno(),
                 stdout=its.fileno(),
-                # What libraries print about the model's text is for nobody's terminal.
+                # Libraries may print warnings about the model's text.
                 stderr=subprocess.DEVNULL if ours else None,
                 env=environment if ours else None,
-                start_new_session=True,  # ended with all it started; a ^C is the orchestrator's to handle
+                start_new_session=True,  # its children can be ended with it; only the orchestrator gets a ^C
             )
         try:
             return cls(process, *await asyncio.open_connection(sock=mine, limit=_MAX_REPLY_BYTES))

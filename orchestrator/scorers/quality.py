@@ -1,4 +1,4 @@
-"""How well an episode went, whatever its answer: measured from the turns the proxy served.
+"""How well an episode went, apart from its answer: measured from the turns the proxy served.
 
     q = max(0, .20 format + .10 final_answer + .10 execution + .10 efficiency − length_penalty)
 
@@ -10,8 +10,8 @@ or by the weights of `env.combined_weights`:
     efficiency      1 − (steps − 1) / (max_steps − 1) for a finished episode, else 0
     length_penalty  weight × (characters − 2000) / 1000 for a longer answer, at most .30
 
-The weights and the penalty are the predecessor's. `record.steps` is not looked at: it is what the
-sandbox tells, and a sandbox must not be able to raise its score.
+The weights and the penalty are the predecessor's. `record.steps` is not used: the sandbox reports it, and must not
+be able to raise its score.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ WEIGHTS: Mapping[str, float] = {k: v for k, v in COMBINED_WEIGHTS.items() if k !
 FREE_ANSWER_CHARS = 2000
 MAX_LENGTH_PENALTY = 0.3
 
-# smolagents puts an error behind the call's id, if there was one, and ends it with this advice. What
-# code prints comes below "Observation:" and therefore cannot stand where an error does.
+# smolagents writes an error after the call's id, if there was a call, and ends it with this advice. Printed output
+# comes after "Observation:", so it cannot stand in the place of an error.
 _ERROR = re.compile(r"(?:Call id: \S+\n)?Error:\n")
 _ERROR_BELOW = re.compile(r"\n(?:Call id: \S+\n)?Error:\n")
 _ADVICE = "If you have retried several times, try a completely different approach."
@@ -43,7 +43,7 @@ def quality(
 ) -> dict[str, float]:
     """The parts, each in [0, 1], and `quality`, in [0, sum of the weights]."""
     finished = ended.name is EndedName.FINISHED
-    # A managed agent's turns are its own; how well they went shows in what the main one makes of them.
+    # Turns of managed agents do not count; their success shows in the main agent's turns.
     turns = [turn for turn in record.turns if turn.is_step]
     parts = dict.fromkeys(WEIGHTS, 0.0)
     if turns:
@@ -58,7 +58,7 @@ def quality(
 
 
 def length_penalty(answer: str | None, weight: float) -> float:
-    """What an answer over FREE_ANSWER_CHARS characters costs."""
+    """The penalty for an answer of more than FREE_ANSWER_CHARS characters."""
     excess = len(answer or "") - FREE_ANSWER_CHARS
     return min(MAX_LENGTH_PENALTY, weight * excess / 1000) if excess > 0 else 0.0
 
@@ -68,10 +68,10 @@ def _efficiency(steps: int, max_steps: int) -> float:
 
 
 def _ran_well(record: Record, finished: bool) -> int:
-    """Action turns after which a later request brought an observation without an error.
+    """How many action turns were followed, in a later request, by an observation without an error.
 
-    The last turn of a finished episode gave the answer and has no observation; of any other episode
-    it is a step whose end nobody saw.
+    The last turn has no observation. In a finished episode it gave the answer and counts; in any other its result
+    is unknown, and it does not count.
     """
     talks = conversations(record.turns)
     main = [(turn, talk) for turn, talk in zip(record.turns, talks, strict=True) if not turn.agent]
@@ -87,10 +87,10 @@ def _ran_well(record: Record, finished: bool) -> int:
 
 
 def _messages_after(seen: tuple[Message, ...], later: list[tuple[Message, ...]]) -> tuple[Message, ...]:
-    """What the conversation got behind a turn; nothing behind the last one.
+    """The messages after a turn; none after the last one.
 
-    Read off the next request that continues it (a plan in between asks with a conversation of its
-    own), else off what the next request brought.
+    They are taken from the next request that continues the turn's conversation (a plan in between has one of its
+    own); if there is none, they are what the next request has in addition.
     """
     for talk in later:
         if talk[: len(seen)] == seen:
@@ -106,5 +106,5 @@ def _is_error(message: Message) -> bool:
     text = message.content
     if _ERROR.match(text):
         return True
-    # Output printed before the error: both in one message where messages of one role are joined.
+    # Output was printed before the error, and both were joined into one message.
     return text.startswith("Observation:") and text.rstrip().endswith(_ADVICE) and bool(_ERROR_BELOW.search(text))

@@ -1,8 +1,8 @@
-"""Answers to reasoning_gym's tasks, judged by the data set's own scoring, with guards around it.
+"""Grades answers to reasoning_gym's tasks by the data set's own scoring, with guards around it.
 
-That scoring was written for friendly answers: some data sets run the answer through `eval`, some
-call `NaN` right, some compute for hours on `1e999999999`, many give partial credit to nonsense.
-Here an answer must look harmless before it comes that far, and only full credit counts.
+That scoring trusts the answer: some data sets pass it to `eval`, some accept `NaN`, some compute for hours on
+`1e999999999`, many give partial credit to nonsense. So an answer must look harmless before it is scored, and only
+full credit counts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from orchestrator.types import Task
 FULL_CREDIT = 0.99
 MAX_ANSWER_CHARS = 10_000
 
-# What a right answer can look like in data sets that evaluate it: no name, no call, no power.
+# The form of right answers in data sets that evaluate them: without names, calls and powers.
 _ARITHMETIC = re.compile(r"(?!.*(?:\*\s*\*|/\s*/|\d{13}))[\d+*/() -]{1,300}", re.ASCII)
 _EVALUATED: Mapping[str, re.Pattern[str]] = {
     "binary_matrix": re.compile(r"[\d\s]+", re.ASCII),
@@ -29,14 +29,14 @@ _EVALUATED: Mapping[str, re.Pattern[str]] = {
     "spiral_matrix": re.compile(r"[\d\s-]+", re.ASCII),
     "string_insertion": re.compile(r"[A-Z]+"),
 }
-# Numbers that are none, powers of ten nobody can write out, and digits beyond any task's.
+# NaN and infinity, huge exponents, and numbers with more digits than any task has.
 _MONSTER = re.compile(r"\b[+-]?(?:s?nan|inf(?:inity)?)\b|\d[_.]*e[+-]?\d{3,}|(?<!\d)\d{1000,}", re.IGNORECASE)
 
 
 def is_correct(answer: str, task: Task) -> bool:
-    """Whether the data set gives full credit. An exception of its scoring is a wrong answer.
+    """Whether the data set gives full credit. If its scoring raises, the answer is wrong.
 
-    Raises ScorerError when the task cannot be made again.
+    Raises ScorerError if the task cannot be made again.
     """
     name, source, made = _made_again(task)
     answer = answer.strip()
@@ -47,13 +47,13 @@ def is_correct(answer: str, task: Task) -> bool:
         return False
     try:
         credit = float(source.score_answer(answer=answer, entry=made))
-    except Exception:  # `prime_factorization` and others raise on what is no number
+    except Exception:  # `prime_factorization` and others raise if the answer is no number
         return False
     return math.isfinite(credit) and credit >= FULL_CREDIT
 
 
 def _made_again(task: Task) -> tuple[str, Any, Any]:
-    """(name, data set, entry) of the task, from its metadata alone."""
+    """(name, data set, entry) of the task, made from its metadata."""
     about = task.metadata
     name, seed, index = about.get("dataset"), about.get("seed"), about.get("index")
     size, config = about.get("size", MAX_SIZE), about.get("config", {})

@@ -1,8 +1,8 @@
-"""From the measured parts to one number: the strategies of `env.scoring_strategy`.
+"""The strategies of `env.scoring_strategy`: they make one number of the measured parts.
 
-    combined      correct: c + q; wrong: min(q, .9 c), so that it never outranks a correct answer
-    correctness   1 or 0: nothing to gain but the right answer
-    basic         .90 for the right answer, .10 for ending with one at all: a gradient for beginners
+    combined      correct: c + q; wrong: min(q, .9 c), so that a wrong answer never outranks a correct one
+    correctness   1 or 0
+    basic         .90 for the right answer and .10 for any final answer: a gradient for weak models
 
 c is the weight of correctness, .50 unless `env.combined_weights` says otherwise; q is `quality`'s.
 """
@@ -18,15 +18,15 @@ from orchestrator.scorers.quality import quality
 from orchestrator.types import Completion, Ended, EndedName, Record, RolloutPlan, Score, Task
 
 STRATEGIES = ("basic", "correctness", "combined")
-WRONG_SHARE = 0.9  # of the weight of correctness: the most that a wrong answer gets
+WRONG_SHARE = 0.9  # a wrong answer gets at most this share of the weight of correctness
 
 
 @dataclass(frozen=True, slots=True)
 class StrategyScorer:
-    """Measures every part, whatever the strategy makes of them. It is carried out in a process of its own
-    (`processes`), as what it looks at was written by the model.
+    """Measures every part, also those that the strategy does not use. Runs in a process of its own (`processes`),
+    as it handles text that the model wrote.
 
-    `weights`: of `combined`; what is left out weighs nothing.
+    `weights`: of `combined`; a missing one is 0.
     """
 
     strategy: str
@@ -34,7 +34,7 @@ class StrategyScorer:
     weights: Mapping[str, float] | None = None
 
     def measure(self, plan: RolloutPlan, record: Record, ended: Ended) -> Score:
-        """Pure; may take milliseconds, and what a generated task's own grading takes. Raises ScorerError."""
+        """Pure; takes milliseconds, for reasoning_gym's tasks as long as their scoring. Raises ScorerError."""
         parts = {
             "correctness": correctness(plan.task, record, ended),
             **quality(plan, record, ended, self.length_penalty_weight, self._weights),
@@ -57,7 +57,7 @@ class StrategyScorer:
 
 
 def needed(plan: RolloutPlan, record: Record) -> tuple[RolloutPlan, Record]:
-    """What `measure` looks at, and no more: ids and log-probs are most of a record, metadata may hold anything."""
+    """Only what `measure` needs: ids and log-probs are most of a record, and metadata may hold anything."""
     task = plan.task
     metadata = task.metadata if task.scorer == "reasoning_gym" else {}
     about = Task(
@@ -74,5 +74,5 @@ def needed(plan: RolloutPlan, record: Record) -> tuple[RolloutPlan, Record]:
 
 
 def _without_logprobs(completion: Completion) -> Completion:
-    """Whether there were ids is looked at, not which."""
+    """Keeps whether there were ids, but not the ids."""
     return replace(completion, tokens_T=None if completion.tokens_T is None else (), logprobs_T=None)

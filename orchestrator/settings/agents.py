@@ -1,4 +1,4 @@
-"""Kinds of settings that are the agent's: code tags, managed agents. See `orchestrator.settings.kinds`."""
+"""Kinds of settings for the agent: code tags, managed agents. See `orchestrator.settings.kinds`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from orchestrator.types import AgentKind, ManagedAgent
 
 MARKDOWN = ("```python", "```")
 MAX_AGENTS = 16
-_IN_PATTERNS = frozenset(r".^$*+?{}[]\|()")  # smolagents takes tags for regular expressions
+_IN_PATTERNS = frozenset(r".^$*+?{}[]\|()")  # smolagents uses tags as regular expressions
 _MAX_TAG_CHARS = 40
 _MAX_DESCRIPTION_CHARS = 4_000
 _KINDS: tuple[AgentKind, ...] = ("code", "tool_calling")

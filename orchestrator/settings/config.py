@@ -1,4 +1,4 @@
-"""Everything an operator decides, and what it means for agents, sandboxes, limits and sampling."""
+"""The configuration: everything an operator decides, and the specs for agents, sandboxes, limits and sampling."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Config:
         )
 
     def sandbox_spec(self) -> SandboxSpec:
-        """What sandboxes are made of, where a task does not ask for another image."""
+        """What sandboxes are made of, unless a task names another image."""
         env = self.env
         return SandboxSpec(
             image=env.sandbox_image,
@@ -70,7 +70,7 @@ class Config:
         )
 
     def limits(self, agent: AgentSpec | None = None) -> Limits:
-        """What one rollout of this agent may use, where its task does not say otherwise. None: the run's."""
+        """What one rollout of this agent may use, unless its task says otherwise. None: the run's agent."""
         env, agent = self.env, agent or self.agent_spec()
         return Limits(
             rollout_timeout_s=env.rollout_timeout,
@@ -85,7 +85,7 @@ class Config:
         )
 
     def sampling(self, limits: Limits | None = None) -> Sampling:
-        """How completions of a rollout with these limits are sampled. None: with the run's.
+        """How completions of a rollout with these limits are sampled. None: the run's limits.
 
         The seed is the run's; each plan derives its own from it.
         """

@@ -1,8 +1,8 @@
-"""Command line → values. Own and small: dotted flags, negative numbers, booleans with or without a value.
+"""The command line parser: dotted flags, negative numbers, booleans with or without a value.
 
     --env.NAME V   --env.NAME=V   --openai.NAME V   --base-image V   --force
 
-Nothing is abbreviated or guessed. A flag given twice must say the same twice, under an alias too.
+Nothing is abbreviated or guessed. A flag given twice, or by an alias too, must have the same value.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Command:
     """One command: `commands/<name>.py` with `run(config, **own) -> int`, or `run(**own)` if it uses no
     settings; `own` are its `options` and `arguments`, by name.
 
-    `uses` names what help shows of the settings: groups of the table, or single keys. A command that
-    uses the endpoint accepts all settings, Atropos' included.
+    `uses`: the settings that help shows, as groups of the table or single keys. A command that uses the endpoint
+    accepts all settings, Atropos' included.
     """
 
     name: str
@@ -38,9 +38,9 @@ class Command:
     uses: tuple[str, ...] = ()
     options: tuple[Setting, ...] = ()
     arguments: tuple[Setting, ...] = ()
-    without_endpoint: bool = False  # whether it makes sense without one, too
+    without_endpoint: bool = False  # whether it also works without one
     settings_of: str = ""  # the argument that names a run directory, whose settings are the defaults
-    defaults: Mapping[str, str] = field(default_factory=dict)  # its own, by key
+    defaults: Mapping[str, str] = field(default_factory=dict)  # the command's own, by key
 
     @property
     def samples(self) -> bool:
@@ -49,11 +49,11 @@ class Command:
 
     @property
     def module(self) -> str:
-        """The module that carries it out."""
+        """The module that runs it."""
         return "orchestrator.commands." + self.name.replace(" ", "_").replace("-", "_")
 
     def rows(self) -> list[Setting]:
-        """What help shows, in the order of the table."""
+        """The settings that help shows, in the order of the table."""
         table = [row for section in SECTIONS for row in SECTIONS[section].rows().values()]
         used = [row for row in table if row.group in self.uses or row.key in self.uses]
         keys = [TAVILY_KEY] if self.samples else []
@@ -62,7 +62,7 @@ class Command:
         return [*self.options, *used, *keys, *general]
 
     def flags(self) -> dict[str, Setting]:
-        """Flag → row of everything it accepts."""
+        """Flag → row, for all that the command accepts."""
         accepted = {row.flag: row for row in self.rows()}
         if self.samples:
             accepted |= dotted_flags()
@@ -70,7 +70,7 @@ class Command:
 
 
 def dotted_flags() -> dict[str, Setting]:
-    """Flag → row of all settings: aliases, keys and the configuration file included."""
+    """Flag → row, for all settings with aliases, keys and the configuration file."""
     flags = {f"--{section}.{name}": row for section in SECTIONS for name, row in section_rows(section).items()}
     flags["--api-key"] = flags["--openai.api_key"]
     return flags | {row.flag: row for row in (TAVILY_KEY, CONFIG_FILE)}
@@ -102,7 +102,7 @@ def parse(argv: Sequence[str], flags: dict[str, Setting], arguments: Sequence[Se
 
 
 def _value(row: Setting, name: str, tokens: deque[str]) -> str:
-    """The token behind a flag. A boolean takes it only if it is a boolean word."""
+    """The value after a flag. For a boolean, the next token is taken only if it is a boolean word."""
     if isinstance(row.kind, Flag):
         taken = tokens and tokens[0].lower() in TRUE_WORDS | FALSE_WORDS
         return tokens.popleft() if taken else "true"
@@ -114,7 +114,7 @@ def _value(row: Setting, name: str, tokens: deque[str]) -> str:
 def _unexpected(token: str, last: Setting | None) -> str:
     if last is None:
         return f"unexpected {shown(token)}"
-    what = "word" if last.secret else shown(token)  # it may be the rest of a key
+    what = "word" if last.secret else shown(token)  # the word may be the rest of a key
     return f"unexpected {what} after {last.flag}, which takes {last.valid}"
 
 

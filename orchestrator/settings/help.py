@@ -1,4 +1,4 @@
-"""The help texts, made from the tables of commands and settings. Fits 80 columns, needs no colour."""
+"""The help texts, made from the tables of commands and settings, for 80 columns without colour."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def command_help(command: Command) -> str:
 
 
 def _row(row: Setting) -> list[str]:
-    """The flag with its default, then what it means and what may be given."""
+    """The flag with its default, then its meaning and its valid values."""
     metavar = row.kind.metavar if len(row.kind.metavar) <= LONGEST_METAVAR else "WORD"
-    # Not said twice: choices that stand behind the flag, `a path` behind PATH.
+    # Valid values are left out if the metavar says them already: choices, `a path` after PATH.
     told = row.secret or "|" in metavar or row.kind.valid.removeprefix("a ") == metavar.lower()
     sentences = [row.text] if told else [row.text, row.valid]
     if row.aliases:

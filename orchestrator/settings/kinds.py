@@ -1,7 +1,7 @@
-"""Kinds of settings: how a value is read from text, YAML or Python, and the words that say what is valid.
+"""Kinds of settings: how a value is read from text, YAML or Python, and a text that says what is valid.
 
-`read` takes what was given and returns the value, or raises ValueError; reading a value that was read
-before changes nothing. The error carries no text: `valid` says it all, in help and errors alike.
+`read` returns the value of what was given, or raises ValueError. Reading a value again does not change it. The
+error has no text of its own: help and errors show `valid`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Kind(Protocol):
 
     @property
     def metavar(self) -> str:
-        """What stands for the value in help."""
+        """The placeholder for the value in help."""
 
     @property
     def valid(self) -> str:
@@ -115,7 +115,7 @@ class Number:
 
 
 class Duration(Number):
-    """Seconds, also written 90s, 5m, 1h. At most a year: what waits for longer has no limit at all."""
+    """Seconds, also written 90s, 5m, 1h. At most a year."""
 
     __slots__ = ()
 
@@ -211,7 +211,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Text of one form."""
+    """Text that `fits` accepts."""
 
     valid: str = "text"
     metavar: str = "TEXT"
@@ -228,7 +228,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A path on this machine; whether something is there is for its user to see."""
+    """A path on this machine. Whether it exists is not checked here."""
 
     valid: str = "a path (`~` of a known user, names of at most 255 bytes)"
     metavar: str = "PATH"
@@ -244,7 +244,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Several words out of some, given as a JSON list."""
+    """Some of the given words, as a JSON list."""
 
     words: tuple[str, ...]
     metavar: str = "JSON"
@@ -268,7 +268,7 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Several texts of one form, given as a JSON list."""
+    """Several texts of one kind, as a JSON list."""
 
     each: Text
     metavar: str = "JSON"
@@ -290,7 +290,7 @@ class Texts:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Several values by name, given as a JSON object."""
+    """Values of one kind by known names, as a JSON object."""
 
     names: tuple[str, ...]
     each: Text | Number
@@ -313,7 +313,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Any values by name, given as a JSON object."""
+    """Any values by any names, as a JSON object."""
 
     metavar: str = "JSON"
     valid: str = f"a JSON object of at most {_OPTIONS_CHARS} characters"
@@ -337,7 +337,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Only:
-    """A name of Atropos' or the predecessor's that takes one value here, None being none at all; and why."""
+    """A setting of Atropos or the predecessor with one valid value here, and why. None: it must be left open."""
 
     kind: Kind
     value: Any
@@ -362,7 +362,7 @@ class Only:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key for a service. `x`, `none` and nothing at all mean that none is given."""
+    """A key for a service. `x`, `none` and empty text mean that there is none."""
 
     valid: str = "a key of printable characters without spaces"
     metavar: str = "KEY"
@@ -385,7 +385,7 @@ class Key:
 
 
 def json_value(text: str) -> Any:
-    """Raises ValueError, also for what JSON does not know: NaN, Infinity."""
+    """The value of JSON text. Raises ValueError, also for NaN and Infinity, which JSON does not have."""
 
     def refuse(word: str) -> None:
         raise ValueError(word)

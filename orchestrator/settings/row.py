@@ -1,7 +1,7 @@
-"""What one setting is: a row of the table in `settings`, and a class of such rows that checks itself.
+"""What one setting is: a row of the `table`, and the base class of sections of rows, which checks its values.
 
-Plain dataclasses rather than pydantic models: text needs readers of its own anyway, errors are one line
-by construction, and `--help` need not wait for an import.
+Plain dataclasses rather than pydantic models: values need readers of their own anyway, errors are always one line,
+and `--help` need not wait for an import.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ AUTO = "auto"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One row. `unset` says what None means, for a setting that may be left open; else it is None."""
+    """One row. `unset`: what None means, in words, for a setting that may be left open; None for the others."""
 
     default: Any
     kind: Kind
@@ -33,12 +33,12 @@ class Setting:
 
     @property
     def key(self) -> str:
-        """What a value of it is filed under: `env.group_size`."""
+        """Its key in a Layer: `env.group_size`."""
         return f"{self.section}.{self.name}" if self.section else self.name
 
     @property
     def flag(self) -> str:
-        """`--env.group_size`; a command's own: `--base-image`."""
+        """`--env.group_size`; for a command's own option `--base-image`."""
         return f"--{self.key}" if self.section else "--" + self.name.rstrip("_").replace("_", "-")
 
     @property
@@ -48,18 +48,18 @@ class Setting:
 
     @property
     def valid(self) -> str:
-        """What may be given, in words."""
+        """The valid values, in words."""
         return self.kind.valid + (f", or {self._unset_words[0]}" if self.unset is not None else "")
 
     @property
     def shown_default(self) -> str:
-        """The default, as it could be given."""
+        """The default, as it would be given."""
         if self.default is None:
             return self.unset or "none"
         return self.kind.show(self.default) or "none"
 
     def read(self, raw: object) -> Any:
-        """The value, None where it is left open. Raises ValueError without text."""
+        """The value; None if it is left open. Raises ValueError without text."""
         left_open = raw is None or (isinstance(raw, str) and raw.strip().lower() in self._unset_words)
         return None if left_open and self.unset is not None else self.kind.read(raw)
 
@@ -70,7 +70,7 @@ class Setting:
 
     @property
     def _unset_words(self) -> tuple[str, ...]:
-        # Where `none` is a value of its own (no tokenizer, no reasoning), another word leaves it open.
+        # If `none` is a value (no tokenizer, no reasoning), another word leaves the setting open.
         if self.unset == AUTO:
             return (AUTO,)
         if isinstance(self.kind, Choice) and "none" in self.kind.words:
@@ -80,7 +80,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value that was read, and what an error line calls the place it was given at."""
+    """A value that was read, and the name of its place (a flag, a variable, a YAML key) for error texts."""
 
     value: Any
     label: str
@@ -90,13 +90,13 @@ Layer = dict[str, Given]  # by the row's key
 
 
 def give(layer: Layer, row: Setting, raw: object, label: str) -> None:
-    """Files a value under its row. The same setting twice must be the same value. Raises ConfigError."""
+    """Adds a value to a layer. A setting given twice must have the same value. Raises ConfigError."""
     try:
         value = row.read(raw)
     except ValueError:
         raise ConfigError(row.refusal(raw, label)) from None
     if row.secret and not value:
-        return  # not given
+        return  # an empty key is none
     earlier = layer.get(row.key)
     if earlier is not None and earlier.value != value:
         twice = "is given twice" if earlier.label == label else f"and {earlier.label} are the same setting"
@@ -105,7 +105,7 @@ def give(layer: Layer, row: Setting, raw: object, label: str) -> None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean ...?`, or nothing where nothing is near."""
+    """`; did you mean ...?`, or an empty text if no known name is similar."""
     from difflib import get_close_matches
 
     return "".join(f"; did you mean {match}?" for match in get_close_matches(name, list(known), 1, 0.3))
@@ -114,7 +114,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def setting(
     default: Any, kind: Kind, group: str, text: str, *, unset: str | None = None, also: tuple[str, ...] = ()
 ) -> Any:
-    """One row of the table, as a dataclass field. A default of None: the setting may be left open."""
+    """One row of the table, as a dataclass field. With a default of None the setting may be left open."""
     if default is None and unset is None:
         unset = "none"
     return field(default=default, metadata={"row": Setting(default, kind, group, text, unset, also)})
@@ -122,7 +122,7 @@ def setting(
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Settings:
-    """Base of the classes of rows. Every field is read by its row, so an invalid value cannot be held."""
+    """Base of the sections. Every field is read by its row, so it cannot hold an invalid value."""
 
     section: ClassVar[str]
 
@@ -145,7 +145,7 @@ class Settings:
         return tuple(value for value in values if isinstance(value, Secret) and value)
 
     def public(self, *secrets: Secret) -> dict[str, Any]:
-        """Plain JSON values, keys left out and everything else cleaned of what looks like one."""
+        """Plain JSON values without keys. Texts that look like keys are removed from the other values."""
         hidden = (*self.secrets(), *secrets)
         values = {name: getattr(self, name) for name, row in self.rows().items() if not row.secret}
         return {name: _plain(value, hidden) for name, value in values.items()}

@@ -1,9 +1,8 @@
-"""The settings of a run that is continued with `--env.resume`: what run.json says, and what may differ.
+"""The settings of a run that is resumed or replayed: what run.json says, and what may differ.
 
-Whatever decides what the data are stays as it was; where things run, how many at once and how long to
-wait for them is free. A run directory may be somebody else's, and then decides about nothing but data: what is
-contacted, what code runs, how it is confined and which files are written is the operator's to say. The user's own
-is known by its `proof`.
+On resume, settings that decide about the data must stay the same. Where things run, how many at once and how long
+to wait may change. A run directory may be somebody else's: then only settings about data are taken from it, and
+the operator has to name addresses, code, confinement and files to write again. `proof` tells the user's own runs.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ ADDRESS = "openai.base_url"
 GROUPS_PATH = "env.data_path_to_save_groups"
 _KEY_MARK = "[key]"
 _SHOWN_CHARACTERS = 300
-# What decides what the data are, and nothing else: all that is taken from a run.json of somebody else's. A setting
-# that is not named here has to be said by the operator.
+# Settings that decide about the data and nothing else. Only these are taken from somebody else's run.json; the
+# operator has to give all others.
 _DATA = frozenset(
     {
         "agent", "authorized_imports", "batch_size", "chat_template_kwargs", "code_block_tags", "columns",
@@ -45,12 +44,11 @@ _DATA = frozenset(
         "web_deny_words", "worker_timeout", "zero_variance",
     }
 )  # fmt: skip
-# They decide what the data are too (what is killed for memory), but more than the default is for the operator to
-# give.
+# They decide about the data too (what is killed for memory). But only the operator may set more than the default.
 _SIZES = frozenset(
     {"max_proxy_bytes", "output_bytes", "output_files", "sandbox_cpus", "sandbox_memory", "sandbox_pids"}
 )
-# What a replay takes of a run, whoever made it: of these, what is data.
+# Settings that a replay takes from a run, whoever made it.
 _REPLAYED = frozenset(
     {
         "agent", "chat_template_kwargs", "columns", "combined_weights", "dataset", "dataset_path", "eval_split",
@@ -58,7 +56,7 @@ _REPLAYED = frozenset(
         "split", "token_source", "tokenizer_name",
     }
 )  # fmt: skip
-_OWN = frozenset({"host_tools", "prompt_templates", "sandbox_tools"})  # files and code of the operator's
+_OWN = frozenset({"host_tools", "prompt_templates", "sandbox_tools"})  # the operator's files and code
 _FREE = frozenset(
     {
         "agent_verbosity", "data_dir_to_save_evals", "debug_scoring", "docker_runtime", "drain_timeout", "fsync",
@@ -66,14 +64,14 @@ _FREE = frozenset(
         "run_dir", "save_full_traces", "tavily_base_url", "total_steps", "waive_hardening", "warm_sandboxes",
     }
 )  # fmt: skip
-_CONTACTED = frozenset({"rollout_server_url", "use_wandb"})  # of Atropos' settings, which are free
+_CONTACTED = frozenset({"rollout_server_url", "use_wandb"})  # Atropos' settings are free, except these
 
 
 @dataclass(frozen=True, slots=True)
 class SavedSettings:
-    """What a run was begun with, its seed included.
+    """The settings that a run was begun with, its seed included.
 
-    `own`: this user wrote that run.json here, and nobody has edited it. `groups`: the groups file, if it has one.
+    `own`: this user wrote the run.json on this machine, and it was not edited. `groups`: the run's groups file.
     """
 
     directory: Path
@@ -84,7 +82,7 @@ class SavedSettings:
 
     @classmethod
     def read(cls, directory: Path, asked: str = "env.resume") -> SavedSettings:
-        """From run.json. Raises ConfigError, naming what asked for it."""
+        """From run.json. Raises ConfigError, which names the setting `asked`."""
         told = read_run(directory, asked)
         config, where = told["config"], f"{directory / RUN_FILE}: "
         env = {k: v for k, v in _mapping(config.get("env"), where).items() if k not in ("resume", "run_dir")}
@@ -100,10 +98,10 @@ class SavedSettings:
         )
 
     def unless_own(self, given: Layer, *, servers_given: bool) -> SavedSettings:
-        """All of it for the user's own run; of another one only what decides about data.
+        """All settings of the user's own run; of another one only those that decide about data.
 
-        Addresses, code, confinement and files outside are then what is `given` now. Raises ConfigError, with the
-        flags to add, where the run had one that is not.
+        Addresses, code, confinement and files outside the run directory must be `given` then. Raises ConfigError,
+        with the flags to add, if the run had one that is not.
         """
         if self.own:
             return self
@@ -130,8 +128,8 @@ class SavedSettings:
         return replace(self, env=kept)
 
     def below(self, env: Layer) -> Layer:
-        """`env` settings, the run's own where none is given. Raises ConfigError, by name, for one that would
-        make other data than the run has."""
+        """The given `env` settings, and the run's where none is given. Raises ConfigError for a given one that
+        would change the data."""
         for name, row in SECTIONS["env"].rows().items():
             given, known = env.get(row.key), self.env.get(row.key)
             if given is None or known is None or name in _FREE or row.group == ATROPOS:
@@ -144,8 +142,8 @@ class SavedSettings:
         return self.env | env
 
     def replayed(self, env: Layer) -> Layer:
-        """`env` settings, those of the run that a replay needs where none is given. Raises ConfigError for code,
-        services or more of the machine that a run names, which its operator has to name again."""
+        """The given `env` settings, and the run's that a replay needs if none is given. Raises ConfigError if the
+        run names code, services or large sizes that are not given again."""
         rows = SECTIONS["env"].rows()
         for key, told in self.env.items():
             name, value = key.removeprefix("env."), told.value
@@ -161,7 +159,7 @@ class SavedSettings:
         return kept | env
 
     def demand_models(self, servers: Sequence[Layer]) -> None:
-        """Servers may move, their models may not change. Raises ConfigError."""
+        """Raises ConfigError unless the models are the run's. The servers' addresses may differ."""
         usual = Given(SECTIONS["openai"].rows()["model_name"].default, MODEL)
         saved, given = ({server.get(MODEL, usual).value for server in some} for some in (self.servers, servers))
         if saved != given:
@@ -172,19 +170,19 @@ class SavedSettings:
 
 
 def _is_free(row: Setting) -> bool:
-    """Whether it may change while a run goes on, so that nothing is lost where it is not taken over."""
+    """Whether the setting may differ on resume, so that it need not be taken over."""
     return row.name in _FREE or (row.group == ATROPOS and row.name not in _DATA | _CONTACTED)
 
 
 def _is_operators(row: Setting, value: object) -> bool:
-    """Whether no run.json of somebody else's may say so."""
+    """Whether only the operator may set this value, not somebody else's run.json."""
     if row.name in _SIZES:
         return _is_large(row, value)
     return _is_code(row.name, value) or (row.name not in _DATA and value != row.default)
 
 
 def _is_code(name: str, value: object) -> bool:
-    """Whether code of the operator's is called by it, or a service of theirs asked."""
+    """Whether the value names code to run or a service to ask."""
     chosen = isinstance(value, str) and name in ("agent", "dataset", "scoring_strategy")
     return chosen and (str(value).startswith(("python:", "program:")) or value == "judge")
 
@@ -194,7 +192,7 @@ def _is_large(row: Setting, value: Any) -> bool:
 
 
 def _is_inside(path: Path, directory: Path) -> bool:
-    """By its name: links in a run directory that lead out of it are refused when it is opened."""
+    """Whether the path is inside, by its name. `directory` refuses links that lead out of a run directory."""
     below = path.absolute().parts[len(directory.absolute().parts) :]
     return path.absolute().is_relative_to(directory.absolute()) and ".." not in below
 
@@ -215,7 +213,7 @@ def _layer(section: str, values: Mapping[str, Any], where: str) -> Layer:
         if name not in rows:
             raise ConfigError(f"{where}{section}.{name} is unknown here: another version made this run")
         if rows[name].secret or (isinstance(raw, str) and _KEY_MARK in raw):
-            continue  # no file of a run holds a key: it must be given again
+            continue  # run.json holds no keys; they have to be given again
         give(layer, rows[name], raw, f"{where}{section}.{name}")
     return layer
 

@@ -3,10 +3,9 @@
     load_config(["--env.group_size", "4", "--openai.base_url", "http://localhost:8000/v1"])
     load_config(env={"group_size": 4}, openai={"base_url": "http://localhost:8000/v1"})
 
-Environment: OPENAI_API_KEY, TAVILY_API_KEY, JUDGE_API_KEY, ORCHESTRATOR_ENV__NAME and
-ORCHESTRATOR_OPENAI__NAME for any setting, also from a `.env` file in the working directory, which
-overrides nothing. Validated once, here; nobody else reads the environment. What exists and is valid is
-the `table`'s.
+Environment: OPENAI_API_KEY, TAVILY_API_KEY, JUDGE_API_KEY, and ORCHESTRATOR_ENV__NAME and
+ORCHESTRATOR_OPENAI__NAME for any setting. A `.env` file in the working directory adds variables that are not set.
+No other module reads settings from the environment. `table` says which settings exist and what is valid.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ def load_config(
     openai: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
     tavily_api_key: str | None = None,
 ) -> Config:
-    """The configuration of a program that embeds the orchestrator. Arguments by name win over `argv`.
+    """The configuration for a program that embeds the orchestrator. Keyword arguments win over `argv`.
 
-    `argv` are flags without a command. Raises ConfigError: one line, without keys.
+    `argv`: flags without a command. Raises ConfigError: one line, without keys.
     """
     given = parse(argv or (), dotted_flags())
     called: Layer = {}
@@ -63,8 +62,8 @@ def resolve(
     run: Path | None = None,
     defaults: Mapping[str, str] | None = None,
 ) -> Config:
-    """Puts environment, YAML and defaults below what was given; what a replay takes from `run`, a run
-    directory, below everything but the defaults. `defaults`: a command's own, by key. Raises ConfigError."""
+    """The configuration: what was given, else environment, YAML, the run, defaults, in this order. `run`: the
+    run directory that a replay takes settings from. `defaults`: a command's own, by key. Raises ConfigError."""
     cwd = cwd or _current_directory()
     surroundings = _environment(_with_dotenv(os.environ if environ is None else environ, cwd))
     config_file = given.get(CONFIG_FILE.key)
@@ -103,7 +102,7 @@ def _current_directory() -> Path:
 
 
 def _with_flags(servers: Sequence[Layer], layers: Layer) -> list[Layer]:
-    """One server takes what flags and environment say; several only a key where they have none."""
+    """Puts flags and environment over a single server. Several servers only get a key where they have none."""
     if len(servers) == 1:
         return [servers[0] | layers]
     openai = {key: given for key, given in layers.items() if key.startswith("openai.")}
@@ -163,7 +162,7 @@ def _read_yaml(path: Path) -> tuple[Layer, list[Layer]]:
         raise ConfigError(f"{path}: not valid YAML at line {line}") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"cannot read {path}: {_reason(error)}") from None
-    except (ValueError, LookupError, AttributeError, OverflowError):  # its words would quote the file
+    except (ValueError, LookupError, AttributeError, OverflowError):  # the error's own text would quote the file
         raise ConfigError(
             f"cannot read {path}: a date or number in it is none; put it in quotes if it is text"
         ) from None
@@ -190,7 +189,7 @@ def _servers(servers: list[Any], where: str) -> list[Layer]:
 
 
 def _give_section(layer: Layer, section: str, values: object, where: str) -> None:
-    """Settings of one section as a mapping. `where` begins the error line."""
+    """Adds the settings of one section to a layer. `where`: the beginning of error texts."""
     if values is None:
         return
     if not isinstance(values, Mapping):

@@ -1,6 +1,6 @@
 """All settings: the one table from which flags, environment variables, YAML keys, help and checks derive.
 
-Where values come from, and which of them wins, is `config`'s; what a row can do is `setting`'s.
+`sources` says where values come from and which one wins; `row` defines a row, `kinds` how values are read.
 """
 # ruff: noqa: RUF009 - `setting` makes dataclass fields, and their defaults are immutable
 
@@ -53,7 +53,7 @@ SCORING = "Scoring"
 EVALUATION = "Evaluation"
 OUTPUT = "Output"
 ENDPOINT = "Endpoint"
-ATROPOS = "Atropos"  # its own names: accepted everywhere, of effect where a trainer is fed
+ATROPOS = "Atropos"  # Atropos' names: accepted everywhere; most have an effect in `serve` only
 GROUPS = (
     TASKS, ROLLOUTS, AGENT, LIMITS, SANDBOX, TOOLS, SAMPLING, SCORING, EVALUATION, OUTPUT, ENDPOINT, ATROPOS
 )  # fmt: skip
@@ -87,7 +87,7 @@ _EVAL_SPLIT = re.compile(r"hash:0?\.(?!0+$)[0-9]{1,9}|[A-Za-z0-9][\w.-]*")
 def _is_url(text: str) -> bool:
     try:
         parts = urlsplit(text)
-        (parts.hostname or "").encode("idna")  # as every resolver does: an empty label is an error there
+        (parts.hostname or "").encode("idna")  # as a resolver does: it refuses an empty label
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False
@@ -110,7 +110,7 @@ _SCALE = Number(at_least=0, at_most=1)
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class EnvSettings(Settings):
-    """What is rolled out, how, and where to: `env.*`."""
+    """What is rolled out and how, and where results go: `env.*`."""
 
     section: ClassVar[str] = "env"
 
@@ -151,7 +151,7 @@ class EnvSettings(Settings):
         None,
         Whole(0, 2**63 - 1),
         TASKS,
-        "another order of the tasks, the same for the same seed",
+        "shuffles the tasks; the same seed gives the same order",
         unset="none: as they come",
     )
     max_tasks: int | None = setting(None, Whole(1), TASKS, "no more tasks than these", unset="none: all of them")
@@ -159,8 +159,8 @@ class EnvSettings(Settings):
         -1,
         Whole(1, special=(-1,)),
         TASKS,
-        "groups to make (`evaluate`: tasks); -1: every task once (`serve`: without end); more than there are "
-        "tasks: round again with new seeds (`evaluate`: each once)",
+        "groups to make (`evaluate`: tasks); -1: every task once (`serve`: without end); if there are fewer "
+        "tasks, they come again with new seeds (`evaluate`: each once)",
     )
 
     # Rollouts and groups
@@ -171,21 +171,21 @@ class EnvSettings(Settings):
         "backfill",
         Text("one of backfill, drop, partial:K (K up to group_size)", "POLICY", _GROUP_POLICY.fullmatch),
         ROLLOUTS,
-        "a rollout that failed for good: another in its place, no group, or a group of at least K",
+        "for a rollout that failed for good: draw another, drop its group, or keep a group of at least K",
     )
     zero_variance: Literal["keep", "drop", "resample"] = setting(
         "keep",
         Choice(("keep", "drop", "resample")),
         ROLLOUTS,
-        "a group of equal scores: kept, no group, or drawn once more",
+        "a group of equal scores is kept, dropped, or drawn once more",
     )
     max_open_groups: int | None = setting(
         None,
         Whole(1, 100_000),
         ROLLOUTS,
-        "groups begun and not ended; auto: max_concurrent_sandboxes + 1, so that none idles while a group waits "
-        "for its last rollouts. The price: finished rollouts stay in memory until their group ends, and in "
-        "`serve` are of an older policy by then",
+        "groups begun and not ended; auto: max_concurrent_sandboxes + 1, so that no sandbox idles while a group "
+        "waits for its last rollouts. The price: finished rollouts stay in memory until their group ends, and "
+        "in `serve` are of an older policy by then",
         unset=AUTO,
     )
     untrained_outcomes: tuple[str, ...] = setting(
@@ -199,10 +199,10 @@ class EnvSettings(Settings):
         "of their own",
     )
     train_mixed_versions: bool = setting(
-        True, Flag(), ROLLOUTS, "train on rollouts that several policy versions sampled; no: masked"
+        True, Flag(), ROLLOUTS, "train on rollouts that several policy versions sampled; no: they are masked"
     )
     drain_timeout: float = setting(
-        5.0, seconds(at_least=0), ROLLOUTS, "what running rollouts still get after a signal"
+        5.0, seconds(at_least=0), ROLLOUTS, "how long running rollouts may go on after a signal"
     )
 
     # Agent
@@ -224,7 +224,7 @@ class EnvSettings(Settings):
         ("*",),
         Texts(Text("a module, or * for any", "MODULE", _MODULE.fullmatch)),
         AGENT,
-        "what the prompt says can be imported; the sandbox itself forbids nothing",
+        "modules that the prompt names as importable; the sandbox itself forbids none",
     )
     code_block_tags: tuple[str, str] = setting(
         ("<code>", "</code>"), Tags(), AGENT, "what a code agent writes its code between"
@@ -247,7 +247,9 @@ class EnvSettings(Settings):
         "its own clock: time in the sandbox, not waiting for completions or host tools",
         also=("process_timeout",),
     )
-    rollout_deadline: float = setting(3600.0, seconds(above=0), LIMITS, "wall clock from its assignment")
+    rollout_deadline: float = setting(
+        3600.0, seconds(above=0), LIMITS, "wall clock from the assignment of the task"
+    )
     step_timeout: float = setting(60.0, seconds(above=0), LIMITS, "one code step")
     max_output_chars: int = setting(
         20_000, Whole(100, 1_000_000), LIMITS, "printed output of a step, in characters"
@@ -263,10 +265,10 @@ class EnvSettings(Settings):
     max_prompt_tokens: int = setting(2_000_000, Whole(1, _TOKENS), LIMITS, "prompt tokens of all its completions")
     max_sampled_tokens: int = setting(200_000, Whole(1, _TOKENS), LIMITS, "tokens sampled in all its completions")
     max_proxy_bytes: int = setting(
-        64 * _MEBIBYTE, Size(64 * 1024), LIMITS, "what its sandbox may send and be sent, attachments aside"
+        64 * _MEBIBYTE, Size(64 * 1024), LIMITS, "bytes its sandbox may send and receive, without attachments"
     )
     max_cpu_seconds: float | None = setting(
-        None, Number(above=0), LIMITS, "CPU time of its sandbox, start included; seen at its next request"
+        None, Number(above=0), LIMITS, "CPU time of its sandbox, start included; checked at each request"
     )
 
     # Sandbox
@@ -313,39 +315,44 @@ class EnvSettings(Settings):
         (),
         Words(tuple(sorted(MEASURE_NAMES))),
         SANDBOX,
-        "measures that need not hold, where an Engine cannot give them; the others are demanded",
+        "measures not demanded, for an Engine that cannot give them; all others are",
     )
 
     output_files: int = setting(
-        64, Whole(0, 10_000), SANDBOX, "files that come back of what a rollout leaves in output/; 0: none do"
+        64, Whole(0, 10_000), SANDBOX, "most files to keep of those a rollout leaves in output/; 0: none"
     )
-    output_bytes: int = setting(32 * _MEBIBYTE, Size(1), SANDBOX, "bytes of these files together")
+    output_bytes: int = setting(32 * _MEBIBYTE, Size(1), SANDBOX, "most bytes of these files together")
 
     # Web tools
     tool_timeout: float = setting(
         30.0, seconds(at_least=1), TOOLS, "one call of web_search or visit_page, retries included"
     )
-    max_concurrent_tool_calls: int = setting(16, Whole(1, 10_000), TOOLS, "such calls at a time, of all rollouts")
+    max_concurrent_tool_calls: int = setting(
+        16, Whole(1, 10_000), TOOLS, "calls of web tools at a time over all rollouts, and as many of host tools"
+    )
     web_deny_hosts: tuple[str, ...] = setting(
         DENIED_HOSTS,
         Texts(Text("a host, or a host with the beginning of a path", "HOST", HOST_RULE.fullmatch)),
         TOOLS,
-        "never visited nor shown in results, their subdomains included",
+        "denied hosts, subdomains included: never visited, nor shown in results",
     )
     web_deny_words: tuple[str, ...] = setting(
         DENIED_WORDS,
         Texts(Text("a word or phrase", "WORDS", _HAS_WORD.search)),
         TOOLS,
-        "neither asked for nor shown: queries, results and pages that hold one are refused",
+        "denied phrases: queries, results and pages that hold one are refused",
     )
     fail_on_tool_error: bool = setting(
-        False, Flag(), TOOLS, "end the rollout as `tool_error` when the web service fails, instead of telling it"
+        False,
+        Flag(),
+        TOOLS,
+        "end the rollout as `tool_error` when the web service fails; no: the agent gets an error",
     )
     tavily_base_url: str = setting(
         "https://api.tavily.com",
         Text("a URL with http:// or https://", "URL", _is_url),
         TOOLS,
-        "where Tavily is; another address for a gateway",
+        "Tavily's address, or that of a gateway to it",
     )
 
     # Sampling and tokens
@@ -359,7 +366,7 @@ class EnvSettings(Settings):
         None,
         Whole(0, 2**63 - 1),
         SAMPLING,
-        "each rollout's own seed is hash(seed, task, index)",
+        "each rollout's own seed is a hash of it, the task and the rollout's place",
         unset="none: drawn at the start and kept in run.json",
     )
     tokenizer_name: str | None = setting(
@@ -379,7 +386,7 @@ class EnvSettings(Settings):
         None,
         Options(),
         SAMPLING,
-        'what the chat template is told besides the conversation, like {"enable_thinking": false}; sent to '
+        'arguments of the chat template besides the conversation, like {"enable_thinking": false}; sent to '
         "endpoints that render it themselves",
     )
     use_chat_completion: bool = setting(
@@ -400,7 +407,7 @@ class EnvSettings(Settings):
         None,
         Table(tuple(COMBINED_WEIGHTS), Number(at_least=0, at_most=1)),
         SCORING,
-        "weights of `combined`, together at most 1; what is left out weighs nothing",
+        "weights of `combined`, together at most 1; a missing one is 0",
         unset=f"none: {json.dumps(dict(COMBINED_WEIGHTS))}",
     )
     scorer_timeout: float = setting(
@@ -410,12 +417,12 @@ class EnvSettings(Settings):
         None,
         Text("a URL with http:// or https://", "URL", _is_url),
         SCORING,
-        "where the judge is; its key: JUDGE_API_KEY",
+        "the judge's endpoint; its key: JUDGE_API_KEY",
     )
     judge_model_name: str | None = setting(None, Text("a name", "NAME"), SCORING, "the model that judges")
     judge_max_tokens: int = setting(1024, Whole(16, _TOKENS), SCORING, "tokens of one reply of the judge")
     length_penalty_weight: float = setting(0.1, Number(at_least=0), SCORING, "weight of the length penalty")
-    debug_scoring: bool = setting(False, Flag(), SCORING, "log how each score came about")
+    debug_scoring: bool = setting(False, Flag(), SCORING, "log every part of each score")
 
     # Evaluation
     eval_samples: int = setting(1, Whole(1, 1024), EVALUATION, "rollouts per task: the k of pass@k")
@@ -426,7 +433,7 @@ class EnvSettings(Settings):
         None,
         File(),
         EVALUATION,
-        "where metrics.json and samples.jsonl go, over older ones",
+        "where metrics.json and samples.jsonl go; older ones are replaced",
         unset="RUN_DIR",
     )
 
@@ -439,10 +446,10 @@ class EnvSettings(Settings):
         unset="RUN_DIR/groups.jsonl",
     )
     run_dir: Path | None = setting(
-        None, File(), OUTPUT, "what the run was asked and all that happened", unset="runs/TIME"
+        None, File(), OUTPUT, "the run directory: settings, and a record of all that happened", unset="runs/TIME"
     )
     resume: Path | None = setting(None, File(), OUTPUT, "a run directory, to continue its run with its settings")
-    fsync: bool = setting(False, Flag(), OUTPUT, "each line is on the disk, power loss included, before it counts")
+    fsync: bool = setting(False, Flag(), OUTPUT, "wait until each line is safe from a power loss before it counts")
     include_messages: bool = setting(True, Flag(), OUTPUT, "messages in the groups file")
     save_full_traces: bool = setting(True, Flag(), OUTPUT, "the agent's steps in rollouts.jsonl")
     agent_verbosity: int = setting(0, Whole(0, 3), OUTPUT, "how much the agent logs in its sandbox")
@@ -469,7 +476,7 @@ class EnvSettings(Settings):
         -1.0,
         seconds(above=0, special=(-1.0,)),
         ATROPOS,
-        "wall clock of each rollout of a group, where shorter than env.rollout_deadline; what is slower ends as "
+        "wall clock of each rollout of a group, if shorter than env.rollout_deadline; a slower one ends as "
         "`timeout`; -1: none",
     )
     steps_per_eval: int = setting(100, Whole(1), ATROPOS, "trainer steps between two evaluations")
@@ -510,12 +517,13 @@ class EnvSettings(Settings):
 
     @property
     def open_groups(self) -> int:
-        """Groups that may be begun and not ended: each sandbox may be held by the last rollout of another one."""
+        """How many groups may be open. auto: one more than sandboxes, as each of these may run the last rollout of
+        another group."""
         return self.max_concurrent_sandboxes + 1 if self.max_open_groups is None else self.max_open_groups
 
     @property
     def most_warm(self) -> int:
-        """Sandboxes kept ready on top of those that rollouts have."""
+        """How many sandboxes are kept ready in addition to those that rollouts have."""
         return self.max_concurrent_sandboxes // 4 if self.warm_sandboxes is None else self.warm_sandboxes
 
     @property
@@ -527,7 +535,7 @@ class EnvSettings(Settings):
 
     @property
     def program(self) -> Path | None:
-        """Where the program is that is the agent."""
+        """The path of the program, if the agent is one."""
         return path_of(self.agent.removeprefix("program:")) if self.agent_kind == "program" else None
 
     @property
@@ -582,11 +590,11 @@ class OpenAISettings(Settings):
         "auto",
         Choice(("auto", "openai", "vllm", "sglang", "llamacpp", "atropos", "trl")),
         ENDPOINT,
-        "its dialect; auto: it is asked",
+        "its protocol; auto: found out by asking it",
     )
     timeout: float = setting(1200.0, seconds(above=0), ENDPOINT, "for one completion")
     weight: float = setting(
-        1.0, Number(above=0), ENDPOINT, "its part of the rollouts, among several servers of a --config"
+        1.0, Number(above=0), ENDPOINT, "its share of the rollouts, if a --config names several servers"
     )
     num_requests_for_eval: int = setting(64, Whole(1), ENDPOINT, "evaluation requests at a time")
     prompt_price: float | None = setting(
@@ -599,7 +607,7 @@ class OpenAISettings(Settings):
     num_max_requests_at_once: int = setting(512, Whole(1), ATROPOS, "requests at a time")
     tokenizer_name: str = setting("none", Text(), ATROPOS, "none: model_name; see env.tokenizer_name")
     rolling_buffer_length: int = setting(
-        1000, Whole(1, 1_000_000), ATROPOS, "completions that request times in Weights & Biases are made of"
+        1000, Whole(1, 1_000_000), ATROPOS, "latest completions that count for request times in Weights & Biases"
     )
     n_kwarg_is_ignored: bool = setting(False, Flag(), ATROPOS, "the endpoint is not told `n`, which is 1")
     health_check: bool = setting(

@@ -1,7 +1,7 @@
-"""Where tasks come from: one small protocol, one file per kind of source.
+"""Where tasks come from: a small protocol, and one module per kind of source.
 
-`open_tasks` reads the grammar of `env.dataset` and checks that the source can be read at all; each
-row is checked where it is read. What a configuration chooses of them is `split`'s and `selection`'s.
+`open_tasks` parses `env.dataset` and checks that the source can be read; each row is checked when it is read.
+`split` and `selection` choose tasks by the configuration.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ GRAMMAR = (
 def open_tasks(dataset: str, *, dataset_path: Path, split: str, columns: Columns | None = None) -> Source:
     """The source that `dataset` names. Raises ConfigError: unknown, missing, unreadable.
 
-    `dataset_path` is GAIA's folder; `split` GAIA's split, and that of `hf:` where it names none;
-    `columns` what a source of rows calls its columns.
+    `dataset_path`: GAIA's folder. `split`: of GAIA, and of `hf:` if it names none. `columns`: our names of columns
+    → the data set's.
     """
     kind, _, rest = dataset.partition(":")
     if columns and kind in ("gaia", "reasoning_gym", "python"):

@@ -1,8 +1,8 @@
-"""Files that come with tasks: found without following links, checked, opened again safely.
+"""Files of tasks: found without following links, checked, and later opened safely.
 
-File names come from datasets and the folder may change between planning and launch, so paths are
-walked component by component (`openat` with O_NOFOLLOW), at planning and at every later opening.
-Streaming the bytes into a sandbox is the proxy's part.
+File names come from data sets, and the folder may change between planning and launch. So every path is walked
+component by component (`openat` with O_NOFOLLOW), when the task is read and whenever the file is opened. The proxy
+sends the bytes into a sandbox.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_FILES = 64
 MAX_NAME_BYTES = 200  # below the 255 of a file system, with room for the `-2` of a second file
 
 _DIRECTORY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# O_NONBLOCK: a named pipe that takes a file's place must not block the opening.
+# O_NONBLOCK: opening must not block if a named pipe has taken the file's place.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 _REASONS = {
@@ -38,7 +38,7 @@ _REASONS = {
 def attach(root: Path, names: Sequence[str | bytes]) -> tuple[Attachment, ...]:
     """The files `names` below `root`, each with the name the agent will see. Raises BadRow.
 
-    `root` is the operator's and may itself lie behind links; below it no link is followed.
+    The path of `root`, which the operator chose, may have links; below it no link is followed.
     """
     if len(names) > MAX_FILES:
         raise BadRow(f"{len(names)} files, at most {MAX_FILES} are allowed")
@@ -57,7 +57,7 @@ def attach(root: Path, names: Sequence[str | bytes]) -> tuple[Attachment, ...]:
 
 
 def open_attachment(attachment: Attachment) -> BinaryIO:
-    """The file, if it is still the regular file of the size it was planned with. Raises OSError."""
+    """The file, if it is still a regular file of the same size. Raises OSError."""
     with _parent(attachment.path) as directory:
         descriptor = os.open(attachment.path.name, _FILE, dir_fd=directory)
     file = os.fdopen(descriptor, "rb")
@@ -69,7 +69,7 @@ def open_attachment(attachment: Attachment) -> BinaryIO:
 
 
 def _components(name: str | bytes) -> list[str]:
-    """The parts of a relative path that stays where it begins."""
+    """The parts of a relative path. Raises BadRow for one that leaves its folder."""
     text = os.fsdecode(name)
     shown = _shown(name)
     if not text.strip() or "\0" in text:
@@ -114,7 +114,7 @@ def _parent(path: Path) -> Iterator[int]:
 
 
 def _visible_name(name: str, number: int, taken: set[str]) -> str:
-    """The original name where it is plain text, else a neutral one; never one that is taken."""
+    """The original name if it is printable and not too long, else a neutral one; never one in `taken`."""
     extension = re.search(r"\.[A-Za-z0-9]{1,10}\Z", name)
     neutral = f"attachment-{number}{extension.group() if extension else ''}"
     # isprintable: no control or format character, no lone surrogate, no line separator.
@@ -131,6 +131,6 @@ def _visible_name(name: str, number: int, taken: set[str]) -> str:
 
 
 def _shown(name: str | bytes) -> str:
-    """For messages: on one line, short."""
+    """The name for error texts: on one line, shortened."""
     text = ascii(os.fsdecode(name))
     return text if len(text) <= 120 else f"{text[:100]}…'"

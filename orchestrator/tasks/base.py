@@ -10,15 +10,15 @@ from orchestrator.types import BadTask, Task
 
 
 class BadRow(Exception):
-    """Why no task can be made of a row. Becomes a BadTask; never leaves this package."""
+    """No task can be made of a row. Becomes a BadTask; not raised outside this package."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """`name` says where the tasks come from, for people; `read` reads them from the start.
+    """`name`: where the tasks come from, for display. `read`: reads them from the start.
 
-    A row that no task can be made of comes as BadTask; nothing is raised for it. Tasks stream through: only the
-    set of their ids grows with the source, by eight bytes each.
+    A row that no task can be made of comes as BadTask; it raises nothing. Two tasks never have the same id. Tasks
+    are streamed: only a set of hashes of ids, eight bytes each, grows with the source.
     """
 
     name: str

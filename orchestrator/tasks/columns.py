@@ -1,4 +1,4 @@
-"""What a row's columns are called: our names, and where a data set has its own for them."""
+"""Our names of a row's columns, and renaming for data sets that have others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NONE: Columns = {}
 
 
 def renamed(row: object, columns: Columns) -> object:
-    """The row under our names. A row that is none is left as it is, to be refused as what it is."""
+    """The row with our names. Anything but a mapping is returned as it is, and refused later."""
     if not columns or not isinstance(row, Mapping):
         return row
     found: dict[Any, Any] = {ours: row.get(theirs) for ours, theirs in columns.items()}

@@ -1,4 +1,4 @@
-"""`csv:PATH`: a header with the names of `jsonl:` rows, one task per record; files lie beside it.
+"""`csv:PATH`: a header with the names of `jsonl:` rows, one task per record; attachments are in its folder.
 
 A cell is text. `files` holds a JSON list or names separated by `;`; `metadata` and `limits` hold JSON.
 """
@@ -25,20 +25,20 @@ _JSON = ("metadata", "Annotator Metadata", "limits")
 
 
 def csv_tasks(path: Path, *, name: str, columns: Columns = NONE) -> Source:
-    """Raises ConfigError when the file cannot be read or its header is not understood."""
+    """The source. Raises ConfigError if the file cannot be read or its header is invalid."""
     check_readable(path, _FLAG)
     _header(_reader(path), path, columns)
     return Source(name, lambda: _read(path, name, columns))
 
 
 def _reader(path: Path) -> Any:
-    # Process-wide in the csv module, whose own limit is below our longest question.
+    # The limit holds for the whole process; its default is below our longest question.
     csv.field_size_limit(MAX_LINE_BYTES)
     return csv.reader(_text_lines(path), strict=True)
 
 
 def _text_lines(path: Path) -> Iterator[str]:
-    """Broken UTF-8 is kept as it is, so that it spoils its own row and no other."""
+    """Lines as text. Invalid UTF-8 becomes surrogates, so that only its own row is bad."""
     for number, line in read_lines(path, _FLAG):
         if line is None:
             raise ConfigError(f"{_FLAG}: {path} line {number} has more than {MAX_LINE_BYTES} bytes")
@@ -46,7 +46,7 @@ def _text_lines(path: Path) -> Iterator[str]:
 
 
 def _header(records: Any, path: Path, columns: Columns) -> list[str]:
-    """The columns under our names."""
+    """The columns by our names. Raises ConfigError."""
     try:
         header = [column.strip() for column in next(records, [])]
     except csv.Error as error:

@@ -1,8 +1,8 @@
-"""Rows that a library decodes: parquet files, the hub's data sets. Read in a process whose memory is limited.
+"""Rows that a library decodes (parquet files, the hub's data sets), read in a process with limited memory.
 
-What a few kilobytes of a compressed file become is known only when they are decompressed, and the libraries know
-no limit. So they run in a process of their own (`decoder`), and give one row after the other. Memory beyond the
-limit is that process's end, and one line here.
+How large a few kilobytes of a compressed file become is known only after decompression, and the libraries have no
+limit. So they run in a process of their own (`decoder`), which gives one row after the other. If it needs more
+memory than the limit, it ends, and a DecodeError is raised here.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ import orjson
 from orchestrator.tasks.lines import MAX_LINE_BYTES
 
 MIB = 1 << 20
-MEMORY_MIB = {"parquet": 256, "hub": 1024}  # for one row group of text; a hub's may hold pictures
-COLUMNS, ROW, TOO_LONG, ERROR = b"C", b"R", b"L", b"E"  # what a line of the decoder begins with
+MEMORY_MIB = {"parquet": 256, "hub": 1024}  # enough for a row group of text; the hub's may hold pictures
+COLUMNS, ROW, TOO_LONG, ERROR = b"C", b"R", b"L", b"E"  # first byte of a line of the decoder
 
 
 class DecodeError(Exception):
-    """Why rows cannot be read, in one line."""
+    """Rows cannot be read. The text is one line."""
 
 
 class Decoded:
-    """The rows of `decoder` called with these arguments, the first one being a kind of it.
+    """The rows of a `decoder` with these arguments: `parquet` or `hub`, then what it needs.
 
-    The data are opened at once. Raises DecodeError. `columns`: their names, None where only reading would tell.
+    The data are opened at once. Raises DecodeError. `columns`: names of the columns; None: unknown before reading.
     """
 
     def __init__(self, *arguments: str) -> None:
@@ -39,7 +39,7 @@ class Decoded:
         self.columns: list[str] | None = self._process.columns
 
     def rows(self) -> Iterator[dict[str, Any] | None]:
-        """From the beginning each time; None for a row over MAX_LINE_BYTES. Raises DecodeError."""
+        """All rows from the start; None for a row over MAX_LINE_BYTES. Raises DecodeError."""
         process, self._process = self._process or _Process(self._arguments), None
         try:
             while (line := process.line()) is not None:
@@ -48,14 +48,14 @@ class Decoded:
             process.end()
 
     def close(self) -> None:
-        """Where nobody wants the rows. Idempotent."""
+        """Ends the decoder if the rows are not needed. Idempotent."""
         if self._process is not None:
             self._process.end()
             self._process = None
 
 
 class _Process:
-    """One decoder. It ends by itself when nobody reads what it says."""
+    """One decoder process. It ends by itself once its output is not read any more."""
 
     def __init__(self, arguments: tuple[str, ...]) -> None:
         self._limit_mib = MEMORY_MIB[arguments[0]]
@@ -63,7 +63,7 @@ class _Process:
             [sys.executable, "-P", "-m", "orchestrator.tasks.decoder", str(self._limit_mib * MIB), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # a ^C is the orchestrator's to handle
+            start_new_session=True,  # only the orchestrator gets a ^C
         )
         assert self._process.stdout is not None
         self._said: IO[bytes] = self._process.stdout
@@ -75,7 +75,7 @@ class _Process:
             raise
 
     def line(self) -> bytes | None:
-        """The next one; None at the end. Raises DecodeError."""
+        """The next line; None at the end. Raises DecodeError."""
         line = self._said.readline(MAX_LINE_BYTES + 2)
         if line.startswith(ERROR):
             raise DecodeError(str(orjson.loads(line[1:])))

@@ -1,11 +1,11 @@
-"""Gives the rows of a file or a hub's data set as lines of JSON, in a process whose memory is limited.
+"""Prints the rows of a file or of a hub's data set as lines of JSON, in a process with limited memory.
 
     python -m orchestrator.tasks.decoder BYTES parquet FILE
     python -m orchestrator.tasks.decoder BYTES hub NAME CONFIG SPLIT
 
-BYTES come on top of what its imports take. A line begins with a letter of `decoded`: the columns first, then the
-rows, or an error. What JSON does not know (bytes, dates, decimals) becomes a list of its type's name, which is no
-text for whoever wants one.
+BYTES is the memory allowed in addition to that of the imports. Each line begins with a letter from `decoded`:
+first the columns, then rows, or an error. A value that JSON does not have (bytes, dates, decimals) becomes a list
+with the name of its type, so that it is not taken for text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-# Before the libraries are imported. One thread has one stack; the system's allocator takes what is wanted.
+# Set before the libraries are imported. Fewer threads and allocators need less memory.
 os.environ |= {"ARROW_DEFAULT_MEMORY_POOL": "system", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
 
 import orjson
@@ -32,25 +32,25 @@ _JSON = orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_P
 
 
 def main(limit_bytes: int, kind: str, *arguments: str) -> int:
-    """0: all rows were given; 1: an error was."""
+    """Exits with 0 after all rows, with 1 after an error."""
     said = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints is no row
+    os.dup2(2, 1)  # what libraries print goes to standard error
     guard_streams()
     try:
         columns, rows = (_parquet if kind == "parquet" else _hub)(limit_bytes, *arguments)
         said.write(COLUMNS + orjson.dumps(columns) + b"\n")
         said.flush()
         _give(rows, said)
-    except BrokenPipeError:  # nobody wants more
+    except BrokenPipeError:  # the reader wants no more rows
         os._exit(0)
     except MemoryError:
         said.write(ERROR + orjson.dumps(f"reading takes more than {limit_bytes // MIB} MiB of memory") + b"\n")
         said.flush()
         os._exit(1)
-    except Exception as error:  # the hub, the network, the files: libraries raise them all
+    except Exception as error:  # the libraries raise anything
         said.write(ERROR + orjson.dumps(one_line(error)) + b"\n")
         said.flush()
-        os._exit(1)  # not waiting for threads of a library
+        os._exit(1)  # without waiting for threads of a library
     said.flush()
     os._exit(0)
 
@@ -59,7 +59,7 @@ def _give(rows: Iterable[Any], said: IO[bytes]) -> None:
     for row in rows:
         try:
             line = orjson.dumps(row, default=_foreign, option=_JSON)
-        except (TypeError, ValueError):  # halves of characters, nesting beyond all measure
+        except (TypeError, ValueError):  # lone surrogates, too deep nesting
             line = orjson.dumps(_foreign(row))
         said.write(ROW + line + b"\n" if len(line) < MAX_LINE_BYTES else TOO_LONG + b"\n")
 
@@ -69,7 +69,7 @@ def _foreign(value: object) -> list[str]:
 
 
 def _limit(limit_bytes: int) -> None:
-    """Of memory that is written to: mapped files and reserved addresses cost nothing."""
+    """Limits the memory that is written to: mapped files and reserved addresses do not count."""
     told = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     used = int(told["VmData"].split()[0]) * 1024
     resource.setrlimit(resource.RLIMIT_DATA, (used + limit_bytes, resource.RLIM_INFINITY))
@@ -85,7 +85,7 @@ def _parquet(limit_bytes: int, file: str) -> tuple[list[str], Iterator[Any]]:
 
     def rows() -> Iterator[Any]:
         for batch in table.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
-            for number in range(batch.num_rows):  # one by one: a value may be in every row and once in the file
+            for number in range(batch.num_rows):  # one by one: every row may hold a value stored only once
                 yield from batch.slice(number, 1).to_pylist()
 
     return list(table.schema_arrow.names), rows()

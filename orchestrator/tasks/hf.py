@@ -1,7 +1,7 @@
 """`hf:NAME?question=COLUMN&answer=COLUMN&split=..&config=..`: a data set of the Hugging Face hub, streamed.
 
-Columns that neither this nor `env.columns` names are looked for under the names of `jsonl:` rows. Rows
-with files are bad tasks: a streamed data set has no folder to find them in.
+Columns that neither this text nor `env.columns` names are looked for under the names of `jsonl:` rows. Rows with
+files are bad tasks: a streamed data set has no folder with them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SETTINGS = (*_COLUMNS, "split", "config")
 
 
 def hf_tasks(text: str, *, split: str, columns: Columns = NONE) -> Source:
-    """`split` is used where the text names none. Raises ConfigError: unknown data set, column or setting."""
+    """The source. `split`: if the text names none. Raises ConfigError: unknown data set, column or setting."""
     name, settings = split_query(text, "hf")
     if unknown := sorted(set(settings) - set(_SETTINGS)):
         raise ConfigError(f"env.dataset: hf: has no setting {unknown[0]!r}; valid are {', '.join(_SETTINGS)}")
@@ -32,7 +32,7 @@ def hf_tasks(text: str, *, split: str, columns: Columns = NONE) -> Source:
     columns = {**columns, **named}
     chosen = settings.get("split", split)
     rows = _load(name, settings.get("config"), chosen)
-    known = rows.columns  # None where only reading would tell
+    known = rows.columns  # None: unknown before reading
     if known is not None and (missing := sorted(set(columns.values()) - set(known))):
         rows.close()
         raise ConfigError(f"env.dataset: hf:{name} has no column {missing[0]!r}; it has {', '.join(known)}")

@@ -1,4 +1,4 @@
-"""`jsonl:PATH`: one JSON object per line; files lie beside it."""
+"""`jsonl:PATH`: one JSON object per line; attachments are in its folder."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _FLAG = "env.dataset"
 
 
 def jsonl_tasks(path: Path, *, name: str, columns: Columns = NONE) -> Source:
-    """Raises ConfigError when the file cannot be read."""
+    """The source. Raises ConfigError if the file cannot be read."""
     check_readable(path, _FLAG)
     return Source(name, lambda: read_jsonl(path, source=name, flag=_FLAG, columns=columns))
 
 
 def read_jsonl(path: Path, *, source: str, flag: str, columns: Columns = NONE) -> Iterator[Task | BadTask]:
-    """The tasks of one file. Blank lines are nothing; a torn or wrong line is a BadTask."""
+    """The tasks of one file. Blank lines are skipped; a torn or invalid line is a BadTask."""
     for number, line in read_lines(path, flag):
         place = f"line {number}"
         if line is None:

@@ -1,4 +1,4 @@
-"""Lines of a file, each bounded, so that a hostile or broken file costs no memory."""
+"""Lines of a file, each of bounded length, so that no file can use up the memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_readable(path: Path, flag: str) -> None:
 def read_lines(path: Path, flag: str) -> Iterator[tuple[int, bytes | None]]:
     """(number from 1, line without its end); None in the place of a line over MAX_LINE_BYTES.
 
-    Raises ConfigError when the file goes away or the disk fails.
+    Raises ConfigError if the file cannot be read.
     """
     try:
         with open(path, "rb") as file:

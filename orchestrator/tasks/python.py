@@ -1,7 +1,7 @@
 """`python:MODULE:FACTORY`: tasks from the operator's own code.
 
-The factory is called without arguments each time the tasks are read, and gives Tasks or rows as in
-`jsonl:` files; their files are looked for below the current directory.
+The factory is called without arguments each time the tasks are read. It returns Tasks, or rows as in `jsonl:`
+files, whose attachments are looked for below the current directory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FLAG = "env.dataset"
 
 
 def python_tasks(spec: str) -> Source:
-    """Raises ConfigError when there is no such factory."""
+    """The source. Raises ConfigError if there is no such factory."""
     factory = load_object(spec, _FLAG)
     if not callable(factory):
         raise ConfigError(f"{_FLAG}: {spec} is no function; it must return the tasks when called")

@@ -1,4 +1,4 @@
-"""The `NAME?key=value&key=value` that `hf:` and `reasoning_gym:` share."""
+"""Parses `NAME?key=value&key=value`, for `hf:` and `reasoning_gym:`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from orchestrator.errors import ConfigError
 
 
 def split_query(text: str, kind: str) -> tuple[str, dict[str, str]]:
-    """(name, settings). Raises ConfigError for what cannot be understood or stands twice."""
+    """(name, settings). Raises ConfigError for invalid text or a key given twice."""
     name, _, query = text.partition("?")
     try:
         pairs = parse_qsl(query, strict_parsing=True, keep_blank_values=True) if query else []
@@ -21,7 +21,7 @@ def split_query(text: str, kind: str) -> tuple[str, dict[str, str]]:
 
 
 def whole_number(settings: dict[str, str], key: str, default: int, *, low: int, high: int) -> int:
-    """The setting `key`, taken out. Raises ConfigError naming what would be valid."""
+    """Removes the setting `key` and returns it. Raises ConfigError, which names the valid range."""
     text = settings.pop(key, str(default))
     if not (text.isascii() and text.isdecimal() and len(text) < 20 and low <= int(text) <= high):
         raise ConfigError(f"env.dataset: {key}={text!r} must be a whole number from {low} to {high}")

@@ -1,7 +1,7 @@
 """`reasoning_gym:NAME[+NAME..]?seed=42&size=100`: generated tasks, the same for the same seed.
 
-A task is its id, NAME/seed/index: question and answer are made again wherever they are needed.
-Several names take turns. Other settings go to the data set's own configuration.
+A task is made again from its metadata (name, seed, index, size, settings) when it is scored. Tasks of several
+names take turns. Settings other than seed and size go to the data sets' own configuration.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from orchestrator.tasks.query import split_query, whole_number
 from orchestrator.tasks.rows import one_line
 from orchestrator.types import BadTask, Task
 
-# Data sets whose own scoring cannot be trained on, found by giving 0.1.25's all sorts of answers.
+# Data sets with a scoring unfit for training, found by trying all sorts of answers on version 0.1.25.
 REFUSED: Mapping[str, str] = {
     "boxnet": "it has no reference answer and its scoring breaks",
     "coin_flip": "its scoring calls wrong numbers correct",
@@ -38,7 +38,7 @@ _DEFAULT_SIZE = 500
 
 
 def reasoning_gym_tasks(text: str) -> Source:
-    """Raises ConfigError: not installed, unknown or refused name, a setting its data set refuses."""
+    """The source. Raises ConfigError: not installed, unknown or refused name, a setting the data set refuses."""
     names, settings = split_query(text, "reasoning_gym")
     seed = whole_number(settings, "seed", 42, low=0, high=2**32 - 1)
     size = whole_number(settings, "size", _DEFAULT_SIZE, low=1, high=MAX_SIZE)
@@ -51,7 +51,7 @@ def reasoning_gym_tasks(text: str) -> Source:
 
 @lru_cache(maxsize=256)
 def dataset(name: str, seed: int, size: int, config: tuple[tuple[str, Setting], ...]) -> Any:
-    """The data set, which makes an entry each time it is asked for one. Raises ConfigError."""
+    """The data set, which makes an entry each time one is read. Raises ConfigError."""
     try:
         gym = importlib.import_module("reasoning_gym")
     except ImportError as error:
@@ -65,11 +65,11 @@ def dataset(name: str, seed: int, size: int, config: tuple[tuple[str, Setting], 
         raise ConfigError(f"env.dataset: reasoning_gym:{name} is not offered: {REFUSED[name]}")
     try:
         return gym.create_dataset(name, seed=seed, size=size, **dict(config))
-    except Exception as error:  # settings are checked by assertions, keywords and what follows from them
+    except Exception as error:  # data sets check their settings by assertions, by keywords or not at all
         raise ConfigError(f"env.dataset: reasoning_gym:{name} refuses its settings: {one_line(error)}") from error
 
 
-@lru_cache(maxsize=64)  # a group's rollouts are scored by the same entry, and some take a second to make
+@lru_cache(maxsize=64)  # a group's rollouts share an entry, and some take a second to make
 def entry(name: str, seed: int, size: int, config: tuple[tuple[str, Setting], ...], index: int) -> Any:
     """Question, answer and metadata of one task. Raises ConfigError, and whatever the generator raises."""
     return dataset(name, seed, size, config)[index]
@@ -85,7 +85,7 @@ def _task(name: str, seed: int, size: int, index: int, config: Mapping[str, Any]
     task_id = f"{name}/{seed}/{index}"
     try:
         made = entry(name, seed, size, tuple(config.items()), index)
-    except Exception as error:  # a generator that finds no puzzle gives up in its own way
+    except Exception as error:  # generators that find no puzzle raise various errors
         return BadTask(task_id, f"cannot be generated: {type(error).__name__}: {one_line(error)}")
     question, answer = made.get("question"), made.get("answer")
     if not isinstance(question, str) or not question.strip():
@@ -108,7 +108,7 @@ def _task(name: str, seed: int, size: int, index: int, config: Mapping[str, Any]
 
 
 def _value(text: str) -> Setting:
-    """A setting as its data set wants it: true, false, a number, else text."""
+    """The value of a setting's text: true, false, a number, else the text."""
     if text in ("true", "false"):
         return text == "true"
     for kind in (int, float):

@@ -1,7 +1,7 @@
-"""One row of a dataset → Task or BadTask: the boundary that every source of rows shares.
+"""Makes a Task or a BadTask of one row of a data set. All sources of rows share this.
 
-Rows are mappings with the names of `jsonl:` files or GAIA's. Whatever is wrong with one becomes a
-reason of one line; nothing is raised. Reading rows from files is the sources' part.
+Rows are mappings with the names of `jsonl:` files or GAIA's. An invalid row becomes a BadTask with a reason of one
+line; nothing is raised.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_ANSWER_BYTES = 64 << 10
 MAX_ID_CHARS = 256
 MAX_LEVEL_CHARS = 64
 
-# What a task may set for itself: the flag's name, and how far a dataset may go.
+# Limits that a task may set: the flag's name → the highest value allowed.
 LIMITS: Mapping[str, float] = {
     "max_steps": 1_000,
     "step_timeout": 3_600.0,
@@ -33,11 +33,11 @@ LIMITS: Mapping[str, float] = {
 }
 _COUNTS = frozenset({"max_steps", "max_token_length"})
 _IMAGE = re.compile(r"[A-Za-z0-9][\w./:@-]{0,254}", re.ASCII)
-_HIDDEN = "?"  # what GAIA's test split has in the answer's place
+_HIDDEN = "?"  # GAIA's test split has it in place of the answer
 
 
 def make_task(row: object, *, source: str, place: str, root: Path | None) -> Task | BadTask:
-    """`place` names a row without an id, as in `line 17`; files are looked for below `root`."""
+    """The task. `place` names a row without an id, like `line 17`. `root`: folder of its files; None: none."""
     task_id = place
     try:
         if not isinstance(row, Mapping):
@@ -59,17 +59,17 @@ def make_task(row: object, *, source: str, place: str, root: Path | None) -> Tas
         )
     except BadRow as error:
         if isinstance(row, Mapping) and task_id == place:
-            task_id = _id_text(row) or place  # the question was at fault; the row may still have a name
+            task_id = _id_text(row) or place  # the question is invalid; the row may still have an id
         return BadTask(task_id[:MAX_ID_CHARS], str(error))
 
 
 def one_line(error: BaseException) -> str:
-    """What a library raised, for a reason: one line, bounded."""
+    """The text of an exception on one line, shortened."""
     return (" ".join(str(error).split()) or type(error).__name__)[:300]
 
 
 def _first(row: Mapping[Any, Any], *names: str) -> Any:
-    """The first of the columns that holds something."""
+    """The value of the first of these columns that is not empty."""
     return next((row[name] for name in names if row.get(name) not in (None, "")), None)
 
 
@@ -90,7 +90,7 @@ def _text(value: object, what: str, max_bytes: int) -> str:
 
 
 def _number_text(value: float, what: str) -> str:
-    """A number as people write it: 3 stays 3, and no float pretends to be one of many digits."""
+    """The number as text: 3.0 becomes 3, unless it is too large to be exact."""
     if isinstance(value, int):
         if value.bit_length() > 1024:
             raise BadRow(f"{what} is a number of more than 300 digits; write it as text")
@@ -119,7 +119,7 @@ def _question(row: Mapping[Any, Any]) -> str:
 def _task_id(row: Mapping[Any, Any], place: str, question: str) -> str:
     value = _first(row, "task_id")
     if value is None:
-        # The same row gets the same id in every run, and another one when its question changes.
+        # The same in every run, and another one if the question changes.
         digest = hashlib.blake2b(question.encode(), digest_size=4).hexdigest()
         return f"{place.replace(' ', '-')}-{digest}"
     task_id = _text_or_number(value, "task_id", 4 * MAX_ID_CHARS)
@@ -177,7 +177,7 @@ def _metadata(row: Mapping[Any, Any]) -> Mapping[str, Any]:
         return {}
     if not isinstance(value, Mapping):
         raise BadRow(f"metadata must be an object, not {_kind(value)}")
-    # Without recursion: the nesting is the dataset's.
+    # Without recursion: a data set may nest deeply.
     values: list[Any] = [value]
     while values:
         item = values.pop()

@@ -1,7 +1,6 @@
-"""Which tasks of a source, and in which order: pure functions on streams of tasks.
+"""Selects and orders the tasks of a source: pure functions on streams of tasks.
 
-A BadTask passes every filter (it has no level to filter by, and must be reported) and counts as no
-task.
+A BadTask passes every filter, as it has no level and must be reported, and is not counted.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ Tasks = Iterable[Task | BadTask]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Applied in this order. Empty, None and 0 leave the tasks as they are."""
+    """Filters, applied in this order. Empty, None and 0 change nothing."""
 
     levels: frozenset[str] = frozenset()
     tags: frozenset[str] = frozenset()
@@ -32,7 +31,7 @@ class Selection:
 
 
 def select(source: Source, selection: Selection) -> Source:
-    """The source with the selection applied each time it is read; the same order every time."""
+    """The source with the selection applied; the order is the same each time it is read."""
 
     def read() -> Iterator[Task | BadTask]:
         tasks = with_tags(of_levels(source, selection.levels), selection.tags)
@@ -44,12 +43,12 @@ def select(source: Source, selection: Selection) -> Source:
 
 
 def of_levels(tasks: Tasks, levels: Collection[str]) -> Iterator[Task | BadTask]:
-    """Tasks of one of the levels; all of them where none is named."""
+    """Tasks of these levels; all tasks if `levels` is empty."""
     return (task for task in tasks if isinstance(task, BadTask) or not levels or task.level in levels)
 
 
 def with_tags(tasks: Tasks, tags: Collection[str]) -> Iterator[Task | BadTask]:
-    """Tasks with at least one of the tags in `metadata["tags"]`; all of them where none is named."""
+    """Tasks with at least one of these tags; all tasks if `tags` is empty."""
     return (task for task in tasks if isinstance(task, BadTask) or not tags or not tags_of(task).isdisjoint(tags))
 
 
@@ -76,7 +75,7 @@ def shuffled(tasks: Tasks, seed: int, window: int = SHUFFLE_WINDOW) -> Iterator[
 
 
 def first(tasks: Tasks, count: int | None) -> Iterator[Task | BadTask]:
-    """Up to and with the `count`th good task."""
+    """The tasks up to the `count`th good one, which is included."""
     good = 0
     for task in tasks:
         if count is not None and good >= count:
@@ -88,7 +87,7 @@ def first(tasks: Tasks, count: int | None) -> Iterator[Task | BadTask]:
 def held_out(task_id: str, fraction: float, seed: int = 0) -> bool:
     """Whether a task belongs to the evaluation part: blake2b(seed, task_id) as a share of 1 < fraction.
 
-    Depends on nothing else, so the split stays when tasks come, go or change their order.
+    It depends on nothing else, so adding, removing or reordering tasks does not change the split.
     """
     text = f"{seed}\0{task_id}".encode("utf-8", "surrogatepass")
     share = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) / 2**64

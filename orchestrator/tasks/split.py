@@ -1,8 +1,8 @@
-"""`env.eval_split`: which tasks are measured and never trained on.
+"""`env.eval_split`: which tasks are for evaluation and never trained on.
 
-NAME is another split of the source. `hash:SHARE` holds out that share of `env.split` by a hash of the
-task's id alone, so the parts stay when tasks come, go or change their order. Without it nothing is held out
-and all of `env.split` is measured.
+NAME is another split of the source. `hash:SHARE` holds out that share of `env.split` by a hash of the task's id:
+adding, removing or reordering tasks does not change it. Without `env.eval_split` nothing is held out, and all of
+`env.split` is evaluated.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ _NAMED_SPLIT = re.compile(r"(?<=[?&])split=[^&]*")
 
 
 def training_tasks(env: EnvSettings) -> Source:
-    """All of `env.split` that is not held out, chosen as the settings say. Raises ConfigError.
+    """The tasks of `env.split` that are not held out, selected by the settings. Raises ConfigError.
 
-    The same settings give the same tasks at the same places, so a place is all that a run needs to be
-    continued.
+    The same settings give the same tasks at the same places, so a resumed run knows its tasks by their places.
     """
     source = _open(env, env.dataset, env.split)
     share = _share(env.eval_split)
@@ -41,7 +40,7 @@ def training_tasks(env: EnvSettings) -> Source:
 
 
 def evaluation_tasks(env: EnvSettings) -> Source:
-    """What is held out, or all of `env.split` where nothing is; chosen likewise. Raises ConfigError."""
+    """The held-out tasks, or all of `env.split` if none are; selected by the settings. Raises ConfigError."""
     share = _share(env.eval_split)
     if env.eval_split is not None and share is None:
         return _chosen(env, _open(env, _other_split(env.dataset, env.split, env.eval_split), env.eval_split))
@@ -54,7 +53,7 @@ def _open(env: EnvSettings, dataset: str, split: str) -> Source:
 
 
 def _chosen(env: EnvSettings, source: Source) -> Source:
-    """Filtered, shuffled, cut: after the hold-out, so that `env.max_tasks` counts what is left."""
+    """Filters, shuffles and cuts after the hold-out, so that `env.max_tasks` counts what is left."""
     selection = Selection(
         levels=frozenset(env.levels),
         tags=frozenset(env.tags),
@@ -65,7 +64,7 @@ def _chosen(env: EnvSettings, source: Source) -> Source:
 
 
 def _part(source: Source, share: float, *, held: bool) -> Source:
-    """A row no task could be made of has no id to go by: it is reported in both parts."""
+    """One part of the source. A BadTask has no reliable id, so it is in both parts."""
 
     def read() -> Iterator[Task | BadTask]:
         return (t for t in source if isinstance(t, BadTask) or held_out(t.task_id, share) == held)
@@ -75,7 +74,7 @@ def _part(source: Source, share: float, *, held: bool) -> Source:
 
 
 def _other_split(dataset: str, split: str, eval_split: str) -> str:
-    """The dataset to open for the named split. Raises ConfigError where there is no such thing."""
+    """The dataset to open for the split `eval_split`. Raises ConfigError if the source has no other splits."""
     kind, _, rest = dataset.partition(":")
     if kind not in ("gaia", "hf"):
         raise ConfigError(f"env.eval_split: {kind}: has no splits; hold a part out with hash:SHARE, like hash:0.1")

@@ -1,4 +1,4 @@
-"""What a run says at its end: the closing table, and the texts of its rows."""
+"""The closing table of a run, and the texts of its rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LABEL_WIDTH = 15
 
 
 def dropped_text(tally: Tally, way_on: str) -> str:
-    """How many groups were dropped and why; `way_on`: the command that tries those again whose rollouts broke."""
+    """How many groups were dropped and why. `way_on`: the command that retries groups with broken rollouts."""
     why = ", ".join(
         f"{n} by {name}" if name else f"{n} of equal scores" for name, n in tally.dropped_for.most_common()
     )
@@ -35,7 +35,7 @@ def outcomes_text(tally: Tally) -> str:
 
 
 def draws_text(tally: Tally) -> str:
-    """How many further draws each outcome bought, and whether one group had most of them."""
+    """How often rollouts were drawn again, by outcome, and whether most draws were in one group."""
     each = ", ".join(f"{name} {n}" for name, n in tally.draws.most_common())
     (group, most), *_ = tally.drawn.most_common(1)
     groups = len(tally.drawn)
@@ -43,7 +43,7 @@ def draws_text(tally: Tally) -> str:
 
 
 def share(part: int, whole: int) -> str:
-    """A percentage; never 0 % of something, never 100 % of less."""
+    """A percentage, rounded; but 0% only for none and 100% only for all."""
     percent = 100 * part / whole if whole else 0.0
     rounded = round(percent)
     if part and not rounded:
@@ -52,14 +52,14 @@ def share(part: int, whole: int) -> str:
 
 
 def lost(group: Group) -> str:
-    """Of a group that was kept without some of its rollouts: how many broke, and the first reason."""
+    """For a group kept without some of its rollouts: how many broke, and the first reason."""
     broken = [a.outcome for a in last_attempts(group.attempts) if isinstance(a.outcome, Failed)]
     return f" and {len(broken)} {broken[0].name}: {one_line(broken[0].reason)}" if broken else ""
 
 
 def reason_rows(tally: Tally) -> list[tuple[str, str]]:
-    """Why rollouts were not scored, or scored 0 without a word of the scorer's: the first reason of each kind. And
-    how many draws that bought."""
+    """Why rollouts were not scored, or scored 0 because grading failed: the first reason of each kind. And how
+    often rollouts were drawn again."""
     rows = [(outcome, f"{tally.outcomes[outcome]}, the first: {why}") for outcome, why in tally.reasons.items()]
     if tally.unscorable:
         rows.append(("not gradable", f"{tally.unscorable} scored 0, the first: {tally.unscorable_first}"))
@@ -71,7 +71,7 @@ def reason_rows(tally: Tally) -> list[tuple[str, str]]:
 def closing_table(
     tally: Tally, rows: Sequence[tuple[str, object]], stream: TextIO | None = None, wanted: int | None = None
 ) -> None:
-    """Counts, scores, wall and CPU; then `rows`, where everything was written first among them."""
+    """Prints counts, scores and times, then `rows`."""
     of = f" of {wanted}" if wanted else ""
     table: list[tuple[str, object]] = [
         ("groups", f"{tally.groups}{of} written, {tally.mixed} with mixed scores, {tally.dropped} dropped"),
@@ -91,7 +91,7 @@ def closing_table(
 
 
 def print_wrapped(text: str, stream: TextIO, *, indent: int = 0) -> None:
-    """One printable line; on a terminal wrapped between words."""
+    """Prints one printable line; on a terminal it is wrapped between words."""
     text = printable(text)
     if stream.isatty():
         text = wrapped(text, shutil.get_terminal_size().columns, indent=indent)
@@ -99,7 +99,7 @@ def print_wrapped(text: str, stream: TextIO, *, indent: int = 0) -> None:
 
 
 def wrapped(text: str, width: int, *, indent: int = 0) -> str:
-    """Broken between words only: paths stay whole, to be copied."""
+    """`text` wrapped between words only, so that paths can be copied."""
     return textwrap.fill(
         text,
         max(width, 2 * indent + 1),

@@ -1,4 +1,4 @@
-"""Tables, colours and views that redraw themselves, with nothing in them that steers the terminal."""
+"""A rich console whose texts cannot control the terminal."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from orchestrator.text import printable_lines
 
 
 class Console(rich.console.Console):
-    """Rich's, made for `stream`: of what is shown only colours and movements of its own are not plain text.
+    """Rich's console for `stream`. All escape sequences are rich's own; every text is made printable.
 
-    That goes for what others print and log, too, while a live view of it takes their lines.
+    That includes what other code prints and logs while a live view takes these lines over.
     """
 
     def __init__(self, stream: TextIO, *, soft_wrap: bool = False, width: int | None = None) -> None:

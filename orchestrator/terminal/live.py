@@ -1,4 +1,4 @@
-"""The view on a terminal: finished groups scroll by, below them the counts are redrawn in place."""
+"""The view on a terminal: finished groups scroll by; below them the counts are redrawn in place."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LiveProgress(PlainProgress):
     def __init__(self, wanted: int | None, tally: Tally, stream: TextIO) -> None:
         super().__init__(wanted, tally, stream)
         self._running: set[str] = set()
-        self._sampled = 0  # by this process; the tally of a resumed run has more
+        self._sampled = 0  # tokens of this process; the tally has those of earlier ones too
         self._console = Console(stream)
         self._live = Live(
             console=self._console,

@@ -33,10 +33,10 @@ class PlainProgress(Listener):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Nothing is open."""
+        """Does nothing; LiveProgress stops its view here."""
 
     def say(self, text: str) -> None:
-        """One printable line."""
+        """Prints one printable line."""
         print(printable(text), file=self._stream, flush=True)
 
     def begun(self, plan: RolloutPlan) -> None:
@@ -46,13 +46,13 @@ class PlainProgress(Listener):
         """An attempt is over."""
 
     def group(self, group: Group) -> None:
-        """A group came to its end; it is counted already."""
+        """A group has ended. The tally has counted it already."""
         scores = " ".join(f"{m.score.value:.2f}" for m in group.members_G)
         what = f"{scores}{lost(group)}" if group.dropped is None else f"dropped, {one_line(group.dropped)}"
         self.say(f"{self.heading(group)}  {what}")
 
     def heading(self, group: Group) -> str:
-        """When it ended, which one of how many, and its task."""
+        """Seconds since the start, number of the group, its task."""
         done = str(self.tally.groups + self.tally.dropped)
         if self.wanted is not None:
             done = f"{done:>{len(str(self.wanted))}}/{self.wanted}"
@@ -61,5 +61,5 @@ class PlainProgress(Listener):
         return f"[{self.tally.wall_s:7.1f} s] group {done}  {task:<{TASK_CHARS}}"
 
     def bad_task(self, task: BadTask) -> None:
-        """A row no task could be made of."""
+        """A row that no task could be made of was met."""
         self.say(f"bad task {task.task_id[:80]}: {task.reason}")

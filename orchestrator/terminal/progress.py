@@ -1,4 +1,4 @@
-"""Which view of a run is shown while it goes on: plain lines for logs and pipes, a live one on a terminal."""
+"""Chooses the view of a running run: plain lines for logs and pipes, a live view on a terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from orchestrator.terminal.plain import PlainProgress
 
 
 def open_progress(wanted: int | None, tally: Tally, stream: TextIO | None = None) -> PlainProgress:
-    """The view for where `stream` goes, as a context manager."""
+    """The view that fits `stream`, as a context manager."""
     stream = stream or sys.stderr
     if not stream.isatty() or os.environ.get("TERM", "dumb") == "dumb":
         return PlainProgress(wanted, tally, stream)

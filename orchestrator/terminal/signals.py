@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# What is left when these have passed is found by its labels at the next start, or by `orchestrator cleanup`.
+# Time for cleanup. What is left then, the next run or `orchestrator cleanup` removes.
 CLEANUP_S = 30.0
 HASTY_CLEANUP_S = 10.0  # a loaded Engine takes seconds to remove some dozen containers
 
@@ -28,8 +28,8 @@ async def stoppable(main: Coroutine[Any, Any, T], *, drain: Callable[[], None], 
     """Runs `main`. The first signal calls `drain` and gives it `drain_timeout_s` to end by itself, then
     cancels it; its clean-up runs in both cases. Raises Stopped.
 
-    A second signal cancels at once, a third ends the process. Whatever hangs then, a thread that cannot be
-    cancelled included, the process ends soon after.
+    A second signal cancels at once, a third ends the process. If something hangs, such as a thread, which cannot
+    be cancelled, the process is ended after CLEANUP_S or HASTY_CLEANUP_S.
     """
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(main)
@@ -49,7 +49,7 @@ async def stoppable(main: Coroutine[Any, Any, T], *, drain: Callable[[], None], 
             case _:
                 os._exit(code)
 
-    # Under nohup SIGHUP is ignored, and is to stay so.
+    # nohup ignores SIGHUP: then it stays ignored.
     handled = [n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
     for number in handled:
         loop.add_signal_handler(number, on_signal, number)

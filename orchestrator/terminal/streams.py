@@ -1,7 +1,7 @@
-"""Standard streams that nobody has to listen to, and that nothing steers.
+"""Guards the standard streams: failing writes end no run, and no text controls the terminal.
 
-A run outlives its terminal, its pipe and its log's disk; what endpoints, models and data sets say reaches a
-terminal as plain text, whoever prints it.
+A run goes on without its terminal, its pipe or space for its log. Text from endpoints, models and data sets
+reaches a terminal as plain text, whichever code prints it.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from typing import Any, TextIO, cast
 
 from orchestrator.text import printable, printable_lines
 
-_MOVES = re.compile(r"\n*(?:\x1b\[A)*")  # what tqdm writes alone, to come to the line of a bar
+_MOVES = re.compile(r"\n*(?:\x1b\[A)*")  # what tqdm writes to move to the line of a bar
 
 
 def guard_streams() -> None:
-    """What stdout and stderr refuse is lost from now on, and raises nothing; what they take is made printable,
-    whoever writes it. For the start of a process.
+    """From now on, failing writes to stdout and stderr raise nothing, and all text is made printable. For the
+    start of a process.
 
-    Descriptors that were closed are taken first: a file of the run in their place would get our lines.
+    Closed standard descriptors are opened on /dev/null first: else a file of the run could get their number, and
+    our lines.
     """
-    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:  # 0, 1, 2 stay open on nothing
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:  # 0, 1 and 2 stay open
         pass
     os.close(fd)
     sys.stdout = cast("TextIO", _Plain(sys.stdout or open(os.devnull, "w")))  # noqa: SIM115
@@ -34,12 +35,12 @@ def guard_streams() -> None:
 
 
 def unfiltered(stream: TextIO) -> TextIO:
-    """`stream` for who writes escape sequences of our own, and makes printable what is between them."""
+    """`stream` without the filter, for a writer that makes texts printable itself."""
     return cast("TextIO", stream.beneath) if isinstance(stream, _Plain) else stream
 
 
 class _Unheard:
-    """A text stream, but for its errors."""
+    """A text stream that swallows its errors."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -61,7 +62,7 @@ class _Unheard:
             self._give_up()
 
     def _give_up(self) -> None:
-        """What is buffered goes nowhere: at its end Python would try again and change the exit code."""
+        """Sends buffered text to /dev/null: otherwise Python would try again at exit and change the exit code."""
         with suppress(OSError, ValueError):
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self._stream.fileno())
@@ -69,7 +70,7 @@ class _Unheard:
 
 
 class _Plain(_Unheard):
-    """The same, of printable lines; but libraries may draw their progress bars."""
+    """Also makes lines printable. Libraries can still draw progress bars."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
@@ -86,7 +87,7 @@ class _Plain(_Unheard):
 
 
 class _OneLine(logging.Formatter):
-    """A message quotes what others said: no line of it looks like one of ours."""
+    """One line per message: text quoted in it cannot look like another log line."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return printable(super().formatMessage(record))

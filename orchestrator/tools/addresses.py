@@ -1,7 +1,7 @@
-"""Addresses of web pages, as far as they may be visited: http(s), public hosts, no credentials.
+"""Checks addresses of web pages: http(s), public hosts, no credentials.
 
-Who fetches the page resolves its name on another machine, so only what can be seen in the address is
-checked: literal addresses in every spelling, and names that stand for private places.
+The service that fetches the page resolves the name on another machine. So only the address itself is checked: IP
+addresses in every spelling, and names that stand for private places.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ _PRIVATE_SUFFIXES = (
     "localhost", "localdomain", "local", "internal", "intranet", "private", "corp", "home", "lan", "arpa",
     "onion", "test", "invalid",
 )  # fmt: skip
-# Public names that resolve to whatever address is written in them, or to this machine.
+# Public names that resolve to the IP address in the name, or to localhost.
 _REBINDING_SUFFIXES = ("nip.io", "sslip.io", "xip.io", "localtest.me", "lvh.me", "vcap.me", "rbndr.us", "1u.ms")
 _REFUSED_NAMES = re.compile(
     rf"(?:.+\.)?(?:{'|'.join(map(re.escape, (*_PRIVATE_SUFFIXES, *_REBINDING_SUFFIXES)))})"
 )
-_UNICAST = IPv6Network("2000::/3")  # all else is private, translated from IPv4, or not routed
+_UNICAST = IPv6Network("2000::/3")  # other addresses are private, translated from IPv4, or not routed
 
 
 @dataclass(frozen=True, slots=True)
 class WebAddress:
-    """A checked address. `text` is written anew from its parts, so that nobody reads another host in it."""
+    """A checked address. `text` is put together from its parsed parts, so that it can be read in one way only."""
 
     text: str
     host: str
 
 
 def web_address(text: str) -> WebAddress:
-    """Raises ToolError with what is wrong."""
+    """The checked address. Raises ToolError, which says what is wrong."""
     if len(text) > MAX_ADDRESS_CHARS:
         raise ToolError(f"the url has {len(text)} characters; at most {MAX_ADDRESS_CHARS} are accepted")
     if _UNSAFE.search(text):
@@ -61,7 +61,7 @@ def web_address(text: str) -> WebAddress:
 
 
 def is_public_host(host: str) -> bool:
-    """Whether a host in ASCII is neither an address nor a known name of a private place."""
+    """Whether a host, in ASCII, is no private IP address and no known name of a private place."""
     address = _literal_address(host)
     if isinstance(address, IPv4Address):
         return address.is_global and not address.is_multicast
@@ -76,7 +76,7 @@ def _ascii_host(host: str) -> str:
     if not host or len(host) > 253 or "%" in host:
         raise ToolError("the url names no host")
     if ":" in host:
-        return host  # IPv6; urlsplit has taken the brackets off
+        return host  # IPv6; urlsplit has removed the brackets
     try:
         return host.encode("idna").decode("ascii").rstrip(".")
     except UnicodeError:
@@ -84,7 +84,7 @@ def _ascii_host(host: str) -> str:
 
 
 def _literal_address(host: str) -> IPv4Address | IPv6Address | None:
-    """Also 2130706433, 0x7f.1 and 0177.0.0.1, as the C library and so most clients read them."""
+    """The IP address; None for a name. Also of 2130706433, 0x7f.1 and 0177.0.0.1, as the C library reads them."""
     try:
         return ip_address(host)
     except ValueError:

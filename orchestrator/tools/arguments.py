@@ -1,6 +1,6 @@
-"""What model-written code gave a tool, checked before anything is done with it.
+"""Checks the arguments that model-written code gives a tool.
 
-The texts of the errors are observations: they say what would have been valid.
+The agent sees the texts of the errors: they say what would be valid.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _WHOLE_RANGE = range(-(2**63), 2**63)
 
 
 def recordable(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The arguments, if the record can hold them: what cannot be written down must not stop a run.
+    """The arguments, in a form that the record can hold, with valid text.
 
-    Raises ToolError for numbers past 64 bits, for lists within lists within lists, and for more than
-    MAX_VALUES of them: an empty list of three bytes takes twenty times as much here.
+    Raises ToolError for numbers past 64 bits or not finite, for nesting deeper than MAX_DEPTH, and for more than
+    MAX_VALUES values: an empty list of three bytes takes twenty times as much in memory.
     """
     level: list[Any] = [arguments]
     count = 0
@@ -50,14 +50,14 @@ def _valid(value: Any) -> Any:
 
 
 def check_names(arguments: Mapping[str, Any], known: Collection[str]) -> None:
-    """Raises ToolError for an argument the tool does not have."""
+    """Raises ToolError for an argument that the tool does not have."""
     for name in arguments:
         if name not in known:
             raise ToolError(f"there is no argument {_shown(name)}; there are {', '.join(known)}")
 
 
 def text_argument(arguments: Mapping[str, Any], name: str, max_chars: int) -> str:
-    """Text that can be sent, without spaces around it. Raises ToolError."""
+    """A text argument without spaces at its ends. Raises ToolError."""
     value = arguments.get(name)
     if not isinstance(value, str):
         raise ToolError(f"{name} must be text, not {_shown(value)}")
@@ -74,7 +74,7 @@ def text_argument(arguments: Mapping[str, Any], name: str, max_chars: int) -> st
 
 
 def whole_argument(arguments: Mapping[str, Any], name: str, at_least: int, at_most: int) -> int | None:
-    """A whole number in the range, also as 5.0 or "5"; None where it was left out. Raises ToolError."""
+    """A whole number in the range, also given as 5.0 or "5"; None if it was left out. Raises ToolError."""
     value = arguments.get(name)
     if value is None:
         return None
@@ -88,7 +88,7 @@ def whole_argument(arguments: Mapping[str, Any], name: str, at_least: int, at_mo
 
 
 def _shown(value: object) -> str:
-    """One line of ASCII: what came from the sandbox may hold anything. Collections are not looked into."""
+    """The value on one line of ASCII, shortened. Of collections only the type is shown."""
     if isinstance(value, str | float | bool | None):
         return ascii(value if not isinstance(value, str) else value[:60])
     if isinstance(value, int) and value.bit_length() <= 64:

@@ -1,4 +1,4 @@
-"""What a host tool offers: it runs in the orchestrator, where its key stays. And the names others have."""
+"""What a host tool offers (it runs in the orchestrator, where its key stays), and names that are taken."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP answers that end: what a client of the `httpx` family reads of one is bounded, and plain."""
+"""Bounds HTTP answers: clients of the `httpx` family read so many bytes at most, and none compressed."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-# A few compressed bytes can be gigabytes: what is counted must be what is kept.
+# A few compressed bytes can become gigabytes, so compressed answers are refused.
 IDENTITY = {"Accept-Encoding": "identity"}
 
 
 class AnswerTooLarge(Exception):
-    """An answer that is not read to its end."""
+    """An answer is too long or compressed, and is not read to its end."""
 
 
 def bound(max_bytes: int) -> Callable[[Any], Awaitable[None]]:
-    """A hook for responses, called when the headers are there and the body is not. Raises AnswerTooLarge."""
+    """A hook for responses, called after the headers and before the body. Raises AnswerTooLarge."""
 
     async def hook(response: Any) -> None:
         if response.headers.get("content-encoding", "identity").lower() != "identity":
@@ -28,7 +28,7 @@ def bound(max_bytes: int) -> Callable[[Any], Awaitable[None]]:
 
 @functools.lru_cache
 def _bounded(kind: Any) -> Any:
-    """Made of the stream's own class: `httpx` and its forks each take no other."""
+    """A subclass of the stream's own class, as `httpx` and its forks each accept no other."""
 
     class Bounded(kind):  # type: ignore[misc]
         """A response's bytes, up to the limit."""

@@ -1,4 +1,4 @@
-"""Tools an operator brings: `env.sandbox_tools`, which are sent along, and `env.host_tools`, which run here."""
+"""The operator's own tools: `env.sandbox_tools`, sent into the sandbox, and `env.host_tools`, which run here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_SOURCE_BYTES = 256 * 1024
 
 
 def sandbox_tool(spec: str) -> SandboxTool:
-    """The function, found in its module's source; nothing of it runs here. Raises ConfigError."""
+    """The tool, read from its module's source; nothing of it runs here. Raises ConfigError."""
     flag = "env.sandbox_tools"
     module, _, name = spec.removeprefix(PREFIX).partition(":")
     place = _source_file(module, spec)
@@ -47,7 +47,7 @@ def sandbox_tool(spec: str) -> SandboxTool:
 
 
 def host_tool(spec: str, workers: Workers) -> tuple[str, HostTool]:
-    """(its name, the tool): a function, or an object with what `HostTool` asks for. Raises ConfigError."""
+    """(name, tool), from a function or an object with the members of `HostTool`. Raises ConfigError."""
     flag = "env.host_tools"
     found = load_object(spec, flag)
     name = getattr(found, "name", None) or getattr(found, "__name__", spec.rpartition(":")[2])
@@ -63,7 +63,7 @@ def host_tool(spec: str, workers: Workers) -> tuple[str, HostTool]:
 
 
 def check_names(*groups: Iterable[str]) -> None:
-    """Raises ConfigError for a name that is none in Python, or that two of them have."""
+    """Raises ConfigError for a name that is no Python identifier, is reserved or comes twice."""
     seen: set[str] = set()
     for name in (name for group in groups for name in group):
         if not is_name(name):

@@ -1,7 +1,7 @@
-"""A function or object of the operator's as a host tool: arguments checked, time and size bounded, errors told.
+"""The operator's functions and objects as host tools: arguments are checked, time and size bounded, errors told.
 
-A function that is no coroutine runs in a thread of its own. Threads cannot be stopped: one that outlives its
-time keeps its place among the calls at a time, and ends with the process.
+A function that is no coroutine runs in a thread of its own. Threads cannot be stopped: one that exceeds its time
+keeps its slot until it ends, at the latest with the process.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
 
 
 class Workers:
-    """At most `max_calls` calls at a time over all rollouts, each within `timeout_s`, its waiting included."""
+    """At most `max_calls` calls at a time over all rollouts, each within `timeout_s`, waiting included."""
 
     def __init__(self, timeout_s: float, max_calls: int) -> None:
         self.timeout_s = timeout_s
         self._slots = asyncio.Semaphore(max_calls)
 
     async def run(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-        """Raises TimeoutError, and what the function raises."""
+        """The function's result. Raises TimeoutError, and what the function raises."""
         async with asyncio.timeout(self.timeout_s):
             await self._slots.acquire()
             if not inspect.iscoroutinefunction(function):
@@ -56,7 +56,7 @@ class Workers:
 
         def finish(result: Any, error: BaseException | None) -> None:
             self._slots.release()
-            if ended.done():  # nobody waits any more
+            if ended.done():  # the caller has stopped waiting
                 return
             if error is None:
                 ended.set_result(result)
@@ -67,14 +67,14 @@ class Workers:
             result, error = None, None
             try:
                 result = function(**arguments)
-            except BaseException as raised:  # handed over: it is the caller's
+            except BaseException as raised:  # raised in the caller
                 error = raised
             try:
                 loop.call_soon_threadsafe(finish, result, error)
             except RuntimeError:
                 log.debug("a tool came to its end after the run")
 
-        # Daemons, unlike those of a thread pool: one that hangs must not keep the process from ending.
+        # Daemon threads, unlike a pool's: one that hangs must not keep the process from ending.
         threading.Thread(target=work, name="host tool", daemon=True).start()
         return await ended
 
@@ -96,7 +96,7 @@ class FunctionTool:
         self._gives_text = gives_text or told.output_type in ("string", "any")
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
-        """Its result as text, JSON for all that is no text. Raises ToolError."""
+        """The result as text, or as JSON, depending on the output type. Raises ToolError."""
         check_arguments(arguments, self.inputs)
         try:
             result = await self._workers.run(self._function, arguments)
@@ -124,7 +124,7 @@ class FunctionTool:
 
 
 def check_arguments(arguments: Mapping[str, Any], inputs: Mapping[str, Mapping[str, Any]]) -> None:
-    """Names and types of what model-written code gave. Raises ToolError."""
+    """Checks names and types of the arguments. Raises ToolError."""
     check_names(arguments, inputs)
     for name, shape in inputs.items():
         value = arguments.get(name)
@@ -141,7 +141,8 @@ def check_arguments(arguments: Mapping[str, Any], inputs: Mapping[str, Mapping[s
 
 
 def _plain(error: BaseException) -> Exception:
-    """SystemExit and its like must not end the run; StopIteration cannot be set on a future."""
+    """The error as one a future can hold: SystemExit and the like must not end the run, and StopIteration is not
+    allowed there."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
     return RuntimeError(f"{type(error).__name__}: {error}")

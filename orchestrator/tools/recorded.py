@@ -1,4 +1,4 @@
-"""Host tools that answer as they did in a recorded run: nobody is asked."""
+"""Host tools that answer from a recorded run, without calling anything."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ Call = tuple[str, bytes]  # the tool's name and its arguments
 
 
 class RecordedCalls:
-    """What each call was answered with. Several answers to the same call come in turn, the last one for good."""
+    """The recorded answers to each call. Several answers to equal calls are given in order, the last one again and
+    again."""
 
     def __init__(self, calls: Iterable[ToolCall]) -> None:
         self._answers: dict[Call, list[tuple[str | None, str | None]]] = {}
@@ -24,7 +25,7 @@ class RecordedCalls:
             self._answers.setdefault(key, []).append((call.output, call.error))
 
     def answer(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Raises ToolError, as recorded, and for a call that is not on record."""
+        """The recorded answer. Raises ToolError if that was an error, or there is none."""
         answers = self._answers.get((name, dumps(dict(recordable(dict(arguments))))))
         if not answers:
             raise ToolError("this call is not in the recording")
@@ -35,7 +36,7 @@ class RecordedCalls:
 
 
 class RecordedTool:
-    """`tool` as agents see it, answering from the record."""
+    """Looks like `tool`, but answers from the record."""
 
     def __init__(self, name: str, tool: HostTool, calls: RecordedCalls) -> None:
         self._name = name

@@ -1,7 +1,7 @@
-"""What the web tools do not look for and do not show: above all the benchmark's own answers.
+"""What the web tools neither search for nor show: above all the benchmark's own answers.
 
-A policy in training finds published answers sooner than the model learns to work them out. The same
-rules hold for queries, for results, and for pages wherever a redirect led.
+A policy in training learns to find published answers sooner than to work them out. The same rules hold for
+queries, for results, and for pages, also after redirects.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from urllib.parse import unquote, unquote_plus, urlsplit
 
 from orchestrator.text import normal_form
 
-# Where GAIA is published; mirrors, archives and copies are met by the words.
+# Where GAIA is published; DENIED_WORDS is against mirrors, archives and copies.
 DENIED_HOSTS = (
     "huggingface.co/datasets/gaia-benchmark",
     "huggingface.co/spaces/gaia-benchmark",
@@ -21,7 +21,7 @@ DENIED_HOSTS = (
     "hf.co/spaces/gaia-benchmark",
     "datasets-server.huggingface.co",
 )
-# "gaia dataset" and the like are not among them: astronomers have one too.
+# Without "gaia dataset" and the like: astronomers have one too.
 DENIED_WORDS = (
     "gaia benchmark",
     "gaia leaderboard",
@@ -37,7 +37,7 @@ _INVISIBLE = re.compile(r"[\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u2
 
 
 class WebRules:
-    """A deny-list: hosts with their subdomains, hosts with the beginning of a path, phrases."""
+    """A deny-list of hosts (subdomains included), of hosts with the beginning of a path, and of phrases."""
 
     def __init__(self, hosts: Iterable[str] = DENIED_HOSTS, words: Iterable[str] = DENIED_WORDS) -> None:
         self._hosts = [_host_pattern(host) for host in hosts]
@@ -48,12 +48,12 @@ class WebRules:
         return self._names_host(query.lower()) or self.deny_text(query)
 
     def deny_address(self, address: str) -> bool:
-        """Whether an address is denied, or carries a denied one (archives, translators, caches)."""
+        """Whether an address is denied, or contains a denied one (archives, translators, caches)."""
         flat = _flat(address)
         return self._names_host(flat) or self.deny_text(flat)
 
     def deny_text(self, *texts: str) -> bool:
-        """Whether one of these holds a denied phrase, however it is spaced or punctuated."""
+        """Whether one of the texts holds a denied phrase, whatever its spacing and punctuation."""
         plain = [_plain(text) for text in texts]
         return any(phrase in text for text in plain for phrase in self._words)
 
@@ -74,7 +74,7 @@ def _plain(text: str) -> str:
 
 
 def _flat(address: str) -> str:
-    """Host, path and query with escapes and detours taken out. Escaped twice is what archives do."""
+    """Host, path and query with escapes decoded, twice as archives escape twice, and the path normalized."""
     try:
         parts = urlsplit(address)
         host = parts.netloc.rpartition("@")[2]

@@ -1,6 +1,6 @@
-"""What a prompt says of a function: its arguments from the annotations, its texts from the docstring.
+"""How a prompt describes a function: arguments from the annotations, texts from the docstring.
 
-Annotations are looked at as text, so that a module that is sent into the sandbox need not be imported here.
+Annotations are read as text, so that a module for the sandbox need not be imported here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ARGUMENT = re.compile(r"(\w+)\s*(?:\([^)]*\))?:\s*(.*)")
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """A function as smolagents describes tools."""
+    """The description of a function, as smolagents describes tools."""
 
     description: str
     inputs: Mapping[str, Mapping[str, Any]]
@@ -33,7 +33,7 @@ class Signature:
 
 
 def of_source(function: ast.FunctionDef) -> Signature:
-    """Raises ValueError, saying what is missing."""
+    """From a parsed function. Raises ValueError, which says what is missing."""
     arguments = function.args
     if arguments.vararg or arguments.kwarg or arguments.posonlyargs:
         raise ValueError("*args, **kwargs and positional-only arguments cannot be described in a prompt")
@@ -44,7 +44,7 @@ def of_source(function: ast.FunctionDef) -> Signature:
 
 
 def of_function(function: Callable[..., Any]) -> Signature:
-    """Raises ValueError, saying what is missing."""
+    """From a function. Raises ValueError, which says what is missing."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -60,7 +60,7 @@ def of_function(function: Callable[..., Any]) -> Signature:
 def _signature(
     docstring: str | None, shapes: Mapping[str, tuple[str | None, bool]], returns: str | None
 ) -> Signature:
-    """`shapes`: argument to (annotation, whether it has a default)."""
+    """`shapes`: argument → (annotation, whether it has a default)."""
     description, texts = _documented(docstring or "")
     if not description:
         raise ValueError("it has no docstring, which is what the agent is told of it")
@@ -94,7 +94,7 @@ def _type(annotation: str | None, what: str) -> tuple[str, bool]:
 
 
 def _documented(docstring: str) -> tuple[str, dict[str, str]]:
-    """(what it does, argument to text), from a docstring with sections as Google writes them."""
+    """(description, argument → text), from a docstring with sections in Google's style."""
     described: list[str] = []
     texts: dict[str, str] = {}
     section, current = "", ""

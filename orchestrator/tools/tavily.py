@@ -1,7 +1,7 @@
-"""The search service behind the web tools: the only place that knows Tavily, its client and the key.
+"""The search service behind the web tools: the only module that uses Tavily's client and the key.
 
-All that it answers is foreign: bounded while it is read, cleaned before it goes on. Errors carry texts of
-our own, since those of an HTTP client may hold headers and so the key.
+Its answers are untrusted: their size is bounded while they are read, and their texts are cleaned. Errors have
+texts of our own, as those of an HTTP client may hold headers with the key.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from orchestrator.tools.bounded import IDENTITY, AnswerTooLarge, bound
 log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 8 << 20
-MAX_EXTRACT_TIMEOUT_S = 60.0  # the service accepts no longer one
+MAX_EXTRACT_TIMEOUT_S = 60.0  # the service accepts no longer timeout
 ATTEMPTS = 3
 BETWEEN_ATTEMPTS = Backoff(first_s=0.5, most_s=2.0, spread=0.5)
 _NOT_TEXT = re.compile(r"[\x00-\x08\x0e-\x1f\x7f\ufffd]")
-_BINARY_SHARE = 0.05  # of such characters; a text has next to none
+_BINARY_SHARE = 0.05  # more of such characters: not a text
 
 
 class ServiceFailed(Exception):
-    """No usable answer. `passing`: another attempt may have one."""
+    """No usable answer. `passing`: another attempt may succeed."""
 
     def __init__(self, text: str, *, passing: bool = False) -> None:
         super().__init__(text)
@@ -42,11 +42,11 @@ class ServiceFailed(Exception):
 
 
 class ServiceDown(ServiceFailed):
-    """Nothing is served at all: the key, the quota, the rate, the server. No page and no query is to blame."""
+    """The service serves no request: because of key, quota, rate or server, not of a page or a query."""
 
 
 class PageUnreadable(Exception):
-    """The service works, the page does not: there is no such page, no text in it, no access."""
+    """The service works, but the page cannot be read: it does not exist, has no text, or refuses access."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class FoundPage:
 
 @dataclass(frozen=True, slots=True)
 class ReadPage:
-    """One page's text. `url` is where it was found in the end, as the service tells."""
+    """One page's text. `url`: where the service found it, after redirects."""
 
     title: str
     url: str
@@ -69,7 +69,7 @@ class ReadPage:
 
 
 class Tavily:
-    """At most `max_calls` at a time over all rollouts, each within `timeout_s`, its retries included."""
+    """At most `max_calls` calls at a time over all rollouts, each within `timeout_s`, retries included."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class Tavily:
         ]
 
     async def extract(self, url: str, max_chars: int) -> ReadPage:
-        """One page, of at most `max_chars`. Raises ServiceFailed, PageUnreadable, ToolError."""
+        """One page with a text of at most `max_chars`. Raises ServiceFailed, PageUnreadable, ToolError."""
         answer = await self._ask(
             lambda: self._client.extract(
                 url,
@@ -136,7 +136,7 @@ class Tavily:
         return ReadPage(title, self._clean(results[0].get("url"), 4_000) or url, content)
 
     async def usage(self) -> str:
-        """How much of the account is used up, in words; nothing where the service does not tell. Costs no credit.
+        """How much of the account is used up, in words; empty if the service does not say. Costs no credit.
 
         `GET /usage` of https://docs.tavily.com/documentation/api-reference/endpoint/usage. Raises ServiceFailed.
         """
@@ -155,7 +155,7 @@ class Tavily:
             account = answer.json()["account"]
             used, limit = int(account["plan_usage"]), int(account["plan_limit"])
         except (ValueError, KeyError, TypeError, RecursionError):
-            return ""  # a gateway in front of it, or a plan without a limit
+            return ""  # a gateway in front of the service, or a plan without a limit
         return f"{used} of {limit} credits of the plan are used"
 
     async def _ask(self, call: Callable[[], Awaitable[Any]]) -> Mapping[str, Any]:
@@ -197,7 +197,7 @@ class Tavily:
         except AnswerTooLarge:
             raise ServiceFailed("the web service sent more than is read") from None
         except (ValueError, TypeError, AttributeError, RecursionError):
-            # What the client stumbles over: no JSON, no object, a status that is no error and no answer.
+            # Raised by the client for no JSON, no object, or a status that is neither error nor success.
             raise ServiceFailed("the web service sent an answer that cannot be read") from None
         if not isinstance(answer, Mapping) or not isinstance(answer.get("results"), list):
             raise ServiceFailed("the web service sent an answer that cannot be read")
@@ -212,7 +212,7 @@ class Tavily:
             )
 
     def _clean(self, value: object, max_chars: int) -> str:
-        """Foreign text: encodable, bounded, and without the key should somebody echo it."""
+        """Text of the service made encodable and bounded, and without the key, which a page might echo."""
         if not isinstance(value, str):
             return ""
         text = value.replace(self._key.reveal(), "[key]")

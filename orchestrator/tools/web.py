@@ -1,7 +1,7 @@
-"""`web_search` and `visit_page`: the predecessor's tools by name, inputs and outputs, run where the key is.
+"""`web_search` and `visit_page`, with names, inputs and outputs of the predecessor's tools. They run on the host.
 
-A mistake of the caller, a denied query or page, and a service that does not work are ToolErrors: the code
-sees an exception. A page that cannot be read is an ordinary result with `success` False, as it always was.
+Wrong arguments, a denied query or page, and a service that does not work are ToolErrors: the agent's code gets an
+exception. A page that cannot be read is a result with `success` False, as in the predecessor.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from orchestrator.tools.tavily import PageUnreadable, ServiceDown, ServiceFailed
 
 MAX_QUERY_CHARS = 395  # the service takes 400, and a year may be added
 MAX_RESULTS = 20
-MAX_RESULT_CHARS = 10_000  # of one result's text, which is sent twice
+MAX_RESULT_CHARS = 10_000  # of one result's text, which is in the result twice
 MAX_PAGE_CHARS = 200_000
-PLAIN_QUERY, PLAIN_PAGE = "weather", "https://example.com/"  # the controls
+PLAIN_QUERY, PLAIN_PAGE = "weather", "https://example.com/"  # of the control questions
 _DEFAULT_RESULTS = 10
 _YEARS = (1900, 2100)
 
 
 class _WebTool(ABC):
-    """What the two have in common: the service, the rules, and whose fault a failure is."""
+    """What the two tools share: the service, the rules, and deciding whose fault a failure is."""
 
     def __init__(self, service: Tavily, rules: WebRules, *, fail_rollouts: bool = False) -> None:
         self._service = service
@@ -40,10 +40,11 @@ class _WebTool(ABC):
 
     @abstractmethod
     async def _plain(self) -> str:
-        """A plain call of this tool, by no rollout. Raises ServiceFailed."""
+        """The control question: a plain call of this tool. Raises ServiceFailed."""
 
     async def _failure(self, failure: ServiceFailed) -> ToolError | ToolServiceError:
-        """A slow, huge or refused answer can be had on purpose: no rollout ends while plain calls are served."""
+        """The error to raise. An agent can cause failures on purpose, by slow or huge answers: so a rollout ends
+        as `tool_error` only if the control fails too."""
         if not self._fail_rollouts or (control := await self._control.answer(age_s=CACHE_S)).served:
             return ToolError(str(failure))
         return ToolServiceError(f"{failure}; {control.told()}")
@@ -80,7 +81,7 @@ class WebSearch(_WebTool):
         return f"{len(await self._service.search(PLAIN_QUERY, 1, MAX_QUERY_CHARS))} results"
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
-        """A JSON list. Raises ToolError, ToolServiceError."""
+        """The results as a JSON list. Raises ToolError, ToolServiceError."""
         check_names(arguments, self.inputs)
         query = " ".join(text_argument(arguments, "query", MAX_QUERY_CHARS).split())
         wanted = whole_argument(arguments, "num_results", 1, MAX_RESULTS) or _DEFAULT_RESULTS
@@ -140,7 +141,7 @@ class VisitPage(_WebTool):
             return str(reason)
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
-        """A JSON object. Raises ToolError, ToolServiceError."""
+        """The page as a JSON object. Raises ToolError, ToolServiceError."""
         check_names(arguments, self.inputs)
         asked = text_argument(arguments, "url", MAX_ADDRESS_CHARS)
         address = web_address(asked)
@@ -153,9 +154,9 @@ class VisitPage(_WebTool):
         except ServiceDown as failure:
             raise await self._failure(failure) from None
         except ServiceFailed as failure:
-            # Slow, huge or odd pages break the service too: such a failure can be had on purpose.
+            # Slow, huge or odd pages cause such failures too, so an agent could choose them.
             return _unreadable(asked, str(failure))
-        # It may have been found elsewhere than it was asked for.
+        # A redirect may have led elsewhere.
         try:
             web_address(page.url)
         except ToolError:
@@ -167,7 +168,7 @@ class VisitPage(_WebTool):
 
 
 def web_tools(service: Tavily, rules: WebRules, *, fail_rollouts: bool = False) -> dict[str, HostTool]:
-    """By the names model-written code calls them. `fail_rollouts`: a service that fails ends the rollout."""
+    """The tools by name. `fail_rollouts`: a service that fails ends the rollout."""
     return {
         "web_search": WebSearch(service, rules, fail_rollouts=fail_rollouts),
         "visit_page": VisitPage(service, rules, fail_rollouts=fail_rollouts),

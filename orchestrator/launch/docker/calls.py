@@ -1,6 +1,6 @@
 """The Engine's calls as coroutines: a few named ones, in threads of their own, each with a deadline.
 
-Says what the Engine answered; what it means for a sandbox is `docker`'s and `reaper`'s part.
+They return what the Engine answered. `launcher`, `sandbox` and `reaper` decide what that means.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from orchestrator.waits import uninterrupted
 
 T = TypeVar("T")
 
-CALL_TIMEOUT_S = 30  # the longest silence of an Engine that is merely busy
+CALL_TIMEOUT_S = 30  # longer than any silence of an Engine that is merely busy
 _SETTLE_S = 5.0
 _LOG_TAIL_CHARS = 500
 _NOT_FOUND = 404
-# What the SDK lets through of the layers below it.
+# The SDK's own exceptions, and those of lower layers that it lets through.
 UNREACHABLE = (DockerException, requests.RequestException, HTTPError, OSError)
 
 
 class Engine:
     """A connection to the Engine, made at the first call. Calls raise DockerError.
 
-    A cancelled call has come to its end, or never begun, when CancelledError arrives: whoever cleans up
-    then knows what there is. Only an Engine that hangs is not waited for longer than some seconds.
+    When a cancelled call raises CancelledError, it has ended or never begun, so that cleanup knows what exists.
+    Only for an Engine that hangs it does not wait longer than _SETTLE_S.
     """
 
     def __init__(self, *, threads: int, timeout_s: int = CALL_TIMEOUT_S) -> None:
@@ -45,13 +45,13 @@ class Engine:
         self._connecting = asyncio.Lock()
 
     async def open(self) -> None:
-        """Connects. Raises EnvironmentUnusable with what to do."""
+        """Connects. Raises EnvironmentUnusable, which says what to do."""
         async with self._connecting:
             if self._client is None:
                 self._client = await self._in_thread("connect", lambda: connect(self._timeout_s), self._timeout_s)
 
     async def info(self) -> dict[str, Any]:
-        """About the Engine itself."""
+        """Facts about the Engine itself."""
 
         def info(client: APIClient) -> dict[str, Any]:
             told = client.info()
@@ -61,16 +61,16 @@ class Engine:
         return answer
 
     async def image(self, name: str) -> dict[str, Any] | None:
-        """What is known of an image; None: it is not here."""
+        """The Engine's description of an image; None: there is no such image."""
         answer: dict[str, Any] | None = await self._call(
             "image", lambda client: client.inspect_image(name), missing_ok=True
         )
         return answer
 
     async def create(self, config: Mapping[str, Any], name: str) -> str:
-        """The id of the new container. LaunchError: the Engine refused.
+        """Creates a container and returns its id. LaunchError: the Engine refused.
 
-        After a DockerError it may exist, or come to exist, nevertheless: by its name.
+        After a DockerError the container may exist all the same, or be created later: look for its name.
         """
         created: str = await self._call(
             "create",
@@ -80,18 +80,18 @@ class Engine:
         return created
 
     async def start(self, container: str) -> None:
-        """LaunchError: the Engine or its runtime refused."""
+        """Starts a container. LaunchError: the Engine or its runtime refused."""
         await self._call("start", lambda client: client.start(container), refusal=LaunchError)
 
     async def inspect(self, container: str, read: Callable[[dict[str, Any]], T]) -> T | None:
-        """What `read` finds in the Engine's answer; None: there is no such container."""
+        """What `read` makes of the Engine's answer; None: there is no such container."""
         answer: T | None = await self._call(
             "inspect", lambda client: read(client.inspect_container(container)), missing_ok=True
         )
         return answer
 
     async def remove(self, container: str) -> bool:
-        """Kills and removes it with everything it wrote. False: there was none."""
+        """Kills a container and removes it with everything it wrote. False: there was none."""
 
         def removed(client: APIClient) -> bool:
             client.remove_container(container, v=True, force=True)
@@ -107,7 +107,8 @@ class Engine:
         return answer
 
     async def images(self, label: str, *, nameless: bool = False) -> list[dict[str, Any]]:
-        """All images with a label, intermediate ones too; or those without a name that no other is built on."""
+        """All images with a label, intermediate ones too. `nameless`: only unnamed ones that no image is
+        built on."""
         filters: dict[str, Any] = {"label": label, **({"dangling": True} if nameless else {})}
         answer: list[dict[str, Any]] = await self._call(
             "list images", lambda client: client.images(all=not nameless, filters=filters)
@@ -115,11 +116,11 @@ class Engine:
         return answer
 
     async def remove_image(self, image: str) -> None:
-        """Not while another image or a container needs it: DockerError."""
+        """Removes an image. DockerError: another image or a container needs it."""
         await self._call("remove image", lambda client: client.remove_image(image), missing_ok=True)
 
     async def log_tail(self, container: str) -> str:
-        """The end of what it printed, on one line and printable. Untrusted, for diagnosis."""
+        """The end of what a container printed, on one line and printable. Untrusted, for diagnosis."""
         raw = await self._call("logs", lambda client: client.logs(container, tail=10), missing_ok=True)
         text = " | ".join((raw or b"").decode("utf-8", "replace").splitlines())
         return printable(text, "?")[-_LOG_TAIL_CHARS:]
@@ -149,10 +150,10 @@ class Engine:
         refusal: type[RolloutError] = DockerError,
         missing_ok: bool = False,
     ) -> Any:
-        """The answer; None for a 404 where that is fine. `refusal`: what any other no of the Engine is; a
-        LaunchError that no waiting ends is an EngineUnfitError.
+        """The answer; None for a 404 if `missing_ok`. Any other refusal of the Engine raises `refusal`; where that
+        is LaunchError and waiting does not help, EngineUnfitError.
 
-        `function` also reads the answer: one of another shape is the Engine's failure, not a bug of ours.
+        `function` also reads the answer: an answer of another shape is the Engine's failure, not a bug of ours.
         """
         await self.open()
         client = self._client

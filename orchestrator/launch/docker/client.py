@@ -1,4 +1,4 @@
-"""A client of the Docker Engine, and its failures in one line each that says what to do."""
+"""A client of the Docker Engine, and texts for its failures: one line each, which says what to do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orchestrator.errors import EnvironmentUnusable
 
 
 def connect(timeout_s: int) -> docker.APIClient:
-    """A client that has spoken with the Engine. Blocks. Raises EnvironmentUnusable."""
+    """A client that is connected to the Engine. Blocks. Raises EnvironmentUnusable."""
     try:
         return docker.APIClient(**kwargs_from_env(), timeout=timeout_s)
     except DockerException as error:
@@ -22,7 +22,7 @@ def connect(timeout_s: int) -> docker.APIClient:
 
 
 def inspect_image(engine: docker.APIClient, name: str) -> dict[str, Any] | None:
-    """What the Engine knows of the image `name` (a tag or an id); None: it is not there. Blocks."""
+    """The Engine's description of the image `name` (a tag or an id); None: there is none. Blocks."""
     try:
         return engine.inspect_image(name)  # type: ignore[no-any-return, no-untyped-call]
     except ImageNotFound:
@@ -30,7 +30,7 @@ def inspect_image(engine: docker.APIClient, name: str) -> dict[str, Any] | None:
 
 
 def why_unreachable(error: BaseException) -> str:
-    """What stands between us and the Engine. The causes are nested four deep: only their text is reliable."""
+    """Why the Engine cannot be reached. Told by the text: the exceptions are nested four deep."""
     text = str(error)
     if "PermissionError" in text or "Permission denied" in text:
         return (
@@ -43,21 +43,21 @@ def why_unreachable(error: BaseException) -> str:
 
 
 def why_refused(error: BaseException | str) -> str:
-    """What the Engine objected to, with what to do where that is known."""
+    """Why the Engine refused, and what to do, where that is known."""
     text = one_line(str(error))
     refusal = _refusal(text)
     return text if refusal is None else refusal.told.format(text=text)
 
 
 def is_lasting(error: BaseException | str) -> bool:
-    """Whether the Engine will object again, however long one waits."""
+    """Whether the Engine will refuse again, however long one waits."""
     refusal = _refusal(one_line(str(error)))
     return refusal is not None and refusal.lasting
 
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """Words of the Engine, in lower case, and what to tell in the place of them."""
+    """Words in the Engine's text, in lower case, and the text shown in its place."""
 
     words: re.Pattern[str]
     told: str
@@ -73,7 +73,7 @@ _REFUSALS = (
         re.compile("no space left on device|disk quota exceeded"),
         "Docker's storage fails: no space left where Docker keeps its images: run `docker system prune`, or "
         "make room",
-        lasting=False,  # room can be made by others, and meanwhile
+        lasting=False,  # other processes may free space
     ),
     _Refusal(
         re.compile("read-only file system"),
@@ -96,7 +96,7 @@ _REFUSALS = (
 
 
 def _refusal(text: str) -> _Refusal | None:
-    """None also for what the runtime says of a container it starts: that is about the container."""
+    """The refusal that the text matches. None also for most texts of the runtime: they are about the container."""
     text = text.lower()
     if "oci runtime" in text or "runc" in text:
         return None if "no space left" not in text else _REFUSALS[0]

@@ -1,7 +1,7 @@
-"""What pid 1 of a sandbox read in /proc, compared with what was asked for, before the sandbox is used.
+"""Compares what pid 1 of a sandbox read in /proc with what was asked for, before the sandbox is used.
 
-The second half of the inspection, and independent of the first (`verification`): an Engine may report a
-setting that its runtime or kernel did not carry out. Pid 1 speaks before any model-written code runs. Pure.
+This is the second check, independent of the first (`verification`): an Engine may report a setting that its
+runtime or kernel did not carry out. Pid 1 reports before any model-written code runs. Pure.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ _SECCOMP_FILTER = 2
 _DEVICES = frozenset(
     {
         *("core", "fd", "full", "null", "random", "stderr", "stdin", "stdout", "tty", "urandom", "zero"),
-        *("mqueue", "ptmx", "pts", "shm"),  # file systems, and the way to one of them
+        *("mqueue", "ptmx", "pts", "shm"),  # file systems, and the device that belongs to one of them
     }
 )
-# What every runtime mounts: its own files and the kernel's views.
+# Mounts that every runtime makes.
 _USUAL_READ_ONLY = ("/", "/etc/hostname", "/etc/hosts", "/etc/resolv.conf", "/sys", CHANNEL_MOUNT)
 _USUAL = ("/proc", "/dev", "/dev/pts", "/dev/mqueue", "/sys/fs/cgroup")
 
 
 def verify_confinement(seen: Confinement, spec: SandboxSpec, waived: frozenset[str] = NO_MEASURES) -> list[str]:
-    """What a sandbox made after `spec` lacks by its own account: a line each, beginning with the measure."""
+    """What a sandbox made from `spec` lacks by its own report: a line each, beginning with the measure."""
     config = sandbox_config(spec, UidPair(seen.runner_uid, seen.worker_uid), Path("/"), {})
     found = _problems(seen, config["HostConfig"])
     return [f"{measure}: {text} (seen inside)" for measure, text in found if measure not in waived]
 
 
 def untold_by(runtime: str | None) -> frozenset[str]:
-    """What pid 1 cannot see under `runtime`: gVisor keeps these, but its own /proc does not show them.
+    """Measures that pid 1 cannot check under `runtime`: gVisor enforces them, but its /proc does not show them.
 
-    They are then judged by the Engine's answer alone. Runtimes of other names: waive them.
+    Then the Engine's answer alone counts. gVisor must be registered under a name that begins with `runsc`; under
+    another name the operator has to waive these measures.
     """
     if runtime is not None and runtime.startswith("runsc"):
         return _UNTOLD_BY_GVISOR
@@ -56,7 +57,7 @@ _UNTOLD_BY_GVISOR = frozenset(
 
 
 def _problems(seen: Confinement, host: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """(measure, what is wrong), of the Engine's HostConfig as it was asked for."""
+    """(measure, what is wrong). `host`: the HostConfig that was asked for."""
     if seen.capability_bounding_set & ~_ALLOWED_CAPABILITIES:
         yield "capabilities", f"bounding set {seen.capability_bounding_set:#x}"
     if not seen.no_new_privileges:
@@ -114,7 +115,7 @@ def _tmpfs(seen: Confinement, wanted: dict[str, str]) -> Iterator[tuple[str, str
 
 
 def _mounts(seen: Confinement, host: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Every other mount must be one that belongs there, and refuse writes where it should."""
+    """Every mount must be an expected one, and read-only where it should be."""
     ours = {*host["Tmpfs"], *host["MaskedPaths"], *host["ReadonlyPaths"], *_USUAL}
     for mount in seen.mounts:
         if mount.target in _USUAL_READ_ONLY or mount.target.startswith("/sys/fs/cgroup/"):
@@ -126,6 +127,6 @@ def _mounts(seen: Confinement, host: dict[str, Any]) -> Iterator[tuple[str, str]
 
 
 def _listed(names: Iterable[str]) -> str:
-    """A few of them."""
+    """The names on one line, shortened."""
     text = ", ".join(sorted(names))
     return text if len(text) <= 120 else f"{text[:100]}…"

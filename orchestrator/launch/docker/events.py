@@ -1,7 +1,7 @@
 """One stream of container events for all sandboxes of a run, read in a thread of its own.
 
-After every (re)connection the containers are listed, so that nothing that happened in between is lost.
-What an event means is `docker`'s part: everything is handed over in the event loop.
+After every (re)connection the containers are listed, so that nothing that happened in between is missed.
+Events are handed to the listener in the event loop; `launcher` and `sandbox` decide what they mean.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _JOIN_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ContainerEvent:
-    """Something happened to the container `name`. `action`: die, oom, kill, destroy."""
+    """An event of the container `name`. `action`: die, oom, kill, destroy."""
 
     name: str
     action: str
@@ -41,10 +41,11 @@ class EventListener(Protocol):
     def on_event(self, event: ContainerEvent) -> None: ...
 
     def on_listing(self, states: Mapping[str, str], asked_s: float) -> None:
-        """All containers there were at `asked_s` (loop time), by name: running, exited … The stream is up."""
+        """The states (running, exited …) by name of all containers that existed at `asked_s` (loop time). The
+        stream is open."""
 
     def on_interruption(self, error: str) -> None:
-        """The stream broke; it is being opened again."""
+        """The stream broke. It will be opened again."""
 
 
 class EngineEvents:
@@ -57,15 +58,15 @@ class EngineEvents:
         self._loop = asyncio.get_running_loop()
         self._thread = Thread(target=self._run, name="engine-events", daemon=True)
         self._stop = Event()
-        self._lock = Lock()  # guards _stream against a close while it is being opened
+        self._lock = Lock()  # guards `_stream`, which may be closed while it is being opened
         self._stream: Any = None
-        self._since: int | None = None  # the Engine's own clock
+        self._since: int | None = None  # by the Engine's clock
 
     def start(self) -> None:
         self._thread.start()
 
     def interrupt(self) -> None:
-        """Breaks the stream, as an Engine going away would."""
+        """Closes the stream, as if the Engine had gone away."""
         with self._lock:
             if self._stream is not None:
                 with suppress(*UNREACHABLE, AttributeError):
@@ -93,7 +94,7 @@ class EngineEvents:
                 # The last two: the stream was closed under the reader.
                 error = why_unreachable(failure)
             except Exception as failure:
-                # Were this thread to end unheard, a lost sandbox would run into its time limit, which is scored.
+                # If this thread ended unnoticed, a lost sandbox would end as a timeout, which is scored.
                 log.debug("no events from the Docker Engine", exc_info=True)
                 error = f"unforeseen: {one_line(repr(failure))}"
             if not self._stop.is_set():
@@ -102,7 +103,7 @@ class EngineEvents:
                 failures += 1
 
     def _follow(self) -> None:
-        """Opens the stream, lists, reads until the stream ends."""
+        """Opens the stream, lists the containers, reads until the stream ends."""
         client = connect(self._timeout_s)
         try:
             stream = client.events(
@@ -125,7 +126,7 @@ class EngineEvents:
                     if isinstance(time := told.get("time"), int):
                         self._since = time
                 else:
-                    # It may have told of somebody's end, which an Engine lists only a moment later.
+                    # It may have been the end of a container, which the listing shows only a moment later.
                     log.debug("odd event: %s", one_line(repr(told)))
                     self._stop.wait(_RECONNECT_S[0])
                     self._list(client)
@@ -135,7 +136,7 @@ class EngineEvents:
             client.close()
 
     def _list(self, client: docker.APIClient) -> None:
-        """Hands over what there is now."""
+        """Hands over the containers that exist now."""
         asked_s = self._loop.time()
         listing = client.containers(all=True, filters={"label": self._label})
         if not isinstance(listing, list):  # an empty object would read as no containers at all
@@ -145,13 +146,13 @@ class EngineEvents:
         self._post(self._listener.on_listing, states, asked_s)
 
     def _post(self, function: Callable[..., None], *arguments: object) -> None:
-        # RuntimeError: the loop was closed without us; there is nobody left to tell.
+        # RuntimeError: the loop is closed, so there is no listener any more.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function, *arguments)
 
 
 def _container_event(told: object) -> ContainerEvent | None:
-    """None: not what the Engine says of a container, as far as we know it."""
+    """The event; None: its shape is unknown."""
     match told:
         case {"Action": str(action), "Actor": {"Attributes": {"name": str(name), **attributes}}}:
             return ContainerEvent(name, action, {str(key): str(value) for key, value in attributes.items()})

@@ -1,4 +1,4 @@
-"""What the Engine tells about itself, read before a run: pure."""
+"""Reads what the Engine says about itself before a run. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from orchestrator.launch.docker.verification import NO_MEASURES
 from orchestrator.launch.names import DEFAULT_IMAGE, IMAGE_REPOSITORY
 from orchestrator.types import SandboxSpec
 
-# The field of `docker info`, by the measure that rests on it.
+# Measure → the field of `docker info` that says whether the Engine can enforce it.
 _FEATURES = {
     "memory": "MemoryLimit",
     "swap": "SwapLimit",
@@ -35,7 +35,7 @@ def missing_features(info: Mapping[str, Any], waived: frozenset[str] = NO_MEASUR
 
 
 def image_problem(spec: SandboxSpec, info: Mapping[str, Any], image: Mapping[str, Any] | None) -> str | None:
-    """Why `spec` cannot be launched by this Engine, and what to do; None: it can."""
+    """Why this Engine cannot launch `spec`, and what to do; None: it can."""
     if info.get("OSType") != "linux":
         return f"the Docker Engine runs {info.get('OSType')} containers: switch it to Linux containers"
     if image is None:
@@ -64,7 +64,7 @@ def image_problem(spec: SandboxSpec, info: Mapping[str, Any], image: Mapping[str
 
 
 def advice(info: Mapping[str, Any], spec: SandboxSpec, max_sandboxes: int) -> list[str]:
-    """What an operator should know and may ignore."""
+    """Lines that an operator should know and may ignore."""
     lines = []
     if max_sandboxes * spec.memory_bytes > info["MemTotal"]:
         lines.append(

@@ -1,8 +1,8 @@
-"""The confinement of a sandbox as the Engine is told it: pure functions of what is wanted.
+"""The confinement of a sandbox as it is asked of the Engine. Pure.
 
-`verification` compares it with what the Engine made of it; the sandbox itself cares for what is inside
-(two identities, no capability left). `seccomp.json` follows the idea of moby's default profile, narrowed
-to what CPython needs and to the native architecture: calls through another one end the thread.
+`verification` compares it with what the Engine did. The sandbox itself sets up the inside (two identities, no
+capability left). `seccomp.json` follows the idea of moby's default profile, narrowed to what CPython needs and to
+the native architecture: calls through another one end the thread.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ MIB = 1 << 20
 PROCESS_BYTES = 192 * MIB  # memory that files cannot take away from the processes
 MIN_MEMORY_BYTES = 256 * MIB
 MIN_PIDS = 48
-SUPERVISOR_PIDS = 24  # kept from the worker, so that pid 1 and the runner can always fork
+SUPERVISOR_PIDS = 24  # reserved for pid 1 and the runner, so that they can always fork
 OPEN_FILES = 1024
-OOM_SCORE = 500  # the machine runs short: sandboxes go before the orchestrator
+OOM_SCORE = 500  # if the machine runs out of memory, sandboxes are killed before the orchestrator
 
 _ATTACHMENTS_SHARE = 0.30
 _PAGE = 4096
 _TMPFS_OPTIONS = "nosuid,nodev,noexec"
 _AF_INET, _AF_INET6, _SOCK_STREAM, _SOCK_TYPE_MASK = 2, 10, 1, 0xF
-# Set by name: an old Engine's own list lacks some of them. The last but one line tells about the host only.
+# All are named here, as an old Engine's own list lacks some. The fourth line hides facts about the host.
 _MASKED_PATHS = (
     *("/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats"),
     *("/proc/sched_debug", "/proc/scsi", "/proc/timer_list", "/proc/timer_stats"),
@@ -49,7 +49,7 @@ def sandbox_config(
     *,
     allow_localhost_tcp: bool = False,
 ) -> dict[str, Any]:
-    """The body of the Engine's create call. Raises ConfigError for limits nothing can run under."""
+    """The body of the Engine's create call. Raises ConfigError for limits too low for any sandbox."""
     if spec.pids < MIN_PIDS:
         raise ConfigError(f"sandbox_pids is {spec.pids}, a sandbox needs at least {MIN_PIDS}")
     return {
@@ -59,8 +59,9 @@ def sandbox_config(
         "Hostname": "sandbox",
         "Labels": dict(labels),
         "Healthcheck": {"Test": ["NONE"]},
-        # Else the Engine joins the container to the network "none": it runs itself twice for that, half the CPU of
-        # a bare start, and mounts the host's name servers. But also a file that says what `localhost` is.
+        # If networking is not disabled, the Engine joins the container to the network "none". It runs itself twice
+        # for that, half the CPU of a bare start, and mounts the host's name servers. But it also mounts the file
+        # that says what `localhost` is, which local TCP needs.
         "NetworkDisabled": not allow_localhost_tcp,
         "HostConfig": {
             "NetworkMode": "none",
@@ -91,14 +92,14 @@ def sandbox_config(
             "MaskedPaths": list(_MASKED_PATHS),
             "ReadonlyPaths": list(_READ_ONLY_PATHS),
             "LogConfig": {"Type": "json-file", "Config": {"max-size": "1m", "max-file": "1"}},
-            "Init": False,  # our own pid 1 reaps
+            "Init": False,  # our own pid 1 reaps children
             **({"Runtime": spec.runtime} if spec.runtime else {}),
         },
     }
 
 
 def tmpfs_mounts(memory_bytes: int, uids: UidPair) -> dict[str, str]:
-    """Every writable place: sized so that all of them full still leave PROCESS_BYTES of the memory.
+    """All writable places. Their sizes leave PROCESS_BYTES of the memory even if all of them are full.
 
     Raises ConfigError for less memory than a sandbox needs.
     """
@@ -120,7 +121,7 @@ def tmpfs_mounts(memory_bytes: int, uids: UidPair) -> dict[str, str]:
 
 
 def too_large(attachments: Iterable[Attachment], memory_bytes: int) -> str | None:
-    """Why a task's files have no room in a sandbox of so much memory; None: they have."""
+    """Why a task's files do not fit into a sandbox of so much memory; None: they fit."""
     needed = sum(-(-attachment.size_bytes // _PAGE) * _PAGE for attachment in attachments)
     room = _tmpfs_bytes(memory_bytes, _ATTACHMENTS_SHARE)
     if needed <= room:
@@ -137,10 +138,10 @@ def _tmpfs_bytes(memory_bytes: int, share: float) -> int:
 
 @lru_cache
 def seccomp_profile(*, allow_localhost_tcp: bool) -> str:
-    """The profile as the Engine wants it.
+    """The profile as JSON for the Engine.
 
-    With `allow_localhost_tcp` TCP sockets can be made as well, for tasks that start a server for
-    themselves: there is still no network but `lo`.
+    `allow_localhost_tcp` allows TCP sockets too, for tasks that start a server of their own. There is still no
+    network interface but `lo`.
     """
     profile = json.loads(Path(__file__).with_name("seccomp.json").read_bytes())
     if allow_localhost_tcp:
@@ -164,7 +165,7 @@ def seccomp_profile(*, allow_localhost_tcp: bool) -> str:
 
 
 def _arguments(spec: SandboxSpec, uids: UidPair) -> list[str]:
-    """What `python -m sandbox` is told. Nothing of the task: anybody in the container can read it."""
+    """Arguments of `python -m sandbox`. Nothing of the task: all processes in the container can read them."""
     arguments = {
         "channel": CHANNEL_MOUNT,
         "attachments": ATTACHMENTS_DIR,

@@ -1,7 +1,7 @@
-"""Sandboxes as containers of the local Docker Engine: created, verified, watched, removed.
+"""Sandboxes as containers of the Docker Engine: created, verified, watched, removed.
 
-What they are confined to is said in `hardening` and checked by `verification`; what a killed process
-leaves behind is `reaper`'s part. Four calls of the Engine per sandbox: create, start, inspect, remove.
+`hardening` holds their confinement; `verification` and `confinement` check it. `reaper` removes what a killed
+process leaves. Four calls of the Engine per sandbox: create, start, inspect, remove.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _BETWEEN_REMOVALS = Backoff(first_s=0.3, most_s=3.0)
 
 
 class DockerLauncher:
-    """A `Launcher`: at most `max_sandboxes` containers at a time, those coming and going included.
+    """A `Launcher`: at most `max_sandboxes` containers at a time, those being created or removed included.
 
-    `waived` names measures of `verification` that need not hold. `lifetime_s`: after it a container is
-    garbage to the reapers of other hosts, who cannot see whether we live. `engine_grace_s`: how long the
-    Engine may be away before sandboxes are given up. `advise` is told what an operator should know and may
-    ignore.
+    `waived`: names of measures (`verification.MEASURE_NAMES`) that need not hold. `lifetime_s`: afterwards reapers
+    of other hosts, which cannot see whether this process lives, may remove a container. `engine_grace_s`: how
+    long the Engine may be away before sandboxes are given up. `advise` gets lines that an operator should know
+    and may ignore.
     """
 
     def __init__(
@@ -77,14 +77,14 @@ class DockerLauncher:
         self._starting = asyncio.Semaphore(starts)
         self._uids = UidSlots()
         self._live: dict[str, DockerSandbox] = {}
-        self._unremoved: dict[str, UidPair | None] = {}  # containers that may still be there, by name
+        self._unremoved: dict[str, UidPair | None] = {}  # containers that may still exist, by name
         self._sweeping: asyncio.Task[None] | None = None
         self._events: EngineEvents | None = None
         self._giving_up: asyncio.TimerHandle | None = None
 
     async def check(self, spec: SandboxSpec) -> None:
-        """Raises EnvironmentUnusable: no Docker, no image, a limit nobody enforces. ConfigError: too little
-        memory asked for."""
+        """Raises EnvironmentUnusable (no Docker, no image, a limit that cannot be enforced); ConfigError for too
+        little memory."""
         tmpfs_mounts(spec.memory_bytes, UidPair(0, 0))
         try:
             await self._engine.open()
@@ -92,7 +92,7 @@ class DockerLauncher:
             image = await self._engine.image(spec.image)
         except DockerError as error:
             raise EnvironmentUnusable(str(error)) from None
-        self._cpus = max(self._cpus, info["NCPU"])  # the Engine's machine may be another one
+        self._cpus = max(self._cpus, info["NCPU"])  # the Engine may be on another machine
         demand(missing_features(info, self._waived))
         if problem := image_problem(spec, info, image):
             raise EnvironmentUnusable(problem)
@@ -109,7 +109,8 @@ class DockerLauncher:
         demand(verify_confinement(seen, spec, self._waived | untold_by(spec.runtime)))
 
     async def ready(self, spec: SandboxSpec) -> None:
-        """By a container that is never started: an Engine without space, or without the image, answers all else.
+        """Creates a container without starting it, and removes it. No other call would show that the Engine lacks
+        space or the image.
 
         Raises LaunchError, DockerError, EnvironmentUnusable.
         """
@@ -121,7 +122,7 @@ class DockerLauncher:
         except LaunchError:
             self._unremoved.pop(name, None)
             raise
-        # Else it may be there, or come to be: removed when the Engine is back.
+        # After another error the container may exist, or come to exist: it is removed when the Engine is back.
         self._unremoved.pop(name, None)
 
     @asynccontextmanager
@@ -143,7 +144,7 @@ class DockerLauncher:
                 await uninterrupted(self._remove(sandbox))
 
     async def aclose(self) -> None:
-        """Removes what could not be removed before; ends the threads. Idempotent."""
+        """Tries again to remove what could not be removed; ends the threads. Idempotent."""
         await uninterrupted(self._close())
 
     async def _close(self) -> None:
@@ -158,7 +159,7 @@ class DockerLauncher:
         await self._engine.aclose()
 
     def _labels(self) -> dict[str, str]:
-        """By which the reaper knows whose it is."""
+        """Labels that tell the reaper which process made the container."""
         return {
             LABEL_PROJECT: PROJECT,
             LABEL_RUN: self.run_id,
@@ -198,8 +199,8 @@ class DockerLauncher:
             )
 
     async def _remove(self, sandbox: DockerSandbox) -> None:
-        """Bounded. What resists is logged, tried again when the Engine is back and at the end, and left to
-        the reaper; its uids stay taken."""
+        """Bounded in time. A container that cannot be removed is logged and keeps its uids. Its removal is tried
+        again when the Engine is back and in `aclose`, and is then left to the reaper."""
         try:
             removed = await self._removed(sandbox.name)
         except DockerError as error:
@@ -219,7 +220,7 @@ class DockerLauncher:
             del self._live[sandbox.name]
 
     async def _removed(self, name: str) -> bool:
-        """Whether it was there. Raises DockerError when the Engine does not do it in time."""
+        """Removes the container; whether it existed. Raises DockerError if the Engine does not do it in time."""
         failure = DockerError("the Docker Engine did not answer in time (remove)")
         try:
             async with asyncio.timeout(self._call_timeout_s * 1.5):
@@ -234,7 +235,7 @@ class DockerLauncher:
         raise failure
 
     async def _sweep(self) -> None:
-        """One more try for everything that resisted, all at once."""
+        """Tries once more to remove everything in `_unremoved`, all at once."""
         names = list(self._unremoved)
         results = await asyncio.gather(*(self._engine.remove(n) for n in names), return_exceptions=True)
         for name, result in zip(names, results, strict=True):
@@ -252,12 +253,12 @@ class DockerLauncher:
             self._events.start()
 
     def on_event(self, event: ContainerEvent) -> None:
-        """To the sandbox it is about. Others' containers, and those gone meanwhile, are nobody's."""
+        """Hands the event to its sandbox. Events of other containers, and of removed ones, are ignored."""
         if (sandbox := self._live.get(event.name)) is not None:
             sandbox.on_event(event)
 
     def on_listing(self, states: Mapping[str, str], asked_s: float) -> None:
-        """The Engine is there (again): catch up with what happened meanwhile."""
+        """The Engine answers (again): catch up with what happened meanwhile."""
         if self._giving_up is not None:
             self._giving_up.cancel()
             self._giving_up = None
@@ -272,7 +273,7 @@ class DockerLauncher:
             self._sweeping = asyncio.create_task(self._sweep(), name="remove leftovers")
 
     def on_interruption(self, error: str) -> None:
-        """Sandboxes live on without the Engine; only when it stays away are they given up."""
+        """Sandboxes go on without the Engine. They are given up only if it stays away."""
         if self._giving_up is None:
             log.warning("no events from the Docker Engine: %s", error)
             loop = asyncio.get_running_loop()

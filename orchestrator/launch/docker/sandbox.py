@@ -1,4 +1,4 @@
-"""One container while it lives: what the Engine told about it, and what its end was."""
+"""One container while it lives: the events about it, and how it ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from orchestrator.launch.docker.uids import UidPair
 from orchestrator.types import SandboxExit
 
 _DEADLY_SIGNALS = frozenset({"9", "15", "SIGKILL", "SIGTERM"})
-_CPU_TIMEOUT_S = 0.02  # nobody waits longer to be removed
+_CPU_TIMEOUT_S = 0.02  # a removal must not wait longer for a figure
 
 
 class DockerSandbox:
@@ -26,9 +26,9 @@ class DockerSandbox:
         self.name = f"sandbox-{secrets.token_hex(8)}"
         self.uids = uids
         self.sandbox_id = ""
-        self.in_doubt = False  # whether the Engine was asked to create it and has not answered
+        self.in_doubt = False  # the Engine was asked to create it and has not answered
         self.running_since_s: float | None = None  # loop time; None: not started yet
-        self.begun_s: float | None = None  # loop time; the Engine was told to start it
+        self.begun_s: float | None = None  # loop time at which the Engine was told to start it
         self.cpu_clock: CpuClock | None = None
         self._cpu_timeout_s = cpu_timeout_s
         self._engine = engine
@@ -42,7 +42,7 @@ class DockerSandbox:
     async def exited(self) -> SandboxExit:
         """Waits until the container has ended by itself.
 
-        SandboxLostError: somebody else killed or removed it. DockerError: the Engine is gone.
+        SandboxLostError: another process killed or removed it. DockerError: the Engine is gone.
         """
         await self._ended.wait()
         if self._exit is None:
@@ -52,7 +52,7 @@ class DockerSandbox:
         return self._exit
 
     async def cpu_s(self) -> float | None:
-        """CPU seconds so far; None where nobody knows, or only the Engine did and the container has ended."""
+        """CPU seconds so far; None: unknown. If only the Engine counts them, they are unknown after the end."""
         clock, since_s = self.cpu_clock, self.begun_s
         if clock is None or since_s is None:
             return None
@@ -66,12 +66,12 @@ class DockerSandbox:
         return None
 
     def on_event(self, event: ContainerEvent) -> None:
-        """The Engine may tell the same twice."""
+        """Takes an event. The Engine may send the same one twice."""
         match event.action:
             case "oom":
                 self._out_of_memory = True
             case "kill":
-                # Only calls to the Engine make this event: nothing inside can.
+                # Only calls to the Engine cause this event; nothing inside the container can.
                 self._killed |= event.attributes.get("signal", "") in _DEADLY_SIGNALS
             case "die":
                 code = event.attributes.get("exitCode", "")
@@ -81,11 +81,11 @@ class DockerSandbox:
                 self.lose(SandboxLostError("the container was removed by somebody else"))
 
     def end(self) -> None:
-        """It is known to have ended; how, the Engine will be asked."""
+        """The container has ended. `exited` will ask the Engine how."""
         self._ended.set()
 
     def lose(self, error: RolloutError) -> None:
-        """Nothing more will be known of it."""
+        """The container is lost: `exited` raises `error`."""
         if self._lost is None:
             self._lost = error
         self._ended.set()
@@ -98,7 +98,7 @@ class DockerSandbox:
             raise SandboxLostError("the container was killed through the Engine by somebody else")
         _, code, killed_for_memory = found
         if self._exit_code is None and code in (137, 143):
-            # It ended while we had no events: whoever stopped the Engine has ended it too.
+            # It ended while no events came: stopping the Engine has ended it too.
             raise SandboxLostError("the container ended while the Engine was away")
         out_of_memory = self._out_of_memory or killed_for_memory
         return SandboxExit(code, out_of_memory, await self._reason(code, out_of_memory))
@@ -113,6 +113,6 @@ class DockerSandbox:
 
 
 def _state(inspected: Mapping[str, Any]) -> tuple[str, int, bool]:
-    """Status, exit code, and whether it was killed for memory."""
+    """Status, exit code, and the Engine's OOM flag."""
     state = inspected["State"]
     return str(state["Status"]), int(state["ExitCode"]), bool(state["OOMKilled"])

@@ -1,7 +1,7 @@
 """User ids of live sandboxes: each has two of its own.
 
-The kernel counts processes, inotify instances, pipe buffers, keys and message queues per uid over all
-containers: with a shared uid one sandbox can use up its neighbours'.
+The kernel limits processes, inotify instances, pipe buffers, keys and message queues per uid over all containers:
+with a shared uid one sandbox could use up what its neighbours need.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class UidPair:
 
 
 class UidSlots:
-    """Hands out pairs that no other live sandbox of this process has. Safe in threads.
+    """Hands out pairs that no other live sandbox of this process has. Thread-safe.
 
-    The start is random, so that several orchestrators on one machine seldom meet; a released pair comes
-    round last, so that a late process of its former owner meets nobody.
+    The first pair is random, so that several orchestrators on one machine seldom use the same ones. A released
+    pair is handed out last, so that a late process of its former sandbox shares it with no other.
     """
 
     def __init__(self, start: int | None = None) -> None:
@@ -36,7 +36,7 @@ class UidSlots:
         self._lock = Lock()
 
     def take(self) -> UidPair:
-        """A free pair. Raises RuntimeError when 20,000 sandboxes are alive."""
+        """A free pair. Raises RuntimeError if 20,000 sandboxes are alive."""
         with self._lock:
             for step in range(SLOTS):
                 slot = (self._next + step) % SLOTS
@@ -47,6 +47,6 @@ class UidSlots:
         raise RuntimeError("every user id is in use")
 
     def release(self, pair: UidPair) -> None:
-        """The sandbox is gone, every process of it ended."""
+        """Frees the pair. Every process of the sandbox must have ended."""
         with self._lock:
             self._taken.discard((pair.runner - FIRST_UID) // 2)

@@ -1,7 +1,7 @@
-"""What the Engine made of our wishes, compared with them before a sandbox is used.
+"""Compares what the Engine set for a container with what was asked for, before the sandbox is used.
 
-Pure: `docker` asks the Engine and refuses. What pid 1 saw for itself is `confinement`'s part. A measure has
-one name in both, and the operator can switch single ones off by it.
+Pure: `launcher` asks the Engine and refuses the sandbox. `confinement` checks what pid 1 saw. Both use the same
+names of measures; the operator can waive single ones by name.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ NO_MEASURES: frozenset[str] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One setting: its name, and what the answer of the Engine's inspect call says about it."""
+    """One setting: its name, and a function that reads it from the answer of the Engine's inspect call."""
 
     name: str
     effective: Callable[[Mapping[str, Any]], object]
 
 
 def _host(key: str, default: object = None) -> Callable[[Mapping[str, Any]], object]:
-    """A field of HostConfig; absent and empty are the same to the Engine."""
+    """Reads a field of HostConfig. To the Engine, absent and empty are the same."""
     return lambda inspected: inspected["HostConfig"].get(key) or default
 
 
@@ -51,7 +51,7 @@ def _mounts(inspected: Mapping[str, Any]) -> object:
 
 
 def _network(inspected: Mapping[str, Any]) -> object:
-    joined = set(inspected["NetworkSettings"].get("Networks") or ())  # of one that is not to have any: none at all
+    joined = set(inspected["NetworkSettings"].get("Networks") or ())  # empty if networking is disabled
     return inspected["HostConfig"]["NetworkMode"], sorted(joined - {"none"})
 
 
@@ -103,7 +103,7 @@ MEASURES = (
     Measure("oom_score", _host("OomScoreAdj", 0)),
     Measure("runtime", _host("Runtime")),
 )
-# Only the sandbox itself can tell.
+# Only the sandbox itself can check it.
 IDENTITIES = "identities"
 MEASURE_NAMES = frozenset(measure.name for measure in MEASURES) | {IDENTITIES}
 
@@ -111,9 +111,9 @@ MEASURE_NAMES = frozenset(measure.name for measure in MEASURES) | {IDENTITIES}
 def verify(
     inspected: Mapping[str, Any], config: Mapping[str, Any], waived: frozenset[str] = NO_MEASURES
 ) -> list[str]:
-    """What of `config` (a create call's body) a container with this inspect answer lacks: a line each."""
+    """Settings of `config` (a create call's body) that a container with this inspect answer lacks: a line each."""
     required = _as_inspected(config)
-    # Where none is asked for, the Engine's default is what there should be.
+    # If no runtime is asked for, the Engine's default is right.
     required["HostConfig"] = {"Runtime": inspected["HostConfig"].get("Runtime")} | required["HostConfig"]
     problems = []
     for measure in MEASURES:
@@ -125,7 +125,7 @@ def verify(
 
 
 def demand(problems: list[str]) -> None:
-    """Raises EnvironmentUnusable unless there are none."""
+    """Raises EnvironmentUnusable if there are any."""
     if problems:
         raise EnvironmentUnusable(
             f"sandboxes are not confined as they must be here: {'; '.join(problems)}. "
@@ -134,7 +134,7 @@ def demand(problems: list[str]) -> None:
 
 
 def _as_inspected(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What inspect says of a container that is exactly as `config` asks."""
+    """The inspect answer of a container that is exactly as `config` asks."""
     host = config["HostConfig"]
     return {
         "Config": config,

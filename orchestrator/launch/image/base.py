@@ -1,4 +1,4 @@
-"""The image below the sandbox image: the one asked for, the usual slim Python, or a Debian made here."""
+"""The base of the sandbox image: the one asked for, else the usual slim Python, else a Debian made here."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from orchestrator.launch.owner import owner_label
 
 DEFAULT_BASE = "python:3.13-slim-trixie"  # Dockerfile.sandbox says the same
 DEBIAN_BASE = f"{BASE_REPOSITORY}:{SUITE}-{RECIPE_HASH}"
-REGISTRY_TIMEOUT_S = 10  # to say whether it has the image, not to send it
+REGISTRY_TIMEOUT_S = 10  # for the registry to say whether it has the image, not to send it
 _PROBE_TIMEOUT_S = 60
 _OLDEST_PYTHON = (3, 11)
 _PROBE = (
@@ -33,7 +33,7 @@ _PROBE = (
 
 
 async def choose_base(engine: docker.APIClient, wanted: str | None, progress: Callable[[str], None]) -> str:
-    """Name of a base image that is present. Raises EnvironmentUnusable."""
+    """Name of a base image, which is present when this returns. Raises EnvironmentUnusable."""
     if wanted is not None:
         if not await asyncio.to_thread(inspect_image, engine, wanted) and (
             why := await _pull(engine, wanted, progress)
@@ -51,7 +51,7 @@ async def choose_base(engine: docker.APIClient, wanted: str | None, progress: Ca
 
 
 async def _pull(engine: docker.APIClient, name: str, progress: Callable[[str], None]) -> str | None:
-    """Pulls `name`; why not, if it cannot be had."""
+    """Pulls `name`. Returns the reason if that fails."""
     progress(f"pulling {name}")
     try:
         await asyncio.to_thread(_ask_registry, name)
@@ -61,11 +61,11 @@ async def _pull(engine: docker.APIClient, name: str, progress: Callable[[str], N
     try:
         return await asyncio.to_thread(_pull_stream, engine, name, stop)
     finally:
-        stop.set()  # cancelled: the thread lets go at its next line
+        stop.set()  # if cancelled, the thread ends at its next line
 
 
 def _ask_registry(name: str) -> None:
-    """The pull itself has no bound, not even for the first answer; this question has."""
+    """Raises if the registry does not answer in time. The pull itself has no time limit."""
     asking = connect(REGISTRY_TIMEOUT_S)
     try:
         asking.inspect_distribution(name)  # type: ignore[no-untyped-call]
@@ -99,7 +99,7 @@ def _import(engine: docker.APIClient, tar: Path) -> None:
 
 
 def probe_python(engine: docker.APIClient, base: str) -> ImagePython:
-    """Asks the `python3` of `base` what it is. Blocks. Raises EnvironmentUnusable."""
+    """Version and platform of the `python3` in `base`. Blocks. Raises EnvironmentUnusable."""
     container = engine.create_container(
         base,
         command=[_PROBE],
@@ -121,7 +121,7 @@ def probe_python(engine: docker.APIClient, base: str) -> ImagePython:
 
 
 def parse_probe(base: str, said: bytes) -> ImagePython:
-    """Raises EnvironmentUnusable: no Python, too old, or a C library that the wheels are not made for."""
+    """Raises EnvironmentUnusable: no Python, one that is too old, or a C library without wheels for it."""
     try:
         (major, minor, micro), machine, libc, libc_version = json.loads(said)
     except (TypeError, ValueError):

@@ -1,6 +1,6 @@
 """Builds the sandbox image: base, wheels and context brought together, then one offline build.
 
-What goes in is `context`'s part, `wheels`' and `base_image`'s; what happens with it is Dockerfile.sandbox's.
+`context`, `wheels` and `base` prepare what goes in; Dockerfile.sandbox says what is done with it.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from orchestrator.launch.owner import owner_label
 # Written by Dockerfile.sandbox.
 LABEL_BASE = "orchestrator.base"
 LABEL_PYTHON = "orchestrator.python"
-LABEL_BUILD = "orchestrator.build"  # of the stages only, which carry LABEL_STAGE too
+LABEL_BUILD = "orchestrator.build"  # on the stages only, which have LABEL_STAGE too
 
-# The longest silence of the Engine: a stage of a few hundred megabytes being copied on a slow disk.
+# The Engine is silent while it copies a stage: a few hundred megabytes, perhaps on a slow disk.
 ENGINE_TIMEOUT_S = 600
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 Progress = Callable[[str], None]
@@ -49,7 +49,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class BuiltImage:
-    """A sandbox image that is there. `fresh`: built by this call, not found up to date."""
+    """A sandbox image that exists. `fresh`: it was built by this call, not found up to date."""
 
     tag: str
     image_id: str
@@ -68,10 +68,10 @@ async def ensure_image(
     force: bool = False,
     progress: Progress,
 ) -> BuiltImage:
-    """The image as this installation would build it now, built only if what is there differs.
+    """The image as this installation builds it. It is built only if the present one differs.
 
     Raises EnvironmentUnusable. On any exit, cancellation included, no stage of the build is left, and
-    `tag` still names a whole image if it did before.
+    `tag` still names a complete image if it did before.
     """
     started = time.monotonic()
     context = await asyncio.to_thread(lambda: BuildContext.read(context_root(), extras))
@@ -139,7 +139,7 @@ async def _build(
         "CONTEXT_DIGEST": context.digest,
         "PYTHON_VERSION": str(python),
         "ORCHESTRATOR_VERSION": __version__,
-        "STAGE_OWNER": owner_label(),  # for the reaper, should this process be killed
+        "STAGE_OWNER": owner_label(),  # for the reaper, if this process is killed
         "BUILD_ID": (build_id := uuid.uuid4().hex),
     }
     loop = asyncio.get_running_loop()
@@ -161,8 +161,8 @@ async def _build(
         finally:
             _remove_stages(engine, build_id)
 
-    # The thread owns the clean-up: no second cancel can come between. It reads to the end of the stream,
-    # so that the Engine is done when it clears away; without its container a step ends at once.
+    # The thread cleans up, as a second cancel cannot interrupt it. It reads the stream to the end, so that the
+    # Engine is done before the stages are removed; a step whose container is removed ends at once.
     building = asyncio.ensure_future(asyncio.to_thread(build))
     try:
         await asyncio.shield(building)
@@ -190,7 +190,7 @@ def _build_lines(
 
 
 def shown(line: Mapping[str, Any]) -> list[str]:
-    """What of one message of the Engine is worth a line: neither colours, nor ids, nor whole scripts."""
+    """The lines of one message of the Engine that are worth showing, without colours, ids and whole scripts."""
     texts = [_COLOUR.sub("", text).strip() for text in str(line.get("stream", "")).splitlines()]
     return [
         text.partition(";")[0] if text.startswith("Step ") else text
@@ -200,13 +200,13 @@ def shown(line: Mapping[str, Any]) -> list[str]:
 
 
 def why_failed(line: Mapping[str, Any], said: str) -> str:
-    """The Engine's own reason, or, of a step that failed, the last it said instead of its whole script."""
+    """The Engine's reason; for a failed step its last line, as the Engine's text would be the whole script."""
     error = str(line["error"])
     return why_refused(said if said and "returned a non-zero code" in error else error)
 
 
 def _remove_stages(engine: docker.APIClient, build_id: str) -> None:
-    """Rounds until nothing goes any more: parents refuse to go before their children."""
+    """Removes stages in rounds until none can be removed: the Engine keeps an image that another is built on."""
     removed = True
     while removed:
         removed = False
@@ -223,7 +223,7 @@ def _remove_stage_containers(engine: docker.APIClient, build_id: str) -> None:
 
 
 def _remove_if_unnamed(engine: docker.APIClient, image_id: str) -> None:
-    """The image that had the tag before, unless it has another name or a sandbox still runs in it."""
+    """Removes the image that had the tag before, unless it has another name or a sandbox runs in it."""
     with suppress(APIError):
         image = inspect_image(engine, image_id)
         if image is not None and not image["RepoTags"]:

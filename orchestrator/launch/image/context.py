@@ -1,4 +1,4 @@
-"""What the sandbox image is built from: found, listed, hashed, packed. Knows neither Docker nor wheels."""
+"""The files the sandbox image is built from: found, hashed, packed. Knows nothing of Docker."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _PACKAGES = ("sandbox", "proto/rollout_api")
 
 
 def extra_requirements(extra: str) -> str:
-    """The list of what `image build --with EXTRA` installs besides."""
+    """The requirements file of what `image build --with EXTRA` installs in addition."""
     return f"sandbox/requirements-{extra}.txt"
 
 
 def context_root() -> Path:
-    """The folder with `Dockerfile.sandbox`: inside the installed package, or the source checkout."""
+    """The folder with `Dockerfile.sandbox`: in the installed package, or in the source checkout."""
     package = Path(orchestrator.__file__).resolve().parent
     for root in (package / "context", package.parent):
         if (root / DOCKERFILE).is_file():
@@ -34,14 +34,14 @@ def context_root() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class BuildContext:
-    """Name and content of every file the image is made of, wheels aside."""
+    """Name and content of every file the image is made of, except wheels."""
 
     files: tuple[tuple[str, bytes], ...]
 
     @classmethod
     def read(cls, root: Path, extras: Iterable[str] = ()) -> BuildContext:
         """Exactly the Dockerfile, the requirements (those of `extras` too) and the Python files of the two
-        packages: no cache, no test, no link, nothing that merely lies beside them. Raises EnvironmentUnusable."""
+        packages, without links. Raises EnvironmentUnusable."""
         names = {DOCKERFILE, REQUIREMENTS, *map(extra_requirements, extras)}
         for package in _PACKAGES:
             names |= {p.relative_to(root).as_posix() for p in (root / package).rglob("*.py") if not p.is_symlink()}
@@ -63,7 +63,7 @@ class BuildContext:
         return digest.hexdigest()
 
     def pack(self, wheels: Iterable[Path], out: IO[bytes]) -> None:
-        """Writes the tar the Engine wants, `wheels` as a folder of that name; leaves `out` at its start."""
+        """Writes the build context as tar, with `wheels` in a folder of that name, and rewinds `out`."""
         with tarfile.open(fileobj=out, mode="w") as tar:
             for name, content in self.files:
                 tar.addfile(_entry(name, len(content)), io.BytesIO(content))

@@ -1,6 +1,6 @@
-"""A Debian 13 root file system for where no container registry can be reached, made by mmdebstrap.
+"""Makes a Debian 13 root file system with mmdebstrap, for machines that reach no container registry.
 
-Knows apt and mmdebstrap, not Docker: `debian_root` writes a tar, importing it is `base_image`'s part.
+Knows apt and mmdebstrap, not Docker: `debian_root` writes a tar, which `base` imports.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from orchestrator.launch.image.program import run_program
 SUITE = "trixie"
 MAKE_TIMEOUT_S = 900.0
 _PACKAGES = ("libstdc++6", "python3", "python3-venv")  # libstdc++6: for grpcio
-# What the host lent: its proxy (perhaps with a password), its mirror, its name servers, its name.
+# Traces of the host: its proxy (perhaps with a password), mirror, name servers, host name.
 _HOST_TRACES = (
     "etc/apt/apt.conf.d/99mmdebstrap etc/apt/sources.list etc/apt/sources.list.d/* etc/resolv.conf etc/hostname"
 )
@@ -40,12 +40,12 @@ _LENT_OPTIONS = re.compile(r"Acquire::(https?|Check-Valid-Until|Check-Date|Force
 async def debian_root(out: Path, progress: Callable[[str], None]) -> None:
     """Writes the tar of a root file system with Python to `out`. Raises EnvironmentUnusable."""
     require_means(installed=shutil.which("mmdebstrap") is not None, root=os.geteuid() == 0)
-    options = out.with_suffix(".apt.conf")  # a file: arguments are readable by everybody
+    options = out.with_suffix(".apt.conf")  # a file, as arguments can be read by every user
     options.touch(mode=0o600)
     options.write_text(await _apt_options())
     mirror = find_mirror(_apt_sources(Path("/etc/apt")))
     argv = ["mmdebstrap", *_RECIPE, f"--aptopt={options}", SUITE, str(out), *([mirror] if mirror else [])]
-    # Its scratch folder holds a whole root: beside the tar, so that both go together.
+    # The scratch folder holds a whole root. It is beside the tar, so that both are removed together.
     code, tail = await run_program(
         argv,
         timeout_s=MAKE_TIMEOUT_S,
@@ -58,7 +58,7 @@ async def debian_root(out: Path, progress: Callable[[str], None]) -> None:
 
 
 def require_means(*, installed: bool, root: bool) -> None:
-    """Raises EnvironmentUnusable with the one command that helps."""
+    """Raises EnvironmentUnusable, which names the one command that helps."""
     commands = ([] if installed else [_INSTALL]) + ([] if root else [_BUILD_AS_ROOT])
     if commands:
         raise EnvironmentUnusable(
@@ -68,7 +68,7 @@ def require_means(*, installed: bool, root: bool) -> None:
 
 
 async def _apt_options() -> str:
-    """How this host reaches its mirror: proxy, certificates, checks it switched off."""
+    """apt's settings for reaching this host's mirror: proxy, certificates, checks that are switched off."""
     if shutil.which("apt-config") is None:
         return ""
     lines: list[str] = []
@@ -110,10 +110,10 @@ def parse_deb822(text: str) -> Iterator[tuple[str, str]]:
 
 
 def find_mirror(sources: Iterable[tuple[str, str]]) -> str | None:
-    """The URI this host takes Debian itself from; None: leave it to mmdebstrap's own default.
+    """The URI that this host gets Debian itself from; None: use mmdebstrap's default.
 
-    Others publish under Debian's suite names too, but not in a folder named `debian` and without the
-    `-updates` that goes with it.
+    Other publishers use Debian's suite names too, but have neither a folder named `debian` nor a suite with
+    `-updates` at the end.
     """
     suites: dict[str, set[str]] = {}
     for uri, suite in sources:
@@ -126,7 +126,7 @@ def find_mirror(sources: Iterable[tuple[str, str]]) -> str | None:
 
 
 def _first_listed(uri: str) -> str | None:
-    """Debian's cloud images name a file of mirrors."""
+    """The first mirror in the file that Debian's cloud images name in place of a URI."""
     path = Path("/" + uri.removeprefix(_LIST_SCHEME).lstrip("/"))
     lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
     return next((line.split()[0] for line in lines if line.startswith("http")), None)

@@ -1,6 +1,6 @@
-"""Whether an image can be a sandbox, by what the Engine says of it and by what a look inside finds: pure.
+"""Whether an image can be used for sandboxes, by the Engine's description and by what `probe` finds inside. Pure.
 
-Whether it starts, parks and holds under the whole hardening only a launch can tell: `image check` makes one.
+Only a launch shows whether it starts and parks under the whole hardening: `image check` makes one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PROBE = Path(__file__).with_name("probe.py")
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One thing looked at. `cure`: what to do about it; None: it is as it must be."""
+    """The result of one check. `cure`: what to do; None: it is as it must be."""
 
     name: str
     found: str
@@ -39,7 +39,7 @@ class Fact:
 
 
 def told_by_the_engine(image: Mapping[str, Any], context_digest: str) -> Iterator[Fact]:
-    """`image`: the Engine's inspect answer. `context_digest`: of the image this installation would build."""
+    """Checks the Engine's inspect answer `image`. `context_digest`: that of this installation's own image."""
     config = image.get("Config") or {}
     labels = config.get("Labels") or {}
     if labels.get(LABEL_PROJECT) == PROJECT and LABEL_VERSION in labels:
@@ -58,7 +58,7 @@ def told_by_the_engine(image: Mapping[str, Any], context_digest: str) -> Iterato
 
 
 def found_inside(said: bytes, contract: int) -> Iterator[Fact]:
-    """`said`: what PROBE printed, or what came instead. Untrusted."""
+    """Checks `said`, the output of PROBE or of whatever ran in its place. Untrusted."""
     try:
         told = json.loads(said)
         version, broken, owned = ".".join(map(str, told["python"])), dict(told["broken"]), told["channel"]

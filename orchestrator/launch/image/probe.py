@@ -1,6 +1,6 @@
-"""Runs inside an image, by its Python and as a user who is nobody: prints what it finds as JSON.
+"""Runs inside an image, with its Python and without privileges. Prints what it finds as JSON.
 
-Only the standard library, and nothing of this package: all it has there is its own text.
+Uses the standard library only and nothing of this package, which the image does not have.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ def _broken() -> dict[str, str]:
     for name in _NEEDED:
         try:
             importlib.import_module(name)
-        except BaseException as error:  # whatever lies in the image under that name
+        except BaseException as error:  # the image may hold any module under that name
             broken[name] = f"{type(error).__name__}: {error}"
     return broken
 
 
 def _unreadable() -> str | None:
-    """Something below the import path that only its owner may read."""
+    """The first path below the import path that this user cannot read; None: there is none."""
     for root in {path for path in sys.path if path.startswith("/opt/sandbox/")}:
         for folder, folders, files in os.walk(root, onerror=lambda error: None):
             for name in folders + files:
@@ -39,7 +39,7 @@ def _unreadable() -> str | None:
 
 
 def _owned(path: str) -> list[int] | None:
-    """Owner, group, mode."""
+    """Owner, group, mode; None: no such path."""
     try:
         found = os.stat(path)
     except OSError:
@@ -48,7 +48,7 @@ def _owned(path: str) -> list[int] | None:
 
 
 def _setuid() -> str | None:
-    """A program that changes who runs it."""
+    """The first setuid or setgid program; None: there is none."""
     for folder in filter(os.path.isdir, _BINARIES):
         for name in os.listdir(folder):
             path = os.path.join(folder, name)

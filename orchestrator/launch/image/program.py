@@ -1,4 +1,4 @@
-"""Runs one program of the host (pip, mmdebstrap) to its end, live and killable."""
+"""Runs a program of the host (pip, mmdebstrap) to its end, with live output; it can be cancelled."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ async def run_program(
 ) -> tuple[int, tuple[str, ...]]:
     """Exit code and the last lines of what it printed; every line goes to `progress` as it comes.
 
-    Cancelled or out of time, the whole process group is ended before this returns.
-    Raises EnvironmentUnusable when the time is up.
+    If cancelled or out of time, the whole process group is ended before this returns.
+    Raises EnvironmentUnusable if the time is up.
     """
     process = await asyncio.create_subprocess_exec(
         *argv,

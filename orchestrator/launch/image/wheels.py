@@ -1,6 +1,6 @@
 """The wheels of the sandbox image, downloaded on the host so that the build itself needs no network.
 
-pip keeps its own settings (index, proxy, certificates): this process's environment decides, nothing here.
+pip's own settings (index, proxy, certificates) apply; nothing here overrides them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ImagePython:
 
     @property
     def platforms(self) -> tuple[str, ...]:
-        """Every manylinux tag its glibc can load; pip does not derive the older ones from the newest."""
+        """Every manylinux tag that its glibc can load; pip does not derive the older ones from the newest."""
         minors = range(_FIRST_PEP600_GLIBC, self.glibc[1] + 1)
         return (f"manylinux2014_{self.machine}", *(f"manylinux_2_{minor}_{self.machine}" for minor in minors))
 
@@ -52,10 +52,9 @@ def wheels_cache() -> Path:
 async def fetch_wheels(
     requirements: bytes, python: ImagePython, *, cache: Path, progress: Callable[[str], None]
 ) -> tuple[Path, ...]:
-    """The wheels `requirements` pins, from `cache` or downloaded into it. Raises EnvironmentUnusable.
+    """The wheels that `requirements` pins, from `cache` or downloaded into it. Raises EnvironmentUnusable.
 
-    A folder of the cache appears whole or not at all; pip has checked every hash, and does so again
-    inside the build.
+    A folder appears in the cache complete or not at all. pip checks every hash here, and again in the build.
     """
     key = hashlib.sha256(requirements).hexdigest()[:16]
     folder = cache / f"{python.tag}-{python.machine}-glibc2.{python.glibc[1]}-{key}"
@@ -84,7 +83,7 @@ def _publish(downloaded: Path, folder: Path) -> None:
     try:
         downloaded.rename(folder)
     except OSError:
-        if not folder.is_dir():  # else another build was faster
+        if not folder.is_dir():  # otherwise another build was faster
             raise
 
 

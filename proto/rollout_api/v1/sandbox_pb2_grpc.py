@@ -96,23 +96,23 @@ class SandboxServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RecordStep(self, request, context):
-        """Shows the orchestrator what a step looked like from inside. Display only. Steps travel
-        with the next Complete or SubmitResult where they can; this is for those too long for it.
+        """Reports a step of the agent, for display only. Steps are sent with the next Complete or
+        SubmitResult; this call is for steps that are too long for that.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SendOutput(self, request_iterator, context):
-        """Hands over the files that model-written code left in `output/`. At most once,
-        where the assignment asks for them: behind SubmitResult, as they must not cost the result.
+        """Sends the files that model-written code left in `output/`. Called at most once, and only if the
+        assignment asks for files; after SubmitResult, so that a failure here does not cost the result.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SubmitResult(self, request, context):
-        """Ends the episode. The first accepted result wins; nothing but SendOutput is served behind it.
+        """Ends the episode. The first accepted result counts; after it only SendOutput is served.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

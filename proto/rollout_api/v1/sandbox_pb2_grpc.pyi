@@ -10,7 +10,7 @@ says is untrusted; the orchestrator keeps its own record of what it served.
 Statuses describe the call: INVALID_ARGUMENT a malformed request,
 FAILED_PRECONDITION no live lease behind the socket, ABORTED a sequence
 number that was used with other content or skipped ahead, RESOURCE_EXHAUSTED
-too many calls at once. What became of the episode is data in the messages.
+too many calls at once. How the episode ended is data in the messages.
 """
 
 import abc
@@ -59,23 +59,23 @@ class SandboxServiceStub:
         rollout_api.v1.sandbox_pb2.RecordStepRequest,
         rollout_api.v1.sandbox_pb2.RecordStepResponse,
     ]
-    """Shows the orchestrator what a step looked like from inside. Display only. Steps travel
-    with the next Complete or SubmitResult where they can; this is for those too long for it.
+    """Reports a step of the agent, for display only. Steps are sent with the next Complete or
+    SubmitResult; this call is for steps that are too long for that.
     """
 
     SendOutput: grpc.StreamUnaryMultiCallable[
         rollout_api.v1.sandbox_pb2.SendOutputRequest,
         rollout_api.v1.sandbox_pb2.SendOutputResponse,
     ]
-    """Hands over the files that model-written code left in `output/`. At most once,
-    where the assignment asks for them: behind SubmitResult, as they must not cost the result.
+    """Sends the files that model-written code left in `output/`. Called at most once, and only if the
+    assignment asks for files; after SubmitResult, so that a failure here does not cost the result.
     """
 
     SubmitResult: grpc.UnaryUnaryMultiCallable[
         rollout_api.v1.sandbox_pb2.SubmitResultRequest,
         rollout_api.v1.sandbox_pb2.SubmitResultResponse,
     ]
-    """Ends the episode. The first accepted result wins; nothing but SendOutput is served behind it."""
+    """Ends the episode. The first accepted result counts; after it only SendOutput is served."""
 
 class SandboxServiceAsyncStub:
     """What a sandbox may ask of the orchestrator."""
@@ -108,23 +108,23 @@ class SandboxServiceAsyncStub:
         rollout_api.v1.sandbox_pb2.RecordStepRequest,
         rollout_api.v1.sandbox_pb2.RecordStepResponse,
     ]
-    """Shows the orchestrator what a step looked like from inside. Display only. Steps travel
-    with the next Complete or SubmitResult where they can; this is for those too long for it.
+    """Reports a step of the agent, for display only. Steps are sent with the next Complete or
+    SubmitResult; this call is for steps that are too long for that.
     """
 
     SendOutput: grpc.aio.StreamUnaryMultiCallable[
         rollout_api.v1.sandbox_pb2.SendOutputRequest,
         rollout_api.v1.sandbox_pb2.SendOutputResponse,
     ]
-    """Hands over the files that model-written code left in `output/`. At most once,
-    where the assignment asks for them: behind SubmitResult, as they must not cost the result.
+    """Sends the files that model-written code left in `output/`. Called at most once, and only if the
+    assignment asks for files; after SubmitResult, so that a failure here does not cost the result.
     """
 
     SubmitResult: grpc.aio.UnaryUnaryMultiCallable[
         rollout_api.v1.sandbox_pb2.SubmitResultRequest,
         rollout_api.v1.sandbox_pb2.SubmitResultResponse,
     ]
-    """Ends the episode. The first accepted result wins; nothing but SendOutput is served behind it."""
+    """Ends the episode. The first accepted result counts; after it only SendOutput is served."""
 
 class SandboxServiceServicer(metaclass=abc.ABCMeta):
     """What a sandbox may ask of the orchestrator."""
@@ -165,8 +165,8 @@ class SandboxServiceServicer(metaclass=abc.ABCMeta):
         request: rollout_api.v1.sandbox_pb2.RecordStepRequest,
         context: _ServicerContext,
     ) -> typing.Union[rollout_api.v1.sandbox_pb2.RecordStepResponse, collections.abc.Awaitable[rollout_api.v1.sandbox_pb2.RecordStepResponse]]:
-        """Shows the orchestrator what a step looked like from inside. Display only. Steps travel
-        with the next Complete or SubmitResult where they can; this is for those too long for it.
+        """Reports a step of the agent, for display only. Steps are sent with the next Complete or
+        SubmitResult; this call is for steps that are too long for that.
         """
 
     @abc.abstractmethod
@@ -175,8 +175,8 @@ class SandboxServiceServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[rollout_api.v1.sandbox_pb2.SendOutputRequest],
         context: _ServicerContext,
     ) -> typing.Union[rollout_api.v1.sandbox_pb2.SendOutputResponse, collections.abc.Awaitable[rollout_api.v1.sandbox_pb2.SendOutputResponse]]:
-        """Hands over the files that model-written code left in `output/`. At most once,
-        where the assignment asks for them: behind SubmitResult, as they must not cost the result.
+        """Sends the files that model-written code left in `output/`. Called at most once, and only if the
+        assignment asks for files; after SubmitResult, so that a failure here does not cost the result.
         """
 
     @abc.abstractmethod
@@ -185,6 +185,6 @@ class SandboxServiceServicer(metaclass=abc.ABCMeta):
         request: rollout_api.v1.sandbox_pb2.SubmitResultRequest,
         context: _ServicerContext,
     ) -> typing.Union[rollout_api.v1.sandbox_pb2.SubmitResultResponse, collections.abc.Awaitable[rollout_api.v1.sandbox_pb2.SubmitResultResponse]]:
-        """Ends the episode. The first accepted result wins; nothing but SendOutput is served behind it."""
+        """Ends the episode. The first accepted result counts; after it only SendOutput is served."""
 
 def add_SandboxServiceServicer_to_server(servicer: SandboxServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -18,6 +18,7 @@ from orchestrator.completion.connect import connect
 from orchestrator.completion.control import EndpointControl
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.proxy.lease import Lease
+from orchestrator.proxy.said import Asked
 from orchestrator.types import CompletionKind, Message
 from tests.fakes.inference import Fault, ScriptedServer, always
 from tests.fakes.inference.faults import Kind
@@ -64,9 +65,9 @@ async def _ends(
     async def one(index: int) -> float:
         async with slots:
             lease = Lease(a_plan(index), completer, tokenizer, {}, control=control)
-            await lease.complete(1, b"1", CompletionKind.ACTION, TALK)
+            await lease.complete(Asked(1, CompletionKind.ACTION, TALK), b"1")
             started = time.perf_counter()
-            await lease.complete(2, b"2", CompletionKind.ACTION, (*TALK, *observed))
+            await lease.complete(Asked(2, CompletionKind.ACTION, (*TALK, *observed)), b"2")
             took = time.perf_counter() - started
             await lease.aclose()
             return took

@@ -79,6 +79,8 @@ class Breaker:
                 await asyncio.sleep(self._backoff.pause_s(asked))
                 away_s = loop.time() - self._away_since
                 error = await self._failure()
+                if error is not None:
+                    self._refuses = isinstance(error, LaunchError)
                 if error is None:
                     self._away_since = None
                     back = "makes sandboxes again" if self._refuses else "is back"

@@ -1,4 +1,4 @@
-"""How many tokens an agent's prompt has at least: the system prompt of smolagents' code agent without tools."""
+"""How many tokens an agent's prompt has at least: the system prompt of smolagents' agent without tools."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.prompt_text import prompt_text
 from orchestrator.types import AgentSpec, Message
 
+_FILES = {"code": "code_agent.yaml", "tool_calling": "toolcalling_agent.yaml"}
+
 
 def least_prompt_tokens(tokenizer: Tokenizer, agent: AgentSpec) -> int:
     """Tokens of that prompt in the chat template. A smaller limit leaves no room for any rollout."""
@@ -20,7 +22,7 @@ def least_prompt_tokens(tokenizer: Tokenizer, agent: AgentSpec) -> int:
     spec = find_spec("smolagents")
     assert spec is not None
     assert spec.origin is not None
-    source = Path(spec.origin).parent / "prompts" / "code_agent.yaml"
+    source = Path(spec.origin).parent / "prompts" / _FILES[agent.kind]
     template = yaml.safe_load(source.read_text("utf-8"))["system_prompt"]
     text = Template(template).render(
         tools={},

@@ -399,9 +399,9 @@ class Service:
         )
 
     def _check_prompt(self, limit: int, label: str) -> None:
-        tokenizer = self.engine.around.tokenizer
-        if tokenizer is None:
-            return
+        tokenizer, env = self.engine.around.tokenizer, self.config.env
+        if tokenizer is None or env.agent_kind == "program" or env.prompt_templates is not None:
+            return  # the prompt's text is not smolagents' own
         least = least_prompt_tokens(tokenizer, self.config.agent_spec())
         if limit <= least:
             raise ConfigError(

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from queue import Full, Queue
+from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
@@ -131,7 +131,7 @@ class Tracking:
     wanted: bool
     directory: Path
     say: Callable[[str], None]
-    _logged: Queue[tuple[Mapping[str, Any], int] | None] = field(default_factory=lambda: Queue(MOST_WAITING))
+    _logged: SimpleQueue[tuple[Mapping[str, Any], int] | None] = field(default_factory=SimpleQueue)
     _ended: asyncio.Future[None] | None = None  # done when the thread has ended
 
     def open(self, *, name: str | None, project: str, group: str | None, config: Mapping[str, Any]) -> None:
@@ -157,17 +157,16 @@ class Tracking:
         """Queues metrics; without a run does nothing."""
         if not self.wanted or self._ended is None:
             return
-        try:
-            self._logged.put_nowait((dict(metrics), step))
-        except Full:
+        if self._logged.qsize() < MOST_WAITING:
+            self._logged.put((dict(metrics), step))
+        else:
             self._give_up(TimeoutError(f"{MOST_WAITING} reports wait to be sent"))
 
     async def close(self) -> None:
         """Waits until queued metrics are sent, for at most CLOSE_S."""
         if self._ended is None:
             return
-        with suppress(Full):
-            self._logged.put_nowait(None)
+        self._logged.put(None)
         try:
             async with asyncio.timeout(CLOSE_S):
                 await asyncio.shield(self._ended)

@@ -181,7 +181,7 @@ COMMANDS = (
         uses=(
             "env.dataset",
             "env.dataset_path",
-            "env.scoring_strategy",
+            SCORING,
             "env.agent",
             "env.prompt_templates",
             "env.sandbox_tools",

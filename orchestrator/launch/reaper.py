@@ -27,7 +27,6 @@ from orchestrator.launch.owner import Owner, this_process
 
 log = logging.getLogger(__name__)
 
-_UNFINISHED_S = 3600.0  # no directory waits so long for its owner file
 _OWNER_FILE_BYTES = 4096
 _THREADS = 4
 _REMOVALS = 7

@@ -37,7 +37,7 @@ from orchestrator.proxy.said import Asked, Reply, ToolReply
 from orchestrator.proxy.turns import Turns
 from orchestrator.tools.arguments import recordable
 from orchestrator.tools.base import HostTool
-from orchestrator.types import Completion, CompletionKind, Message, RolloutPlan, Step, ToolCall, Turn
+from orchestrator.types import Completion, CompletionKind, RolloutPlan, Step, ToolCall, Turn
 
 log = logging.getLogger(__name__)
 
@@ -114,27 +114,17 @@ class Lease:
 
     # ------------------------------------------------------------ completions
 
-    async def complete(
-        self,
-        sequence: int,
-        content: bytes,
-        kind: CompletionKind,
-        messages: tuple[Message, ...],
-        stop: tuple[str, ...] = (),
-        agent: str = "",
-        steps: tuple[Step, ...] = (),
-    ) -> Reply:
-        """The answer to one numbered request. Raises SequenceError; ProtocolError for a request that the plan's
-        agent does not make."""
+    async def complete(self, asked: Asked, content: bytes) -> Reply:
+        """The answer to one numbered request, whose bytes are `content`. Raises SequenceError; ProtocolError for a
+        request that the plan's agent does not make."""
         plan = self.plan.agent
-        if agent and agent not in {managed.name for managed in plan.managed_agents}:
-            raise ProtocolError(f"there is no managed agent {agent[:80]!r}")
-        if stop and plan.kind != "program":
-            raise ProtocolError("only a program may bring stop strings")
+        if asked.agent and asked.agent not in {managed.name for managed in plan.managed_agents}:
+            raise ProtocolError(f"there is no managed agent {asked.agent[:80]!r}")
         if plan.kind != "program":
-            stop = stop_strings(kind, self._tags(agent))
-        asked = Asked(sequence, kind, messages, stop, agent, steps)
-        return await self._completions.answer(sequence, content, lambda: self._complete(asked))
+            if asked.stop:
+                raise ProtocolError("only a program may bring stop strings")
+            asked = replace(asked, stop=stop_strings(asked.kind, self._tags(asked.agent)))
+        return await self._completions.answer(asked.sequence, content, lambda: self._complete(asked))
 
     def _tags(self, name: str) -> tuple[str, str] | None:
         """The code tags of the agent `name`; None: it writes no code blocks."""

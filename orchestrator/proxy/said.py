@@ -32,6 +32,6 @@ class Asked:
     sequence: int
     kind: CompletionKind
     messages: tuple[Message, ...]
-    stop: tuple[str, ...]
-    agent: str
-    steps: tuple[Step, ...]
+    stop: tuple[str, ...] = ()
+    agent: str = ""
+    steps: tuple[Step, ...] = ()

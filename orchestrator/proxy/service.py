@@ -102,8 +102,7 @@ class SandboxService(grpc.GenericRpcHandler):
     async def Complete(self, request: bytes, context: Context) -> pb.CompleteResponse:
         lease = await self._lease(context, len(request))
         try:
-            asked = wire.completion_request(request)
-            reply = await lease.complete(asked.sequence, request, *asked[1:])
+            reply = await lease.complete(wire.completion_request(request), request)
         except ProtocolError as error:
             await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except SequenceError as error:

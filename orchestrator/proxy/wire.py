@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 from rollout_api.v1 import sandbox_pb2 as pb
@@ -14,7 +14,7 @@ from orchestrator.agents.equipment import Equipment, SandboxTool
 from orchestrator.errors import ProtocolError
 from orchestrator.outcome import Submission
 from orchestrator.proxy.left_files import OutputRule
-from orchestrator.proxy.said import Reply, ToolReply
+from orchestrator.proxy.said import Asked, Reply, ToolReply
 from orchestrator.proxy.unparsed import read
 from orchestrator.text import valid
 from orchestrator.tools.base import FILE_TOOLS, HostTool
@@ -95,17 +95,6 @@ def confinement(data: bytes) -> Confinement:
         devices=tuple(told.devices),
         exposed_paths=tuple(told.exposed_paths),
     )
-
-
-class Asked(NamedTuple):
-    """A request for a completion. `agent`: the managed agent that asks; empty: the main one."""
-
-    sequence: int
-    kind: CompletionKind
-    messages: tuple[Message, ...]
-    stop: tuple[str, ...]
-    agent: str
-    steps: tuple[Step, ...]
 
 
 def assignment(

@@ -75,7 +75,11 @@ class Workers:
                 log.debug("a tool came to its end after the run")
 
         # Daemon threads, unlike a pool's: one that hangs must not keep the process from ending.
-        threading.Thread(target=work, name="host tool", daemon=True).start()
+        try:
+            threading.Thread(target=work, name="host tool", daemon=True).start()
+        except RuntimeError:  # no more threads
+            self._slots.release()
+            raise
         return await ended
 
 

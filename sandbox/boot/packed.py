@@ -172,7 +172,7 @@ def pack(file: str, compiled: "Compiled", absent: "Iterable[str]" = ()) -> int:
 
 
 def _folders(index: "Mapping[str, Entry]") -> "dict[str, int | None]":
-    """Of the top-level modules and of ours: an installed or upgraded package, or a change of ours, shows in one."""
+    """Of the top-level modules and of ours: an installed package, or a change of ours, shows in one."""
     folders = set()
     for name, (file, is_package, _, _) in index.items():
         folder = os.path.dirname(file)

@@ -89,7 +89,10 @@ def _write_file(pipe: int, parent: int, name: bytes, path: bytes, room: int) -> 
         _write(pipe, b"F" + len(path).to_bytes(2, "big") + path + status.st_size.to_bytes(8, "big"))
         left = status.st_size
         while left > 0:
-            content = os.read(file, min(_CHUNK_BYTES, left))
+            try:
+                content = os.read(file, min(_CHUNK_BYTES, left))
+            except OSError:
+                content = b""
             if not content:
                 raise SystemExit(1)  # the announced size cannot be kept: the stream stays without its E
             _write(pipe, content)

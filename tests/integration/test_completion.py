@@ -22,6 +22,7 @@ from orchestrator.completion.trajectory import trajectory
 from orchestrator.completion.vllm import VllmDialect
 from orchestrator.errors import CompletionError, ContextLengthError, EnvironmentUnusable
 from orchestrator.proxy.lease import Lease
+from orchestrator.proxy.said import Asked
 from orchestrator.types import AgentSpec, CompletionKind, Limits, Message, Record, Sampling
 from tests.fakes.inference import CLUMSY, Call, Fault, Reply, ScriptedServer, Served, always, by_task
 from tests.fakes.inference.dialects.sglang import SglangDialect
@@ -325,7 +326,7 @@ async def _play(lease: Lease, turns: int) -> None:
     """The conversation as smolagents would lead it."""
     talk: tuple[Message, ...] = TALK
     for sequence in range(1, turns + 1):
-        reply = await lease.complete(sequence, str(sequence).encode(), CompletionKind.ACTION, talk)
+        reply = await lease.complete(Asked(sequence, CompletionKind.ACTION, talk), str(sequence).encode())
         assert reply.completion is not None
         said = reply.completion.visible
         if said and not said.strip().endswith("</code>"):
@@ -344,11 +345,11 @@ async def test_a_line_that_is_full_ends_the_rollout_before_the_call(tokenizer: H
             lease = Lease(
                 a_plan(limits=Limits(max_token_length=prompt + 10), agent=AgentSpec()), completer, tokenizer, {}
             )
-            first = await lease.complete(1, b"1", CompletionKind.ACTION, TALK)
+            first = await lease.complete(Asked(1, CompletionKind.ACTION, TALK), b"1")
             assert first.completion is not None
             assert len(first.completion.tokens_T or ()) <= 10
             longer = (*TALK, Message("assistant", "nothing of the kind" * 5), Message("user", "go on"))
-            assert (await lease.complete(2, b"2", CompletionKind.ACTION, longer)).ended == "context_length"
+            assert (await lease.complete(Asked(2, CompletionKind.ACTION, longer), b"2")).ended == "context_length"
             assert len(server.log.completions) == 1
 
 

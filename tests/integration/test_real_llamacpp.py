@@ -18,6 +18,7 @@ from orchestrator.completion.llamacpp import LlamaCppCompleter
 from orchestrator.completion.tokenizer import load_tokenizer
 from orchestrator.completion.trajectory import trajectory
 from orchestrator.proxy.lease import Lease
+from orchestrator.proxy.said import Asked
 from orchestrator.types import CompletionKind, Message, Record, Sampling
 from tests.fakes.plans import a_plan
 
@@ -84,7 +85,7 @@ async def test_a_real_episode_is_one_line_that_the_server_s_cache_confirms(
         )
         talk = (Message("system", "You are a small model."), Message("user", task))
         for number in range(1, 5):
-            reply = await lease.complete(number, str(number).encode(), CompletionKind.ACTION, talk)
+            reply = await lease.complete(Asked(number, CompletionKind.ACTION, talk), str(number).encode())
             assert reply.completion is not None, await lease.ended()
             said = reply.completion.visible
             if said and not said.strip().endswith("</code>"):

@@ -24,6 +24,7 @@ from orchestrator.completion.vllm import VllmDialect
 from orchestrator.errors import CompletionError, EnvironmentUnusable
 from orchestrator.outcome import Refused
 from orchestrator.proxy.lease import Lease
+from orchestrator.proxy.said import Asked
 from orchestrator.types import CompletionKind, Message, Sampling
 from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.plans import TALK, a_plan
@@ -195,5 +196,5 @@ async def test_an_address_with_credentials_and_a_key_is_refused_and_not_shown(to
 async def test_a_completion_that_fails_in_a_way_nobody_foresaw_is_no_fault_of_the_policy() -> None:
     """Left to gRPC it would look to the sandbox like a crash of its own, which is scored."""
     lease = Lease(a_plan(), ScriptedCompleter([ZeroDivisionError("of ours")]), None, {})
-    assert (await lease.complete(1, b"1", CompletionKind.ACTION, TALK)).ended == "record_error"
+    assert (await lease.complete(Asked(1, CompletionKind.ACTION, TALK), b"1")).ended == "record_error"
     assert await lease.ended() == Refused("record_error", "no completion: ZeroDivisionError")

@@ -13,7 +13,7 @@ import pytest
 from orchestrator.errors import ConfigError, ToolError
 from orchestrator.outcome import decide
 from orchestrator.proxy.lease import Lease
-from orchestrator.proxy.said import ToolReply
+from orchestrator.proxy.said import Asked, ToolReply
 from orchestrator.proxy.wire import tool_response
 from orchestrator.run.lines import dumps
 from orchestrator.settings.sources import load_config
@@ -291,10 +291,10 @@ async def test_cpu_time_that_is_used_up_is_seen_before_anything_is_sampled_or_as
     for ask in ("completion", "tool"):
         completer = ScriptedCompleter(["x"])
         lease = Lease(a_plan(limits=Limits(cpu_s=2.0)), completer, None, {}, cpu_s)
-        await lease.complete(1, b"1", CompletionKind.ACTION, TALK)
+        await lease.complete(Asked(1, CompletionKind.ACTION, TALK), b"1")
         used_s.reverse()
         if ask == "completion":
-            assert (await lease.complete(2, b"2", CompletionKind.ACTION, TALK)).ended == "budget"
+            assert (await lease.complete(Asked(2, CompletionKind.ACTION, TALK), b"2")).ended == "budget"
         else:
             assert (await lease.call_tool(1, b"1", "web_search", {})).ended == "budget"
         assert len(completer.requests) == 1
@@ -308,7 +308,7 @@ async def test_cpu_time_nobody_can_tell_is_no_reason_to_end() -> None:
         return None
 
     lease = Lease(a_plan(limits=Limits(cpu_s=2.0)), ScriptedCompleter(["x"]), None, {}, unknown)
-    assert (await lease.complete(1, b"1", CompletionKind.ACTION, TALK)).ended is None
+    assert (await lease.complete(Asked(1, CompletionKind.ACTION, TALK), b"1")).ended is None
 
 
 async def test_bytes_are_counted_up_to_the_limit_and_not_past_it() -> None:

@@ -22,6 +22,7 @@ from tests.unit.test_report import Elements
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("made") / "run"
     write_synthetic_run(run)
+    assert main(["view", str(run)]) == 0
     return run
 
 

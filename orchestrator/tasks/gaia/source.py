@@ -1,10 +1,8 @@
 """`gaia`: the benchmark's folder in both of its layouts, read directly.
 
-    2023/validation/metadata.jsonl            Level a number, file_name beside it        (until 2025)
-    2023/validation/metadata.parquet          Level a text, file_path from the repository's root
-    2023/validation/metadata.level1.parquet   the same by level
-
-Downloading is the command `download-gaia`'s part.
+2023/validation/metadata.jsonl            Level a number, file_name beside it        (until 2025)
+2023/validation/metadata.parquet          Level a text, file_path from the repository's root
+2023/validation/metadata.level1.parquet   the same by level
 """
 
 from __future__ import annotations
@@ -15,6 +13,7 @@ from typing import Any
 
 from orchestrator.errors import ConfigError
 from orchestrator.tasks.base import Source
+from orchestrator.tasks.columns import NONE, Columns, renamed
 from orchestrator.tasks.decoded import Decoded, DecodeError
 from orchestrator.tasks.jsonl import read_jsonl
 from orchestrator.tasks.lines import MAX_LINE_BYTES, check_readable
@@ -22,19 +21,18 @@ from orchestrator.tasks.rows import make_task, one_line
 from orchestrator.types import BadTask, Task
 
 SPLITS = ("validation", "test")
-_YEAR = "2023"
+LEVELS = ("1", "2", "3")
+YEAR = "2023"
 _FLAG = "env.dataset_path"
 
 
-def gaia_tasks(folder: Path, split: str) -> Source:
-    """`folder` is the dataset's, its `2023` or the split's own. Raises ConfigError."""
+def gaia_tasks(folder: Path, split: str, columns: Columns = NONE) -> Source:
+    """`folder` is the dataset's, its `2023` or the split's own. `columns` renames theirs. Raises ConfigError."""
     if split not in SPLITS:
         raise ConfigError(f"env.split: {split!r} is no split of GAIA; valid are {', '.join(SPLITS)}")
     here, files = _metadata(folder, split)
-    for file in files:
-        check_readable(file, _FLAG)
-    opened = {file: _open_parquet(file) for file in files if file.suffix == ".parquet"}
-    return Source(f"gaia {split} in {here}", lambda: _read(files, opened, here))
+    opened = {file: _open(file) for file in files}
+    return Source(f"gaia {split} in {here}", lambda: _read(opened, here, columns))
 
 
 def metadata_files(folder: Path) -> list[Path]:
@@ -46,7 +44,7 @@ def metadata_files(folder: Path) -> list[Path]:
 
 
 def _metadata(folder: Path, split: str) -> tuple[Path, list[Path]]:
-    places = [folder / _YEAR / split, folder / split]
+    places = [folder / YEAR / split, folder / split]
     if folder.name not in SPLITS or folder.name == split:
         places.append(folder)
     try:
@@ -61,40 +59,40 @@ def _metadata(folder: Path, split: str) -> tuple[Path, list[Path]]:
     )
 
 
-def _read(files: list[Path], opened: Mapping[Path, Decoded], here: Path) -> Iterator[Task | BadTask]:
-    for file in files:
-        if file in opened:
-            yield from _read_parquet(file, opened[file], here)
+def _read(opened: Mapping[Path, Decoded | None], here: Path, columns: Columns) -> Iterator[Task | BadTask]:
+    for file, parquet in opened.items():
+        if parquet is None:
+            yield from read_jsonl(file, source="gaia", flag=_FLAG, columns=columns)
         else:
-            yield from read_jsonl(file, source="gaia", flag=_FLAG)
+            yield from _read_parquet(file, parquet, here, columns)
 
 
-def _read_parquet(file: Path, opened: Decoded, here: Path) -> Iterator[Task | BadTask]:
+def _read_parquet(file: Path, opened: Decoded, here: Path, columns: Columns) -> Iterator[Task | BadTask]:
     number = 0
     try:
-        for row in opened.rows():
-            number += 1
+        for number, row in enumerate(opened.rows(), 1):
             place = f"{file.name} row {number}"
             if row is None:
                 yield BadTask(place, f"the row has more than {MAX_LINE_BYTES} bytes")
                 continue
             row, root = _located(row, here)
-            yield make_task(row, source="gaia", place=place, root=root)
+            yield make_task(renamed(row, columns), source="gaia", place=place, root=root)
     except DecodeError as error:
         raise ConfigError(f"{_FLAG}: cannot read {file} after row {number}: {error}") from error
 
 
 def _located(row: dict[str, Any], here: Path) -> tuple[dict[str, Any], Path]:
-    """The row with its file named from the folder it is to be looked for in."""
+    """The row with its file named from the root. In a folder that was moved, files lie beside their metadata."""
     path = row.get("file_path")
-    if isinstance(path, str) and path.startswith(f"{_YEAR}/") and here.parent.name == _YEAR:
+    if isinstance(path, str) and path.startswith(f"{YEAR}/") and here.parent.name == YEAR:
         return {**row, "files": [path]}, here.parent.parent
-    # A split's folder that was moved: the file lies beside its metadata in both layouts.
     return row, here
 
 
-def _open_parquet(file: Path) -> Decoded:
+def _open(file: Path) -> Decoded | None:
+    """The rows of a parquet file. None for the lines of the other layout."""
+    check_readable(file, _FLAG)
     try:
-        return Decoded("parquet", str(file))
+        return Decoded("parquet", str(file)) if file.suffix == ".parquet" else None
     except DecodeError as error:
         raise ConfigError(f"{_FLAG}: cannot read {file}: {error}") from error

@@ -81,7 +81,9 @@ def _download(folder: Path, repository: str, revision: str | None, levels: list[
 def _manifest(folder: Path) -> Manifest | None:
     """What an earlier download left. Raises ConfigError where files of somebody else are in the way."""
     with suppress(OSError, ValueError, TypeError):
-        return Manifest(**json.loads((folder / MANIFEST).read_bytes()))
+        told = Manifest(**json.loads((folder / MANIFEST).read_bytes()))
+        if isinstance(told.files, dict):
+            return told
     for file in (folder / YEAR, folder / README, folder / MANIFEST):
         if file.exists():
             raise ConfigError(f"--output-dir: this command did not write {file}; name another folder")

@@ -202,6 +202,7 @@ def test_a_sandbox_tool_is_described_without_being_imported(here: Path) -> None:
 
 HOST = '''
 import asyncio, threading, time
+from orchestrator.errors import ToolServiceError
 
 release = threading.Event()
 
@@ -231,6 +232,10 @@ class Look:
     output_type = "string"
 
     async def call(self, arguments):
+        if arguments["x"] == "away":
+            raise ToolServiceError("the service is away")
+        if arguments["x"] == "never":
+            await asyncio.Event().wait()
         return f"saw {arguments['x']}"
 
 look = Look()
@@ -263,8 +268,13 @@ async def test_host_tools_check_what_comes_and_bound_what_goes(here: Path) -> No
         with pytest.raises(ToolError) as caught:
             await tools["double"].call(arguments)
         assert told in str(caught.value)
-    with pytest.raises(ToolError, match="did not answer within 1 seconds"):
-        await tools["slow"].call({"text": "x"})
+    for name, arguments in (("slow", {"text": "x"}), ("look", {"x": "never"})):
+        with pytest.raises(ToolError, match="did not answer within 1 seconds"):
+            await tools[name].call(arguments)
+    with pytest.raises(ToolError, match="x must be of type string, not int"):
+        await tools["look"].call({"x": 1})
+    with pytest.raises(ToolError, match="the service is away"):  # it ends no rollout
+        await tools["look"].call({"x": "away"})
     # A thread that hangs keeps its place until it ends; others wait for it within their own time.
     with pytest.raises(ToolError, match="did not answer"):
         await tools["stuck"].call({})

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from pathlib import Path
 
 import pytest
 
+from orchestrator.atropos import tracking as tracking_module
 from orchestrator.atropos.tracking import Metrics, Tracking
 from orchestrator.types import Attempt, Failed, FailedName, Group
 from tests.fakes.plans import a_member, a_plan, an_attempt
@@ -28,6 +31,27 @@ async def test_what_fails_switches_it_off_and_is_said_once(
     tracking.log({"a": 2}, step=2)
     (line,) = said
     assert line.startswith("wandb is switched off")
+
+
+async def test_a_full_queue_takes_the_end_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the thread waits for more, and `close` for the thread."""
+    monkeypatch.setattr(tracking_module, "MOST_WAITING", 1)
+    gate, logged, said = threading.Event(), list[int](), list[str]()
+
+    class Slow(Tracking):
+        def _run(self, *_: object) -> None:
+            gate.wait(60)
+            while (report := self._logged.get()) is not None:
+                logged.append(report[1])
+
+    tracking = Slow(True, tmp_path, said.append)
+    begin(tracking)
+    tracking.log({"a": 1}, step=1)
+    closing = asyncio.create_task(tracking.close())
+    await asyncio.sleep(0)
+    gate.set()
+    await closing
+    assert (logged, said) == ([1], [])
 
 
 def test_metrics_are_of_what_happened_since_the_last_time() -> None:

@@ -11,6 +11,8 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sandbox.types import OutputLimits
+
 _MAX_MESSAGE_BYTES = 4096
 _REPLACE = b"replace"
 _COLLECT = b"collect "  # and the two limits
@@ -41,14 +43,6 @@ class OutputBegun:
     pipe: int
 
 
-@dataclass(frozen=True, slots=True)
-class OutputWanted:
-    """Limits on the worker's files for the runner."""
-
-    max_files: int
-    max_bytes: int
-
-
 class ControlLost(Exception):
     """The other end is gone."""
 
@@ -70,9 +64,19 @@ class _End:
         """Idempotent."""
         self._line.close()
 
+    def _send(self, message: bytes, pipes: Sequence[int] = ()) -> None:
+        """Raises ControlLost, as all that use it do."""
+        try:
+            if pipes:
+                socket.send_fds(self._line, [message], pipes)
+            else:
+                self._line.send(message)
+        except OSError as error:
+            raise ControlLost from error
+
 
 class SupervisorEnd(_End):
-    def request(self) -> OutputWanted | None:
+    def request(self) -> OutputLimits | None:
         """Reads one request; None: the runner asks for a fresh worker. Raises ControlLost."""
         request = self._line.recv(_MAX_MESSAGE_BYTES)
         if not request:
@@ -80,45 +84,28 @@ class SupervisorEnd(_End):
         if request == _REPLACE:
             return None
         max_files, max_bytes = request.removeprefix(_COLLECT).split()
-        return OutputWanted(int(max_files), int(max_bytes))
+        return OutputLimits(int(max_files), int(max_bytes))
 
     def announce_start(self, number: int, pipes: Sequence[int]) -> None:
-        """Hands over the runner's ends of the pipes: commands, frames, output. Raises ControlLost."""
-        message = json.dumps({"started": number}).encode()
-        try:
-            socket.send_fds(self._line, [message], list(pipes))
-        except OSError as error:
-            raise ControlLost from error
+        """Hands over the runner's ends of the pipes: commands, frames, output."""
+        self._send(json.dumps({"started": number}).encode(), pipes)
 
     def announce_output(self, pipe: int) -> None:
-        """Hands over the pipe the files come through. Raises ControlLost."""
-        try:
-            socket.send_fds(self._line, [json.dumps({"output": True}).encode()], [pipe])
-        except OSError as error:
-            raise ControlLost from error
+        """Hands over the pipe the files come through."""
+        self._send(json.dumps({"output": True}).encode(), [pipe])
 
     def announce_end(self, number: int, status: int) -> None:
-        """Raises ControlLost."""
-        try:
-            self._line.send(json.dumps({"ended": number, "status": status}).encode())
-        except OSError as error:
-            raise ControlLost from error
+        self._send(json.dumps({"ended": number, "status": status}).encode())
 
 
 class RunnerEnd(_End):
     def ask_for_replacement(self) -> None:
-        """Pid 1 kills all that is left of the worker and starts a fresh one. Raises ControlLost."""
-        try:
-            self._line.send(_REPLACE)
-        except OSError as error:
-            raise ControlLost from error
+        """Pid 1 kills all that is left of the worker and starts a fresh one."""
+        self._send(_REPLACE)
 
-    def ask_for_output(self, wanted: OutputWanted) -> None:
-        """Pid 1 kills all that is left of the worker and sends its files. Raises ControlLost."""
-        try:
-            self._line.send(_COLLECT + f"{wanted.max_files} {wanted.max_bytes}".encode())
-        except OSError as error:
-            raise ControlLost from error
+    def ask_for_output(self, limits: OutputLimits) -> None:
+        """Pid 1 kills all that is left of the worker and sends its files."""
+        self._send(_COLLECT + f"{limits.max_files} {limits.max_bytes}".encode())
 
     def receive(self) -> WorkerStarted | WorkerEnded | OutputBegun:
         """The next piece of news. Raises ControlLost."""

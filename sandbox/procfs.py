@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 _CGROUP_COUNTERS = (
@@ -13,25 +12,16 @@ _CGROUP_COUNTERS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
-    """One process. `uid` is its real user id."""
-
-    pid: int
-    parent: int
-    uid: int
-
-
 def processes_of(uid: int) -> list[int]:
     """Process ids of everything that runs as `uid`."""
-    return [process.pid for process in _processes() if process.uid == uid]
+    return [pid for pid, _, owner in _processes() if owner == uid]
 
 
 def descendants_of(ancestor: int, but_not: int) -> list[int]:
     """Process ids of everything below `ancestor`, the branch that starts at `but_not` left out."""
     children: dict[int, list[int]] = {}
-    for process in _processes():
-        children.setdefault(process.parent, []).append(process.pid)
+    for pid, parent, _ in _processes():
+        children.setdefault(parent, []).append(pid)
     found: list[int] = []
     branches = [ancestor]
     while branches:
@@ -56,14 +46,15 @@ def memory_kills() -> int | None:
     return None
 
 
-def _processes() -> Iterator[Process]:
+def _processes() -> Iterator[tuple[int, int, int]]:
+    """(process id, parent's, real user id) of everything that runs."""
     for entry in os.listdir("/proc"):
         if entry.isdecimal():
             try:
                 status = status_of(entry)
             except (FileNotFoundError, ProcessLookupError):
                 continue  # it ended meanwhile
-            yield Process(int(entry), int(status["PPid"]), int(status["Uid"].split()[0]))
+            yield int(entry), int(status["PPid"]), int(status["Uid"].split()[0])
 
 
 def status_of(pid: str) -> dict[str, str]:

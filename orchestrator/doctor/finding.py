@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 Level = Literal["ok", "warn", "fail"]
@@ -17,16 +18,6 @@ class Finding:
     text: str
 
 
-def ok(what: str, text: str) -> Finding:
-    """All is well."""
-    return Finding("ok", what, text)
-
-
-def warn(what: str, text: str) -> Finding:
-    """Runs work, with something to know."""
-    return Finding("warn", what, text)
-
-
-def fail(what: str, text: str) -> Finding:
-    """Runs do not work."""
-    return Finding("fail", what, text)
+ok = partial(Finding, "ok")
+warn = partial(Finding, "warn")  # runs work, with something to know
+fail = partial(Finding, "fail")

@@ -9,16 +9,15 @@ import json
 import os
 import secrets
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
 
 from orchestrator.errors import LaunchError
-from orchestrator.launch.names import SOCKET_NAME
+from orchestrator.launch.names import SOCKET_NAME, TETHER_NAME
 from orchestrator.launch.owner import this_process
-from orchestrator.launch.tether import tether
 
 PREFIX = "orchestrator-"
 DRAFT_PREFIX = f"{PREFIX}new-"
@@ -68,9 +67,7 @@ class Channels:
     def __enter__(self) -> Channels:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -93,6 +90,23 @@ class Channels:
             except OSError as error:
                 raise LaunchError(f"no place for a sandbox's socket in {self.root}: {error.strerror}") from error
             yield path
+
+
+@contextmanager
+def tether(directory: Path) -> Iterator[None]:
+    """Keeps a socket listening in the channel `directory` as long as its sandbox is to live. Raises OSError.
+
+    Pid 1 of the sandbox connects once. The connection is never accepted, and nothing is sent. The kernel hangs up
+    when the listener closes: when the sandbox' block is left, and when this process ends in any way, `kill -9`
+    included. So a sandbox that could not be removed ends itself, even in the middle of an endless step.
+    """
+    path = directory / TETHER_NAME
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(str(path))
+        # With user namespaces, pid 1 is another user here. The directories above keep other users out.
+        path.chmod(0o666)
+        listening.listen(1)
+        yield
 
 
 def _parent() -> Path:

@@ -45,13 +45,12 @@ class ProcessSandbox:
     async def start(self, channel: Path) -> None:
         """Starts the process. Must not be cancelled: the process would be orphaned. Raises LaunchError."""
         places = {name: self._directory / name for name in ("attachments", "workspace", "tmp")}
-        arguments = {"channel": channel, **{name: places[name] for name in ("attachments", "workspace")}}
         try:
             for place in places.values():
                 place.mkdir()
             self._started = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "sandbox"),
-                *(text for name, value in arguments.items() for text in (f"--{name}", str(value))),
+                *(sys.executable, "-m", "sandbox", "--channel", channel),
+                *("--attachments", places["attachments"], "--workspace", places["workspace"]),
                 stdin=DEVNULL,
                 stdout=DEVNULL,
                 stderr=PIPE,

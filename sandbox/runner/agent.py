@@ -21,7 +21,7 @@ from sandbox.errors import StepsUsedUp
 from sandbox.runner.executor import WorkerExecutor
 from sandbox.runner.model import Complete, OrchestratorModel
 from sandbox.runner.tool_calling import CalledTool, called_tools
-from sandbox.types import AgentKind, AgentSettings, Assignment, ManagedAgent, StepReport, ToolSpec
+from sandbox.types import AgentKind, AgentSettings, Assignment, StepReport, ToolSpec
 from sandbox.worker.tools import FILE_TOOLS
 
 OnStep = Callable[[StepReport], None]
@@ -110,48 +110,50 @@ def build_agent(
     settings = assignment.agent
     brought = (tool.spec for tool in assignment.sandbox_tools)
     tools = {spec.name: spec for spec in (*FILE_TOOLS, *brought, *assignment.host_tools)}
-    managed = [
-        _managed(member, settings, tools, complete, new_executor, on_step) for member in settings.managed_agents
-    ]
-    executor = new_executor(settings.kind, "", tools)
-    executor.team = {agent.name: agent for agent in managed}
-    agent = _agent(
+
+    def build(
+        kind: AgentKind, name: str, tools: Mapping[str, ToolSpec], **own: Any
+    ) -> tuple[MultiStepAgent, WorkerExecutor]:
+        executor = new_executor(kind, name, tools)
+        own |= {
+            "name": name or None,
+            "model": OrchestratorModel(complete, name),
+            "executor": executor,
+            "prompt_templates": _templates(settings, kind),
+            "final_answer_at_max_steps": settings.final_answer_at_max_steps,
+            "step_callbacks": {ActionStep: lambda step: on_step(_report(step, name))},
+            "logger": _Log(settings.verbosity),
+        }
+        if kind == "tool_calling":
+            called = called_tools(tools, executor, settings.authorized_imports)
+            return SandboxToolCallingAgent(tools=called, **own), executor
+        code_agent = SandboxCodeAgent(
+            tools=[CalledTool(spec) for spec in tools.values()],
+            additional_authorized_imports=list(settings.authorized_imports),
+            code_block_tags=settings.code_tags,
+            max_print_outputs_length=settings.max_output_chars,
+            **own,
+        )
+        return code_agent, executor
+
+    managed = []
+    for member in settings.managed_agents:
+        theirs = {name: tools[name] for name in member.tools}
+        agent, _ = build(
+            member.kind, member.name, theirs, description=member.description, max_steps=member.max_steps
+        )
+        managed.append(agent)
+    agent, executor = build(
         settings.kind,
-        settings,
-        executor,
+        "",
         tools,
-        complete,
-        on_step,
-        prompt_templates=_templates(settings, settings.kind),
         instructions=settings.instructions,
         max_steps=settings.max_steps,
         planning_interval=settings.planning_interval,
         managed_agents=managed,
     )
+    executor.team = {agent.name: agent for agent in managed}
     return agent, executor
-
-
-def _managed(
-    member: ManagedAgent,
-    settings: AgentSettings,
-    tools: Mapping[str, ToolSpec],
-    complete: Complete,
-    new_executor: NewExecutor,
-    on_step: OnStep,
-) -> MultiStepAgent:
-    own = {name: tools[name] for name in member.tools}
-    return _agent(
-        member.kind,
-        settings,
-        new_executor(member.kind, member.name, own),
-        own,
-        complete,
-        on_step,
-        name=member.name,
-        description=member.description,
-        prompt_templates=_templates(settings, member.kind),
-        max_steps=member.max_steps,
-    )
 
 
 @functools.cache
@@ -164,37 +166,6 @@ def _template(source: str, undefined: type[Undefined]) -> Template:
 
 # smolagents compiles its templates anew for every agent: most of the time from assignment to first completion.
 smolagents.agents.Template = _template
-
-
-def _agent(
-    kind: AgentKind,
-    settings: AgentSettings,
-    executor: WorkerExecutor,
-    tools: Mapping[str, ToolSpec],
-    complete: Complete,
-    on_step: OnStep,
-    *,
-    name: str | None = None,
-    **kwargs: Any,
-) -> MultiStepAgent:
-    kwargs |= {
-        "name": name,
-        "model": OrchestratorModel(complete, name or ""),
-        "final_answer_at_max_steps": settings.final_answer_at_max_steps,
-        "step_callbacks": {ActionStep: lambda step: on_step(_report(step, name or ""))},
-        "logger": _Log(settings.verbosity),
-    }
-    if kind == "tool_calling":
-        called = called_tools(tools, executor, settings.authorized_imports)
-        return SandboxToolCallingAgent(tools=called, executor=executor, **kwargs)
-    return SandboxCodeAgent(
-        tools=[CalledTool(spec) for spec in tools.values()],
-        executor=executor,
-        additional_authorized_imports=list(settings.authorized_imports),
-        code_block_tags=settings.code_tags,
-        max_print_outputs_length=settings.max_output_chars,
-        **kwargs,
-    )
 
 
 def _templates(settings: AgentSettings, kind: AgentKind) -> Any:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
+from typing import BinaryIO
 
 from rollout_api.v1 import sandbox_pb2 as pb
 
@@ -18,26 +20,24 @@ def receive_attachments(
     responses: Iterable[pb.ParkResponse], files: tuple[AttachmentFile, ...], directory: Path
 ) -> tuple[Path, ...]:
     """Writes the chunks that follow an assignment, up to Start. Raises EpisodeCrashed."""
+    written = [0] * len(files)
     try:
-        places = tuple(_place(file.name, directory) for file in files)
-        fds = [_create(place) for place in places]
-        written = [0] * len(files)
-        for response in responses:
-            match response.WhichOneof("item"):
-                case "chunk":
-                    index, content = response.chunk.index, response.chunk.content
-                    if index >= len(files) or written[index] + len(content) > files[index].size_bytes:
-                        raise EpisodeCrashed("an attachment is longer than announced")
-                    written[index] += len(content)
-                    _write(fds[index], content)
-                case "start":
-                    break
-                case other:
-                    raise EpisodeCrashed(f"unexpected {other} among the attachments")
-        else:
-            raise EpisodeCrashed("the assignment ended before its start")
-        for fd in fds:
-            os.close(fd)
+        with ExitStack() as stack:
+            places = tuple(_place(file.name, directory) for file in files)
+            opened = [stack.enter_context(_create(place)) for place in places]
+            for response in responses:
+                match response.WhichOneof("item"):
+                    case "chunk":
+                        index, content = response.chunk.index, response.chunk.content
+                        if index >= len(files) or written[index] + len(content) > files[index].size_bytes:
+                            raise EpisodeCrashed("an attachment is longer than announced")
+                        written[index] += opened[index].write(content)
+                    case "start":
+                        break
+                    case other:
+                        raise EpisodeCrashed(f"unexpected {other} among the attachments")
+            else:
+                raise EpisodeCrashed("the assignment ended before its start")
     except OSError as error:
         raise EpisodeCrashed(f"cannot write an attachment: {error.strerror}") from error
     if written != [file.size_bytes for file in files]:
@@ -52,13 +52,7 @@ def _place(name: str, directory: Path) -> Path:
     return directory / name
 
 
-def _create(place: Path) -> int:
+def _create(place: Path) -> BinaryIO:
     fd = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o444)
     os.fchmod(fd, 0o444)  # whatever the umask
-    return fd
-
-
-def _write(fd: int, content: bytes) -> None:
-    rest = memoryview(content)
-    while rest:
-        rest = rest[os.write(fd, rest) :]
+    return open(fd, "wb")

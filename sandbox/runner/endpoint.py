@@ -13,7 +13,6 @@ import socketserver
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from types import TracebackType
 from typing import Any
 
 from sandbox.errors import EpisodeEnd
@@ -55,7 +54,7 @@ class ProgramEndpoint:
         self._asking = threading.Lock()
         self._over = False
         self._served = 0
-        self._server = _Server(("127.0.0.1", 0), _handler(self))
+        self._server = _Server(self)
 
     @property
     def base_url(self) -> str:
@@ -65,9 +64,7 @@ class ProgramEndpoint:
         threading.Thread(target=self._server.serve_forever, args=(0.1,), name="endpoint", daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._server.shutdown()
         self._server.server_close()
 
@@ -150,8 +147,9 @@ class _Server(socketserver.ThreadingMixIn, HTTPServer):
     block_on_close = False
     request_queue_size = _MAX_CONNECTIONS
 
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        super().__init__(address, handler)
+    def __init__(self, endpoint: ProgramEndpoint) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.endpoint = endpoint
         self._connections = threading.BoundedSemaphore(_MAX_CONNECTIONS)
 
     def server_bind(self) -> None:
@@ -180,16 +178,8 @@ class _Server(socketserver.ThreadingMixIn, HTTPServer):
         """Prints nothing: as a rule a client hung up."""
 
 
-def _handler(endpoint: ProgramEndpoint) -> type[BaseHTTPRequestHandler]:
-    class Handler(_Handler):
-        pass
-
-    Handler.endpoint = endpoint
-    return Handler
-
-
 class _Handler(BaseHTTPRequestHandler):
-    endpoint: ProgramEndpoint
+    server: _Server
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "sandbox", ""
     timeout = _IDLE_S
@@ -212,12 +202,14 @@ class _Handler(BaseHTTPRequestHandler):
             if self.path.partition("?")[0].rstrip("/") != "/v1/chat/completions":
                 raise BadRequest("POST goes to /v1/chat/completions only", status=404)
             body = self._body()
-            number, completion = self.endpoint.complete(body)
+            number, completion = self.server.endpoint.complete(body)
         except BadRequest as error:
             self._refuse(error)
             return
         if body.get("stream") is True:
-            self._stream(number, completion, _mapping(body.get("stream_options")).get("include_usage") is True)
+            options = body.get("stream_options")
+            usage = isinstance(options, dict) and options.get("include_usage") is True
+            self._stream(number, completion, usage)
         else:
             self._send(200, _completion(number, completion))
 
@@ -255,13 +247,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _stream(self, number: int, completion: Completion, usage: bool) -> None:
         """Sends all the text in one event: it was sampled before the first byte is sent."""
         head = {**_head(number), "object": "chat.completion.chunk"}
-        deltas = [
-            ({"role": "assistant", "content": completion.text}, None),
-            ({}, completion.finish_reason),
-        ]
+        text = {"role": "assistant", "content": completion.text}
         events = [
             {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": end, "logprobs": None}]}
-            for delta, end in deltas
+            for delta, end in ((text, None), ({}, completion.finish_reason))
         ]
         if usage:
             events.append({**head, "choices": [], "usage": _usage(completion)})
@@ -295,7 +284,3 @@ def _completion(number: int, completion: Completion) -> dict[str, Any]:
 def _usage(completion: Completion) -> dict[str, int]:
     prompt, sampled = completion.prompt_tokens, completion.completion_tokens
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}

@@ -261,9 +261,8 @@ def _callable(name: str, inputs: Mapping[str, Mapping[str, Any]], output_type: s
 
 def _checked_done(frame: dict[str, Any]) -> dict[str, Any]:
     texts = [frame.get("value"), frame.get("error"), frame.get("answer")]
-    if not all(text is None or isinstance(text, str) for text in texts):
-        raise WorkerMisbehaved("it sent what is no frame")
-    if not isinstance(frame.get("answered"), bool):
+    readable = all(text is None or isinstance(text, str) for text in texts)
+    if not readable or not isinstance(frame.get("answered"), bool):
         raise WorkerMisbehaved("it sent what is no frame")
     return {name: frame.get(name) for name in ("value", "error", "answer", "answered")}
 

@@ -6,32 +6,24 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from sandbox.errors import EpisodeCrashed, EpisodeEnd, Interrupted, WorkerDied, WorkerLost, WorkerMisbehaved
-from sandbox.runner.endpoint import MODEL, ProgramEndpoint
+from sandbox.runner.endpoint import MODEL, Ask, ProgramEndpoint
 from sandbox.runner.worker_link import WorkerLink
 from sandbox.texts import ANSWER_CHARS
-from sandbox.types import Assignment, Completion, Kind, Message, Result, StepReport
+from sandbox.types import Assignment, Completion, Message, Result, StepReport
 from sandbox.worker.program import place
 
 _NO_LIMIT_S = 14 * 86_400.0  # the orchestrator's limits on the rollout end it sooner
 _MAX_DETAIL_CHARS = 500
 
 
-class Complete(Protocol):
-    """Asks for one completion, stopped at these strings."""
-
-    def __call__(
-        self, kind: Kind, messages: tuple[Message, ...], agent: str = "", stop: tuple[str, ...] = ()
-    ) -> Completion: ...
-
-
 def run_program_agent(
     assignment: Assignment,
     task: str,
     link: WorkerLink,
-    complete: Complete,
+    complete: Ask,
     *,
     on_step: Callable[[StepReport], None],
     memory_kills: Callable[[], int | None],
@@ -83,7 +75,7 @@ def _run(link: WorkerLink, program: str, task: str, environment: dict[str, str],
 class _Steps:
     """Reports each completion as a step, and as the last step the program's end with what it printed."""
 
-    def __init__(self, complete: Complete, on_step: Callable[[StepReport], None]) -> None:
+    def __init__(self, complete: Ask, on_step: Callable[[StepReport], None]) -> None:
         self._complete = complete
         self._on_step = on_step
         self._number = 0
@@ -92,7 +84,7 @@ class _Steps:
         """Raises EpisodeEnd."""
         started = time.monotonic()
         try:
-            completion = self._complete("action", messages, stop=stop)
+            completion = self._complete(messages, stop)
         except Exception as error:  # unhandled, it would only hang up on the program
             raise EpisodeCrashed(f"asking for a completion: {type(error).__name__}: {error}") from error
         self._show(completion.text, "", time.monotonic() - started)

@@ -69,7 +69,16 @@ def _episode(box: Box, client: Client, link: WorkerLink, confinement: Confinemen
         files = receive_attachments(responses, assignment.attachments, box.attachments)
         started = time.monotonic()
         if assignment.agent.kind == "program":
-            result = _run_program(assignment, files, link, client)
+            from sandbox.runner.program_agent import run_program_agent  # imports an HTTP server
+
+            result = run_program_agent(
+                assignment,
+                prompt(assignment.question, files),
+                link,
+                lambda messages, stop: client.complete("action", messages, stop=stop),
+                on_step=client.record_step,
+                memory_kills=procfs.memory_kills,
+            )
         else:
             result = solve(
                 assignment, files, link, client.complete, call_tool=client.call_tool, on_step=client.record_step
@@ -135,20 +144,6 @@ def solve(
     if executor.answer is None:
         return Result("no_answer")
     return Result("final_answer", executor.answer)
-
-
-def _run_program(assignment: Assignment, files: tuple[Path, ...], link: WorkerLink, client: Client) -> Result:
-    """Runs the agent that is a program. Raises as `solve` does."""
-    from sandbox.runner.program_agent import run_program_agent  # imports an HTTP server; other agents need none
-
-    return run_program_agent(
-        assignment,
-        prompt(assignment.question, files),
-        link,
-        client.complete,
-        on_step=client.record_step,
-        memory_kills=procfs.memory_kills,
-    )
 
 
 def prompt(question: str, files: tuple[Path, ...]) -> str:

@@ -37,11 +37,7 @@ MAX_STEP_TEXT_BYTES = 64 * 1024
 MAX_DETAIL_BYTES = 4 * 1024
 MAX_CONVERSATION_BYTES = 4 << 20
 
-_ROLES: dict[Role, pb.Role] = {
-    "system": pb.ROLE_SYSTEM,
-    "user": pb.ROLE_USER,
-    "assistant": pb.ROLE_ASSISTANT,
-}
+_ROLES: dict[Role, pb.Role] = {"system": pb.ROLE_SYSTEM, "user": pb.ROLE_USER, "assistant": pb.ROLE_ASSISTANT}
 _KINDS: dict[Kind, pb.CompletionKind] = {
     "action": pb.COMPLETION_KIND_ACTION,
     "plan": pb.COMPLETION_KIND_PLAN,
@@ -111,7 +107,9 @@ def assignment(message: pb.Assignment) -> Assignment:
         host_tools=tuple(_tool(tool) for tool in message.host_tools),
         sandbox_tools=tuple(SandboxTool(_tool(t.tool), t.module, t.source) for t in message.sandbox_tools),
         program=tuple(ProgramFile(file.path, file.content) for file in message.program),
-        output=_output(message),
+        output=OutputLimits(message.output.max_files, message.output.max_bytes)
+        if message.HasField("output")
+        else None,
     )
 
 
@@ -179,12 +177,6 @@ def _agent_kind(number: int) -> AgentKind:
     if number not in _AGENT_KINDS:
         raise ValueError(f"{number} is no kind of agent")
     return _AGENT_KINDS[number]
-
-
-def _output(message: pb.Assignment) -> OutputLimits | None:
-    if not message.HasField("output"):
-        return None
-    return OutputLimits(message.output.max_files, message.output.max_bytes)
 
 
 def _duration(seconds: float) -> Duration:

@@ -11,10 +11,10 @@ import json
 import os
 import select
 import time
-from collections.abc import Mapping
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, TypeVar
 
-from sandbox.control import ControlLost, OutputBegun, OutputWanted, RunnerEnd, WorkerEnded, WorkerStarted
+from sandbox.control import ControlLost, OutputBegun, RunnerEnd, WorkerEnded, WorkerStarted
 from sandbox.errors import Interrupted, StepTimeout, SupervisorGone, WorkerDied, WorkerMisbehaved
 from sandbox.runner.bounded_output import BoundedOutput
 from sandbox.types import OutputLimits
@@ -23,6 +23,8 @@ MAX_FRAME_BYTES = 2 << 20  # more than twice an answer of 64 Ki characters, each
 _READ_BYTES = 64 * 1024
 _MAX_LEFT_IN_PIPE = 1 << 20  # what a pipe can hold at most for an ordinary user
 _DEATH_NEWS_S = 2.0  # how long pid 1 may take to announce a worker's end after its pipe has closed
+
+N = TypeVar("N", WorkerStarted, OutputBegun)
 
 
 class WorkerLink:
@@ -48,14 +50,7 @@ class WorkerLink:
 
     def replace(self) -> None:
         """Takes a fresh worker; all processes of the old one are dead. Raises SupervisorGone."""
-        self._close()
-        try:
-            self._control.ask_for_replacement()
-            news = self._control.receive()
-            while not isinstance(news, WorkerStarted):
-                news = self._control.receive()
-        except ControlLost:
-            raise SupervisorGone("pid 1 is gone") from None
+        news = self._end_worker(self._control.ask_for_replacement, WorkerStarted)
         for fd in (news.commands, news.frames, news.output):
             os.set_blocking(fd, False)
         self._worker, self._output_open = news, True
@@ -64,15 +59,7 @@ class WorkerLink:
 
     def open_output(self, limits: OutputLimits) -> int:
         """Ends the worker; returns a pipe with its files. Raises SupervisorGone."""
-        self._close()
-        try:
-            self._control.ask_for_output(OutputWanted(limits.max_files, limits.max_bytes))
-            news = self._control.receive()
-            while not isinstance(news, OutputBegun):
-                news = self._control.receive()
-        except ControlLost:
-            raise SupervisorGone("pid 1 is gone") from None
-        return news.pipe
+        return self._end_worker(lambda: self._control.ask_for_output(limits), OutputBegun).pipe
 
     def take_output(self) -> str:
         """What was printed since the last call, shortened."""
@@ -204,9 +191,17 @@ class WorkerLink:
         assert self._worker is not None, "replace() comes first"
         return self._worker
 
-    def _close(self) -> None:
+    def _end_worker(self, ask: Callable[[], None], answer: type[N]) -> N:
+        """Closes the worker's pipes, asks pid 1 for what comes next, and waits for it. Raises SupervisorGone."""
         if self._worker is not None:
             for fd in (self._worker.commands, self._worker.frames, self._worker.output):
                 with contextlib.suppress(OSError):
                     os.close(fd)
             self._worker = None
+        try:
+            ask()
+            while not isinstance(news := self._control.receive(), answer):
+                pass  # older news
+        except ControlLost:
+            raise SupervisorGone("pid 1 is gone") from None
+        return news

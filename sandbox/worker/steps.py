@@ -25,11 +25,6 @@ _COROUTINE = inspect.CO_COROUTINE
 _source_lines = linecache.cache
 
 
-def step_filename(step: int) -> str:
-    """What a step is called in tracebacks."""
-    return f"<step {step}>"
-
-
 class StepRunner:
     """Runs steps in `module`, one after the other."""
 
@@ -39,7 +34,7 @@ class StepRunner:
 
     def run(self, step: int, code: str) -> object:
         """The value of the last expression, or of a last assignment to one name; else None."""
-        filename = step_filename(step)
+        filename = f"<step {step}>"  # in tracebacks
         _source_lines[filename] = (len(code), None, code.splitlines(keepends=True), filename)
         tree = _compile(code, filename, "exec", ast.PyCF_ONLY_AST | _AWAIT, True)
         last = tree.body[-1] if tree.body else None

@@ -23,12 +23,7 @@ _MARKS = (  # UTF-32 first: its little-endian mark begins like that of UTF-16
 _PATH = {"type": "string", "description": "Path of the file, absolute or relative to the working directory."}
 
 FILE_TOOLS = (
-    ToolSpec(
-        "read_file",
-        "Reads a text file in any encoding and returns its content.",
-        {"path": _PATH},
-        "string",
-    ),
+    ToolSpec("read_file", "Reads a text file in any encoding and returns its content.", {"path": _PATH}, "string"),
     ToolSpec(
         "write_file",
         "Writes text to a file, replacing what was there. Directories on the way are created.",
@@ -52,13 +47,7 @@ class FileTools:
 
     def functions(self) -> dict[str, Callable[..., str]]:
         """The functions that model-written code calls, by name."""
-        functions: dict[str, Callable[..., str]] = {
-            "read_file": self.read_file,
-            "write_file": self.write_file,
-            "append_to_file": self.append_to_file,
-        }
-        assert list(functions) == [tool.name for tool in FILE_TOOLS]
-        return functions
+        return {tool.name: getattr(self, tool.name) for tool in FILE_TOOLS}
 
     def read_file(self, path: str) -> str:
         """The text of a file. Raises OSError, and ValueError for a file that is too large or no text."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from orchestrator.launch.tether import tether
+from orchestrator.launch.channels import tether
 from sandbox.control import RunnerEnd
 from sandbox.pid1.supervisor import Supervisor
 from sandbox.runner.worker_link import WorkerLink

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import requests
 from docker import APIClient
-from docker.errors import APIError, DockerException
+from docker.errors import APIError, DockerException, NotFound
 from urllib3.exceptions import HTTPError
 
 from orchestrator.errors import DockerError, EngineUnfitError, LaunchError, RolloutError
@@ -26,7 +26,6 @@ T = TypeVar("T")
 CALL_TIMEOUT_S = 30  # longer than any silence of an Engine that is merely busy
 _SETTLE_S = 5.0
 _LOG_TAIL_CHARS = 500
-_NOT_FOUND = 404
 # The SDK's own exceptions, and those of lower layers that it lets through.
 UNREACHABLE = (DockerException, requests.RequestException, HTTPError, OSError)
 
@@ -57,27 +56,22 @@ class Engine:
             told = client.info()
             return {**told, "MemTotal": int(told["MemTotal"]), "NCPU": int(told["NCPU"])}
 
-        answer: dict[str, Any] = await self._call("info", info)
-        return answer
+        return await self._call("info", info)
 
     async def image(self, name: str) -> dict[str, Any] | None:
         """The Engine's description of an image; None: there is no such image."""
-        answer: dict[str, Any] | None = await self._call(
-            "image", lambda client: client.inspect_image(name), missing_ok=True
-        )
-        return answer
+        return await self._find("image", lambda client: client.inspect_image(name))
 
     async def create(self, config: Mapping[str, Any], name: str) -> str:
         """Creates a container and returns its id. LaunchError: the Engine refused.
 
         After a DockerError the container may exist all the same, or be created later: look for its name.
         """
-        created: str = await self._call(
+        return await self._call(
             "create",
             lambda client: str(client.create_container_from_config(dict(config), name)["Id"]),
             refusal=LaunchError,
         )
-        return created
 
     async def start(self, container: str) -> None:
         """Starts a container. LaunchError: the Engine or its runtime refused."""
@@ -85,10 +79,7 @@ class Engine:
 
     async def inspect(self, container: str, read: Callable[[dict[str, Any]], T]) -> T | None:
         """What `read` makes of the Engine's answer; None: there is no such container."""
-        answer: T | None = await self._call(
-            "inspect", lambda client: read(client.inspect_container(container)), missing_ok=True
-        )
-        return answer
+        return await self._find("inspect", lambda client: read(client.inspect_container(container)))
 
     async def remove(self, container: str) -> bool:
         """Kills a container and removes it with everything it wrote. False: there was none."""
@@ -97,31 +88,27 @@ class Engine:
             client.remove_container(container, v=True, force=True)
             return True
 
-        return bool(await self._call("remove", removed, missing_ok=True))
+        return bool(await self._find("remove", removed))
 
     async def containers(self, label: str) -> list[dict[str, Any]]:
         """All containers with a label, running or not."""
-        answer: list[dict[str, Any]] = await self._call(
+        return await self._call(
             "list containers", lambda client: client.containers(all=True, filters={"label": label})
         )
-        return answer
 
     async def images(self, label: str, *, nameless: bool = False) -> list[dict[str, Any]]:
         """All images with a label, intermediate ones too. `nameless`: only unnamed ones that no image is
         built on."""
         filters: dict[str, Any] = {"label": label, **({"dangling": True} if nameless else {})}
-        answer: list[dict[str, Any]] = await self._call(
-            "list images", lambda client: client.images(all=not nameless, filters=filters)
-        )
-        return answer
+        return await self._call("list images", lambda client: client.images(all=not nameless, filters=filters))
 
     async def remove_image(self, image: str) -> None:
         """Removes an image. DockerError: another image or a container needs it."""
-        await self._call("remove image", lambda client: client.remove_image(image), missing_ok=True)
+        await self._find("remove image", lambda client: client.remove_image(image))
 
     async def log_tail(self, container: str) -> str:
         """The end of what a container printed, on one line and printable. Untrusted, for diagnosis."""
-        raw = await self._call("logs", lambda client: client.logs(container, tail=10), missing_ok=True)
+        raw = await self._find("logs", lambda client: client.logs(container, tail=10))
         text = " | ".join((raw or b"").decode("utf-8", "replace").splitlines())
         return printable(text, "?")[-_LOG_TAIL_CHARS:]
 
@@ -132,7 +119,7 @@ class Engine:
             stats = client.stats(container, stream=False, one_shot=True)
             return int(stats["cpu_stats"]["cpu_usage"]["total_usage"])
 
-        return int(await self._call("stats", used, timeout_s=timeout_s))
+        return await self._call("stats", used, timeout_s=timeout_s)
 
     async def aclose(self) -> None:
         """Waits for the calls under way, at most their timeout. Idempotent."""
@@ -141,17 +128,26 @@ class Engine:
             self._client.close()
             self._client = None
 
+    async def _find(self, what: str, function: Callable[[Any], T]) -> T | None:
+        """As `_call`; None for what the Engine does not have."""
+
+        def found(client: APIClient) -> T | None:
+            with suppress(NotFound):
+                return function(client)
+            return None
+
+        return await self._call(what, found)
+
     async def _call(
         self,
         what: str,
-        function: Callable[[Any], Any],
+        function: Callable[[Any], T],
         *,
         timeout_s: float | None = None,
         refusal: type[RolloutError] = DockerError,
-        missing_ok: bool = False,
-    ) -> Any:
-        """The answer; None for a 404 if `missing_ok`. Any other refusal of the Engine raises `refusal`; where that
-        is LaunchError and waiting does not help, EngineUnfitError.
+    ) -> T:
+        """The answer. A refusal of the Engine raises `refusal`; where that is LaunchError and waiting does not
+        help, EngineUnfitError.
 
         `function` also reads the answer: an answer of another shape is the Engine's failure, not a bug of ours.
         """
@@ -162,8 +158,6 @@ class Engine:
         try:
             return await self._in_thread(what, lambda: function(client), timeout_s)
         except APIError as error:
-            if missing_ok and error.status_code == _NOT_FOUND:
-                return None
             told = error.explanation or error
             unfit = refusal is LaunchError and is_lasting(told)
             raise (EngineUnfitError if unfit else refusal)(why_refused(told)) from None

@@ -25,6 +25,12 @@ _DEVICES = frozenset(
         *("mqueue", "ptmx", "pts", "shm"),  # file systems, and the device that belongs to one of them
     }
 )
+_UNTOLD_BY_GVISOR = frozenset(
+    {
+        *("no_new_privileges", "seccomp", "read_only_root", "tmpfs", "hidden_paths", "devices"),
+        *("memory", "swap", "cpus", "pids"),
+    }
+)
 # Mounts that every runtime makes.
 _USUAL_READ_ONLY = ("/", "/etc/hostname", "/etc/hosts", "/etc/resolv.conf", "/sys", CHANNEL_MOUNT)
 _USUAL = ("/proc", "/dev", "/dev/pts", "/dev/mqueue", "/sys/fs/cgroup")
@@ -43,17 +49,7 @@ def untold_by(runtime: str | None) -> frozenset[str]:
     Then the Engine's answer alone counts. gVisor must be registered under a name that begins with `runsc`; under
     another name the operator has to waive these measures.
     """
-    if runtime is not None and runtime.startswith("runsc"):
-        return _UNTOLD_BY_GVISOR
-    return NO_MEASURES
-
-
-_UNTOLD_BY_GVISOR = frozenset(
-    {
-        *("no_new_privileges", "seccomp", "read_only_root", "tmpfs", "hidden_paths", "devices"),
-        *("memory", "swap", "cpus", "pids"),
-    }
-)
+    return _UNTOLD_BY_GVISOR if runtime is not None and runtime.startswith("runsc") else NO_MEASURES
 
 
 def _problems(seen: Confinement, host: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -68,7 +64,9 @@ def _problems(seen: Confinement, host: dict[str, Any]) -> Iterator[tuple[str, st
         yield "network", f"interfaces {_listed(others)}"
     if not seen.root_read_only:
         yield "read_only_root", "the root file system takes writes"
-    yield from _identities(seen)
+    uids = seen.runner_uid, seen.worker_uid
+    if uids[0] == uids[1] or not all(FIRST_UID <= uid <= LAST_UID for uid in uids):
+        yield IDENTITIES, f"runner {uids[0]}, worker {uids[1]}"
     if seen.process_id != 1:
         yield "namespaces", f"pid 1 is number {seen.process_id}"
     if not seen.own_control_groups:
@@ -80,12 +78,6 @@ def _problems(seen: Confinement, host: dict[str, Any]) -> Iterator[tuple[str, st
     yield from _limits(seen, host)
     yield from _tmpfs(seen, host["Tmpfs"])
     yield from _mounts(seen, host)
-
-
-def _identities(seen: Confinement) -> Iterator[tuple[str, str]]:
-    runner, worker = seen.runner_uid, seen.worker_uid
-    if runner == worker or not all(FIRST_UID <= uid <= LAST_UID for uid in (runner, worker)):
-        yield IDENTITIES, f"runner {runner}, worker {worker}"
 
 
 def _limits(seen: Confinement, host: dict[str, Any]) -> Iterator[tuple[str, str]]:

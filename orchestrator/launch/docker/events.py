@@ -22,6 +22,7 @@ from orchestrator.launch.docker.client import connect, one_line, why_unreachable
 
 log = logging.getLogger(__name__)
 
+_EVENTS = ("die", "oom", "kill", "destroy")
 _RECONNECT_S = (0.1, 0.5, 1.0, 2.0)
 _JOIN_S = 5.0
 
@@ -108,11 +109,7 @@ class EngineEvents:
         try:
             stream = client.events(
                 since=self._since,
-                filters={
-                    "type": ["container"],
-                    "event": ["die", "oom", "kill", "destroy"],
-                    "label": [self._label],
-                },
+                filters={"type": ["container"], "event": list(_EVENTS), "label": [self._label]},
                 decode=True,
             )
             with self._lock:

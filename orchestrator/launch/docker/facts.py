@@ -11,12 +11,7 @@ from orchestrator.launch.names import DEFAULT_IMAGE, IMAGE_REPOSITORY
 from orchestrator.types import SandboxSpec
 
 # Measure → the field of `docker info` that says whether the Engine can enforce it.
-_FEATURES = {
-    "memory": "MemoryLimit",
-    "swap": "SwapLimit",
-    "cpus": "CpuCfsQuota",
-    "pids": "PidsLimit",
-}
+_FEATURES = {"memory": "MemoryLimit", "swap": "SwapLimit", "cpus": "CpuCfsQuota", "pids": "PidsLimit"}
 _SAFE_RUNC = (1, 2, 8)  # CVE-2024-21626, CVE-2025-31133, -52565, -52881
 _MIB = 1 << 20
 

@@ -67,9 +67,7 @@ def sandbox_config(
             "NetworkMode": "none",
             "ReadonlyRootfs": True,
             "Tmpfs": tmpfs_mounts(spec.memory_bytes, uids),
-            "Mounts": [
-                {"Type": "bind", "Source": str(channel), "Target": CHANNEL_MOUNT, "ReadOnly": True},
-            ],
+            "Mounts": [{"Type": "bind", "Source": str(channel), "Target": CHANNEL_MOUNT, "ReadOnly": True}],
             "CapDrop": ["ALL"],
             "CapAdd": ["SETGID", "SETUID"],
             "SecurityOpt": [
@@ -151,12 +149,7 @@ def seccomp_profile(*, allow_localhost_tcp: bool) -> str:
                 "action": "SCMP_ACT_ALLOW",
                 "args": [
                     {"index": 0, "value": family, "op": "SCMP_CMP_EQ"},
-                    {
-                        "index": 1,
-                        "value": _SOCK_TYPE_MASK,
-                        "valueTwo": _SOCK_STREAM,
-                        "op": "SCMP_CMP_MASKED_EQ",
-                    },
+                    {"index": 1, "value": _SOCK_TYPE_MASK, "valueTwo": _SOCK_STREAM, "op": "SCMP_CMP_MASKED_EQ"},
                 ],
             }
             for family in (_AF_INET, _AF_INET6)

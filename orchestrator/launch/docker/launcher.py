@@ -133,7 +133,9 @@ class DockerLauncher:
         """
         async with self._slots:
             await self._engine.open()
-            self._follow_events()
+            if self._events is None:
+                self._events = EngineEvents(f"{LABEL_RUN}={self.run_id}", self, timeout_s=self._call_timeout_s)
+                self._events.start()
             sandbox = DockerSandbox(self._engine, self._uids.take())
             self._live[sandbox.name] = sandbox
             try:
@@ -246,11 +248,6 @@ class DockerLauncher:
                 raise result
 
     # ------------------------------------------------------------ events, in the loop
-
-    def _follow_events(self) -> None:
-        if self._events is None:
-            self._events = EngineEvents(f"{LABEL_RUN}={self.run_id}", self, timeout_s=self._call_timeout_s)
-            self._events.start()
 
     def on_event(self, event: ContainerEvent) -> None:
         """Hands the event to its sandbox. Events of other containers, and of removed ones, are ignored."""

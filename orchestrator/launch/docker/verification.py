@@ -7,20 +7,11 @@ names of measures; the operator can waive single ones by name.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.errors import EnvironmentUnusable
 
 NO_MEASURES: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """One setting: its name, and a function that reads it from the answer of the Engine's inspect call."""
-
-    name: str
-    effective: Callable[[Mapping[str, Any]], object]
 
 
 def _host(key: str, default: object = None) -> Callable[[Mapping[str, Any]], object]:
@@ -79,33 +70,34 @@ def _log_limits(inspected: Mapping[str, Any]) -> object:
     return log["Type"], log.get("Config")
 
 
-MEASURES = (
-    Measure("network", _network),
-    Measure("read_only_root", _host("ReadonlyRootfs", False)),
-    Measure("tmpfs", _host("Tmpfs")),
-    Measure("mounts", _mounts),
-    Measure("privileged", _host("Privileged", False)),
-    Measure("capabilities", _capabilities),
-    Measure("no_new_privileges", _security_option("no-new-privileges")),
-    Measure("seccomp", _security_option("seccomp")),
-    Measure("memory", _host("Memory")),
-    Measure("swap", _host("MemorySwap")),
-    Measure("oom_kill", lambda inspected: not inspected["HostConfig"].get("OomKillDisable")),
-    Measure("cpus", _host("NanoCpus")),
-    Measure("pids", _host("PidsLimit")),
-    Measure("ulimits", _ulimits),
-    Measure("ipc", _host("IpcMode")),
-    Measure("namespaces", _namespaces),
-    Measure("devices", _devices),
-    Measure("hidden_paths", _paths),
-    Measure("log_limits", _log_limits),
-    Measure("user", lambda inspected: inspected["Config"].get("User")),
-    Measure("oom_score", _host("OomScoreAdj", 0)),
-    Measure("runtime", _host("Runtime")),
-)
+# Name of a setting → how to read it from the answer of the Engine's inspect call.
+MEASURES: dict[str, Callable[[Mapping[str, Any]], object]] = {
+    "network": _network,
+    "read_only_root": _host("ReadonlyRootfs", False),
+    "tmpfs": _host("Tmpfs"),
+    "mounts": _mounts,
+    "privileged": _host("Privileged", False),
+    "capabilities": _capabilities,
+    "no_new_privileges": _security_option("no-new-privileges"),
+    "seccomp": _security_option("seccomp"),
+    "memory": _host("Memory"),
+    "swap": _host("MemorySwap"),
+    "oom_kill": lambda inspected: not inspected["HostConfig"].get("OomKillDisable"),
+    "cpus": _host("NanoCpus"),
+    "pids": _host("PidsLimit"),
+    "ulimits": _ulimits,
+    "ipc": _host("IpcMode"),
+    "namespaces": _namespaces,
+    "devices": _devices,
+    "hidden_paths": _paths,
+    "log_limits": _log_limits,
+    "user": lambda inspected: inspected["Config"].get("User"),
+    "oom_score": _host("OomScoreAdj", 0),
+    "runtime": _host("Runtime"),
+}
 # Only the sandbox itself can check it.
 IDENTITIES = "identities"
-MEASURE_NAMES = frozenset(measure.name for measure in MEASURES) | {IDENTITIES}
+MEASURE_NAMES = frozenset(MEASURES) | {IDENTITIES}
 
 
 def verify(
@@ -116,11 +108,9 @@ def verify(
     # If no runtime is asked for, the Engine's default is right.
     required["HostConfig"] = {"Runtime": inspected["HostConfig"].get("Runtime")} | required["HostConfig"]
     problems = []
-    for measure in MEASURES:
-        if measure.name not in waived:
-            wanted, got = measure.effective(required), measure.effective(inspected)
-            if wanted != got:
-                problems.append(f"{measure.name} is {_short(got)} instead of {_short(wanted)}")
+    for measure, effective in MEASURES.items():
+        if measure not in waived and (wanted := effective(required)) != (got := effective(inspected)):
+            problems.append(f"{measure} is {_short(got)} instead of {_short(wanted)}")
     return problems
 
 

@@ -10,12 +10,12 @@ import re
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from typing import IO, Any
+from typing import Any
 
 import docker
 import requests
@@ -150,7 +150,18 @@ async def _build(
         try:
             with tempfile.TemporaryFile() as packed:
                 context.pack(wheels, packed)
-                for line in _build_lines(engine, tag, packed, arguments):
+                lines = engine.build(
+                    fileobj=packed,
+                    custom_context=True,
+                    dockerfile=DOCKERFILE,
+                    tag=tag,
+                    buildargs=arguments,
+                    network_mode="none",
+                    rm=True,
+                    forcerm=True,
+                    decode=True,
+                )
+                for line in lines:
                     if stop.is_set():
                         _remove_stage_containers(engine, build_id)
                     if "error" in line:
@@ -171,22 +182,6 @@ async def _build(
         await asyncio.to_thread(_remove_stage_containers, engine, build_id)
         await asyncio.gather(building, return_exceptions=True)
         raise
-
-
-def _build_lines(
-    engine: docker.APIClient, tag: str, packed: IO[bytes], arguments: dict[str, str]
-) -> Iterator[dict[str, Any]]:
-    return engine.build(
-        fileobj=packed,
-        custom_context=True,
-        dockerfile=DOCKERFILE,
-        tag=tag,
-        buildargs=arguments,
-        network_mode="none",
-        rm=True,
-        forcerm=True,
-        decode=True,
-    )
 
 
 def shown(line: Mapping[str, Any]) -> list[str]:

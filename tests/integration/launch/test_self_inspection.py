@@ -108,4 +108,4 @@ def test_a_weaker_container_is_refused_by_name(
 
 
 def test_every_measure_is_weakened_here_or_has_no_weaker_form() -> None:
-    assert {measure.name for measure in MEASURES} - {name for name, _, _ in WEAKER} == {"user", "runtime"}
+    assert set(MEASURES) - {name for name, _, _ in WEAKER} == {"user", "runtime"}

@@ -44,16 +44,10 @@ class Connection:
 
     async def register(self) -> None:
         """Waits for a run-api with a trainer, and registers. Raises ConfigError where it cannot be served."""
-        terms, told, attempt = self._terms, "", 0
+        told, attempt = "", 0
         while True:
             try:
-                registration = await self.api.register(
-                    name=terms.name,
-                    max_token_length=terms.max_token_length,
-                    weight=terms.weight,
-                    group_size=terms.group_size,
-                    allocation=terms.allocation,
-                )
+                registration = await self.api.register(self._terms)
                 # Asked after the registration: a trainer that came between the two calls would else be missed.
                 trainer = await self.api.trainer() if registration is not None else None
                 why = f"waiting for a trainer at {self.api.url}"

@@ -130,7 +130,8 @@ class OrchestratorEnv(BaseEnv):  # type: ignore[misc]
 
     async def env_manager(self) -> None:
         """`serve`: feeds the trainer. Ends the process with its exit code where that is not 0."""
-        _exit(await self.serve())
+        if code := await self.serve():
+            raise SystemExit(code)
 
     async def serve(self) -> int:
         """0: total_steps groups are delivered; 1: not all; 128 + n after a signal."""
@@ -138,7 +139,8 @@ class OrchestratorEnv(BaseEnv):  # type: ignore[misc]
 
     async def process_manager(self) -> None:
         """`process`: Atropos' own makes one group at a time and ends with 0 even when nothing was written."""
-        _exit(await process.work(self.own_config))
+        if code := await process.work(self.own_config):
+            raise SystemExit(code)
 
     async def _run_evaluate(self) -> None:
         async with self.service.opened():
@@ -207,8 +209,3 @@ def _folder(name: str) -> str:
         return name
     found = try_to_load_from_cache(name, "tokenizer_config.json")
     return str(Path(found).parent) if isinstance(found, str) else name
-
-
-def _exit(code: int) -> None:
-    if code:
-        raise SystemExit(code)

@@ -17,13 +17,8 @@ from typing import Protocol
 
 from orchestrator.atropos.connection import Connection
 from orchestrator.atropos.delivery import Delivery, Groups
-from orchestrator.atropos.gates import Gate
 from orchestrator.atropos.position import Ledger
-from orchestrator.atropos.run_api import (
-    Registration,
-    RunApi,
-    Trainer,
-)
+from orchestrator.atropos.run_api import Registration, RunApi, Trainer
 from orchestrator.atropos.stream import Item, TaskStream
 from orchestrator.atropos.terms import Terms
 from orchestrator.errors import OrchestratorError, RunUnhealthy
@@ -80,6 +75,29 @@ class _Worker:
     task: asyncio.Task[None] | None = None
     collecting: bool = True  # still being made, so it can be cancelled
     returns: bool = False  # it was cancelled, and comes again
+
+
+class Gate:
+    """Due once whenever the trainer's step has entered another span of `every` steps. `every` below 1: never.
+
+    The trainer may advance several steps between two looks. Comparing remainders, as Atropos does, then
+    misses some, and never opens for `every` = 1.
+    """
+
+    def __init__(self, every: int, step: int) -> None:
+        self._every = every
+        self._span = self._of(step)
+
+    def due(self, step: int) -> int | None:
+        """The multiple of `every` that was reached since the last call; None: none was. After a step back,
+        counting goes on from there."""
+        span = self._of(step)
+        reached = span > self._span
+        self._span = span
+        return span * self._every if reached else None
+
+    def _of(self, step: int) -> int:
+        return step // self._every if self._every > 0 else 0
 
 
 class Feed:

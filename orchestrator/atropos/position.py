@@ -55,16 +55,7 @@ class Position:
     sending: Sending | None = None
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "schema": SCHEMA,
-            "seed": self.seed,
-            "dataset": self.dataset,
-            "step": self.step,
-            "following": self.following,
-            "done": sorted(self.done),
-            "groups": self.groups,
-            "sending": asdict(self.sending) if self.sending is not None else None,
-        }
+        return {"schema": SCHEMA, **asdict(self), "done": sorted(self.done)}
 
     @classmethod
     def from_json(cls, told: Any, place: Path) -> Position:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import aiohttp
 import orjson
 
+from orchestrator.atropos.terms import Terms
 from orchestrator.errors import OrchestratorError
 
 T = TypeVar("T")
@@ -78,19 +79,17 @@ class RunApi:
         self.url = url.rstrip("/")
         self._session = session
 
-    async def register(
-        self, *, name: str, max_token_length: int, weight: float, group_size: int, allocation: float | None
-    ) -> Registration | None:
+    async def register(self, terms: Terms) -> Registration | None:
         """None: there is no trainer yet."""
         return await self._call(
             "POST",
             "/register-env",
             {
-                "max_token_length": max_token_length,
-                "desired_name": name,
-                "weight": weight,
-                "group_size": group_size,
-                "min_batch_allocation": allocation,
+                "max_token_length": terms.max_token_length,
+                "desired_name": terms.name,
+                "weight": terms.weight,
+                "group_size": terms.group_size,
+                "min_batch_allocation": terms.allocation,
             },
             read=_registration,
         )

@@ -36,7 +36,7 @@ from orchestrator.settings.config import Config
 from orchestrator.tasks.base import Source
 from orchestrator.tasks.split import evaluation_tasks, training_tasks
 from orchestrator.terminal.closing import closing_table
-from orchestrator.terminal.plain import PlainProgress
+from orchestrator.terminal.progress import PlainProgress
 from orchestrator.terminal.signals import Stopped, stoppable
 from orchestrator.types import BadTask
 from orchestrator.waits import uninterrupted

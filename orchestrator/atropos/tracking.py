@@ -134,8 +134,8 @@ class Tracking:
     _logged: SimpleQueue[tuple[Mapping[str, Any], int] | None] = field(default_factory=SimpleQueue)
     _ended: asyncio.Future[None] | None = None  # done when the thread has ended
 
-    def open(self, *, name: str | None, project: str, group: str | None, config: Mapping[str, Any]) -> None:
-        """Begins the run, once."""
+    def open(self, **about: Any) -> None:
+        """Begins the run, once. `about`: name, project, group and config, as wandb takes them."""
         if not self.wanted or self._ended is not None:
             return
         loop = asyncio.get_running_loop()
@@ -143,7 +143,7 @@ class Tracking:
 
         def run() -> None:
             try:
-                self._run(name, project, group, dict(config))
+                self._run(about)
             except Exception as error:
                 self._give_up(error)
             finally:
@@ -173,28 +173,20 @@ class Tracking:
         except TimeoutError:
             self.say("wandb takes too long to end; what it has not sent is left to `wandb sync`")
 
-    def _run(self, name: str | None, project: str, group: str | None, config: dict[str, Any]) -> None:
+    def _run(self, about: Mapping[str, Any]) -> None:
         import wandb
 
-        self._init(name, project, group, config)
+        self._init(about)
         while (logged := self._logged.get()) is not None and self.wanted:
             metrics, step = logged
             wandb.log(dict(metrics), step=step)
         wandb.finish()
 
-    def _init(self, name: str | None, project: str, group: str | None, config: Mapping[str, Any]) -> None:
+    def _init(self, about: Mapping[str, Any]) -> None:
         import wandb
 
         def init(mode: Any) -> None:
-            wandb.init(
-                name=name,
-                project=project,
-                group=group,
-                config=dict(config),
-                dir=str(self.directory),
-                mode=mode,
-                settings=_waits(),
-            )
+            wandb.init(**about, dir=str(self.directory), mode=mode, settings=_waits())
 
         mode = os.environ.get("WANDB_MODE") or "online"
         self.directory.mkdir(parents=True, exist_ok=True)

@@ -9,8 +9,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,14 +95,12 @@ def _need_image(env: EnvSettings) -> None:
     EnvironmentUnusable."""
     if env.sandbox_image != DEFAULT_IMAGE:
         return
-    engine = connect(ENGINE_TIMEOUT_S)
-    try:
+    with closing(connect(ENGINE_TIMEOUT_S)) as engine:
         there = inspect_image(engine, env.sandbox_image) is not None
-    finally:
-        engine.close()
     if not there:
-        _say(f"building the sandbox image {env.sandbox_image}: this once, a few minutes")
-        asyncio.run(ensure_image(env.sandbox_image, progress=_say))
+        say = partial(print, file=sys.stderr, flush=True)
+        say(f"building the sandbox image {env.sandbox_image}: this once, a few minutes")
+        asyncio.run(ensure_image(env.sandbox_image, progress=say))
 
 
 @contextmanager
@@ -132,7 +131,3 @@ def _local_model() -> Iterator[dict[str, str]]:
 
 def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 from orchestrator.launch.image.build import ensure_image
@@ -18,14 +19,11 @@ def run(config: Config, base_image: str | None, force: bool, with_: str | None) 
     tag, extras = config.env.sandbox_image, () if with_ is None else (with_,)
     if with_ is not None and tag == DEFAULT_IMAGE:
         tag = f"{tag}-{with_}"  # the slim image keeps its tag
-    image = asyncio.run(ensure_image(tag, base_image=base_image, extras=extras, force=force, progress=_say))
+    say = partial(print, file=sys.stderr, flush=True)
+    image = asyncio.run(ensure_image(tag, base_image=base_image, extras=extras, force=force, progress=say))
     built = f"built in {image.seconds:.0f} s" if image.fresh else "up to date"
     print(
         f"{image.tag} {built}: {image.image_id[:19]}, {image.size_bytes / 1e6:.0f} MB, "
         f"Python {image.python}, on {image.base}"
     )
     return 0
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from time import monotonic
 
 import docker
@@ -51,20 +51,17 @@ def run(image: str) -> int:
 
 
 def _looked_at(name: str) -> Iterator[Fact]:
-    engine = connect(_ENGINE_TIMEOUT_S)
     try:
-        image = inspect_image(engine, name)
-        if image is None:
-            raise ConfigError(f"there is no image {name} here: build or pull it first")
-        facts = list(told_by_the_engine(image, BuildContext.read(context_root()).digest))
-        yield from facts
-        yield from found_inside(_probe(engine, image["Id"]), CONTRACT)
+        with closing(connect(_ENGINE_TIMEOUT_S)) as engine:
+            image = inspect_image(engine, name)
+            if image is None:
+                raise ConfigError(f"there is no image {name} here: build or pull it first")
+            yield from told_by_the_engine(image, BuildContext.read(context_root()).digest)
+            yield from found_inside(_probe(engine, image["Id"]), CONTRACT)
     except APIError as error:
         raise EnvironmentUnusable(f"Docker refused: {why_refused(error.explanation or error)}") from None
     except (DockerException, requests.RequestException) as error:
         raise EnvironmentUnusable(why_unreachable(error)) from None
-    finally:
-        engine.close()
 
 
 def _probe(engine: docker.APIClient, image_id: str) -> bytes:

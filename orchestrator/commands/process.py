@@ -73,7 +73,8 @@ async def work(config: Config, command: str = "process") -> int:
                 async with aclosing(orchestrator.groups(tasks, output.earlier)) as groups:
                     async for group in groups:
                         await uninterrupted(finished(group))  # a written group is counted even when cancelled here
-        return _exit_code(tally, wanted)
+        whole = tally.groups and not tally.dropped and (wanted is None or tally.groups >= wanted)
+        return 0 if whole else EXIT_INCOMPLETE  # bad tasks alone do not make a run incomplete
 
     try:
         with progress:
@@ -104,10 +105,3 @@ async def _report(around: Surroundings, output: Output, rows: list[tuple[str, ob
         rows.append(("report", f"none, it could not be written: {type(error).__name__}: {error}"))
     if isinstance(around.completer, ReplayCompleter):
         rows.append(("replay", around.completer.account()))
-
-
-def _exit_code(tally: Tally, wanted: int | None) -> int:
-    """0 where all groups asked for were written. Bad tasks alone do not make a run incomplete."""
-    if tally.dropped or not tally.groups:
-        return EXIT_INCOMPLETE
-    return EXIT_INCOMPLETE if wanted is not None and tally.groups < wanted else 0

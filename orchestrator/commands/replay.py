@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from orchestrator import __version__
@@ -27,14 +28,6 @@ from orchestrator.tools.recorded import RecordedCalls, RecordedTool
 from orchestrator.types import Task
 
 EXIT_DIFFERENT = 1
-
-
-@dataclass(slots=True)
-class _Counts:
-    same: int = 0
-    different: int = 0
-    broken: int = 0
-    without_task: int = 0
 
 
 def run(config: Config, run_dir: Path, rollout: str | None) -> int:
@@ -70,7 +63,7 @@ def _tasks(config: Config, path: Path, recorded: Replayable) -> dict[str, Task]:
 async def _run(config: Config, recorded: Replayable, tasks: dict[str, Task]) -> int:
     env = config.env
     path = env.run_dir or new_run_directory()
-    counts = _Counts()
+    counts: Counter[str] = Counter()
     observer = Observer(say=lambda text: print(printable(text), flush=True))
     orchestrator = Orchestrator(config, observer)
 
@@ -90,7 +83,7 @@ async def _run(config: Config, recorded: Replayable, tasks: dict[str, Task]) -> 
                 async with asyncio.TaskGroup() as tg:
                     for _ in range(min(env.max_concurrent_sandboxes, len(recorded.places))):
                         tg.create_task(_replay_some(attempts, tasks, executor, config, counts))
-        return 0 if counts.same == len(recorded.places) else EXIT_DIFFERENT
+        return 0 if counts["same"] == len(recorded.places) else EXIT_DIFFERENT
 
     try:
         return await stoppable(work(), drain=orchestrator.drain, drain_timeout_s=env.drain_timeout)
@@ -100,22 +93,22 @@ async def _run(config: Config, recorded: Replayable, tasks: dict[str, Task]) -> 
     except BaseExceptionGroup as errors:
         raise first_error(errors) from errors
     finally:
-        rest = f", {counts.without_task} without their task" if counts.without_task else ""
+        rest = f", {counts['without task']} without their task" if counts["without task"] else ""
         print(
-            f"{counts.same} of {len(recorded.places)} rollouts as recorded, {counts.different} different, "
-            f"{counts.broken} broken{rest}; {path}",
+            f"{counts['same']} of {len(recorded.places)} rollouts as recorded, {counts['different']} different, "
+            f"{counts['broken']} broken{rest}; {path}",
             flush=True,
         )
 
 
 async def _replay_some(
-    attempts: Iterator[Attempted], tasks: dict[str, Task], executor: Executor, config: Config, counts: _Counts
+    attempts: Iterator[Attempted], tasks: dict[str, Task], executor: Executor, config: Config, counts: Counter[str]
 ) -> None:
     """Plays recorded attempts until none are left, or the run is being stopped."""
     for then in attempts:
         task = tasks.get(then.task_id)
         if task is None:
-            counts.without_task += 1
+            counts["without task"] += 1
             _say(then, "not played: its task is not in the data set")
             continue
         results = await executor.execute(plan_of(then, task, config.sandbox_spec()))
@@ -123,12 +116,11 @@ async def _replay_some(
             return
         failure = failure_of(results[-1])
         if failure is not None and failure.name != "record_error":
-            counts.broken += 1
+            counts["broken"] += 1
             _say(then, f"broke: {failure.name}: {failure.reason}")
             continue
         found = differences(then, results[-1])
-        counts.same += not found
-        counts.different += bool(found)
+        counts["different" if found else "same"] += 1
         _say(then, f"differs: {'; '.join(found)}" if found else f"same, {then.outcome.name}")
 
 

@@ -7,6 +7,7 @@ import tempfile
 import webbrowser
 from collections import Counter
 from pathlib import Path
+from statistics import fmean
 
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.tokenizer import load_tokenizer, tokenizer_here
@@ -15,7 +16,7 @@ from orchestrator.report import write_report
 from orchestrator.report.from_groups import write_rollouts
 from orchestrator.report.summary import Run
 from orchestrator.run.files import RunFiles, find_run, is_going_on, read_description, saved_tokenizer
-from orchestrator.terminal.closing import LABEL_WIDTH, print_wrapped, share
+from orchestrator.terminal.closing import outcomes_text, print_rows
 
 
 def run(path: Path, output: Path | None, tokenizer: str | None, browser: bool) -> int:
@@ -64,24 +65,19 @@ def _tokenizer(files: RunFiles, name: str | None) -> Tokenizer | None:
 def _print(files: RunFiles, told: Run, html: Path) -> None:
     rollouts = list(told.rollouts.values())
     scored = [row for row in rollouts if row["score"] is not None]
-    correct = sum(row["solved"] for row in scored)
-    outcomes = Counter(row["outcome"] for row in rollouts)
-    outcomes["bad_task"] += len(told.bad_tasks)
-    total = outcomes.total()
+    outcomes = Counter(row["outcome"] for row in rollouts) + Counter(bad_task=len(told.bad_tasks))
     rows: list[tuple[str, object]] = [("run", files.name)]
     if files.directory is not None and is_going_on(files.directory):
         rows.append(("state", "going on; what follows is of now"))
     written = sum(group["written"] for group in told.groups.values())
     mixed = sum(group["mixed"] for group in told.groups.values())
     rows.append(("groups", f"{len(told.groups)}, {written} of them written, {mixed} with mixed scores"))
-    counts = [f"{name} {n} ({share(n, total)})" for name, n in outcomes.most_common() if n]
-    rows.append(("outcomes", ", ".join(counts) or "none yet"))
+    rows.append(("outcomes", outcomes_text(outcomes) if outcomes else "none yet"))
     if scored:
-        mean = sum(row["score"] for row in scored) / len(scored)
+        mean, correct = fmean(row["score"] for row in scored), sum(row["solved"] for row in scored)
         rows.append(("scores", f"mean {mean:.3f}, {correct} of {len(scored)} correct"))
     rows.append(("tokens", f"{sum(row['tokens'] for row in rollouts)} sampled"))
     if unread := told.skipped.rollout_lines + told.skipped.group_lines:
         rows.append(("unreadable", f"{unread} lines, passed over"))
     rows.append(("report", html))
-    for label, value in rows:
-        print_wrapped(f"{label:<{LABEL_WIDTH}}{value}", sys.stdout, indent=LABEL_WIDTH)
+    print_rows(rows, sys.stdout)

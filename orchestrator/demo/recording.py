@@ -78,27 +78,13 @@ def make(run: Path, tasks_file: Path, tokenizer_folder: Path) -> Recording:
 
     RECORDING.mkdir(exist_ok=True)
     with lzma.open(RECORDING / _LINES, "wt", preset=9 | lzma.PRESET_EXTREME, encoding="utf-8") as file:
-        for line in kept:
-            file.write(_dumps(line) + "\n")
-    recording = Recording(model, env, len(rows), len(kept))
-    (RECORDING / "run.json").write_text(
-        json.dumps(
-            {
-                "schema": 1,
-                "model": recording.model,
-                "tasks": recording.tasks,
-                "rollouts": recording.rollouts,
-                "token_ids": "exact",
-                "env": env,
-            },
-            indent=2,
-        )
-        + "\n",
-        "utf-8",
-    )
+        file.writelines(_dumps(line) + "\n" for line in kept)
+    counts = {"tasks": len(rows), "rollouts": len(kept)}
+    facts = {"schema": 1, "model": model, **counts, "token_ids": "exact", "env": env}
+    (RECORDING / "run.json").write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
     _copy_tasks(rows, tasks_file.parent)
     tokenizer.pack(tokenizer_folder)
-    return recording
+    return Recording(model, env, **counts)
 
 
 def _earlier(model: str, env: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:

@@ -30,16 +30,8 @@ def evaluation_config(config: Config) -> Config:
     that broke is not replaced by another draw. The scorer stays. Applying this twice changes nothing more."""
     env = config.env
     temperature = env.temperature if env.eval_temperature is None else env.eval_temperature
-    return replace(
-        config,
-        env=replace(
-            env,
-            group_size=env.eval_samples,
-            group_policy="partial:1",
-            zero_variance="keep",
-            temperature=temperature,
-        ),
-    )
+    env = replace(env, group_size=env.eval_samples, group_policy="partial:1", zero_variance="keep")
+    return replace(config, env=replace(env, temperature=temperature))
 
 
 async def evaluate(orchestrator: Orchestrator, tasks: Source, directory: Path) -> Evaluation | None:
@@ -55,8 +47,7 @@ async def evaluate(orchestrator: Orchestrator, tasks: Source, directory: Path) -
     at_once = min(env.max_concurrent_sandboxes, env.max_eval_workers * env.group_size)
     tasks_at_once = min(env.open_groups, env.max_eval_workers)
     config = replace(
-        config,
-        env=replace(env, total_steps=-1, max_concurrent_sandboxes=at_once, max_open_groups=tasks_at_once),
+        config, env=replace(env, total_steps=-1, max_concurrent_sandboxes=at_once, max_open_groups=tasks_at_once)
     )
     observer = Observer(say=orchestrator.observer.say, output_folder=directory / "output")
     beside = orchestrator.beside(config, observer, split="eval")
@@ -84,7 +75,7 @@ async def measure(
         evaluation.take(group)
         counted(group)
 
-    orchestrator.observer.writer = files
+    orchestrator.observer.writer = files.run
     orchestrator.observer.listeners.append(evaluation)
     evaluation.bad_tasks += len(files.earlier.bad)
     async with aclosing(orchestrator.groups(tasks, files.earlier)) as groups:

@@ -25,7 +25,7 @@ from orchestrator.run.files import read_run
 from orchestrator.run.groups import check_writable
 from orchestrator.run.line import BadRow, Counted
 from orchestrator.run.lines import JsonLines, write_whole
-from orchestrator.types import Attempt, BadTask, Ended, Group, Member, last_attempts
+from orchestrator.types import Attempt, Ended, Group, Member, last_attempts
 from orchestrator.waits import uninterrupted
 
 if TYPE_CHECKING:
@@ -59,25 +59,25 @@ class EvaluationFiles:
         if resume and read_run(directory).get("command") != COMMAND:
             raise ConfigError(f"env.resume: {directory} holds no evaluation; is it one of `orchestrator process`?")
         self._env = env
-        self._run = RunDirectory(directory, resume=resume, fsync=env.fsync, full_traces=env.save_full_traces)
+        self.run = RunDirectory(directory, resume=resume, fsync=env.fsync, full_traces=env.save_full_traces)
         try:
             # An evaluation has no groups file: recorded attempts are counted again, and none is made again.
             groups = directory / "groups.jsonl"
-            self.earlier = read_earlier(self._run.rollouts, groups, counted) if resume else Earlier()
+            self.earlier = read_earlier(self.run.rollouts, groups, counted) if resume else Earlier()
             self.target.mkdir(parents=True, exist_ok=True)
             self._draft = directory / "samples.jsonl.part"
             self._draft.unlink(missing_ok=True)
             self._samples = JsonLines(self._draft)
         except OSError as error:
-            self._run.close()
+            self.run.close()
             raise ConfigError(f"cannot write evaluations to {self.target}: {error.strerror}") from error
         except BaseException:
-            self._run.close()
+            self.run.close()
             raise
 
     async def describe(self, orchestrator: Orchestrator, tasks: Source) -> None:
         """Writes run.json. Raises ConfigError."""
-        await self._run.describe(
+        await self.run.describe(
             {
                 "version": __version__,
                 "command": COMMAND,
@@ -88,14 +88,6 @@ class EvaluationFiles:
                 **await orchestrator.facts(),
             }
         )
-
-    async def record(self, result: Member | Attempt) -> None:
-        """Writes one attempt; it is on disk when this returns."""
-        await self._run.record(result)
-
-    async def record_bad_task(self, task: BadTask, number: int) -> None:
-        """Writes a row that no task could be made of; it is on disk when this returns."""
-        await self._run.record_bad_task(task, number)
 
     async def take(self, group: Group) -> None:
         """Writes a task's samples, one line each."""
@@ -142,7 +134,7 @@ class EvaluationFiles:
     def close(self) -> None:
         """Idempotent."""
         self._samples.close()
-        self._run.close()
+        self.run.close()
 
 
 def sample_line(result: Member | Attempt, *, messages: bool) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from rich.text import Text
 from orchestrator.evaluation.estimates import Estimate
 from orchestrator.evaluation.measured import Evaluation, MeasuredTask
 from orchestrator.run.tally import Tally
-from orchestrator.terminal.closing import LABEL_WIDTH, print_wrapped, reason_rows, share
+from orchestrator.terminal.closing import outcomes_text, print_rows, reason_rows
 from orchestrator.terminal.console import Console
 from orchestrator.text import printable
 
@@ -27,8 +27,7 @@ def print_evaluation(
     stream = stream or sys.stdout
     # Wide enough for every row: a terminal wraps lines, and a file need not.
     Console(stream, soft_wrap=True, width=1000).print(_accuracies(evaluation))
-    for label, text in (*_counts(evaluation, tally), *rows):
-        print_wrapped(f"{label:<{LABEL_WIDTH}}{text}", stream, indent=LABEL_WIDTH)
+    print_rows((*_counts(evaluation, tally), *rows), stream)
 
 
 def _accuracies(evaluation: Evaluation) -> Table:
@@ -57,9 +56,7 @@ def _interval(estimate: Estimate | None) -> str:
 
 
 def _counts(evaluation: Evaluation, tally: Tally) -> list[tuple[str, str]]:
-    total = evaluation.outcomes.total()
-    outcomes = [f"{name} {n} ({share(n, total)})" for name, n in evaluation.outcomes.most_common()]
-    rows = [("outcomes", ", ".join(outcomes) or "none")]
+    rows = [("outcomes", outcomes_text(evaluation.outcomes))]
     if evaluation.missing:
         counted = f"counted as wrong, pass@1 were {evaluation.least_accuracy:.1%}"
         rows.append(("missing", f"{evaluation.missing} samples broke; they are in outcomes alone; {counted}"))
@@ -67,9 +64,8 @@ def _counts(evaluation: Evaluation, tally: Tally) -> list[tuple[str, str]]:
     if evaluation.bad_tasks:
         rows.append(("bad tasks", str(evaluation.bad_tasks)))
     rows.append(("per sample", _per_sample(evaluation)))
-    rows.append(
-        ("time", f"{tally.wall_s:.1f} s" + (f", {evaluation.retries} retries" if evaluation.retries else ""))
-    )
+    retries = f", {evaluation.retries} retries" if evaluation.retries else ""
+    rows.append(("time", f"{tally.wall_s:.1f} s{retries}"))
     if evaluation.prices is not None:
         rows.append(("cost", f"{evaluation.cost:.4f}, attempts that broke included"))
     return rows

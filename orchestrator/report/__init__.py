@@ -13,7 +13,7 @@ from typing import Any
 from orchestrator.completion.base import Tokenizer
 from orchestrator.report.details import TokenTable, rollout_details
 from orchestrator.report.page import Page, as_block
-from orchestrator.report.summary import Row, Run, outcome_kinds, read_run
+from orchestrator.report.summary import Run, outcome_kinds, read_run
 from orchestrator.run.lenient import read_at
 
 __all__ = ["write_report"]
@@ -61,12 +61,11 @@ def _write_details(page: Page, run: Run, rollouts: Path, groups_file: Path, tabl
 
 
 def _overview(run: Run, left_out: int) -> dict[str, Any]:
-    groups: list[Row] = sorted(run.groups.values(), key=lambda group: group["number"])
     return {
         "facts": run.facts,
         "notes": run.notes,
         "kinds": outcome_kinds(),
-        "groups": groups,
+        "groups": sorted(run.groups.values(), key=lambda group: group["number"]),
         "rollouts": sorted(run.rollouts.values(), key=lambda r: (r["group"], r["index"], r["attempt"])),
         "bad_tasks": run.bad_tasks,
         "skipped": asdict(run.skipped),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 from orchestrator.completion.base import Tokenizer
@@ -158,13 +159,8 @@ def _is_id(value: object) -> bool:
 
 
 def _runs(trained: list[bool]) -> list[int]:
-    runs, state = [0], False
-    for flag in trained:
-        if flag is not state:
-            runs.append(0)
-            state = flag
-        runs[-1] += 1
-    return runs
+    runs = [len(list(run)) for _, run in groupby(trained)]
+    return [0, *runs] if trained[0] else runs
 
 
 def _thousandths(logprob: object) -> int | None:

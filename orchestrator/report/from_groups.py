@@ -13,15 +13,11 @@ from orchestrator.run.lenient import json_lines, mapping, objects, text
 from orchestrator.run.lines import dumps
 
 
-def write_rollouts(groups_file: Path, rollouts: Path) -> int:
-    """Writes `rollouts` from `groups_file`. Returns the number of lines. Blocks. Raises OSError on writing."""
-    count = 0
+def write_rollouts(groups_file: Path, rollouts: Path) -> None:
+    """Writes `rollouts` from `groups_file`. Blocks. Raises OSError on writing."""
     with rollouts.open("wb") as file:
         for number, (_, group) in enumerate(json_lines(groups_file)):
-            for line in rollout_lines(group or {}, number):
-                file.write(dumps(line) + b"\n")
-                count += 1
-    return count
+            file.writelines(dumps(line) + b"\n" for line in rollout_lines(group or {}, number))
 
 
 def rollout_lines(group: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:

@@ -13,19 +13,12 @@ from base64 import b64encode
 from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from orchestrator.run import lines as jsonl
 
 _SCRIPTS = ("text.js", "run.js", "overview.js", "rollout.js", "page.js")
-_ESCAPED = {
-    b"<": b"\\u003c",
-    b">": b"\\u003e",
-    b"&": b"\\u0026",
-    "\u2028".encode(): b"\\u2028",
-    "\u2029".encode(): b"\\u2029",
-}
+_ESCAPED = {b"<": b"\\u003c", b">": b"\\u003e", b"&": b"\\u0026"}  # `dumps` escapes line ends
 
 
 class Page:
@@ -55,9 +48,7 @@ class Page:
         """Adds a block made by `as_block`. `name` becomes an element's id, so it must be plain."""
         self._file.write(b'<script type="application/json" id="%s">%s</script>\n' % (name.encode(), block))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             with self._file:
                 self._put(self._tail.replace("{script}", self._script))

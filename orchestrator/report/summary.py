@@ -6,27 +6,17 @@ Reads each file once and keeps rows and the offsets of lines, which `details` re
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from orchestrator.run.files import read_description
-from orchestrator.run.lenient import (
-    Skipped,
-    count,
-    json_lines,
-    mapping,
-    number,
-    numbers,
-    objects,
-    text,
-    texts,
-)
+from orchestrator.run.lenient import Skipped, count, json_lines, mapping, number, numbers, objects, text, texts
 from orchestrator.types import EndedName, FailedName, TokenSource, is_solved
 
 Row = dict[str, Any]
+_TIMES = ("started_at", "launch_s", "duration_s", "waiting_s", "cpu_s")
 _TOKEN_SOURCES: dict[TokenSource, str] = {
     "retokenized": "retokenized, that is their ids were made from text again and may differ from those sampled",
     "none": "without token ids: the endpoint gave none and no tokenizer was set",
@@ -50,7 +40,7 @@ class Run:
     places: dict[str, int] = field(default_factory=dict)
     written: dict[str, tuple[int, int]] = field(default_factory=dict)
 
-    def best_first(self) -> Iterator[Row]:
+    def best_first(self) -> list[Row]:
         """Attempts, the most telling first: those of groups whose members differ before others."""
 
         def rank(row: Row) -> tuple[bool, bool, bool, int, int, int]:
@@ -58,7 +48,7 @@ class Run:
             disagrees = not group["divided"], not group["mixed"], not group["written"]
             return *disagrees, row["group"], row["index"], row["attempt"]
 
-        return iter(sorted(self.rollouts.values(), key=rank))
+        return sorted(self.rollouts.values(), key=rank)
 
 
 def read_run(run_directory: Path, groups_file: Path) -> Run:
@@ -79,7 +69,7 @@ def read_run(run_directory: Path, groups_file: Path) -> Run:
 
 def outcome_kinds() -> dict[str, str]:
     """Outcome → `ended` (the policy's doing, scored) or `failed` (not the policy's doing)."""
-    return {**{str(name): "ended" for name in EndedName}, **{str(name): "failed" for name in FailedName}}
+    return dict.fromkeys(map(str, EndedName), "ended") | dict.fromkeys(map(str, FailedName), "failed")
 
 
 def _compare(run: Run) -> None:
@@ -137,11 +127,7 @@ def _rollout(line: dict[str, Any], rollout_id: str, group: int) -> Row:
         "solved": score is not None and is_solved(score, parts),
         "parts": parts,
         "token_source": text(line.get("token_source"), 20),
-        "started_at": number(line.get("started_at")),
-        "launch_s": number(line.get("launch_s")),
-        "duration_s": number(line.get("duration_s")),
-        "waiting_s": number(line.get("waiting_s")),
-        "cpu_s": number(line.get("cpu_s")),
+        **{name: number(line.get(name)) for name in _TIMES},
         "steps": sum(c.get("kind") == "action" and not c.get("agent") for c in completions),
         # An attempt that only lacked its score comes again with it: its tokens count there.
         "tokens": 0 if line.get("ungraded") else sum(count(c.get("completion_tokens")) for c in completions),

@@ -95,18 +95,14 @@ def differences(then: Attempted, result: Member | Attempt) -> list[str]:
     member = result if isinstance(result, Member) else None
     now = result.attempt if isinstance(result, Member) else result
     old_score, new_score = then.score, member.score if member else None
-    pairs = (
+    then_parts, parts = old_score.parts if old_score else {}, new_score.parts if new_score else {}
+    pairs: list[tuple[str, object, object]] = [
         ("outcome", str(then.outcome.name), str(now.outcome.name)),
         ("answer", then.record.answer, now.record.answer),
         ("score", old_score.value if old_score else None, new_score.value if new_score else None),
-    )
-    found = [f"{name} {_short(old)} then, {_short(new)} now" for name, old, new in pairs if old != new]
-    then_parts, parts = old_score.parts if old_score else {}, new_score.parts if new_score else {}
-    found += [
-        f"{name} {_short(then_parts.get(name))} then, {_short(parts.get(name))} now"
-        for name in sorted({*then_parts, *parts})
-        if then_parts.get(name) != parts.get(name)
+        *((name, then_parts.get(name), parts.get(name)) for name in sorted({*then_parts, *parts})),
     ]
+    found = [f"{name} {_short(old)} then, {_short(new)} now" for name, old, new in pairs if old != new]
     return found + _prompts(then.record.turns, now.record.turns)
 
 

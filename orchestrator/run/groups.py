@@ -70,6 +70,7 @@ def scored_data_group(group: Group, form: GroupFormat | None = None) -> dict[str
     """The dict that Atropos' trainers, run-api and tools read."""
     form = form or GroupFormat()
     members = group.members_G
+    sampling = members[0].attempt.plan.sampling
     exact = all(m.trajectory.logprobs_T is not None for m in members)
     return {
         "tokens": [list(m.trajectory.tokens_T) for m in members],
@@ -79,7 +80,12 @@ def scored_data_group(group: Group, form: GroupFormat | None = None) -> dict[str
         "messages": [_messages(m.trajectory) for m in members] if form.include_messages else None,
         "advantages": None,
         "ref_logprobs": None,
-        "generation_params": _generation_params(members),
+        "generation_params": {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "max_tokens": sampling.max_tokens,
+            "n": 1,
+        },
         "overrides": [_overrides(m, group) for m in members],
         "group_overrides": {"group_size": len(members)},
     }
@@ -103,16 +109,6 @@ def _logprobs(line: Trajectory) -> list[float]:
 
 def _messages(line: Trajectory) -> list[dict[str, str]]:
     return [{"role": m.role, "content": m.content} for m in line.messages]
-
-
-def _generation_params(members: tuple[Member, ...]) -> dict[str, Any]:
-    sampling = members[0].attempt.plan.sampling
-    return {
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "max_tokens": sampling.max_tokens,
-        "n": 1,
-    }
 
 
 def _overrides(member: Member, group: Group) -> dict[str, Any]:
@@ -174,13 +170,7 @@ def other_segments(turns: tuple[Turn, ...], segment: int) -> list[dict[str, Any]
 class GroupsFile:
     """The file that training reads. Groups are appended to it."""
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        form: GroupFormat | None = None,
-        fsync: bool = False,
-    ) -> None:
+    def __init__(self, path: Path, *, form: GroupFormat | None = None, fsync: bool = False) -> None:
         self.path = path
         self._form = form or GroupFormat()
         self._lines = JsonLines(path, fsync=fsync)

@@ -258,6 +258,7 @@ def read_attempt(text: bytes) -> Attempted:
     """The inverse of `attempt_line`. Raises ValueError, which says what is wrong and where in the line."""
     line: AttemptLine = _read(_ATTEMPT, text)
     plan, ungraded, score = line["plan"], line.get("ungraded"), line["score"]
+    name, reason = line["outcome"], line["reason"]
     _demand_plan(plan)
     return Attempted(
         rollout_id=line["rollout_id"],
@@ -284,7 +285,7 @@ def read_attempt(text: bytes) -> Attempted:
             notes=line["notes"],
             output=line.get("output"),
         ),
-        outcome=_outcome(line["outcome"], line["reason"]),
+        outcome=Ended(name, reason) if isinstance(name, EndedName) else Failed(name, reason),
         ungraded=None if ungraded is None else Ended(ungraded["outcome"], ungraded["reason"]),
         score=None if score is None else Score(score, line["score_parts"] or {}, line.get("score_evidence") or {}),
         token_source=line["token_source"],
@@ -348,10 +349,6 @@ def _completion(line: ServedLine, retries: int = 0) -> Completion:
     )
 
 
-def _outcome(name: EndedName | FailedName, reason: str) -> Outcome:
-    return Ended(name, reason) if isinstance(name, EndedName) else Failed(name, reason)
-
-
 def _demand_plan(plan: PlanLine) -> None:
     """Raises ValueError for numbers too large for messages and requests: the plan may be carried out again."""
     parts: list[tuple[str, Sampling | AgentSpec | ManagedAgent | Limits, int]] = [
@@ -384,7 +381,7 @@ def bad_task_line(task: BadTask, number: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The counted facts of an attempt. `score` None: it was not scored."""
+    """The counted facts of an attempt. `score` None: it was not scored, so it may be drawn again."""
 
     rollout_id: str
     group: int
@@ -396,6 +393,24 @@ class Counted:
     sampled_tokens: int
     duration_s: float
     cpu_s: float | None
+
+    @classmethod
+    def of(cls, result: Member | Attempt) -> Counted:
+        """The same facts as in its line."""
+        attempt = result.attempt if isinstance(result, Member) else result
+        plan, record, outcome = attempt.plan, attempt.record, attempt.outcome
+        return cls(
+            rollout_id=plan.rollout_id,
+            group=plan.group,
+            index=plan.index,
+            outcome=str(outcome.name),
+            reason=outcome.detail if isinstance(outcome, Ended) else outcome.reason,
+            ungraded=attempt.ungraded is not None,
+            score=result.score if isinstance(result, Member) else None,
+            sampled_tokens=record.sampled_tokens,
+            duration_s=record.duration_s,
+            cpu_s=record.cpu_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)

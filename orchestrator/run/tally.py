@@ -10,15 +10,7 @@ from dataclasses import dataclass, field
 from orchestrator.observer import Listener
 from orchestrator.run.line import BadRow, Counted
 from orchestrator.text import LINE_CHARS, one_line, printable
-from orchestrator.types import (
-    Attempt,
-    BadTask,
-    Failed,
-    FailedName,
-    Group,
-    Member,
-    Score,
-)
+from orchestrator.types import Attempt, BadTask, Failed, FailedName, Group, Member
 
 TASK_CHARS = 28  # of a task's id, where it is shown
 
@@ -50,67 +42,41 @@ class Tally(Listener):
 
     def attempt(self, result: Member | Attempt) -> None:
         """Counts one attempt."""
-        attempt = result.attempt if isinstance(result, Member) else result
-        record, outcome = attempt.record, str(attempt.outcome.name)
-        if attempt.ungraded is not None:  # its tokens and times are counted with its score
-            return self._count(outcome, 0, None, 0.0)
-        failed = isinstance(attempt.outcome, Failed)
-        self._count_draw(attempt.plan.group, attempt.plan.index, outcome if failed else None)
-        self._count(outcome, record.sampled_tokens, record.cpu_s, record.duration_s)
-        if isinstance(attempt.outcome, Failed):
-            self._count_reason(outcome, attempt.outcome.reason)
-        if isinstance(result, Member):
-            self._count_score(result.score)
-        return None
+        self.earlier_attempt(Counted.of(result))
 
     def earlier_attempt(self, told: Counted | BadRow) -> None:
-        """Counts one line of rollouts.jsonl that an earlier process of the run has written."""
+        """Counts one line of rollouts.jsonl, such as an earlier process of the run has written."""
         if isinstance(told, BadRow):
             return self.bad_task()
+        self.attempts += 1
+        self.outcomes[told.outcome] += 1
         if told.ungraded:
-            return self._count(told.outcome, 0, None, 0.0)
-        failed = told.outcome if told.score is None else None
-        self._count_draw(told.group, told.index, failed)
-        self._count(told.outcome, told.sampled_tokens, told.cpu_s, told.duration_s)
+            return None  # its tokens and times are counted with its score
+        self.tokens += told.sampled_tokens
+        self.rollout_s += told.duration_s
+        if told.cpu_s is not None:
+            self.cpu_s += told.cpu_s
+            self.cpu_known += 1
+        place = told.group, told.index
+        if (before := self._failed.pop(place, None)) is not None:
+            self.draws[before] += 1
+            self.drawn[told.group] += 1
         if told.score is None:
-            self._count_reason(told.outcome, told.reason)
-        else:
-            self._count_score(told.score)
+            self._failed[place] = told.outcome
+            if told.outcome != FailedName.CANCELLED:
+                self.reasons.setdefault(told.outcome, one_line(told.reason))
+            return None
+        self.scores.append(told.score.value)
+        self.correct += told.score.solved
+        if told.score.failure:
+            self.unscorable += 1
+            self.unscorable_first = self.unscorable_first or one_line(told.score.failure)
         return None
 
     def earlier_group(self, scores: Sequence[float]) -> None:
         """Counts one group that an earlier process of the run has written."""
         self.groups += 1
         self.mixed += len(set(scores)) > 1
-
-    def _count(self, outcome: str, tokens: int, cpu_s: float | None, rollout_s: float) -> None:
-        self.attempts += 1
-        self.outcomes[outcome] += 1
-        self.tokens += tokens
-        if cpu_s is not None:
-            self.cpu_s += cpu_s
-            self.cpu_known += 1
-        self.rollout_s += rollout_s
-
-    def _count_draw(self, group: int, index: int, failure: str | None) -> None:
-        """Counts draws at a place in a group. `failure`: the outcome of an attempt that may be drawn again."""
-        place = group, index
-        if (before := self._failed.pop(place, None)) is not None:
-            self.draws[before] += 1
-            self.drawn[group] += 1
-        if failure is not None:
-            self._failed[place] = failure
-
-    def _count_reason(self, outcome: str, reason: str) -> None:
-        if outcome != FailedName.CANCELLED:
-            self.reasons.setdefault(outcome, one_line(reason))
-
-    def _count_score(self, score: Score) -> None:
-        self.scores.append(score.value)
-        self.correct += score.solved
-        if score.failure:
-            self.unscorable += 1
-            self.unscorable_first = self.unscorable_first or one_line(score.failure)
 
     def bad_task(self, task: BadTask | None = None) -> None:
         """Counts one row that no task could be made of."""

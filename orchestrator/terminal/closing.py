@@ -5,16 +5,13 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import TextIO
 
 from orchestrator.run.tally import Tally
 from orchestrator.text import one_line, printable
-from orchestrator.types import (
-    Failed,
-    Group,
-    last_attempts,
-)
+from orchestrator.types import Failed, Group, last_attempts
 
 LABEL_WIDTH = 15
 
@@ -28,10 +25,16 @@ def dropped_text(tally: Tally, way_on: str) -> str:
     return f"{text}; the last, {tally.last_drop}; tried again by `{way_on}`" if tally.last_drop else text
 
 
-def outcomes_text(tally: Tally) -> str:
+def outcomes_text(outcomes: Counter[str]) -> str:
     """Each outcome with its count and share, the commonest first."""
-    total = sum(tally.outcomes.values())
-    return ", ".join(f"{name} {n} ({share(n, total)})" for name, n in tally.outcomes.most_common()) or "none"
+    total = outcomes.total()
+    return ", ".join(f"{name} {n} ({share(n, total)})" for name, n in outcomes.most_common()) or "none"
+
+
+def scores_text(tally: Tally) -> str:
+    """The mean score, and how many of the scored rollouts are correct."""
+    scored = len(tally.scores)
+    return f"mean {tally.mean_score:.3f}, {tally.correct} of {scored} correct ({share(tally.correct, scored)})"
 
 
 def draws_text(tally: Tally) -> str:
@@ -75,18 +78,21 @@ def closing_table(
     of = f" of {wanted}" if wanted else ""
     table: list[tuple[str, object]] = [
         ("groups", f"{tally.groups}{of} written, {tally.mixed} with mixed scores, {tally.dropped} dropped"),
-        ("outcomes", outcomes_text(tally)),
+        ("outcomes", outcomes_text(tally.outcomes)),
     ]
     if tally.scores:
-        correct = f"{tally.correct} of {len(tally.scores)} correct ({share(tally.correct, len(tally.scores))})"
-        table.append(("scores", f"mean {tally.mean_score:.3f}, {correct}"))
+        table.append(("scores", scores_text(tally)))
     table += reason_rows(tally)
-    table.append(("tokens", f"{tally.tokens} sampled"))
-    table.append(("time", f"{tally.wall_s:.1f} s{_per_rollout(tally)}"))
+    table += [("tokens", f"{tally.tokens} sampled"), ("time", f"{tally.wall_s:.1f} s{_per_rollout(tally)}")]
     stream = stream or sys.stdout
     if stream.isatty():
         print(file=stream)
-    for label, text in (*table, *rows):
+    print_rows((*table, *rows), stream)
+
+
+def print_rows(rows: Iterable[tuple[str, object]], stream: TextIO) -> None:
+    """Prints labels and texts in two columns."""
+    for label, text in rows:
         print_wrapped(f"{label:<{LABEL_WIDTH}}{text}", stream, indent=LABEL_WIDTH)
 
 

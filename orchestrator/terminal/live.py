@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import TextIO
 
 from rich.console import Group as Stack
@@ -13,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.run.tally import Tally
-from orchestrator.terminal.closing import lost, outcomes_text, share, wrapped
+from orchestrator.terminal.closing import lost, outcomes_text, scores_text, wrapped
 from orchestrator.terminal.console import Console
-from orchestrator.terminal.plain import PlainProgress
+from orchestrator.terminal.progress import PlainProgress
 from orchestrator.text import one_line, printable
 from orchestrator.types import Attempt, Group, Member, RolloutPlan
 
@@ -31,19 +30,14 @@ class LiveProgress(PlainProgress):
         self._sampled = 0  # tokens of this process; the tally has those of earlier ones too
         self._console = Console(stream)
         self._live = Live(
-            console=self._console,
-            get_renderable=self._view,
-            refresh_per_second=FRAMES_PER_S,
-            transient=True,
+            console=self._console, get_renderable=self._view, refresh_per_second=FRAMES_PER_S, transient=True
         )
 
     def __enter__(self) -> LiveProgress:
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.stop()
 
     def say(self, text: str) -> None:
@@ -72,11 +66,12 @@ class LiveProgress(PlainProgress):
         counts.add_column(overflow="fold")
         counts.add_row("groups", self._groups(done))
         counts.add_row("sandboxes", f"{len(self._running)} running, {_clock(tally.wall_s)} so far")
-        counts.add_row("outcomes", outcomes_text(tally) if tally.outcomes else Text("none yet", style="dim"))
+        counts.add_row(
+            "outcomes", outcomes_text(tally.outcomes) if tally.outcomes else Text("none yet", style="dim")
+        )
         if tally.scores:
-            correct = f"{tally.correct} of {len(tally.scores)} correct ({share(tally.correct, len(tally.scores))})"
             mixed = f"{tally.mixed} group{'' if tally.mixed == 1 else 's'} mixed"
-            counts.add_row("scores", f"mean {tally.mean_score:.3f}, {correct}, {mixed}")
+            counts.add_row("scores", f"{scores_text(tally)}, {mixed}")
         rate = self._sampled / max(tally.wall_s, 1e-3)
         counts.add_row("tokens", f"{tally.tokens} sampled, {rate:.0f}/s")
         return Stack("", counts)

@@ -343,8 +343,8 @@ async def test_broken_delivery_never_comes_twice_whatever_happens_meanwhile(
     async with FaultyRunApi(api.url).serving() as between, aiohttp.ClientSession() as session:
         trainer = await Trainer.registered(api.url, batch_size=2)
         other = RunApi(api.url, session)
-        terms = {"max_token_length": 4096, "weight": 1.0, "group_size": 2, "allocation": None}
-        there = await other.register(name="other", **terms)
+        terms = Terms("other", group_size=2, max_token_length=4096, workers=1, worker_timeout_s=60.0)
+        there = await other.register(terms)
         assert there is not None
 
         async def send(number: int) -> None:

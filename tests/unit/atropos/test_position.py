@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.atropos.gates import Gate
+from orchestrator.atropos.feed import Gate
 from orchestrator.atropos.position import Checkpoints, Ledger, Position, Sending, read_position, write_position
 from orchestrator.atropos.stream import TaskStream
 from orchestrator.errors import ConfigError

@@ -18,7 +18,7 @@ class TrainerComes:
     def __init__(self) -> None:
         self.asked = 0
 
-    async def register(self, **terms: Any) -> Registration | None:
+    async def register(self, terms: Terms) -> Registration | None:
         self.asked += 1
         return Registration(0, "quick_0", 0, "", 0) if self.asked > 1 else None
 

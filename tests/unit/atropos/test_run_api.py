@@ -20,6 +20,7 @@ from orchestrator.atropos.run_api import (
     Status,
     fingerprint,
 )
+from orchestrator.atropos.terms import Terms
 
 STATUS = {"current_step": 3, "queue_size": 2}
 
@@ -46,7 +47,7 @@ async def answering(tmp_path: Path, **answer: object) -> AsyncIterator[RunApi]:
 
 
 async def _register(api: RunApi) -> object:
-    return await api.register(name="env", max_token_length=1, weight=1.0, group_size=2, allocation=None)
+    return await api.register(Terms("env", group_size=2, max_token_length=1, workers=1, worker_timeout_s=60.0))
 
 
 CALLS: dict[str, Callable[[RunApi], Awaitable[object]]] = {

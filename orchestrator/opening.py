@@ -192,9 +192,7 @@ async def _completer(
         stack.push_async_callback(completer.aclose)
         completers.append(
             LimitedCompleter(
-                completer,
-                training=server.num_max_requests_at_once,
-                evaluation=server.num_requests_for_eval,
+                completer, training=server.num_max_requests_at_once, evaluation=server.num_requests_for_eval
             )
         )
     if len({completer.takes_ids for completer in completers}) > 1:
@@ -351,9 +349,4 @@ async def _judge(config: Config, rules: Scorer, stack: AsyncExitStack) -> Scorer
             await completer.probe()
         except EnvironmentUnusable as error:
             raise EnvironmentUnusable(f"env.judge_base_url: {error}; the judge's key is JUDGE_API_KEY") from error
-    return JudgeScorer(
-        completer,
-        rules,
-        model=env.judge_model_name,
-        max_tokens=env.judge_max_tokens,
-    )
+    return JudgeScorer(completer, rules, model=env.judge_model_name, max_tokens=env.judge_max_tokens)

@@ -28,13 +28,7 @@ from orchestrator.types import Completion, Message, Sampling
 log = logging.getLogger(__name__)
 
 # Parameters of servers other than OpenAI's, sent so that none of their defaults applies.
-_EXTRAS = {
-    "top_k": -1,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "repeat_penalty": 1.0,
-    "return_token_ids": True,
-}
+_EXTRAS = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "repeat_penalty": 1.0, "return_token_ids": True}
 # Parameters that are left out when an endpoint refuses them by name. Temperature is not among them.
 _OPTIONAL = (*_EXTRAS, "seed", "logprobs", "presence_penalty", "frequency_penalty", "n")
 _REASONING = ("reasoning_content", "reasoning")  # fields for reasoning that is sent apart from the answer

@@ -23,12 +23,7 @@ from orchestrator.completion.retry import Retryable
 from orchestrator.completion.sglang import SglangDialect
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.completion.vllm import VllmDialect
-from orchestrator.errors import (
-    AuthenticationError,
-    CompletionError,
-    ContextLengthError,
-    EnvironmentUnusable,
-)
+from orchestrator.errors import AuthenticationError, CompletionError, ContextLengthError, EnvironmentUnusable
 from orchestrator.types import Message, Sampling
 
 log = logging.getLogger(__name__)

@@ -12,13 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
-from orchestrator.completion.base import (
-    PROBE_HEADER,
-    CompletionRequest,
-    UnusableSample,
-    answer_bytes,
-    ids_of,
-)
+from orchestrator.completion.base import PROBE_HEADER, CompletionRequest, UnusableSample, answer_bytes, ids_of
 from orchestrator.completion.http import MAX_BODY_BYTES, HttpClient
 from orchestrator.completion.line import visible_text
 from orchestrator.completion.reasoning import LONGEST_TAG, opened_by
@@ -96,11 +90,7 @@ class IdCompleter:
     takes_ids = True
 
     def __init__(
-        self,
-        dialect: Dialect,
-        client: HttpClient,
-        tokenizer: HubTokenizer,
-        retry: RetryPolicy | None = None,
+        self, dialect: Dialect, client: HttpClient, tokenizer: HubTokenizer, retry: RetryPolicy | None = None
     ) -> None:
         self.dialect = dialect
         self.endpoint = client.endpoint

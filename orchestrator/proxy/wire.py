@@ -36,11 +36,7 @@ _RESULT_BYTES = 512 * 1024
 MAX_STOPS = 4  # as OpenAI takes them
 MAX_STOP_CHARS = 64
 
-_ROLES: dict[int, Role] = {
-    pb.ROLE_SYSTEM: "system",
-    pb.ROLE_USER: "user",
-    pb.ROLE_ASSISTANT: "assistant",
-}
+_ROLES: dict[int, Role] = {pb.ROLE_SYSTEM: "system", pb.ROLE_USER: "user", pb.ROLE_ASSISTANT: "assistant"}
 _KINDS = {
     pb.COMPLETION_KIND_ACTION: CompletionKind.ACTION,
     pb.COMPLETION_KIND_PLAN: CompletionKind.PLAN,

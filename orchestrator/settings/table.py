@@ -306,10 +306,7 @@ class EnvSettings(Settings):
     )
 
     allow_localhost_tcp: bool = setting(
-        False,
-        Flag(),
-        SANDBOX,
-        "TCP inside a sandbox, for tasks that start a server; still no network",
+        False, Flag(), SANDBOX, "TCP inside a sandbox, for tasks that start a server; still no network"
     )
     waive_hardening: tuple[str, ...] = setting(
         (),

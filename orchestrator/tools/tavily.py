@@ -72,13 +72,7 @@ class Tavily:
     """At most `max_calls` calls at a time over all rollouts, each within `timeout_s`, retries included."""
 
     def __init__(
-        self,
-        key: Secret,
-        *,
-        base_url: str,
-        timeout_s: float,
-        max_calls: int,
-        backoff: Backoff = BETWEEN_ATTEMPTS,
+        self, key: Secret, *, base_url: str, timeout_s: float, max_calls: int, backoff: Backoff = BETWEEN_ATTEMPTS
     ) -> None:
         self._key = key
         self._timeout_s = timeout_s

@@ -69,11 +69,7 @@ class WebSearch(_WebTool):
             "description": f"Number of results to return (default: {_DEFAULT_RESULTS}, at most {MAX_RESULTS})",
             "nullable": True,
         },
-        "filter_year": {
-            "type": "string",
-            "description": "Filter results to a specific year",
-            "nullable": True,
-        },
+        "filter_year": {"type": "string", "description": "Filter results to a specific year", "nullable": True},
     }
     output_type = "array"
 

@@ -37,7 +37,7 @@ from orchestrator.settings.kinds import (
     seconds,
 )
 from orchestrator.settings.row import AUTO, Setting, Settings, setting
-from orchestrator.tasks.columns import COLUMNS
+from orchestrator.tasks.base import COLUMNS
 from orchestrator.text import path_of
 from orchestrator.tools.rules import DENIED_HOSTS, DENIED_WORDS, HOST_RULE
 from orchestrator.types import AgentKind, EndedName, ManagedAgent

@@ -141,10 +141,10 @@ class VisitPage(_WebTool):
         check_names(arguments, self.inputs)
         asked = text_argument(arguments, "url", MAX_ADDRESS_CHARS)
         address = web_address(asked)
-        if self._rules.deny_address(address.text):
+        if self._rules.deny_address(address):
             raise ToolError("this page is not allowed")
         try:
-            page = await self._service.extract(address.text, MAX_PAGE_CHARS)
+            page = await self._service.extract(address, MAX_PAGE_CHARS)
         except PageUnreadable as reason:
             return _unreadable(asked, str(reason))
         except ServiceDown as failure:

@@ -16,10 +16,9 @@ from orchestrator.agents.equip import brought_host_tools, check_team, equip
 from orchestrator.breaker import Breaker
 from orchestrator.completion.base import Completer, Endpoint
 from orchestrator.completion.chat import ChatCompleter
-from orchestrator.completion.connect import connect
+from orchestrator.completion.connect import connect, one_answers
 from orchestrator.completion.control import EndpointControl
 from orchestrator.completion.http import HttpClient
-from orchestrator.completion.presence import one_answers
 from orchestrator.completion.replay import ReplayCompleter
 from orchestrator.completion.route import LimitedCompleter, RoutedCompleter
 from orchestrator.completion.tokenizer import HubTokenizer, check_source, load_tokenizer

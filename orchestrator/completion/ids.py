@@ -137,13 +137,16 @@ class IdCompleter:
     async def _sampled(
         self, request: CompletionRequest, timeout_s: float, headers: Mapping[str, str] | None
     ) -> Sampled:
+        return self.dialect.read(await self._sent(request, timeout_s, headers))
+
+    async def _sent(self, request: CompletionRequest, timeout_s: float, headers: Mapping[str, str] | None) -> Any:
+        """The answer as it came."""
         send = self._client.stream if self.dialect.streams else self._client.post
         body = self.dialect.body(request, self.endpoint.model)
         if not self.endpoint.takes_n:
             body.pop("n", None)
         max_bytes = min(MAX_BODY_BYTES, answer_bytes(request))
-        answer = await send(self.dialect.path, body, timeout_s=timeout_s, headers=headers, max_bytes=max_bytes)
-        return self.dialect.read(answer)
+        return await send(self.dialect.path, body, timeout_s=timeout_s, headers=headers, max_bytes=max_bytes)
 
     def _checked(self, sampled: Sampled, request: CompletionRequest) -> Completion:
         prompt = request.prompt_ids or ids_of()

@@ -79,16 +79,16 @@ class Breaker:
                 await asyncio.sleep(self._backoff.pause_s(asked))
                 away_s = loop.time() - self._away_since
                 error = await self._failure()
-                if error is not None:
-                    self._refuses = isinstance(error, LaunchError)
                 if error is None:
                     self._away_since = None
                     back = "makes sandboxes again" if self._refuses else "is back"
                     goes_on = "rollouts go on" if self._refuses else "launching goes on"
                     self._say(f"{self.what} {back} after {away_s:.0f} s, {goes_on}")
-                elif isinstance(error, EngineUnfitError) and asked >= LOOKS:
+                    return
+                self._refuses = isinstance(error, LaunchError)
+                if isinstance(error, EngineUnfitError) and asked >= LOOKS:
                     raise RunUnhealthy(f"no waiting helps: {error}")
-                elif away_s > self._patience_s:
+                if away_s > self._patience_s:
                     how = "made no sandbox" if self._refuses else "been away"
                     raise RunUnhealthy(f"{self.what} has {how} for {away_s:.0f} s: {error}")
 

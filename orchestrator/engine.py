@@ -162,10 +162,11 @@ class Orchestrator:
         """One line for people: model, endpoint, group size, and how many sandboxes may live at once."""
         env = self.config.env
         source = "exact token ids" if self.around.completer.takes_ids else "text"
+        leased, warm = env.max_concurrent_sandboxes, env.most_warm
+        on_top = f" and {warm} warm on top, {leased + warm} in all" if warm else ""
         return (
             f"{self.config.openai[0].model_name} at {redact(self.config.openai[0].base_url)} ({source}); "
-            f"groups of {env.group_size}, at most {env.max_concurrent_sandboxes} sandboxes"
-            f"{_on_top(env.max_concurrent_sandboxes, env.most_warm)}"
+            f"groups of {env.group_size}, at most {leased} sandboxes{on_top}"
         )
 
     async def groups(
@@ -224,7 +225,7 @@ class Orchestrator:
         Raises an exception group, with every rollout cancelled.
         """
         env = self.config.env
-        executor = self._executor(earlier)
+        executor = self.executor(earlier)
         open_groups = 0
         changed = asyncio.Event()
         executor.settled = changed.set
@@ -331,11 +332,8 @@ class Orchestrator:
     ) -> Executor:
         """An executor for a caller that makes its own `group` calls, or plans. `tools`: in place of the run's.
         Only while open."""
-        return self._executor(earlier, self.around if tools is None else replace(self.around, tools=tools))
-
-    def _executor(self, earlier: Recorded | None = None, around: Surroundings | None = None) -> Executor:
         env, known, scorer = self.config.env, earlier or Earlier(), self._scorer
-        around = around or self.around
+        around = self.around if tools is None else replace(self.around, tools=tools)
         assert scorer is not None  # set together with `around`
 
         async def graded(attempt: Attempt) -> Member | Attempt:
@@ -372,10 +370,6 @@ class Orchestrator:
 def _bounded(limits: Limits, longest_s: float, longest_tokens: int | None) -> Limits:
     tokens = limits.max_token_length if longest_tokens is None else min(limits.max_token_length, longest_tokens)
     return replace(limits, deadline_s=min(limits.deadline_s, longest_s), max_token_length=tokens)
-
-
-def _on_top(leased: int, warm: int) -> str:
-    return f" and {warm} warm on top, {leased + warm} in all" if warm else ""
 
 
 def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:

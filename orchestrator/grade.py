@@ -10,6 +10,7 @@ from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.trajectory import main_line
 from orchestrator.errors import RecordError, ScorerError
 from orchestrator.scorers.base import Scorer
+from orchestrator.text import told
 from orchestrator.types import Attempt, Ended, Failed, FailedName, Member, Trajectory
 
 # Linear in the length of the conversation, which may be megabytes: so it has a thread of its own.
@@ -40,5 +41,4 @@ async def _trajectory(attempt: Attempt, tokenizer: Tokenizer | None) -> Trajecto
     except RecordError:
         raise
     except Exception as error:
-        told = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise RecordError(f"no trajectory can be made of it: {told}") from error
+        raise RecordError(f"no trajectory can be made of it: {told(error)}") from error

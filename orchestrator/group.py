@@ -136,7 +136,7 @@ class _Draw:
             self._members[plan.index] = last
         else:
             self._broken.append(last)
-            if _name(last) is FailedName.BAD_TASK:
+            if isinstance(last.outcome, Failed) and last.outcome.name is FailedName.BAD_TASK:
                 self._left = 0
 
     def refills(self) -> list[RolloutPlan]:
@@ -183,7 +183,3 @@ def same_scores(members: Sequence[Member]) -> bool:
 
 def _enough(drawn: _Drawn, plans: Sequence[RolloutPlan], policy: GroupPolicy) -> bool:
     return len(drawn.members) >= policy.enough(len(plans))
-
-
-def _name(attempt: Attempt) -> FailedName | None:
-    return attempt.outcome.name if isinstance(attempt.outcome, Failed) else None

@@ -16,10 +16,9 @@ from orchestrator.agents.equip import brought_host_tools, check_team, equip
 from orchestrator.breaker import Breaker
 from orchestrator.completion.base import Completer, Endpoint
 from orchestrator.completion.chat import ChatCompleter
-from orchestrator.completion.connect import connect
+from orchestrator.completion.connect import connect, one_answers
 from orchestrator.completion.control import EndpointControl
 from orchestrator.completion.http import HttpClient
-from orchestrator.completion.presence import one_answers
 from orchestrator.completion.replay import ReplayCompleter
 from orchestrator.completion.route import LimitedCompleter, RoutedCompleter
 from orchestrator.completion.tokenizer import HubTokenizer, check_source, load_tokenizer
@@ -192,9 +191,7 @@ async def _completer(
         stack.push_async_callback(completer.aclose)
         completers.append(
             LimitedCompleter(
-                completer,
-                training=server.num_max_requests_at_once,
-                evaluation=server.num_requests_for_eval,
+                completer, training=server.num_max_requests_at_once, evaluation=server.num_requests_for_eval
             )
         )
     if len({completer.takes_ids for completer in completers}) > 1:
@@ -351,9 +348,4 @@ async def _judge(config: Config, rules: Scorer, stack: AsyncExitStack) -> Scorer
             await completer.probe()
         except EnvironmentUnusable as error:
             raise EnvironmentUnusable(f"env.judge_base_url: {error}; the judge's key is JUDGE_API_KEY") from error
-    return JudgeScorer(
-        completer,
-        rules,
-        model=env.judge_model_name,
-        max_tokens=env.judge_max_tokens,
-    )
+    return JudgeScorer(completer, rules, model=env.judge_model_name, max_tokens=env.judge_max_tokens)

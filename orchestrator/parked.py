@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import (
-    AbstractContextManager,
-    AsyncExitStack,
-    asynccontextmanager,
-    nullcontext,
-)
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,10 +12,7 @@ from orchestrator.errors import LaunchError, RolloutError
 from orchestrator.launch.base import Launcher, Sandbox
 from orchestrator.launch.ramp import Ramp
 from orchestrator.proxy.server import SandboxServer
-from orchestrator.types import (
-    SandboxExit,
-    SandboxSpec,
-)
+from orchestrator.types import SandboxExit, SandboxSpec
 from orchestrator.waits import first_of
 
 PARK_TIMEOUT_S = 60.0  # from create to parked takes about half a second, under load some seconds

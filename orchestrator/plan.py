@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 from orchestrator.types import AgentSpec, Limits, RolloutPlan, Sampling, SandboxSpec, Split, Task
 
 _SEED_BITS = 31  # every inference server takes such a seed; derived seeds have one bit less (see `derive_seed`)
+
+# Limits that a task may set for itself, lower or higher: the flag's name → the field, and what it holds.
+_OF_AGENT = {"max_steps": ("max_steps", int), "step_timeout": ("step_timeout_s", float)}
+_OF_LIMITS = {
+    "rollout_timeout": ("rollout_timeout_s", float),
+    "rollout_deadline": ("deadline_s", float),
+    "max_token_length": ("max_token_length", int),
+}
+T = TypeVar("T", AgentSpec, Limits)
 
 
 def plan_group(
@@ -29,8 +39,8 @@ def plan_group(
     `limits` gives the run's limits for an agent, `sampling` the sampling for limits: so both follow from the
     task's own limits where it has any.
     """
-    own_agent = _with_task_steps(task, agent)
-    own_limits = _with_task_limits(task, limits(own_agent))
+    own_agent = _with_own(agent, task, _OF_AGENT)
+    own_limits = _with_own(limits(own_agent), task, _OF_LIMITS)
     common = sampling(own_limits)
     return tuple(
         RolloutPlan(
@@ -74,24 +84,7 @@ def derive_seed(seed: int, task_id: str, epoch: int, index: int, attempt: int) -
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) >> (64 - _SEED_BITS + 1)
 
 
-# A task may set limits of its own, lower or higher. Their names are those of the flags.
-
-
-def _with_task_steps(task: Task, agent: AgentSpec) -> AgentSpec:
-    known = task.limits
-    if "max_steps" in known:
-        agent = replace(agent, max_steps=int(known["max_steps"]))
-    if "step_timeout" in known:
-        agent = replace(agent, step_timeout_s=float(known["step_timeout"]))
-    return agent
-
-
-def _with_task_limits(task: Task, limits: Limits) -> Limits:
-    known = task.limits
-    if "rollout_timeout" in known:
-        limits = replace(limits, rollout_timeout_s=float(known["rollout_timeout"]))
-    if "rollout_deadline" in known:
-        limits = replace(limits, deadline_s=float(known["rollout_deadline"]))
-    if "max_token_length" in known:
-        limits = replace(limits, max_token_length=int(known["max_token_length"]))
-    return limits
+def _with_own(spec: T, task: Task, own: Mapping[str, tuple[str, type]]) -> T:
+    """`spec` with the task's own limits in place of the run's."""
+    known = {field: kind(task.limits[name]) for name, (field, kind) in own.items() if name in task.limits}
+    return replace(spec, **known)

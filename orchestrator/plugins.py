@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import ConfigError
+from orchestrator.text import told
 
 PREFIX = "python:"
 
@@ -32,6 +33,5 @@ def load_object(spec: str, flag: str) -> Any:
         for part in name.split("."):
             found = getattr(found, part)
     except Exception as error:  # importing runs the operator's code, which may raise anything
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise ConfigError(f"{flag}: cannot load {spec!r}: {reason}") from error
+        raise ConfigError(f"{flag}: cannot load {spec!r}: {told(error)}") from error
     return found

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import (
-    suppress,
-)
+from contextlib import suppress
 from dataclasses import replace
 from time import time
 
@@ -16,13 +14,7 @@ from orchestrator.outcome import ClockExpired, DeadlineExpired, Ending, Submissi
 from orchestrator.proxy.clock import standstill
 from orchestrator.proxy.lease import Lease
 from orchestrator.surroundings import Surroundings
-from orchestrator.types import (
-    Attempt,
-    Output,
-    Record,
-    RolloutPlan,
-    SandboxExit,
-)
+from orchestrator.types import Attempt, Output, Record, RolloutPlan, SandboxExit
 from orchestrator.waits import first_of
 
 log = logging.getLogger(__name__)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-)
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,9 +16,7 @@ from orchestrator.launch.pool import WarmPool
 from orchestrator.parked import ParkedSandbox, parked_sandbox
 from orchestrator.proxy.left_files import OutputRule
 from orchestrator.tools.base import HostTool
-from orchestrator.types import (
-    SandboxSpec,
-)
+from orchestrator.types import SandboxSpec
 
 
 async def _nobody_to_ask() -> None:

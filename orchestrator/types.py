@@ -255,6 +255,12 @@ def conversations(turns: Iterable[Prompted]) -> Iterator[tuple[Message, ...]]:
         yield talk
 
 
+def shared(one: tuple[Message, ...], other: tuple[Message, ...]) -> int:
+    """How many messages are the same at the beginning of both."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (mine, its) in pairs if mine != its), min(len(one), len(other)))
+
+
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """One call of a host tool, as performed. Exactly one of `output` and `error` is set."""

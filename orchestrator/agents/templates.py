@@ -39,7 +39,7 @@ def read_templates(path: Path, kind: str) -> Mapping[str, Any]:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ConfigError(f"{FLAG}: {path} is no valid YAML at line {line}") from None
-    except (ValueError, yaml.YAMLError, RecursionError):
+    except (ValueError, LookupError, AttributeError, OverflowError, yaml.YAMLError, RecursionError):
         raise ConfigError(f"{FLAG}: {path} is no YAML text in UTF-8") from None
     flat = _flat(document, path)
     for name, text in flat.items():

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.completion.base import CompletionRequest
-from orchestrator.completion.ids import UNFILTERED, UNTOLD, Sampled, version_text
+from orchestrator.completion.ids import UNTOLD, Sampled, version_text
+from orchestrator.completion.vllm import sampling_params
 
 
 class AtroposDialect:
@@ -20,19 +21,7 @@ class AtroposDialect:
     streams = False
 
     def body(self, request: CompletionRequest, model: str) -> dict[str, Any]:
-        sampling = request.sampling
-        return {
-            "prompt": {"prompt_token_ids": request.prompt_ids or ()},
-            "max_tokens": sampling.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            **UNFILTERED,
-            "seed": sampling.seed,
-            "stop": list(request.stop),
-            "min_tokens": 0,
-            "logprobs": 0,
-            "include_stop_str_in_output": True,
-        }
+        return {"prompt": {"prompt_token_ids": request.prompt_ids or ()}, **sampling_params(request)}
 
     def read(self, answer: Any) -> Sampled:
         ids: list[Any] = []

@@ -163,20 +163,12 @@ def _encoded(tokenizer: Tokenizer, text: str, limit: int, plain: Sequence[Span])
     """A text that is far too long is not encoded to its end: in pieces it has about as many ids as whole."""
     if len(text) > limit * _TOKEN_CHARS and _counted(tokenizer.encode, (text,), limit) is None:
         return None
-    return tuple(_encode(tokenizer, text, plain))
-
-
-def _encode(tokenizer: Tokenizer, text: str, plain: Sequence[Span]) -> list[int]:
-    return tokenizer.encode(text, plain) if plain else tokenizer.encode(text)
+    return tuple(tokenizer.encode(text, plain))
 
 
 def content_ids(tokenizer: Tokenizer, content: str) -> list[int]:
     """Ids of a message's content, or of a part of it; nothing in it is taken for a control token."""
-    return (
-        tokenizer.encode(content, ((0, len(content)),))
-        if tokenizer.spells_control(content)
-        else tokenizer.encode(content)
-    )
+    return tokenizer.encode(content, ((0, len(content)),) if tokenizer.spells_control(content) else ())
 
 
 async def counted(tokenizer: Tokenizer, contents: Sequence[str], limit: int) -> int | None:

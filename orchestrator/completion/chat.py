@@ -28,13 +28,7 @@ from orchestrator.types import Completion, Message, Sampling
 log = logging.getLogger(__name__)
 
 # Parameters of servers other than OpenAI's, sent so that none of their defaults applies.
-_EXTRAS = {
-    "top_k": -1,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "repeat_penalty": 1.0,
-    "return_token_ids": True,
-}
+_EXTRAS = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "repeat_penalty": 1.0, "return_token_ids": True}
 # Parameters that are left out when an endpoint refuses them by name. Temperature is not among them.
 _OPTIONAL = (*_EXTRAS, "seed", "logprobs", "presence_penalty", "frequency_penalty", "n")
 _REASONING = ("reasoning_content", "reasoning")  # fields for reasoning that is sent apart from the answer
@@ -203,7 +197,7 @@ class ChatCompleter:
             logprobs_T=logprobs,
             prompt_tokens=prompt if prompt <= 4 * asked + MAX_TEMPLATE_TOKENS else 0,
             completion_tokens=max(1, sampled),
-            policy_version=_policy_version(answer),
+            policy_version=version_text(answer.get("weight_version") or answer.get("policy_version")),
             reasoning_chars=thought,
         )
         # No retry: an endpoint may not know seeds, and a retry would then give another sample.
@@ -250,10 +244,5 @@ def _ids_and_logprobs(choice: Mapping[str, Any]) -> tuple[tuple[int, ...] | None
 
 def _count(usage: Mapping[str, Any], name: str) -> int:
     value = usage.get(name)
-    return (
-        value if type(value) is int and 0 < value <= MAX_JSON_INTEGER else 0
-    )  # a record with a larger number could not be read back
-
-
-def _policy_version(answer: Mapping[str, Any]) -> str | None:
-    return version_text(answer.get("weight_version") or answer.get("policy_version"))
+    # A record with a larger number could not be read back.
+    return value if type(value) is int and 0 < value <= MAX_JSON_INTEGER else 0

@@ -5,12 +5,14 @@
    sides have the same tokenizer.
 3. vLLM, llama.cpp: a text through the server's own tokenizer. Without ids: one token of chat.
 
-Hosted services are asked for the model list only.
+Hosted services are asked for the model list only. After failures that is how it is seen whether an endpoint still
+answers.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Literal
 
 from orchestrator.completion.atropos_generate import AtroposDialect
@@ -23,12 +25,7 @@ from orchestrator.completion.retry import Retryable
 from orchestrator.completion.sglang import SglangDialect
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.completion.vllm import VllmDialect
-from orchestrator.errors import (
-    AuthenticationError,
-    CompletionError,
-    ContextLengthError,
-    EnvironmentUnusable,
-)
+from orchestrator.errors import AuthenticationError, CompletionError, ContextLengthError, EnvironmentUnusable
 from orchestrator.types import Message, Sampling
 
 log = logging.getLogger(__name__)
@@ -116,6 +113,32 @@ async def _owner(client: HttpClient) -> str | None:
         return str(answer["data"][0].get("owned_by", ""))
     except (KeyError, TypeError, IndexError, AttributeError):
         return ""
+
+
+async def one_answers(endpoints: Sequence[Endpoint]) -> None:
+    """Returns when one of them answers a request for its models. Otherwise raises the last one's CompletionError,
+    which may be an AuthenticationError."""
+    for number, endpoint in enumerate(endpoints, 1):
+        try:
+            await _answers(endpoint)
+        except CompletionError:
+            if number == len(endpoints):
+                raise
+        else:
+            return
+
+
+async def _answers(endpoint: Endpoint) -> None:
+    client = HttpClient(endpoint)
+    try:
+        await client.get("/v1/models", timeout_s=LIST_TIMEOUT_S, headers=PROBE_HEADER)
+    except (Refusal, Unreadable, ContextLengthError):
+        pass  # no list, but a server that says so
+    except Retryable as error:
+        if error.status is None or error.status >= 500:
+            raise
+    finally:
+        await client.aclose()
 
 
 def _dialect(owner: str | None, server_type: ServerType) -> Dialect | None:

@@ -40,9 +40,8 @@ class ControlTokens:
         # Many texts may normalize to a control token, with unknown first characters: then every text is searched.
         stems = {""} if rewritten else {token.content[:_STEM] for token in tokens.values()}
         self._stem = re.compile("|".join(map(re.escape, sorted(stems)))) if stems else None
-        self._finder = Tokenizer(
-            models.WordLevel({"": 0}, unk_token="")
-        )  # all text between control tokens becomes the unknown token, 0
+        # All text between control tokens becomes the unknown token, 0.
+        self._finder = Tokenizer(models.WordLevel({"": 0}, unk_token=""))
         if rewritten:
             self._finder.normalizer = normalizer
         self._finder.add_tokens(

@@ -12,13 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
-from orchestrator.completion.base import (
-    PROBE_HEADER,
-    CompletionRequest,
-    UnusableSample,
-    answer_bytes,
-    ids_of,
-)
+from orchestrator.completion.base import PROBE_HEADER, CompletionRequest, UnusableSample, answer_bytes, ids_of
 from orchestrator.completion.http import MAX_BODY_BYTES, HttpClient
 from orchestrator.completion.line import visible_text
 from orchestrator.completion.reasoning import LONGEST_TAG, opened_by
@@ -96,11 +90,7 @@ class IdCompleter:
     takes_ids = True
 
     def __init__(
-        self,
-        dialect: Dialect,
-        client: HttpClient,
-        tokenizer: HubTokenizer,
-        retry: RetryPolicy | None = None,
+        self, dialect: Dialect, client: HttpClient, tokenizer: HubTokenizer, retry: RetryPolicy | None = None
     ) -> None:
         self.dialect = dialect
         self.endpoint = client.endpoint
@@ -147,13 +137,16 @@ class IdCompleter:
     async def _sampled(
         self, request: CompletionRequest, timeout_s: float, headers: Mapping[str, str] | None
     ) -> Sampled:
+        return self.dialect.read(await self._sent(request, timeout_s, headers))
+
+    async def _sent(self, request: CompletionRequest, timeout_s: float, headers: Mapping[str, str] | None) -> Any:
+        """The answer as it came."""
         send = self._client.stream if self.dialect.streams else self._client.post
         body = self.dialect.body(request, self.endpoint.model)
         if not self.endpoint.takes_n:
             body.pop("n", None)
         max_bytes = min(MAX_BODY_BYTES, answer_bytes(request))
-        answer = await send(self.dialect.path, body, timeout_s=timeout_s, headers=headers, max_bytes=max_bytes)
-        return self.dialect.read(answer)
+        return await send(self.dialect.path, body, timeout_s=timeout_s, headers=headers, max_bytes=max_bytes)
 
     def _checked(self, sampled: Sampled, request: CompletionRequest) -> Completion:
         prompt = request.prompt_ids or ids_of()

@@ -20,8 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.completion.base import CompletionRequest, Refusal, answer_bytes, ids_of
-from orchestrator.completion.http import MAX_BODY_BYTES
+from orchestrator.completion.base import CompletionRequest, Refusal, ids_of
 from orchestrator.completion.ids import IdCompleter, Sampled
 from orchestrator.completion.retry import Retryable
 
@@ -96,13 +95,12 @@ class LlamaCppCompleter(IdCompleter):
     async def _sampled(
         self, request: CompletionRequest, timeout_s: float, headers: Mapping[str, str] | None
     ) -> Sampled:
-        path, body = self.dialect.path, self.dialect.body(request, self.endpoint.model)
-        max_bytes = min(MAX_BODY_BYTES, answer_bytes(request))
-        events = await self._client.stream(path, body, timeout_s=timeout_s, headers=headers, max_bytes=max_bytes)
+        events = await self._sent(request, timeout_s, headers)
         streamed = self.dialect.read(events)
         if streamed.sampled_tokens == len(streamed.ids):
             return streamed
-        answer = await self._client.post(path, {**body, "stream": False}, timeout_s=timeout_s, headers=headers)
+        body = {**self.dialect.body(request, self.endpoint.model), "stream": False}
+        answer = await self._client.post(self.dialect.path, body, timeout_s=timeout_s, headers=headers)
         try:
             ids, told = list(answer["tokens"]), answer["completion_probabilities"]
             logprobs = _aligned(ids, told, _places(events))

@@ -35,10 +35,7 @@ class ReplayCompleter:
     """Serves the completions of a recorded run. `differing` counts prompts that were not the recorded ones."""
 
     def __init__(
-        self,
-        episodes: Mapping[Key, Recording],
-        takes_ids: bool,
-        by_id: Mapping[Id, Recording] | None = None,
+        self, episodes: Mapping[Key, Recording], takes_ids: bool, by_id: Mapping[Id, Recording] | None = None
     ) -> None:
         self._episodes = episodes
         self._by_id = by_id or {}

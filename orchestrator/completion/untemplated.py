@@ -7,7 +7,7 @@ The rollout is scored all the same, so that such a turn earns no second draw. Wh
 from __future__ import annotations
 
 from orchestrator.completion.base import Tokenizer, content_ids
-from orchestrator.types import Message, Trajectory, Turn
+from orchestrator.types import Message, Trajectory, Turn, shared
 
 NOTE = "the model's chat template refuses the conversation: its ids are those of its texts alone"
 PLAIN = (Message("user", "What is 1 + 1?"), Message("assistant", "2"))
@@ -31,7 +31,7 @@ def untemplated(
     asked: tuple[Message, ...] = ()
     said = ""
     for turn, talk in pairs:
-        new = [message.content for message in talk[_common(asked, talk) :]]
+        new = [message.content for message in talk[shared(asked, talk) :]]
         if said and new:
             new[0] = new[0].removeprefix(said)  # the agent sends back the completion it got
         asked, said = talk, turn.completion.visible
@@ -40,9 +40,3 @@ def untemplated(
             tokens += ids
             trained += [learn] * len(ids)
     return Trajectory(tuple(tokens), tuple(trained), None, messages, "retokenized", note=NOTE)
-
-
-def _common(one: tuple[Message, ...], other: tuple[Message, ...]) -> int:
-    """How many messages are the same at the beginning of both."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (mine, its) in pairs if mine != its), min(len(one), len(other)))

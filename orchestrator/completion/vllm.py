@@ -12,6 +12,22 @@ from orchestrator.completion.base import CompletionRequest
 from orchestrator.completion.ids import UNFILTERED, Sampled, version_text
 
 
+def sampling_params(request: CompletionRequest) -> dict[str, Any]:
+    """vLLM's SamplingParams, every one of them."""
+    sampling = request.sampling
+    return {
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        **UNFILTERED,
+        "seed": sampling.seed,
+        "stop": list(request.stop),
+        "min_tokens": 0,
+        "logprobs": 0,
+        "include_stop_str_in_output": True,
+    }
+
+
 class VllmDialect:
     """vLLM's OpenAI server, as released."""
 
@@ -20,24 +36,15 @@ class VllmDialect:
     streams = False
 
     def body(self, request: CompletionRequest, model: str) -> dict[str, Any]:
-        sampling = request.sampling
         return {
             "model": model,
             "prompt": request.prompt_ids or (),
-            "max_tokens": sampling.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            **UNFILTERED,
-            "seed": sampling.seed,
-            "stop": list(request.stop),
+            **sampling_params(request),
             "stream": False,
             "echo": False,
-            "min_tokens": 0,
-            "logprobs": 0,
             "return_token_ids": True,
             "add_special_tokens": False,
             "spaces_between_special_tokens": False,
-            "include_stop_str_in_output": True,
         }
 
     def read(self, answer: Any) -> Sampled:

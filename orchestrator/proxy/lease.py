@@ -13,20 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.agents.equipment import Equipment
-from orchestrator.completion.base import (
-    Completer,
-    CompletionRequest,
-    Tokenizer,
-)
+from orchestrator.completion.base import Completer, CompletionRequest, Tokenizer
 from orchestrator.completion.control import EndpointControl
 from orchestrator.control import ControlAnswer
-from orchestrator.errors import (
-    AuthenticationError,
-    OrchestratorError,
-    ProtocolError,
-    ToolError,
-    ToolServiceError,
-)
+from orchestrator.errors import AuthenticationError, OrchestratorError, ProtocolError, ToolError, ToolServiceError
 from orchestrator.outcome import Refused, Submission
 from orchestrator.proxy.blame import control_age_s, may_pass, needs_control, verdict
 from orchestrator.proxy.budgets import Budgets, Over

@@ -52,13 +52,11 @@ class SandboxServer:
         self.directory = directory
         self._path = directory / SOCKET_NAME
         self._door = Door(self._path)
-        self._server: grpc.aio.Server | None = None
-        self._service: SandboxService | None = None
+        self._service = SandboxService(on_park=self._door.shut)
+        self._server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_MAX_RPCS)
         self._lease: Lease | None = None
 
     async def __aenter__(self) -> SandboxServer:
-        self._service = SandboxService(on_park=self._door.shut)
-        self._server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_MAX_RPCS)
         self._server.add_generic_rpc_handlers((self._service,))
         try:
             self._server.add_insecure_port(f"unix:{self._path}")
@@ -78,21 +76,18 @@ class SandboxServer:
 
     async def _close(self) -> None:
         """Bounded in time. Not to be cut short: a running server holds descriptors and its rollout's record."""
-        assert self._server is not None
         try:
             if self._lease is not None:
                 await self._lease.aclose()
                 self._lease = None
         finally:
-            if self._service is not None:
-                self._service.close()
+            self._service.close()
             await self._server.stop(STOP_GRACE_S)
             await self._door.aclose()
 
     async def parked(self) -> Confinement:
         """Waits until the sandbox is ready for an assignment. EnvironmentUnusable: its image does not fit this
         version."""
-        assert self._service is not None
         try:
             return await asyncio.shield(self._service.parked)
         except ProtocolError as error:
@@ -101,18 +96,15 @@ class SandboxServer:
     @property
     def connected(self) -> bool:
         """Whether the sandbox that parked still waits for its assignment."""
-        assert self._service is not None
         return self._service.parked.done() and not self._service.hung_up.is_set()
 
     async def hung_up(self) -> str:
         """Waits until the parked sandbox hangs up without an assignment. Returns that as text."""
-        assert self._service is not None
         await self._service.hung_up.wait()
         return "it hung up"
 
     def assign(self, lease: Lease) -> None:
         """Gives the sandbox its one rollout. The server closes the lease when its block is left."""
-        assert self._service is not None
         if self._service.assigned.done():
             raise AssertionError("a sandbox is used for one rollout")
         self._lease = lease

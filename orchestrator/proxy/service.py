@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
@@ -101,12 +102,8 @@ class SandboxService(grpc.GenericRpcHandler):
 
     async def Complete(self, request: bytes, context: Context) -> pb.CompleteResponse:
         lease = await self._lease(context, len(request))
-        try:
+        async with _refusing(context):
             reply = await lease.complete(wire.completion_request(request), request)
-        except ProtocolError as error:
-            await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        except SequenceError as error:
-            await _refuse(context, grpc.StatusCode.ABORTED, str(error))
         response = wire.completion_response(reply)
         if reply.ended is None and not lease.carry(response.ByteSize()):
             response = wire.completion_response(Reply(ended="budget"))
@@ -114,13 +111,9 @@ class SandboxService(grpc.GenericRpcHandler):
 
     async def CallTool(self, request: bytes, context: Context) -> pb.CallToolResponse:
         lease = await self._lease(context, len(request))
-        try:
+        async with _refusing(context):
             sequence, name, arguments = wire.tool_request(request)
             reply = await lease.call_tool(sequence, request, name, arguments)
-        except ProtocolError as error:
-            await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        except SequenceError as error:
-            await _refuse(context, grpc.StatusCode.ABORTED, str(error))
         response = wire.tool_response(reply)
         if reply.ended is None and not lease.carry(response.ByteSize()):
             response = wire.tool_response(ToolReply(ended="budget"))
@@ -128,26 +121,20 @@ class SandboxService(grpc.GenericRpcHandler):
 
     async def RecordStep(self, request: bytes, context: Context) -> pb.RecordStepResponse:
         lease = await self._lease(context, len(request))
-        try:
+        async with _refusing(context):
             lease.record_step(wire.step(request))
-        except ProtocolError as error:
-            await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         return pb.RecordStepResponse()
 
     async def SendOutput(self, requests: AsyncIterator[bytes], context: Context) -> pb.SendOutputResponse:
         lease = await self._lease(context, 0, ended=True)  # output has its own limit of bytes
-        try:
+        async with _refusing(context):
             await lease.output.take(wire.output_piece(request) async for request in requests)
-        except ProtocolError as error:
-            await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         return pb.SendOutputResponse()
 
     async def SubmitResult(self, request: bytes, context: Context) -> pb.SubmitResultResponse:
         lease = await self._lease(context, 0)  # a result has its own limit of bytes
-        try:
+        async with _refusing(context):
             lease.submit(wire.submission(request))
-        except ProtocolError as error:
-            await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         return pb.SubmitResultResponse()
 
     async def _lease(self, context: Context, size: int, *, ended: bool = False) -> Lease:
@@ -187,6 +174,17 @@ async def _chunks(attachment: Attachment) -> AsyncIterator[bytes]:
             yield content
     finally:
         file.close()
+
+
+@asynccontextmanager
+async def _refusing(context: Context) -> AsyncIterator[None]:
+    """Within this block an invalid request ends the call."""
+    try:
+        yield
+    except ProtocolError as error:
+        await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+    except SequenceError as error:
+        await _refuse(context, grpc.StatusCode.ABORTED, str(error))
 
 
 async def _refuse(context: Context, code: grpc.StatusCode, text: str) -> NoReturn:

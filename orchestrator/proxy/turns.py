@@ -8,7 +8,7 @@ from orchestrator.completion.base import Tokenizer, counted, encoded
 from orchestrator.completion.line import Prompt, TokenLine
 from orchestrator.proxy.budgets import Budgets
 from orchestrator.proxy.said import Asked
-from orchestrator.types import Completion, Message, RolloutPlan, Turn
+from orchestrator.types import Completion, Message, RolloutPlan, Turn, shared
 
 _MESSAGE_OVERHEAD = 8  # tokens a chat template puts around a message, roughly; for chat endpoints only
 
@@ -38,30 +38,25 @@ class Turns:
 
     async def prepared(self, messages: tuple[Message, ...]) -> Prepared:
         """The prompt of a conversation. Raises Over for too much text, RecordError."""
-        self._budgets.text(sum(len(m.content) for m in messages[_common(self._conversation, messages) :]))
+        self._budgets.text(sum(len(m.content) for m in messages[shared(self._conversation, messages) :]))
         if self._line is None:
             return Prepared(None, await self._length(messages))
-        prompt = await self._prompt(self._line, messages)
-        return Prepared(prompt, len(prompt.ids))
-
-    async def _prompt(self, line: TokenLine, messages: tuple[Message, ...]) -> Prompt:
-        """The ids to sample from."""
         assert self._tokenizer is not None
-        following = line.following(messages)
+        following = self._line.following(messages)
         text = following.added
         ids = await encoded(self._tokenizer, text.text, self._limit, text.plain)
         if ids is None:
             raise self._budgets.too_long(len(text.text))
-        return following.prompt(ids)
+        prompt = following.prompt(ids)
+        return Prepared(prompt, len(prompt.ids))
 
     async def _length(self, messages: tuple[Message, ...]) -> int:
         """Tokens of a conversation that is sent as text. Only its new messages are counted. 0: unknown."""
         if self._tokenizer is None:
             return 0
-        kept = _common(self._conversation, messages)
+        kept = shared(self._conversation, messages)
         if kept < len(self._conversation):
-            self._counted = 0
-            kept = 0
+            self._counted = kept = 0
         new = [message.content for message in messages[kept:]]
         if (count := await counted(self._tokenizer, new, self._limit)) is None:
             raise self._budgets.too_long(sum(map(len, new)))
@@ -72,7 +67,7 @@ class Turns:
     ) -> None:
         """Records one completion. Times in seconds since the start of the rollout."""
         messages, prompt = asked.messages, prepared.line
-        kept = _common(self._conversation, messages)
+        kept = shared(self._conversation, messages)
         self._counted = prepared.tokens
         if self._line is not None and prompt is not None:
             self._line.append(prompt, messages, completion)
@@ -103,13 +98,3 @@ class Turns:
         segment = next(continued, len(self._talks))
         self._talks[segment] = messages
         return segment
-
-
-def _common(a: tuple[Message, ...], b: tuple[Message, ...]) -> int:
-    """How many leading messages are equal."""
-    count = 0
-    for x, y in zip(a, b, strict=False):
-        if x != y:
-            break
-        count += 1
-    return count

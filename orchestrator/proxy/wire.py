@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
@@ -36,11 +37,7 @@ _RESULT_BYTES = 512 * 1024
 MAX_STOPS = 4  # as OpenAI takes them
 MAX_STOP_CHARS = 64
 
-_ROLES: dict[int, Role] = {
-    pb.ROLE_SYSTEM: "system",
-    pb.ROLE_USER: "user",
-    pb.ROLE_ASSISTANT: "assistant",
-}
+_ROLES: dict[int, Role] = {pb.ROLE_SYSTEM: "system", pb.ROLE_USER: "user", pb.ROLE_ASSISTANT: "assistant"}
 _KINDS = {
     pb.COMPLETION_KIND_ACTION: CompletionKind.ACTION,
     pb.COMPLETION_KIND_PLAN: CompletionKind.PLAN,
@@ -51,6 +48,7 @@ _AGENT_KINDS: dict[AgentKind, pb.AgentKind] = {
     "tool_calling": pb.AGENT_KIND_TOOL_CALLING,
     "program": pb.AGENT_KIND_PROGRAM,
 }
+_OF_A_MOUNT = [field.name for field in fields(Mount)]
 _FINISH = {"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH}
 
 
@@ -78,19 +76,7 @@ def confinement(data: bytes) -> Confinement:
         worker_uid=told.worker_uid,
         process_id=told.process_id,
         own_control_groups=told.own_control_groups,
-        mounts=tuple(
-            Mount(
-                target=m.target,
-                type=m.type,
-                read_only=m.read_only,
-                no_suid=m.no_suid,
-                no_dev=m.no_dev,
-                no_exec=m.no_exec,
-                size_bytes=m.size_bytes,
-                inodes=m.inodes,
-            )
-            for m in told.mounts
-        ),
+        mounts=tuple(Mount(**{name: getattr(m, name) for name in _OF_A_MOUNT}) for m in told.mounts),
         limits={limit.name: limit.value for limit in told.limits},
         devices=tuple(told.devices),
         exposed_paths=tuple(told.exposed_paths),

@@ -25,12 +25,12 @@ from typing import IO, Any
 from orchestrator.errors import ConfigError, ScorerError
 from orchestrator.plugins import load_object
 from orchestrator.scorers.strategies import StrategyScorer
+from orchestrator.text import told
 from orchestrator.types import Ended, Record, RolloutPlan, Score
 
 FLAG = "env.scoring_strategy"
 LENGTH = struct.Struct(">Q")
 _PR_SET_PDEATHSIG = 1
-_MAX_REASON = 300
 
 Function = Callable[[RolloutPlan, Record, Ended], object]
 
@@ -98,7 +98,7 @@ def _reply(name: str, function: Function, request: bytes) -> dict[str, Any]:
 def _told(error: BaseException) -> str:
     """The exception on one line. Its text is made by its own code, which may fail too."""
     try:
-        return " ".join(f"{type(error).__name__}: {error}".split())[:_MAX_REASON]
+        return told(error)
     except BaseException:
         return type(error).__name__
 

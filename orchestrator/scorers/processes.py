@@ -22,6 +22,7 @@ from typing import Any
 from orchestrator.errors import ConfigError
 from orchestrator.scorers.process import FLAG, LENGTH
 from orchestrator.scorers.strategies import StrategyScorer, needed
+from orchestrator.text import told
 from orchestrator.types import Ended, Record, RolloutPlan, Score
 
 PROCESSES = 4
@@ -71,7 +72,7 @@ class GradingProcesses:
         try:
             request = pickle.dumps((*given, ended))
         except Exception as error:  # metadata of a `python:` source may be unpicklable
-            raise Ungraded(f"{self._name}: the task cannot be handed over: {_one_line(error)}") from error
+            raise Ungraded(f"{self._name}: the task cannot be handed over: {told(error, _MAX_REASON)}") from error
         async with self._slots:
             try:
                 reply = await self._asked(request)
@@ -102,11 +103,10 @@ class GradingProcesses:
         try:
             async with asyncio.timeout(self._timeout_s):
                 reply = await process.ask(request)
-        except TimeoutError:
+        except BaseException as error:  # slow, died or cancelled: its answer must not go to the next request
             await self._end(process)
-            raise Ungraded(f"{self._name} gave no score within {self._timeout_s:g} s") from None
-        except BaseException:  # died, or cancelled: its answer must not go to the next request
-            await self._end(process)
+            if isinstance(error, TimeoutError):
+                raise Ungraded(f"{self._name} gave no score within {self._timeout_s:g} s") from None
             raise
         self._idle.put_nowait(process)
         return reply
@@ -137,18 +137,15 @@ class GradingProcesses:
         try:
             async with asyncio.timeout(LOAD_LIMIT_S):
                 hello = await process.ask(pickle.dumps(self._scorer))
-        except TimeoutError:
+            if "error" in hello:
+                raise ConfigError(str(hello["error"]))
+        except BaseException as error:
             await self._end(process)
-            raise ConfigError(f"{FLAG}: {self._name} did not load within {LOAD_LIMIT_S:g} s") from None
-        except _Died as died:
-            await self._end(process)
-            raise ConfigError(f"{FLAG}: {self._name} cannot be loaded: its process ended: {died}") from None
-        except BaseException:
-            await self._end(process)
+            if isinstance(error, TimeoutError):
+                raise ConfigError(f"{FLAG}: {self._name} did not load within {LOAD_LIMIT_S:g} s") from None
+            if isinstance(error, _Died):
+                raise ConfigError(f"{FLAG}: {self._name} cannot be loaded: its process ended: {error}") from None
             raise
-        if "error" in hello:
-            await self._end(process)
-            raise ConfigError(str(hello["error"]))
         return process
 
     async def _end(self, process: _Process) -> None:
@@ -220,7 +217,3 @@ class _Process:
 
 def _how(code: int) -> str:
     return f"exit code {code}" if code >= 0 else f"signal {-code}"
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:_MAX_REASON]

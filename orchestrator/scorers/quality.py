@@ -21,7 +21,16 @@ from collections.abc import Mapping
 
 from orchestrator.scorers.base import COMBINED_WEIGHTS
 from orchestrator.scorers.manners import gives_answer, well_formed
-from orchestrator.types import CompletionKind, Ended, EndedName, Message, Record, RolloutPlan, conversations
+from orchestrator.types import (
+    CompletionKind,
+    Ended,
+    EndedName,
+    Message,
+    Record,
+    RolloutPlan,
+    conversations,
+    shared,
+)
 
 WEIGHTS: Mapping[str, float] = {k: v for k, v in COMBINED_WEIGHTS.items() if k != "correctness"}
 FREE_ANSWER_CHARS = 2000
@@ -95,11 +104,7 @@ def _messages_after(seen: tuple[Message, ...], later: list[tuple[Message, ...]])
     for talk in later:
         if talk[: len(seen)] == seen:
             return talk[len(seen) :]
-    if not later:
-        return ()
-    pairs = enumerate(zip(seen, later[0], strict=False))
-    kept = next((at for at, (one, other) in pairs if one != other), min(len(seen), len(later[0])))
-    return later[0][kept:]
+    return later[0][shared(seen, later[0]) :] if later else ()
 
 
 def _is_error(message: Message) -> bool:

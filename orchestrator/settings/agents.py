@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.settings.kinds import Whole, json_value
+from orchestrator.settings.kinds import Json, Whole, json_value
 from orchestrator.text import is_name
 from orchestrator.types import AgentKind, ManagedAgent
 
@@ -20,39 +20,32 @@ _KINDS: tuple[AgentKind, ...] = ("code", "tool_calling")
 
 
 @dataclass(frozen=True, slots=True)
-class Tags:
+class Tags(Json):
     """The opening and closing tag of code blocks."""
 
-    metavar: str = "JSON"
     valid: str = (
         'markdown, or a JSON list of two different tags like ["<code>", "</code>"], without spaces at their ends '
         r"and without any of .^$*+?{}[]\|()"
     )
 
     def read(self, raw: object) -> tuple[str, str]:
-        if isinstance(raw, str):
-            raw = list(MARKDOWN) if raw.strip() == "markdown" else json_value(raw)
+        raw = MARKDOWN if isinstance(raw, str) and raw.strip() == "markdown" else json_value(raw)
         if not isinstance(raw, list | tuple) or len(raw) != 2 or not all(map(_is_tag, raw)) or raw[0] == raw[1]:
             raise ValueError
         return raw[0], raw[1]
 
-    def show(self, value: tuple[str, str]) -> str:
-        return json.dumps(value)
-
 
 @dataclass(frozen=True, slots=True)
-class ManagedAgents:
+class ManagedAgents(Json):
     """Agents the main one can call: a list of mappings."""
 
-    metavar: str = "JSON"
     valid: str = (
         f"a list of at most {MAX_AGENTS} objects, each with a name (a Python identifier, each its own), a "
         "description, and optionally tools (a list of names), max_steps and agent (code or tool_calling)"
     )
 
     def read(self, raw: object) -> tuple[ManagedAgent, ...]:
-        if isinstance(raw, str):
-            raw = json_value(raw)
+        raw = json_value(raw)
         if not isinstance(raw, list | tuple) or len(raw) > MAX_AGENTS:
             raise ValueError
         agents = tuple(one if isinstance(one, ManagedAgent) else _managed(one) for one in raw)

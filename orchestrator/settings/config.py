@@ -28,10 +28,7 @@ class Config:
         """All settings as plain JSON values, without keys and without credentials in URLs."""
         secrets = [secret for server in self.openai for secret in server.secrets()]
         hidden = (*secrets, self.tavily_api_key, self.judge_api_key)
-        return {
-            "env": self.env.public(*hidden),
-            "openai": [server.public(*hidden) for server in self.openai],
-        }
+        return {"env": self.env.public(*hidden), "openai": [server.public(*hidden) for server in self.openai]}
 
     def require_endpoint(self) -> None:
         """Raises ConfigError unless every server has an address."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from orchestrator.errors import ConfigError
 from orchestrator.redact import shown
-from orchestrator.settings.kinds import FALSE_WORDS, TRUE_WORDS, File, Flag
+from orchestrator.settings.kinds import BOOLEANS, File, Flag
 from orchestrator.settings.row import Layer, Setting, give, nearest
 from orchestrator.settings.table import ENDPOINT, SECTIONS, TAVILY_KEY, section_rows
 
@@ -104,7 +104,7 @@ def parse(argv: Sequence[str], flags: dict[str, Setting], arguments: Sequence[Se
 def _value(row: Setting, name: str, tokens: deque[str]) -> str:
     """The value after a flag. For a boolean, the next token is taken only if it is a boolean word."""
     if isinstance(row.kind, Flag):
-        taken = tokens and tokens[0].lower() in TRUE_WORDS | FALSE_WORDS
+        taken = tokens and tokens[0].lower() in BOOLEANS
         return tokens.popleft() if taken else "true"
     if not tokens or tokens[0].startswith("--"):
         raise ConfigError(f"{name} needs a value: {row.valid}")

@@ -17,8 +17,7 @@ from typing import Any, Protocol
 from orchestrator.redact import Secret
 from orchestrator.text import path_of
 
-TRUE_WORDS = frozenset({"true", "yes", "1"})
-FALSE_WORDS = frozenset({"false", "no", "0"})
+BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,19}")
 _DURATION = re.compile(r"([0-9.]+)\s*(ms|s|m|h|d)")
@@ -45,10 +44,11 @@ class Kind(Protocol):
 
     def show(self, value: Any) -> str:
         """The value as it could be given on a command line."""
+        return str(value)
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class Whole(Kind):
     """A whole number. `special` are allowed outside the range."""
 
     at_least: int | None = None
@@ -58,8 +58,7 @@ class Whole:
 
     @property
     def valid(self) -> str:
-        words = "".join(f"{number}, or " for number in self.special)
-        return words + "a whole number" + _range(self.at_least, self.at_most)
+        return f"{_first(self.special)}a whole number{_range(self.at_least, self.at_most)}"
 
     def read(self, raw: object) -> int:
         if isinstance(raw, str) and _WHOLE.fullmatch(raw.strip()):
@@ -70,12 +69,9 @@ class Whole:
             raise ValueError
         return raw
 
-    def show(self, value: int) -> str:
-        return str(value)
-
 
 @dataclass(frozen=True, slots=True)
-class Number:
+class Number(Kind):
     """A finite number."""
 
     at_least: float | None = None
@@ -86,8 +82,7 @@ class Number:
 
     @property
     def valid(self) -> str:
-        words = "".join(f"{number:g}, or " for number in self.special)
-        return words + "a number" + _range(self.at_least, self.at_most, self.above)
+        return f"{_first(self.special)}a number{_range(self.at_least, self.at_most, self.above)}"
 
     def read(self, raw: object) -> float:
         if isinstance(raw, str):
@@ -100,11 +95,8 @@ class Number:
             raise ValueError from None
         if not math.isfinite(number):
             raise ValueError
-        if number not in self.special:
-            if self.above is not None and number <= self.above:
-                raise ValueError
-            if not _within(number, self.at_least, self.at_most):
-                raise ValueError
+        if number not in self.special and not _within(number, self.at_least, self.at_most, self.above):
+            raise ValueError
         return number
 
     def show(self, value: float) -> str:
@@ -121,8 +113,8 @@ class Duration(Number):
 
     @property
     def valid(self) -> str:
-        words = "".join(f"{number:g}, or " for number in self.special)
-        return f"{words}seconds{_range(self.at_least, None, self.above)} (or 90s, 5m, 1h), at most a year"
+        bounds = _range(self.at_least, None, self.above)
+        return f"{_first(self.special)}seconds{bounds} (or 90s, 5m, 1h), at most a year"
 
     def _parse(self, text: str) -> float:
         match = _DURATION.fullmatch(text)
@@ -137,7 +129,7 @@ def seconds(
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class Size(Kind):
     """Bytes, also written 512m, 1GiB. As in Docker, all units are powers of 1024."""
 
     at_least: int
@@ -166,28 +158,24 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True)
-class Flag:
+class Flag(Kind):
     """True or false."""
 
     metavar: str = "[true|false]"
     valid: str = "true, false, yes, no, 1 or 0"
 
     def read(self, raw: object) -> bool:
-        if isinstance(raw, bool):
-            return raw
         word = str(raw).strip().lower() if isinstance(raw, str | int) else ""
-        if word in TRUE_WORDS:
-            return True
-        if word in FALSE_WORDS:
-            return False
-        raise ValueError
+        if word not in BOOLEANS:
+            raise ValueError
+        return BOOLEANS[word]
 
     def show(self, value: bool) -> str:
         return "true" if value else "false"
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Kind):
     """One word of several."""
 
     words: tuple[str, ...]
@@ -205,12 +193,9 @@ class Choice:
             raise ValueError
         return raw.strip()
 
-    def show(self, value: str) -> str:
-        return value
-
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class Text(Kind):
     """Text that `fits` accepts."""
 
     valid: str = "text"
@@ -222,12 +207,9 @@ class Text:
             raise ValueError
         return raw.strip()
 
-    def show(self, value: str) -> str:
-        return value
-
 
 @dataclass(frozen=True, slots=True)
-class File:
+class File(Kind):
     """A path on this machine. Whether it exists is not checked here."""
 
     valid: str = "a path (`~` of a known user, names of at most 255 bytes)"
@@ -238,89 +220,78 @@ class File:
             raise ValueError
         return path_of(str(raw))
 
-    def show(self, value: Path) -> str:
-        return str(value)
+
+class Json(Kind):
+    """Base of the kinds that are given as JSON text, or as such a value in YAML or Python."""
+
+    metavar = "JSON"
+
+    def show(self, value: Any) -> str:
+        return json.dumps(value)
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class Words(Json):
     """Some of the given words, as a JSON list."""
 
     words: tuple[str, ...]
-    metavar: str = "JSON"
 
     @property
     def valid(self) -> str:
         return f'a JSON list like ["{self.words[0]}"] of ' + ", ".join(self.words)
 
     def read(self, raw: object) -> tuple[str, ...]:
-        if isinstance(raw, str):
-            raw = json_value(raw)
+        raw = json_value(raw)
         if not isinstance(raw, Collection) or isinstance(raw, str | bytes | dict):
             raise ValueError
         if not all(isinstance(word, str) and word in self.words for word in raw):
             raise ValueError
         return tuple(dict.fromkeys(raw))
 
-    def show(self, value: tuple[str, ...]) -> str:
-        return json.dumps(value)
-
 
 @dataclass(frozen=True, slots=True)
-class Texts:
+class Texts(Json):
     """Several texts of one kind, as a JSON list."""
 
     each: Text
-    metavar: str = "JSON"
 
     @property
     def valid(self) -> str:
         return f"a JSON list, each item {self.each.valid}"
 
     def read(self, raw: object) -> tuple[str, ...]:
-        if isinstance(raw, str):
-            raw = json_value(raw)
+        raw = json_value(raw)
         if not isinstance(raw, list | tuple):
             raise ValueError
         return tuple(dict.fromkeys(self.each.read(text) for text in raw))
 
-    def show(self, value: tuple[str, ...]) -> str:
-        return json.dumps(value)
-
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class Table(Json):
     """Values of one kind by known names, as a JSON object."""
 
     names: tuple[str, ...]
     each: Text | Number
-    metavar: str = "JSON"
 
     @property
     def valid(self) -> str:
         return f"a JSON object, each value {self.each.valid}, with names out of {', '.join(self.names)}"
 
     def read(self, raw: object) -> dict[str, Any]:
-        if isinstance(raw, str):
-            raw = json_value(raw)
+        raw = json_value(raw)
         if not isinstance(raw, Mapping) or not raw or not set(raw) <= set(self.names):
             raise ValueError
         return {name: self.each.read(raw[name]) for name in self.names if name in raw}
 
-    def show(self, value: Mapping[str, Any]) -> str:
-        return json.dumps(dict(value))
-
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(Json):
     """Any values by any names, as a JSON object."""
 
-    metavar: str = "JSON"
     valid: str = f"a JSON object of at most {_OPTIONS_CHARS} characters"
 
     def read(self, raw: object) -> dict[str, Any]:
-        if isinstance(raw, str):
-            raw = json_value(raw)
+        raw = json_value(raw)
         if not isinstance(raw, Mapping) or not raw or not all(isinstance(name, str) for name in raw):
             raise ValueError
         try:
@@ -331,12 +302,9 @@ class Options:
             raise ValueError
         return dict(raw)
 
-    def show(self, value: Mapping[str, Any]) -> str:
-        return json.dumps(dict(value))
-
 
 @dataclass(frozen=True, slots=True)
-class Only:
+class Only(Kind):
     """A setting of Atropos or the predecessor with one valid value here, and why. None: it must be left open."""
 
     kind: Kind
@@ -361,7 +329,7 @@ class Only:
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class Key(Kind):
     """A key for a service. `x`, `none` and empty text mean that there is none."""
 
     valid: str = "a key of printable characters without spaces"
@@ -384,29 +352,32 @@ class Key:
         return "none"
 
 
-def json_value(text: str) -> Any:
-    """The value of JSON text. Raises ValueError, also for NaN and Infinity, which JSON does not have."""
+def json_value(raw: object) -> Any:
+    """The value of JSON text; any other value as it is. Raises ValueError, also for NaN and Infinity, which JSON
+    does not have."""
 
     def refuse(word: str) -> None:
         raise ValueError(word)
 
     try:
-        return json.loads(text, parse_constant=refuse)
+        return json.loads(raw, parse_constant=refuse) if isinstance(raw, str) else raw
     except RecursionError:
         raise ValueError from None
 
 
-def _within(number: float, low: float | None, high: float | None) -> bool:
-    return (low is None or number >= low) and (high is None or number <= high)
+def _within(number: float, low: float | None, high: float | None, above: float | None = None) -> bool:
+    below = high is None or number <= high
+    return below and (low is None or number >= low) and (above is None or number > above)
+
+
+def _first(special: tuple[float, ...]) -> str:
+    return "".join(f"{number:g}, or " for number in special)
 
 
 def _range(low: float | None, high: float | None, above: float | None = None) -> str:
     """` from 1 to 10`, ` of at least 1`, ` above 0, at most 1`."""
     if low is not None and high is not None:
         return f" from {low} to {high}"
-    words = [
-        f"{word} {bound}"
-        for word, bound in (("of at least", low), ("above", above), ("at most", high))
-        if bound is not None
-    ]
-    return " " * bool(words) + ", ".join(words)
+    bounds = {"of at least": low, "above": above, "at most": high}
+    words = ", ".join(f"{word} {bound}" for word, bound in bounds.items() if bound is not None)
+    return words and f" {words}"

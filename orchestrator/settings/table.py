@@ -37,7 +37,7 @@ from orchestrator.settings.kinds import (
     seconds,
 )
 from orchestrator.settings.row import AUTO, Setting, Settings, setting
-from orchestrator.tasks.columns import COLUMNS
+from orchestrator.tasks.base import COLUMNS
 from orchestrator.text import path_of
 from orchestrator.tools.rules import DENIED_HOSTS, DENIED_WORDS, HOST_RULE
 from orchestrator.types import AgentKind, EndedName, ManagedAgent
@@ -103,6 +103,7 @@ def _is_agent(text: str) -> bool:
     return bool(_AGENT.fullmatch(text) and path_of(text.removeprefix("program:")))
 
 
+_URL = Text("a URL with http:// or https://", "URL", _is_url)
 _NAMED = Text("a name", "NAME", _NAME.fullmatch)
 _OBJECTS = Texts(Text("of the form python:MODULE:TOOL", "TOOL", _BROUGHT.fullmatch))
 _SCALE = Number(at_least=0, at_most=1)
@@ -306,10 +307,7 @@ class EnvSettings(Settings):
     )
 
     allow_localhost_tcp: bool = setting(
-        False,
-        Flag(),
-        SANDBOX,
-        "TCP inside a sandbox, for tasks that start a server; still no network",
+        False, Flag(), SANDBOX, "TCP inside a sandbox, for tasks that start a server; still no network"
     )
     waive_hardening: tuple[str, ...] = setting(
         (),
@@ -350,7 +348,7 @@ class EnvSettings(Settings):
     )
     tavily_base_url: str = setting(
         "https://api.tavily.com",
-        Text("a URL with http:// or https://", "URL", _is_url),
+        _URL,
         TOOLS,
         "Tavily's address, or that of a gateway to it",
     )
@@ -415,7 +413,7 @@ class EnvSettings(Settings):
     )
     judge_base_url: str | None = setting(
         None,
-        Text("a URL with http:// or https://", "URL", _is_url),
+        _URL,
         SCORING,
         "the judge's endpoint; its key: JUDGE_API_KEY",
     )
@@ -457,7 +455,7 @@ class EnvSettings(Settings):
     # Atropos' own names (BaseEnvConfig); a test compares them with the installed version's
     rollout_server_url: str = setting(
         "http://localhost:8000",
-        Text("a URL with http:// or https://", "URL", _is_url),
+        _URL,
         ATROPOS,
         "Atropos' run-api, which hands groups to the trainer",
     )

@@ -6,13 +6,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from orchestrator.errors import ConfigError
 from orchestrator.redact import shown
-from orchestrator.tasks.base import Source
-from orchestrator.tasks.columns import Columns
+from orchestrator.tasks.base import Columns, Source
 from orchestrator.text import path_of
 
 GRAMMAR = (
@@ -34,10 +32,29 @@ def open_tasks(dataset: str, *, dataset_path: Path, split: str, columns: Columns
         from orchestrator.tasks.gaia.source import gaia_tasks
 
         return gaia_tasks(dataset_path, split)
-    opening = _KINDS.get(kind)
-    if opening is None or not rest:
-        raise ConfigError(f"env.dataset: {dataset!r} is not understood; valid are {GRAMMAR}")
-    return opening(dataset, rest, split, columns or {})
+    columns = columns or {}
+    match kind if rest else "":
+        case "jsonl":
+            from orchestrator.tasks.jsonl import jsonl_tasks
+
+            return jsonl_tasks(_path(rest), name=dataset, columns=columns)
+        case "csv":
+            from orchestrator.tasks.csv import csv_tasks
+
+            return csv_tasks(_path(rest), name=dataset, columns=columns)
+        case "hf":
+            from orchestrator.tasks.hf import hf_tasks
+
+            return hf_tasks(rest, split=split, columns=columns)
+        case "reasoning_gym":
+            from orchestrator.tasks.reasoning_gym import reasoning_gym_tasks
+
+            return reasoning_gym_tasks(rest)
+        case "python":
+            from orchestrator.tasks.python import python_tasks
+
+            return python_tasks(dataset)
+    raise ConfigError(f"env.dataset: {dataset!r} is not understood; valid are {GRAMMAR}")
 
 
 def _path(text: str) -> Path:
@@ -45,42 +62,3 @@ def _path(text: str) -> Path:
         return path_of(text)
     except ValueError:
         raise ConfigError(f"env.dataset: {shown(text)} cannot be a path; name a file that is there") from None
-
-
-def _jsonl(dataset: str, rest: str, split: str, columns: Columns) -> Source:
-    from orchestrator.tasks.jsonl import jsonl_tasks
-
-    return jsonl_tasks(_path(rest), name=dataset, columns=columns)
-
-
-def _csv(dataset: str, rest: str, split: str, columns: Columns) -> Source:
-    from orchestrator.tasks.csv import csv_tasks
-
-    return csv_tasks(_path(rest), name=dataset, columns=columns)
-
-
-def _hf(dataset: str, rest: str, split: str, columns: Columns) -> Source:
-    from orchestrator.tasks.hf import hf_tasks
-
-    return hf_tasks(rest, split=split, columns=columns)
-
-
-def _reasoning_gym(dataset: str, rest: str, split: str, columns: Columns) -> Source:
-    from orchestrator.tasks.reasoning_gym import reasoning_gym_tasks
-
-    return reasoning_gym_tasks(rest)
-
-
-def _python(dataset: str, rest: str, split: str, columns: Columns) -> Source:
-    from orchestrator.tasks.python import python_tasks
-
-    return python_tasks(dataset)
-
-
-_KINDS: dict[str, Callable[[str, str, str, Columns], Source]] = {
-    "jsonl": _jsonl,
-    "csv": _csv,
-    "hf": _hf,
-    "reasoning_gym": _reasoning_gym,
-    "python": _python,
-}

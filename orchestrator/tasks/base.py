@@ -1,12 +1,19 @@
-"""What every kind of tasks is read as: a finite sequence that can be read again, in the same order."""
+"""What every kind of tasks is read as: a finite sequence that can be read again, in the same order. And our names
+of a row's columns, for data sets that have others."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from orchestrator.types import BadTask, Task
+
+COLUMNS = ("question", "answer", "task_id", "files", "level", "metadata", "scorer", "image", "limits")
+
+Columns = Mapping[str, str]  # our name → the data set's
+NONE: Columns = {}
 
 
 class BadRow(Exception):
@@ -35,3 +42,11 @@ class Source:
                     continue
                 seen.add(digest)
             yield task
+
+
+def renamed(row: object, columns: Columns) -> object:
+    """The row with our names. Anything but a mapping is returned as it is, and refused later."""
+    if not columns or not isinstance(row, Mapping):
+        return row
+    found: dict[Any, Any] = {ours: row.get(theirs) for ours, theirs in columns.items()}
+    return {**row, **found}

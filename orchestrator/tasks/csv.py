@@ -13,8 +13,7 @@ from typing import Any
 import orjson
 
 from orchestrator.errors import ConfigError
-from orchestrator.tasks.base import BadRow, Source
-from orchestrator.tasks.columns import NONE, Columns
+from orchestrator.tasks.base import NONE, BadRow, Columns, Source
 from orchestrator.tasks.lines import MAX_LINE_BYTES, check_readable, read_lines
 from orchestrator.tasks.rows import make_task, one_line
 from orchestrator.types import BadTask, Task

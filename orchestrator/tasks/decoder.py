@@ -15,7 +15,7 @@ import resource
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 # Set before the libraries are imported. Fewer threads and allocators need less memory.
 os.environ |= {"ARROW_DEFAULT_MEMORY_POOL": "system", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
@@ -31,28 +31,26 @@ _BATCH_ROWS = 4
 _JSON = orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
 
 
-def main(limit_bytes: int, kind: str, *arguments: str) -> int:
+def main(limit_bytes: int, kind: str, *arguments: str) -> NoReturn:
     """Exits with 0 after all rows, with 1 after an error."""
     said = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print goes to standard error
     guard_streams()
+    code = 1
     try:
         columns, rows = (_parquet if kind == "parquet" else _hub)(limit_bytes, *arguments)
         said.write(COLUMNS + orjson.dumps(columns) + b"\n")
         said.flush()
         _give(rows, said)
+        code = 0
     except BrokenPipeError:  # the reader wants no more rows
         os._exit(0)
     except MemoryError:
         said.write(ERROR + orjson.dumps(f"reading takes more than {limit_bytes // MIB} MiB of memory") + b"\n")
-        said.flush()
-        os._exit(1)
     except Exception as error:  # the libraries raise anything
         said.write(ERROR + orjson.dumps(one_line(error)) + b"\n")
-        said.flush()
-        os._exit(1)  # without waiting for threads of a library
     said.flush()
-    os._exit(0)
+    os._exit(code)  # without waiting for threads of a library
 
 
 def _give(rows: Iterable[Any], said: IO[bytes]) -> None:
@@ -102,4 +100,4 @@ def _hub(limit_bytes: int, name: str, config: str, split: str) -> tuple[list[str
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), *sys.argv[2:]))
+    main(int(sys.argv[1]), *sys.argv[2:])

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from orchestrator.errors import ConfigError
-from orchestrator.tasks.base import Source
-from orchestrator.tasks.columns import NONE, Columns, renamed
+from orchestrator.tasks.base import NONE, Columns, Source, renamed
 from orchestrator.tasks.decoded import Decoded, DecodeError
 from orchestrator.tasks.lines import MAX_LINE_BYTES
 from orchestrator.tasks.query import split_query

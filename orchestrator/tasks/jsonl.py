@@ -7,8 +7,7 @@ from pathlib import Path
 
 import orjson
 
-from orchestrator.tasks.base import Source
-from orchestrator.tasks.columns import NONE, Columns, renamed
+from orchestrator.tasks.base import NONE, Columns, Source, renamed
 from orchestrator.tasks.lines import MAX_LINE_BYTES, check_readable, read_lines
 from orchestrator.tasks.rows import make_task, one_line
 from orchestrator.types import BadTask, Task

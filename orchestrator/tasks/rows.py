@@ -73,6 +73,14 @@ def _first(row: Mapping[Any, Any], *names: str) -> Any:
     return next((row[name] for name in names if row.get(name) not in (None, "")), None)
 
 
+def _mapping(row: Mapping[Any, Any], name: str, *others: str) -> Mapping[Any, Any]:
+    """The same of a column with objects; empty where there is none."""
+    value = _first(row, name, *others)
+    if value is not None and not isinstance(value, Mapping):
+        raise BadRow(f"{name} must be an object, not {_kind(value)}")
+    return value or {}
+
+
 def _kind(value: object) -> str:
     return "null" if value is None else type(value).__name__
 
@@ -172,11 +180,7 @@ def _level(row: Mapping[Any, Any]) -> str | None:
 
 
 def _metadata(row: Mapping[Any, Any]) -> Mapping[str, Any]:
-    value = _first(row, "metadata", "Annotator Metadata")
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise BadRow(f"metadata must be an object, not {_kind(value)}")
+    value = _mapping(row, "metadata", "Annotator Metadata")
     # Without recursion: a data set may nest deeply.
     values: list[Any] = [value]
     while values:
@@ -208,11 +212,7 @@ def _image(row: Mapping[Any, Any]) -> str | None:
 
 
 def _limits(row: Mapping[Any, Any]) -> Mapping[str, float]:
-    value = _first(row, "limits")
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise BadRow(f"limits must be an object, not {_kind(value)}")
+    value = _mapping(row, "limits")
     for name, number in value.items():
         if name not in LIMITS:
             raise BadRow(f"limit {ascii(name)[:60]} is none of {', '.join(LIMITS)}")

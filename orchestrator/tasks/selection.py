@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -21,35 +21,31 @@ Tasks = Iterable[Task | BadTask]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Filters, applied in this order. Empty, None and 0 change nothing."""
+    """Filters, applied in this order. Empty and None change nothing."""
 
     levels: frozenset[str] = frozenset()
     tags: frozenset[str] = frozenset()
     shuffle_seed: int | None = None
-    skip: int = 0
     count: int | None = None
 
 
 def select(source: Source, selection: Selection) -> Source:
     """The source with the selection applied; the order is the same each time it is read."""
 
+    levels, tags = selection.levels, selection.tags
+
+    def chosen(task: Task | BadTask) -> bool:
+        if isinstance(task, BadTask):
+            return True
+        return (not levels or task.level in levels) and (not tags or not tags.isdisjoint(tags_of(task)))
+
     def read() -> Iterator[Task | BadTask]:
-        tasks = with_tags(of_levels(source, selection.levels), selection.tags)
+        tasks: Iterator[Task | BadTask] = filter(chosen, source)
         if selection.shuffle_seed is not None:
             tasks = shuffled(tasks, selection.shuffle_seed)
-        return first(islice(tasks, selection.skip, None), selection.count)
+        return _first(tasks, selection.count)
 
     return Source(source.name, read)
-
-
-def of_levels(tasks: Tasks, levels: Collection[str]) -> Iterator[Task | BadTask]:
-    """Tasks of these levels; all tasks if `levels` is empty."""
-    return (task for task in tasks if isinstance(task, BadTask) or not levels or task.level in levels)
-
-
-def with_tags(tasks: Tasks, tags: Collection[str]) -> Iterator[Task | BadTask]:
-    """Tasks with at least one of these tags; all tasks if `tags` is empty."""
-    return (task for task in tasks if isinstance(task, BadTask) or not tags or not tags_of(task).isdisjoint(tags))
 
 
 def tags_of(task: Task) -> frozenset[str]:
@@ -74,7 +70,7 @@ def shuffled(tasks: Tasks, seed: int, window: int = SHUFFLE_WINDOW) -> Iterator[
     yield from held
 
 
-def first(tasks: Tasks, count: int | None) -> Iterator[Task | BadTask]:
+def _first(tasks: Tasks, count: int | None) -> Iterator[Task | BadTask]:
     """The tasks up to the `count`th good one, which is included."""
     good = 0
     for task in tasks:

@@ -55,10 +55,7 @@ def _open(env: EnvSettings, dataset: str, split: str) -> Source:
 def _chosen(env: EnvSettings, source: Source) -> Source:
     """Filters, shuffles and cuts after the hold-out, so that `env.max_tasks` counts what is left."""
     selection = Selection(
-        levels=frozenset(env.levels),
-        tags=frozenset(env.tags),
-        shuffle_seed=env.shuffle_seed,
-        count=env.max_tasks,
+        levels=frozenset(env.levels), tags=frozenset(env.tags), shuffle_seed=env.shuffle_seed, count=env.max_tasks
     )
     return source if selection == Selection() else select(source, selection)
 

@@ -39,21 +39,9 @@ class RecordedTool:
     """Looks like `tool`, but answers from the record."""
 
     def __init__(self, name: str, tool: HostTool, calls: RecordedCalls) -> None:
+        self.description, self.inputs, self.output_type = tool.description, tool.inputs, tool.output_type
         self._name = name
-        self._tool = tool
         self._calls = calls
-
-    @property
-    def description(self) -> str:
-        return self._tool.description
-
-    @property
-    def inputs(self) -> Mapping[str, Mapping[str, Any]]:
-        return self._tool.inputs
-
-    @property
-    def output_type(self) -> str:
-        return self._tool.output_type
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
         return self._calls.answer(self._name, arguments)

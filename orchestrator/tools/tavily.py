@@ -72,13 +72,7 @@ class Tavily:
     """At most `max_calls` calls at a time over all rollouts, each within `timeout_s`, retries included."""
 
     def __init__(
-        self,
-        key: Secret,
-        *,
-        base_url: str,
-        timeout_s: float,
-        max_calls: int,
-        backoff: Backoff = BETWEEN_ATTEMPTS,
+        self, key: Secret, *, base_url: str, timeout_s: float, max_calls: int, backoff: Backoff = BETWEEN_ATTEMPTS
     ) -> None:
         self._key = key
         self._timeout_s = timeout_s
@@ -179,7 +173,12 @@ class Tavily:
         try:
             answer = await call()
         except tavily.InvalidAPIKeyError:
-            self._say_key_refused()
+            if not self._key_refused:
+                self._key_refused = True
+                log.error(
+                    "Tavily refuses the key: web_search and visit_page fail in every rollout until "
+                    "--tavily-api-key or TAVILY_API_KEY is a valid one"
+                )
             raise ServiceDown("the web service does not accept the orchestrator's key") from None
         except tavily.UsageLimitExceededError:
             raise ServiceDown("the web service is overloaded; try again later", passing=True) from None
@@ -202,14 +201,6 @@ class Tavily:
         if not isinstance(answer, Mapping) or not isinstance(answer.get("results"), list):
             raise ServiceFailed("the web service sent an answer that cannot be read")
         return answer
-
-    def _say_key_refused(self) -> None:
-        if not self._key_refused:
-            self._key_refused = True
-            log.error(
-                "Tavily refuses the key: web_search and visit_page fail in every rollout until "
-                "--tavily-api-key or TAVILY_API_KEY is a valid one"
-            )
 
     def _clean(self, value: object, max_chars: int) -> str:
         """Text of the service made encodable and bounded, and without the key, which a page might echo."""

@@ -69,11 +69,7 @@ class WebSearch(_WebTool):
             "description": f"Number of results to return (default: {_DEFAULT_RESULTS}, at most {MAX_RESULTS})",
             "nullable": True,
         },
-        "filter_year": {
-            "type": "string",
-            "description": "Filter results to a specific year",
-            "nullable": True,
-        },
+        "filter_year": {"type": "string", "description": "Filter results to a specific year", "nullable": True},
     }
     output_type = "array"
 
@@ -145,10 +141,10 @@ class VisitPage(_WebTool):
         check_names(arguments, self.inputs)
         asked = text_argument(arguments, "url", MAX_ADDRESS_CHARS)
         address = web_address(asked)
-        if self._rules.deny_address(address.text):
+        if self._rules.deny_address(address):
             raise ToolError("this page is not allowed")
         try:
-            page = await self._service.extract(address.text, MAX_PAGE_CHARS)
+            page = await self._service.extract(address, MAX_PAGE_CHARS)
         except PageUnreadable as reason:
             return _unreadable(asked, str(reason))
         except ServiceDown as failure:

@@ -162,7 +162,7 @@ async def test_a_conversation_far_too_long_ends_the_lease_before_it_is_encoded(
     tokenizer = load_tokenizer(str(tokenizer_folder()))
     sizes: list[int] = []
     encode = tokenizer.encode
-    monkeypatch.setattr(tokenizer, "encode", lambda text: sizes.append(len(text)) or encode(text))
+    monkeypatch.setattr(tokenizer, "encode", lambda text, plain=(): sizes.append(len(text)) or encode(text))
     completer = ScriptedCompleter(["one"])
     completer.takes_ids = takes_ids
     lease = Lease(a_plan(), completer, tokenizer, {})

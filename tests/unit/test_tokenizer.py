@@ -131,7 +131,7 @@ class Watched:
     def __init__(self) -> None:
         self.calls: list[tuple[bool, int]] = []
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, plain: object = ()) -> list[int]:
         self.calls.append((threading.current_thread() is threading.main_thread(), len(text)))
         return [1] * len(text.split())
 

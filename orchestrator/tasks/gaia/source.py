@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import ConfigError
-from orchestrator.tasks.base import Source
-from orchestrator.tasks.columns import NONE, Columns, renamed
+from orchestrator.tasks.base import NONE, Columns, Source, renamed
 from orchestrator.tasks.decoded import Decoded, DecodeError
 from orchestrator.tasks.jsonl import read_jsonl
 from orchestrator.tasks.lines import MAX_LINE_BYTES, check_readable

@@ -36,19 +36,16 @@ def test_filters_keep_what_matches_and_report_what_is_bad() -> None:
     assert ids(tags=frozenset({"none such"})) == ["bad"]
 
 
-def test_count_is_of_good_tasks_and_skip_of_places() -> None:
+def test_count_is_of_good_tasks() -> None:
     assert ids(count=6) == ["t0", "t1", "t2", "t3", "t4", "bad", "t5"]
     assert ids(count=0) == []
-    assert ids(skip=11) == ["t10", "t11"]
-    assert ids(skip=100) == []
 
 
-def test_skipping_resumes_a_shuffled_order() -> None:
+def test_a_shuffled_order_depends_on_the_seed() -> None:
     whole = ids(shuffle_seed=3)
     assert whole != ids()
     assert sorted(whole) == sorted(ids())
     assert whole != ids(shuffle_seed=4)
-    assert ids(shuffle_seed=3, skip=4) == whole[4:]
 
 
 @given(st.integers(0, 60), st.integers(0, 5), st.integers(1, 70))

@@ -39,6 +39,12 @@ class Sending:
     step: int
     queued: int
 
+    @classmethod
+    def from_json(cls, told: Any) -> Sending:
+        """Raises KeyError, TypeError, ValueError for anything else."""
+        numbers = {name: int(told[name]) for name in ("number", "lines", "env_id", "step", "queued")}
+        return cls(**numbers, fingerprint=str(told["fingerprint"]), name=str(told["name"]))
+
 
 @dataclass(frozen=True, slots=True)
 class Position:
@@ -70,7 +76,7 @@ class Position:
                 following=int(told["following"]),
                 done=frozenset(int(number) for number in told["done"]),
                 groups=int(told["groups"]),
-                sending=Sending(**sending) if (sending := told.get("sending")) is not None else None,
+                sending=None if told.get("sending") is None else Sending.from_json(told["sending"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"{place} is no position of a run; remove it to begin anew") from error

@@ -11,6 +11,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -189,7 +190,8 @@ class JsonLines:
             if self._fsync:
                 os.fsync(self._file.fileno())
         except OSError as error:
-            self._file.truncate(start)
+            with suppress(OSError):  # else the next process sets the torn line aside
+                self._file.truncate(start)
             raise OutputError(
                 f"cannot write {self.path}: {error.strerror}; make room and go on with --env.resume"
             ) from error

@@ -37,7 +37,7 @@ from orchestrator.scorers.processes import GradingProcesses
 from orchestrator.scorers.strategies import StrategyScorer
 from orchestrator.surroundings import Surroundings
 from orchestrator.tools.base import HostTool
-from orchestrator.tools.brought import check_names
+from orchestrator.tools.brought import demand_tool_names
 from orchestrator.types import Ended, Record, RolloutPlan, SandboxSpec, Score
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ async def open_surroundings(
     equipment = await asyncio.to_thread(equip, config.env)
     own_tools = await asyncio.to_thread(brought_host_tools, config.env)
     tools = _web_tools(config, stack)
-    check_names(tools, own_tools)
+    demand_tool_names(tools, own_tools)
     tools = {**tools, **own_tools}
     check_team(config.env, equipment, tools)
     launcher, channel_directory = await _launcher(config, stack, notes)

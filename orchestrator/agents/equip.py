@@ -10,7 +10,7 @@ from orchestrator.agents.program import read_program
 from orchestrator.agents.templates import read_templates
 from orchestrator.errors import ConfigError
 from orchestrator.tools.base import FILE_TOOLS, HostTool
-from orchestrator.tools.brought import check_names, host_tool, sandbox_tool
+from orchestrator.tools.brought import demand_tool_names, host_tool, sandbox_tool
 from orchestrator.tools.functions import Workers
 
 if TYPE_CHECKING:
@@ -33,14 +33,14 @@ def brought_host_tools(env: EnvSettings) -> dict[str, HostTool]:
         return {}
     workers = Workers(env.tool_timeout, env.max_concurrent_tool_calls)
     tools = [host_tool(spec, workers) for spec in env.host_tools]
-    check_names(name for name, _ in tools)
+    demand_tool_names(name for name, _ in tools)
     return dict(tools)
 
 
 def check_team(env: EnvSettings, equipment: Equipment, tools: Mapping[str, HostTool]) -> None:
     """Raises ConfigError unless all names differ and managed agents name existing tools."""
     brought = [tool.name for tool in equipment.sandbox_tools]
-    check_names(brought, tools, (agent.name for agent in env.managed_agents))
+    demand_tool_names(brought, tools, (agent.name for agent in env.managed_agents))
     known = (*FILE_TOOLS, *brought, *tools)
     for agent in env.managed_agents:
         if unknown := sorted(set(agent.tools or ()) - set(known)):

@@ -11,7 +11,7 @@ from orchestrator.completion.base import Tokenizer
 from orchestrator.observer import Listener
 from orchestrator.run.earlier import Earlier, group_number
 from orchestrator.run.lines import texts
-from orchestrator.run.session import Output
+from orchestrator.run.session import OpenRun
 from orchestrator.types import Attempt, Group, Member, RolloutPlan
 
 Result = Member | Attempt
@@ -41,7 +41,7 @@ class Kept(Listener):
         known = self._results.get(plan.group, {}).get(plan.rollout_id)
         return known or self._earlier.result(plan, tokenizer)
 
-    def read(self, output: Output, is_done: Callable[[int], bool]) -> None:
+    def read(self, output: OpenRun, is_done: Callable[[int], bool]) -> None:
         """Reads the files of a run that is continued."""
         self._earlier = output.earlier
         for line in texts(output.groups.path):

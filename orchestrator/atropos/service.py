@@ -30,7 +30,7 @@ from orchestrator.evaluation.evaluate import evaluate
 from orchestrator.executor import Executor
 from orchestrator.observer import Observer
 from orchestrator.run.groups import check_writable
-from orchestrator.run.session import Output, describe, open_output, run_directory_path
+from orchestrator.run.session import OpenRun, describe, open_run, run_directory_path
 from orchestrator.run.tally import Tally
 from orchestrator.settings.config import Config
 from orchestrator.tasks.base import Source
@@ -73,7 +73,7 @@ class Service:
         self._tasks: Source | None = None
         self._stream: TaskStream | None = None
         self._ledger: Ledger | None = None
-        self._output: Output | None = None
+        self._output: OpenRun | None = None
         self._feed: Feed | None = None
         self._checkpoints: Checkpoints | None = None
         self._kept = Kept()
@@ -160,7 +160,7 @@ class Service:
         async with self.opened(training=True) as engine, aiohttp.ClientSession() as session:
             tasks = self._tasks
             assert tasks is not None
-            with open_output(engine.config, run_path, self.tally, engine.group_format) as output:
+            with open_run(engine.config, run_path, self.tally, engine.group_format) as output:
                 self._output = output
                 if self.config.env.resume is not None:
                     self._resume(run_path, output)
@@ -192,7 +192,7 @@ class Service:
         if self._feed is not None:
             self._feed.drain()
 
-    def _resume(self, run_path: Path, output: Output) -> None:
+    def _resume(self, run_path: Path, output: OpenRun) -> None:
         """Goes on behind the last delivered group. Groups that were written and not delivered come first."""
         position = read_position(run_path / POSITION_FILE)
         if position is not None:

@@ -13,7 +13,7 @@ from orchestrator.observer import Observer
 from orchestrator.report import write_report
 from orchestrator.run.files import RUN_FILE
 from orchestrator.run.groups import check_writable
-from orchestrator.run.session import Output, describe, open_output, run_directory_path
+from orchestrator.run.session import OpenRun, describe, open_run, run_directory_path
 from orchestrator.run.tally import Tally
 from orchestrator.surroundings import Surroundings
 from orchestrator.tasks.split import training_tasks
@@ -55,7 +55,7 @@ async def work(config: Config, command: str = "process") -> int:
         with ExitStack() as files:  # closed last: attempts that are cancelled on the way out are still recorded
             # What is pushed on `after` runs when the sandboxes are gone: a second signal may cut it short.
             async with AsyncExitStack() as after, orchestrator:
-                output = files.enter_context(open_output(config, run_path, tally, orchestrator.group_format))
+                output = files.enter_context(open_run(config, run_path, tally, orchestrator.group_format))
                 rows.extend([("groups file", output.groups.path), ("run directory", run_path)])
                 await describe(output, orchestrator, tasks)
                 for note in observer.notes:
@@ -92,7 +92,7 @@ async def work(config: Config, command: str = "process") -> int:
             closing_table(tally, rows, wanted=wanted)
 
 
-async def _report(around: Surroundings, output: Output, rows: list[tuple[str, object]]) -> None:
+async def _report(around: Surroundings, output: OpenRun, rows: list[tuple[str, object]]) -> None:
     """Writes the report beside the groups file, of whatever is there. Rows tell of it, and how faithful a replay
     was."""
     html = output.groups.path.with_suffix(".html")

@@ -23,7 +23,7 @@ from orchestrator.run.directory import RunDirectory
 from orchestrator.run.earlier import Earlier, read_earlier
 from orchestrator.run.files import read_run
 from orchestrator.run.groups import check_writable
-from orchestrator.run.line import BadRow, Counted
+from orchestrator.run.line import Counted, CountedBadTask
 from orchestrator.run.lines import JsonLines, write_whole
 from orchestrator.types import Attempt, Ended, Group, Member, last_attempts
 from orchestrator.waits import uninterrupted
@@ -51,7 +51,7 @@ class EvaluationFiles:
         env: EnvSettings,
         *,
         resume: bool,
-        counted: Callable[[Counted | BadRow], None] = lambda told: None,
+        counted: Callable[[Counted | CountedBadTask], None] = lambda told: None,
     ) -> None:
         self.path = directory
         self.target = env.data_dir_to_save_evals or directory

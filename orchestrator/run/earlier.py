@@ -15,8 +15,8 @@ from pathlib import Path
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.trajectory import main_line
 from orchestrator.errors import ConfigError, RecordError
-from orchestrator.run.line import Attempted, BadRow, Counted, read_attempt, read_counted, read_group_head
-from orchestrator.run.lines import MAX_LINE_BYTES, LinesById, Text, set_end_aside, set_torn_end_aside, texts
+from orchestrator.run.line import Attempted, Counted, CountedBadTask, read_attempt, read_counted, read_group_head
+from orchestrator.run.lines import MAX_LINE_BYTES, LinesById, TextLine, set_end_aside, set_torn_end_aside, texts
 from orchestrator.types import Attempt, Member, RolloutPlan
 
 _ROLLOUT_ID = re.compile(r"g(\d+)(?:-r\d+-a\d+)?")
@@ -45,7 +45,7 @@ class Earlier:
             raise ConfigError(f"rollout {plan.rollout_id} cannot be read back, no resume: {error}") from error
 
 
-def read_earlier(rollouts: Path, groups: Path, counted: Callable[[Counted | BadRow], None]) -> Earlier:
+def read_earlier(rollouts: Path, groups: Path, counted: Callable[[Counted | CountedBadTask], None]) -> Earlier:
     """Reads both files line by line; `counted` is called for every line of `rollouts`. Raises ConfigError."""
     written: dict[int, tuple[float, ...]] = {}
     last: int | None = None
@@ -71,7 +71,7 @@ def read_earlier(rollouts: Path, groups: Path, counted: Callable[[Counted | BadR
         if rollout_id in seen:
             raise ConfigError(f"{line.place}: {rollout_id} is there twice; put one of them aside to resume")
         seen.add(rollout_id)
-        if isinstance(told, BadRow):
+        if isinstance(told, CountedBadTask):
             bad.add(number)
         elif number not in written:
             kept.offsets[rollout_id] = line.offset
@@ -163,7 +163,7 @@ def _demand_groups(path: Path) -> None:
         ) from error
 
 
-def _texts(path: Path) -> Iterator[Text]:
+def _texts(path: Path) -> Iterator[TextLine]:
     """Raises ConfigError."""
     try:
         yield from texts(path)

@@ -414,7 +414,7 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True)
-class BadRow:
+class CountedBadTask:
     """A row that no task could be made of. `rollout_id` holds only the group's number."""
 
     rollout_id: str
@@ -422,11 +422,11 @@ class BadRow:
     reason: str
 
 
-def read_counted(text: bytes) -> Counted | BadRow:
+def read_counted(text: bytes) -> Counted | CountedBadTask:
     """The counted facts of a line of rollouts.jsonl, in a fraction of `read_attempt`'s time. Raises ValueError."""
     value = _read(_HEAD, text)
     if "index" not in value:
-        return BadRow(value["rollout_id"], value["task_id"], value["reason"])
+        return CountedBadTask(value["rollout_id"], value["task_id"], value["reason"])
     line: _CountedLine = value
     score = line["score"]
     return Counted(

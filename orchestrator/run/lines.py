@@ -91,7 +91,7 @@ def demand_short_talks(line: Any) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class TextLine:
     """A line of a file. `offset`: where it begins, in bytes. `text` includes the newline."""
 
     path: Path
@@ -105,7 +105,7 @@ class Text:
         return f"{self.path}:{self.number}"
 
 
-def texts(path: Path) -> Iterator[Text]:
+def texts(path: Path) -> Iterator[TextLine]:
     """Every line of a file, read one at a time. A line longer than MAX_LINE_BYTES comes in pieces.
 
     A missing file has no lines. Raises OSError.
@@ -118,7 +118,7 @@ def texts(path: Path) -> Iterator[Text]:
         number = offset = 0
         while text := file.readline(MAX_LINE_BYTES + 1):
             number += 1
-            yield Text(path, number, offset, text)
+            yield TextLine(path, number, offset, text)
             offset += len(text)
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class OpenRun:
     """Run directory and groups file, and what they already hold."""
 
     run: RunDirectory
@@ -33,7 +33,7 @@ class Output:
 
 
 @contextmanager
-def open_output(config: Config, run_path: Path, tally: Tally, form: GroupFormat) -> Iterator[Output]:
+def open_run(config: Config, run_path: Path, tally: Tally, form: GroupFormat) -> Iterator[OpenRun]:
     """Opens the run directory and the groups file, new ones or those of the run that is resumed."""
     env = config.env
     asked = env.data_path_to_save_groups if env.resume is None else None
@@ -56,10 +56,10 @@ def open_output(config: Config, run_path: Path, tally: Tally, form: GroupFormat)
             for scores in earlier.written.values():
                 tally.earlier_group(scores)
         with closing(GroupsFile(groups_path, form=form, fsync=env.fsync)) as groups:
-            yield Output(run, groups, earlier)
+            yield OpenRun(run, groups, earlier)
 
 
-async def describe(output: Output, orchestrator: Orchestrator, tasks: Source) -> None:
+async def describe(output: OpenRun, orchestrator: Orchestrator, tasks: Source) -> None:
     """Writes run.json. Raises ConfigError if the agent, or the way token ids are made, is not that of the resumed
     run."""
     facts = await orchestrator.facts()

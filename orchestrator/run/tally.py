@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.observer import Listener
-from orchestrator.run.line import BadRow, Counted
+from orchestrator.run.line import Counted, CountedBadTask
 from orchestrator.text import LINE_CHARS, one_line, printable
 from orchestrator.types import Attempt, BadTask, Failed, FailedName, Group, Member
 
@@ -44,9 +44,9 @@ class Tally(Listener):
         """Counts one attempt."""
         self.earlier_attempt(Counted.of(result))
 
-    def earlier_attempt(self, told: Counted | BadRow) -> None:
+    def earlier_attempt(self, told: Counted | CountedBadTask) -> None:
         """Counts one line of rollouts.jsonl, such as an earlier process of the run has written."""
-        if isinstance(told, BadRow):
+        if isinstance(told, CountedBadTask):
             return self.bad_task()
         self.attempts += 1
         self.outcomes[told.outcome] += 1

@@ -62,7 +62,7 @@ def host_tool(spec: str, workers: Workers) -> tuple[str, HostTool]:
     return str(name), FunctionTool(found, told, workers)
 
 
-def check_names(*groups: Iterable[str]) -> None:
+def demand_tool_names(*groups: Iterable[str]) -> None:
     """Raises ConfigError for a name that is no Python identifier, is reserved or comes twice."""
     seen: set[str] = set()
     for name in (name for group in groups for name in group):

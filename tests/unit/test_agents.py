@@ -108,6 +108,7 @@ def test_a_program_takes_nothing_that_is_for_smolagents() -> None:
         ("system_prompt: '{% if %}'", "system_prompt: Expected"),
         ("planning: {initial_plan: '{{ tools }} {{ remaining_steps }}'}", "initial_plan uses remaining_steps"),
         ("a: [", "no valid YAML at line"),
+        ("system_prompt: !!int ''", "is no YAML text"),
     ],
 )
 def test_prompt_templates_are_checked(here: Path, text: str, told: str) -> None:

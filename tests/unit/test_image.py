@@ -7,13 +7,14 @@ import re
 import shutil
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from orchestrator import __version__
 from orchestrator.errors import EnvironmentUnusable
 from orchestrator.launch.docker.client import why_refused, why_unreachable
-from orchestrator.launch.image import debian
+from orchestrator.launch.image import build, debian
 from orchestrator.launch.image.base import DEFAULT_BASE, parse_probe
 from orchestrator.launch.image.build import LABEL_BASE, LABEL_CONTEXT, LABEL_VERSION, is_current, shown, why_failed
 from orchestrator.launch.image.context import (
@@ -282,3 +283,39 @@ async def test_an_unwritable_cache_is_named(tmp_path: Path) -> None:
         await fetch_wheels(
             b"", ImagePython((3, 13, 5), "x86_64", (2, 41)), cache=tmp_path / "file" / "wheels", progress=print
         )
+
+
+@pytest.mark.parametrize(("lost", "tries"), [(1, 2), (2, 3), (3, 3)])
+async def test_an_image_that_lost_a_file_is_built_again(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, lost: int, tries: int
+) -> None:
+    asked: list[dict[str, str]] = []
+    said: list[str] = []
+
+    async def built(*given: Any) -> None:
+        asked.append(given[4])
+        if len(asked) <= lost:
+            raise EnvironmentUnusable(
+                f"the image could not be built: {build.LOST} /usr/x.pyc on the way into the image"
+            )
+
+    async def base(*_: Any) -> str:
+        return "base"
+
+    async def wheels(*_: Any, **__: Any) -> list[Path]:
+        return []
+
+    monkeypatch.setattr(build, "_build_once", built)
+    monkeypatch.setattr(build, "choose_base", base)
+    monkeypatch.setattr(build, "probe_python", lambda *_: ImagePython((3, 13, 5), "x86_64", (2, 41)))
+    monkeypatch.setattr(build, "fetch_wheels", wheels)
+    engine: Any = object()
+    making = build._build(engine, "tag", BuildContext.read(checkout), None, (), said.append)
+    if lost < build.TRIES:
+        await making
+    else:
+        with pytest.raises(EnvironmentUnusable, match=build.LOST):
+            await making
+    assert len(asked) == tries
+    assert sum("it is built again" in line for line in said) == tries - 1
+    assert build.LOST in BuildContext.read(context_root())[DOCKERFILE].decode()

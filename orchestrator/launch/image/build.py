@@ -43,6 +43,10 @@ LABEL_BUILD = "orchestrator.build"  # on the stages only, which have LABEL_STAGE
 
 # The Engine is silent while it copies a stage: a few hundred megabytes, perhaps on a slow disk.
 ENGINE_TIMEOUT_S = 600
+# Dockerfile.sandbox says so of a file that was there before the last copy. With fuse-overlayfs it was seen once in
+# some twenty builds: one compiled module of 9,000 files was gone, without an error.
+LOST = "the Engine lost"
+TRIES = 3
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 Progress = Callable[[str], None]
 
@@ -139,9 +143,28 @@ async def _build(
         "CONTEXT_DIGEST": context.digest,
         "PYTHON_VERSION": str(python),
         "ORCHESTRATOR_VERSION": __version__,
-        "STAGE_OWNER": owner_label(),  # for the reaper, if this process is killed
-        "BUILD_ID": (build_id := uuid.uuid4().hex),
     }
+    for tries_left in reversed(range(TRIES)):
+        try:
+            await _build_once(engine, tag, context, wheels, arguments, progress)
+            return
+        except EnvironmentUnusable as error:
+            if LOST not in str(error) or not tries_left:
+                raise
+            progress(f"{error}; it is built again")
+
+
+async def _build_once(
+    engine: docker.APIClient,
+    tag: str,
+    context: BuildContext,
+    wheels: list[Path],
+    arguments: Mapping[str, str],
+    progress: Progress,
+) -> None:
+    build_id = uuid.uuid4().hex
+    # For the reaper, if this process is killed.
+    owned = {**arguments, "STAGE_OWNER": owner_label(), "BUILD_ID": build_id}
     loop = asyncio.get_running_loop()
     stop = Event()
 
@@ -155,7 +178,7 @@ async def _build(
                     custom_context=True,
                     dockerfile=DOCKERFILE,
                     tag=tag,
-                    buildargs=arguments,
+                    buildargs=owned,
                     network_mode="none",
                     rm=True,
                     forcerm=True,

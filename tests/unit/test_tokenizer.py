@@ -160,21 +160,3 @@ async def test_a_long_text_of_few_tokens_is_encoded_whole() -> None:
 def test_a_name_that_can_be_no_path_is_no_folder(name: str) -> None:
     with pytest.raises(EnvironmentUnusable, match=r"does not exist|not on this machine"):
         check_source(name, here_only=True)
-
-
-LOAD = """
-import os, sys, threading
-import huggingface_hub
-before = dict(os.environ)
-from orchestrator.completion.tokenizer import load_tokenizer
-changed = []
-class Watched(type(os.environ)):
-    def __setitem__(self, key, value):
-        changed.append(key)
-        super().__setitem__(key, value)
-os.environ.__class__ = Watched
-loading = threading.Thread(target=lambda: print(load_tokenizer("some/model").name))
-loading.start()
-loading.join()
-assert not changed and dict(os.environ) == before, changed
-"""

@@ -65,6 +65,7 @@ class Supervisor:
         self._runner = 0
         self._runner_status: int | None = None
         self._worker = 0
+        self._killers: set[int] = set()  # they kill whatever runs as the worker when their turn comes
         self._number = 0
         self._terminated_by: int | None = None
         self._control: SupervisorEnd
@@ -203,6 +204,7 @@ class Supervisor:
             if pid == 0:
                 return
             status = os.waitstatus_to_exitcode(wait_status)
+            self._killers.discard(pid)
             if pid == self._runner:
                 self._runner_status = status
             elif pid == self._worker:
@@ -213,17 +215,20 @@ class Supervisor:
     # ------------------------------------------------------------ wiping
 
     def _wipe(self) -> None:
-        """Kills all that is left of the worker. Ends this process, and so the sandbox, if it cannot."""
+        """Kills all that is left of the worker, and waits for the killers: a late one would kill the next worker.
+        Ends this process, and so the sandbox, if it cannot."""
         deadline = time.monotonic() + WIPE_LIMIT_S
         while True:
             self._reap()
             left = self._left_of_worker()
-            if not left:
+            if not left and not self._killers:
                 return
             if time.monotonic() > deadline:
-                print(f"{len(left)} processes of the code worker cannot be killed", file=sys.stderr, flush=True)
+                what = f"{len(left)} processes of the code worker" if left else f"{len(self._killers)} killers"
+                print(f"{what} did not end", file=sys.stderr, flush=True)
                 os._exit(EXIT_CANNOT_WIPE)
-            self._kill(left)
+            if left:
+                self._kill(left)
             self._await_signal(_WIPE_PAUSE_S)
 
     def _left_of_worker(self) -> list[int]:
@@ -242,13 +247,16 @@ class Supervisor:
                 os.kill(pid, signal.SIGKILL)
 
     def _kill_as_worker(self, identities: Identities) -> None:
-        """Kills through a child: this process never takes another identity."""
+        """Kills through a child: this process never takes another identity. The worker can slow the child down, so
+        after a while another is tried."""
         killer = os.fork()
         if killer == 0:
             identity.kill_everything_of_worker(identities)
+        self._killers.add(killer)
         deadline = time.monotonic() + _KILLER_LIMIT_S
-        while os.waitpid(killer, os.WNOHANG)[0] == 0 and time.monotonic() < deadline:
+        while killer in self._killers and time.monotonic() < deadline:
             self._await_signal(_WIPE_PAUSE_S)
+            self._reap()
 
     # ------------------------------------------------------------ signals
 

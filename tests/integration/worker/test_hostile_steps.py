@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
-from sandbox.errors import CodeError, MemoryUsedUp
+from sandbox.errors import CodeError, MemoryUsedUp, StepTimeout
+from tests.fakes.worker_host import worker_link
 from tests.integration.worker.conftest import Steps
 
 
@@ -151,6 +154,17 @@ def test_nothing_survives_a_wiped_worker(steps: Steps) -> None:
     assert len(daemons) == 2
     assert not any(Path("/proc", pid).exists() for pid in daemons)
     assert_goes_on(steps)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="workers with a user of their own take root")
+def test_a_late_killer_of_one_worker_does_not_reach_the_next() -> None:
+    with tempfile.TemporaryDirectory() as workspace:
+        Path(workspace).chmod(0o777)
+        with worker_link(Path(workspace), first_killer_late_s=1.0) as link:
+            link.replace()
+            link.replace()  # the first worker is wiped: the second killer comes before the first
+            with pytest.raises(StepTimeout):  # and not WorkerDied
+                link.receive(time.monotonic() + 2.0)
 
 
 def test_a_daemon_that_outlives_its_worker_does_not_hide_the_death(steps: Steps) -> None:

@@ -62,11 +62,12 @@ unit: install  ## quick tests: no Docker, no network
 
 integration: image  ## tests with real containers, sockets and servers
 	@echo "== integration and end-to-end tests"
-	@$(BIN)/pytest -n 4 --dist loadfile -m "not long" tests/integration tests/e2e
+	@# Files with few but long tests first, in the order of the folders: so that no process is the last to work.
+	@$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not long" tests/e2e tests/integration
 
 test: check unit integration  ## what a change must pass, in minutes
 
-test-long: image  ## the rest: kills, floods, soak, bombs, real models, gVisor, full sizes
+test-long: image  ## the rest: kills, floods, soak, bombs, builds, real models, gVisor, full sizes
 	@test -z "$${DOCUMENTS:-}" || $(BIN)/orchestrator image build --with documents
 	@echo "== long tests"
 	@$(BIN)/pytest -m long tests

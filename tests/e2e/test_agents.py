@@ -109,7 +109,7 @@ ask([{"role": "user", "content": "ASIDE: say yes."}])  # as code that a model wr
 """
 
 
-@pytest.mark.parametrize("dialect", ["vllm", "openai"])
+@pytest.mark.parametrize("dialect", ["vllm", pytest.param("openai", marks=pytest.mark.long)])
 async def test_what_a_program_writes_and_asks_aside_is_not_trained(home: Path, dialect: str) -> None:
     (home / "aside.py").write_text(ASIDE)
     with scripted_endpoint({}, "--dialect", dialect, default="I say so.") as endpoint:

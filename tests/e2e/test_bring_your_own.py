@@ -20,7 +20,7 @@ from orchestrator.launch.names import DEFAULT_IMAGE, LABEL_CONTEXT
 from tests.e2e.endpoint import answers, says, scripted_endpoint
 from tests.fakes.runs import DEADLINE_S, ROOT, lines, place
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.docker, pytest.mark.timeout(900)]
 
 GUIDE = ROOT / "docs" / "bring-your-own.md"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -158,7 +158,6 @@ def test_an_image_brings_its_packages(followed: Followed) -> None:
     assert "4.5 with the package" not in json.dumps(followed.rollouts("task"))
 
 
-@pytest.mark.long
 def test_documents_of_the_usual_kinds_are_read() -> None:
     image = f"{DEFAULT_IMAGE}-documents"
     engine = docker.from_env(timeout=120)

@@ -121,6 +121,7 @@ def test_the_demo_says_where_its_report_is_and_nothing_is_left_to_do_again(playe
     assert cached.stat().st_mtime_ns == made
 
 
+@pytest.mark.long
 @pytest.mark.docker
 def test_a_demo_goes_on_where_it_was(played) -> None:
     run, _ = played

@@ -102,6 +102,7 @@ async def test_no_module_that_somebody_elses_run_names_is_imported(home: Path) -
     assert not (home / "imported").exists()
 
 
+@pytest.mark.long
 async def test_waived_measures_are_not_taken_over(home: Path) -> None:
     async with somebodys_run(home) as server:
         edit(home, lambda told: told["config"]["env"].update(waive_hardening=["seccomp"], docker_runtime="other"))
@@ -112,6 +113,7 @@ async def test_waived_measures_are_not_taken_over(home: Path) -> None:
     assert (config["waive_hardening"], config["docker_runtime"]) == ([], None)
 
 
+@pytest.mark.long
 async def test_a_groups_file_elsewhere_is_not_touched_unasked(home: Path) -> None:
     async with somebodys_run(home) as server:
         victim = home / "mine.jsonl"

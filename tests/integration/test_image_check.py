@@ -94,6 +94,7 @@ def test_an_image_with_more_packages_can_serve(build: Build) -> None:
     assert said.endswith(f"{image} can serve\n")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("dockerfile", "names"),
     [

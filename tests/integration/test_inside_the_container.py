@@ -144,6 +144,7 @@ async def test_what_breaks_a_worker_is_an_observation(launcher: DockerLauncher) 
     assert served.answer == b"finished"
 
 
+@pytest.mark.long
 async def test_what_keeps_a_worker_busy_is_stopped_with_all_it_started(launcher: DockerLauncher) -> None:
     bomb = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
     count = "import os\nlen([p for p in os.listdir('/proc') if p.isdecimal()])"
@@ -157,6 +158,7 @@ async def test_what_keeps_a_worker_busy_is_stopped_with_all_it_started(launcher:
     assert served.answer == b"finished"
 
 
+@pytest.mark.long
 async def test_the_code_cannot_stop_what_kills_it_and_has_no_terminals(launcher: DockerLauncher) -> None:
     # Whoever could stop its killer would live on behind the next step.
     stopper = (
@@ -188,6 +190,7 @@ async def test_the_code_cannot_stop_what_kills_it_and_has_no_terminals(launcher:
     assert served.answer == b"killed"
 
 
+@pytest.mark.long
 async def test_a_worker_that_stops_its_killers_is_wiped_all_the_same(launcher: DockerLauncher) -> None:
     stop_all = (
         "import os, signal, time\n"
@@ -203,6 +206,7 @@ async def test_a_worker_that_stops_its_killers_is_wiped_all_the_same(launcher: D
     assert served.answer == b"wiped"
 
 
+@pytest.mark.long
 async def test_three_memory_kills_running_end_the_episode(launcher: DockerLauncher) -> None:
     served = await run(launcher, Script([action("x = bytearray(2 << 30)")] * 5))
     assert served.stop_reason == "OUT_OF_MEMORY"

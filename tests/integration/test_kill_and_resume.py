@@ -148,6 +148,7 @@ def states_of(pid: int) -> list[str]:
     return [c["State"] for c in labelled if f":{pid}:" in c["Labels"][LABEL_OWNER]]
 
 
+@pytest.mark.long
 async def test_torn_ends_are_set_aside_and_never_parsed(home: Path, undisturbed: list[str]) -> None:
     write_tasks(home / "tasks.jsonl", TASKS, bad=BAD_PLACE)
     rollouts, groups = home / "run" / "rollouts.jsonl", home / "run" / "groups.jsonl"
@@ -165,6 +166,7 @@ async def test_torn_ends_are_set_aside_and_never_parsed(home: Path, undisturbed:
     assert Path(f"{groups}.torn").read_bytes().strip()
 
 
+@pytest.mark.long
 async def test_half_done_groups_are_completed_under_the_old_seeds(home: Path, undisturbed: list[str]) -> None:
     """A record without its end: groups lost, every second rollout lost."""
     write_tasks(home / "tasks.jsonl", TASKS, bad=BAD_PLACE)

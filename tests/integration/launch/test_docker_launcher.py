@@ -256,7 +256,12 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("door", [Door.REFUSE, Door.HANG, Door.MUTE, Door.FULL])
+LONG = [Door.HANG, Door.MUTE]  # each call waits for its deadline
+
+
+@pytest.mark.parametrize(
+    "door", [Door.REFUSE, Door.FULL, *(pytest.param(door, marks=pytest.mark.long) for door in LONG)]
+)
 async def test_engine_that_fails_at_any_call_is_an_error_of_its_own_and_nothing_stays(
     probe: str, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, door: Door
 ) -> None:

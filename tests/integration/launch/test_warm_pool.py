@@ -152,6 +152,7 @@ async def test_a_container_weaker_than_it_must_be_is_refused_and_not_tried_again
     assert made <= 2
 
 
+@pytest.mark.long
 async def test_killed_with_warm_containers_a_run_leaves_none_after_cleanup() -> None:
     with place() as home:
         write_tasks(home / "tasks.jsonl", 3)

@@ -56,6 +56,11 @@ class Breaker:
         self._away_since: float | None = None  # loop time; None: the service works
         self._refuses = False  # the service answers, but refuses
 
+    @property
+    def is_away(self) -> bool:
+        """Whether the service failed when it was last asked."""
+        return self._away_since is not None
+
     async def away(self) -> bool:
         """Called after a failure: whether the service fails now."""
         if self._away_since is None:

@@ -13,34 +13,32 @@ import logging
 import math
 import secrets
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
-from contextlib import AsyncExitStack, aclosing, nullcontext
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
-from orchestrator.breaker import GROUPS, Breaker, HealthGate
+from orchestrator.breaker import GROUPS, HealthGate
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.tokenizer import HubTokenizer
-from orchestrator.executor import Executor, Launching
+from orchestrator.executor import Executor
 from orchestrator.grade import grade
 from orchestrator.group import GroupPolicy, Unfinished, run_group
+from orchestrator.hosts import Hosts, Provision
 from orchestrator.launch.docker.hardening import too_large
 from orchestrator.observer import Observer
-from orchestrator.opening import open_scorer
+from orchestrator.opening import open_hosts, open_scorer
 from orchestrator.plan import backfill, plan_group
 from orchestrator.proxy.left_files import OutputRule
 from orchestrator.redact import redact
 from orchestrator.run.earlier import Earlier
 from orchestrator.run.groups import GroupFormat
 from orchestrator.scorers.base import Scorer
-from orchestrator.slots import Slots
-from orchestrator.surroundings import Surroundings
 from orchestrator.tools.base import HostTool
 from orchestrator.types import (
     Attempt,
     BadTask,
     EndedName,
-    FailedName,
     Group,
     Limits,
     Member,
@@ -66,7 +64,8 @@ class Recorded(Protocol):
 
 
 class Orchestrator:
-    """Everything a run needs, opened on entry and closed on exit: launcher, endpoint, tokenizer."""
+    """Everything a run needs, opened on entry and closed on exit: hosts with their sandboxes, scorer,
+    tokenizer."""
 
     def __init__(self, config: Config, observer: Observer | None = None, *, split: Split = "train") -> None:
         self.config = config
@@ -74,29 +73,25 @@ class Orchestrator:
         self.split = split
         self.seed = config.env.seed if config.env.seed is not None else secrets.randbits(31)
         self._stack = AsyncExitStack()
-        self._around: Surroundings | None = None
+        self._hosts: Hosts | None = None
         self._scorer: Scorer | None = None
         self._stopping = asyncio.Event()
-        self._slots = Slots(config.env.max_concurrent_sandboxes)
 
     def beside(self, config: Config, observer: Observer, *, split: Split) -> Orchestrator:
-        """An orchestrator with other settings that shares this one's sandbox budget, endpoint, scorer, seed and
-        `drain`. It need not be opened, and works while this one is open."""
+        """An orchestrator with other settings that shares this one's hosts, scorer, seed and `drain`. It need not
+        be opened, and works while this one is open."""
         other = Orchestrator(config, observer, split=split)
-        # Its rollouts have the same ids as ours: so their files go into the folder of its own observer only.
         other.seed, other._scorer = self.seed, self._scorer
-        other._around = replace(self.around, output=other._output_rule())
-        other._stopping, other._slots = self._stopping, self._slots
+        other._hosts, other._stopping = self.hosts, self._stopping
         return other
 
     async def __aenter__(self) -> Orchestrator:
         """Checks and opens everything. Raises EnvironmentUnusable before any task is touched."""
-        from orchestrator.opening import open_surroundings
-
         async with AsyncExitStack() as stack:
             self._scorer = await open_scorer(self.config, stack)
-            around = await open_surroundings(self.config, stack, self.observer.notes, self.observer.say)
-            self._around = replace(around, output=self._output_rule())
+            self._hosts = await open_hosts(
+                self.config, stack, self.observer.notes, self.observer.say, self.observer.node
+            )
             self._stack = stack.pop_all()
         # Imported objects live for ever: left out of garbage collections, they do not slow these down.
         gc.freeze()
@@ -105,7 +100,7 @@ class Orchestrator:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._around = None
+        self._hosts = None
         await self._stack.aclose()
 
     def _output_rule(self) -> OutputRule | None:
@@ -115,11 +110,16 @@ class Orchestrator:
         return OutputRule(folder, env.output_files, env.output_bytes)
 
     @property
-    def around(self) -> Surroundings:
-        """What all rollouts share. Only while open."""
-        if self._around is None:
+    def hosts(self) -> Hosts:
+        """Where plans are carried out. Only while open."""
+        if self._hosts is None:
             raise RuntimeError("the orchestrator is not open: use `async with Orchestrator(config)`")
-        return self._around
+        return self._hosts
+
+    @property
+    def open_groups(self) -> int:
+        """How many groups may be open. Only while open."""
+        return self.config.env.open_groups(self.hosts.capacity)
 
     @property
     def group_format(self) -> GroupFormat:
@@ -130,28 +130,25 @@ class Orchestrator:
             untrained=frozenset(EndedName(name) for name in env.untrained_outcomes),
             mixed_versions=env.train_mixed_versions,
             all_segments=env.trained_segments == "all_segments",
-            tokenizer=self.around.tokenizer,
+            tokenizer=self.hosts.tokenizer,
         )
 
     async def facts(self) -> dict[str, object]:
         """What run.json says besides the configuration: tokenizer, kind of token ids, agent, sandbox."""
-        completer, tokenizer = self.around.completer, self.around.tokenizer
+        tokenizer, told = self.hosts.tokenizer, await self.hosts.describe()
+        identity = "its own" if self.config.env.program is None else "that of model-written code"
         return {
             "tokenizer": tokenizer.name if isinstance(tokenizer, HubTokenizer) else None,
-            "token_ids": "exact" if completer.takes_ids else "from text",
-            "agent": {
-                "kind": self.config.env.agent_kind,
-                "identity": "its own" if self.config.env.program is None else "that of model-written code",
-                **self.around.equipment.describe(),
-            },
-            "sandbox": await self.around.launcher.describe(self.config.sandbox_spec()),
+            "token_ids": "exact" if self.hosts.takes_ids else "from text",
+            **told,
+            "agent": {"kind": self.config.env.agent_kind, "identity": identity, **told["agent"]},
         }
 
     def drain(self) -> None:
         """Stops launching. Running rollouts come to their end; groups that then lack a rollout stay unfinished."""
         self._stopping.set()
-        if self._around is not None and self._around.pool is not None:
-            self._around.pool.drain()
+        if self._hosts is not None:
+            self._hosts.drain()
 
     @property
     def stopping(self) -> bool:
@@ -161,12 +158,10 @@ class Orchestrator:
     def summary(self) -> str:
         """One line for people: model, endpoint, group size, and how many sandboxes may live at once."""
         env = self.config.env
-        source = "exact token ids" if self.around.completer.takes_ids else "text"
-        leased, warm = env.max_concurrent_sandboxes, env.most_warm
-        on_top = f" and {warm} warm on top, {leased + warm} in all" if warm else ""
+        source = "exact token ids" if self.hosts.takes_ids else "text"
         return (
             f"{self.config.openai[0].model_name} at {redact(self.config.openai[0].base_url)} ({source}); "
-            f"groups of {env.group_size}, at most {leased} sandboxes{on_top}"
+            f"groups of {env.group_size}, {self.hosts.summary()}"
         )
 
     async def groups(
@@ -180,7 +175,7 @@ class Orchestrator:
         and removes their sandboxes.
         """
         earlier = earlier or Earlier()
-        if self._around is None:
+        if self._hosts is None:
             async with self, aclosing(self.groups(tasks, earlier)) as groups:
                 async for group in groups:
                     yield group
@@ -220,18 +215,15 @@ class Orchestrator:
         earlier: Earlier,
     ) -> None:
         """Keeps the sandboxes busy: begins the next group as soon as no rollout waits for a slot, so that a free
-        slot is always taken at once. At most `env.open_groups` groups are open.
+        slot is always taken at once. At most `open_groups` groups are open.
 
         Raises an exception group, with every rollout cancelled.
         """
-        env = self.config.env
         executor = self.executor(earlier)
         open_groups = 0
         changed = asyncio.Event()
         executor.settled = changed.set
         more = True
-        pool = self.around.pool
-        demand = nullcontext() if pool is None else pool.following(lambda: math.inf if more else executor.waiting)
 
         async def one(task: Task, number: int, epoch: int) -> None:
             nonlocal open_groups
@@ -244,7 +236,7 @@ class Orchestrator:
                 open_groups -= 1
                 changed.set()
 
-        with demand:
+        with self.hosts.following(lambda: math.inf if more else executor.waiting):
             async with asyncio.TaskGroup() as tg:
                 stream = self._stream(tasks)
                 # Sources read files or the network: off the event loop, one task at a time.
@@ -256,10 +248,10 @@ class Orchestrator:
                         continue
                     if number in earlier.written:
                         continue
-                    while open_groups >= env.open_groups or not executor.has_room():
+                    while open_groups >= self.open_groups or not executor.has_room():
                         changed.clear()
                         await changed.wait()
-                    executor.begin(number, env.group_size)
+                    executor.begin(number, self.config.env.group_size)
                     open_groups += 1
                     tg.create_task(one(task, number, epoch), name=f"group {number}")
                 more = False
@@ -332,38 +324,23 @@ class Orchestrator:
     ) -> Executor:
         """An executor for a caller that makes its own `group` calls, or plans. `tools`: in place of the run's.
         Only while open."""
-        env, known, scorer = self.config.env, earlier or Earlier(), self._scorer
-        around = self.around if tools is None else replace(self.around, tools=tools)
-        assert scorer is not None  # set together with `around`
+        env, known, scorer, tokenizer = self.config.env, earlier or Earlier(), self._scorer, self.hosts.tokenizer
+        assert scorer is not None  # set together with `hosts`
 
         async def graded(attempt: Attempt) -> Member | Attempt:
-            return await grade(attempt, around.tokenizer, scorer)
+            return await grade(attempt, tokenizer, scorer)
 
         return Executor(
-            around,
-            max_sandboxes=env.max_concurrent_sandboxes,
+            self.hosts,
+            # Rollouts of orchestrators that share hosts have the same ids: each has its own folder for files.
+            provision=Provision(self._output_rule(), tools),
             max_retries=env.max_retries,
             graded=graded,
             recorded=self.observer.recorded,
             started=self.observer.started,
-            earlier=lambda plan: known.result(plan, around.tokenizer),
-            launching=self._launching(),
-            slots=self._slots,
-        )
-
-    def _launching(self) -> Launching:
-        env, around, spec = self.config.env, self.around, self.config.sandbox_spec()
-        docker = around.docker or Breaker("Docker", lambda: around.launcher.ready(spec), self.observer.say)
-        endpoint = Breaker("the inference endpoint", around.endpoint_answers, self.observer.say)
-        return Launching(
-            self._stopping,
-            {
-                FailedName.DOCKER_ERROR: docker,
-                FailedName.LAUNCH_ERROR: docker,
-                FailedName.SANDBOX_LOST: docker,
-                FailedName.LLM_ERROR: endpoint,
-            },
-            HealthGate(window=GROUPS * 2 * env.group_size),  # every rollout may be refilled once
+            earlier=lambda plan: known.result(plan, tokenizer),
+            stopping=self._stopping,
+            health=HealthGate(window=GROUPS * 2 * env.group_size),  # every rollout may be refilled once
         )
 
 

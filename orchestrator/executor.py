@@ -5,21 +5,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from time import time
 from typing import Any
 
 from orchestrator.backoff import Backoff
-from orchestrator.breaker import Breaker, HealthGate
+from orchestrator.breaker import HealthGate
 from orchestrator.errors import AuthenticationError, OrchestratorError, RolloutError
+from orchestrator.hosts import Host, Hosts, Provision
 from orchestrator.outcome import failed
 from orchestrator.plan import next_attempt
-from orchestrator.rollout import run_rollout
-from orchestrator.slots import Slots
-from orchestrator.surroundings import Surroundings
-from orchestrator.types import RETRIED, Attempt, Ended, Failed, FailedName, Member, Record, RolloutPlan
+from orchestrator.types import (
+    RETRIED,
+    Attempt,
+    Ended,
+    Failed,
+    FailedName,
+    Member,
+    Record,
+    RolloutPlan,
+    SandboxSpec,
+)
 from orchestrator.waits import first_of, uninterrupted
 
 log = logging.getLogger(__name__)
@@ -33,35 +41,6 @@ Result = Member | Attempt
 
 
 @dataclass(slots=True)
-class Launching:
-    """What decides whether another sandbox is launched. All rollouts of a run share it.
-
-    `stopping`: if set, nothing is begun any more. `breakers`: the service behind failures of that name.
-    """
-
-    stopping: asyncio.Event = field(default_factory=asyncio.Event)
-    breakers: Mapping[FailedName, Breaker] = field(default_factory=dict)
-    health: HealthGate = field(default_factory=HealthGate)
-
-    async def welcome(self) -> bool:
-        """Waits while a service is away. False: the run is being stopped. Raises RunUnhealthy."""
-        for breaker in set(self.breakers.values()):
-            await first_of(breaker.passed(), self.stopping.wait())
-        return not self.stopping.is_set()
-
-    async def excuses(self, failure: Failed | None) -> bool:
-        """Whether the service behind this failure is away now."""
-        breaker = None if failure is None else self.breakers.get(failure.name)
-        return breaker is not None and await breaker.away()
-
-    async def pause(self, seconds: float) -> None:
-        """Sleeps, but not once the run is being stopped."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self.stopping.wait()
-
-
-@dataclass(slots=True)
 class _Begun:
     """A group that was begun. `coming`: how many of its first rollouts were not yet given to `execute`."""
 
@@ -70,51 +49,51 @@ class _Begun:
 
 
 class Executor:
-    """Runs attempts, at most `max_sandboxes` at once, sandboxes being created included. `slots`: shared with other
-    executors.
+    """Runs attempts on `hosts`, as many at once as these have room for; other executors may share them.
 
-    `graded` turns an attempt that can be scored into a member of a group. A result counts once `recorded` has
-    returned: then it is on disk. `earlier` gives the result of an attempt that an earlier process of the run has
-    recorded: that attempt is not made again.
+    `stopping`: once it is set, nothing is begun any more. `graded` turns an attempt that can be scored into a
+    member of a group. A result counts once `recorded` has returned: then it is on disk. `earlier` gives the
+    result of an attempt that an earlier process of the run has recorded: that attempt is not made again.
     """
 
     def __init__(
         self,
-        around: Surroundings,
+        hosts: Hosts,
         *,
-        max_sandboxes: int,
         max_retries: int,
+        provision: Provision = Provision(),  # noqa: B008 - immutable
         graded: Callable[[Attempt], Awaitable[Result]],
         recorded: Callable[[Result], Coroutine[Any, Any, None]],
-        started: Callable[[RolloutPlan], None] = lambda plan: None,
+        started: Callable[[RolloutPlan, str], None] = lambda plan, node: None,
         earlier: Callable[[RolloutPlan], Result | None] = lambda plan: None,
-        launching: Launching | None = None,
-        slots: Slots | None = None,
+        stopping: asyncio.Event | None = None,
+        health: HealthGate | None = None,
     ) -> None:
-        self._around = around
-        self._max_sandboxes = max_sandboxes
+        self._hosts = hosts
+        self._provision = provision
         self.waiting = 0  # rollouts that need a sandbox and have no slot yet
-        self.settled: Callable[[], None] = lambda: None  # called whenever a rollout needs no slot any more
+        self.settled: Callable[[], None] = lambda: None  # called when there may be more room than before
         self._wanted = 0  # rollouts that have or need a slot, those of `coming` included
         self._groups: dict[int, _Begun] = {}
-        self._slots = slots or Slots(max_sandboxes)
         self._max_retries = max_retries
         self._graded = graded
         self._recorded = recorded
         self._started = started
         self._earlier = earlier
-        self._launching = launching or Launching()
+        self._stopping = stopping or asyncio.Event()
+        self._health = health or HealthGate()
+        hosts.changed(lambda: self.settled())
 
     # ------------------------------------------------------------ groups
 
     def has_room(self, share: float = 1.0) -> bool:
         """Whether no rollout would wait if only this share of the slots existed: then another group may begin."""
-        return self._wanted <= share * self._max_sandboxes
+        return self._wanted <= share * self._hosts.capacity
 
     def begin(self, group: int, rollouts: int) -> None:
         """Gives the group its place in the order; `rollouts` of it will be given to `execute`. Optional: without
         this call rollouts are served first come, first served."""
-        self._groups[group] = _Begun(self._slots.turn(), rollouts)
+        self._groups[group] = _Begun(self._hosts.turn(), rollouts)
         self._wanted += rollouts
 
     def end(self, group: int) -> None:
@@ -132,7 +111,7 @@ class Executor:
             begun.coming -= 1
         else:
             self._want(1)
-        return self._slots.turn() if begun is None else begun.turn
+        return self._hosts.turn() if begun is None else begun.turn
 
     @contextmanager
     def _without_slot(self) -> Iterator[None]:
@@ -162,20 +141,24 @@ class Executor:
         sampled: Attempt | None = None  # by an earlier process, not graded yet
         known = await asyncio.to_thread(self._earlier, plan)
         while True:
-            made_now = known is None
-            result = known or await self._carry_out(plan, turn, sampled)
-            if result is None:
-                return None
+            made_now, host = known is None, None
+            if known is not None:
+                result = known
+            else:
+                attempt, host = await self._attempt(plan, turn, sampled)
+                if attempt is None:
+                    return None
+                result = await self._grade(attempt)
             failure = failure_of(result)
             if failure is not None and not made_now:
-                self._launching.health.broke_before(plan.group, failure)
+                self._health.broke_before(plan.group, failure)
             sampled = _ungraded(result)
             if sampled is None:
                 results.append(result)
             if failure is None or failure.name not in _AGAIN:
                 break
             with self._without_slot():
-                excused = made_now and excuses < MAX_EXCUSED and await self._launching.excuses(failure)
+                excused = host is not None and excuses < MAX_EXCUSED and await host.excuses(failure)
             # An attempt that failed in an earlier process uses up its number but no retry: whoever resumes a run
             # has removed the cause.
             excuses += excused
@@ -188,35 +171,48 @@ class Executor:
             plan = following
             if made_now:
                 with self._without_slot():
-                    await self._launching.pause(BEFORE_RETRIES.pause_s(failures, random.random()))  # noqa: S311
+                    await self._pause(BEFORE_RETRIES.pause_s(failures, random.random()))  # noqa: S311
         if made_now:
-            self._launching.health.count(plan.group, failure)
+            self._health.count(plan.group, failure)
         return tuple(results)
 
-    async def _carry_out(self, plan: RolloutPlan, turn: int, sampled: Attempt | None) -> Result | None:
-        """One attempt. It is on record when this returns or raises. `sampled`: an attempt that is only to be
-        graded. None: nothing was begun, as the run is being stopped."""
+    async def _attempt(
+        self, plan: RolloutPlan, turn: int, sampled: Attempt | None
+    ) -> tuple[Attempt | None, Host | None]:
+        """One attempt, not graded yet, and the host that made it. `sampled`: an attempt of an earlier process that
+        is only to be graded. No attempt: nothing was begun, as the run is being stopped."""
         if sampled is None:
-            attempt = await self._make(plan, turn)
-        else:
-            note = f"graded from the record of {sampled.plan.rollout_id}, where its output files are"
-            attempt = Attempt(plan, replace(sampled.record, notes=(*sampled.record.notes, note)), sampled.outcome)
-        return None if attempt is None else await self._grade(attempt)
+            return await self._make(plan, turn)
+        note = f"graded from the record of {sampled.plan.rollout_id}, where its output files are"
+        return Attempt(plan, replace(sampled.record, notes=(*sampled.record.notes, note)), sampled.outcome), None
 
-    async def _make(self, plan: RolloutPlan, turn: int) -> Attempt | None:
-        begun_at: float | None = None
+    async def _make(self, plan: RolloutPlan, turn: int) -> tuple[Attempt | None, Host | None]:
+        """If this raises after the rollout was begun, the attempt is on record."""
+        begun: Record | None = None
         try:
-            async with self._slot(turn):
-                if not await self._launching.welcome():
-                    return None
-                begun_at = time()
-                self._started(plan)
-                return await self._attempt(plan, begun_at)
+            async with self._slot(turn, plan.sandbox) as host:
+                if host is None or not await self._welcome(host):
+                    return None, None
+                begun = Record(started_at=time(), node=host.name)
+                self._started(plan, host.name)
+                return await self._carry_out(plan, host, begun), host
         except BaseException as error:
-            if begun_at is not None:
+            if begun is not None:
                 cancelled = Failed(FailedName.CANCELLED, _why_cancelled(error))
-                await uninterrupted(self._recorded(Attempt(plan, Record(started_at=begun_at), cancelled)))
+                await uninterrupted(self._recorded(Attempt(plan, begun, cancelled)))
             raise
+
+    async def _carry_out(self, plan: RolloutPlan, host: Host, begun: Record) -> Attempt:
+        """Any exception but a RolloutError is a bug or stops the run, and is raised."""
+        try:
+            attempt = await host.carry_out(plan, self._provision)
+        except AuthenticationError:
+            raise
+        except RolloutError as error:
+            attempt = Attempt(plan, begun, failed(error))
+        if isinstance(attempt.outcome, Failed):
+            log.warning("rollout %s: %s: %s", plan.rollout_id, attempt.outcome.name, attempt.outcome.reason)
+        return attempt
 
     async def _grade(self, attempt: Attempt) -> Result:
         """If the run is stopped meanwhile, the attempt is recorded without a score, and graded on resume."""
@@ -233,28 +229,27 @@ class Executor:
         return result
 
     @asynccontextmanager
-    async def _slot(self, turn: int) -> AsyncIterator[None]:
+    async def _slot(self, turn: int, spec: SandboxSpec) -> AsyncIterator[Host | None]:
         self.waiting += 1
+        waiting = True
         try:
-            await self._slots.acquire(turn)
+            async with self._hosts.slot(turn, spec) as host:
+                self.waiting -= 1
+                waiting = False
+                yield host
         finally:
-            self.waiting -= 1
-        try:
-            yield
-        finally:
-            self._slots.release()
+            self.waiting -= waiting
 
-    async def _attempt(self, plan: RolloutPlan, begun_at: float) -> Attempt:
-        """Any exception but a RolloutError is a bug or stops the run, and is raised."""
-        try:
-            attempt = await run_rollout(plan, self._around)
-        except AuthenticationError:
-            raise
-        except RolloutError as error:
-            attempt = Attempt(plan, Record(started_at=begun_at), failed(error))
-        if isinstance(attempt.outcome, Failed):
-            log.warning("rollout %s: %s: %s", plan.rollout_id, attempt.outcome.name, attempt.outcome.reason)
-        return attempt
+    async def _welcome(self, host: Host) -> bool:
+        """Waits until the host works. False: the run is being stopped. Raises RunUnhealthy."""
+        await first_of(host.works(), self._stopping.wait())
+        return not self._stopping.is_set()
+
+    async def _pause(self, seconds: float) -> None:
+        """Sleeps, but not once the run is being stopped."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
 
 
 def failure_of(result: Result) -> Failed | None:

@@ -27,14 +27,17 @@ class Writer(Protocol):
 class Listener:
     """Is told what happens. A subclass overrides the methods it needs."""
 
-    def begun(self, plan: RolloutPlan) -> None:
-        """A rollout gets a sandbox."""
+    def begun(self, plan: RolloutPlan, node: str) -> None:
+        """A rollout gets a sandbox, on this node of a cluster (empty: on this machine)."""
 
     def attempt(self, result: Member | Attempt) -> None:
         """An attempt is over and on disk."""
 
     def bad_task(self, task: BadTask) -> None:
         """A row that no task could be made of was met, and is on disk."""
+
+    def node(self, name: str, away: str | None) -> None:
+        """A node of the cluster works (None), or rollouts cannot go there, and why."""
 
 
 @dataclass(slots=True)
@@ -47,10 +50,15 @@ class Observer:
     notes: list[str] = field(default_factory=list)
     output_folder: Path | None = None  # for the files that rollouts leave; None: sandboxes are not asked for files
 
-    def started(self, plan: RolloutPlan) -> None:
-        """A rollout gets a sandbox."""
+    def started(self, plan: RolloutPlan, node: str = "") -> None:
+        """A rollout gets a sandbox, on this node."""
         for listener in self.listeners:
-            listener.begun(plan)
+            listener.begun(plan, node)
+
+    def node(self, name: str, away: str | None) -> None:
+        """A node of the cluster works (None), or rollouts cannot go there, and why."""
+        for listener in self.listeners:
+            listener.node(name, away)
 
     async def recorded(self, result: Member | Attempt) -> None:
         """An attempt is over."""

@@ -1,4 +1,4 @@
-"""Opens what all rollouts of a run share, and the scorer. All of it is checked before any task is read."""
+"""Opens the hosts of a run, what rollouts on one share, and the scorer. Checks all of it before a task is read."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from orchestrator.agents.equip import brought_host_tools, check_team, equip
+from orchestrator.agents.equipment import Equipment
 from orchestrator.breaker import Breaker
 from orchestrator.completion.base import Completer, Endpoint
 from orchestrator.completion.chat import ChatCompleter
@@ -23,6 +24,8 @@ from orchestrator.completion.replay import ReplayCompleter
 from orchestrator.completion.route import LimitedCompleter, RoutedCompleter
 from orchestrator.completion.tokenizer import HubTokenizer, check_source, load_tokenizer
 from orchestrator.errors import ConfigError, DockerError, EnvironmentUnusable, RolloutError
+from orchestrator.here import Here
+from orchestrator.hosts import Hosts
 from orchestrator.launch.base import Launcher
 from orchestrator.launch.channels import Channels
 from orchestrator.launch.descriptors import make_room
@@ -52,14 +55,56 @@ JUDGE = "judge"
 FALLBACK_TOKENIZER = "NousResearch/DeepHermes-3-Llama-3-8B-Preview"  # the predecessor's default
 
 
+async def open_hosts(
+    config: Config,
+    stack: AsyncExitStack,
+    notes: list[str],
+    say: Callable[[str], None] = log.warning,
+    tell: Callable[[str, str | None], None] = lambda node, away: None,
+) -> Hosts:
+    """This machine, or the nodes of a cluster; `stack` closes them. Raises ConfigError, EnvironmentUnusable.
+
+    `say` is told when something goes away and comes back. `tell`: a node works (None), or why rollouts do not go
+    there.
+    """
+    if config.env.cluster == "ray":
+        from orchestrator.cluster.nodes import open_nodes
+
+        return await open_nodes(config, stack, notes, say, tell)
+    return await open_here(config, stack, notes, say)
+
+
+async def open_here(
+    config: Config,
+    stack: AsyncExitStack,
+    notes: list[str],
+    say: Callable[[str], None] = log.warning,
+    equipment: Equipment | None = None,
+) -> Here:
+    """As `open_hosts`, for this machine. `equipment`: read elsewhere, from files that may not be here."""
+    around = await open_surroundings(config, stack, notes, say, equipment)
+    return Here.with_breakers(
+        around,
+        config.sandbox_spec(),
+        max_sandboxes=config.env.max_concurrent_sandboxes,
+        warm=config.env.most_warm,
+        say=say,
+    )
+
+
 async def open_surroundings(
-    config: Config, stack: AsyncExitStack, notes: list[str], say: Callable[[str], None] = log.warning
+    config: Config,
+    stack: AsyncExitStack,
+    notes: list[str],
+    say: Callable[[str], None] = log.warning,
+    equipment: Equipment | None = None,
 ) -> Surroundings:
     """Opens Docker, image, tokenizer, endpoint, tools; `stack` closes them. Raises EnvironmentUnusable.
 
     `say` is told when Docker goes away and comes back.
     """
-    equipment = await asyncio.to_thread(equip, config.env)
+    if equipment is None:
+        equipment = await asyncio.to_thread(equip, config.env)
     own_tools = await asyncio.to_thread(brought_host_tools, config.env)
     tools = _web_tools(config, stack)
     demand_tool_names(tools, own_tools)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from time import time
 
 from orchestrator.errors import RolloutError, SandboxLostError
+from orchestrator.hosts import Provision
 from orchestrator.launch.base import Sandbox
 from orchestrator.outcome import ClockExpired, DeadlineExpired, Ending, Submission, decide
 from orchestrator.proxy.clock import standstill
@@ -20,10 +21,11 @@ from orchestrator.waits import first_of
 log = logging.getLogger(__name__)
 
 OUTPUT_LIMIT_S = 60.0  # for sending the files a rollout left; the rollout's own clock runs no more
+NO_MORE = Provision()
 SHARED_IDENTITY = "the agent is a program: it shares its identity with model-written code"
 
 
-async def run_rollout(plan: RolloutPlan, around: Surroundings) -> Attempt:
+async def run_rollout(plan: RolloutPlan, around: Surroundings, provision: Provision = NO_MORE) -> Attempt:
     """Carries out one plan. Raises RolloutError, and AuthenticationError to stop the run. The sandbox is gone
     afterwards."""
     launched_at, loop = time(), asyncio.get_running_loop()
@@ -33,10 +35,10 @@ async def run_rollout(plan: RolloutPlan, around: Surroundings) -> Attempt:
             plan,
             around.completer,
             around.tokenizer,
-            around.tools,
+            around.tools if provision.tools is None else provision.tools,
             parked.sandbox.cpu_s,
             around.equipment,
-            output=around.output,
+            output=provision.output,
             control=around.control,
         )
         launch_s = loop.time() - launch_start

@@ -1,4 +1,4 @@
-"""What all rollouts of a run share. `opening` makes it."""
+"""What all rollouts on one host share. `opening` makes it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from orchestrator.completion.control import EndpointControl
 from orchestrator.launch.base import Launcher
 from orchestrator.launch.pool import WarmPool
 from orchestrator.parked import ParkedSandbox, parked_sandbox
-from orchestrator.proxy.left_files import OutputRule
 from orchestrator.tools.base import HostTool
 from orchestrator.types import SandboxSpec
 
@@ -25,12 +24,11 @@ async def _nobody_to_ask() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What every rollout of a run shares.
+    """What every rollout on one host shares.
 
     `endpoint_answers` asks the endpoint without sampling and raises CompletionError if it does not answer.
     `docker` pauses launching while the Engine is away. Without a `pool` each rollout makes its own sandbox.
-    `output`: where files go that rollouts leave; None: sandboxes are not asked for files. `control`: shared, so
-    that few control questions are asked; None: each rollout has its own.
+    `control`: shared, so that few control questions are asked; None: each rollout has its own.
     """
 
     launcher: Launcher
@@ -42,7 +40,6 @@ class Surroundings:
     docker: Breaker | None = None
     pool: WarmPool[ParkedSandbox] | None = None
     equipment: Equipment = Equipment()  # noqa: RUF009 - immutable
-    output: OutputRule | None = None
     control: EndpointControl | None = None
 
     def sandbox(self, spec: SandboxSpec) -> AbstractAsyncContextManager[ParkedSandbox]:

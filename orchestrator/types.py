@@ -374,6 +374,7 @@ class Record:
     cpu_s: float | None = None
     notes: tuple[str, ...] = ()
     output: Output | None = None  # None: no files were asked for, or none were received
+    node: str = ""  # of a cluster; empty: the orchestrator's own machine
 
     @property
     def action_steps(self) -> int:

@@ -240,7 +240,9 @@ class Feed:
 
     def _room(self) -> int:
         """How many groups may be under way, by workers, off-policy bound and what is left to do."""
-        room = min(self.terms.workers, self.connection.bound())
+        room = self.connection.bound()
+        if self.terms.workers is not None:
+            room = min(room, self.terms.workers)
         if self.terms.total is not None:
             room = min(room, self.terms.total - self.ledger.groups)
         return room

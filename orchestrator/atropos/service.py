@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -173,7 +173,7 @@ class Service:
                 self.progress.say(engine.summary())
                 api = RunApi(self.config.env.rollout_server_url, session)
                 evaluates = self._evaluates or self.config.env.eval_split is not None
-                terms = terms_of(engine.config, evaluates=evaluates)
+                terms = terms_of(engine.config, engine.hosts.capacity, evaluates=evaluates)
                 feed = Feed(api, self, lambda: self.stream, self.ledger, terms, self.progress.say)
                 self._feed, self._executor = feed, engine.executor(self._kept)
                 self._executor.settled = feed.wake
@@ -262,7 +262,8 @@ class Service:
     def has_room(self, share: float) -> bool:
         """As `Maker.has_room`."""
         assert self._executor is not None
-        return self._executor.has_room(share)
+        assert self._feed is not None
+        return self._feed.under_way < self.engine.open_groups and self._executor.has_room(share)
 
     def begin(self, item: Item) -> None:
         """As `Maker.begin`."""
@@ -399,7 +400,7 @@ class Service:
         )
 
     def _check_prompt(self, limit: int, label: str) -> None:
-        tokenizer, env = self.engine.around.tokenizer, self.config.env
+        tokenizer, env = self.engine.hosts.tokenizer, self.config.env
         if tokenizer is None or env.agent_kind == "program" or env.prompt_templates is not None:
             return  # the prompt's text is not smolagents' own
         least = least_prompt_tokens(tokenizer, self.config.agent_spec())
@@ -445,7 +446,4 @@ def _named(group: Mapping[str, Any], number: int) -> Mapping[str, Any]:
 
 def _demand(engine: Orchestrator, feed: Feed, executor: Executor) -> AbstractContextManager[None]:
     """Keeps sandboxes warm while groups are still to be begun; after that, only as many as rollouts wait for."""
-    pool = engine.around.pool
-    if pool is None:
-        return nullcontext()
-    return pool.following(lambda: math.inf if feed.begins_more else executor.waiting)
+    return engine.hosts.following(lambda: math.inf if feed.begins_more else executor.waiting)

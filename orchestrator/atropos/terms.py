@@ -12,7 +12,8 @@ from orchestrator.types import Task
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How to feed. `workers`: groups that may be under way. `total`: groups to deliver; None: no end.
+    """How to feed. `workers`: groups that may be under way; None: as many as the sandboxes keep busy. `total`:
+    groups to deliver; None: no end.
 
     `worker_timeout_s`: time limit of a group whose rollouts have `deadline_s` each; a task may set at most
     `longest_s`. `share_in_eval`: the sandboxes that training has during an evaluation.
@@ -21,7 +22,7 @@ class Terms:
     name: str
     group_size: int
     max_token_length: int
-    workers: int
+    workers: int | None
     worker_timeout_s: float
     deadline_s: float = math.inf
     longest_s: float = math.inf
@@ -65,14 +66,17 @@ def check_servable(config: Config) -> None:
         check_batch_size(env.batch_size, env.group_size)
 
 
-def terms_of(config: Config, *, evaluates: bool) -> Terms:
-    """The terms by the settings. A group's time limit is longer than its rollouts can take: they end by their own
-    deadlines, and none is drawn again for being slow."""
+def terms_of(config: Config, sandboxes: int, *, evaluates: bool) -> Terms:
+    """The terms by the settings and the number of sandboxes at the start.
+
+    A group's time limit is longer than its rollouts can take: they end by their own deadlines, and none is drawn
+    again for being slow."""
     env = config.env
-    workers = min(env.open_groups, most_workers(config))
+    workers = most_workers(config)
+    open_groups = env.open_groups(sandboxes) if workers is None else min(env.open_groups(sandboxes), workers)
     deadline_s = min(env.rollout_deadline, env.worker_timeout if env.worker_timeout > 0 else math.inf)
     # Every rollout may use up its deadline, be tried again and be replaced, and wait for those of other groups.
-    turns = math.ceil(workers * env.group_size / env.max_concurrent_sandboxes)
+    turns = math.ceil(open_groups * env.group_size / sandboxes)
     return Terms(
         name=name_of(config),
         group_size=env.group_size,
@@ -92,13 +96,13 @@ def terms_of(config: Config, *, evaluates: bool) -> Terms:
     )
 
 
-def most_workers(config: Config) -> int:
+def most_workers(config: Config) -> int | None:
     """How many groups may be under way by Atropos' settings for it."""
     env = config.env
     if env.max_num_workers > 0:
         return env.max_num_workers
     each = env.max_num_workers_per_node
-    return each * len(config.openai) if each > 0 else env.open_groups
+    return each * len(config.openai) if each > 0 else None
 
 
 def total(config: Config) -> int | None:

@@ -35,7 +35,7 @@ class SandboxTime(Listener):
         self.thrown_away_s = 0.0
         self._begun_at: dict[str, float] = {}
 
-    def begun(self, plan: RolloutPlan) -> None:
+    def begun(self, plan: RolloutPlan, node: str) -> None:
         """Notes when the rollout got its sandbox."""
         self._begun_at[plan.rollout_id] = time.time()
 

@@ -6,7 +6,6 @@ import asyncio
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from orchestrator.completion.replay import ReplayCompleter
 from orchestrator.engine import Orchestrator
 from orchestrator.evaluation.evaluate import evaluation_config, measure
 from orchestrator.evaluation.files import EvaluationFiles
@@ -60,8 +59,8 @@ async def _run(config: Config) -> int:
                     progress.group(group)
 
                 await measure(orchestrator, tasks, evaluation, files, counted)
-                if isinstance(replay := orchestrator.around.completer, ReplayCompleter):
-                    rows.append(("replay", replay.account()))
+                if (replayed := await orchestrator.hosts.replayed()) is not None:
+                    rows.append(("replay", replayed))
                 if not orchestrator.stopping:
                     await files.finish(evaluation, config)
                     written = ("metrics.json", "samples.jsonl")

@@ -6,16 +6,15 @@ import asyncio
 from contextlib import AsyncExitStack, ExitStack, aclosing
 from typing import TYPE_CHECKING
 
-from orchestrator.completion.replay import ReplayCompleter
 from orchestrator.engine import Orchestrator
 from orchestrator.errors import RunUnhealthy
+from orchestrator.hosts import Hosts
 from orchestrator.observer import Observer
 from orchestrator.report import write_report
 from orchestrator.run.files import RUN_FILE
 from orchestrator.run.groups import check_writable
 from orchestrator.run.session import OpenRun, describe, open_run, run_directory_path
 from orchestrator.run.tally import Tally
-from orchestrator.surroundings import Surroundings
 from orchestrator.tasks.split import training_tasks
 from orchestrator.terminal.closing import closing_table, dropped_text
 from orchestrator.terminal.progress import open_progress
@@ -62,7 +61,7 @@ async def work(config: Config, command: str = "process") -> int:
                     progress.say(f"note: {note}")
                 progress.say(orchestrator.summary())
                 observer.writer = output.run
-                after.push_async_callback(_report, orchestrator.around, output, rows)
+                after.push_async_callback(_report, orchestrator.hosts, output, rows)
 
                 async def finished(group: Group) -> None:
                     if group.dropped is None:
@@ -92,16 +91,14 @@ async def work(config: Config, command: str = "process") -> int:
             closing_table(tally, rows, wanted=wanted)
 
 
-async def _report(around: Surroundings, output: OpenRun, rows: list[tuple[str, object]]) -> None:
+async def _report(hosts: Hosts, output: OpenRun, rows: list[tuple[str, object]]) -> None:
     """Writes the report beside the groups file, of whatever is there. Rows tell of it, and how faithful a replay
     was."""
     html = output.groups.path.with_suffix(".html")
     try:
-        await asyncio.to_thread(
-            write_report, output.run.path, output.groups.path, html, tokenizer=around.tokenizer
-        )
+        await asyncio.to_thread(write_report, output.run.path, output.groups.path, html, tokenizer=hosts.tokenizer)
         rows.append(("report", html))
     except Exception as error:  # the data are written: a failing report must not fail the run
         rows.append(("report", f"none, it could not be written: {type(error).__name__}: {error}"))
-    if isinstance(around.completer, ReplayCompleter):
-        rows.append(("replay", around.completer.account()))
+    if (replayed := await hosts.replayed()) is not None:
+        rows.append(("replay", replayed))

@@ -78,10 +78,10 @@ async def _run(config: Config, recorded: Replayable, tasks: dict[str, Task]) -> 
                 for note in observer.notes:
                     print(printable(f"note: {note}"), flush=True)
                 calls = RecordedCalls(recorded.calls)
-                tools = {name: RecordedTool(name, t, calls) for name, t in orchestrator.around.tools.items()}
+                tools = {name: RecordedTool(name, t, calls) for name, t in orchestrator.hosts.tools.items()}
                 executor, attempts = orchestrator.executor(tools=tools), recorded.attempts()
                 async with asyncio.TaskGroup() as tg:
-                    for _ in range(min(env.max_concurrent_sandboxes, len(recorded.places))):
+                    for _ in range(min(orchestrator.hosts.capacity, len(recorded.places))):
                         tg.create_task(_replay_some(attempts, tasks, executor, config, counts))
         return 0 if counts["same"] == len(recorded.places) else EXIT_DIFFERENT
 

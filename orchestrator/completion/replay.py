@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import lzma
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.completion.base import CompletionRequest, Ids, ids_of
@@ -31,8 +32,29 @@ _CHUNK_BYTES = 1 << 20
 Recording = tuple[Served, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """How much was replayed, and how faithfully. `differing`: prompts that were not the recorded ones. `missing`:
+    calls beyond the recording."""
+
+    served: int
+    differing: int
+    missing: int
+
+    def __add__(self, other: Replayed) -> Replayed:
+        return Replayed(self.served + other.served, self.differing + other.differing, self.missing + other.missing)
+
+    def __sub__(self, other: Replayed) -> Replayed:
+        return Replayed(self.served - other.served, self.differing - other.differing, self.missing - other.missing)
+
+    def __str__(self) -> str:
+        prompts = f"{self.differing} of their prompts differed" if self.differing else "every prompt as recorded"
+        missing = f"; {self.missing} calls beyond the recording" if self.missing else ""
+        return f"{self.served} completions replayed, {prompts}{missing}"
+
+
 class ReplayCompleter:
-    """Serves the completions of a recorded run. `differing` counts prompts that were not the recorded ones."""
+    """Serves the completions of a recorded run."""
 
     def __init__(
         self, episodes: Mapping[Key, Recording], takes_ids: bool, by_id: Mapping[Id, Recording] | None = None
@@ -91,11 +113,10 @@ class ReplayCompleter:
         self.differing += not _answers(episode[: request.sequence], request)
         return episode[request.sequence - 1].completion
 
-    def account(self) -> str:
-        """One line for the end of a run: how much was replayed, and how faithfully."""
-        prompts = f"{self.differing} of their prompts differed" if self.differing else "every prompt as recorded"
-        missing = f"; {self.missing} calls beyond the recording" if self.missing else ""
-        return f"{self.served} completions replayed, {prompts}{missing}"
+    @property
+    def replayed(self) -> Replayed:
+        """What was replayed so far."""
+        return Replayed(self.served, self.differing, self.missing)
 
     async def aclose(self) -> None:
         """Nothing is open."""

@@ -44,11 +44,8 @@ async def evaluate(orchestrator: Orchestrator, tasks: Source, directory: Path) -
     """
     config = evaluation_config(orchestrator.config)
     env = config.env
-    at_once = min(env.max_concurrent_sandboxes, env.max_eval_workers * env.group_size)
-    tasks_at_once = min(env.open_groups, env.max_eval_workers)
-    config = replace(
-        config, env=replace(env, total_steps=-1, max_concurrent_sandboxes=at_once, max_open_groups=tasks_at_once)
-    )
+    tasks_at_once = min(orchestrator.open_groups, env.max_eval_workers)
+    config = replace(config, env=replace(env, total_steps=-1, max_open_groups=tasks_at_once))
     observer = Observer(say=orchestrator.observer.say, output_folder=directory / "output")
     beside = orchestrator.beside(config, observer, split="eval")
     evaluation = Evaluation(env.group_size, Prices.of(config.openai))

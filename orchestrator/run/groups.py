@@ -136,7 +136,7 @@ def _overrides(member: Member, group: Group) -> dict[str, Any]:
         "segments": len({t.segment for t in record.turns}),
         "untrained_completions": sum(t.segment != member.trajectory.segment for t in record.turns),
         "other_segments": other_segments(record.turns, member.trajectory.segment),
-        "node": None,
+        "node": record.node or None,
     }
 
 

@@ -140,6 +140,7 @@ class AttemptLine(HeadLine):
     launch_s: Real
     waiting_s: Real
     sandbox: SandboxLine
+    node: NotRequired[str | None]
     plan: PlanLine
     completions: tuple[CompletionLine, ...]
     tool_calls: tuple[ToolCall, ...]
@@ -240,6 +241,7 @@ def attempt_line(result: Member | Attempt) -> dict[str, Any]:
         "waiting_s": record.waiting_s,
         "cpu_s": record.cpu_s,
         "sandbox": {"id": record.sandbox_id, "exit": asdict(record.exit) if record.exit else None},
+        "node": record.node or None,
         "plan": {
             "sampling": asdict(plan.sampling),
             "agent": asdict(plan.agent),
@@ -284,6 +286,7 @@ def read_attempt(text: bytes) -> Attempted:
             cpu_s=line["cpu_s"],
             notes=line["notes"],
             output=line.get("output"),
+            node=line.get("node") or "",
         ),
         outcome=Ended(name, reason) if isinstance(name, EndedName) else Failed(name, reason),
         ungraded=None if ungraded is None else Ended(ungraded["outcome"], ungraded["reason"]),

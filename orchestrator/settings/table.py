@@ -66,6 +66,7 @@ _SCORING = re.compile(rf"basic|correctness|combined|judge|python:{_OBJECT}")
 _GROUP_POLICY = re.compile(r"backfill|drop|partial:[1-9][0-9]{0,5}")
 _AGENT = re.compile(r"code|tool_calling|program:\S.*")
 _BROUGHT = re.compile(rf"python:{_OBJECT}")
+_RAY_ADDRESS = re.compile(r"auto|[A-Za-z0-9][\w.-]*:[0-9]{1,5}|\[[0-9a-fA-F:]+\]:[0-9]{1,5}")
 _IMAGE = re.compile(r"[A-Za-z0-9][\w.:/@-]*")
 _MODULE = re.compile(r"\*|[A-Za-z_]\w*(?:\.\w+)*(?:\.\*)?")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
@@ -293,6 +294,19 @@ class EnvSettings(Settings):
         SANDBOX,
         "what makes sandboxes; process: no isolation, model-written code runs as you",
     )
+    cluster: Literal["none", "ray"] = setting(
+        "none",
+        Choice(("none", "ray")),
+        SANDBOX,
+        "where rollouts run; none: on this machine; ray: on the nodes of a Ray cluster that have the resource "
+        "`sandbox`, each with as many sandboxes as said above",
+    )
+    ray_address: str = setting(
+        "auto",
+        Text("auto, or HOST:PORT of the head", "ADDRESS", _RAY_ADDRESS.fullmatch),
+        SANDBOX,
+        "the Ray cluster; auto: the one this machine is a node of",
+    )
     sandbox_image: str = setting(
         DEFAULT_IMAGE,
         Text("the name of an image", "IMAGE", _IMAGE.fullmatch),
@@ -513,11 +527,10 @@ class EnvSettings(Settings):
         "a prompt of Atropos' that Atropos does not send either",
     )
 
-    @property
-    def open_groups(self) -> int:
+    def open_groups(self, sandboxes: int) -> int:
         """How many groups may be open. auto: one more than sandboxes, as each of these may run the last rollout of
         another group."""
-        return self.max_concurrent_sandboxes + 1 if self.max_open_groups is None else self.max_open_groups
+        return sandboxes + 1 if self.max_open_groups is None else self.max_open_groups
 
     @property
     def most_warm(self) -> int:

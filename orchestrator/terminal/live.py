@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TextIO
 
 from rich.console import Group as Stack
@@ -19,6 +20,7 @@ from orchestrator.text import one_line, printable
 from orchestrator.types import Attempt, Group, Member, RolloutPlan
 
 FRAMES_PER_S = 4
+NODES = 8  # of a cluster, shown by name
 
 
 class LiveProgress(PlainProgress):
@@ -26,7 +28,8 @@ class LiveProgress(PlainProgress):
 
     def __init__(self, wanted: int | None, tally: Tally, stream: TextIO) -> None:
         super().__init__(wanted, tally, stream)
-        self._running: set[str] = set()
+        self._running: dict[str, str] = {}  # rollouts, and the node of each
+        self._away: dict[str, str | None] = {}  # nodes of a cluster, and why rollouts cannot go there
         self._sampled = 0  # tokens of this process; the tally has those of earlier ones too
         self._console = Console(stream)
         self._live = Live(
@@ -43,12 +46,15 @@ class LiveProgress(PlainProgress):
     def say(self, text: str) -> None:
         self._console.print(wrapped(printable(text), self._console.width), markup=False, soft_wrap=True)
 
-    def begun(self, plan: RolloutPlan) -> None:
-        self._running.add(plan.rollout_id)
+    def begun(self, plan: RolloutPlan, node: str) -> None:
+        self._running[plan.rollout_id] = node
+
+    def node(self, name: str, away: str | None) -> None:
+        self._away[name] = away
 
     def attempt(self, result: Member | Attempt) -> None:
         attempt = result.attempt if isinstance(result, Member) else result
-        self._running.discard(attempt.plan.rollout_id)
+        self._running.pop(attempt.plan.rollout_id, None)
         self._sampled += attempt.record.sampled_tokens
 
     def group(self, group: Group) -> None:
@@ -66,6 +72,8 @@ class LiveProgress(PlainProgress):
         counts.add_column(overflow="fold")
         counts.add_row("groups", self._groups(done))
         counts.add_row("sandboxes", f"{len(self._running)} running, {_clock(tally.wall_s)} so far")
+        if self._away:
+            counts.add_row("nodes", self._nodes())
         counts.add_row(
             "outcomes", outcomes_text(tally.outcomes) if tally.outcomes else Text("none yet", style="dim")
         )
@@ -75,6 +83,16 @@ class LiveProgress(PlainProgress):
         rate = self._sampled / max(tally.wall_s, 1e-3)
         counts.add_row("tokens", f"{tally.tokens} sampled, {rate:.0f}/s")
         return Stack("", counts)
+
+    def _nodes(self) -> Text:
+        """Rollouts of the busiest nodes, and which nodes are away."""
+        busy = Counter({name: 0 for name, away in self._away.items() if away is None})
+        busy.update(node for node in self._running.values() if node)
+        shown = ", ".join(f"{printable(name)} {count}" for name, count in busy.most_common(NODES))
+        text = Text(shown + f" and {len(busy) - NODES} more" * (len(busy) > NODES))
+        for name, why in [(name, why) for name, why in self._away.items() if why is not None][:NODES]:
+            text.append(f"; away: {one_line(f'{name}: {why}')}", style="yellow")
+        return text
 
     def _groups(self, done: int) -> RenderableType:
         if self.wanted is None:

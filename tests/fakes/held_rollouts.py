@@ -17,6 +17,7 @@ from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 from orchestrator.completion.base import CompletionRequest
 from orchestrator.engine import Orchestrator
 from orchestrator.errors import CompletionError
+from orchestrator.here import Here
 from orchestrator.launch.names import SOCKET_NAME
 from orchestrator.observer import Observer
 from orchestrator.proxy.wire import CONTRACT
@@ -137,6 +138,9 @@ async def held(observer: Observer | None = None, scorer: Scorer | None = None, *
 
         orchestrator = Orchestrator(config, observer)
         orchestrator._scorer = scorer or DirectScorer("correctness")
-        orchestrator._around = Surroundings(launcher, completer, None, channel)
+        around = Surroundings(launcher, completer, None, channel)
+        orchestrator._hosts = Here(
+            around, config.sandbox_spec(), max_sandboxes=config.env.max_concurrent_sandboxes
+        )
         yield Held(orchestrator, completer, launcher)
     assert launcher.live == {}

@@ -24,6 +24,7 @@ from orchestrator.evaluation.evaluate import evaluate, evaluation_config
 from orchestrator.evaluation.files import EvaluationFiles, sample_line
 from orchestrator.evaluation.measured import Evaluation, Prices
 from orchestrator.evaluation.table import print_evaluation
+from orchestrator.here import Here
 from orchestrator.observer import Observer
 from orchestrator.run.tally import Tally
 from orchestrator.settings.config import Config
@@ -241,7 +242,9 @@ class Home:
         self._directory = TemporaryDirectory(prefix="x")
         self.config = Config(env=EnvSettings(seed=5, **env), openai=(PRICED,))
         self.orchestrator = Orchestrator(self.config, Observer())
-        self.orchestrator._around = Surroundings(self.launcher, self.completer, None, self._channel)
+        around = Surroundings(self.launcher, self.completer, None, self._channel)
+        most = self.config.env.max_concurrent_sandboxes
+        self.orchestrator._hosts = Here(around, self.config.sandbox_spec(), max_sandboxes=most)
         self.orchestrator._scorer = DirectScorer("combined")
 
     @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,8 @@ from orchestrator import rollout as rollout_module
 from orchestrator.backoff import Backoff
 from orchestrator.breaker import Breaker, HealthGate
 from orchestrator.errors import AuthenticationError, DockerError, OutputError, RunUnhealthy
-from orchestrator.executor import Executor, Launching, Result, failure_of
+from orchestrator.executor import Executor, Result, failure_of
+from orchestrator.here import Here
 from orchestrator.launch.names import SOCKET_NAME
 from orchestrator.proxy.wire import CONTRACT
 from orchestrator.surroundings import Surroundings
@@ -69,6 +70,9 @@ class Bench:
         script: list[str | Exception] | None = None,
         launcher: FakeLauncher | None = None,
         gate: asyncio.Event | None = None,
+        *,
+        max_sandboxes: int = 2,
+        breakers: Mapping[FailedName, Breaker] | None = None,
         **more: Any,
     ) -> None:
         self.recorded: list[Result] = []
@@ -76,11 +80,12 @@ class Bench:
         self.launcher = launcher or FakeLauncher(answering)
         self.completer = ScriptedCompleter(script or ["42"], gate)
         self._directory = TemporaryDirectory(prefix="x")
-        settings: dict[str, Any] = {"max_sandboxes": 2, "max_retries": 2, "recorded": self._record}
+        settings: dict[str, Any] = {"max_retries": 2, "recorded": self._record}
+        around = Surroundings(self.launcher, self.completer, None, self._channel)
         self.executor = Executor(
-            Surroundings(self.launcher, self.completer, None, self._channel),
+            Here(around, a_plan().sandbox, max_sandboxes=max_sandboxes, breakers=breakers),
             graded=graded,
-            started=self.started.append,
+            started=lambda plan, node: self.started.append(plan),
             **{**settings, **more},
         )
 
@@ -247,9 +252,9 @@ async def test_a_rollout_cancelled_while_its_result_is_recorded_is_on_record_onc
 
 
 async def test_stopping_begins_nothing_and_says_so() -> None:
-    launching = Launching()
-    bench = Bench(launching=launching)
-    launching.stopping.set()
+    stopping = asyncio.Event()
+    bench = Bench(stopping=stopping)
+    stopping.set()
     assert await bench.executor.execute(a_plan()) is None
     assert bench.recorded == bench.started == []
 
@@ -258,13 +263,13 @@ async def test_stopping_does_not_wait_for_something_that_is_away() -> None:
     async def ask() -> None:
         raise DockerError("no answer")
 
-    launching = Launching(breakers={FailedName.LAUNCH_ERROR: Breaker("it", ask, lambda text: None)})
-    bench = Bench(launcher=FakeLauncher(answering, failures=99), launching=launching)
+    stopping, breakers = asyncio.Event(), {FailedName.LAUNCH_ERROR: Breaker("it", ask, lambda text: None)}
+    bench = Bench(launcher=FakeLauncher(answering, failures=99), breakers=breakers, stopping=stopping)
     run = asyncio.create_task(bench.executor.execute(a_plan()))
     async with asyncio.timeout(30):
         while not bench.recorded:
             await asyncio.sleep(0.01)
-        launching.stopping.set()
+        stopping.set()
         assert await run is None
 
 
@@ -276,19 +281,18 @@ async def test_outage_uses_up_no_retry_and_makes_no_run_unhealthy() -> None:
         if (error := next(answers)) is not None:
             raise error
 
-    launching = Launching(
-        breakers={FailedName.LAUNCH_ERROR: Breaker("it", ask, lambda text: None, backoff=Backoff(0.001, 0.001))},
-        health=HealthGate(window=1, least=1, groups=1),
-    )
-    bench = Bench(launcher=launcher, launching=launching, max_retries=0)
+    quick = Backoff(0.001, 0.001)
+    breakers = {FailedName.LAUNCH_ERROR: Breaker("it", ask, lambda text: None, backoff=quick)}
+    health = HealthGate(window=1, least=1, groups=1)
+    bench = Bench(launcher=launcher, breakers=breakers, health=health, max_retries=0)
     results = await bench.executor.execute(a_plan())
     assert results is not None
     assert [name(r) for r in results] == ["launch_error", "finished"]
 
 
 async def test_nearly_all_breaking_ends_the_run() -> None:
-    launching = Launching(health=HealthGate(window=4, least=4, groups=4))
-    bench = Bench(launcher=FakeLauncher(answering, failures=99), launching=launching, max_retries=0)
+    health = HealthGate(window=4, least=4, groups=4)
+    bench = Bench(launcher=FakeLauncher(answering, failures=99), health=health, max_retries=0)
     for group in range(3):
         await bench.executor.execute(replace(a_plan(), group=group))
     with pytest.raises(RunUnhealthy, match="launch_error"):
@@ -297,8 +301,8 @@ async def test_nearly_all_breaking_ends_the_run() -> None:
 
 
 async def test_a_rollout_counts_once_for_health_however_often_it_was_tried() -> None:
-    launching = Launching(health=HealthGate(window=8, least=4, groups=2))
-    bench = Bench(launcher=FakeLauncher(answering, failures=6), launching=launching, max_retries=2)
+    health = HealthGate(window=8, least=4, groups=2)
+    bench = Bench(launcher=FakeLauncher(answering, failures=6), health=health, max_retries=2)
     for group in range(4):
         await bench.executor.execute(replace(a_plan(), group=group))
     assert bench.names == ["launch_error"] * 6 + ["finished"] * 2
@@ -306,7 +310,7 @@ async def test_a_rollout_counts_once_for_health_however_often_it_was_tried() -> 
 
 async def test_a_group_that_broke_in_an_earlier_process_makes_no_run_unhealthy() -> None:
     health = HealthGate(window=4, least=2, groups=1)
-    how = {"launching": Launching(health=health), "max_retries": 0}
+    how: dict[str, Any] = {"health": health, "max_retries": 0}
     again = Bench(launcher=FakeLauncher(answering, failures=99), earlier=known((0, LOST)), **how)
     for index in range(8):
         await again.executor.execute(a_plan(index))

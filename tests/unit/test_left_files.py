@@ -15,6 +15,7 @@ from rollout_api.v1 import sandbox_pb2 as pb
 from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
 from orchestrator import rollout
+from orchestrator.hosts import Provision
 from orchestrator.launch.names import SOCKET_NAME
 from orchestrator.proxy.left_files import OutputRule
 from orchestrator.proxy.wire import CONTRACT
@@ -66,10 +67,9 @@ async def attempt(folder: Path, behind: Callable[[Any, FakeLauncher], Any]) -> A
         completer=ScriptedCompleter(["Thought\n<code>\nfinal_answer(42)\n</code>"]),
         tokenizer=None,
         channel_directory=directory,
-        output=OutputRule(folder / "output", 10, 1000),
     )
     async with asyncio.timeout(60):
-        return await run_rollout(a_plan(), around)
+        return await run_rollout(a_plan(), around, Provision(OutputRule(folder / "output", 10, 1000)))
 
 
 async def test_files_that_follow_the_result_come_back(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def test_the_live_view_counts_groups_sandboxes_outcomes_scores_and_tokens(
     assert isinstance(progress, LiveProgress)
     with progress:
         for index in range(3):
-            progress.begun(a_plan(index))
+            progress.begun(a_plan(index), "")
         drawn(reading, "3 running")
         for index in range(2):
             tally.attempt(member := a_member(index, score=float(index)))
@@ -236,12 +236,16 @@ def test_a_share_never_hides_that_there_is_something(part: int, whole: int, text
 async def test_a_report_that_cannot_be_written_is_a_line_of_the_table_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "groups.html").mkdir()
     (tmp_path / "groups.jsonl").touch()
-    around = SimpleNamespace(tokenizer=None, completer=None)
+
+    async def replayed() -> None:
+        """Completions came from an endpoint."""
+
+    hosts = SimpleNamespace(tokenizer=None, replayed=replayed)
     output = SimpleNamespace(
         run=SimpleNamespace(path=tmp_path), groups=SimpleNamespace(path=tmp_path / "groups.jsonl")
     )
     rows: list[tuple[str, object]] = []
-    await process._report(around, output, rows)
+    await process._report(hosts, output, rows)
     ((label, text),) = rows
     assert label == "report"
     assert str(text).startswith("none, it could not be written: ")

@@ -69,7 +69,7 @@ async def test_each_call_gets_what_the_model_said_then_token_by_token(run: Path)
     assert (first.tokens_T, first.logprobs_T, first.visible) == ((101, 201), (-0.1, -0.25), "one")
     assert (second.tokens_T, second.policy_version) == ((102, 202), "v1")
     assert (completer.served, completer.differing) == (2, 0)
-    assert completer.account() == "2 completions replayed, every prompt as recorded"
+    assert str(completer.replayed) == "2 completions replayed, every prompt as recorded"
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ async def test_a_prompt_that_differs_in_words_or_in_ids_is_answered_and_counted(
 ) -> None:
     completer = ReplayCompleter.open(run)
     assert (await completer.sample(a_request(2, **changes))).visible == "two"
-    assert completer.account() == "1 completions replayed, 1 of their prompts differed"
+    assert str(completer.replayed) == "1 completions replayed, 1 of their prompts differed"
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,9 @@ async def test_a_call_beyond_the_recording_is_named_and_never_invented(
     completer = ReplayCompleter.open(run)
     with pytest.raises(RecordError, match=what):
         await completer.sample(replace(a_request(2), **changes))  # type: ignore[arg-type]
-    assert completer.account() == "0 completions replayed, every prompt as recorded; 1 calls beyond the recording"
+    assert (
+        str(completer.replayed) == "0 completions replayed, every prompt as recorded; 1 calls beyond the recording"
+    )
 
 
 async def test_a_rollout_that_goes_beyond_its_recording_is_neither_scored_nor_tried_again(run: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from orchestrator.engine import READY_GROUPS
 from orchestrator.evaluation.evaluate import evaluation_config
 from orchestrator.group import Unfinished
+from orchestrator.here import Here
 from orchestrator.observer import Listener, Observer
 from orchestrator.slots import Slots
 from orchestrator.types import Attempt, Ended, Group, Member, Record, RolloutPlan, Score, Task
@@ -127,7 +128,9 @@ async def test_refills_begin_at_once_and_before_rollouts_of_later_groups() -> No
         engine.completer.let_go("g0-r0-a0")
         # Its slot is somebody else's already, and its refill is the first in the line.
         await engine.runs("g0-r1-a0", "g0-r2-a0", "g1-r0-a0")
-        await until(lambda: engine.orchestrator._slots._line[0][0] == 0)
+        hosts = engine.orchestrator.hosts
+        assert isinstance(hosts, Here)
+        await until(lambda: hosts._slots._line[0][0] == 0)
         engine.completer.let_go("g1-r0-a0")
         await engine.runs("g0-r0-a1", "g0-r1-a0", "g0-r2-a0")
     assert [len(group.members_G) for group in taken] == [3, 3, 3]
@@ -181,7 +184,7 @@ async def test_groups_that_nobody_takes_hold_the_sandboxes_back() -> None:
         engine.completer.let_all_go()
         async with aclosing(engine.orchestrator.groups(some_tasks(100))) as groups:
             await anext(groups)
-            most = 2 * (1 + READY_GROUPS + engine.orchestrator.config.env.open_groups)
+            most = 2 * (1 + READY_GROUPS + engine.orchestrator.open_groups)
             await until(lambda: len(engine.completer.asked) == most)
             await unchanged(lambda: len(engine.completer.asked))
 
@@ -217,7 +220,7 @@ async def test_an_evaluation_beside_shares_the_slots_and_keeps_to_its_tasks() ->
         beside = engine.orchestrator.beside(
             evaluation_config(engine.orchestrator.config), Observer(), split="eval"
         )
-        assert beside._slots is engine.orchestrator._slots
+        assert beside.hosts is engine.orchestrator.hosts
         async with (
             groups_of(engine, some_tasks(4)) as taken,
             groups_of(Held(beside, engine.completer, engine.launcher), some_tasks(4)) as measured,

@@ -1,0 +1,233 @@
+"""The host actor of one node: carries out whole rollouts there, and owns everything they need on that node.
+
+It knows nothing of Ray: `link` makes an actor of it. Its event loop runs in a thread of the actor's process. When
+that process ends in any way, the sandboxes' tethers hang up and they end too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections import deque
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from orchestrator.cluster.image import image_id, load_image
+from orchestrator.cluster.order import (
+    Broken,
+    Delivery,
+    Looked,
+    NodeFacts,
+    Opening,
+    Order,
+    Pulse,
+    ToolFacts,
+    differences,
+    software,
+)
+from orchestrator.cluster.parcels import PIECE_BYTES, Shelf
+from orchestrator.completion.replay import Replayed
+from orchestrator.completion.tokenizer import HubTokenizer
+from orchestrator.errors import EnvironmentUnusable, LaunchError, OrchestratorError, RolloutError
+from orchestrator.here import Here
+from orchestrator.hosts import Provision
+from orchestrator.launch.channels import make_owned_directory, remove_owned_directory
+from orchestrator.opening import open_here
+from orchestrator.outcome import failed
+from orchestrator.proxy.left_files import OutputRule
+from orchestrator.types import Attempt, Failed, Record
+from orchestrator.waits import uninterrupted
+
+_LINES = 100  # for people, between two pulses
+
+
+class HostActor:
+    """What one run has on one node, from `open` to `close`. Errors of ours are returned, not raised."""
+
+    def __init__(self) -> None:
+        self._stack = AsyncExitStack()
+        self._said: deque[str] = deque(maxlen=_LINES)
+        self._demand = float("inf")
+        self._here: Here | None = None
+        self._folder = Path()
+        self._replayed = Replayed(0, 0, 0)
+        self._shelf: Shelf
+
+    # ------------------------------------------------------------ opening
+
+    async def look(self, image: str, *, docker: bool) -> Looked:
+        """What decides whether the node can be opened."""
+        found = await asyncio.to_thread(image_id, image) if docker else None
+        return Looked(await asyncio.to_thread(software), found)
+
+    async def add_image(self, piece: bytes, *, begins: bool, ends: bool) -> Broken | None:
+        """Takes the next piece of an image; after the last one, the node's Engine has it."""
+        try:
+            await asyncio.to_thread(self._add_image, piece, begins, ends)
+        except OrchestratorError as error:
+            return Broken.of(error)
+        return None
+
+    def _add_image(self, piece: bytes, begins: bool, ends: bool) -> None:
+        path = self._place() / "image.tar"
+        try:
+            with path.open("wb" if begins else "ab") as file:
+                file.write(piece)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            raise LaunchError(f"no room for the image in {path.parent}: {error.strerror}") from error
+        if ends:
+            try:
+                load_image(path)
+            finally:
+                path.unlink()
+
+    async def open(self, opening: Opening) -> NodeFacts | Broken:
+        """Opens the launcher, its sandboxes, the tokenizer, the way to the endpoint. After a failure, nothing is
+        open."""
+        notes: list[str] = []
+        try:
+            if differs := differences(software(), opening.software):
+                raise EnvironmentUnusable(f"it has {differs}; install the same versions on all nodes")
+            async with AsyncExitStack() as stack:
+                stack.callback(self._leave)
+                here = await open_here(opening.config, stack, notes, self._said.append, opening.equipment)
+                tokenizer = here.tokenizer
+                digest = tokenizer.digest if isinstance(tokenizer, HubTokenizer) else None
+                if digest != opening.tokenizer_digest:
+                    raise EnvironmentUnusable("its tokenizer is not the run's; put the same files on all nodes")
+                self._shelf = Shelf(await asyncio.to_thread(self._place))
+                stack.enter_context(here.following(lambda: self._demand))
+                facts = NodeFacts(
+                    here.takes_ids,
+                    (await here.describe())["sandbox"],
+                    {name: ToolFacts(t.description, t.inputs, t.output_type) for name, t in here.tools.items()},
+                    tuple(notes),
+                )
+                self._stack, self._here = stack.pop_all(), here
+        except OrchestratorError as error:
+            return Broken.of(error)
+        return facts
+
+    def _place(self) -> Path:
+        """A folder for files on this node. If this process is killed, the next one on the node removes it."""
+        if not self._folder.name:
+            self._folder = make_owned_directory("files", Path(tempfile.gettempdir()))
+        return self._folder
+
+    def _leave(self) -> None:
+        if self._folder.name:
+            remove_owned_directory(self._folder)
+            self._folder = Path()
+
+    async def close(self) -> None:
+        """Removes all sandboxes and files. Idempotent."""
+        self._here = None
+        await uninterrupted(self._stack.aclose())
+
+    # ------------------------------------------------------------ rollouts
+
+    @property
+    def here(self) -> Here:
+        """Only while open."""
+        if self._here is None:
+            raise RuntimeError("the node is not open")
+        return self._here
+
+    async def add_file(self, digest: str, piece: bytes, *, begins: bool, ends: bool) -> Broken | None:
+        """Takes the next piece of a file that a task brings."""
+        try:
+            await asyncio.to_thread(lambda: self._shelf.add(digest, piece, begins=begins, ends=ends))
+        except OrchestratorError as error:
+            return Broken.of(error)
+        return None
+
+    async def carry_out(self, order: Order) -> Delivery:
+        """One attempt, under this node's budget of sandboxes. A cancel removes the sandbox."""
+        if missing := self._shelf.missing(order.parcels):
+            return Delivery(missing=missing)
+        here, self._demand = self.here, order.demand
+        plan, rule = order.plan, None
+        if order.output is not None:
+            rule = OutputRule(self._folder / "output", *order.output)
+        try:
+            with self._shelf.used(plan.task.attachments, order.parcels) as attachments:
+                plan = replace(plan, task=replace(plan.task, attachments=attachments))
+                async with here.slot(here.turn(), plan.sandbox):
+                    if away := here.away_now:  # meanwhile: another node may work
+                        return Delivery(broken=Broken("SandboxLostError", f"{away} is away"), away=away)
+                    attempt = await here.carry_out(plan, Provision(rule, order.tools))
+        except RolloutError as error:
+            return Delivery(broken=Broken.of(error), away=await here.away(failed(error)))
+        except OrchestratorError as error:  # the node cannot confine, or the endpoint refuses the key
+            return Delivery(broken=Broken.of(error))
+        away = await here.away(attempt.outcome) if isinstance(attempt.outcome, Failed) else ""
+        contents = await asyncio.to_thread(self._contents, attempt, rule)
+        return Delivery(attempt.record, attempt.outcome, away=away, contents=contents, warm=self._warm())
+
+    def _contents(self, attempt: Attempt, rule: OutputRule | None) -> Mapping[str, bytes]:
+        """All output files if they are small together; else none, and `fetch` gives them."""
+        record = attempt.record
+        if rule is None or record.output is None or _size(record) > PIECE_BYTES:
+            return {}
+        folder = rule.folder / attempt.plan.rollout_id
+        contents = {file.path: (folder / file.path).read_bytes() for file in record.output.files}
+        self._forget(attempt.plan.rollout_id)
+        return contents
+
+    async def fetch(self, rollout_id: str, path: str, offset: int) -> bytes:
+        """The next piece of an output file; empty: that was all."""
+
+        def read() -> bytes:
+            with (self._folder / "output" / rollout_id / path).open("rb") as file:
+                file.seek(offset)
+                return file.read(PIECE_BYTES)
+
+        return await asyncio.to_thread(read)
+
+    async def forget(self, rollout_id: str) -> None:
+        """Removes the output files of a rollout."""
+        await asyncio.to_thread(self._forget, rollout_id)
+
+    def _forget(self, rollout_id: str) -> None:
+        shutil.rmtree(self._folder / "output" / rollout_id, ignore_errors=True)
+
+    async def works(self) -> Broken | None:
+        """Returns once all that rollouts need on this node works, or has been away for too long."""
+        try:
+            await self.here.works()
+        except OrchestratorError as error:
+            return Broken.of(error)
+        return None
+
+    # ------------------------------------------------------------ the node's life
+
+    async def pulse(self) -> Pulse:
+        """A sign of life."""
+        said = tuple(self._said)
+        self._said.clear()
+        return Pulse(said, self._warm())
+
+    def _warm(self) -> int:
+        pool = None if self._here is None else self._here.around.pool
+        return 0 if pool is None else pool.parked
+
+    async def drain(self) -> None:
+        """No sandbox is made ahead any more."""
+        if self._here is not None:
+            self._here.drain()
+
+    async def replayed(self) -> Replayed | None:
+        """What was replayed on this node since the last call."""
+        now = None if self._here is None else await self._here.replayed()
+        if now is None:
+            return None
+        before, self._replayed = self._replayed, now
+        return now - before
+
+
+def _size(record: Record) -> int:
+    return 0 if record.output is None else sum(file.size_bytes for file in record.output.files)

@@ -1,0 +1,189 @@
+"""Ray: which nodes there are, and a host actor on each. The only module that knows it.
+
+Checked with Ray 2.60. A call of an actor is made at most once. Ray sends nothing again: the run draws an attempt
+that may be lost under a new id. The actors are not detached: when the driver ends, in any way, Ray ends them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import Any
+
+from orchestrator.cluster.host import HostActor
+from orchestrator.cluster.order import Broken, Delivery, Looked, NodeFacts, Opening, Order, Pulse
+from orchestrator.cluster.remote import NodeLost, NodeSeen
+from orchestrator.completion.replay import Replayed
+from orchestrator.errors import EnvironmentUnusable
+from orchestrator.text import one_line
+
+try:
+    import ray
+    import ray.exceptions as gone
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+except ImportError as error:
+    raise EnvironmentUnusable(
+        "env.cluster: Ray is not installed; run `pip install 'rollout-orchestrator[ray]'` here and on every node"
+    ) from error
+
+log = logging.getLogger(__name__)
+
+RESOURCE = "sandbox"  # a node that has some of it carries out rollouts
+CALLS = 100_000  # of one actor at a time; the actor has its own budget of sandboxes
+START_S = 120.0  # for Ray to start the actor's process
+
+_LOST = (
+    gone.RayActorError,
+    gone.RaySystemError,
+    gone.ObjectLostError,
+    gone.WorkerCrashedError,
+    gone.NodeDiedError,
+)
+
+
+class RayLink:
+    """The connection to one cluster, until `close`."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    async def open(self) -> None:
+        """Raises EnvironmentUnusable."""
+        try:
+            # In a thread Ray also leaves the run's signal handlers alone.
+            await asyncio.to_thread(
+                ray.init, address=self._address, log_to_driver=False, logging_level=logging.CRITICAL
+            )
+        except (ConnectionError, RuntimeError, ValueError, gone.RayError) as error:
+            raise EnvironmentUnusable(
+                f"env.ray_address: no Ray cluster at {self._address}: {one_line(str(error))}; "
+                "start one with `ray start --head`, and join this machine to it"
+            ) from error
+
+    async def close(self) -> None:
+        """Ray ends all actors of the run."""
+        await asyncio.to_thread(ray.shutdown)
+
+    async def nodes(self) -> list[NodeSeen]:
+        """The living nodes that carry out rollouts. Raises NodeLost if Ray's head does not answer."""
+        try:
+            found, draining = await asyncio.to_thread(_look)
+        except Exception as error:  # Ray's own client raises errors of many kinds here
+            raise NodeLost(f"Ray's head does not answer: {one_line(str(error))}") from error
+        named: dict[str, int] = {}
+        for node in found:
+            named[node["NodeName"]] = named.get(node["NodeName"], 0) + 1
+        return [
+            NodeSeen(
+                node["NodeID"],
+                node["NodeName"] if named[node["NodeName"]] == 1 else f"{node['NodeName']}-{node['NodeID'][:6]}",
+                node["NodeID"] in draining,
+            )
+            for node in found
+        ]
+
+    async def start(self, node_id: str) -> RayHost:
+        """A host actor on that node. Raises NodeLost."""
+        placed = NodeAffinitySchedulingStrategy(node_id, soft=False)
+        actor = (
+            ray.remote(HostActor)
+            .options(
+                num_cpus=0,
+                max_concurrency=CALLS,
+                max_restarts=0,
+                max_task_retries=0,
+                scheduling_strategy=placed,
+            )
+            .remote()
+        )
+        host = RayHost(actor)
+        try:
+            async with asyncio.timeout(START_S):
+                await host.pulse()
+        except TimeoutError:
+            host.end()
+            raise NodeLost(f"Ray started no actor there within {START_S:g} s") from None
+        return host
+
+
+class RayHost:
+    """A host actor, as the run calls it. Every call raises NodeLost when nothing comes back; a cancelled call is
+    cancelled on the node."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    async def look(self, image: str, *, docker: bool) -> Looked:
+        told: Looked = await self._told(self._actor.look.remote(image, docker=docker))
+        return told
+
+    async def add_image(self, piece: bytes, *, begins: bool, ends: bool) -> Broken | None:
+        told: Broken | None = await self._told(self._actor.add_image.remote(piece, begins=begins, ends=ends))
+        return told
+
+    async def open(self, opening: Opening) -> NodeFacts | Broken:
+        told: NodeFacts | Broken = await self._told(self._actor.open.remote(opening))
+        return told
+
+    async def add_file(self, digest: str, piece: bytes, *, begins: bool, ends: bool) -> Broken | None:
+        told: Broken | None = await self._told(
+            self._actor.add_file.remote(digest, piece, begins=begins, ends=ends)
+        )
+        return told
+
+    async def carry_out(self, order: Order) -> Delivery:
+        told: Delivery = await self._told(self._actor.carry_out.remote(order))
+        return told
+
+    async def fetch(self, rollout_id: str, path: str, offset: int) -> bytes:
+        told: bytes = await self._told(self._actor.fetch.remote(rollout_id, path, offset))
+        return told
+
+    async def forget(self, rollout_id: str) -> None:
+        await self._told(self._actor.forget.remote(rollout_id))
+
+    async def works(self) -> Broken | None:
+        told: Broken | None = await self._told(self._actor.works.remote())
+        return told
+
+    async def pulse(self) -> Pulse:
+        told: Pulse = await self._told(self._actor.pulse.remote())
+        return told
+
+    async def drain(self) -> None:
+        await self._told(self._actor.drain.remote())
+
+    async def replayed(self) -> Replayed | None:
+        told: Replayed | None = await self._told(self._actor.replayed.remote())
+        return told
+
+    async def close(self) -> None:
+        """Removes what the run has on the node."""
+        await self._told(self._actor.close.remote())
+
+    def end(self) -> None:
+        """Ends the actor's process, whatever it does. Its sandboxes end with it."""
+        with suppress(Exception):  # it is gone already, or Ray is
+            ray.kill(self._actor)
+
+    async def _told(self, reference: Any) -> Any:
+        answer = asyncio.wrap_future(reference.future())
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            with suppress(Exception):  # the actor is gone
+                ray.cancel(reference)
+            raise
+        except gone.TaskCancelledError as error:
+            raise NodeLost("the call was cancelled there") from error
+        except _LOST as error:
+            with suppress(Exception):  # it may run on behind a broken connection
+                ray.cancel(reference)
+            raise NodeLost(one_line(str(error))) from error
+
+
+def _look() -> tuple[list[dict[str, Any]], set[str]]:
+    draining = set(ray._private.state.state.get_draining_nodes())
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return [node for node in nodes if node["Alive"] and node["Resources"].get(RESOURCE, 0) > 0], draining

@@ -1,0 +1,238 @@
+"""One node of the cluster, from joining to leaving: what it is told, and whether it still answers."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from orchestrator.backoff import Backoff
+from orchestrator.cluster.order import Broken, Delivery, Order, Parcel
+from orchestrator.cluster.parcels import KeptOutput, pieces
+from orchestrator.cluster.remote import NodeLost, NodeSeen, Remote
+from orchestrator.errors import LaunchError, SandboxLostError
+from orchestrator.tasks.attachments import open_attachment
+from orchestrator.types import Attachment, Output
+from orchestrator.waits import uninterrupted
+
+log = logging.getLogger(__name__)
+
+PULSE_S = 3.0  # a node is asked for a sign of life if nothing came from it for so long
+SILENT_S = 10.0  # and is away if it gives none for so long
+GIVEN_UP_S = 120.0  # and ended if it gives none for so long
+GRACE_S = 1.0  # for an answer that is there, while this process itself stood still
+QUEUED = 2  # rollouts that wait on a node, so that none of its sandboxes waits for the way there and back
+CANCEL_S = 30.0  # for a node to remove the sandbox of a cancelled rollout
+SENDINGS = 3  # of a file that the node says it does not have
+BEFORE_ASKING_AGAIN = Backoff(first_s=1.0, most_s=60.0)
+T = TypeVar("T")
+
+
+class Node:
+    """`sandboxes`: how many it may have at a time. `changed` is called when its room changes."""
+
+    def __init__(
+        self,
+        seen: NodeSeen,
+        remote: Remote,
+        sandboxes: int,
+        changed: Callable[[Node], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self.seen = seen
+        self.name = seen.name
+        self.remote = remote
+        self.sandboxes = sandboxes
+        self.images: set[str] = set()
+        self.used = 0  # rollouts that were placed here and are not over
+        self.warm = 0
+        self.away: str | None = None  # why no rollout goes there now
+        self.lost: str | None = None  # why none will go there any more
+        self.draining = False
+        self._changed = changed
+        self._say = say
+        self._calls: set[asyncio.Future[Any]] = set()
+        self._sending: dict[str, asyncio.Task[None]] = {}
+        self._heard_s = asyncio.get_running_loop().time()
+
+    @property
+    def works(self) -> bool:
+        """Whether rollouts go there."""
+        return self.away is None and self.lost is None and not self.draining
+
+    @property
+    def free(self) -> int:
+        """How many more rollouts it takes now."""
+        return self.sandboxes + QUEUED - self.used if self.works else 0
+
+    # ------------------------------------------------------------ calls
+
+    async def call(self, made: Awaitable[T]) -> T:
+        """The answer of one call. Raises SandboxLostError when none will come."""
+        call: asyncio.Future[T] = asyncio.ensure_future(made)
+        self._calls.add(call)
+        try:
+            await asyncio.wait([call])
+        except asyncio.CancelledError:
+            call.cancel()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CANCEL_S):
+                    await uninterrupted(asyncio.wait([call]))
+            raise
+        finally:
+            self._calls.discard(call)
+        if call.cancelled():
+            raise SandboxLostError(f"node {self.name}: {self.lost or self.away or 'the call was cancelled'}")
+        if isinstance(error := call.exception(), NodeLost):
+            self.lose(str(error))
+            raise SandboxLostError(f"node {self.name}: {error}") from error
+        self._heard_s = asyncio.get_running_loop().time()
+        return call.result()
+
+    async def carry_out(self, order: Order, attachments: tuple[Attachment, ...]) -> Delivery:
+        """Sends what the node lacks. Raises SandboxLostError, LaunchError."""
+        for _ in range(SENDINGS):
+            delivery = await self.call(self.remote.carry_out(order))
+            if not delivery.missing:
+                self.warm = delivery.warm
+                return delivery
+            for attachment, parcel in zip(attachments, order.parcels, strict=True):
+                if parcel.digest in delivery.missing:
+                    await self._once(parcel.digest, partial(self._send, attachment, parcel))
+        raise LaunchError(f"node {self.name} does not keep the files of the task")
+
+    async def _once(self, what: str, send: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Sends it unless that is done already for another rollout; then waits for that."""
+        task = self._sending.get(what)
+        if task is None:
+            task = self._sending[what] = asyncio.create_task(send())
+            task.add_done_callback(lambda _: self._sending.pop(what, None))
+        await asyncio.shield(task)
+
+    async def _send(self, attachment: Attachment, parcel: Parcel) -> None:
+        try:
+            with await asyncio.to_thread(open_attachment, attachment) as file:
+                parts = pieces(file, parcel.size_bytes)
+                while part := await asyncio.to_thread(next, parts, None):
+                    piece, begins, ends = part
+                    adding = self.remote.add_file(parcel.digest, piece, begins=begins, ends=ends)
+                    _demand(await self.call(adding), self)
+        except OSError as error:
+            raise LaunchError(f"the task's file {attachment.name} cannot be read: {error.strerror}") from error
+
+    async def send_image(self, name: str, path: Path) -> None:
+        """Sends an image that was saved to `path`. Raises LaunchError, SandboxLostError."""
+        with await asyncio.to_thread(path.open, "rb") as file:
+            parts = pieces(file, os.fstat(file.fileno()).st_size)
+            while part := await asyncio.to_thread(next, parts, None):
+                piece, begins, ends = part
+                _demand(await self.call(self.remote.add_image(piece, begins=begins, ends=ends)), self)
+        self.images.add(name)
+
+    async def take_output(self, folder: Path, rollout_id: str, output: Output, delivery: Delivery) -> Output:
+        """Brings the files that the rollout left into `folder`. A failure here changes nothing else."""
+        kept = KeptOutput(folder, rollout_id)
+        try:
+            if delivery.contents or not sum(file.size_bytes for file in output.files):
+                for file in output.files:
+                    await asyncio.to_thread(kept.append, file.path, delivery.contents.get(file.path, b""))
+            else:
+                for file in output.files:
+                    at = 0
+                    while piece := await self.call(self.remote.fetch(rollout_id, file.path, at)):
+                        await asyncio.to_thread(kept.append, file.path, piece)
+                        at += len(piece)
+                await self.call(self.remote.forget(rollout_id))
+            await asyncio.to_thread(kept.finish)
+        except (OSError, ValueError, SandboxLostError) as error:
+            log.warning("output of %s cannot be kept: %s", rollout_id, error)
+            await asyncio.to_thread(kept.discard)
+            return Output(left_out=output.left_out + len(output.files), complete=False)
+        return output
+
+    # ------------------------------------------------------------ its life
+
+    def pause(self, why: str) -> None:
+        """Rollouts go elsewhere until `watch` finds that the node works again."""
+        if self.away is None and self.lost is None:
+            self.away = why
+            self._changed(self)
+
+    def lose(self, why: str) -> None:
+        """The node is given up: nothing that it may still send counts. Idempotent."""
+        if self.lost is None:
+            self.lost = why
+            self.remote.end()
+            self._drop_calls()
+            self._changed(self)
+
+    def _drop_calls(self) -> None:
+        for call in list(self._calls):
+            call.cancel()
+
+    async def watch(self) -> None:
+        """Returns when the node is lost. Until then it notices when the node falls silent, and when it works
+        again."""
+        loop = asyncio.get_running_loop()
+        working: asyncio.Task[None] | None = None
+        try:
+            while self.lost is None:
+                await asyncio.sleep(max(0.05, self._heard_s + PULSE_S - loop.time()))
+                if self.lost is not None or (self.away is None and loop.time() < self._heard_s + PULSE_S):
+                    continue
+                if await self._answers() and self.away is not None and (working is None or working.done()):
+                    working = asyncio.create_task(self._back(), name=f"node {self.name} works again")
+        finally:
+            if working is not None:
+                working.cancel()
+                await asyncio.gather(working, return_exceptions=True)
+
+    async def _answers(self) -> bool:
+        """Whether the node gives a sign of life now."""
+        loop = asyncio.get_running_loop()
+        pulse = asyncio.ensure_future(self.remote.pulse())
+        await asyncio.wait([pulse], timeout=SILENT_S)
+        if not pulse.done():
+            await asyncio.wait([pulse], timeout=GRACE_S)
+        if not pulse.done():
+            pulse.cancel()
+            self.pause("it does not answer")
+            self._drop_calls()
+            if (silent_s := loop.time() - self._heard_s) > GIVEN_UP_S:
+                self.lose(f"it has not answered for {silent_s:.0f} s")
+            return False
+        if isinstance(error := pulse.exception(), NodeLost):
+            self.lose(str(error))
+            return False
+        told, self._heard_s = pulse.result(), loop.time()
+        for line in told.said:
+            self._say(f"node {self.name}: {line}")
+        if self.warm != told.warm:
+            self.warm = told.warm
+            self._changed(self)
+        return True
+
+    async def _back(self) -> None:
+        """Waits until the node itself finds that what it needs works."""
+        for asked in itertools.count(1):
+            try:
+                broken = await self.call(self.remote.works())
+            except SandboxLostError:
+                return
+            if broken is None:
+                self.away = None
+                self._changed(self)
+                return
+            self._say(f"node {self.name}: {broken.text}")
+            await asyncio.sleep(BEFORE_ASKING_AGAIN.pause_s(asked))
+
+
+def _demand(broken: Broken | None, node: Node) -> None:
+    if broken is not None:
+        raise broken.rollout_error(node.name)

@@ -1,0 +1,172 @@
+"""What crosses between a run and the host actor of a node: frozen values, pickled.
+
+Nothing of a task that only grading needs goes to a node: no reference answer, no metadata.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from orchestrator import errors
+from orchestrator.agents.equipment import Equipment
+from orchestrator.errors import OrchestratorError, RolloutError, SandboxLostError
+from orchestrator.settings.config import Config
+from orchestrator.tools.base import HostTool
+from orchestrator.types import Outcome, Record, RolloutPlan
+
+# Whatever decides what a rollout becomes, or what its record looks like when it is pickled.
+PACKAGES = (
+    *("rollout-orchestrator", "ray", "grpcio", "protobuf", "docker", "smolagents"),
+    *("transformers", "tokenizers", "tavily-python", "aiohttp", "orjson"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """A file that a node needs, named by its content. `digest`: sha256, in hex."""
+
+    digest: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What can be told of a node before it is opened. `image_id` None: it has no such image."""
+
+    software: Mapping[str, str]
+    image_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """How a host actor opens its node. `config` holds the keys; it goes as an argument of a call and nowhere else.
+
+    `tokenizer_digest`: of the run's own; None: the run has no tokenizer.
+    """
+
+    config: Config = field(repr=False)
+    equipment: Equipment
+    tokenizer_digest: str | None
+    software: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFacts:
+    """What is known of a host tool on a machine that does not have it."""
+
+    description: str
+    inputs: Mapping[str, Mapping[str, Any]]
+    output_type: str
+
+    async def call(self, arguments: Mapping[str, Any]) -> str:
+        raise NotImplementedError("the tool is on the nodes")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What an opened node tells of itself."""
+
+    takes_ids: bool
+    sandbox: Mapping[str, Any]
+    tools: Mapping[str, ToolFacts]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One plan for a node. Attachments are named by their content: `parcels`, in the order of the task's.
+
+    `output`: most files and most bytes that may come back; None: the sandbox is asked for none. `demand`: how many
+    more rollouts this node will still get, infinite while nobody knows. `tools`: in place of the run's.
+    """
+
+    plan: RolloutPlan
+    parcels: tuple[Parcel, ...] = ()
+    output: tuple[int, int] | None = None
+    tools: Mapping[str, HostTool] | None = None
+    demand: float = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """An error of ours on a node: the name of its class, and its text. Exceptions themselves do not cross: one
+    that cannot be pickled would hide what happened."""
+
+    kind: str
+    text: str
+
+    @classmethod
+    def of(cls, error: OrchestratorError) -> Broken:
+        return cls(type(error).__name__, str(error))
+
+    def error(self, node: str) -> OrchestratorError:
+        """The error, as raised here; its text names the node."""
+        kind = getattr(errors, self.kind, None)
+        known = isinstance(kind, type) and issubclass(kind, OrchestratorError)
+        return (kind if known else SandboxLostError)(f"node {node}: {self.text}")  # type: ignore[misc]
+
+    def rollout_error(self, node: str) -> RolloutError:
+        error = self.error(node)
+        return error if isinstance(error, RolloutError) else SandboxLostError(str(error))
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """The finished attempt, without its plan. `missing`: parcels that the node has not; nothing was begun.
+
+    `away`: what the node found away after the attempt failed; it then takes no more until `works` returns.
+    """
+
+    record: Record | None = None
+    outcome: Outcome | None = None
+    broken: Broken | None = None
+    missing: tuple[str, ...] = ()
+    away: str = ""
+    contents: Mapping[str, bytes] = field(default_factory=dict)  # small output files, by path
+    warm: int = 0  # sandboxes that are ready now
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """A node's sign of life. `said`: lines for people since the last one. `warm`: sandboxes ready for a
+    rollout."""
+
+    said: tuple[str, ...] = ()
+    warm: int = 0
+
+
+def for_node(plan: RolloutPlan) -> RolloutPlan:
+    """The plan without what only grading needs."""
+    return replace(plan, task=replace(plan.task, answer=None, metadata={}, scorer=None))
+
+
+@cache
+def software() -> Mapping[str, str]:
+    """Python's version, that of each package that matters, and a digest of our own source."""
+    found = {"python": platform.python_version(), "source": _source_digest()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "none"
+    return found
+
+
+def _source_digest() -> str:
+    root, digest = Path(__file__).parents[1], hashlib.sha256()
+    for file in sorted(root.rglob("*.py")):
+        digest.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def differences(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
+    """What differs, for people; empty: nothing."""
+    names = [name for name in ours if theirs.get(name) != ours[name]]
+    return ", ".join(f"{name} {theirs.get(name, 'unknown')} and not {ours[name]}" for name in names)

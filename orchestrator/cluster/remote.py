@@ -1,0 +1,52 @@
+"""A cluster and its host actors as a run sees them. `link` makes them of Ray; the benchmark has simulated ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from orchestrator.cluster.order import Broken, Delivery, Looked, NodeFacts, Opening, Order, Pulse
+from orchestrator.completion.replay import Replayed
+
+
+class NodeLost(Exception):
+    """Nothing comes back from a node, or from the cluster. The text is one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSeen:
+    """A node as the cluster lists it. `draining`: it is to be left soon."""
+
+    node_id: str
+    name: str
+    draining: bool = False
+
+
+class Remote(Protocol):
+    """A host actor. Every call raises NodeLost when nothing comes back; a cancelled call is cancelled there."""
+
+    async def look(self, image: str, *, docker: bool) -> Looked: ...
+    async def add_image(self, piece: bytes, *, begins: bool, ends: bool) -> Broken | None: ...
+    async def open(self, opening: Opening) -> NodeFacts | Broken: ...
+    async def add_file(self, digest: str, piece: bytes, *, begins: bool, ends: bool) -> Broken | None: ...
+    async def carry_out(self, order: Order) -> Delivery: ...
+    async def fetch(self, rollout_id: str, path: str, offset: int) -> bytes: ...
+    async def forget(self, rollout_id: str) -> None: ...
+    async def works(self) -> Broken | None: ...
+    async def pulse(self) -> Pulse: ...
+    async def drain(self) -> None: ...
+    async def replayed(self) -> Replayed | None: ...
+    async def close(self) -> None: ...
+
+    def end(self) -> None:
+        """Ends the actor's process at once, and with it its sandboxes."""
+
+
+class Link(Protocol):
+    """A cluster."""
+
+    async def nodes(self) -> list[NodeSeen]:
+        """The living nodes that carry out rollouts. Raises NodeLost."""
+
+    async def start(self, node_id: str) -> Remote:
+        """A host actor on that node. Raises NodeLost."""

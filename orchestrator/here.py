@@ -1,0 +1,128 @@
+"""This machine as the host that carries out plans: under a budget of sandboxes, with pauses for what is away."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from typing import Any
+
+from orchestrator.breaker import Breaker
+from orchestrator.completion.base import Tokenizer
+from orchestrator.completion.replay import ReplayCompleter, Replayed
+from orchestrator.hosts import Provision
+from orchestrator.rollout import run_rollout
+from orchestrator.slots import Slots
+from orchestrator.surroundings import Surroundings
+from orchestrator.tools.base import HostTool
+from orchestrator.types import Attempt, Failed, FailedName, RolloutPlan, SandboxSpec
+
+log = logging.getLogger(__name__)
+
+
+class Here:
+    """One host and all hosts of a run in one. `spec`: of the run's sandboxes, of which `warm` are kept ready.
+    `breakers`: the service behind failures of that name."""
+
+    name = ""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        spec: SandboxSpec,
+        *,
+        max_sandboxes: int,
+        warm: int = 0,
+        breakers: Mapping[FailedName, Breaker] | None = None,
+    ) -> None:
+        self.around = around
+        self.capacity = max_sandboxes
+        self._warm = warm
+        self._spec = spec
+        self._breakers = breakers or {}
+        self._slots = Slots(max_sandboxes)
+
+    @classmethod
+    def with_breakers(
+        cls, around: Surroundings, spec: SandboxSpec, *, max_sandboxes: int, warm: int, say: Callable[[str], None]
+    ) -> Here:
+        """Launching pauses while the launcher or the endpoint is away; `say` is told."""
+        docker = around.docker or Breaker("Docker", lambda: around.launcher.ready(spec), say)
+        breakers = {
+            FailedName.DOCKER_ERROR: docker,
+            FailedName.LAUNCH_ERROR: docker,
+            FailedName.SANDBOX_LOST: docker,
+            FailedName.LLM_ERROR: Breaker("the inference endpoint", around.endpoint_answers, say),
+        }
+        return cls(around, spec, max_sandboxes=max_sandboxes, warm=warm, breakers=breakers)
+
+    # ------------------------------------------------------------ one attempt
+
+    async def works(self) -> None:
+        for breaker in set(self._breakers.values()):
+            await breaker.passed()
+
+    async def carry_out(self, plan: RolloutPlan, provision: Provision) -> Attempt:
+        return await run_rollout(plan, self.around, provision)
+
+    async def excuses(self, failure: Failed) -> bool:
+        return bool(await self.away(failure))
+
+    async def away(self, failure: Failed) -> str:
+        """The service behind this failure, if it is away now; else empty."""
+        breaker = self._breakers.get(failure.name)
+        return breaker.what if breaker is not None and await breaker.away() else ""
+
+    @property
+    def away_now(self) -> str:
+        """The first service that is known to be away; empty: none is."""
+        return next((breaker.what for breaker in set(self._breakers.values()) if breaker.is_away), "")
+
+    # ------------------------------------------------------------ all of them
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self.around.tokenizer
+
+    @property
+    def takes_ids(self) -> bool:
+        return self.around.completer.takes_ids
+
+    @property
+    def tools(self) -> Mapping[str, HostTool]:
+        return self.around.tools
+
+    def turn(self) -> int:
+        return self._slots.turn()
+
+    @asynccontextmanager
+    async def slot(self, turn: int, spec: SandboxSpec | None = None) -> AsyncIterator[Here]:
+        await self._slots.acquire(turn)
+        try:
+            yield self
+        finally:
+            self._slots.release()
+
+    def following(self, demand: Callable[[], float]) -> AbstractContextManager[None]:
+        return nullcontext() if self.around.pool is None else self.around.pool.following(demand)
+
+    def drain(self) -> None:
+        if self.around.pool is not None:
+            self.around.pool.drain()
+
+    def changed(self, told: Callable[[], None]) -> None:
+        """Nothing to tell: this machine's budget is fixed."""
+
+    async def describe(self) -> dict[str, Any]:
+        return {
+            "agent": self.around.equipment.describe(),
+            "sandbox": await self.around.launcher.describe(self._spec),
+        }
+
+    def summary(self) -> str:
+        on_top = f" and {self._warm} warm on top, {self.capacity + self._warm} in all" if self._warm else ""
+        return f"at most {self.capacity} sandboxes{on_top}"
+
+    async def replayed(self) -> Replayed | None:
+        completer = self.around.completer
+        return completer.replayed if isinstance(completer, ReplayCompleter) else None

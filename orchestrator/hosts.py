@@ -1,0 +1,90 @@
+"""Where plans are carried out: on this machine (`here`) or on the nodes of a cluster (`cluster/`).
+
+A run asks for room, is given a host for one attempt, and has it carry out the plan. What there is one of stays
+with the run: tasks, groups, retries, scores, files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from orchestrator.completion.base import Tokenizer
+from orchestrator.completion.replay import Replayed
+from orchestrator.proxy.left_files import OutputRule
+from orchestrator.tools.base import HostTool
+from orchestrator.types import Attempt, Failed, RolloutPlan, SandboxSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Provision:
+    """What rollouts get besides their plan. `output`: where files go that they leave; None: sandboxes are asked
+    for none. `tools`: in place of the run's host tools."""
+
+    output: OutputRule | None = None
+    tools: Mapping[str, HostTool] | None = None
+
+
+class Host(Protocol):
+    """One host, with room for one attempt."""
+
+    @property
+    def name(self) -> str:
+        """The node's name; empty: this machine."""
+
+    async def works(self) -> None:
+        """Returns once all that rollouts need there works. Raises RunUnhealthy if that takes too long."""
+
+    async def carry_out(self, plan: RolloutPlan, provision: Provision) -> Attempt:
+        """The finished attempt. Nothing of its sandbox is left then, and after a cancel.
+
+        Raises RolloutError, and AuthenticationError to stop the run."""
+
+    async def excuses(self, failure: Failed) -> bool:
+        """Whether the host, or a service that it needs, is away, and the failure comes from that."""
+
+
+class Hosts(Protocol):
+    """All hosts of a run, while they are open."""
+
+    @property
+    def tokenizer(self) -> Tokenizer | None: ...
+
+    @property
+    def takes_ids(self) -> bool:
+        """Whether prompts go to the endpoint as ids and sampled ids come back."""
+
+    @property
+    def tools(self) -> Mapping[str, HostTool]:
+        """The run's host tools; on other machines, what is known of them."""
+
+    @property
+    def capacity(self) -> int:
+        """How many rollouts may have a sandbox at a time. It follows the nodes of a cluster."""
+
+    def turn(self) -> int:
+        """The next place in the order of groups. All rollouts of a group share one."""
+
+    def slot(self, turn: int, spec: SandboxSpec) -> AbstractAsyncContextManager[Host | None]:
+        """Room for one attempt in such a sandbox, in the order of turns. None: the run is drained, and no host has
+        room. Raises RunUnhealthy if no host has worked for long."""
+
+    def following(self, demand: Callable[[], float]) -> AbstractContextManager[None]:
+        """Within this block no more sandboxes are kept warm than `demand` says rollouts will still need."""
+
+    def drain(self) -> None:
+        """No sandbox is made ahead any more, and those that are not used are removed."""
+
+    def changed(self, told: Callable[[], None]) -> None:
+        """`told` is called when the capacity changes."""
+
+    async def describe(self) -> dict[str, Any]:
+        """For run.json: what sandboxes get besides their plan (`agent`), how they are made (`sandbox`)."""
+
+    def summary(self) -> str:
+        """How many sandboxes may live at once, for people."""
+
+    async def replayed(self) -> Replayed | None:
+        """How faithful a replay was; None: completions came from an endpoint."""

@@ -1,0 +1,160 @@
+"""A cluster without Ray: nodes that a test lets join, fall silent, break and leave."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from orchestrator.agents.equipment import Equipment
+from orchestrator.cluster.image import SavedImages
+from orchestrator.cluster.nodes import Nodes
+from orchestrator.cluster.order import Broken, Delivery, Looked, NodeFacts, Opening, Order, Pulse, software
+from orchestrator.cluster.remote import NodeLost, NodeSeen
+from orchestrator.completion.replay import Replayed
+from orchestrator.settings.config import Config
+from orchestrator.settings.table import EnvSettings
+from orchestrator.types import Ended, EndedName, Record
+
+
+class FakeNode:
+    """A host actor whose rollouts end when the test says so, or at once."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.orders: list[Order] = []
+        self.cancelled: list[str] = []
+        self.files: dict[str, bytes] = {}
+        self.go = asyncio.Event()
+        self.go.set()
+        self.silent = asyncio.Event()  # while it is set, nothing is answered
+        self.answers: list[Delivery] = []  # in the place of finished rollouts, the first one first
+        self.works_again = asyncio.Event()
+        self.software = dict(software())
+        self.refusal: Broken | None = None
+        self.warm = 0
+        self.ended = self.closed = self.drained = False
+        self.opening: Opening | None = None
+
+    async def _there(self) -> None:
+        while self.silent.is_set() and not self.ended:
+            await asyncio.sleep(0.01)
+        if self.ended:
+            raise NodeLost("the actor is dead")
+
+    async def look(self, image: str, *, docker: bool) -> Looked:
+        await self._there()
+        return Looked(self.software, None)
+
+    async def add_image(self, piece: bytes, *, begins: bool, ends: bool) -> Broken | None:
+        raise AssertionError("the process launcher has no images")
+
+    async def open(self, opening: Opening) -> NodeFacts | Broken:
+        self.opening = opening
+        return self.refusal or NodeFacts(True, {"launcher": "process"}, {}, ())
+
+    async def add_file(self, digest: str, piece: bytes, *, begins: bool, ends: bool) -> Broken | None:
+        await self._there()
+        self.files[digest] = (b"" if begins else self.files[digest]) + piece
+        return None
+
+    async def carry_out(self, order: Order) -> Delivery:
+        await self._there()
+        missing = tuple(p.digest for p in order.parcels if p.digest not in self.files)
+        if missing:
+            return Delivery(missing=missing)
+        self.orders.append(order)
+        try:
+            await self.go.wait()
+            await self._there()
+        except asyncio.CancelledError:
+            self.cancelled.append(order.plan.rollout_id)
+            raise
+        if self.answers:
+            return self.answers.pop(0)
+        return Delivery(Record(started_at=1.0, answer=self.name), Ended(EndedName.FINISHED), warm=self.warm)
+
+    async def fetch(self, rollout_id: str, path: str, offset: int) -> bytes:
+        return b"large"[offset:]
+
+    async def forget(self, rollout_id: str) -> None:
+        await self._there()
+
+    async def works(self) -> Broken | None:
+        await self._there()
+        await self.works_again.wait()
+        return None
+
+    async def pulse(self) -> Pulse:
+        await self._there()
+        return Pulse((), self.warm)
+
+    async def drain(self) -> None:
+        self.drained = True
+
+    async def replayed(self) -> Replayed | None:
+        return Replayed(len(self.orders), 0, 0)
+
+    async def close(self) -> None:
+        self.closed = True
+
+    def end(self) -> None:
+        self.ended = True
+
+
+class FakeCluster:
+    """`there`: the nodes that are listed, by id. An actor that is started anew on a node is another FakeNode."""
+
+    def __init__(self, *names: str) -> None:
+        self.there: dict[str, NodeSeen] = {}
+        self.started: list[FakeNode] = []
+        self.prepare: Callable[[FakeNode], None] = lambda node: None
+        for name in names:
+            self.join(name)
+
+    def join(self, name: str) -> None:
+        self.there[name] = NodeSeen(name, name)
+
+    def __getitem__(self, name: str) -> FakeNode:
+        """The actor that was started last on that node."""
+        return next(node for node in reversed(self.started) if node.name == name)
+
+    async def nodes(self) -> list[NodeSeen]:
+        return list(self.there.values())
+
+    async def start(self, node_id: str) -> FakeNode:
+        node = FakeNode(node_id)
+        self.prepare(node)
+        self.started.append(node)
+        return node
+
+
+class Told:
+    """What people were told."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.notes: list[str] = []
+        self.away: dict[str, str | None] = {}
+
+    def node(self, name: str, away: str | None) -> None:
+        self.away[name] = away
+
+
+@asynccontextmanager
+async def nodes_of(cluster: FakeCluster, told: Told | None = None, **env: Any) -> AsyncIterator[Nodes]:
+    """The nodes as a run's hosts, opened."""
+    told = told or Told()
+    settings: dict[str, Any] = {
+        "launcher": "process",
+        "max_concurrent_sandboxes": 2,
+        "warm_sandboxes": 0,
+        "seed": 7,
+    }
+    config = Config(env=EnvSettings(**{**settings, "cluster": "ray", **env}))
+    nodes = Nodes(config, cluster, Equipment(), None, SavedImages(Path("none")), told.said.append, told.node)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(nodes.opened(told.notes))
+        yield nodes

@@ -1,0 +1,461 @@
+"""Rollouts on many nodes, without Ray: who gets one, what becomes of a node's rollouts when it breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import random
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cluster import node as node_module
+from orchestrator.cluster import nodes as nodes_module
+from orchestrator.cluster.nodes import Nodes
+from orchestrator.cluster.order import Broken, Delivery, differences, for_node
+from orchestrator.cluster.parcels import Desk, KeptOutput, Shelf, pieces
+from orchestrator.cluster.placement import Rooms
+from orchestrator.errors import (
+    AuthenticationError,
+    EnvironmentUnusable,
+    LaunchError,
+    RunUnhealthy,
+    SandboxLostError,
+)
+from orchestrator.executor import Executor, Result, failure_of
+from orchestrator.hosts import Provision
+from orchestrator.proxy.left_files import OutputRule
+from orchestrator.types import (
+    Attachment,
+    Attempt,
+    Ended,
+    EndedName,
+    Failed,
+    FailedName,
+    Member,
+    Output,
+    OutputFile,
+    Record,
+    RolloutPlan,
+    SandboxSpec,
+)
+from tests.fakes.cluster import FakeCluster, Told, nodes_of
+from tests.fakes.plans import a_plan
+
+SPEC = SandboxSpec("rollout-orchestrator-sandbox:0.1.0")
+DOCKER_AWAY = Delivery(Record(started_at=1.0), Failed(FailedName.DOCKER_ERROR, "no answer"), away="Docker")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes are looked at often."""
+    for module, name, value in (
+        (nodes_module, "LOOK_S", 0.02),
+        (nodes_module, "JOIN_AGAIN_S", 0.02),
+        (node_module, "PULSE_S", 0.02),
+        (node_module, "SILENT_S", 0.1),
+        (node_module, "GRACE_S", 0.05),
+    ):
+        monkeypatch.setattr(module, name, value)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not holds():
+            await asyncio.sleep(0.005)
+
+
+@contextmanager
+def executing(nodes: Nodes, **more: object) -> Iterator[tuple[Executor, list[Result]]]:
+    recorded: list[Result] = []
+
+    async def record(result: Result) -> None:
+        recorded.append(result)
+
+    async def graded(attempt: Attempt) -> Result:
+        return attempt
+
+    settings: dict[str, object] = {"max_retries": 0, "graded": graded, "recorded": record, **more}
+    yield Executor(nodes, **settings), recorded  # type: ignore[arg-type]
+
+
+def names(results: tuple[Result, ...] | None) -> list[tuple[str, str, str]]:
+    assert results is not None
+    attempts = [result.attempt if isinstance(result, Member) else result for result in results]
+    return [(a.plan.rollout_id[-2:], a.outcome.name, a.record.node) for a in attempts]
+
+
+# ---------------------------------------------------------------- who gets a rollout
+
+
+def test_the_freest_node_gets_it_a_warm_one_before_a_cold_one() -> None:
+    rooms: Rooms[str] = Rooms()
+    rooms.set("small", 2, warm=False)
+    rooms.set("large", 5, warm=False)
+    assert rooms.best() == "large"
+    rooms.set("small", 2, warm=True)
+    assert rooms.best() == "small"
+    rooms.set("small", 0, warm=True)
+    assert rooms.best() == "large"
+    assert rooms.best(["small", "large"]) == "large"
+    rooms.set("large", 0, warm=False)
+    assert rooms.best() is None
+
+
+def test_those_with_the_image_come_first_and_others_only_if_none_of_them_has_room() -> None:
+    rooms: Rooms[str] = Rooms()
+    rooms.set("with", 1, warm=False)
+    rooms.set("without", 9, warm=True)
+    assert rooms.best(["with"]) == "with"
+    rooms.set("with", 0, warm=False)
+    assert rooms.best(["with"]) == "without"
+
+
+def test_the_heap_agrees_with_a_look_at_all_nodes_and_stays_small() -> None:
+    rooms: Rooms[int] = Rooms()
+    state: dict[int, tuple[bool, int]] = {}
+    draw = random.Random(5)
+    for _ in range(5000):
+        node, free, warm = draw.randrange(20), draw.randrange(6), draw.random() < 0.3
+        rooms.set(node, free, warm=warm)
+        state[node] = (warm, free)
+        there = {n: (w, f) for n, (w, f) in state.items() if f}
+        best = rooms.best()
+        assert (best is None) == (not there)
+        if best is not None:
+            assert there[best] == max(there.values())
+    assert len(rooms._heap) < 200
+
+
+async def test_rollouts_are_spread_over_the_nodes_and_say_where_they_were() -> None:
+    cluster = FakeCluster("a", "b", "c")
+    async with nodes_of(cluster) as nodes:
+        assert nodes.capacity == 6
+        with executing(nodes) as (executor, recorded):
+            for node in cluster.started:
+                node.go.clear()
+            runs = [asyncio.create_task(executor.execute(a_plan(index))) for index in range(6)]
+            await until(lambda: sorted(len(node.orders) for node in cluster.started) == [2, 2, 2])
+            for node in cluster.started:
+                node.go.set()
+            found = [names(await run) for run in runs]
+    assert sorted(node for ((_, _, node),) in found) == ["a", "a", "b", "b", "c", "c"]
+    assert len(recorded) == 6
+    assert all(node.closed and node.ended for node in cluster.started)
+
+
+async def test_what_finds_no_room_waits_in_the_order_of_the_groups() -> None:
+    cluster = FakeCluster("a")
+    async with nodes_of(cluster, max_concurrent_sandboxes=1) as nodes:
+        cluster["a"].go.clear()
+        with executing(nodes) as (executor, _):
+            for group in (0, 1):
+                executor.begin(group, 4)
+            late = [asyncio.create_task(executor.execute(replace(a_plan(i), group=1))) for i in range(4)]
+            await until(lambda: len(cluster["a"].orders) == 1 + node_module.QUEUED)
+            early = [asyncio.create_task(executor.execute(replace(a_plan(i), group=0))) for i in range(4)]
+            await until(lambda: executor.waiting == 5)
+            cluster["a"].go.set()
+            await asyncio.gather(*late, *early)
+    groups = [order.plan.group for order in cluster["a"].orders]
+    assert groups == [1, 1, 1, 0, 0, 0, 0, 1]
+
+
+# ---------------------------------------------------------------- nodes come and go
+
+
+async def test_a_node_that_joins_is_used_and_said() -> None:
+    cluster, told, grown = FakeCluster("a"), Told(), []
+    async with nodes_of(cluster, told, max_concurrent_sandboxes=1) as nodes:
+        nodes.changed(lambda: grown.append(nodes.capacity))
+        cluster.join("b")
+        await until(lambda: nodes.capacity == 2)
+        assert grown[-1] == 2
+        assert told.away == {"a": None, "b": None}
+        assert any("node b has joined" in line for line in told.said)
+
+
+async def test_a_node_that_is_to_be_left_ends_its_rollouts_and_gets_no_more() -> None:
+    cluster = FakeCluster("a", "b")
+    async with nodes_of(cluster, max_concurrent_sandboxes=1) as nodes:
+        for node in cluster.started:
+            node.go.clear()
+        with executing(nodes) as (executor, _):
+            runs = [asyncio.create_task(executor.execute(a_plan(index))) for index in range(2)]
+            await until(lambda: all(node.orders for node in cluster.started))
+            cluster.there["a"] = replace(cluster.there["a"], draining=True)
+            await until(lambda: cluster["a"].drained)
+            more = asyncio.create_task(executor.execute(a_plan(2)))
+            await until(lambda: len(cluster["b"].orders) == 2)
+            for node in cluster.started:
+                node.go.set()
+            found = [names(await run) for run in (*runs, more)]
+            await until(lambda: cluster["a"].closed and cluster["a"].ended)
+    assert sorted(node for ((_, name, node),) in found if name == "finished") == ["a", "b", "b"]
+
+
+async def test_a_node_that_dies_costs_no_retry_and_its_rollouts_are_drawn_elsewhere() -> None:
+    cluster, told = FakeCluster("a", "b"), Told()
+    async with nodes_of(cluster, told, max_concurrent_sandboxes=2) as nodes:
+        for node in cluster.started:
+            node.go.clear()
+        with executing(nodes) as (executor, recorded):
+            runs = [asyncio.create_task(executor.execute(a_plan(index))) for index in range(4)]
+            await until(lambda: all(len(node.orders) == 2 for node in cluster.started))
+            del cluster.there["a"]
+            await until(lambda: told.away["a"] == "it left the cluster")
+            cluster["b"].go.set()
+            found = [names(await run) for run in runs]
+    redrawn = [attempts for attempts in found if len(attempts) == 2]
+    assert redrawn == [[("a0", "sandbox_lost", "a"), ("a1", "finished", "b")]] * 2
+    assert len(recorded) == 6
+    assert sorted(cluster["a"].cancelled) == sorted(order.plan.rollout_id for order in cluster["a"].orders)
+
+
+async def test_an_actor_that_dies_is_started_anew_on_its_node() -> None:
+    cluster, told = FakeCluster("a"), Told()
+    async with nodes_of(cluster, told) as nodes:
+        first = cluster["a"]
+        first.ended = True
+        await until(lambda: cluster["a"] is not first and nodes.capacity == 2)
+        assert any("node a is lost: the actor is dead" in line for line in told.said)
+        with executing(nodes) as (executor, _):
+            assert names(await executor.execute(a_plan())) == [("a0", "finished", "a")]
+
+
+async def test_a_silent_node_is_away_until_it_answers_and_late_results_count_for_nothing() -> None:
+    cluster, told = FakeCluster("a", "b"), Told()
+    async with nodes_of(cluster, told, max_concurrent_sandboxes=1) as nodes:
+        for node in cluster.started:
+            node.go.clear()
+        with executing(nodes) as (executor, recorded):
+            runs = [asyncio.create_task(executor.execute(a_plan(index))) for index in range(2)]
+            await until(lambda: all(node.orders for node in cluster.started))
+            cluster["a"].silent.set()
+            await until(lambda: told.away["a"] == "it does not answer")
+            assert nodes.capacity == 1
+            for node in cluster.started:
+                node.go.set()
+            assert sorted([len(names(await run)) for run in runs]) == [1, 2]
+            cluster["a"].works_again.set()
+            cluster["a"].silent.clear()
+            await until(lambda: told.away["a"] is None and nodes.capacity == 2)
+    assert [str(r.outcome.name) for r in recorded if isinstance(r, Attempt)].count("finished") == 2
+    assert len(recorded) == 3
+
+
+async def test_a_node_without_docker_pauses_itself_and_not_the_run() -> None:
+    cluster, told = FakeCluster("a", "b"), Told()
+    async with nodes_of(cluster, told, max_concurrent_sandboxes=1) as nodes:
+        cluster["a"].answers = [DOCKER_AWAY]
+        with executing(nodes) as (executor, _):
+            found = [names(await executor.execute(a_plan(index))) for index in range(4)]
+            assert [("a0", "docker_error", "a"), ("a1", "finished", "b")] in found
+            assert told.away["a"] == "Docker is away"
+            assert {attempts[-1][2] for attempts in found if len(attempts) == 1} <= {"a", "b"}
+            cluster["a"].works_again.set()
+            await until(lambda: told.away["a"] is None)
+            assert cluster["a"].orders[1:] == []
+
+
+async def test_without_any_node_that_works_the_run_ends_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes_module, "PATIENCE_S", 0.2)
+    cluster = FakeCluster("a")
+    async with nodes_of(cluster) as nodes:
+        cluster["a"].silent.set()
+        await until(lambda: nodes.capacity == 0)
+        with executing(nodes) as (executor, _), pytest.raises(RunUnhealthy, match="no node of the cluster"):
+            await executor.execute(a_plan())
+
+
+async def test_a_drained_run_waits_for_no_node() -> None:
+    cluster, stopping = FakeCluster("a"), asyncio.Event()
+    async with nodes_of(cluster, max_concurrent_sandboxes=1) as nodes:
+        cluster["a"].go.clear()
+        with executing(nodes, stopping=stopping) as (executor, _):
+            runs = [asyncio.create_task(executor.execute(a_plan(index))) for index in range(5)]
+            await until(lambda: executor.waiting == 2)
+            stopping.set()
+            nodes.drain()
+            cluster["a"].go.set()
+            assert sorted([await run is None for run in runs]) == [False] * 3 + [True] * 2
+        assert cluster["a"].drained
+
+
+async def test_a_cancelled_rollout_is_cancelled_on_its_node_and_gives_its_room_back() -> None:
+    cluster = FakeCluster("a")
+    async with nodes_of(cluster, max_concurrent_sandboxes=1) as nodes:
+        cluster["a"].go.clear()
+        with executing(nodes) as (executor, recorded):
+            run = asyncio.create_task(executor.execute(a_plan()))
+            await until(lambda: len(cluster["a"].orders) == 1)
+            run.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await run
+            assert cluster["a"].cancelled == [a_plan().rollout_id]
+            assert [str(r.outcome.name) for r in recorded if isinstance(r, Attempt)] == ["cancelled"]
+            cluster["a"].go.set()
+            assert names(await executor.execute(a_plan(1))) == [("a0", "finished", "a")]
+
+
+# ---------------------------------------------------------------- nodes that are refused
+
+
+async def test_a_node_with_other_software_is_refused_by_name() -> None:
+    def other(node: object) -> None:
+        if node.name == "b":  # type: ignore[attr-defined]
+            node.software |= {"python": "3.9.1", "grpcio": "1.0"}  # type: ignore[attr-defined]
+
+    cluster, told = FakeCluster("a", "b"), Told()
+    cluster.prepare = other
+    async with nodes_of(cluster, told) as nodes:
+        assert nodes.capacity == 2
+    (note,) = told.notes
+    assert note.startswith("node b is not used: it has python 3.9.1 and not ")
+    assert "grpcio 1.0 and not" in note
+    assert cluster["b"].opening is None, "no key goes to a node that is refused"
+
+
+@pytest.mark.parametrize("refused", [True, False])
+async def test_without_a_node_to_use_nothing_begins(refused: bool) -> None:
+    def broken(node: object) -> None:
+        node.refusal = Broken("EnvironmentUnusable", "no Docker there")  # type: ignore[attr-defined]
+
+    cluster = FakeCluster(*(["a"] if refused else []))
+    cluster.prepare = broken
+    with pytest.raises(EnvironmentUnusable, match="no Docker there" if refused else "the resource `sandbox`"):
+        async with nodes_of(cluster):
+            pass
+    assert all(node.ended for node in cluster.started)
+
+
+# ---------------------------------------------------------------- what crosses
+
+
+def test_no_answer_and_no_metadata_go_to_a_node() -> None:
+    task = replace(a_plan().task, answer="SECRET", metadata={"key": "SECRET"})
+    assert b"SECRET" not in pickle.dumps(for_node(replace(a_plan(), task=task)))
+
+
+@pytest.mark.parametrize("kind", [LaunchError, SandboxLostError, AuthenticationError, EnvironmentUnusable])
+def test_errors_cross_as_what_they_are(kind: type[Exception]) -> None:
+    error = Broken.of(kind("it broke")).error("a")  # type: ignore[arg-type]
+    assert type(error) is kind
+    assert str(error) == "node a: it broke"
+
+
+def test_an_error_of_an_unknown_kind_is_infrastructure() -> None:
+    assert isinstance(Broken("Nonsense", "x").error("a"), SandboxLostError)
+    assert isinstance(Broken("log", "x").error("a"), SandboxLostError)
+    assert isinstance(Broken("OrchestratorError", "x").rollout_error("a"), SandboxLostError)
+
+
+def test_differences_are_named() -> None:
+    assert differences({"python": "3.11.1", "ray": "2"}, {"python": "3.11.1", "ray": "2"}) == ""
+    assert differences({}, {"ray": "2"}) == "ray unknown and not 2"
+
+
+async def test_attachments_go_to_a_node_once(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"content")
+    files = (Attachment("f", tmp_path / "f", 7), Attachment("g", tmp_path / "f", 7))
+    cluster = FakeCluster("a")
+    async with nodes_of(cluster) as nodes:
+        with executing(nodes) as (executor, _):
+            plans = [replace(a_plan(i), task=replace(a_plan(i).task, attachments=files)) for i in range(3)]
+            await asyncio.gather(*(executor.execute(plan) for plan in plans))
+    assert list(cluster["a"].files.values()) == [b"content"]
+    assert len(cluster["a"].orders) == 3
+
+
+def test_a_shelf_keeps_what_is_used_and_checks_what_it_gets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.cluster.parcels.KEPT_BYTES", 10)
+    shelf, desk, files = Shelf(tmp_path), Desk(), tmp_path / "mine"
+    files.mkdir()
+    attachments = []
+    for number in range(3):
+        (files / str(number)).write_bytes(bytes([number]) * 8)
+        attachments.append(Attachment(str(number), files / str(number), 8))
+    for attachment in attachments:
+        (parcel,) = desk.parcels((attachment,))
+        assert shelf.missing((parcel,)) == (parcel.digest,)
+        with attachment.path.open("rb") as file:
+            for piece, begins, ends in pieces(file, 8):
+                shelf.add(parcel.digest, piece, begins=begins, ends=ends)
+        with shelf.used((attachment,), (parcel,)) as (there,):
+            assert there.path.read_bytes() == attachment.path.read_bytes()
+            assert shelf.missing((parcel,)) == ()
+    assert len([path for path in tmp_path.iterdir() if path.is_file()]) == 1
+    with pytest.raises(LaunchError, match="changed on its way"):
+        shelf.add("0" * 64, b"other", begins=True, ends=True)
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 24])
+def test_pieces_are_the_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr("orchestrator.cluster.parcels.PIECE_BYTES", 8)
+    (tmp_path / "f").write_bytes(bytes(range(size)))
+    with (tmp_path / "f").open("rb") as file:
+        found = list(pieces(file, size))
+    assert b"".join(piece for piece, _, _ in found) == bytes(range(size))
+    assert [begins for _, begins, _ in found] == [True] + [False] * (len(found) - 1)
+    assert [ends for _, _, ends in found] == [False] * (len(found) - 1) + [True]
+
+
+@pytest.mark.parametrize("small", [True, False])
+async def test_output_files_come_into_the_run_s_folder(tmp_path: Path, small: bool) -> None:
+    output = Output((OutputFile("sub/x.txt", 5),))
+    contents = {"sub/x.txt": b"small"} if small else {}
+    record = Record(started_at=1.0, output=output)
+    cluster = FakeCluster("a")
+    async with nodes_of(cluster) as nodes, AsyncExitStack() as stack:
+        cluster["a"].answers = [Delivery(record, Ended(EndedName.FINISHED), contents=contents)]
+        room = await stack.enter_async_context(nodes.slot(0, SPEC))
+        assert room is not None
+        attempt = await room.carry_out(a_plan(), Provision(OutputRule(tmp_path / "out", 10, 1000)))
+    assert attempt.record.output == output
+    path = tmp_path / "out" / a_plan().rollout_id / "sub" / "x.txt"
+    assert path.read_bytes() == (b"small" if small else b"large")
+    assert cluster["a"].orders[0].output == (10, 1000)
+
+
+@pytest.mark.parametrize("path", ["../x", "/x", "a/../../x"])
+def test_no_output_file_leaves_its_folder(tmp_path: Path, path: str) -> None:
+    kept = KeptOutput(tmp_path / "out", "r")
+    with pytest.raises(ValueError, match="leaves its folder"):
+        kept.append(path, b"x")
+
+
+async def test_a_key_that_the_endpoint_refuses_ends_the_run() -> None:
+    cluster = FakeCluster("a")
+    async with nodes_of(cluster) as nodes:
+        cluster["a"].answers = [Delivery(broken=Broken("AuthenticationError", "401"))]
+        with executing(nodes) as (executor, _), pytest.raises(AuthenticationError, match="node a: 401"):
+            await executor.execute(a_plan())
+
+
+async def test_a_node_that_cannot_confine_is_away_and_the_rollout_is_drawn_elsewhere() -> None:
+    cluster, told = FakeCluster("a", "b"), Told()
+    async with nodes_of(cluster, told, max_concurrent_sandboxes=1) as nodes:
+        for node in cluster.started:
+            node.answers = [Delivery(broken=Broken("EnvironmentUnusable", "no seccomp"))]
+        cluster["b"].answers = []
+        with executing(nodes) as (executor, _):
+            found = [names(await executor.execute(a_plan(index))) for index in range(3)]
+    assert [("a0", "sandbox_lost", "a"), ("a1", "finished", "b")] in found
+    assert "no seccomp" in str(told.away["a"]) or told.away["a"] == "it was left"
+
+
+def _plan_is_whole(plan: RolloutPlan, result: Result) -> bool:
+    return isinstance(result, Attempt) and result.plan == plan and failure_of(result) is None
+
+
+async def test_the_attempt_has_the_run_s_own_plan() -> None:
+    plan = replace(a_plan(), task=replace(a_plan().task, answer="42"))
+    async with nodes_of(FakeCluster("a")) as nodes:
+        with executing(nodes) as (executor, recorded):
+            await executor.execute(plan)
+    assert _plan_is_whole(plan, recorded[0])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from contextlib import suppress
 from typing import Any
 
@@ -71,13 +72,11 @@ class RayLink:
             found, draining = await asyncio.to_thread(_look)
         except Exception as error:  # Ray's own client raises errors of many kinds here
             raise NodeLost(f"Ray's head does not answer: {one_line(str(error))}") from error
-        named: dict[str, int] = {}
-        for node in found:
-            named[node["NodeName"]] = named.get(node["NodeName"], 0) + 1
+        hosts = Counter(node["NodeManagerHostname"] for node in found)
         return [
             NodeSeen(
                 node["NodeID"],
-                node["NodeName"] if named[node["NodeName"]] == 1 else f"{node['NodeName']}-{node['NodeID'][:6]}",
+                node["NodeManagerHostname"] + f"-{node['NodeID'][:6]}" * (hosts[node["NodeManagerHostname"]] > 1),
                 node["NodeID"] in draining,
             )
             for node in found

@@ -7,12 +7,16 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+_MACHINE_S_OWN = 0xEFFFFFFC  # PROC_PID_INIT_INO in linux/proc_ns.h
+
 
 @dataclass(frozen=True, slots=True)
 class Owner:
     """A process, named by its start time too, so that a later one with the same pid is not mistaken for it.
 
-    Orchestrators that share one Engine need host names of their own.
+    `host`: the host's name, and the PID namespace's number unless that is the machine's own. Processes of other
+    namespaces cannot be looked up: pods with the host's network all have its name, and may share its Engine or
+    /tmp. Orchestrators on several machines that share one Engine need host names of their own.
     """
 
     host: str
@@ -33,7 +37,7 @@ class Owner:
     @property
     def is_of_this_host(self) -> bool:
         """Whether it is a process of this host, so that it can be looked up."""
-        return self.host == socket.gethostname()
+        return self.host == _host()
 
     @property
     def is_dead(self) -> bool:
@@ -52,12 +56,20 @@ class Owner:
 
 def this_process() -> Owner:
     """This process. Not cached: a forked child is another owner."""
-    return Owner(socket.gethostname(), os.getpid(), _state_and_start(os.getpid())[1])
+    return Owner(_host(), os.getpid(), _state_and_start(os.getpid())[1])
 
 
 def owner_label() -> str:
     """The value of LABEL_OWNER for containers and images that this process makes."""
     return str(this_process())
+
+
+def _host() -> str:
+    try:
+        namespace = Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:  # no such file in this kernel, or /proc is not mounted
+        return socket.gethostname()
+    return socket.gethostname() + f".pid-{namespace}" * (namespace != _MACHINE_S_OWN)
 
 
 def _state_and_start(pid: int) -> tuple[str, int]:

@@ -1,0 +1,126 @@
+"""One run over the nodes of a real Ray cluster on this machine: the same groups, whatever becomes of the nodes."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import docker
+import pytest
+
+from orchestrator.launch.names import LABEL_OWNER
+from tests.fakes import ray_cluster
+from tests.fakes.inference import ScriptedServer
+from tests.fakes.ray_cluster import RayCluster
+from tests.fakes.runs import (
+    answers,
+    essence,
+    flags,
+    lines,
+    outcomes,
+    place,
+    run,
+    running,
+    until,
+    whole_lines,
+    write_tasks,
+)
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.docker,
+    pytest.mark.skipif(ray_cluster.why_not() is not None, reason=ray_cluster.why_not() or ""),
+    pytest.mark.timeout(600),
+]
+TASKS = 6
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[tuple[Path, RayCluster]]:
+    with place() as home:
+        async with RayCluster(home / "c") as started:
+            yield home, started
+
+
+def on(cluster: RayCluster, home: Path, base_url: str, **env: object) -> list[str]:
+    """The command line of a run on that cluster."""
+    where: dict[str, object] = {"cluster": "ray", "ray_address": cluster.address, "launcher": "docker"}
+    return flags(home, base_url, **{**where, "max_concurrent_sandboxes": 2, **env})
+
+
+def nodes_of(home: Path) -> Counter[str]:
+    return Counter(line["node"] for line in lines(home / "run" / "rollouts.jsonl"))
+
+
+async def test_the_groups_are_those_of_one_machine_and_say_which_node(cluster: tuple[Path, RayCluster]) -> None:
+    home, ray = cluster
+    write_tasks(home / "tasks.jsonl", TASKS)
+    async with ScriptedServer("vllm", answers(TASKS, delay_s=0.2)) as server:
+        await ray.join("a")
+        await ray.join("b")
+        ended = await run(*on(ray, home, server.base_url), directory=home)
+        assert ended.code == 0, ended.stderr
+        assert "at most 4 sandboxes on 2 nodes" in ended.stderr
+        assert set(nodes_of(home)) == {"a", "b"}
+        told = [line["reason"] for line in lines(home / "run" / "rollouts.jsonl")]
+        assert outcomes(home / "run") == {"finished": 2 * TASKS}, told
+        here = home / "here"
+        here.mkdir()
+        write_tasks(here / "tasks.jsonl", TASKS)
+        assert (await run(*flags(here, server.base_url), directory=here)).code == 0
+    assert essence(home / "run" / "groups.jsonl") == essence(here / "run" / "groups.jsonl")
+    assert nodes_of(here) == {None: 2 * TASKS}
+    (group,) = {facts["node"] for g in lines(here / "run" / "groups.jsonl") for facts in g["overrides"]}
+    assert group is None
+
+
+async def test_a_node_that_is_killed_costs_time_and_nothing_else(cluster: tuple[Path, RayCluster]) -> None:
+    home, ray = cluster
+    write_tasks(home / "tasks.jsonl", TASKS)
+    rollouts = home / "run" / "rollouts.jsonl"
+    async with ScriptedServer("vllm", answers(TASKS, delay_s=1.0)) as server:
+        await ray.join("a")
+        await ray.join("b")
+        async with running(*on(ray, home, server.base_url), directory=home) as started:
+            await until(lambda: whole_lines(rollouts) >= 3, "it runs")
+            await ray.nodes["a"].kill()
+            ended = await started.ended()
+    assert ended.code == 0, ended.stderr
+    counts = outcomes(home / "run")
+    assert counts["finished"] == 2 * TASKS
+    assert set(counts) <= {"finished", "sandbox_lost"}
+    ids = Counter(line["rollout_id"] for line in lines(rollouts))
+    assert max(ids.values()) == 1
+    assert "node a is lost" in ended.stderr
+    await until(lambda: states_of("a") == {}, "its sandboxes end by themselves")
+
+
+async def test_a_driver_that_is_killed_leaves_nothing_and_resumes(cluster: tuple[Path, RayCluster]) -> None:
+    home, ray = cluster
+    write_tasks(home / "tasks.jsonl", TASKS)
+    rollouts = home / "run" / "rollouts.jsonl"
+    async with ScriptedServer("vllm", answers(TASKS, delay_s=1.0)) as server:
+        await ray.join("a")
+        async with running(*on(ray, home, server.base_url), directory=home) as started:
+            await until(lambda: whole_lines(rollouts) >= 3, "it runs")
+            assert "running" in states_of("a").values()
+            started.signal(signal.SIGKILL)
+            await started.ended()
+            await until(lambda: "running" not in states_of("a").values(), "the sandboxes end by themselves")
+        again = await run("--env.resume", "run", directory=home)
+    assert again.code == 0, again.stderr
+    assert outcomes(home / "run") == {"finished": 2 * TASKS}
+    assert states_of("a") == {}, "the next actor on the node has removed what was left"
+
+
+def states_of(node: str) -> dict[str, str]:
+    """The sandboxes that a host actor of this node has made, and whether they run."""
+    client = docker.from_env(timeout=120)
+    try:
+        found = client.api.containers(all=True, filters={"label": LABEL_OWNER})
+        mine = (f"{node}:", f"{node}.pid-")
+        return {c["Id"]: c["State"] for c in found if c["Labels"][LABEL_OWNER].startswith(mine)}
+    finally:
+        client.close()

@@ -59,9 +59,10 @@ _REPLAYED = frozenset(
 _OWN = frozenset({"host_tools", "prompt_templates", "sandbox_tools"})  # the operator's files and code
 _FREE = frozenset(
     {
-        "agent_verbosity", "data_dir_to_save_evals", "debug_scoring", "docker_runtime", "drain_timeout", "fsync",
-        "max_concurrent_sandboxes", "max_concurrent_tool_calls", "max_open_groups", "max_retries", "resume",
-        "run_dir", "save_full_traces", "tavily_base_url", "total_steps", "waive_hardening", "warm_sandboxes",
+        "agent_verbosity", "cluster", "data_dir_to_save_evals", "debug_scoring", "docker_runtime", "drain_timeout",
+        "fsync", "max_concurrent_sandboxes", "max_concurrent_tool_calls", "max_open_groups", "max_retries",
+        "ray_address", "resume", "run_dir", "save_full_traces", "tavily_base_url", "total_steps",
+        "waive_hardening", "warm_sandboxes",
     }
 )  # fmt: skip
 _CONTACTED = frozenset({"rollout_server_url", "use_wandb"})  # Atropos' settings are free, except these

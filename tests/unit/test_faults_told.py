@@ -21,6 +21,8 @@ RESUME = "integration/test_kill_and_resume.py"
 LAUNCHER = "integration/launch/test_docker_launcher.py"
 TOOLS = "integration/test_web_tools.py"
 OUTCOME = "unit/test_outcome.py"
+CLUSTER = "unit/test_cluster.py"
+RAY = "integration/cluster/test_ray.py"
 PASSING = f"{FAULTS}::test_passing_fault_of_the_endpoint_is_retried_and_leaves_no_trace_in_the_data"
 LASTING = f"{FAULTS}::test_lasting_fault_of_one_task_costs_that_group_only"
 
@@ -150,6 +152,20 @@ ROWS = {
     "`serve`: the run-api is restarted with a delivery open": [
         f"{ENDED}::test_ended_in_a_delivery_whose_fate_cannot_be_told_it_is_counted_and_not_sent_again"
     ],
+    "cluster: a node dies, leaves, or its host actor is killed": [
+        f"{CLUSTER}::test_a_node_that_dies_costs_no_retry_and_its_rollouts_are_drawn_elsewhere",
+        f"{CLUSTER}::test_an_actor_that_dies_is_started_anew_on_its_node",
+        f"{RAY}::test_a_node_that_is_killed_costs_time_and_nothing_else",
+    ],
+    "cluster: a node hangs": [
+        f"{CLUSTER}::test_a_silent_node_is_away_until_it_answers_and_late_results_count_for_nothing"
+    ],
+    "cluster: a node loses Docker or cannot reach the endpoint": [
+        f"{CLUSTER}::test_a_node_without_docker_pauses_itself_and_not_the_run"
+    ],
+    "cluster: a call of an actor is lost": [f"{CLUSTER}::test_an_actor_that_dies_is_started_anew_on_its_node"],
+    "cluster: no node works": [f"{CLUSTER}::test_without_any_node_that_works_the_run_ends_by_name"],
+    "cluster: the driver is killed": [f"{RAY}::test_a_driver_that_is_killed_leaves_nothing_and_resumes"],
     "malformed task, bad attachment": [
         f"{FAULTS}::test_malformed_tasks_are_reported_and_the_run_goes_on",
         "unit/tasks/test_attachments.py::test_what_is_no_file_inside_the_folder_is_refused",

@@ -472,7 +472,7 @@ async def test_agents_are_told_of_the_tools_where_there_is_a_key(service: FakeTa
             tavily_api_key=key,
         )
         async with Orchestrator(config) as orchestrator:
-            tools = orchestrator.around.tools
+            tools = orchestrator.hosts.tools
             assert set(tools) == ({"web_search", "visit_page"} if key else set())
             if key:
                 service.found = [a_result("https://example.com/")]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import docker
@@ -17,16 +18,11 @@ ENGINE_TIMEOUT_S = 600
 def image_id(name: str) -> str | None:
     """The id of this machine's image of that name; None: there is none, or no Engine."""
     try:
-        engine = connect(ENGINE_TIMEOUT_S)
-    except EnvironmentUnusable:
+        with closing(connect(ENGINE_TIMEOUT_S)) as engine:
+            found = inspect_image(engine, name)
+    except (EnvironmentUnusable, DockerException):
         return None
-    try:
-        found = inspect_image(engine, name)
-        return None if found is None else str(found["Id"])
-    except DockerException:
-        return None
-    finally:
-        engine.close()
+    return None if found is None else str(found["Id"])
 
 
 class SavedImages:
@@ -42,37 +38,32 @@ class SavedImages:
             return saved
         draft = saved.with_name(f"{saved.name}.part")
         try:
-            engine = docker.APIClient(**docker.utils.kwargs_from_env(), timeout=ENGINE_TIMEOUT_S)
-            try:
-                with draft.open("wb") as file:
-                    for piece in engine.get_image(name):
-                        file.write(piece)
-            finally:
-                engine.close()
-        except (DockerException, OSError) as error:
+            with _engine(f"the image {name} cannot be sent to nodes") as engine, draft.open("wb") as file:
+                for piece in engine.get_image(name):
+                    file.write(piece)
+        except LaunchError:
             draft.unlink(missing_ok=True)
-            raise LaunchError(f"the image {name} cannot be sent to nodes: {_why(error)}") from error
+            raise
         return draft.rename(saved)
 
 
 def load_image(path: Path) -> None:
     """Loads what `docker save` wrote into this machine's Engine. Raises LaunchError."""
+    with _engine("the Engine did not take the image") as engine, path.open("rb") as file:
+        for told in engine.load_image(file):  # type: ignore[no-untyped-call]
+            if "error" in told:
+                raise LaunchError(f"the Engine did not take the image: {told['error']}")
+
+
+@contextmanager
+def _engine(what: str) -> Iterator[docker.APIClient]:
+    """Whatever goes wrong with the Engine or a file in this block is a LaunchError that begins with `what`."""
     try:
-        engine = docker.APIClient(**docker.utils.kwargs_from_env(), timeout=ENGINE_TIMEOUT_S)
-        try:
-            with path.open("rb") as file:
-                for told in engine.load_image(file):  # type: ignore[no-untyped-call]
-                    if "error" in told:
-                        raise LaunchError(f"the Engine did not take the image: {told['error']}")
-        finally:
-            engine.close()
-    except (DockerException, OSError) as error:
-        raise LaunchError(f"the Engine did not take the image: {_why(error)}") from error
-
-
-def place_for_images() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="orchestrator-images-")
-
-
-def _why(error: DockerException | OSError) -> str:
-    return why_refused(error) if isinstance(error, DockerException) else error.strerror or str(error)
+        with closing(connect(ENGINE_TIMEOUT_S)) as engine:
+            yield engine
+    except EnvironmentUnusable as error:
+        raise LaunchError(f"{what}: {error}") from error
+    except DockerException as error:
+        raise LaunchError(f"{what}: {why_refused(error)}") from error
+    except OSError as error:
+        raise LaunchError(f"{what}: {error.strerror}; make room there") from error

@@ -112,8 +112,13 @@ class Node:
         task = self._sending.get(what)
         if task is None:
             task = self._sending[what] = asyncio.create_task(send())
-            task.add_done_callback(lambda _: self._sending.pop(what, None))
+            task.add_done_callback(lambda done: self._sent(what, done))
         await asyncio.shield(task)
+
+    def _sent(self, what: str, done: asyncio.Task[None]) -> None:
+        del self._sending[what]
+        if not done.cancelled():
+            done.exception()  # marked as retrieved: all that waited for it may have been cancelled
 
     async def _send(self, attachment: Attachment, parcel: Parcel) -> None:
         try:
@@ -126,8 +131,13 @@ class Node:
         except OSError as error:
             raise LaunchError(f"the task's file {attachment.name} cannot be read: {error.strerror}") from error
 
-    async def send_image(self, name: str, path: Path) -> None:
-        """Sends an image that was saved to `path`. Raises LaunchError, SandboxLostError."""
+    async def send_image(self, name: str, saved: Callable[[], Awaitable[Path]]) -> None:
+        """Sends an image, once however many rollouts wait for it. `saved` gives its file. Raises LaunchError,
+        SandboxLostError."""
+        await self._once(f"image {name}", partial(self._send_image, name, saved))
+
+    async def _send_image(self, name: str, saved: Callable[[], Awaitable[Path]]) -> None:
+        path = await saved()
         with await asyncio.to_thread(path.open, "rb") as file:
             parts = pieces(file, os.fstat(file.fileno()).st_size)
             while part := await asyncio.to_thread(next, parts, None):

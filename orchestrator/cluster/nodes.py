@@ -12,6 +12,7 @@ import heapq
 import itertools
 import logging
 import math
+import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.agents.equip import equip
 from orchestrator.agents.equipment import Equipment
 from orchestrator.breaker import PATIENCE_S
-from orchestrator.cluster.image import SavedImages, image_id, place_for_images
+from orchestrator.cluster.image import SavedImages, image_id
 from orchestrator.cluster.node import Node
 from orchestrator.cluster.order import Broken, Opening, Order, differences, for_node, software
 from orchestrator.cluster.parcels import Desk
@@ -38,6 +39,7 @@ from orchestrator.errors import (
     SandboxLostError,
 )
 from orchestrator.hosts import Provision
+from orchestrator.launch.channels import make_owned_directory, remove_owned_directory
 from orchestrator.opening import REPLAY, find_tokenizer
 from orchestrator.tools.base import HostTool
 from orchestrator.types import Attempt, Failed, RolloutPlan, SandboxSpec
@@ -74,7 +76,10 @@ async def open_nodes(
     link = RayLink(config.env.ray_address)
     await link.open()
     stack.push_async_callback(link.close)
-    images = SavedImages(Path(stack.enter_context(place_for_images())))
+    # If this process is killed, the next run removes it.
+    folder = await asyncio.to_thread(make_owned_directory, "images", Path(tempfile.gettempdir()))
+    stack.callback(remove_owned_directory, folder)
+    images = SavedImages(folder)
     nodes = Nodes(config, link, equipment, tokenizer, images, say, tell)
     await stack.enter_async_context(nodes.opened(notes))
     return nodes
@@ -297,10 +302,13 @@ class Nodes:
 
     async def _send_image(self, node: Node, image: str) -> None:
         """Raises LaunchError."""
-        async with self._send_room:
+
+        async def saved() -> Path:
             async with self._saving:
-                path = await asyncio.to_thread(self._images.path, image)
-            await node.send_image(image, path)
+                return await asyncio.to_thread(self._images.path, image)
+
+        async with self._send_room:
+            await node.send_image(image, saved)
 
     async def _watch(self, node: Node) -> None:
         try:

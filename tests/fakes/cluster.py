@@ -27,6 +27,8 @@ class FakeNode:
         self.orders: list[Order] = []
         self.cancelled: list[str] = []
         self.files: dict[str, bytes] = {}
+        self.images: dict[str, str] = {}  # ids, by name
+        self.sent_images: list[str] = []
         self.go = asyncio.Event()
         self.go.set()
         self.silent = asyncio.Event()  # while it is set, nothing is answered
@@ -46,10 +48,18 @@ class FakeNode:
 
     async def look(self, image: str, *, docker: bool) -> Looked:
         await self._there()
-        return Looked(self.software, None)
+        return Looked(self.software, self.images.get(image))
 
     async def add_image(self, piece: bytes, *, begins: bool, ends: bool) -> Broken | None:
-        raise AssertionError("the process launcher has no images")
+        """The file's content is the name of the image, and its id."""
+        await asyncio.sleep(0.01)
+        if begins:
+            self.sent_images.append("")
+        self.sent_images[-1] += piece.decode()
+        if ends:
+            name = self.sent_images[-1]
+            self.images[name] = f"id of {name}"
+        return None
 
     async def open(self, opening: Opening) -> NodeFacts | Broken:
         self.opening = opening
@@ -144,7 +154,9 @@ class Told:
 
 
 @asynccontextmanager
-async def nodes_of(cluster: FakeCluster, told: Told | None = None, **env: Any) -> AsyncIterator[Nodes]:
+async def nodes_of(
+    cluster: FakeCluster, told: Told | None = None, images: SavedImages | None = None, **env: Any
+) -> AsyncIterator[Nodes]:
     """The nodes as a run's hosts, opened."""
     told = told or Told()
     settings: dict[str, Any] = {
@@ -154,7 +166,9 @@ async def nodes_of(cluster: FakeCluster, told: Told | None = None, **env: Any) -
         "seed": 7,
     }
     config = Config(env=EnvSettings(**{**settings, "cluster": "ray", **env}))
-    nodes = Nodes(config, cluster, Equipment(), None, SavedImages(Path("none")), told.said.append, told.node)
+    nodes = Nodes(
+        config, cluster, Equipment(), None, images or SavedImages(Path("none")), told.said.append, told.node
+    )
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(nodes.opened(told.notes))
         yield nodes

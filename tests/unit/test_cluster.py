@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
@@ -14,6 +15,7 @@ import pytest
 
 from orchestrator.cluster import node as node_module
 from orchestrator.cluster import nodes as nodes_module
+from orchestrator.cluster.image import SavedImages
 from orchestrator.cluster.nodes import Nodes
 from orchestrator.cluster.order import Broken, Delivery, differences, for_node
 from orchestrator.cluster.parcels import Desk, KeptOutput, Shelf, pieces
@@ -42,7 +44,7 @@ from orchestrator.types import (
     RolloutPlan,
     SandboxSpec,
 )
-from tests.fakes.cluster import FakeCluster, Told, nodes_of
+from tests.fakes.cluster import FakeCluster, FakeNode, Told, nodes_of
 from tests.fakes.plans import a_plan
 
 SPEC = SandboxSpec("rollout-orchestrator-sandbox:0.1.0")
@@ -305,9 +307,9 @@ async def test_a_cancelled_rollout_is_cancelled_on_its_node_and_gives_its_room_b
 
 
 async def test_a_node_with_other_software_is_refused_by_name() -> None:
-    def other(node: object) -> None:
-        if node.name == "b":  # type: ignore[attr-defined]
-            node.software |= {"python": "3.9.1", "grpcio": "1.0"}  # type: ignore[attr-defined]
+    def other(node: FakeNode) -> None:
+        if node.name == "b":
+            node.software |= {"python": "3.9.1", "grpcio": "1.0"}
 
     cluster, told = FakeCluster("a", "b"), Told()
     cluster.prepare = other
@@ -321,8 +323,8 @@ async def test_a_node_with_other_software_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("refused", [True, False])
 async def test_without_a_node_to_use_nothing_begins(refused: bool) -> None:
-    def broken(node: object) -> None:
-        node.refusal = Broken("EnvironmentUnusable", "no Docker there")  # type: ignore[attr-defined]
+    def broken(node: FakeNode) -> None:
+        node.refusal = Broken("EnvironmentUnusable", "no Docker there")
 
     cluster = FakeCluster(*(["a"] if refused else []))
     cluster.prepare = broken
@@ -330,6 +332,67 @@ async def test_without_a_node_to_use_nothing_begins(refused: bool) -> None:
         async with nodes_of(cluster):
             pass
     assert all(node.ended for node in cluster.started)
+
+
+# ---------------------------------------------------------------- images
+
+
+class Images(SavedImages):
+    """This machine's images; saving takes a while. The file of an image holds its name."""
+
+    def __init__(self, folder: Path, *names: str) -> None:
+        self.folder, self.names, self.saved = folder, names, Counter[str]()
+
+    def path(self, name: str) -> Path:
+        if name not in self.names:
+            raise LaunchError(f"the image {name} cannot be sent to nodes: No such image")
+        self.saved[name] += 1
+        path = self.folder / name.replace(":", "-")
+        path.write_text(name)
+        return path
+
+
+@pytest.fixture
+def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Images:
+    found = Images(tmp_path, SPEC.image, "own:1")
+    ids = {name: f"id of {name}" for name in found.names}
+    monkeypatch.setattr(nodes_module, "image_id", ids.get)
+    return found
+
+
+async def test_a_node_that_lacks_the_image_gets_it_and_others_do_not(images: Images) -> None:
+    def has(node: FakeNode) -> None:
+        if node.name == "b":
+            node.images[SPEC.image] = f"id of {SPEC.image}"
+
+    cluster = FakeCluster("a", "b")
+    cluster.prepare = has
+    async with nodes_of(cluster, images=images, launcher="docker") as nodes:
+        assert nodes.capacity == 4
+    assert cluster["a"].sent_images == [SPEC.image]
+    assert cluster["b"].sent_images == []
+
+
+async def test_the_image_of_a_task_is_sent_once_however_many_rollouts_wait_for_it(images: Images) -> None:
+    cluster = FakeCluster("a")
+    async with nodes_of(cluster, images=images, launcher="docker", max_concurrent_sandboxes=4) as nodes:
+        own = SandboxSpec("own:1")
+        with executing(nodes) as (executor, _):
+            runs = [executor.execute(replace(a_plan(index), sandbox=own)) for index in range(4)]
+            assert [names(await run) for run in [*map(asyncio.ensure_future, runs)]] == [
+                [("a0", "finished", "a")]
+            ] * 4
+    assert cluster["a"].sent_images == [SPEC.image, "own:1"]
+    assert images.saved["own:1"] == 1
+
+
+async def test_an_image_that_is_nowhere_breaks_its_rollouts_by_name(images: Images) -> None:
+    async with nodes_of(FakeCluster("a"), images=images, launcher="docker") as nodes:
+        with executing(nodes) as (executor, recorded):
+            await executor.execute(replace(a_plan(), sandbox=SandboxSpec("nowhere:1")))
+    (broken,) = recorded
+    assert (failure := failure_of(broken)) is not None
+    assert (failure.name, "nowhere:1" in failure.reason) == (FailedName.LAUNCH_ERROR, True)
 
 
 # ---------------------------------------------------------------- what crosses

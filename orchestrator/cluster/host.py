@@ -28,7 +28,7 @@ from orchestrator.cluster.order import (
     differences,
     software,
 )
-from orchestrator.cluster.parcels import PIECE_BYTES, Shelf
+from orchestrator.cluster.parcels import PIECE_BYTES, Shelf, grow
 from orchestrator.completion.replay import Replayed
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.errors import EnvironmentUnusable, LaunchError, OrchestratorError, RolloutError
@@ -73,12 +73,7 @@ class HostActor:
 
     def _add_image(self, piece: bytes, begins: bool, ends: bool) -> None:
         path = self._place() / "image.tar"
-        try:
-            with path.open("wb" if begins else "ab") as file:
-                file.write(piece)
-        except OSError as error:
-            path.unlink(missing_ok=True)
-            raise LaunchError(f"no room for the image in {path.parent}: {error.strerror}") from error
+        grow(path, piece, begins=begins)
         if ends:
             try:
                 load_image(path)
@@ -113,9 +108,14 @@ class HostActor:
         return facts
 
     def _place(self) -> Path:
-        """A folder for files on this node. If this process is killed, the next one on the node removes it."""
+        """A folder for files on this node. If this process is killed, the next one on the node removes it. Raises
+        LaunchError."""
         if not self._folder.name:
-            self._folder = make_owned_directory("files", Path(tempfile.gettempdir()))
+            parent = Path(tempfile.gettempdir())
+            try:
+                self._folder = make_owned_directory("files", parent)
+            except OSError as error:
+                raise LaunchError(f"no place for files in {parent}: {error.strerror}; make room there") from error
         return self._folder
 
     def _leave(self) -> None:
@@ -165,7 +165,10 @@ class HostActor:
         except OrchestratorError as error:  # the node cannot confine, or the endpoint refuses the key
             return Delivery(broken=Broken.of(error))
         away = await here.away(attempt.outcome) if isinstance(attempt.outcome, Failed) else ""
-        contents = await asyncio.to_thread(self._contents, attempt, rule)
+        try:
+            contents = await asyncio.to_thread(self._contents, attempt, rule)
+        except OSError:  # the disk failed since; `fetch` will fail too, and the run notes that files are missing
+            contents = {}
         return Delivery(attempt.record, attempt.outcome, away=away, contents=contents, warm=self._warm())
 
     def _contents(self, attempt: Attempt, rule: OutputRule | None) -> Mapping[str, bytes]:
@@ -178,7 +181,7 @@ class HostActor:
         self._forget(attempt.plan.rollout_id)
         return contents
 
-    async def fetch(self, rollout_id: str, path: str, offset: int) -> bytes:
+    async def fetch(self, rollout_id: str, path: str, offset: int) -> bytes | Broken:
         """The next piece of an output file; empty: that was all."""
 
         def read() -> bytes:
@@ -186,7 +189,10 @@ class HostActor:
                 file.seek(offset)
                 return file.read(PIECE_BYTES)
 
-        return await asyncio.to_thread(read)
+        try:
+            return await asyncio.to_thread(read)
+        except OSError as error:
+            return Broken("LaunchError", f"the rollout's file {path} cannot be read: {error.strerror}")
 
     async def forget(self, rollout_id: str) -> None:
         """Removes the output files of a rollout."""

@@ -135,8 +135,8 @@ class RayHost:
         told: Delivery = await self._told(self._actor.carry_out.remote(order))
         return told
 
-    async def fetch(self, rollout_id: str, path: str, offset: int) -> bytes:
-        told: bytes = await self._told(self._actor.fetch.remote(rollout_id, path, offset))
+    async def fetch(self, rollout_id: str, path: str, offset: int) -> bytes | Broken:
+        told: bytes | Broken = await self._told(self._actor.fetch.remote(rollout_id, path, offset))
         return told
 
     async def forget(self, rollout_id: str) -> None:

@@ -16,7 +16,7 @@ from orchestrator.backoff import Backoff
 from orchestrator.cluster.order import Broken, Delivery, Order, Parcel
 from orchestrator.cluster.parcels import KeptOutput, pieces
 from orchestrator.cluster.remote import NodeLost, NodeSeen, Remote
-from orchestrator.errors import LaunchError, SandboxLostError
+from orchestrator.errors import LaunchError, RolloutError, SandboxLostError
 from orchestrator.tasks.attachments import open_attachment
 from orchestrator.types import Attachment, Output
 from orchestrator.waits import uninterrupted
@@ -155,12 +155,17 @@ class Node:
             else:
                 for file in output.files:
                     at = 0
-                    while piece := await self.call(self.remote.fetch(rollout_id, file.path, at)):
-                        await asyncio.to_thread(kept.append, file.path, piece)
+                    while True:
+                        piece = await self.call(self.remote.fetch(rollout_id, file.path, at))
+                        if isinstance(piece, Broken):
+                            raise piece.rollout_error(self.name)
+                        await asyncio.to_thread(kept.append, file.path, piece)  # an empty file has an empty piece
                         at += len(piece)
+                        if not piece:
+                            break
                 await self.call(self.remote.forget(rollout_id))
             await asyncio.to_thread(kept.finish)
-        except (OSError, ValueError, SandboxLostError) as error:
+        except (OSError, ValueError, RolloutError) as error:
             log.warning("output of %s cannot be kept: %s", rollout_id, error)
             await asyncio.to_thread(kept.discard)
             return Output(left_out=output.left_out + len(output.files), complete=False)

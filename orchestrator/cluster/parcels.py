@@ -28,6 +28,16 @@ def parcel_of(attachment: Attachment) -> Parcel:
     return Parcel(digest.hexdigest(), attachment.size_bytes)
 
 
+def grow(path: Path, piece: bytes, *, begins: bool) -> None:
+    """Adds a piece to a file that comes from the run. Blocks. Raises LaunchError; the file is gone then."""
+    try:
+        with path.open("wb" if begins else "ab") as file:
+            file.write(piece)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise LaunchError(f"no room in {path.parent} for what the run sends: {error.strerror}") from error
+
+
 class Shelf:
     """A folder of files, each under its digest. Those that no rollout uses go, the longest unused first, when they
     are more than KEPT_BYTES together. Blocks."""
@@ -45,12 +55,7 @@ class Shelf:
     def add(self, digest: str, piece: bytes, *, begins: bool, ends: bool) -> None:
         """Takes the next piece of a file. Raises LaunchError where it cannot be kept, or is not what was named."""
         draft = self._folder / f"{digest}.part"
-        try:
-            with draft.open("wb" if begins else "ab") as file:
-                file.write(piece)
-        except OSError as error:
-            draft.unlink(missing_ok=True)
-            raise LaunchError(f"the task's files cannot be kept in {self._folder}: {error.strerror}") from error
+        grow(draft, piece, begins=begins)
         if begins:
             self._growing[digest] = hashlib.sha256()
         self._growing[digest].update(piece)

@@ -37,6 +37,7 @@ class FakeNode:
         self.software = dict(software())
         self.refusal: Broken | None = None
         self.warm = 0
+        self.unreadable = False  # output files
         self.ended = self.closed = self.drained = False
         self.opening: Opening | None = None
 
@@ -86,8 +87,10 @@ class FakeNode:
             return self.answers.pop(0)
         return Delivery(Record(started_at=1.0, answer=self.name), Ended(EndedName.FINISHED), warm=self.warm)
 
-    async def fetch(self, rollout_id: str, path: str, offset: int) -> bytes:
-        return b"large"[offset:]
+    async def fetch(self, rollout_id: str, path: str, offset: int) -> bytes | Broken:
+        if self.unreadable:
+            return Broken("LaunchError", "the disk is gone")
+        return b"" if path == "empty" else b"large"[offset:]
 
     async def forget(self, rollout_id: str) -> None:
         await self._there()

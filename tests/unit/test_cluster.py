@@ -7,7 +7,7 @@ import pickle
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -468,21 +468,37 @@ def test_pieces_are_the_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [ends for _, _, ends in found] == [False] * (len(found) - 1) + [True]
 
 
+OUTPUT = Output((OutputFile("sub/x.txt", 5), OutputFile("empty", 0)))
+
+
+async def leaving_files(node: Callable[[FakeNode], None], folder: Path, contents: dict[str, bytes]) -> Attempt:
+    """An attempt that left OUTPUT, of which `contents` come with it."""
+    cluster = FakeCluster("a")
+    async with nodes_of(cluster) as nodes, nodes.slot(0, SPEC) as room:
+        assert room is not None
+        node(cluster["a"])
+        record = Record(started_at=1.0, output=OUTPUT)
+        cluster["a"].answers = [Delivery(record, Ended(EndedName.FINISHED), contents=contents)]
+        attempt = await room.carry_out(a_plan(), Provision(OutputRule(folder, 10, 1000)))
+    assert cluster["a"].orders[0].output == (10, 1000)
+    return attempt
+
+
 @pytest.mark.parametrize("small", [True, False])
 async def test_output_files_come_into_the_run_s_folder(tmp_path: Path, small: bool) -> None:
-    output = Output((OutputFile("sub/x.txt", 5),))
-    contents = {"sub/x.txt": b"small"} if small else {}
-    record = Record(started_at=1.0, output=output)
-    cluster = FakeCluster("a")
-    async with nodes_of(cluster) as nodes, AsyncExitStack() as stack:
-        cluster["a"].answers = [Delivery(record, Ended(EndedName.FINISHED), contents=contents)]
-        room = await stack.enter_async_context(nodes.slot(0, SPEC))
-        assert room is not None
-        attempt = await room.carry_out(a_plan(), Provision(OutputRule(tmp_path / "out", 10, 1000)))
-    assert attempt.record.output == output
-    path = tmp_path / "out" / a_plan().rollout_id / "sub" / "x.txt"
-    assert path.read_bytes() == (b"small" if small else b"large")
-    assert cluster["a"].orders[0].output == (10, 1000)
+    contents = {"sub/x.txt": b"small", "empty": b""} if small else {}
+    attempt = await leaving_files(lambda node: None, tmp_path / "out", contents)
+    assert attempt.record.output == OUTPUT
+    folder = tmp_path / "out" / a_plan().rollout_id
+    assert (folder / "sub" / "x.txt").read_bytes() == (b"small" if small else b"large")
+    assert (folder / "empty").read_bytes() == b""
+
+
+async def test_output_that_cannot_be_read_on_its_node_costs_the_files_and_nothing_else(tmp_path: Path) -> None:
+    attempt = await leaving_files(lambda node: setattr(node, "unreadable", True), tmp_path / "out", {})
+    assert attempt.outcome == Ended(EndedName.FINISHED)
+    assert attempt.record.output == Output(left_out=2, complete=False)
+    assert not (tmp_path / "out" / a_plan().rollout_id).exists()
 
 
 @pytest.mark.parametrize("path", ["../x", "/x", "a/../../x"])

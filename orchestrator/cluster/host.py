@@ -85,13 +85,15 @@ class HostActor:
         open."""
         notes: list[str] = []
         try:
-            if differs := differences(software(), opening.software):
+            if differs := differences(await asyncio.to_thread(software), opening.software):
                 raise EnvironmentUnusable(f"it has {differs}; install the same versions on all nodes")
             async with AsyncExitStack() as stack:
                 stack.callback(self._leave)
                 here = await open_here(opening.config, stack, notes, self._said.append, opening.equipment)
                 tokenizer = here.tokenizer
-                digest = tokenizer.digest if isinstance(tokenizer, HubTokenizer) else None
+                digest = None
+                if isinstance(tokenizer, HubTokenizer):
+                    digest = await asyncio.to_thread(lambda: tokenizer.digest)
                 if digest != opening.tokenizer_digest:
                     raise EnvironmentUnusable("its tokenizer is not the run's; put the same files on all nodes")
                 self._shelf = Shelf(await asyncio.to_thread(self._place))

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.agents.equip import equip
-from orchestrator.agents.equipment import Equipment
 from orchestrator.breaker import PATIENCE_S
 from orchestrator.cluster.image import SavedImages, image_id
 from orchestrator.cluster.node import Node
@@ -52,6 +51,7 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 3.0  # between two looks at which nodes there are
 JOIN_AGAIN_S = 30.0  # after a node could not be opened, or was lost while its machine is still listed
+LOOKING_S = 60.0  # for the cluster to say which nodes there are
 CLOSE_S = 60.0  # for a node to remove its sandboxes
 JOINING = 32  # nodes that are being opened at a time
 SENDING = 4  # images on their way at a time
@@ -80,7 +80,10 @@ async def open_nodes(
     folder = await asyncio.to_thread(make_owned_directory, "images", Path(tempfile.gettempdir()))
     stack.callback(remove_owned_directory, folder)
     images = SavedImages(folder)
-    nodes = Nodes(config, link, equipment, tokenizer, images, say, tell)
+    digest = None if tokenizer is None else await asyncio.to_thread(lambda: tokenizer.digest)
+    told = await asyncio.to_thread(software)
+    opening = Opening(_for_nodes(config, tokenizer), equipment, digest, told)
+    nodes = Nodes(config, link, opening, tokenizer, images, say, tell)
     await stack.enter_async_context(nodes.opened(notes))
     return nodes
 
@@ -92,7 +95,7 @@ class Nodes:
         self,
         config: Config,
         link: Link,
-        equipment: Equipment,
+        opening: Opening,
         tokenizer: HubTokenizer | None,
         images: SavedImages,
         say: Callable[[str], None],
@@ -103,7 +106,6 @@ class Nodes:
         self._env = config.env
         self._spec = config.sandbox_spec()
         self._link = link
-        self._equipment = equipment
         self._images = images
         self._say, self._tell = say, tell
         self._desk = Desk()
@@ -123,9 +125,7 @@ class Nodes:
         self._join_room, self._send_room = asyncio.Semaphore(JOINING), asyncio.Semaphore(SENDING)
         self._saving = asyncio.Lock()
         self._replayed: Replayed | None = None
-        self._opening = Opening(
-            _for_nodes(config, tokenizer), equipment, None if tokenizer is None else tokenizer.digest, software()
-        )
+        self._opening = opening
         self._image_id: str | None = None
         self.takes_ids = False
         self.tools: Mapping[str, HostTool] = {}
@@ -139,7 +139,10 @@ class Nodes:
         if self._env.launcher == "docker":
             self._image_id = await asyncio.to_thread(image_id, self._spec.image)
         try:
-            seen = await self._look()
+            try:
+                seen = await self._look()
+            except NodeLost as error:
+                raise EnvironmentUnusable(f"env.ray_address: {error}; see `ray status`") from error
             if not seen:
                 raise EnvironmentUnusable(
                     "env.cluster: no node of the Ray cluster has the resource `sandbox`; start nodes with "
@@ -152,8 +155,6 @@ class Nodes:
                 raise EnvironmentUnusable("env.cluster: no node can be used; " + "; ".join(notes[-3:]))
             self._start(self._follow(), "nodes")
             yield
-        except NodeLost as error:
-            raise EnvironmentUnusable(f"env.cluster: {error}") from error
         finally:
             await uninterrupted(self._close())
 
@@ -193,8 +194,12 @@ class Nodes:
     # ------------------------------------------------------------ which nodes there are
 
     async def _look(self) -> list[NodeSeen]:
-        async with asyncio.timeout(CLOSE_S):
-            return await self._link.nodes()
+        """Raises NodeLost."""
+        try:
+            async with asyncio.timeout(LOOKING_S):
+                return await self._link.nodes()
+        except TimeoutError:
+            raise NodeLost(f"the cluster's head has not answered for {LOOKING_S:.0f} s") from None
 
     async def _follow(self) -> None:
         """Opens nodes that join, and lets go of those that leave."""
@@ -204,7 +209,7 @@ class Nodes:
             await asyncio.sleep(LOOK_S)
             try:
                 seen = {node.node_id: node for node in await self._look()}
-            except (NodeLost, TimeoutError) as error:
+            except NodeLost as error:
                 if not head_away:
                     self._say(f"the cluster's head is away, no node can join meanwhile: {error}")
                 head_away = True
@@ -426,7 +431,7 @@ class Nodes:
 
     async def describe(self) -> dict[str, Any]:
         names = sorted(node.name for node in self._nodes.values())
-        return {"agent": self._equipment.describe(), "sandbox": dict(self._sandbox), "nodes": names}
+        return {"agent": self._opening.equipment.describe(), "sandbox": dict(self._sandbox), "nodes": names}
 
     def summary(self) -> str:
         warm = self._env.most_warm

@@ -169,9 +169,9 @@ async def nodes_of(
         "seed": 7,
     }
     config = Config(env=EnvSettings(**{**settings, "cluster": "ray", **env}))
-    nodes = Nodes(
-        config, cluster, Equipment(), None, images or SavedImages(Path("none")), told.said.append, told.node
-    )
+    opening = Opening(config, Equipment(), None, software())
+    images = images or SavedImages(Path("none"))
+    nodes = Nodes(config, cluster, opening, None, images, told.said.append, told.node)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(nodes.opened(told.notes))
         yield nodes

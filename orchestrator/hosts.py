@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.replay import Replayed
 from orchestrator.proxy.left_files import OutputRule
-from orchestrator.tools.base import HostTool
+from orchestrator.tools.base import HostTool, ToolFacts
 from orchestrator.types import Attempt, Failed, RolloutPlan, SandboxSpec
 
 
@@ -38,7 +38,8 @@ class Host(Protocol):
         """Returns once all that rollouts need there works. Raises RunUnhealthy if that takes too long."""
 
     async def carry_out(self, plan: RolloutPlan, provision: Provision) -> Attempt:
-        """The finished attempt. Nothing of its sandbox is left then, and after a cancel.
+        """The finished attempt; nothing of its sandbox is left. A cancel removes the sandbox: on this machine
+        before the call returns, on another one right after.
 
         Raises RolloutError, and AuthenticationError to stop the run."""
 
@@ -57,8 +58,8 @@ class Hosts(Protocol):
         """Whether prompts go to the endpoint as ids and sampled ids come back."""
 
     @property
-    def tools(self) -> Mapping[str, HostTool]:
-        """The run's host tools; on other machines, what is known of them."""
+    def tools(self) -> Mapping[str, ToolFacts]:
+        """What agents are told of the run's host tools."""
 
     @property
     def capacity(self) -> int:

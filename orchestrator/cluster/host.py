@@ -24,7 +24,7 @@ from orchestrator.cluster.order import (
     Opening,
     Order,
     Pulse,
-    ToolFacts,
+    RemoteTool,
     differences,
     software,
 )
@@ -101,7 +101,7 @@ class HostActor:
                 facts = NodeFacts(
                     here.takes_ids,
                     (await here.describe())["sandbox"],
-                    {name: ToolFacts(t.description, t.inputs, t.output_type) for name, t in here.tools.items()},
+                    {name: RemoteTool(t.description, t.inputs, t.output_type) for name, t in here.tools.items()},
                     tuple(notes),
                 )
                 self._stack, self._here = stack.pop_all(), here

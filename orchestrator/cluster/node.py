@@ -7,7 +7,6 @@ import itertools
 import logging
 import os
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +18,6 @@ from orchestrator.cluster.remote import NodeLost, NodeSeen, Remote
 from orchestrator.errors import LaunchError, RolloutError, SandboxLostError
 from orchestrator.tasks.attachments import open_attachment
 from orchestrator.types import Attachment, Output
-from orchestrator.waits import uninterrupted
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +26,6 @@ SILENT_S = 10.0  # and is away if it gives none for so long
 GIVEN_UP_S = 120.0  # and ended if it gives none for so long
 GRACE_S = 1.0  # for an answer that is there, while this process itself stood still
 QUEUED = 2  # rollouts that wait on a node, so that none of its sandboxes waits for the way there and back
-CANCEL_S = 30.0  # for a node to remove the sandbox of a cancelled rollout
 SENDINGS = 3  # of a file that the node says it does not have
 BEFORE_ASKING_AGAIN = Backoff(first_s=1.0, most_s=60.0)
 T = TypeVar("T")
@@ -80,10 +77,7 @@ class Node:
         try:
             await asyncio.wait([call])
         except asyncio.CancelledError:
-            call.cancel()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(CANCEL_S):
-                    await uninterrupted(asyncio.wait([call]))
+            call.cancel()  # the node is told; this waits for no answer
             raise
         finally:
             self._calls.discard(call)

@@ -40,7 +40,7 @@ from orchestrator.errors import (
 from orchestrator.hosts import Provision
 from orchestrator.launch.channels import make_owned_directory, remove_owned_directory
 from orchestrator.opening import REPLAY, find_tokenizer
-from orchestrator.tools.base import HostTool
+from orchestrator.tools.base import ToolFacts
 from orchestrator.types import Attempt, Failed, RolloutPlan, SandboxSpec
 from orchestrator.waits import uninterrupted
 
@@ -128,7 +128,7 @@ class Nodes:
         self._opening = opening
         self._image_id: str | None = None
         self.takes_ids = False
-        self.tools: Mapping[str, HostTool] = {}
+        self.tools: Mapping[str, ToolFacts] = {}
         self._sandbox: Mapping[str, Any] = {}
 
     # ------------------------------------------------------------ opening and closing

@@ -58,15 +58,12 @@ class Opening:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolFacts:
-    """What is known of a host tool on a machine that does not have it."""
+class RemoteTool:
+    """What is known of a host tool that is on the nodes."""
 
     description: str
     inputs: Mapping[str, Mapping[str, Any]]
     output_type: str
-
-    async def call(self, arguments: Mapping[str, Any]) -> str:
-        raise NotImplementedError("the tool is on the nodes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +72,7 @@ class NodeFacts:
 
     takes_ids: bool
     sandbox: Mapping[str, Any]
-    tools: Mapping[str, ToolFacts]
+    tools: Mapping[str, RemoteTool]
     notes: tuple[str, ...]
 
 

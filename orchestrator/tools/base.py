@@ -9,8 +9,8 @@ FILE_TOOLS = ("read_file", "write_file", "append_to_file")  # the sandbox's own,
 RESERVED = frozenset({*FILE_TOOLS, "final_answer", "python_interpreter"})
 
 
-class HostTool(Protocol):
-    """One tool served to the sandboxes through CallTool."""
+class ToolFacts(Protocol):
+    """What an agent is told of a tool."""
 
     @property
     def description(self) -> str:
@@ -23,6 +23,10 @@ class HostTool(Protocol):
     @property
     def output_type(self) -> str:
         """smolagents' name of the result's type."""
+
+
+class HostTool(ToolFacts, Protocol):
+    """One tool served to the sandboxes through CallTool."""
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
         """Runs it. Raises ToolError, whose text the agent sees."""

@@ -8,7 +8,7 @@ from typing import Any
 from orchestrator.errors import ToolError
 from orchestrator.run.lines import dumps
 from orchestrator.tools.arguments import recordable
-from orchestrator.tools.base import HostTool
+from orchestrator.tools.base import ToolFacts
 from orchestrator.types import ToolCall
 
 Call = tuple[str, bytes]  # the tool's name and its arguments
@@ -38,7 +38,7 @@ class RecordedCalls:
 class RecordedTool:
     """Looks like `tool`, but answers from the record."""
 
-    def __init__(self, name: str, tool: HostTool, calls: RecordedCalls) -> None:
+    def __init__(self, name: str, tool: ToolFacts, calls: RecordedCalls) -> None:
         self.description, self.inputs, self.output_type = tool.description, tool.inputs, tool.output_type
         self._name = name
         self._calls = calls

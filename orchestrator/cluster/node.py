@@ -171,6 +171,7 @@ class Node:
         """Rollouts go elsewhere until `watch` finds that the node works again."""
         if self.away is None and self.lost is None:
             self.away = why
+            self._say(f"node {self.name} pauses, its rollouts go elsewhere: {why}")
             self._changed(self)
 
     def lose(self, why: str) -> None:
@@ -236,6 +237,7 @@ class Node:
                 return
             if broken is None:
                 self.away = None
+                self._say(f"node {self.name} works again")
                 self._changed(self)
                 return
             self._say(f"node {self.name}: {broken.text}")

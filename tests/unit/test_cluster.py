@@ -245,8 +245,20 @@ async def test_a_silent_node_is_away_until_it_answers_and_late_results_count_for
             cluster["a"].works_again.set()
             cluster["a"].silent.clear()
             await until(lambda: told.away["a"] is None and nodes.capacity == 2)
+    assert told.said == ["node a pauses, its rollouts go elsewhere: it does not answer", "node a works again"]
     assert [str(r.outcome.name) for r in recorded if isinstance(r, Attempt)].count("finished") == 2
     assert len(recorded) == 3
+
+
+async def test_a_node_that_stays_silent_is_given_up_and_started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_module, "GIVEN_UP_S", 0.3)
+    cluster, told = FakeCluster("a"), Told()
+    async with nodes_of(cluster, told) as nodes:
+        silent = cluster["a"]
+        silent.silent.set()
+        await until(lambda: cluster["a"] is not silent and nodes.capacity == 2)
+        assert silent.ended
+        assert any("node a is lost: it has not answered for" in line for line in told.said)
 
 
 async def test_a_node_without_docker_pauses_itself_and_not_the_run() -> None:

@@ -8,8 +8,6 @@ to.
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
 import logging
 import math
 import tempfile
@@ -40,6 +38,7 @@ from orchestrator.errors import (
 from orchestrator.hosts import Provision
 from orchestrator.launch.channels import make_owned_directory, remove_owned_directory
 from orchestrator.opening import REPLAY, find_tokenizer
+from orchestrator.slots import Line
 from orchestrator.tools.base import ToolFacts
 from orchestrator.types import Attempt, Failed, RolloutPlan, SandboxSpec
 from orchestrator.waits import uninterrupted
@@ -115,8 +114,7 @@ class Nodes:
         self._joining: set[str] = set()
         self._rooms: Rooms[Node] = Rooms()
         self._counted: dict[Node, tuple[int, str | None]] = {}  # its share of `capacity`, and what was told of it
-        self._line: list[tuple[int, int, SandboxSpec, asyncio.Future[Node | None]]] = []  # a heap
-        self._turns, self._arrivals = itertools.count(), itertools.count()
+        self._line: Line[SandboxSpec, Node] = Line(self._place, self._release)
         self._told: list[Callable[[], None]] = []
         self._demands: list[Callable[[], float]] = []
         self._drained = False
@@ -171,10 +169,7 @@ class Nodes:
     def _end(self, error: BaseException) -> None:
         """Whoever waits for room gets the error, which ends the run."""
         self._ended = self._ended or error
-        for *_, given in self._line:
-            if not given.done():
-                given.set_exception(error)
-        self._line.clear()
+        self._line.end(error)
 
     async def _close(self) -> None:
         nodes, tasks = list(self._nodes.values()), list(self._tasks)
@@ -339,39 +334,31 @@ class Nodes:
                 self._counted[node] = now
             else:
                 self._counted.pop(node, None)
-        self._serve()
+        self._line.serve()
         if now[0] > before[0]:
             for told in self._told:
                 told()
 
-    def _serve(self) -> None:
-        while self._line:
-            turn, arrival, spec, given = heapq.heappop(self._line)
-            if given.done():
-                continue
-            node = self._choose(spec)
-            if node is None:
-                heapq.heappush(self._line, (turn, arrival, spec, given))
-                return
-            self._take(node)
-            given.set_result(node)
-
-    def _choose(self, spec: SandboxSpec) -> Node | None:
+    def _place(self, spec: SandboxSpec) -> Node | None:
+        """The node that gets the next rollout, with its room taken."""
         if spec.image == self._spec.image:
-            return self._rooms.best()
-        return self._rooms.best(node for node in self._nodes.values() if spec.image in node.images)
-
-    def _take(self, node: Node) -> None:
-        node.used += 1
-        node.warm = max(0, node.warm - 1)
-        self._rooms.set(node, node.free, warm=node.warm > 0)
+            node = self._rooms.best()
+        else:
+            node = self._rooms.best(node for node in self._nodes.values() if spec.image in node.images)
+        if node is not None:
+            node.used += 1
+            node.warm = max(0, node.warm - 1)
+            self._rooms.set(node, node.free, warm=node.warm > 0)
+        return node
 
     def turn(self) -> int:
-        return next(self._turns)
+        return self._line.turn()
 
     @asynccontextmanager
     async def slot(self, turn: int, spec: SandboxSpec) -> AsyncIterator[RoomOnNode | None]:
-        node = await self._acquire(turn, spec)
+        if self._ended is not None:
+            raise self._ended
+        node = None if self._drained else await self._line.wait(turn, spec)
         if node is None:
             yield None
             return
@@ -379,24 +366,6 @@ class Nodes:
             yield RoomOnNode(self, node)
         finally:
             self._release(node)
-
-    async def _acquire(self, turn: int, spec: SandboxSpec) -> Node | None:
-        if self._ended is not None:
-            raise self._ended
-        if self._drained:
-            return None
-        if not self._line and (node := self._choose(spec)) is not None:
-            self._take(node)
-            return node
-        given: asyncio.Future[Node | None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._line, (turn, next(self._arrivals), spec, given))
-        try:
-            return await given
-        except asyncio.CancelledError:
-            answered = given.done() and not given.cancelled() and given.exception() is None
-            if answered and (node := given.result()) is not None:  # it was given in the same moment: pass it on
-                self._release(node)
-            raise
 
     def _release(self, node: Node) -> None:
         node.used -= 1
@@ -419,10 +388,7 @@ class Nodes:
 
     def drain(self) -> None:
         self._drained = True
-        for *_, given in self._line:
-            if not given.done():
-                given.set_result(None)
-        self._line.clear()
+        self._line.end()
         for node in self._nodes.values():
             self._start(_drained(node), f"draining {node.name}")
 

@@ -130,7 +130,7 @@ async def test_refills_begin_at_once_and_before_rollouts_of_later_groups() -> No
         await engine.runs("g0-r1-a0", "g0-r2-a0", "g1-r0-a0")
         hosts = engine.orchestrator.hosts
         assert isinstance(hosts, Here)
-        await until(lambda: hosts._slots._line[0][0] == 0)
+        await until(lambda: hosts._slots._line._waiting[0][0] == 0)
         engine.completer.let_go("g1-r0-a0")
         await engine.runs("g0-r0-a1", "g0-r1-a0", "g0-r2-a0")
     assert [len(group.members_G) for group in taken] == [3, 3, 3]

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.cluster import members as members_module
 from orchestrator.cluster import node as node_module
-from orchestrator.cluster import nodes as nodes_module
 from orchestrator.cluster.image import SavedImages
 from orchestrator.cluster.nodes import Nodes
 from orchestrator.cluster.order import Broken, Delivery, differences, for_node
@@ -55,8 +55,8 @@ DOCKER_AWAY = Delivery(Record(started_at=1.0), Failed(FailedName.DOCKER_ERROR, "
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes are looked at often."""
     for module, name, value in (
-        (nodes_module, "LOOK_S", 0.02),
-        (nodes_module, "JOIN_AGAIN_S", 0.02),
+        (members_module, "LOOK_S", 0.02),
+        (members_module, "JOIN_AGAIN_S", 0.02),
         (node_module, "PULSE_S", 0.02),
         (node_module, "SILENT_S", 0.1),
         (node_module, "GRACE_S", 0.05),
@@ -276,7 +276,7 @@ async def test_a_node_without_docker_pauses_itself_and_not_the_run() -> None:
 
 
 async def test_without_any_node_that_works_the_run_ends_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nodes_module, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(members_module, "PATIENCE_S", 0.2)
     cluster = FakeCluster("a")
     async with nodes_of(cluster) as nodes:
         cluster["a"].silent.set()
@@ -368,7 +368,7 @@ class Images(SavedImages):
 def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Images:
     found = Images(tmp_path, SPEC.image, "own:1")
     ids = {name: f"id of {name}" for name in found.names}
-    monkeypatch.setattr(nodes_module, "image_id", ids.get)
+    monkeypatch.setattr(members_module, "image_id", ids.get)
     return found
 
 

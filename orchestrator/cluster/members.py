@@ -1,0 +1,292 @@
+"""Which nodes of the cluster a run has: found, opened, watched, left."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+from orchestrator.breaker import PATIENCE_S
+from orchestrator.cluster.image import SavedImages, image_id
+from orchestrator.cluster.node import Node
+from orchestrator.cluster.order import Broken, Opening, differences
+from orchestrator.cluster.remote import Link, NodeLost, NodeSeen, Remote
+from orchestrator.completion.replay import Replayed
+from orchestrator.errors import (
+    EnvironmentUnusable,
+    LaunchError,
+    OrchestratorError,
+    RunUnhealthy,
+    SandboxLostError,
+)
+from orchestrator.settings.config import Config
+from orchestrator.tools.base import ToolFacts
+from orchestrator.waits import uninterrupted
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 3.0  # between two looks at which nodes there are
+JOIN_AGAIN_S = 30.0  # after a node could not be opened, or was lost while its machine is still listed
+LOOKING_S = 60.0  # for the cluster to say which nodes there are
+CLOSE_S = 60.0  # for a node to remove its sandboxes
+JOINING = 32  # nodes that are being opened at a time
+SENDING = 4  # images on their way at a time
+
+
+class Members:
+    """The nodes that are open, by Ray's id. `changed` is called when the room of one may have changed, `failed`
+    with what ends the watch over them, which is kept in `ended`."""
+
+    def __init__(
+        self,
+        config: Config,
+        link: Link,
+        opening: Opening,
+        images: SavedImages,
+        *,
+        changed: Callable[[Node], None],
+        failed: Callable[[BaseException], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self.nodes: dict[str, Node] = {}
+        self.ended: BaseException | None = None
+        self.replayed: Replayed | None = None
+        self.takes_ids = False
+        self.tools: Mapping[str, ToolFacts] = {}
+        self.sandbox: Mapping[str, Any] = {}
+        self._env = config.env
+        self._spec = config.sandbox_spec()
+        self._link = link
+        self._opening = opening
+        self._images = images
+        self._changed, self._failed, self._say = changed, failed, say
+        self._refused: dict[str, str] = {}  # why a node is not used, by name
+        self._noted: set[str] = set()
+        self._not_before: dict[str, float] = {}  # when a node may be opened again, by Ray's id
+        self._joining: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._join_room, self._send_room = asyncio.Semaphore(JOINING), asyncio.Semaphore(SENDING)
+        self._saving = asyncio.Lock()
+        self._image_id: str | None = None
+
+    # ------------------------------------------------------------ opening and closing
+
+    @asynccontextmanager
+    async def opened(self, notes: list[str]) -> AsyncIterator[None]:
+        """Within this block nodes are found, watched and used."""
+        if self._env.launcher == "docker":
+            self._image_id = await asyncio.to_thread(image_id, self._spec.image)
+        try:
+            try:
+                seen = await self._look()
+            except NodeLost as error:
+                raise EnvironmentUnusable(f"env.ray_address: {error}; see `ray status`") from error
+            if not seen:
+                raise EnvironmentUnusable(
+                    "env.cluster: no node of the Ray cluster has the resource `sandbox`; start nodes with "
+                    """`ray start --resources '{"sandbox": 1}'`"""
+                )
+            await asyncio.gather(*(self._join(node) for node in seen))
+            for name, why in self._refused.items():
+                notes.append(f"node {name} is not used: {why}")
+            if not self.nodes:
+                raise EnvironmentUnusable("env.cluster: no node can be used; " + "; ".join(notes[-3:]))
+            self._start(self._follow(), "nodes")
+            yield
+        finally:
+            await uninterrupted(self._close())
+
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._end(error)
+
+    def _end(self, error: BaseException) -> None:
+        """Whoever waits for room gets the error, which ends the run."""
+        self.ended = self.ended or error
+        self._failed(error)
+
+    async def _close(self) -> None:
+        nodes, tasks = list(self.nodes.values()), list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(self._leave(node) for node in nodes))
+
+    async def _leave(self, node: Node) -> None:
+        """Removes what the run has on a node."""
+        with suppress(SandboxLostError, TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await self.count_replayed(node)
+                await node.call(node.remote.close())
+        node.lose("it was left")
+
+    # ------------------------------------------------------------ which nodes there are
+
+    async def _look(self) -> list[NodeSeen]:
+        """Raises NodeLost."""
+        try:
+            async with asyncio.timeout(LOOKING_S):
+                return await self._link.nodes()
+        except TimeoutError:
+            raise NodeLost(f"the cluster's head has not answered for {LOOKING_S:.0f} s") from None
+
+    async def _follow(self) -> None:
+        """Opens nodes that join, and lets go of those that leave."""
+        loop = asyncio.get_running_loop()
+        worked_s, head_away = loop.time(), False
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                seen = {node.node_id: node for node in await self._look()}
+            except NodeLost as error:
+                if not head_away:
+                    self._say(f"the cluster's head is away, no node can join meanwhile: {error}")
+                head_away = True
+            else:
+                head_away = False
+                self._compare(seen)
+            if any(node.works for node in self.nodes.values()):
+                worked_s = loop.time()
+            elif loop.time() - worked_s > PATIENCE_S:
+                raise RunUnhealthy(f"no node of the cluster has worked for {loop.time() - worked_s:.0f} s")
+
+    def _compare(self, seen: Mapping[str, NodeSeen]) -> None:
+        now = asyncio.get_running_loop().time()
+        for node_id, node in list(self.nodes.items()):
+            if node_id not in seen:
+                node.lose("it left the cluster")
+            elif seen[node_id].draining and not node.draining:
+                node.draining = True
+                self._say(f"node {node.name} is to be left: its rollouts come to their ends, and none are begun")
+                self._changed(node)
+                self._start(self._drain_node(node), f"draining {node.name}")
+        for node_id, found in seen.items():
+            known = node_id in self.nodes or node_id in self._joining or found.draining
+            if not known and now >= self._not_before.get(node_id, 0.0):
+                self._start(self._join_later(found), f"joining {found.name}")
+
+    async def _drain_node(self, node: Node) -> None:
+        await _drained(node)
+        while node.used and node.lost is None:  # noqa: ASYNC110 - it tells of its room alone
+            await asyncio.sleep(LOOK_S / 10)
+        if node.lost is None:
+            await self._leave(node)
+
+    async def _join_later(self, seen: NodeSeen) -> None:
+        await self._join(seen)
+        if seen.node_id in self.nodes:
+            self._say(f"node {seen.name} has joined")
+        elif why := self._refused.get(seen.name):
+            self._say(f"node {seen.name} is not used: {why}")
+
+    async def _join(self, seen: NodeSeen) -> None:
+        """Opens a node and watches it; or notes why it is not used."""
+        self._joining.add(seen.node_id)
+        self._not_before[seen.node_id] = asyncio.get_running_loop().time() + JOIN_AGAIN_S
+        remote: Remote | None = None
+        try:
+            async with self._join_room:
+                remote = await self._link.start(seen.node_id)
+                node = await self._open(seen, remote)
+        except (NodeLost, OrchestratorError) as error:
+            self._refused[seen.name] = str(error).removeprefix(f"node {seen.name}: ")
+            if remote is not None:
+                remote.end()
+        except BaseException:
+            if remote is not None:
+                remote.end()
+            raise
+        else:
+            self._refused.pop(seen.name, None)
+            self.nodes[seen.node_id] = node
+            self._start(self._watch(node), f"node {node.name}")
+            self._changed(node)
+        finally:
+            self._joining.discard(seen.node_id)
+
+    async def _open(self, seen: NodeSeen, remote: Remote) -> Node:
+        """Raises NodeLost, EnvironmentUnusable, LaunchError."""
+        docker, image = self._env.launcher == "docker", self._spec.image
+        looked = await remote.look(image, docker=docker)
+        if differs := differences(looked.software, self._opening.software):
+            raise EnvironmentUnusable(f"it has {differs}; install the same versions on all nodes")
+        node = Node(seen, remote, self._env.max_concurrent_sandboxes, self._changed, self._say)
+        if docker and looked.image_id is None and self._image_id is None:
+            raise EnvironmentUnusable(
+                f"neither it nor this machine has the image {image}; run `orchestrator image build` on either"
+            )
+        if docker and self._image_id is None:
+            self._image_id = looked.image_id  # the first node's: all must have the same
+        elif docker and looked.image_id != self._image_id:
+            await self._send_image(node, image)
+            if (await remote.look(image, docker=True)).image_id != self._image_id:
+                raise EnvironmentUnusable(f"its image {image} is another one; build it anew, or remove it there")
+        node.images.add(image)
+        facts = await remote.open(self._opening)
+        if isinstance(facts, Broken):
+            raise facts.error(seen.name)
+        if self.sandbox and facts.takes_ids != self.takes_ids:
+            raise EnvironmentUnusable("its endpoint gives token ids and that of the others not, or the reverse")
+        if not self.sandbox:
+            self.sandbox, self.takes_ids, self.tools = facts.sandbox, facts.takes_ids, facts.tools
+        for note in facts.notes:
+            if note not in self._noted:  # the nodes of a cluster are alike
+                self._noted.add(note)
+                self._say(f"node {seen.name}: {note}")
+        return node
+
+    async def _send_image(self, node: Node, image: str) -> None:
+        """Raises LaunchError."""
+
+        async def saved() -> Path:
+            async with self._saving:
+                return await asyncio.to_thread(self._images.path, image)
+
+        async with self._send_room:
+            await node.send_image(image, saved)
+
+    async def _watch(self, node: Node) -> None:
+        try:
+            await node.watch()
+        finally:
+            if self.nodes.get(node.seen.node_id) is node:
+                del self.nodes[node.seen.node_id]
+            self._changed(node)
+        if node.lost != "it was left":
+            self._say(f"node {node.name} is lost: {node.lost}")
+
+    async def need_image(self, node: Node, image: str) -> None:
+        """Sends a task's own image, unless the node has it; one that is not on this machine is taken as the node
+        has it. Raises LaunchError, SandboxLostError."""
+        if image in node.images:
+            return
+        looked = await node.call(node.remote.look(image, docker=True))
+        if looked.image_id is None or looked.image_id != await asyncio.to_thread(image_id, image):
+            with suppress(LaunchError) if looked.image_id is not None else nullcontext():
+                await self._send_image(node, image)
+        node.images.add(image)
+
+    async def count_replayed(self, node: Node) -> None:
+        """What a node has replayed since it was asked last."""
+        told = await node.call(node.remote.replayed())
+        if told is not None:
+            self.replayed = told if self.replayed is None else self.replayed + told
+
+    def drain(self) -> None:
+        """No node makes a sandbox ahead any more."""
+        for node in self.nodes.values():
+            self._start(_drained(node), f"draining {node.name}")
+
+
+async def _drained(node: Node) -> None:
+    with suppress(SandboxLostError):
+        await node.call(node.remote.drain())

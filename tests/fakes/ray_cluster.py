@@ -102,11 +102,10 @@ class RayNode:
             self.process.kill()
         await self.process.wait()
 
-    def signal(self, number: int) -> None:
-        """To every process of it."""
-        for pid in self.tree():
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
+    def terminate(self) -> None:
+        """As a cluster's manager ends a node: SIGTERM to `ray start --block`."""
+        (ray,) = [pid for pid in self.tree() if b"--block" in Path("/proc", str(pid), "cmdline").read_bytes()]
+        os.kill(ray, signal.SIGTERM)
 
 
 class RayCluster:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import docker
@@ -15,6 +16,7 @@ from tests.fakes import ray_cluster
 from tests.fakes.inference import ScriptedServer
 from tests.fakes.ray_cluster import RayCluster
 from tests.fakes.runs import (
+    Running,
     answers,
     essence,
     flags,
@@ -42,6 +44,12 @@ async def cluster() -> AsyncIterator[tuple[Path, RayCluster]]:
     with place() as home:
         async with RayCluster(home / "c") as started:
             yield home, started
+        # What has ended on a killed node stays until its deadline, as nobody of its PID namespace comes back.
+        client = docker.from_env(timeout=120)
+        for node in started.nodes:
+            for container in states_of(node):
+                client.api.remove_container(container, force=True)
+        client.close()
 
 
 def on(cluster: RayCluster, home: Path, base_url: str, **env: object) -> list[str]:
@@ -76,42 +84,69 @@ async def test_the_groups_are_those_of_one_machine_and_say_which_node(cluster: t
     assert group is None
 
 
-async def test_a_node_that_is_killed_costs_time_and_nothing_else(cluster: tuple[Path, RayCluster]) -> None:
-    home, ray = cluster
-    write_tasks(home / "tasks.jsonl", TASKS)
-    rollouts = home / "run" / "rollouts.jsonl"
+@asynccontextmanager
+async def midway(ray: RayCluster, home: Path, base_url: str, *nodes: str) -> AsyncIterator[Running]:
+    """A run on these nodes that has finished a few rollouts."""
+    for node in nodes:
+        await ray.join(node, environ={"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "120"})
+    async with running(*on(ray, home, base_url), directory=home) as started:
+        await until(lambda: whole_lines(home / "run" / "rollouts.jsonl") >= 3, "it runs")
+        yield started
+
+
+@pytest.fixture
+async def endpoint(cluster: tuple[Path, RayCluster]) -> AsyncIterator[str]:
+    write_tasks(cluster[0] / "tasks.jsonl", TASKS)
     async with ScriptedServer("vllm", answers(TASKS, delay_s=1.0)) as server:
-        await ray.join("a")
-        await ray.join("b")
-        async with running(*on(ray, home, server.base_url), directory=home) as started:
-            await until(lambda: whole_lines(rollouts) >= 3, "it runs")
-            await ray.nodes["a"].kill()
-            ended = await started.ended()
-    assert ended.code == 0, ended.stderr
+        yield server.base_url
+
+
+def demand_whole(home: Path) -> Counter[str]:
+    """Every rollout is there, and none twice. Returns the outcomes."""
     counts = outcomes(home / "run")
-    assert counts["finished"] == 2 * TASKS
-    assert set(counts) <= {"finished", "sandbox_lost"}
-    ids = Counter(line["rollout_id"] for line in lines(rollouts))
-    assert max(ids.values()) == 1
-    assert "node a is lost" in ended.stderr
-    await until(lambda: states_of("a") == {}, "its sandboxes end by themselves")
+    assert counts["finished"] == 2 * TASKS, counts
+    assert max(Counter(line["rollout_id"] for line in lines(home / "run" / "rollouts.jsonl")).values()) == 1
+    return counts
 
 
-async def test_a_driver_that_is_killed_leaves_nothing_and_resumes(cluster: tuple[Path, RayCluster]) -> None:
+async def test_a_node_that_is_killed_costs_time_and_nothing_else(
+    cluster: tuple[Path, RayCluster], endpoint: str
+) -> None:
     home, ray = cluster
-    write_tasks(home / "tasks.jsonl", TASKS)
-    rollouts = home / "run" / "rollouts.jsonl"
-    async with ScriptedServer("vllm", answers(TASKS, delay_s=1.0)) as server:
-        await ray.join("a")
-        async with running(*on(ray, home, server.base_url), directory=home) as started:
-            await until(lambda: whole_lines(rollouts) >= 3, "it runs")
-            assert "running" in states_of("a").values()
-            started.signal(signal.SIGKILL)
-            await started.ended()
-            await until(lambda: "running" not in states_of("a").values(), "the sandboxes end by themselves")
-        again = await run("--env.resume", "run", directory=home)
+    async with midway(ray, home, endpoint, "a", "b") as started:
+        await ray.nodes["a"].kill()
+        ended = await started.ended()
+    assert ended.code == 0, ended.stderr
+    assert set(demand_whole(home)) <= {"finished", "sandbox_lost"}
+    assert "node a is lost" in ended.stderr
+    await until(lambda: "running" not in states_of("a").values(), "its sandboxes end by themselves")
+
+
+async def test_a_node_that_is_told_to_end_ends_its_rollouts_first(
+    cluster: tuple[Path, RayCluster], endpoint: str
+) -> None:
+    home, ray = cluster
+    async with midway(ray, home, endpoint, "a", "b") as started:
+        ray.nodes["a"].terminate()
+        ended = await started.ended()
+    assert ended.code == 0, ended.stderr
+    assert set(demand_whole(home)) == {"finished"}, "its rollouts came to their ends"
+    assert "node a is to be left" in ended.stderr
+    assert states_of("a") == {}
+
+
+async def test_a_driver_that_is_killed_leaves_nothing_and_resumes(
+    cluster: tuple[Path, RayCluster], endpoint: str
+) -> None:
+    home, ray = cluster
+    async with midway(ray, home, endpoint, "a") as started:
+        assert "running" in states_of("a").values()
+        started.signal(signal.SIGKILL)
+        await started.ended()
+        await until(lambda: "running" not in states_of("a").values(), "the sandboxes end by themselves")
+    again = await run("--env.resume", "run", directory=home)
     assert again.code == 0, again.stderr
-    assert outcomes(home / "run") == {"finished": 2 * TASKS}
+    assert set(demand_whole(home)) == {"finished"}
     assert states_of("a") == {}, "the next actor on the node has removed what was left"
 
 

@@ -18,7 +18,19 @@ from bench.section import run
 from orchestrator.errors import EnvironmentUnusable
 
 EXIT_UNUSABLE = 3
-SECTIONS = ("start", "completions", "controls", "job", "stragglers", "code", "live", "growth", "hardening")
+SECTIONS = (
+    "start",
+    "completions",
+    "controls",
+    "job",
+    "stragglers",
+    "code",
+    "live",
+    "growth",
+    "hardening",
+    "nodes",
+    "cluster",
+)
 
 
 def main(arguments: list[str] | None = None) -> int:

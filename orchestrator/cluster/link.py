@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any
+from threading import Thread
+from typing import Any, TypeVar
 
 from orchestrator.cluster.host import HostActor
 from orchestrator.cluster.order import Broken, Delivery, Looked, NodeFacts, Opening, Order, Pulse
@@ -33,6 +37,12 @@ log = logging.getLogger(__name__)
 RESOURCE = "sandbox"  # a node that has some of it carries out rollouts
 CALLS = 100_000  # of one actor at a time; the actor has its own budget of sandboxes
 START_S = 120.0  # for Ray to start the actor's process
+# After so long without its head, Ray ends every process that is connected to it.
+_HEAD_AWAY = "RAY_gcs_rpc_server_reconnect_timeout_s"
+_HEAD_AWAY_S = 60.0
+# A host actor runs on the event loop that a run has: uvloop starts processes by fork, which gRPC does not survive.
+_ENVIRONMENT = {"env_vars": {"RAY_USE_UVLOOP": "0"}}
+T = TypeVar("T")
 
 _LOST = (
     gone.RayActorError,
@@ -53,8 +63,8 @@ class RayLink:
         """Raises EnvironmentUnusable."""
         try:
             # In a thread Ray also leaves the run's signal handlers alone.
-            await asyncio.to_thread(
-                ray.init, address=self._address, log_to_driver=False, logging_level=logging.CRITICAL
+            await _apart(
+                lambda: ray.init(address=self._address, log_to_driver=False, logging_level=logging.CRITICAL)
             )
         except (ConnectionError, RuntimeError, ValueError, gone.RayError) as error:
             raise EnvironmentUnusable(
@@ -64,12 +74,20 @@ class RayLink:
 
     async def close(self) -> None:
         """Ray ends all actors of the run."""
-        await asyncio.to_thread(ray.shutdown)
+        await _apart(ray.shutdown)
+
+    @property
+    def head_away_s(self) -> float:
+        """How long the head may be away before Ray ends this process."""
+        try:
+            return float(os.environ.get(_HEAD_AWAY, _HEAD_AWAY_S))
+        except ValueError:
+            return _HEAD_AWAY_S
 
     async def nodes(self) -> list[NodeSeen]:
         """The living nodes that carry out rollouts. Raises NodeLost if Ray's head does not answer."""
         try:
-            found, draining = await asyncio.to_thread(_look)
+            found, draining = await _apart(_look)
         except Exception as error:  # Ray's own client raises errors of many kinds here
             raise NodeLost(f"Ray's head does not answer: {one_line(str(error))}") from error
         hosts = Counter(node["NodeManagerHostname"] for node in found)
@@ -92,6 +110,7 @@ class RayLink:
                 max_concurrency=CALLS,
                 max_restarts=0,
                 max_task_retries=0,
+                runtime_env=_ENVIRONMENT,
                 scheduling_strategy=placed,
             )
             .remote()
@@ -163,8 +182,12 @@ class RayHost:
 
     def end(self) -> None:
         """Ends the actor's process, whatever it does. Its sandboxes end with it."""
-        with suppress(Exception):  # it is gone already, or Ray is
-            ray.kill(self._actor)
+
+        def kill() -> None:
+            with suppress(Exception):  # it is gone already, or Ray is
+                ray.kill(self._actor)
+
+        _apart(kill)
 
     async def _told(self, reference: Any) -> Any:
         answer = asyncio.wrap_future(reference.future())
@@ -180,6 +203,22 @@ class RayHost:
             with suppress(Exception):  # it may run on behind a broken connection
                 ray.cancel(reference)
             raise NodeLost(one_line(str(error))) from error
+
+
+def _apart(call: Callable[[], T]) -> asyncio.Future[T]:
+    """The call in a thread of its own. Ray's calls may block for a minute while its head is away; the end of the
+    run, and of the process, does not wait for them."""
+    told: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            told.set_result(call())
+        except BaseException as error:
+            told.set_exception(error)
+
+    told.set_running_or_notify_cancel()
+    Thread(target=work, name="ray", daemon=True).start()
+    return asyncio.wrap_future(told)
 
 
 def _look() -> tuple[list[dict[str, Any]], set[str]]:

@@ -30,7 +30,9 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 3.0  # between two looks at which nodes there are
 JOIN_AGAIN_S = 30.0  # after a node could not be opened, or was lost while its machine is still listed
-LOOKING_S = 60.0  # for the cluster to say which nodes there are
+LOOKING_S = 60.0  # for the cluster to say which nodes there are, at the start
+HEAD_SILENT_S = 5.0  # and later
+HEAD_MARGIN_S = 20.0  # for an end in order, before a head that is away ends this process
 CLOSE_S = 60.0  # for a node to remove its sandboxes
 JOINING = 32  # nodes that are being opened at a time
 SENDING = 4  # images on their way at a time
@@ -81,7 +83,7 @@ class Members:
             self._image_id = await asyncio.to_thread(image_id, self._spec.image)
         try:
             try:
-                seen = await self._look()
+                seen = await self._look(LOOKING_S)
             except NodeLost as error:
                 raise EnvironmentUnusable(f"env.ray_address: {error}; see `ray status`") from error
             if not seen:
@@ -110,8 +112,10 @@ class Members:
             self._end(error)
 
     def _end(self, error: BaseException) -> None:
-        """Whoever waits for room gets the error, which ends the run."""
+        """Whoever waits for room gets the error, which ends the run, and so does soon whoever is on a node."""
         self.ended = self.ended or error
+        for node in list(self.nodes.values()):
+            node.lose(str(error))
         self._failed(error)
 
     async def _close(self) -> None:
@@ -131,28 +135,33 @@ class Members:
 
     # ------------------------------------------------------------ which nodes there are
 
-    async def _look(self) -> list[NodeSeen]:
+    async def _look(self, within_s: float) -> list[NodeSeen]:
         """Raises NodeLost."""
         try:
-            async with asyncio.timeout(LOOKING_S):
+            async with asyncio.timeout(within_s):
                 return await self._link.nodes()
         except TimeoutError:
-            raise NodeLost(f"the cluster's head has not answered for {LOOKING_S:.0f} s") from None
+            raise NodeLost(f"the cluster's head has not answered for {within_s:.0f} s") from None
 
     async def _follow(self) -> None:
-        """Opens nodes that join, and lets go of those that leave."""
+        """Opens nodes that join, and lets go of those that leave. Raises RunUnhealthy."""
         loop = asyncio.get_running_loop()
-        worked_s, head_away = loop.time(), False
+        worked_s = heard_s = loop.time()
+        head_away = False
         while True:
             await asyncio.sleep(LOOK_S)
             try:
-                seen = {node.node_id: node for node in await self._look()}
+                seen = {node.node_id: node for node in await self._look(HEAD_SILENT_S)}
             except NodeLost as error:
                 if not head_away:
                     self._say(f"the cluster's head is away, no node can join meanwhile: {error}")
                 head_away = True
+                if (away_s := loop.time() - heard_s) > self._link.head_away_s - HEAD_MARGIN_S:
+                    raise RunUnhealthy(f"the cluster's head has been away for {away_s:.0f} s") from error
             else:
-                head_away = False
+                if head_away:
+                    self._say("the cluster's head is back")
+                heard_s, head_away = loop.time(), False
                 self._compare(seen)
             if any(node.works for node in self.nodes.values()):
                 worked_s = loop.time()
@@ -261,7 +270,7 @@ class Members:
             if self.nodes.get(node.seen.node_id) is node:
                 del self.nodes[node.seen.node_id]
             self._changed(node)
-        if node.lost != "it was left":
+        if node.lost != "it was left" and self.ended is None:
             self._say(f"node {node.name} is lost: {node.lost}")
 
     async def need_image(self, node: Node, image: str) -> None:

@@ -43,7 +43,10 @@ class Remote(Protocol):
 
 
 class Link(Protocol):
-    """A cluster."""
+    """A cluster. `head_away_s`: after so long without its head, this process ends."""
+
+    @property
+    def head_away_s(self) -> float: ...
 
     async def nodes(self) -> list[NodeSeen]:
         """The living nodes that carry out rollouts. Raises NodeLost."""

@@ -83,7 +83,7 @@ async def work(config: Config, command: str = "process") -> int:
         progress.say(f"stopped by {stopped}; " + (f"go on with `{way_on}`" if begun else "nothing had begun"))
         return stopped.exit_code
     except RunUnhealthy as error:
-        raise RunUnhealthy(f"{error}; where these tasks alone are at fault, `{way_on}` gets past them") from error
+        raise RunUnhealthy(f"{error}; `{way_on}` goes on, and gets past tasks that are at fault alone") from error
     finally:
         if tally.dropped:
             rows.insert(0, ("dropped", dropped_text(tally, way_on)))

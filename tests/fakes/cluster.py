@@ -122,6 +122,8 @@ class FakeCluster:
 
     def __init__(self, *names: str) -> None:
         self.there: dict[str, NodeSeen] = {}
+        self.head_away_s = 60.0
+        self.headless = False  # nobody says which nodes there are
         self.started: list[FakeNode] = []
         self.prepare: Callable[[FakeNode], None] = lambda node: None
         for name in names:
@@ -135,6 +137,8 @@ class FakeCluster:
         return next(node for node in reversed(self.started) if node.name == name)
 
     async def nodes(self) -> list[NodeSeen]:
+        if self.headless:
+            raise NodeLost("the head is gone")
         return list(self.there.values())
 
     async def start(self, node_id: str) -> FakeNode:

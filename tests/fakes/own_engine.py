@@ -25,9 +25,10 @@ def why_not() -> str | None:
 
 
 class OwnEngine:
-    """`async with OwnEngine(directory, image) as engine`: DOCKER_HOST is `engine.url`; it has that one image."""
+    """`async with OwnEngine(directory, image) as engine`: DOCKER_HOST is `engine.url`; it has that one image, or
+    none."""
 
-    def __init__(self, directory: Path, image: str) -> None:
+    def __init__(self, directory: Path, image: str | None = None) -> None:
         self.url = f"unix://{directory / 'own.sock'}"
         self._directory = directory
         self._image = image
@@ -36,7 +37,8 @@ class OwnEngine:
     async def __aenter__(self) -> OwnEngine:
         (self._directory / "daemon.json").write_text("{}")
         await self.start()
-        await asyncio.to_thread(self._copy_image)
+        if self._image is not None:
+            await asyncio.to_thread(self._copy_image, self._image)
         return self
 
     async def __aexit__(
@@ -84,10 +86,10 @@ class OwnEngine:
         finally:
             client.close()
 
-    def _copy_image(self) -> None:
+    def _copy_image(self, image: str) -> None:
         source, target = docker.APIClient(timeout=300), docker.APIClient(self.url, timeout=300)
         with (self._directory / "image.tar").open("w+b") as file:
-            for chunk in source.get_image(self._image):
+            for chunk in source.get_image(image):
                 file.write(chunk)
             file.seek(0)
             for line in target.load_image(file):

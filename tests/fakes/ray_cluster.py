@@ -93,11 +93,15 @@ class RayNode:
                     branches += children
         return found
 
-    async def kill(self) -> None:
-        """As when the machine loses its power."""
+    def signal(self, number: int) -> None:
+        """To every process of it."""
         for pid in self.tree():
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, number)
+
+    async def kill(self) -> None:
+        """As when the machine loses its power."""
+        self.signal(signal.SIGKILL)
         with suppress(ProcessLookupError):
             self.process.kill()
         await self.process.wait()
@@ -127,6 +131,14 @@ class RayCluster:
             "head", ["--head", f"--port={self._port}", "--include-dashboard=false"], (), self._host, {}
         )
         return self
+
+    def processes(self) -> list[int]:
+        """Of all nodes and the head."""
+        return [pid for node in (*self.nodes.values(), self._head) if node is not None for pid in node.tree()]
+
+    async def kill_head(self) -> None:
+        assert self._head is not None
+        await self._head.kill()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

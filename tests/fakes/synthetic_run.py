@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from orchestrator.completion.base import Span
+from orchestrator.completion.base import Span, Tokenizer
 from orchestrator.completion.line import TokenLine
 from orchestrator.completion.trajectory import trajectory
 from orchestrator.run import lines as jsonl
@@ -98,8 +98,8 @@ class WordTokenizer:
 class Rollouts:
     """Makes attempts that look lived."""
 
-    def __init__(self, seed: int = 7) -> None:
-        self.tokenizer = WordTokenizer()
+    def __init__(self, seed: int = 7, tokenizer: Tokenizer | None = None) -> None:
+        self.tokenizer = tokenizer or WordTokenizer()
         self._random = random.Random(seed)
         self._clock = 1_770_000_000.0
 

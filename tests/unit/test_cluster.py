@@ -285,6 +285,36 @@ async def test_without_any_node_that_works_the_run_ends_by_name(monkeypatch: pyt
             await executor.execute(a_plan())
 
 
+async def test_a_head_that_is_away_is_told_and_its_return_too() -> None:
+    cluster, told = FakeCluster("a"), Told()
+    async with nodes_of(cluster, told) as nodes:
+        cluster.headless = True
+        await until(lambda: len(told.said) == 1)
+        cluster.headless = False
+        await until(lambda: len(told.said) == 2)
+        assert nodes.capacity == 2
+    assert told.said == [
+        "the cluster's head is away, no node can join meanwhile: the head is gone",
+        "the cluster's head is back",
+    ]
+
+
+async def test_a_head_that_stays_away_ends_the_run_in_order_before_it_ends_the_process() -> None:
+    cluster = FakeCluster("a")
+    async with nodes_of(cluster) as nodes:
+        cluster["a"].go.clear()
+        cluster.head_away_s = members_module.HEAD_MARGIN_S + 0.3
+        with executing(nodes) as (executor, recorded):
+            cut_off = asyncio.create_task(executor.execute(a_plan()))
+            await until(lambda: len(cluster["a"].orders) == 1)
+            cluster.headless = True
+            with pytest.raises(RunUnhealthy, match="the cluster's head has been away for"):
+                await cut_off
+            with pytest.raises(RunUnhealthy, match="the cluster's head has been away for"):
+                await executor.execute(a_plan(1))
+    assert {str(failure_of(result).name) for result in recorded} == {"sandbox_lost"}  # type: ignore[union-attr]
+
+
 async def test_a_drained_run_waits_for_no_node() -> None:
     cluster, stopping = FakeCluster("a"), asyncio.Event()
     async with nodes_of(cluster, max_concurrent_sandboxes=1) as nodes:

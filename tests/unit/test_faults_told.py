@@ -164,6 +164,11 @@ ROWS = {
         f"{CLUSTER}::test_a_node_without_docker_pauses_itself_and_not_the_run"
     ],
     "cluster: a call of an actor is lost": [f"{CLUSTER}::test_an_actor_that_dies_is_started_anew_on_its_node"],
+    "cluster: Ray's head is away": [
+        f"{CLUSTER}::test_a_head_that_is_away_is_told_and_its_return_too",
+        f"{CLUSTER}::test_a_head_that_stays_away_ends_the_run_in_order_before_it_ends_the_process",
+        f"{RAY}::test_a_head_that_is_gone_ends_the_run_in_order_and_another_cluster_goes_on",
+    ],
     "cluster: no node works": [f"{CLUSTER}::test_without_any_node_that_works_the_run_ends_by_name"],
     "cluster: the driver is killed": [f"{RAY}::test_a_driver_that_is_killed_leaves_nothing_and_resumes"],
     "malformed task, bad attachment": [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -37,6 +37,7 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 TASKS = 6
+HEAD_AWAY = "RAY_gcs_rpc_server_reconnect_timeout_s"
 
 
 @pytest.fixture
@@ -85,11 +86,18 @@ async def test_the_groups_are_those_of_one_machine_and_say_which_node(cluster: t
 
 
 @asynccontextmanager
-async def midway(ray: RayCluster, home: Path, base_url: str, *nodes: str) -> AsyncIterator[Running]:
-    """A run on these nodes that has finished a few rollouts."""
+async def midway(
+    ray: RayCluster,
+    home: Path,
+    base_url: str,
+    *nodes: str,
+    environ: Mapping[str, str] | None = None,
+    **env: object,
+) -> AsyncIterator[Running]:
+    """A run on these nodes that has finished a few rollouts. `environ`: of the run."""
     for node in nodes:
         await ray.join(node, environ={"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "120"})
-    async with running(*on(ray, home, base_url), directory=home) as started:
+    async with running(*on(ray, home, base_url, **env), directory=home, environ=environ) as started:
         await until(lambda: whole_lines(home / "run" / "rollouts.jsonl") >= 3, "it runs")
         yield started
 
@@ -148,6 +156,29 @@ async def test_a_driver_that_is_killed_leaves_nothing_and_resumes(
     assert again.code == 0, again.stderr
     assert set(demand_whole(home)) == {"finished"}
     assert states_of("a") == {}, "the next actor on the node has removed what was left"
+
+
+async def test_a_head_that_is_gone_ends_the_run_in_order_and_another_cluster_goes_on(
+    cluster: tuple[Path, RayCluster], endpoint: str
+) -> None:
+    home, ray = cluster
+    more = 10 * TASKS  # than can be done until the run ends
+    async with midway(ray, home, endpoint, "a", environ={HEAD_AWAY: "30"}, total_steps=more) as started:
+        await ray.kill_head()
+        ended = await started.ended()
+    assert ended.code == 1
+    assert "the cluster's head is away, no node can join meanwhile" in ended.stderr
+    assert "orchestrator: the cluster's head has been away for" in ended.stderr
+    assert not ended.traceback
+    assert set(outcomes(home / "run")) == {"finished", "sandbox_lost"}
+    await until(lambda: "running" not in states_of("a").values(), "the sandboxes end by themselves")
+    finished = outcomes(home / "run")["finished"]
+    async with RayCluster(home / "d") as other:
+        await other.join("b")
+        elsewhere = (f"--env.ray_address={other.address}", f"--env.total_steps={finished // 2 + 1}")
+        again = await run("--env.resume", "run", *elsewhere, directory=home)
+    assert again.code == 0, again.stderr
+    assert outcomes(home / "run")["finished"] >= finished + 2
 
 
 def states_of(node: str) -> dict[str, str]:

@@ -19,6 +19,7 @@ import yaml
 
 from orchestrator.launch.channels import socket_fits
 from orchestrator.launch.names import DEFAULT_IMAGE
+from orchestrator.settings.table import SECTIONS
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "cluster"
@@ -106,6 +107,14 @@ def test_versions_are_those_of_this_package() -> None:
     (image,) = {pod["template"]["spec"]["containers"][0]["image"] for pod in (HEAD, WORKERS)}
     assert image == f"REGISTRY/rollout-orchestrator-ray:{version}"
     assert image in dockerfile
+
+
+def test_the_docs_settings_are_settings_and_name_the_image_that_is_pulled() -> None:
+    page = (ROOT / "docs" / "cluster.md").read_text("utf-8")
+    told = yaml.safe_load(page.partition("`run.yaml`:\n\n")[2].partition("\n\n")[0])
+    assert told["env"]["sandbox_image"] == PULL["command"][-1]
+    for section, settings in told.items():
+        assert set(settings) <= set(SECTIONS[section].rows())
 
 
 # ---------------------------------------------------------------- slurm.sh

@@ -16,7 +16,7 @@
 #     could not limit sandboxes. Its data must not be on NFS.
 #   - The sandboxes' image in the first node's Engine (`orchestrator image build`); the others get it from there.
 #   - LOCAL: a directory on a local disk of each node, with a short name, that the Engine has under the same path.
-#   - The image of the sandboxes in the first node's Engine (`orchestrator image build`); the others get it there.
+#     If Slurm gives each job a /tmp of its own (job_container/tmpfs), a site-wide Engine does not see that: name
 #     another directory. A rootless Engine has a /run of its own.
 #   - RUN: a new directory for the run, on a file system that all nodes have and that has flock.
 # Keys come from the environment (OPENAI_API_KEY, TAVILY_API_KEY), never from this file or the command line.

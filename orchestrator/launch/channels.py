@@ -15,13 +15,22 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from orchestrator.errors import LaunchError
+from orchestrator.errors import EnvironmentUnusable, LaunchError
 from orchestrator.launch.names import SOCKET_NAME, TETHER_NAME
 from orchestrator.launch.owner import this_process
 
 PREFIX = "orchestrator-"
 DRAFT_PREFIX = f"{PREFIX}new-"
 OWNER_FILE = "owner"
+MOUNTS = Path("/proc/self/mountinfo")
+# A socket can often be made there, and is lost when server or cache forget its file: a trial proves nothing.
+# What is not named here is tried. So are 9p and virtiofs: sockets work with some of their servers only.
+_NETWORK_FILE_SYSTEMS = frozenset(
+    (
+        *("afs", "beegfs", "ceph", "ceph-fuse", "cifs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4"),
+        *("orangefs", "smb2", "smb3", "smbfs", "sshfs"),
+    )
+)
 _MAX_SOCKET_PATH_BYTES = 100  # the kernel takes 107; some libraries less
 _NAME_BYTES = 6  # 8 characters
 
@@ -59,10 +68,30 @@ def _draft_name(name: str) -> str:
 
 
 class Channels:
-    """The directory with the sockets of one run's sandboxes. Closing removes it; idempotent."""
+    """The directory with the sockets of one run's sandboxes. Closing removes it; idempotent.
+
+    Raises EnvironmentUnusable where sockets do not work.
+    """
 
     def __init__(self, run: str, parent: Path | None = None) -> None:
-        self.root = make_owned_directory(run, parent or _parent())
+        parent = parent or _parent()
+        with ExitStack() as stack:
+            try:
+                kind = file_system(parent, MOUNTS.read_text(errors="replace"))
+                if kind.removeprefix("fuse.") in _NETWORK_FILE_SYSTEMS:
+                    raise EnvironmentUnusable(
+                        f"{parent} is on a network file system ({kind}), where the sockets of sandboxes do not "
+                        "work; set TMPDIR to a folder on a local disk"
+                    )
+                self.root = make_owned_directory(run, parent)
+                stack.callback(self.close)
+                _try_socket(self.root)
+            except OSError as error:
+                raise EnvironmentUnusable(
+                    f"no socket of a sandbox works in {parent} ({error.strerror}); set TMPDIR to a folder of "
+                    "yours on a local disk"
+                ) from error
+            stack.pop_all()
 
     def __enter__(self) -> Channels:
         return self
@@ -107,6 +136,27 @@ def tether(directory: Path) -> Iterator[None]:
         path.chmod(0o666)
         listening.listen(1)
         yield
+
+
+def _try_socket(directory: Path) -> None:
+    """Does once what a sandbox will do. Raises OSError."""
+    with tether(directory), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as pid_1:
+        pid_1.connect(str(directory / TETHER_NAME))
+    (directory / TETHER_NAME).unlink()
+
+
+def file_system(path: Path, mounts: str) -> str:
+    """The type of the file system that `path` is on; empty: unknown. `mounts`: the text of MOUNTS. Raises OSError.
+
+    Found by its device: paths in `mounts` may be hidden by other mounts. Subvolumes of btrfs have devices that are
+    not in `mounts`.
+    """
+    device = path.stat().st_dev
+    for line in mounts.splitlines():
+        mount, _, source = line.partition(" - ")
+        if mount.split()[2] == f"{os.major(device)}:{os.minor(device)}":
+            return source.split()[0]
+    return ""
 
 
 def _parent() -> Path:

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from orchestrator.launch import reaper
-from orchestrator.launch.channels import DRAFT_PREFIX, OWNER_FILE, Channels, make_owned_directory
+from orchestrator.errors import EnvironmentUnusable
+from orchestrator.launch import channels, reaper
+from orchestrator.launch.channels import (
+    DRAFT_PREFIX,
+    MOUNTS,
+    OWNER_FILE,
+    Channels,
+    file_system,
+    make_owned_directory,
+)
 from orchestrator.launch.owner import this_process
 from orchestrator.launch.reaper import reap_directories
 
@@ -80,3 +91,87 @@ def test_directory_whose_owner_died_while_removing_it_is_removed(temporary: Path
     assert list(left.iterdir()) == [], "not even its owner's name is in it any more"
     assert reap_directories() == 1
     assert list(temporary.iterdir()) == []
+
+
+# ---------------------------------------------------------------- where sockets do not work
+
+
+def mounted(path: Path, kind: str) -> str:
+    """A mountinfo in which the file system of `path` is of this kind, below a name with a space."""
+    device = path.stat().st_dev
+    return (
+        "22 27 0:0 / /proc rw,relatime - proc proc rw\n"
+        f"90 27 {os.major(device)}:{os.minor(device)} / /my\\040files rw shared:4 master:1 - {kind} server:/x rw\n"
+        "91 27 0:1 / /nfs rw,relatime - nfs4 server:/y rw\n"
+    )
+
+
+def test_the_kernel_tells_the_file_system() -> None:
+    mounts = MOUNTS.read_text()
+    assert file_system(Path("/proc/self"), mounts) == "proc"
+    assert file_system(Path("/dev/shm"), mounts) == "tmpfs"
+
+
+def test_a_subvolume_has_a_device_that_is_not_listed(tmp_path: Path) -> None:
+    other = "\n".join(mounted(tmp_path, "nfs4").splitlines()[::2])
+    assert file_system(tmp_path, other) == ""
+
+
+@pytest.fixture
+def on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Lets all of `tmp_path` be on a file system of this kind."""
+
+    def put(kind: str) -> None:
+        file = tmp_path / "mounts"
+        file.write_text(mounted(tmp_path, kind))
+        monkeypatch.setattr(channels, "MOUNTS", file)
+
+    return put
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("nfs", "nfs4", "cifs", "smb3", "ceph", "fuse.ceph-fuse", "lustre", "gpfs", "beegfs", "afs"),
+        *("glusterfs", "fuse.glusterfs", "fuse.sshfs"),
+    ],
+)
+def test_no_socket_is_put_on_a_network_file_system(tmp_path: Path, on: Callable[[str], None], kind: str) -> None:
+    on(kind)
+    with pytest.raises(EnvironmentUnusable) as refused:
+        Channels("run", tmp_path)
+    told = str(refused.value)
+    assert f"{tmp_path} is on a network file system ({kind})" in told
+    assert "set TMPDIR" in told
+    assert "\n" not in told
+    assert not list(tmp_path.glob("orchestrator-*")), "nothing was made there"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["overlay", "fuse.fuse-overlayfs", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "9p", "virtiofs", "fuse", "newfs"],
+)
+def test_what_is_not_known_to_fail_is_tried(tmp_path: Path, on: Callable[[str], None], kind: str) -> None:
+    on(kind)
+    with Channels("run", tmp_path) as made, made.directory():
+        assert sorted(path.name for path in made.root.iterdir() if path.is_file()) == [OWNER_FILE]
+
+
+@pytest.mark.parametrize(("owner", "call"), [(socket.socket, "bind"), (socket.socket, "connect"), (Path, "chmod")])
+def test_a_folder_in_which_a_socket_fails_is_refused_at_once_and_left_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, call: str
+) -> None:
+    """As 9p and virtiofs do with some of their servers."""
+
+    def fails(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(owner, call, fails)
+    with pytest.raises(EnvironmentUnusable, match=r"\(Operation not supported\); set TMPDIR"):
+        Channels("run", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentUnusable, match=f"works in {tmp_path}/absent .No such file"):
+        Channels("run", tmp_path / "absent")

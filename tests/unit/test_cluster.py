@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
 import random
 from collections import Counter
@@ -13,11 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.agents.equipment import Equipment
 from orchestrator.cluster import members as members_module
 from orchestrator.cluster import node as node_module
+from orchestrator.cluster.host import HostActor
 from orchestrator.cluster.image import SavedImages
 from orchestrator.cluster.nodes import Nodes
-from orchestrator.cluster.order import Broken, Delivery, differences, for_node
+from orchestrator.cluster.order import Broken, Delivery, Opening, differences, for_node, software
 from orchestrator.cluster.parcels import Desk, KeptOutput, Shelf, pieces
 from orchestrator.cluster.placement import Rooms
 from orchestrator.errors import (
@@ -29,7 +32,10 @@ from orchestrator.errors import (
 )
 from orchestrator.executor import Executor, Result, failure_of
 from orchestrator.hosts import Provision
+from orchestrator.launch import channels
 from orchestrator.proxy.left_files import OutputRule
+from orchestrator.settings.config import Config
+from orchestrator.settings.table import EnvSettings
 from orchestrator.types import (
     Attachment,
     Attempt,
@@ -374,6 +380,20 @@ async def test_without_a_node_to_use_nothing_begins(refused: bool) -> None:
         async with nodes_of(cluster):
             pass
     assert all(node.ended for node in cluster.started)
+
+
+async def test_a_node_whose_tmpdir_is_on_a_network_file_system_refuses_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = tmp_path.stat().st_dev
+    (tmp_path / "mounts").write_text(f"9 1 {os.major(device)}:{os.minor(device)} / / rw - nfs4 server:/x rw\n")
+    monkeypatch.setattr(channels, "MOUNTS", tmp_path / "mounts")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    config = Config(env=EnvSettings(launcher="process"))
+    broken = await HostActor().open(Opening(config, Equipment(), None, software()))
+    assert isinstance(broken, Broken)
+    assert isinstance(error := broken.error("a"), EnvironmentUnusable)
+    assert str(error).startswith(f"node a: {tmp_path} is on a network file system (nfs4)")
 
 
 # ---------------------------------------------------------------- images

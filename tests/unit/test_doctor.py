@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from orchestrator.doctor.finding import Finding
 from orchestrator.doctor.machine import check_room, check_run_directory, check_temporary
 from orchestrator.doctor.sandboxes import check_sandboxes
 from orchestrator.doctor.services import check_keys, check_services, check_web_tools
+from orchestrator.launch import channels
 from orchestrator.redact import Secret
 from orchestrator.settings.config import Config
 from orchestrator.settings.table import EnvSettings, OpenAISettings
@@ -68,6 +70,18 @@ def test_a_long_tmpdir_is_told_of_and_nothing_is_left_in_it(
     first, second = check_temporary()
     assert (first.level, second.level) == ("warn", "ok")
     assert "absent is no folder" in first.text
+
+
+def test_a_tmpdir_where_no_socket_works_fails_with_the_run_s_own_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = tmp_path.stat().st_dev
+    (tmp_path / "mounts").write_text(f"9 1 {os.major(device)}:{os.minor(device)} / / rw - nfs4 server:/x rw\n")
+    monkeypatch.setattr(channels, "MOUNTS", tmp_path / "mounts")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    [finding] = check_temporary()
+    assert (finding.what, finding.level) == ("TMPDIR", "fail")
+    assert f"{tmp_path} is on a network file system (nfs4)" in finding.text
 
 
 def test_keys_are_named_and_not_shown() -> None:

@@ -134,6 +134,11 @@ ROWS = {
         f"{FAULTS}::test_full_disk_ends_the_run_loudly_without_half_a_line_and_it_resumes"
     ],
     "disk full: TMPDIR": [f"{FAULTS}::test_full_temporary_directory_is_a_launch_error_and_the_run_resumes"],
+    "TMPDIR on a network file system, or where no socket can be made": [
+        "unit/test_channels.py::test_no_socket_is_put_on_a_network_file_system",
+        "unit/test_channels.py::test_a_folder_in_which_a_socket_fails_is_refused_at_once_and_left_empty",
+        f"{CLUSTER}::test_a_node_whose_tmpdir_is_on_a_network_file_system_refuses_itself",
+    ],
     "nobody listens: terminal closed, pipe without reader, log on a full disk": [
         f"{FAULTS}::test_run_outlives_whoever_listened_to_it",
         "integration/test_drain.py::test_run_under_nohup_outlives_its_terminal",

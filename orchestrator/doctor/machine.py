@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +16,8 @@ from orchestrator.run.groups import check_writable
 GIB = 1 << 30
 ENOUGH_BYTES = 5 * GIB  # the image is 0.2 GiB; a rollout's record some hundred kilobytes
 LEAST_BYTES = GIB // 4
+ENOUGH_INODES = 100_000  # the image has some ten thousand files, a container some dozen
+LEAST_INODES = 1_000
 
 
 def check_run_directory(folder: Path) -> Iterator[Finding]:
@@ -31,18 +33,20 @@ def check_run_directory(folder: Path) -> Iterator[Finding]:
 def check_room(
     what: str, folder: Path, cure: str, *, enough: int = ENOUGH_BYTES, least: int = LEAST_BYTES
 ) -> Finding:
-    """Checks the free space, in bytes, on the disk of `folder`, which need not exist yet."""
+    """Checks the free space on the disk of `folder`, which need not exist yet. `enough`, `least`: in bytes."""
     place = folder.absolute()
     while not place.exists() and place != place.parent:
         place = place.parent
     try:
-        free = shutil.disk_usage(place).free
+        disk = os.statvfs(place)
     except OSError as error:
         return warn(what, f"{folder}: free space is not known ({error.strerror})")
-    text = f"{free / GIB:.1f} GiB free for {folder}"
-    if free < least:
+    free, inodes = disk.f_bavail * disk.f_frsize, disk.f_favail if disk.f_files else math.inf  # inf: btrfs
+    few = f" and {inodes} inodes" if inodes < ENOUGH_INODES else ""
+    text = f"{free / GIB:.1f} GiB{few} free for {folder}"
+    if free < least or inodes < LEAST_INODES:
         return fail(what, f"{text}: {cure}")
-    return warn(what, f"{text}, little for a long run: {cure}") if free < enough else ok(what, text)
+    return warn(what, f"{text}, little for a long run: {cure}") if few or free < enough else ok(what, text)
 
 
 def check_temporary() -> Iterator[Finding]:

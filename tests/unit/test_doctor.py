@@ -47,6 +47,26 @@ def test_room_is_judged_where_the_folder_will_be(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
+@pytest.mark.parametrize(
+    ("inodes", "left", "level", "told"),
+    [
+        (1_000_000, 900_000, "ok", "GiB free for"),
+        (1_000_000, 5_000, "warn", "and 5000 inodes free for"),
+        (1_000_000, 0, "fail", "and 0 inodes free for"),
+        (0, 0, "ok", "GiB free for"),  # btrfs: there is no such limit
+    ],
+)
+def test_a_disk_without_inodes_has_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inodes: int, left: int, level: str, told: str
+) -> None:
+    gib = 1 << 20  # in blocks of a kibibyte
+    disk = os.statvfs_result((1024, 1024, 9 * gib, 8 * gib, 8 * gib, inodes, left, left, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda path: disk)
+    finding = check_room("disk", tmp_path, "make room")
+    assert finding.level == level
+    assert told in finding.text
+
+
 def test_an_output_folder_that_is_a_file_is_no_place_for_runs(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     [finding] = check_run_directory(tmp_path / "file" / "runs")

@@ -327,7 +327,7 @@ async def test_a_drained_run_waits_for_no_node() -> None:
         cluster["a"].go.clear()
         with executing(nodes, stopping=stopping) as (executor, _):
             runs = [asyncio.create_task(executor.execute(a_plan(index))) for index in range(5)]
-            await until(lambda: executor.waiting == 2)
+            await until(lambda: len(cluster["a"].orders) == 3)  # those have room, on the node or in its queue
             stopping.set()
             nodes.drain()
             cluster["a"].go.set()

@@ -2,5 +2,5 @@
 
 A host actor on each node carries out whole rollouts (`host`). The run plans, grades and writes on its own machine,
 and places plans on nodes (`members`, `node`, `nodes`, `placement`). `order` has what crosses between the two,
-`parcels` files, `image` the sandbox image.
+`parcels` files, `image` the sandbox image. `doctor` looks at all nodes before a run.
 """

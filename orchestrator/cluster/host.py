@@ -25,12 +25,15 @@ from orchestrator.cluster.order import (
     Order,
     Pulse,
     RemoteTool,
-    differences,
+    demand_same,
     software,
 )
 from orchestrator.cluster.parcels import PIECE_BYTES, Shelf, grow
 from orchestrator.completion.replay import Replayed
 from orchestrator.completion.tokenizer import HubTokenizer
+from orchestrator.doctor.finding import Finding
+from orchestrator.doctor.host import check_host
+from orchestrator.doctor.machine import check_room
 from orchestrator.errors import EnvironmentUnusable, LaunchError, OrchestratorError, RolloutError
 from orchestrator.here import Here
 from orchestrator.hosts import Provision
@@ -38,6 +41,7 @@ from orchestrator.launch.channels import make_owned_directory, remove_owned_dire
 from orchestrator.opening import open_here
 from orchestrator.outcome import failed
 from orchestrator.proxy.left_files import OutputRule
+from orchestrator.settings.config import Config
 from orchestrator.types import Attempt, Failed, Record
 from orchestrator.waits import uninterrupted
 
@@ -63,6 +67,16 @@ class HostActor:
         found = await asyncio.to_thread(image_id, image) if docker else None
         return Looked(await asyncio.to_thread(software), found)
 
+    async def examine(
+        self, config: Config, *, image_comes: bool, tokenizer_digest: str | None
+    ) -> tuple[Finding, ...]:
+        """What the doctor finds here. Nothing needs to be open."""
+        checks = check_host(config, image_comes=image_comes, tokenizer_digest=tokenizer_digest)
+        found = [finding async for finding in checks]
+        cure = "set TMPDIR to a larger disk, or make room: files of tasks go there, and the image"
+        found.append(check_room("files", Path(tempfile.gettempdir()), cure))
+        return tuple(found)
+
     async def add_image(self, piece: bytes, *, begins: bool, ends: bool) -> Broken | None:
         """Takes the next piece of an image; after the last one, the node's Engine has it."""
         try:
@@ -85,8 +99,7 @@ class HostActor:
         open."""
         notes: list[str] = []
         try:
-            if differs := differences(await asyncio.to_thread(software), opening.software):
-                raise EnvironmentUnusable(f"it has {differs}; install the same versions on all nodes")
+            demand_same(await asyncio.to_thread(software), opening.software)
             async with AsyncExitStack() as stack:
                 stack.callback(self._leave)
                 here = await open_here(opening.config, stack, notes, self._said.append, opening.equipment)

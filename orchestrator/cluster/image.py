@@ -10,19 +10,25 @@ import docker
 from docker.errors import DockerException
 
 from orchestrator.errors import EnvironmentUnusable, LaunchError
+from orchestrator.launch.docker.calls import CALL_TIMEOUT_S, UNREACHABLE
 from orchestrator.launch.docker.client import connect, inspect_image, why_refused
 
-ENGINE_TIMEOUT_S = 600
+ENGINE_TIMEOUT_S = 600  # to save or load an image
 
 
 def image_id(name: str) -> str | None:
-    """The id of this machine's image of that name; None: there is none, or no Engine."""
+    """The id of this machine's image of that name; None: there is none, or no Engine that answers."""
     try:
-        with closing(connect(ENGINE_TIMEOUT_S)) as engine:
+        with closing(connect(CALL_TIMEOUT_S)) as engine:
             found = inspect_image(engine, name)
-    except (EnvironmentUnusable, DockerException):
+    except (EnvironmentUnusable, *UNREACHABLE):
         return None
     return None if found is None else str(found["Id"])
+
+
+def nowhere(name: str) -> str:
+    """What to tell of a node without the image, if this machine has none either."""
+    return f"neither it nor this machine has the image {name}; run `orchestrator image build` on either"
 
 
 class SavedImages:

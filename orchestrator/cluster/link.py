@@ -20,7 +20,9 @@ from orchestrator.cluster.host import HostActor
 from orchestrator.cluster.order import Broken, Delivery, Looked, NodeFacts, Opening, Order, Pulse
 from orchestrator.cluster.remote import NodeLost, NodeSeen
 from orchestrator.completion.replay import Replayed
+from orchestrator.doctor.finding import Finding
 from orchestrator.errors import EnvironmentUnusable
+from orchestrator.settings.config import Config
 from orchestrator.text import one_line
 
 try:
@@ -136,6 +138,13 @@ class RayHost:
         told: Looked = await self._told(self._actor.look.remote(image, docker=docker))
         return told
 
+    async def examine(
+        self, config: Config, *, image_comes: bool, tokenizer_digest: str | None
+    ) -> tuple[Finding, ...]:
+        made = self._actor.examine.remote(config, image_comes=image_comes, tokenizer_digest=tokenizer_digest)
+        told: tuple[Finding, ...] = await self._told(made)
+        return told
+
     async def add_image(self, piece: bytes, *, begins: bool, ends: bool) -> Broken | None:
         told: Broken | None = await self._told(self._actor.add_image.remote(piece, begins=begins, ends=ends))
         return told
@@ -202,7 +211,14 @@ class RayHost:
         except _LOST as error:
             with suppress(Exception):  # it may run on behind a broken connection
                 ray.cancel(reference)
-            raise NodeLost(one_line(str(error))) from error
+            raise NodeLost(_why(error)) from error
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, gone.RayActorError) and error.actor_init_failed:
+        cause = str(error).rstrip().rpartition("\n")[2]  # the lines above are its traceback
+        return f"no host actor can begin there ({one_line(cause)}); install the same packages on all nodes"
+    return one_line(str(error))
 
 
 def _apart(call: Callable[[], T]) -> asyncio.Future[T]:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.breaker import PATIENCE_S
-from orchestrator.cluster.image import SavedImages, image_id
+from orchestrator.cluster.image import SavedImages, image_id, nowhere
 from orchestrator.cluster.node import Node
-from orchestrator.cluster.order import Broken, Opening, differences
+from orchestrator.cluster.order import Broken, Opening, demand_same
 from orchestrator.cluster.remote import Link, NodeLost, NodeSeen, Remote
 from orchestrator.completion.replay import Replayed
 from orchestrator.errors import (
@@ -82,16 +82,7 @@ class Members:
         if self._env.launcher == "docker":
             self._image_id = await asyncio.to_thread(image_id, self._spec.image)
         try:
-            try:
-                seen = await self._look(LOOKING_S)
-            except NodeLost as error:
-                raise EnvironmentUnusable(f"env.ray_address: {error}; see `ray status`") from error
-            if not seen:
-                raise EnvironmentUnusable(
-                    "env.cluster: no node of the Ray cluster has the resource `sandbox`; start nodes with "
-                    """`ray start --resources '{"sandbox": 1}'`"""
-                )
-            await asyncio.gather(*(self._join(node) for node in seen))
+            await asyncio.gather(*(self._join(node) for node in await first_nodes(self._link)))
             for name, why in self._refused.items():
                 notes.append(f"node {name} is not used: {why}")
             if not self.nodes:
@@ -135,14 +126,6 @@ class Members:
 
     # ------------------------------------------------------------ which nodes there are
 
-    async def _look(self, within_s: float) -> list[NodeSeen]:
-        """Raises NodeLost."""
-        try:
-            async with asyncio.timeout(within_s):
-                return await self._link.nodes()
-        except TimeoutError:
-            raise NodeLost(f"the cluster's head has not answered for {within_s:.0f} s") from None
-
     async def _follow(self) -> None:
         """Opens nodes that join, and lets go of those that leave. Raises RunUnhealthy."""
         loop = asyncio.get_running_loop()
@@ -151,7 +134,7 @@ class Members:
         while True:
             await asyncio.sleep(LOOK_S)
             try:
-                seen = {node.node_id: node for node in await self._look(HEAD_SILENT_S)}
+                seen = {node.node_id: node for node in await _look(self._link, HEAD_SILENT_S)}
             except NodeLost as error:
                 if not head_away:
                     self._say(f"the cluster's head is away, no node can join meanwhile: {error}")
@@ -226,13 +209,10 @@ class Members:
         """Raises NodeLost, EnvironmentUnusable, LaunchError."""
         docker, image = self._env.launcher == "docker", self._spec.image
         looked = await remote.look(image, docker=docker)
-        if differs := differences(looked.software, self._opening.software):
-            raise EnvironmentUnusable(f"it has {differs}; install the same versions on all nodes")
+        demand_same(looked.software, self._opening.software)
         node = Node(seen, remote, self._env.max_concurrent_sandboxes, self._changed, self._say)
         if docker and looked.image_id is None and self._image_id is None:
-            raise EnvironmentUnusable(
-                f"neither it nor this machine has the image {image}; run `orchestrator image build` on either"
-            )
+            raise EnvironmentUnusable(nowhere(image))
         if docker and self._image_id is None:
             self._image_id = looked.image_id  # the first node's: all must have the same
         elif docker and looked.image_id != self._image_id:
@@ -294,6 +274,29 @@ class Members:
         """No node makes a sandbox ahead any more."""
         for node in self.nodes.values():
             self._start(_drained(node), f"draining {node.name}")
+
+
+async def first_nodes(link: Link) -> list[NodeSeen]:
+    """The nodes to begin with, at least one. Raises EnvironmentUnusable."""
+    try:
+        seen = await _look(link, LOOKING_S)
+    except NodeLost as error:
+        raise EnvironmentUnusable(f"env.ray_address: {error}; see `ray status`") from error
+    if not seen:
+        raise EnvironmentUnusable(
+            "env.cluster: no node of the Ray cluster has the resource `sandbox`; start nodes with "
+            """`ray start --resources '{"sandbox": 1}'`"""
+        )
+    return seen
+
+
+async def _look(link: Link, within_s: float) -> list[NodeSeen]:
+    """Raises NodeLost."""
+    try:
+        async with asyncio.timeout(within_s):
+            return await link.nodes()
+    except TimeoutError:
+        raise NodeLost(f"the cluster's head has not answered for {within_s:.0f} s") from None
 
 
 async def _drained(node: Node) -> None:

@@ -76,7 +76,8 @@ async def open_nodes(
     images = SavedImages(folder)
     digest = None if tokenizer is None else await asyncio.to_thread(lambda: tokenizer.digest)
     told = await asyncio.to_thread(software)
-    opening = Opening(_for_nodes(config, tokenizer), equipment, digest, told)
+    name = "none" if tokenizer is None else tokenizer.name
+    opening = Opening(settings_for_nodes(config, name), equipment, digest, told)
     nodes = Nodes(config, link, opening, tokenizer, images, say, tell)
     await stack.enter_async_context(nodes.opened(notes))
     return nodes
@@ -286,9 +287,9 @@ def _raised(broken: Broken, node: Node) -> RolloutError:
     return SandboxLostError(str(error))
 
 
-def _for_nodes(config: Config, tokenizer: HubTokenizer | None) -> Config:
+def settings_for_nodes(config: Config, tokenizer_name: str | None) -> Config:
     """The settings of a node: its own machine, the run's tokenizer, and a recording by its absolute path."""
-    env = replace(config.env, cluster="none", tokenizer_name="none" if tokenizer is None else tokenizer.name)
+    env = replace(config.env, cluster="none", tokenizer_name=tokenizer_name)
     servers = []
     for server in config.openai:
         if server.base_url.startswith(REPLAY):

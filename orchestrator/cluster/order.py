@@ -16,7 +16,7 @@ from typing import Any
 
 from orchestrator import errors
 from orchestrator.agents.equipment import Equipment
-from orchestrator.errors import OrchestratorError, RolloutError, SandboxLostError
+from orchestrator.errors import EnvironmentUnusable, OrchestratorError, RolloutError, SandboxLostError
 from orchestrator.settings.config import Config
 from orchestrator.tools.base import HostTool
 from orchestrator.types import Outcome, Record, RolloutPlan
@@ -167,3 +167,9 @@ def differences(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
     """What differs, for people; empty: nothing."""
     names = [name for name in ours if theirs.get(name) != ours[name]]
     return ", ".join(f"{name} {theirs.get(name, 'unknown')} and not {ours[name]}" for name in names)
+
+
+def demand_same(theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
+    """Raises EnvironmentUnusable for a node whose software is not the run's."""
+    if differs := differences(theirs, ours):
+        raise EnvironmentUnusable(f"it has {differs}; install the same versions on all nodes")

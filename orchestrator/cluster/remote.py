@@ -7,6 +7,8 @@ from typing import Protocol
 
 from orchestrator.cluster.order import Broken, Delivery, Looked, NodeFacts, Opening, Order, Pulse
 from orchestrator.completion.replay import Replayed
+from orchestrator.doctor.finding import Finding
+from orchestrator.settings.config import Config
 
 
 class NodeLost(Exception):
@@ -26,6 +28,9 @@ class Remote(Protocol):
     """A host actor. Every call raises NodeLost when nothing comes back; a cancelled call is cancelled there."""
 
     async def look(self, image: str, *, docker: bool) -> Looked: ...
+    async def examine(
+        self, config: Config, *, image_comes: bool, tokenizer_digest: str | None
+    ) -> tuple[Finding, ...]: ...
     async def add_image(self, piece: bytes, *, begins: bool, ends: bool) -> Broken | None: ...
     async def open(self, opening: Opening) -> NodeFacts | Broken: ...
     async def add_file(self, digest: str, piece: bytes, *, begins: bool, ends: bool) -> Broken | None: ...

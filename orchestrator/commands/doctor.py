@@ -6,13 +6,15 @@ import asyncio
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator.cluster.doctor import check_cluster
 from orchestrator.doctor.finding import Finding
-from orchestrator.doctor.machine import check_run_directory, check_temporary
-from orchestrator.doctor.sandboxes import check_sandboxes
-from orchestrator.doctor.services import check_keys, check_services, check_web_tools
+from orchestrator.doctor.host import check_host
+from orchestrator.doctor.machine import check_run_directory
+from orchestrator.doctor.services import check_keys, check_tokenizer
 from orchestrator.text import printable
 
 if TYPE_CHECKING:
@@ -22,8 +24,10 @@ UNUSABLE = 3
 WIDTH = 10
 
 
-def run(config: Config) -> int:
-    """0: a run can work; 3: something must be fixed first."""
+def run(config: Config, ray_address: str | None) -> int:
+    """0: a run can work; 3: something must be fixed first. `ray_address`: of the cluster to look at."""
+    if ray_address is not None:
+        config = replace(config, env=replace(config.env, cluster="ray", ray_address=ray_address))
     return asyncio.run(_run(config))
 
 
@@ -40,13 +44,13 @@ async def _run(config: Config) -> int:
 async def _findings(config: Config) -> AsyncIterator[Finding]:
     for finding in check_run_directory(config.env.run_dir or Path("runs")):
         yield finding
-    for finding in check_temporary():
-        yield finding
-    async for finding in check_sandboxes(config):
-        yield finding
     for finding in check_keys(config):
         yield finding
-    async for finding in check_services(config):
+    if config.env.cluster == "none":
+        async for finding in check_host(config):
+            yield finding
+    else:  # this machine needs nothing of what only rollouts need
+        finding, tokenizer = await check_tokenizer(config)
         yield finding
-    async for finding in check_web_tools(config):
-        yield finding
+        async for finding in check_cluster(config, tokenizer):
+            yield finding

@@ -22,14 +22,23 @@ from orchestrator.settings.table import (
     SCORING,
     TASKS,
     TOOLS,
+    EnvSettings,
 )
 
 _LEVELS = re.compile(r"[123](, ?[123])*").fullmatch
 _REVISION = re.compile(r"\w[\w./-]{0,249}", re.ASCII).fullmatch
 
 
-def _option(name: str, kind: Kind, text: str, *, default: object = None, unset: str | None = None) -> Setting:
-    return Setting(default, kind, OPTIONS, text, unset, name=name)
+def _option(
+    name: str,
+    kind: Kind,
+    text: str,
+    *,
+    default: object = None,
+    unset: str | None = None,
+    also: tuple[str, ...] = (),
+) -> Setting:
+    return Setting(default, kind, OPTIONS, text, unset, also, name=name)
 
 
 COMMANDS = (
@@ -94,6 +103,16 @@ COMMANDS = (
     Command(
         "doctor",
         "checks what a run needs: Docker, image, tokenizer, endpoint, disk, keys; says what to do",
+        options=(
+            _option(
+                "ray_address",
+                EnvSettings.rows()["ray_address"].kind,
+                "look at all nodes of this Ray cluster that carry out rollouts; short for --env.cluster ray "
+                "--env.ray_address ADDRESS",
+                unset="none: this machine",
+                also=("ray_address",),
+            ),
+        ),
         uses=(SANDBOX, "env.tokenizer_name", "env.token_source", "env.tavily_base_url", "env.run_dir", ENDPOINT),
         without_endpoint=True,
     ),

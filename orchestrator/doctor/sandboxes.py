@@ -27,29 +27,31 @@ if TYPE_CHECKING:
 START_TIMEOUT_S = 120.0
 
 
-async def check_sandboxes(config: Config) -> AsyncIterator[Finding]:
-    """Checks what the launcher of the settings needs."""
+async def check_sandboxes(config: Config, *, image_comes: bool = False) -> AsyncIterator[Finding]:
+    """Checks what the launcher of the settings needs. `image_comes`: the image is not looked for here."""
     if config.env.launcher != "docker":
         yield warn("sandboxes", f"the {config.env.launcher} launcher gives no isolation of ours: nothing to check")
         return
     engine = Engine(threads=2)
     usable = True
     try:
-        async for finding in _check_engine(engine, config):
+        async for finding in _check_engine(engine, config, image_comes):
             usable = usable and finding.level != "fail"
             yield finding
     finally:
         await engine.aclose()
-    if usable:
+    if usable and image_comes:
+        yield warn("sandbox", "none was started: the image is not here")
+    elif usable:
         yield await _check_start(config)
 
 
-async def _check_engine(engine: Engine, config: Config) -> AsyncIterator[Finding]:
+async def _check_engine(engine: Engine, config: Config, image_comes: bool) -> AsyncIterator[Finding]:
     spec = config.sandbox_spec()
     try:
         await engine.open()
         info = await engine.info()
-        image = await engine.image(spec.image)
+        image = {} if image_comes else await engine.image(spec.image)
     except (DockerError, EnvironmentUnusable) as error:
         yield fail("docker", str(error))
         return
@@ -63,7 +65,7 @@ async def _check_engine(engine: Engine, config: Config) -> AsyncIterator[Finding
         yield ok("limits", f"memory, swap, CPU and processes by cgroup v{version}; system calls by seccomp")
     if (problem := image_problem(spec, info, image)) is not None:
         yield fail("image", problem)
-    elif image is not None:
+    elif image:
         yield await asyncio.to_thread(_check_image, spec.image, image)
     for line in advice(info, spec, config.env.max_concurrent_sandboxes):
         yield warn("machine", line)

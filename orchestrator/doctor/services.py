@@ -33,25 +33,27 @@ def check_keys(config: Config) -> Iterator[Finding]:
             yield ok("keys", f"none for {where}")
 
 
-async def check_services(config: Config) -> AsyncIterator[Finding]:
+async def check_services(config: Config, tokenizer_digest: str | None = None) -> AsyncIterator[Finding]:
     """Checks the tokenizer, then each endpoint with it."""
-    if not any(server.base_url for server in config.openai) and config.env.tokenizer_name is None:
-        yield warn("tokenizer", "not looked at: set --env.tokenizer_name, or an endpoint and its model's name")
-        tokenizer = None
-    else:
-        finding, tokenizer = await _tokenizer(config)
-        yield finding
+    finding, tokenizer = await check_tokenizer(config, tokenizer_digest)
+    yield finding
     for server in config.openai:
         yield await _endpoint(config, server, tokenizer)
 
 
-async def _tokenizer(config: Config) -> tuple[Finding, HubTokenizer | None]:
+async def check_tokenizer(config: Config, digest: str | None = None) -> tuple[Finding, HubTokenizer | None]:
+    """(what was found, the tokenizer). `digest`: what that of the run has; None: any will do."""
+    if not any(server.base_url for server in config.openai) and config.env.tokenizer_name is None:
+        text = "not looked at: set --env.tokenizer_name, or an endpoint and its model's name"
+        return warn("tokenizer", text), None
     try:
         tokenizer = await asyncio.to_thread(find_tokenizer, config)
     except EnvironmentUnusable as error:
         return fail("tokenizer", str(error)), None
     if tokenizer is None:
         return warn("tokenizer", "none: groups will have no token ids; fine for `evaluate`"), None
+    if digest is not None and await asyncio.to_thread(lambda: tokenizer.digest) != digest:
+        return fail("tokenizer", "is not the run's; put the same files on all nodes"), tokenizer
     return ok("tokenizer", f"{tokenizer.name}, {tokenizer.size} ids, with a chat template"), tokenizer
 
 

@@ -63,7 +63,7 @@ class Command:
 
     def flags(self) -> dict[str, Setting]:
         """Flag → row, for all that the command accepts."""
-        accepted = {row.flag: row for row in self.rows()}
+        accepted = {flag: row for row in self.rows() for flag in (row.flag, *row.other_flags)}
         if self.samples:
             accepted |= dotted_flags()
         return accepted

@@ -65,7 +65,7 @@ def _row(row: Setting) -> list[str]:
     told = row.secret or "|" in metavar or row.kind.valid.removeprefix("a ") == metavar.lower()
     sentences = [row.text] if told else [row.text, row.valid]
     if row.aliases:
-        sentences.append("Also " + ", ".join(f"--{row.section}.{alias}" for alias in row.aliases))
+        sentences.append("Also " + ", ".join(row.other_flags))
     text = " ".join(f"{sentence[0].upper()}{sentence[1:]}." for sentence in sentences)
     return [
         *_wrapped(f"  {row.flag} {metavar}  (default: {row.shown_default})", "      "),

@@ -42,6 +42,11 @@ class Setting:
         return f"--{self.key}" if self.section else "--" + self.name.rstrip("_").replace("_", "-")
 
     @property
+    def other_flags(self) -> tuple[str, ...]:
+        """The flags of its aliases."""
+        return tuple(f"--{self.section}.{alias}" if self.section else f"--{alias}" for alias in self.aliases)
+
+    @property
     def secret(self) -> bool:
         """Whether its value may never be shown."""
         return isinstance(self.kind, Key)

@@ -14,6 +14,7 @@ from orchestrator.cluster.nodes import Nodes
 from orchestrator.cluster.order import Broken, Delivery, Looked, NodeFacts, Opening, Order, Pulse, software
 from orchestrator.cluster.remote import NodeLost, NodeSeen
 from orchestrator.completion.replay import Replayed
+from orchestrator.doctor.finding import Finding
 from orchestrator.settings.config import Config
 from orchestrator.settings.table import EnvSettings
 from orchestrator.types import Ended, EndedName, Record
@@ -40,6 +41,8 @@ class FakeNode:
         self.unreadable = False  # output files
         self.ended = self.closed = self.drained = False
         self.opening: Opening | None = None
+        self.examined: list[tuple[Config, bool, str | None]] = []
+        self.findings: tuple[Finding, ...] = (Finding("ok", "docker", "it works"),)
 
     async def _there(self) -> None:
         while self.silent.is_set() and not self.ended:
@@ -50,6 +53,13 @@ class FakeNode:
     async def look(self, image: str, *, docker: bool) -> Looked:
         await self._there()
         return Looked(self.software, self.images.get(image))
+
+    async def examine(
+        self, config: Config, *, image_comes: bool, tokenizer_digest: str | None
+    ) -> tuple[Finding, ...]:
+        await self._there()
+        self.examined.append((config, image_comes, tokenizer_digest))
+        return self.findings
 
     async def add_image(self, piece: bytes, *, begins: bool, ends: bool) -> Broken | None:
         """The file's content is the name of the image, and its id."""

@@ -116,6 +116,20 @@ def test_command_gets_its_own_options_and_arguments(carried_out: list[Any]) -> N
     assert carried_out[1] == ((), {"path": Path("some/run")})
 
 
+@pytest.mark.parametrize("flag", ["--ray_address", "--ray-address"])
+def test_the_doctor_s_cluster_is_spelled_as_the_setting_or_as_an_option(
+    carried_out: list[Any], capsys: pytest.CaptureFixture[str], flag: str
+) -> None:
+    assert cli.main(["doctor", flag, "head:6379", "--ray_address=head:6379"]) == 0
+    assert carried_out[0][1] == {"ray_address": "head:6379"}
+    assert cli.main(["doctor"]) == 0
+    assert carried_out[1][1] == {"ray_address": None}
+    for wrong in ([flag], [flag, "head"], [flag, "head:6379", "--ray_address", "other:6379"]):
+        assert cli.main(["doctor", *wrong]) == 2
+    assert len(carried_out) == 2
+    assert flag in command_help(next(command for command in cli.COMMANDS if command.name == "doctor"))
+
+
 def test_key_on_the_command_line_works_with_one_warning(
     carried_out: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

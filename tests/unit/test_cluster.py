@@ -13,8 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import requests
 
 from orchestrator.agents.equipment import Equipment
+from orchestrator.cluster import image as image_module
 from orchestrator.cluster import members as members_module
 from orchestrator.cluster import node as node_module
 from orchestrator.cluster.host import HostActor
@@ -446,6 +448,17 @@ async def test_the_image_of_a_task_is_sent_once_however_many_rollouts_wait_for_i
             ] * 4
     assert cluster["a"].sent_images == [SPEC.image, "own:1"]
     assert images.saved["own:1"] == 1
+
+
+def test_an_engine_that_falls_silent_has_no_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Silent:
+        def inspect_image(self, name: str) -> None:
+            raise requests.ReadTimeout(f"no answer about {name}")
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(image_module, "connect", lambda timeout_s: Silent())
+    assert image_module.image_id(SPEC.image) is None
 
 
 async def test_an_image_that_is_nowhere_breaks_its_rollouts_by_name(images: Images) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
@@ -16,6 +17,7 @@ from tests.fakes import ray_cluster
 from tests.fakes.inference import ScriptedServer
 from tests.fakes.ray_cluster import RayCluster
 from tests.fakes.runs import (
+    ROOT,
     Running,
     answers,
     essence,
@@ -179,6 +181,47 @@ async def test_a_head_that_is_gone_ends_the_run_in_order_and_another_cluster_goe
         again = await run("--env.resume", "run", *elsewhere, directory=home)
     assert again.code == 0, again.stderr
     assert whole_lines(home / "run" / "groups.jsonl") == groups
+
+
+def package_with(line: str, directory: Path) -> dict[str, str]:
+    """The environment of a node whose package has this line more."""
+    compiled = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "orchestrator", directory / "orchestrator", ignore=compiled)
+    with (directory / "orchestrator" / "__init__.py").open("a") as file:
+        file.write(f"{line}\n")
+    return {"PYTHONPATH": f"{directory}:{ROOT / 'proto'}"}
+
+
+async def test_the_doctor_says_of_every_node_how_it_stands(cluster: tuple[Path, RayCluster]) -> None:
+    home, ray = cluster
+    key = "sk-canary-0123456789abcdef"
+    await ray.join("a")
+    await ray.join("b", environ=package_with("# an older one", home / "older"))
+    await ray.join("c", environ=package_with("import nothing_of_this_name", home / "broken"))
+    async with ScriptedServer("vllm", answers(TASKS), api_key=key) as server:
+        given = flags(home, server.base_url, launcher="docker")
+        ended = await run(
+            *("--ray_address", ray.address, *given),
+            directory=home,
+            command="doctor",
+            environ={"OPENAI_API_KEY": key, "DOCKER_HOST": f"unix://{home}/no.sock"},
+        )
+    told = {
+        name: {line[6:16].rstrip(): line for line in ended.stdout.splitlines() if f"node {name}: " in line}
+        for name in ("a", "b", "c")
+    }
+    assert not ended.traceback, ended.stderr
+    assert ended.code == 3
+    assert key not in ended.stdout + ended.stderr
+    assert "this machine has none" in told["a"]["image id"], "no Docker is needed where nothing is carried out"
+    assert "confined as it must be, and removed" in told["a"]["sandbox"]
+    assert told["a"]["endpoint"].startswith("ok")
+    assert told["a"]["tokenizer"].startswith("ok")
+    assert not any(line.startswith("fail") for line in told["a"].values()), ended.stdout
+    assert list(told["b"]) == ["software"]
+    assert "it has source " in told["b"]["software"]
+    assert list(told["c"]) == ["node"]
+    assert "nothing_of_this_name" in told["c"]["node"]
 
 
 def states_of(node: str) -> dict[str, str]:

@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 RESOURCE = "sandbox"  # a node that has some of it carries out rollouts
 CALLS = 100_000  # of one actor at a time; the actor has its own budget of sandboxes
+OPEN_S = 60.0  # for the head to answer; Ray itself asks a wrong address for five minutes
 START_S = 120.0  # for Ray to start the actor's process
 # After so long without its head, Ray ends every process that is connected to it.
 _HEAD_AWAY = "RAY_gcs_rpc_server_reconnect_timeout_s"
@@ -64,15 +65,21 @@ class RayLink:
     async def open(self) -> None:
         """Raises EnvironmentUnusable."""
         try:
-            # In a thread Ray also leaves the run's signal handlers alone.
-            await _apart(
-                lambda: ray.init(address=self._address, log_to_driver=False, logging_level=logging.CRITICAL)
-            )
+            async with asyncio.timeout(OPEN_S):
+                # In a thread Ray also leaves the run's signal handlers alone.
+                await _apart(
+                    lambda: ray.init(address=self._address, log_to_driver=False, logging_level=logging.CRITICAL)
+                )
+        except TimeoutError:
+            raise self._no_cluster(f"no answer within {OPEN_S:g} s") from None
         except (ConnectionError, RuntimeError, ValueError, gone.RayError) as error:
-            raise EnvironmentUnusable(
-                f"env.ray_address: no Ray cluster at {self._address}: {one_line(str(error))}; "
-                "start one with `ray start --head`, and join this machine to it"
-            ) from error
+            raise self._no_cluster(one_line(str(error))) from error
+
+    def _no_cluster(self, why: str) -> EnvironmentUnusable:
+        return EnvironmentUnusable(
+            f"env.ray_address: no Ray cluster at {self._address}: {why}; start one with `ray start --head`, and "
+            "join this machine to it"
+        )
 
     async def close(self) -> None:
         """Ray ends all actors of the run."""

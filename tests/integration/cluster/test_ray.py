@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -222,6 +223,16 @@ async def test_the_doctor_says_of_every_node_how_it_stands(cluster: tuple[Path, 
     assert "it has source " in told["b"]["software"]
     assert list(told["c"]) == ["node"]
     assert "nothing_of_this_name" in told["c"]["node"]
+
+
+async def test_a_head_that_does_not_answer_is_told_of_in_time() -> None:
+    with place() as home, socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        ended = await run("--ray_address", address, directory=home, command="doctor")
+    assert ended.code == 3
+    assert f"no Ray cluster at {address}: no answer within 60 s" in ended.stdout
 
 
 def states_of(node: str) -> dict[str, str]:

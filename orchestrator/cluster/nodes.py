@@ -41,6 +41,7 @@ from orchestrator.errors import (
 from orchestrator.hosts import Provision
 from orchestrator.launch.channels import make_owned_directory, remove_owned_directory
 from orchestrator.opening import REPLAY, find_tokenizer
+from orchestrator.redact import Secret
 from orchestrator.slots import Line
 from orchestrator.tools.base import ToolFacts
 from orchestrator.types import Attempt, Failed, RolloutPlan, SandboxSpec
@@ -288,7 +289,8 @@ def _raised(broken: Broken, node: Node) -> RolloutError:
 
 
 def settings_for_nodes(config: Config, tokenizer_name: str | None) -> Config:
-    """The settings of a node: its own machine, the run's tokenizer, and a recording by its absolute path."""
+    """The settings of a node: its own machine, the run's tokenizer, a recording by its absolute path, and no key
+    that only grading needs."""
     env = replace(config.env, cluster="none", tokenizer_name=tokenizer_name)
     servers = []
     for server in config.openai:
@@ -296,4 +298,4 @@ def settings_for_nodes(config: Config, tokenizer_name: str | None) -> Config:
             path = Path(server.base_url.removeprefix(REPLAY)).absolute()
             server = replace(server, base_url=f"{REPLAY}{path}")
         servers.append(server)
-    return replace(config, env=env, openai=tuple(servers))
+    return replace(config, env=env, openai=tuple(servers), judge_api_key=Secret())

@@ -349,8 +349,8 @@ FACTS = {
 
 def write_synthetic_run(directory: Path, *, plain: int = 8) -> WordTokenizer:
     """run.json, rollouts.jsonl and groups.jsonl, a torn last line included. Gives the tokenizer used."""
-    made = Rollouts()
-    groups = synthetic_groups(made, plain=plain)
+    words = WordTokenizer()
+    groups = synthetic_groups(Rollouts(tokenizer=words), plain=plain)
     results: list[Member | Attempt | tuple[BadTask, int]] = []
     for group in groups:
         members = {m.attempt.plan.rollout_id: m for m in group.members_G}
@@ -363,7 +363,7 @@ def write_synthetic_run(directory: Path, *, plain: int = 8) -> WordTokenizer:
                 file.write(jsonl.dumps(scored_data_group(group)) + b"\n")
     with (directory / "rollouts.jsonl").open("ab") as file:
         file.write(b'{"schema": 1, "rollout_id": "g0000')
-    return made.tokenizer
+    return words
 
 
 if __name__ == "__main__":

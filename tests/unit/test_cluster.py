@@ -21,7 +21,7 @@ from orchestrator.cluster import members as members_module
 from orchestrator.cluster import node as node_module
 from orchestrator.cluster.host import HostActor
 from orchestrator.cluster.image import SavedImages
-from orchestrator.cluster.nodes import Nodes
+from orchestrator.cluster.nodes import Nodes, settings_for_nodes
 from orchestrator.cluster.order import Broken, Delivery, Opening, differences, for_node, software
 from orchestrator.cluster.parcels import Desk, KeptOutput, Shelf, pieces
 from orchestrator.cluster.placement import Rooms
@@ -36,8 +36,9 @@ from orchestrator.executor import Executor, Result, failure_of
 from orchestrator.hosts import Provision
 from orchestrator.launch import channels
 from orchestrator.proxy.left_files import OutputRule
+from orchestrator.redact import Secret
 from orchestrator.settings.config import Config
-from orchestrator.settings.table import EnvSettings
+from orchestrator.settings.table import EnvSettings, OpenAISettings
 from orchestrator.types import (
     Attachment,
     Attempt,
@@ -351,6 +352,15 @@ async def test_a_cancelled_rollout_is_cancelled_on_its_node_and_gives_its_room_b
             assert [str(r.outcome.name) for r in recorded if isinstance(r, Attempt)] == ["cancelled"]
             cluster["a"].go.set()
             assert names(await executor.execute(a_plan(1))) == [("a0", "finished", "a")]
+
+
+async def test_a_node_gets_the_keys_that_rollouts_need_and_no_other() -> None:
+    config = Config(openai=(OpenAISettings(api_key=Secret("sk-e")),), judge_api_key=Secret("sk-j"))
+    given = settings_for_nodes(replace(config, tavily_api_key=Secret("tv")), None)
+    assert given.openai[0].api_key.reveal() == "sk-e"
+    assert given.tavily_api_key.reveal() == "tv"
+    assert not given.judge_api_key
+    assert b"sk-j" not in pickle.dumps(given)
 
 
 # ---------------------------------------------------------------- nodes that are refused

@@ -73,6 +73,8 @@ class Node:
     async def call(self, made: Awaitable[T]) -> T:
         """The answer of one call. Raises SandboxLostError when none will come."""
         call: asyncio.Future[T] = asyncio.ensure_future(made)
+        if self.lost is not None:
+            call.cancel()  # before it has begun
         self._calls.add(call)
         try:
             await asyncio.wait([call])
@@ -207,11 +209,13 @@ class Node:
         """Whether the node gives a sign of life now."""
         loop = asyncio.get_running_loop()
         pulse = asyncio.ensure_future(self.remote.pulse())
-        await asyncio.wait([pulse], timeout=SILENT_S)
-        if not pulse.done():
-            await asyncio.wait([pulse], timeout=GRACE_S)
-        if not pulse.done():
-            pulse.cancel()
+        try:
+            await asyncio.wait([pulse], timeout=SILENT_S)
+            if not pulse.done():
+                await asyncio.wait([pulse], timeout=GRACE_S)
+        finally:
+            silent = pulse.cancel()
+        if silent:
             self.pause("it does not answer")
             self._drop_calls()
             if (silent_s := loop.time() - self._heard_s) > GIVEN_UP_S:

@@ -261,6 +261,30 @@ async def test_a_node_that_stays_silent_is_given_up_and_started_anew(monkeypatch
         assert any("node a is lost: it has not answered for" in line for line in told.said)
 
 
+async def test_nothing_is_asked_of_a_node_that_was_given_up() -> None:
+    """Ending its actor may take as long as Ray's head is away."""
+    cluster = FakeCluster("a")
+    async with nodes_of(cluster) as nodes, nodes.slot(0, SPEC) as room:
+        assert room is not None
+        actor = cluster["a"]
+        actor.end = lambda: None  # type: ignore[method-assign]
+        del cluster.there["a"]
+        await until(lambda: nodes.capacity == 0)
+        with pytest.raises(SandboxLostError, match="it left the cluster"):
+            await room.carry_out(a_plan(), Provision())
+        assert actor.orders == []
+
+
+async def test_when_a_node_that_does_not_answer_was_left_nobody_asks_it_any_more() -> None:
+    before = asyncio.all_tasks()
+    cluster = FakeCluster("a")
+    async with nodes_of(cluster):
+        cluster["a"].silent.set()
+        await asyncio.sleep(0.05)  # it is being asked, and not away yet
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == before
+
+
 async def test_a_node_without_docker_pauses_itself_and_not_the_run() -> None:
     cluster, told = FakeCluster("a", "b"), Told()
     async with nodes_of(cluster, told, max_concurrent_sandboxes=1) as nodes:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from orchestrator.backoff import Backoff
-from orchestrator.cluster.order import Broken, Delivery, Order, Parcel
+from orchestrator.cluster.order import Broken, Delivery, Order, Parcel, Pulse
 from orchestrator.cluster.parcels import KeptOutput, pieces
 from orchestrator.cluster.remote import NodeLost, NodeSeen, Remote
 from orchestrator.errors import LaunchError, RolloutError, SandboxLostError
@@ -205,6 +205,23 @@ class Node:
                 working.cancel()
                 await asyncio.gather(working, return_exceptions=True)
 
+    async def silence(self) -> None:
+        """Raises NodeLost when the node has given no sign of life for long: while it is opened, `watch` does not
+        run yet."""
+        while True:
+            try:
+                async with asyncio.timeout(GIVEN_UP_S):
+                    self._hear(await self.remote.pulse())
+            except TimeoutError:
+                raise NodeLost(f"it has not answered for {GIVEN_UP_S:g} s") from None
+            await asyncio.sleep(PULSE_S)
+
+    def _hear(self, told: Pulse) -> None:
+        self._heard_s = asyncio.get_running_loop().time()
+        for line in told.said:
+            self._say(f"node {self.name}: {line}")
+        self.warm = told.warm
+
     async def _answers(self) -> bool:
         """Whether the node gives a sign of life now."""
         loop = asyncio.get_running_loop()
@@ -224,11 +241,9 @@ class Node:
         if isinstance(error := pulse.exception(), NodeLost):
             self.lose(str(error))
             return False
-        told, self._heard_s = pulse.result(), loop.time()
-        for line in told.said:
-            self._say(f"node {self.name}: {line}")
-        if self.warm != told.warm:
-            self.warm = told.warm
+        warm = self.warm
+        self._hear(pulse.result())
+        if self.warm != warm:
             self._changed(self)
         return True
 

@@ -123,7 +123,7 @@ class Nodes:
         there = node.works and node.seen.node_id in self._members.nodes
         self._rooms.set(node, node.free if there else 0, warm=node.warm > 0)
         before, now = self._counted.get(node, (0, None)), (node.sandboxes if there else 0, _why_away(node, there))
-        if now != before:
+        if now != before and (node.lost is None or node in self._counted):
             self.capacity += now[0] - before[0]
             self._tell(node.name, now[1])
             if node.lost is None:

@@ -20,6 +20,7 @@ from orchestrator.cluster.nodes import Nodes
 from orchestrator.cluster.order import Broken, Delivery, differences, for_node
 from orchestrator.cluster.parcels import Desk, KeptOutput, Shelf, pieces
 from orchestrator.cluster.placement import Rooms
+from orchestrator.cluster.remote import NodeSeen
 from orchestrator.errors import (
     AuthenticationError,
     EnvironmentUnusable,
@@ -261,6 +262,18 @@ async def test_a_node_that_stays_silent_is_given_up_and_started_anew(monkeypatch
         assert any("node a is lost: it has not answered for" in line for line in told.said)
 
 
+async def test_the_end_of_a_node_is_told_once_also_if_another_has_its_name_by_then() -> None:
+    cluster, told = FakeCluster("a"), Told()
+    ends: list[str | None] = []
+    told.node = lambda name, away: ends.append(away)  # type: ignore[method-assign]
+    async with nodes_of(cluster, told, max_concurrent_sandboxes=1) as nodes:
+        del cluster.there["a"]
+        cluster.there["b"] = NodeSeen("b", "a")
+        await until(lambda: nodes.capacity == 1 and ends[-1] is None)
+        await asyncio.sleep(0.2)
+        assert ends == [None, "it left the cluster", None]
+
+
 async def test_nothing_is_asked_of_a_node_that_was_given_up() -> None:
     """Ending its actor may take as long as Ray's head is away."""
     cluster = FakeCluster("a")
@@ -398,6 +411,65 @@ async def test_without_a_node_to_use_nothing_begins(refused: bool) -> None:
         async with nodes_of(cluster):
             pass
     assert all(node.ended for node in cluster.started)
+
+
+async def test_a_node_that_is_refused_again_and_again_is_said_once() -> None:
+    def old(node: FakeNode) -> None:
+        if node.name == "b":
+            node.software["python"] = "3.9.1"
+
+    cluster, told = FakeCluster("a"), Told()
+    cluster.prepare = old
+    async with nodes_of(cluster, told):
+        cluster.join("b")
+        await until(lambda: len(cluster.started) > 4)
+    assert [line.split(":")[0] for line in told.said] == ["node b is not used"]
+
+
+async def test_the_run_begins_without_nodes_that_take_long_to_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members_module, "TOGETHER_S", 0.1)
+    slow = asyncio.Event()
+    slow.set()
+
+    def prepare(node: FakeNode) -> None:
+        if node.name == "b":
+            node.silent = slow
+
+    cluster, told = FakeCluster("a", "b"), Told()
+    cluster.prepare = prepare
+    async with nodes_of(cluster, told) as nodes:
+        assert nodes.capacity == 2
+        slow.clear()
+        await until(lambda: nodes.capacity == 4)
+    assert told.said == ["node b has joined"]
+    assert told.notes == []
+
+
+async def test_the_first_node_is_waited_for_however_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members_module, "TOGETHER_S", 0.05)
+    slow = asyncio.Event()
+    slow.set()
+    cluster, told = FakeCluster("a"), Told()
+    cluster.prepare = lambda node: setattr(node, "silent", slow)
+    asyncio.get_running_loop().call_later(0.3, slow.clear)
+    async with nodes_of(cluster, told) as nodes:
+        assert nodes.capacity == 2
+    assert told.said == []
+
+
+async def test_a_node_that_falls_silent_while_it_is_opened_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_module, "GIVEN_UP_S", 0.2)
+
+    def prepare(node: FakeNode) -> None:
+        if node.name == "b" and len(cluster.started) < 2:
+            node.silent.set()
+
+    cluster, told = FakeCluster("a", "b"), Told()
+    cluster.prepare = prepare
+    async with nodes_of(cluster, told) as nodes:
+        assert told.notes == ["node b is not used: it has not answered for 0.2 s"]
+        assert cluster.started[1].ended
+        await until(lambda: nodes.capacity == 4)
 
 
 # ---------------------------------------------------------------- images

@@ -278,11 +278,12 @@ def _why_away(node: Node, there: bool) -> str | None:
 
 
 def _raised(broken: Broken, node: Node) -> RolloutError:
-    """Of a node that cannot be used at all, the rollout's error; the node is paused."""
+    """Of a node that cannot be used at all, the rollout's error; the node is given up. Asked whether it works, it
+    would say yes, as its Engine and the endpoint do. It is used again when it can be opened anew."""
     error = broken.error(node.name)
     if isinstance(error, RolloutError):
         return error
-    node.pause(broken.text)
+    node.lose(broken.text)
     return SandboxLostError(str(error))
 
 

@@ -654,16 +654,23 @@ async def test_a_key_that_the_endpoint_refuses_ends_the_run() -> None:
             await executor.execute(a_plan())
 
 
-async def test_a_node_that_cannot_confine_is_away_and_the_rollout_is_drawn_elsewhere() -> None:
+async def test_a_node_that_cannot_confine_is_given_up_and_its_rollouts_are_drawn_elsewhere() -> None:
+    unfit = Broken("EnvironmentUnusable", "no seccomp")
     cluster, told = FakeCluster("a", "b"), Told()
     async with nodes_of(cluster, told, max_concurrent_sandboxes=1) as nodes:
-        for node in cluster.started:
-            node.answers = [Delivery(broken=Broken("EnvironmentUnusable", "no seccomp"))]
-        cluster["b"].answers = []
+        cluster["a"].answers = [Delivery(broken=unfit)] * 100
+        cluster["a"].works_again.set()  # as far as it can tell
+        cluster["b"].go.clear()
+        cluster.prepare = lambda node: setattr(node, "refusal", unfit)
         with executing(nodes) as (executor, _):
-            found = [names(await executor.execute(a_plan(index))) for index in range(3)]
-    assert [("a0", "sandbox_lost", "a"), ("a1", "finished", "b")] in found
-    assert "no seccomp" in str(told.away["a"]) or told.away["a"] == "it was left"
+            runs = [asyncio.create_task(executor.execute(a_plan(index))) for index in range(8)]
+            await until(lambda: any("node a is not used: no seccomp" in line for line in told.said))
+            await asyncio.sleep(0.2)
+            cluster["b"].go.set()
+            found = [names(await run) for run in runs]
+    assert any("node a is lost: no seccomp" in line for line in told.said)
+    assert {attempts[-1][1:] for attempts in found} == {("finished", "b")}
+    assert max(len(attempts) for attempts in found) == 2
 
 
 def _plan_is_whole(plan: RolloutPlan, result: Result) -> bool:

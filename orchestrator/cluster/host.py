@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from orchestrator.cluster.image import image_id, load_image
+from orchestrator.cluster.image import has_engine, image_id, load_image
 from orchestrator.cluster.order import (
     Broken,
     Delivery,
@@ -61,7 +61,8 @@ class HostActor:
     async def look(self, image: str, *, docker: bool) -> Looked:
         """What decides whether the node can be opened."""
         found = await asyncio.to_thread(image_id, image) if docker else None
-        return Looked(await asyncio.to_thread(software), found)
+        engine = not docker or found is not None or await asyncio.to_thread(has_engine)
+        return Looked(await asyncio.to_thread(software), found, engine)
 
     async def add_image(self, piece: bytes, *, begins: bool, ends: bool) -> Broken | None:
         """Takes the next piece of an image; after the last one, the node's Engine has it."""

@@ -10,41 +10,63 @@ import docker
 from docker.errors import DockerException
 
 from orchestrator.errors import EnvironmentUnusable, LaunchError
+from orchestrator.launch.docker.calls import CALL_TIMEOUT_S
 from orchestrator.launch.docker.client import connect, inspect_image, why_refused
 
 ENGINE_TIMEOUT_S = 600
+KEPT = 8  # saved images, more than are sent at a time: tasks may have thousands
 
 
 def image_id(name: str) -> str | None:
     """The id of this machine's image of that name; None: there is none, or no Engine."""
     try:
-        with closing(connect(ENGINE_TIMEOUT_S)) as engine:
+        with closing(connect(CALL_TIMEOUT_S)) as engine:
             found = inspect_image(engine, name)
     except (EnvironmentUnusable, DockerException):
         return None
     return None if found is None else str(found["Id"])
 
 
+def has_engine() -> bool:
+    """Whether an Engine answers on this machine."""
+    try:
+        with closing(connect(CALL_TIMEOUT_S)):
+            return True
+    except EnvironmentUnusable:
+        return False
+
+
 class SavedImages:
-    """Images of this machine as files in `folder`, each saved when the first node needs it."""
+    """Images of this machine as files in `folder`, each saved when a node needs it. The longest unused go when
+    there are KEPT."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._kept: dict[Path, None] = {}  # the longest unused first
 
     def path(self, name: str) -> Path:
         """The image as `docker save` writes it. Call it for one image at a time. Raises LaunchError."""
         saved = self._folder / name.replace("/", "%")
-        if saved.exists():
-            return saved
-        draft = saved.with_name(f"{saved.name}.part")
-        try:
-            with _engine(f"the image {name} cannot be sent to nodes") as engine, draft.open("wb") as file:
-                for piece in engine.get_image(name):
-                    file.write(piece)
-        except LaunchError:
-            draft.unlink(missing_ok=True)
-            raise
-        return draft.rename(saved)
+        self._kept.pop(saved, None)
+        if not saved.exists():
+            while len(self._kept) >= KEPT:
+                (unused := next(iter(self._kept))).unlink(missing_ok=True)
+                del self._kept[unused]
+            _save(name, saved)
+        self._kept[saved] = None
+        return saved
+
+
+def _save(name: str, saved: Path) -> None:
+    draft = saved.with_name(f"{saved.name}.part")
+    try:
+        with _engine(f"the image {name} cannot be sent to nodes") as engine, draft.open("wb") as file:
+            for piece in engine.get_image(name):
+                file.write(piece)
+    except LaunchError:
+        draft.unlink(missing_ok=True)
+        raise
+    draft.rename(saved)
 
 
 def load_image(path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from orchestrator.cluster.remote import Link, NodeLost, NodeSeen
 from orchestrator.completion.replay import Replayed
 from orchestrator.errors import (
     EnvironmentUnusable,
-    LaunchError,
     OrchestratorError,
     RunUnhealthy,
     SandboxLostError,
@@ -242,17 +241,8 @@ class Members:
         looked = await remote.look(image, docker=docker)
         if differs := differences(looked.software, self._opening.software):
             raise EnvironmentUnusable(f"it has {differs}; install the same versions on all nodes")
-        if docker and looked.image_id is None and self._image_id is None:
-            raise EnvironmentUnusable(
-                f"neither it nor this machine has the image {image}; run `orchestrator image build` on either"
-            )
-        if docker and self._image_id is None:
-            self._image_id = looked.image_id  # the first node's: all must have the same
-        elif docker and looked.image_id != self._image_id:
-            await self._send_image(node, image)
-            if (await remote.look(image, docker=True)).image_id != self._image_id:
-                raise EnvironmentUnusable(f"its image {image} is another one; build it anew, or remove it there")
-        node.images.add(image)
+        if docker and looked.engine:  # without an Engine, opening it says what to do
+            await self._demand_image(node, image, looked.image_id)
         facts = await remote.open(self._opening)
         if isinstance(facts, Broken):
             raise facts.error(node.name)
@@ -265,15 +255,27 @@ class Members:
                 self._noted.add(note)
                 self._say(f"node {node.name}: {note}")
 
-    async def _send_image(self, node: Node, image: str) -> None:
-        """Raises LaunchError."""
+    async def _demand_image(self, node: Node, image: str, theirs: str | None) -> None:
+        """All nodes have the same image: this machine's, or that of the first node. Raises as `_open`."""
+        if theirs is None and self._image_id is None:
+            raise EnvironmentUnusable(
+                f"neither it nor this machine has the image {image}; run `orchestrator image build` on either"
+            )
+        if self._image_id is None:
+            self._image_id = theirs
+        elif theirs != self._image_id:
+            await node.send_image(image, self._saved)
+            if (await node.remote.look(image, docker=True)).image_id != self._image_id:
+                raise EnvironmentUnusable(f"its image {image} is another one; build it anew, or remove it there")
+        node.images.add(image)
 
-        async def saved() -> Path:
-            async with self._saving:
-                return await asyncio.to_thread(self._images.path, image)
-
+    @asynccontextmanager
+    async def _saved(self, image: str) -> AsyncIterator[Path]:
+        """The image's file, while there is room for one more on its way. Raises LaunchError."""
         async with self._send_room:
-            await node.send_image(image, saved)
+            async with self._saving:
+                path = await asyncio.to_thread(self._images.path, image)
+            yield path
 
     async def _watch(self, node: Node) -> None:
         try:
@@ -291,9 +293,11 @@ class Members:
         if image in node.images:
             return
         looked = await node.call(node.remote.look(image, docker=True))
-        if looked.image_id is None or looked.image_id != await asyncio.to_thread(image_id, image):
-            with suppress(LaunchError) if looked.image_id is not None else nullcontext():
-                await self._send_image(node, image)
+        if not looked.engine:
+            return  # carrying the rollout out shows what is away
+        ours = await asyncio.to_thread(image_id, image)
+        if looked.image_id is None or ours not in (None, looked.image_id):
+            await node.send_image(image, self._saved)
         node.images.add(image)
 
     async def count_replayed(self, node: Node) -> None:

@@ -7,6 +7,7 @@ import itertools
 import logging
 import os
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -56,6 +57,7 @@ class Node:
         self._say = say
         self._calls: set[asyncio.Future[Any]] = set()
         self._sending: dict[str, asyncio.Task[None]] = {}
+        self._one_image = asyncio.Lock()  # the node puts the pieces of one at a time together
         self._heard_s = asyncio.get_running_loop().time()
 
     @property
@@ -127,19 +129,28 @@ class Node:
         except OSError as error:
             raise LaunchError(f"the task's file {attachment.name} cannot be read: {error.strerror}") from error
 
-    async def send_image(self, name: str, saved: Callable[[], Awaitable[Path]]) -> None:
+    async def send_image(self, name: str, saved: Callable[[str], AbstractAsyncContextManager[Path]]) -> None:
         """Sends an image, once however many rollouts wait for it. `saved` gives its file. Raises LaunchError,
         SandboxLostError."""
         await self._once(f"image {name}", partial(self._send_image, name, saved))
 
-    async def _send_image(self, name: str, saved: Callable[[], Awaitable[Path]]) -> None:
-        path = await saved()
-        with await asyncio.to_thread(path.open, "rb") as file:
-            parts = pieces(file, os.fstat(file.fileno()).st_size)
-            while part := await asyncio.to_thread(next, parts, None):
-                piece, begins, ends = part
-                _demand(await self.call(self.remote.add_image(piece, begins=begins, ends=ends)), self)
-        self.images.add(name)
+    async def _send_image(self, name: str, saved: Callable[[str], AbstractAsyncContextManager[Path]]) -> None:
+        async with self._one_image:
+            if name in self.images:  # it came while whoever asks looked for it
+                return
+            async with saved(name) as path:
+                await self._send_saved(name, path)
+            self.images.add(name)
+
+    async def _send_saved(self, name: str, path: Path) -> None:
+        try:
+            with await asyncio.to_thread(path.open, "rb") as file:
+                parts = pieces(file, os.fstat(file.fileno()).st_size)
+                while part := await asyncio.to_thread(next, parts, None):
+                    piece, begins, ends = part
+                    _demand(await self.call(self.remote.add_image(piece, begins=begins, ends=ends)), self)
+        except OSError as error:
+            raise LaunchError(f"the saved image {name} cannot be read: {error.strerror}") from error
 
     async def take_output(self, folder: Path, rollout_id: str, output: Output, delivery: Delivery) -> Output:
         """Brings the files that the rollout left into `folder`. A failure here changes nothing else."""

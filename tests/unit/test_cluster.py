@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from orchestrator.cluster import image as image_module
 from orchestrator.cluster import members as members_module
 from orchestrator.cluster import node as node_module
 from orchestrator.cluster.image import SavedImages
@@ -480,9 +482,10 @@ class Images(SavedImages):
 
     def __init__(self, folder: Path, *names: str) -> None:
         self.folder, self.names, self.saved = folder, names, Counter[str]()
+        self.broken: set[str] = set()
 
     def path(self, name: str) -> Path:
-        if name not in self.names:
+        if name not in self.names or name in self.broken:
             raise LaunchError(f"the image {name} cannot be sent to nodes: No such image")
         self.saved[name] += 1
         path = self.folder / name.replace(":", "-")
@@ -492,7 +495,7 @@ class Images(SavedImages):
 
 @pytest.fixture
 def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Images:
-    found = Images(tmp_path, SPEC.image, "own:1")
+    found = Images(tmp_path, SPEC.image, "own:1", "own:2")
     ids = {name: f"id of {name}" for name in found.names}
     monkeypatch.setattr(members_module, "image_id", ids.get)
     return found
@@ -522,6 +525,80 @@ async def test_the_image_of_a_task_is_sent_once_however_many_rollouts_wait_for_i
             ] * 4
     assert cluster["a"].sent_images == [SPEC.image, "own:1"]
     assert images.saved["own:1"] == 1
+
+
+async def test_images_go_to_a_node_one_after_the_other(images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node adds pieces to what it has."""
+    monkeypatch.setattr("orchestrator.cluster.parcels.PIECE_BYTES", 2)
+    cluster = FakeCluster("a")
+    async with nodes_of(cluster, images=images, launcher="docker", max_concurrent_sandboxes=4) as nodes:
+        with executing(nodes) as (executor, _):
+            plans = [replace(a_plan(i), sandbox=SandboxSpec(f"own:{1 + i % 2}")) for i in range(4)]
+            await asyncio.gather(*(executor.execute(plan) for plan in plans))
+    assert sorted(cluster["a"].sent_images) == ["own:1", "own:2", SPEC.image]
+
+
+async def test_many_rollouts_that_wait_for_an_image_on_one_node_hold_no_other_node_up(images: Images) -> None:
+    cluster = FakeCluster("a", "b")
+    async with nodes_of(cluster, images=images, launcher="docker", max_concurrent_sandboxes=8) as nodes:
+        cluster["a"].taking.clear()
+        with executing(nodes) as (executor, _):
+            plans = [replace(a_plan(i), sandbox=SandboxSpec("own:1")) for i in range(16)]
+            runs = [asyncio.create_task(executor.execute(plan)) for plan in plans]
+            await until(lambda: "own:1" in cluster["b"].images)
+            assert "own:1" not in cluster["a"].images
+            cluster["a"].taking.set()
+            await asyncio.gather(*runs)
+    assert [node.sent_images.count("own:1") for node in cluster.started] == [1, 1]
+
+
+@pytest.mark.parametrize("here", [True, False])
+async def test_a_node_s_own_image_is_taken_only_where_this_machine_has_none(images: Images, here: bool) -> None:
+    name = "own:1" if here else "theirs:1"
+    images.broken.add(name)
+    cluster = FakeCluster("a")
+    async with nodes_of(cluster, images=images, launcher="docker") as nodes:
+        cluster["a"].images[name] = "another id"
+        with executing(nodes) as (executor, _):
+            results = await executor.execute(replace(a_plan(), sandbox=SandboxSpec(name)))
+    assert names(results) == [("a0", "launch_error" if here else "finished", "a")]
+
+
+async def test_no_image_is_sent_to_a_node_without_docker(images: Images) -> None:
+    def without(node: FakeNode) -> None:
+        if node.name == "b":
+            node.engine, node.refusal = False, Broken("EnvironmentUnusable", "Docker is not running here")
+
+    cluster, told = FakeCluster("a", "b"), Told()
+    cluster.prepare = without
+    async with nodes_of(cluster, told, images=images, launcher="docker") as nodes:
+        assert told.notes == ["node b is not used: Docker is not running here"]
+        assert cluster["b"].sent_images == []
+        cluster["a"].engine, cluster["a"].answers = False, [DOCKER_AWAY]
+        with executing(nodes) as (executor, _):
+            run = asyncio.create_task(executor.execute(replace(a_plan(), sandbox=SandboxSpec("own:1"))))
+            await until(lambda: told.away["a"] == "Docker is away")
+            assert cluster["a"].sent_images == [SPEC.image]
+            cluster["a"].engine = True
+            cluster["a"].works_again.set()
+            assert names(await run) == [("a0", "docker_error", "a"), ("a1", "finished", "a")]
+    assert cluster["a"].sent_images == [SPEC.image, "own:1"]
+
+
+def test_saved_images_of_tasks_do_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def engine(what: str) -> Iterator[SimpleNamespace]:
+        yield SimpleNamespace(get_image=lambda name: [name.encode()])
+
+    monkeypatch.setattr(image_module, "_engine", engine)
+    (tmp_path / "owner").write_text("this process")
+    saved = SavedImages(tmp_path)
+    for number in range(image_module.KEPT + 3):
+        assert saved.path("the/run:1").read_bytes() == b"the/run:1"
+        assert saved.path(f"own:{number}").read_bytes() == f"own:{number}".encode()
+    kept = {path.name for path in tmp_path.iterdir()}
+    assert len(kept) == image_module.KEPT + 1
+    assert {"owner", "the%run:1", f"own:{image_module.KEPT + 2}"} <= kept
 
 
 async def test_an_image_that_is_nowhere_breaks_its_rollouts_by_name(images: Images) -> None:

@@ -79,7 +79,7 @@ class HostActor:
             try:
                 load_image(path)
             finally:
-                path.unlink()
+                path.unlink(missing_ok=True)
 
     async def open(self, opening: Opening) -> NodeFacts | Broken:
         """Opens the launcher, its sandboxes, the tokenizer, the way to the endpoint. After a failure, nothing is
@@ -108,6 +108,8 @@ class HostActor:
                 self._stack, self._here = stack.pop_all(), here
         except OrchestratorError as error:
             return Broken.of(error)
+        except OSError as error:
+            return Broken("EnvironmentUnusable", f"it cannot be opened: {error}")
         return facts
 
     def _place(self) -> Path:

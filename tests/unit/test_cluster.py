@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import hashlib
 import pickle
 import random
 from collections import Counter
@@ -14,12 +16,15 @@ from types import SimpleNamespace
 
 import pytest
 
+from orchestrator.agents.equipment import Equipment
+from orchestrator.cluster import host as host_module
 from orchestrator.cluster import image as image_module
 from orchestrator.cluster import members as members_module
 from orchestrator.cluster import node as node_module
+from orchestrator.cluster.host import HostActor
 from orchestrator.cluster.image import SavedImages
 from orchestrator.cluster.nodes import Nodes
-from orchestrator.cluster.order import Broken, Delivery, differences, for_node
+from orchestrator.cluster.order import Broken, Delivery, Opening, Parcel, differences, for_node, software
 from orchestrator.cluster.parcels import Desk, KeptOutput, Shelf, pieces
 from orchestrator.cluster.placement import Rooms
 from orchestrator.cluster.remote import NodeSeen
@@ -33,6 +38,7 @@ from orchestrator.errors import (
 from orchestrator.executor import Executor, Result, failure_of
 from orchestrator.hosts import Provision
 from orchestrator.proxy.left_files import OutputRule
+from orchestrator.settings.config import Config
 from orchestrator.types import (
     Attachment,
     Attempt,
@@ -670,6 +676,79 @@ def test_a_shelf_keeps_what_is_used_and_checks_what_it_gets(
     assert len([path for path in tmp_path.iterdir() if path.is_file()]) == 1
     with pytest.raises(LaunchError, match="changed on its way"):
         shelf.add("0" * 64, b"other", begins=True, ends=True)
+
+
+def on_shelf(shelf: Shelf, content: bytes) -> Parcel:
+    parcel = Parcel(hashlib.sha256(content).hexdigest(), len(content))
+    shelf.add(parcel.digest, content, begins=True, ends=True)
+    return parcel
+
+
+def test_a_file_is_on_the_shelf_when_it_lies_there_and_not_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pieces are added in a thread, and rollouts look in another one."""
+    shelf, seen = Shelf(tmp_path), []
+    rename = Path.rename
+
+    def slow(path: Path, target: Path) -> Path:
+        seen.append(shelf.missing((Parcel(target.name, 1),)))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", slow)
+    parcel = on_shelf(shelf, b"x")
+    assert seen == [(parcel.digest,)]
+    assert shelf.missing((parcel,)) == ()
+
+
+def test_the_end_of_a_rollout_costs_the_same_however_many_files_are_kept(tmp_path: Path) -> None:
+    """Looking at all of them also failed when another came meanwhile."""
+
+    class Counted(dict[str, int]):
+        looked_at = 0
+
+        def __iter__(self) -> Iterator[str]:
+            for key in super().__iter__():
+                Counted.looked_at += 1
+                yield key
+
+    shelf = Shelf(tmp_path)
+    parcels = [on_shelf(shelf, bytes([number])) for number in range(200)]
+    for name, value in vars(shelf).items():
+        if isinstance(value, dict):
+            setattr(shelf, name, Counted(value))
+    with shelf.used((), ()), shelf.used((Attachment("f", tmp_path, 1),), (parcels[7],)):
+        pass
+    assert Counted.looked_at < 20
+
+
+def test_a_disk_that_fails_on_a_node_breaks_what_needs_it_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf = Shelf(tmp_path)
+    parcel = on_shelf(shelf, b"x")
+
+    def fails(*_: object, **__: object) -> Path:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("orchestrator.cluster.parcels.KEPT_BYTES", 0)
+    monkeypatch.setattr(Path, "rename", fails)
+    with pytest.raises(LaunchError, match="Read-only file system"):
+        on_shelf(shelf, b"y")
+    monkeypatch.setattr(Path, "unlink", fails)
+    with shelf.used((Attachment("f", tmp_path, 1),), (parcel,)):
+        pass
+
+
+async def test_a_node_without_room_cannot_be_opened_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "/tmp/x")
+
+    monkeypatch.setattr(host_module, "open_here", full)
+    told = await HostActor().open(Opening(Config(), Equipment(), None, software()))
+    assert told == Broken(
+        "EnvironmentUnusable", "it cannot be opened: [Errno 28] No space left on device: '/tmp/x'"
+    )
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 24])

@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from orchestrator.cluster.image import image_id, load_image
+from orchestrator.cluster.image import has_engine, image_id, load_image
 from orchestrator.cluster.order import (
     Broken,
     Delivery,
@@ -65,7 +65,8 @@ class HostActor:
     async def look(self, image: str, *, docker: bool) -> Looked:
         """What decides whether the node can be opened."""
         found = await asyncio.to_thread(image_id, image) if docker else None
-        return Looked(await asyncio.to_thread(software), found)
+        engine = not docker or found is not None or await asyncio.to_thread(has_engine)
+        return Looked(await asyncio.to_thread(software), found, engine)
 
     async def examine(
         self, config: Config, *, image_comes: bool, tokenizer_digest: str | None
@@ -92,7 +93,7 @@ class HostActor:
             try:
                 load_image(path)
             finally:
-                path.unlink()
+                path.unlink(missing_ok=True)
 
     async def open(self, opening: Opening) -> NodeFacts | Broken:
         """Opens the launcher, its sandboxes, the tokenizer, the way to the endpoint. After a failure, nothing is
@@ -120,6 +121,8 @@ class HostActor:
                 self._stack, self._here = stack.pop_all(), here
         except OrchestratorError as error:
             return Broken.of(error)
+        except OSError as error:
+            return Broken("EnvironmentUnusable", f"it cannot be opened: {error}")
         return facts
 
     def _place(self) -> Path:

@@ -14,6 +14,7 @@ from orchestrator.launch.docker.calls import CALL_TIMEOUT_S, UNREACHABLE
 from orchestrator.launch.docker.client import connect, inspect_image, why_refused
 
 ENGINE_TIMEOUT_S = 600  # to save or load an image
+KEPT = 8  # saved images, more than are sent at a time: tasks may have thousands
 
 
 def image_id(name: str) -> str | None:
@@ -31,26 +32,46 @@ def nowhere(name: str) -> str:
     return f"neither it nor this machine has the image {name}; run `orchestrator image build` on either"
 
 
+def has_engine() -> bool:
+    """Whether an Engine answers on this machine."""
+    try:
+        with closing(connect(CALL_TIMEOUT_S)):
+            return True
+    except (EnvironmentUnusable, *UNREACHABLE):
+        return False
+
+
 class SavedImages:
-    """Images of this machine as files in `folder`, each saved when the first node needs it."""
+    """Images of this machine as files in `folder`, each saved when a node needs it. The longest unused go when
+    there are KEPT."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._kept: dict[Path, None] = {}  # the longest unused first
 
     def path(self, name: str) -> Path:
         """The image as `docker save` writes it. Call it for one image at a time. Raises LaunchError."""
         saved = self._folder / name.replace("/", "%")
-        if saved.exists():
-            return saved
-        draft = saved.with_name(f"{saved.name}.part")
-        try:
-            with _engine(f"the image {name} cannot be sent to nodes") as engine, draft.open("wb") as file:
-                for piece in engine.get_image(name):
-                    file.write(piece)
-        except LaunchError:
-            draft.unlink(missing_ok=True)
-            raise
-        return draft.rename(saved)
+        self._kept.pop(saved, None)
+        if not saved.exists():
+            while len(self._kept) >= KEPT:
+                (unused := next(iter(self._kept))).unlink(missing_ok=True)
+                del self._kept[unused]
+            _save(name, saved)
+        self._kept[saved] = None
+        return saved
+
+
+def _save(name: str, saved: Path) -> None:
+    draft = saved.with_name(f"{saved.name}.part")
+    try:
+        with _engine(f"the image {name} cannot be sent to nodes") as engine, draft.open("wb") as file:
+            for piece in engine.get_image(name):
+                file.write(piece)
+    except LaunchError:
+        draft.unlink(missing_ok=True)
+        raise
+    draft.rename(saved)
 
 
 def load_image(path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +13,23 @@ from orchestrator.breaker import PATIENCE_S
 from orchestrator.cluster.image import SavedImages, image_id, nowhere
 from orchestrator.cluster.node import Node
 from orchestrator.cluster.order import Broken, Opening, demand_same
-from orchestrator.cluster.remote import Link, NodeLost, NodeSeen, Remote
+from orchestrator.cluster.remote import Link, NodeLost, NodeSeen
 from orchestrator.completion.replay import Replayed
 from orchestrator.errors import (
     EnvironmentUnusable,
-    LaunchError,
     OrchestratorError,
     RunUnhealthy,
     SandboxLostError,
 )
 from orchestrator.settings.config import Config
 from orchestrator.tools.base import ToolFacts
-from orchestrator.waits import uninterrupted
+from orchestrator.waits import first_of, uninterrupted
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 3.0  # between two looks at which nodes there are
 JOIN_AGAIN_S = 30.0  # after a node could not be opened, or was lost while its machine is still listed
+TOGETHER_S = 60.0  # for nodes to be opened at the start; those that take longer join later
 LOOKING_S = 60.0  # for the cluster to say which nodes there are, at the start
 HEAD_SILENT_S = 5.0  # and later
 HEAD_MARGIN_S = 20.0  # for an end in order, before a head that is away ends this process
@@ -69,6 +69,7 @@ class Members:
         self._noted: set[str] = set()
         self._not_before: dict[str, float] = {}  # when a node may be opened again, by Ray's id
         self._joining: set[str] = set()
+        self._begun = False  # nodes that join now are told of one by one
         self._tasks: set[asyncio.Task[None]] = set()
         self._join_room, self._send_room = asyncio.Semaphore(JOINING), asyncio.Semaphore(SENDING)
         self._saving = asyncio.Lock()
@@ -82,7 +83,7 @@ class Members:
         if self._env.launcher == "docker":
             self._image_id = await asyncio.to_thread(image_id, self._spec.image)
         try:
-            await asyncio.gather(*(self._join(node) for node in await first_nodes(self._link)))
+            await self._join_first(await first_nodes(self._link))
             for name, why in self._refused.items():
                 notes.append(f"node {name} is not used: {why}")
             if not self.nodes:
@@ -92,10 +93,21 @@ class Members:
         finally:
             await uninterrupted(self._close())
 
-    def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    async def _join_first(self, seen: list[NodeSeen]) -> None:
+        """Returns when all are open or refused, and after TOGETHER_S as soon as one is open."""
+        joining = {self._start(self._join_and_tell(node), f"joining {node.name}") for node in seen}
+        _, joining = await asyncio.wait(joining, timeout=TOGETHER_S)
+        while joining and not self.nodes:
+            _, joining = await asyncio.wait(joining, return_when=asyncio.FIRST_COMPLETED)
+        if self.ended is not None:
+            raise self.ended
+        self._begun = True
+
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._finished)
+        return task
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -164,7 +176,7 @@ class Members:
         for node_id, found in seen.items():
             known = node_id in self.nodes or node_id in self._joining or found.draining
             if not known and now >= self._not_before.get(node_id, 0.0):
-                self._start(self._join_later(found), f"joining {found.name}")
+                self._start(self._join_and_tell(found), f"joining {found.name}")
 
     async def _drain_node(self, node: Node) -> None:
         await _drained(node)
@@ -173,30 +185,31 @@ class Members:
         if node.lost is None:
             await self._leave(node)
 
-    async def _join_later(self, seen: NodeSeen) -> None:
+    async def _join_and_tell(self, seen: NodeSeen) -> None:
+        before = self._refused.get(seen.name)
         await self._join(seen)
-        if seen.node_id in self.nodes:
+        why = self._refused.get(seen.name)
+        if self._begun and why is None:
             self._say(f"node {seen.name} has joined")
-        elif why := self._refused.get(seen.name):
+        elif self._begun and why != before:
             self._say(f"node {seen.name} is not used: {why}")
 
     async def _join(self, seen: NodeSeen) -> None:
         """Opens a node and watches it; or notes why it is not used."""
         self._joining.add(seen.node_id)
         self._not_before[seen.node_id] = asyncio.get_running_loop().time() + JOIN_AGAIN_S
-        remote: Remote | None = None
+        node: Node | None = None
         try:
             async with self._join_room:
                 remote = await self._link.start(seen.node_id)
-                node = await self._open(seen, remote)
-        except (NodeLost, OrchestratorError) as error:
+                node = Node(seen, remote, self._env.max_concurrent_sandboxes, self._changed, self._say)
+                await first_of(self._open(node), node.silence())
+        except BaseException as error:
+            if node is not None:
+                node.lose("it is not used")
+            if not isinstance(error, NodeLost | OrchestratorError):
+                raise
             self._refused[seen.name] = str(error).removeprefix(f"node {seen.name}: ")
-            if remote is not None:
-                remote.end()
-        except BaseException:
-            if remote is not None:
-                remote.end()
-            raise
         else:
             self._refused.pop(seen.name, None)
             self.nodes[seen.node_id] = node
@@ -205,24 +218,16 @@ class Members:
         finally:
             self._joining.discard(seen.node_id)
 
-    async def _open(self, seen: NodeSeen, remote: Remote) -> Node:
-        """Raises NodeLost, EnvironmentUnusable, LaunchError."""
-        docker, image = self._env.launcher == "docker", self._spec.image
+    async def _open(self, node: Node) -> None:
+        """Raises NodeLost, EnvironmentUnusable, LaunchError, SandboxLostError."""
+        docker, image, remote = self._env.launcher == "docker", self._spec.image, node.remote
         looked = await remote.look(image, docker=docker)
         demand_same(looked.software, self._opening.software)
-        node = Node(seen, remote, self._env.max_concurrent_sandboxes, self._changed, self._say)
-        if docker and looked.image_id is None and self._image_id is None:
-            raise EnvironmentUnusable(nowhere(image))
-        if docker and self._image_id is None:
-            self._image_id = looked.image_id  # the first node's: all must have the same
-        elif docker and looked.image_id != self._image_id:
-            await self._send_image(node, image)
-            if (await remote.look(image, docker=True)).image_id != self._image_id:
-                raise EnvironmentUnusable(f"its image {image} is another one; build it anew, or remove it there")
-        node.images.add(image)
+        if docker and looked.engine:  # without an Engine, opening it says what to do
+            await self._demand_image(node, image, looked.image_id)
         facts = await remote.open(self._opening)
         if isinstance(facts, Broken):
-            raise facts.error(seen.name)
+            raise facts.error(node.name)
         if self.sandbox and facts.takes_ids != self.takes_ids:
             raise EnvironmentUnusable("its endpoint gives token ids and that of the others not, or the reverse")
         if not self.sandbox:
@@ -230,18 +235,27 @@ class Members:
         for note in facts.notes:
             if note not in self._noted:  # the nodes of a cluster are alike
                 self._noted.add(note)
-                self._say(f"node {seen.name}: {note}")
-        return node
+                self._say(f"node {node.name}: {note}")
 
-    async def _send_image(self, node: Node, image: str) -> None:
-        """Raises LaunchError."""
+    async def _demand_image(self, node: Node, image: str, theirs: str | None) -> None:
+        """All nodes have the same image: this machine's, or that of the first node. Raises as `_open`."""
+        if theirs is None and self._image_id is None:
+            raise EnvironmentUnusable(nowhere(image))
+        if self._image_id is None:
+            self._image_id = theirs
+        elif theirs != self._image_id:
+            await node.send_image(image, self._saved)
+            if (await node.remote.look(image, docker=True)).image_id != self._image_id:
+                raise EnvironmentUnusable(f"its image {image} is another one; build it anew, or remove it there")
+        node.images.add(image)
 
-        async def saved() -> Path:
-            async with self._saving:
-                return await asyncio.to_thread(self._images.path, image)
-
+    @asynccontextmanager
+    async def _saved(self, image: str) -> AsyncIterator[Path]:
+        """The image's file, while there is room for one more on its way. Raises LaunchError."""
         async with self._send_room:
-            await node.send_image(image, saved)
+            async with self._saving:
+                path = await asyncio.to_thread(self._images.path, image)
+            yield path
 
     async def _watch(self, node: Node) -> None:
         try:
@@ -259,9 +273,11 @@ class Members:
         if image in node.images:
             return
         looked = await node.call(node.remote.look(image, docker=True))
-        if looked.image_id is None or looked.image_id != await asyncio.to_thread(image_id, image):
-            with suppress(LaunchError) if looked.image_id is not None else nullcontext():
-                await self._send_image(node, image)
+        if not looked.engine:
+            return  # carrying the rollout out shows what is away
+        ours = await asyncio.to_thread(image_id, image)
+        if looked.image_id is None or ours not in (None, looked.image_id):
+            await node.send_image(image, self._saved)
         node.images.add(image)
 
     async def count_replayed(self, node: Node) -> None:

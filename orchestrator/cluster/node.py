@@ -7,12 +7,13 @@ import itertools
 import logging
 import os
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from orchestrator.backoff import Backoff
-from orchestrator.cluster.order import Broken, Delivery, Order, Parcel
+from orchestrator.cluster.order import Broken, Delivery, Order, Parcel, Pulse
 from orchestrator.cluster.parcels import KeptOutput, pieces
 from orchestrator.cluster.remote import NodeLost, NodeSeen, Remote
 from orchestrator.errors import LaunchError, RolloutError, SandboxLostError
@@ -56,6 +57,7 @@ class Node:
         self._say = say
         self._calls: set[asyncio.Future[Any]] = set()
         self._sending: dict[str, asyncio.Task[None]] = {}
+        self._one_image = asyncio.Lock()  # the node puts the pieces of one at a time together
         self._heard_s = asyncio.get_running_loop().time()
 
     @property
@@ -73,6 +75,8 @@ class Node:
     async def call(self, made: Awaitable[T]) -> T:
         """The answer of one call. Raises SandboxLostError when none will come."""
         call: asyncio.Future[T] = asyncio.ensure_future(made)
+        if self.lost is not None:
+            call.cancel()  # before it has begun
         self._calls.add(call)
         try:
             await asyncio.wait([call])
@@ -125,19 +129,28 @@ class Node:
         except OSError as error:
             raise LaunchError(f"the task's file {attachment.name} cannot be read: {error.strerror}") from error
 
-    async def send_image(self, name: str, saved: Callable[[], Awaitable[Path]]) -> None:
+    async def send_image(self, name: str, saved: Callable[[str], AbstractAsyncContextManager[Path]]) -> None:
         """Sends an image, once however many rollouts wait for it. `saved` gives its file. Raises LaunchError,
         SandboxLostError."""
         await self._once(f"image {name}", partial(self._send_image, name, saved))
 
-    async def _send_image(self, name: str, saved: Callable[[], Awaitable[Path]]) -> None:
-        path = await saved()
-        with await asyncio.to_thread(path.open, "rb") as file:
-            parts = pieces(file, os.fstat(file.fileno()).st_size)
-            while part := await asyncio.to_thread(next, parts, None):
-                piece, begins, ends = part
-                _demand(await self.call(self.remote.add_image(piece, begins=begins, ends=ends)), self)
-        self.images.add(name)
+    async def _send_image(self, name: str, saved: Callable[[str], AbstractAsyncContextManager[Path]]) -> None:
+        async with self._one_image:
+            if name in self.images:  # it came while whoever asks looked for it
+                return
+            async with saved(name) as path:
+                await self._send_saved(name, path)
+            self.images.add(name)
+
+    async def _send_saved(self, name: str, path: Path) -> None:
+        try:
+            with await asyncio.to_thread(path.open, "rb") as file:
+                parts = pieces(file, os.fstat(file.fileno()).st_size)
+                while part := await asyncio.to_thread(next, parts, None):
+                    piece, begins, ends = part
+                    _demand(await self.call(self.remote.add_image(piece, begins=begins, ends=ends)), self)
+        except OSError as error:
+            raise LaunchError(f"the saved image {name} cannot be read: {error.strerror}") from error
 
     async def take_output(self, folder: Path, rollout_id: str, output: Output, delivery: Delivery) -> Output:
         """Brings the files that the rollout left into `folder`. A failure here changes nothing else."""
@@ -203,15 +216,34 @@ class Node:
                 working.cancel()
                 await asyncio.gather(working, return_exceptions=True)
 
+    async def silence(self) -> None:
+        """Raises NodeLost when the node has given no sign of life for long: while it is opened, `watch` does not
+        run yet."""
+        while True:
+            try:
+                async with asyncio.timeout(GIVEN_UP_S):
+                    self._hear(await self.remote.pulse())
+            except TimeoutError:
+                raise NodeLost(f"it has not answered for {GIVEN_UP_S:g} s") from None
+            await asyncio.sleep(PULSE_S)
+
+    def _hear(self, told: Pulse) -> None:
+        self._heard_s = asyncio.get_running_loop().time()
+        for line in told.said:
+            self._say(f"node {self.name}: {line}")
+        self.warm = told.warm
+
     async def _answers(self) -> bool:
         """Whether the node gives a sign of life now."""
         loop = asyncio.get_running_loop()
         pulse = asyncio.ensure_future(self.remote.pulse())
-        await asyncio.wait([pulse], timeout=SILENT_S)
-        if not pulse.done():
-            await asyncio.wait([pulse], timeout=GRACE_S)
-        if not pulse.done():
-            pulse.cancel()
+        try:
+            await asyncio.wait([pulse], timeout=SILENT_S)
+            if not pulse.done():
+                await asyncio.wait([pulse], timeout=GRACE_S)
+        finally:
+            silent = pulse.cancel()
+        if silent:
             self.pause("it does not answer")
             self._drop_calls()
             if (silent_s := loop.time() - self._heard_s) > GIVEN_UP_S:
@@ -220,11 +252,9 @@ class Node:
         if isinstance(error := pulse.exception(), NodeLost):
             self.lose(str(error))
             return False
-        told, self._heard_s = pulse.result(), loop.time()
-        for line in told.said:
-            self._say(f"node {self.name}: {line}")
-        if self.warm != told.warm:
-            self.warm = told.warm
+        warm = self.warm
+        self._hear(pulse.result())
+        if self.warm != warm:
             self._changed(self)
         return True
 

@@ -125,7 +125,7 @@ class Nodes:
         there = node.works and node.seen.node_id in self._members.nodes
         self._rooms.set(node, node.free if there else 0, warm=node.warm > 0)
         before, now = self._counted.get(node, (0, None)), (node.sandboxes if there else 0, _why_away(node, there))
-        if now != before:
+        if now != before and (node.lost is None or node in self._counted):
             self.capacity += now[0] - before[0]
             self._tell(node.name, now[1])
             if node.lost is None:
@@ -280,11 +280,12 @@ def _why_away(node: Node, there: bool) -> str | None:
 
 
 def _raised(broken: Broken, node: Node) -> RolloutError:
-    """Of a node that cannot be used at all, the rollout's error; the node is paused."""
+    """Of a node that cannot be used at all, the rollout's error; the node is given up. Asked whether it works, it
+    would say yes, as its Engine and the endpoint do. It is used again when it can be opened anew."""
     error = broken.error(node.name)
     if isinstance(error, RolloutError):
         return error
-    node.pause(broken.text)
+    node.lose(broken.text)
     return SandboxLostError(str(error))
 
 

@@ -38,10 +38,12 @@ class Parcel:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What can be told of a node before it is opened. `image_id` None: it has no such image."""
+    """What can be told of a node before it is opened. `image_id` None: it has no such image. `engine` False: nor
+    an Engine that answers, where one is needed."""
 
     software: Mapping[str, str]
     image_id: str | None
+    engine: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,9 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Lock
 from typing import BinaryIO
 
 from orchestrator.cluster.order import Parcel
@@ -30,70 +31,89 @@ def parcel_of(attachment: Attachment) -> Parcel:
 
 def grow(path: Path, piece: bytes, *, begins: bool) -> None:
     """Adds a piece to a file that comes from the run. Blocks. Raises LaunchError; the file is gone then."""
+    with _room(path), path.open("wb" if begins else "ab") as file:
+        file.write(piece)
+
+
+@contextmanager
+def _room(path: Path) -> Iterator[None]:
+    """A failure of the disk in this block is a LaunchError, and the file is gone."""
     try:
-        with path.open("wb" if begins else "ab") as file:
-            file.write(piece)
+        yield
     except OSError as error:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.unlink()
         raise LaunchError(f"no room in {path.parent} for what the run sends: {error.strerror}") from error
 
 
 class Shelf:
     """A folder of files, each under its digest. Those that no rollout uses go, the longest unused first, when they
-    are more than KEPT_BYTES together. Blocks."""
+    are more than KEPT_BYTES together. Blocks. Files may be added in one thread and used in another."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._sizes: dict[str, int] = {}  # the longest unused first
-        self._users: dict[str, int] = {}
+        self._users: dict[str, int] = {}  # of every file that is here
+        self._unused: dict[str, int] = {}  # sizes, the longest unused first
+        self._unused_bytes = 0
+        self._lock = Lock()
         self._growing: dict[str, hashlib._Hash] = {}
 
     def missing(self, parcels: tuple[Parcel, ...]) -> tuple[str, ...]:
         """Digests of those that are not here."""
-        return tuple(dict.fromkeys(p.digest for p in parcels if p.digest not in self._sizes))
+        return tuple(dict.fromkeys(p.digest for p in parcels if p.digest not in self._users))
 
     def add(self, digest: str, piece: bytes, *, begins: bool, ends: bool) -> None:
         """Takes the next piece of a file. Raises LaunchError where it cannot be kept, or is not what was named."""
         draft = self._folder / f"{digest}.part"
-        grow(draft, piece, begins=begins)
         if begins:
             self._growing[digest] = hashlib.sha256()
+        grow(draft, piece, begins=begins)
         self._growing[digest].update(piece)
         if not ends:
             return
-        if self._growing.pop(digest).hexdigest() != digest:
-            draft.unlink()
-            raise LaunchError("a file of the task changed on its way to the node")
-        self._sizes[digest] = draft.stat().st_size
-        draft.rename(self._folder / digest)
+        with _room(draft):
+            if self._growing.pop(digest).hexdigest() != digest:
+                draft.unlink()
+                raise LaunchError("a file of the task changed on its way to the node")
+            size = draft.stat().st_size
+            draft.rename(self._folder / digest)
+        with self._lock:
+            self._users[digest] = 0
+            self._put_by(digest, size)
 
     @contextmanager
     def used(
         self, attachments: tuple[Attachment, ...], parcels: tuple[Parcel, ...]
     ) -> Iterator[tuple[Attachment, ...]]:
         """The attachments as they lie here. Within the block they stay."""
-        for parcel in parcels:
-            self._users[parcel.digest] = self._users.get(parcel.digest, 0) + 1
-            self._sizes[parcel.digest] = self._sizes.pop(parcel.digest)
+        with self._lock:
+            for parcel in parcels:
+                self._users[parcel.digest] += 1
+                self._unused_bytes -= self._unused.pop(parcel.digest, 0)
         try:
             yield tuple(
                 Attachment(attachment.name, Path(os.path.realpath(self._folder), parcel.digest), parcel.size_bytes)
                 for attachment, parcel in zip(attachments, parcels, strict=True)
             )
         finally:
-            for parcel in parcels:
-                self._users[parcel.digest] -= 1
-            self._sweep()
+            with self._lock:
+                for parcel in parcels:
+                    self._users[parcel.digest] -= 1
+                    if not self._users[parcel.digest]:
+                        self._put_by(parcel.digest, parcel.size_bytes)
+                self._sweep()
+
+    def _put_by(self, digest: str, size: int) -> None:
+        self._unused[digest] = size
+        self._unused_bytes += size
 
     def _sweep(self) -> None:
-        unused = [digest for digest in self._sizes if not self._users.get(digest)]
-        left = sum(self._sizes[digest] for digest in unused)
-        for digest in unused:
-            if left <= KEPT_BYTES:
-                return
-            left -= self._sizes.pop(digest)
-            self._users.pop(digest, None)
-            (self._folder / digest).unlink(missing_ok=True)
+        while self._unused_bytes > KEPT_BYTES:
+            digest = next(iter(self._unused))
+            self._unused_bytes -= self._unused.pop(digest)
+            del self._users[digest]
+            with suppress(OSError):  # on a disk that fails it stays, until the run ends
+                (self._folder / digest).unlink()
 
 
 class Desk:

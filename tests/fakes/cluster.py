@@ -30,6 +30,9 @@ class FakeNode:
         self.files: dict[str, bytes] = {}
         self.images: dict[str, str] = {}  # ids, by name
         self.sent_images: list[str] = []
+        self.engine = True
+        self.taking = asyncio.Event()  # unless it is set, no piece of an image is taken
+        self.taking.set()
         self.go = asyncio.Event()
         self.go.set()
         self.silent = asyncio.Event()  # while it is set, nothing is answered
@@ -52,7 +55,7 @@ class FakeNode:
 
     async def look(self, image: str, *, docker: bool) -> Looked:
         await self._there()
-        return Looked(self.software, self.images.get(image))
+        return Looked(self.software, self.images.get(image) if self.engine else None, self.engine)
 
     async def examine(
         self, config: Config, *, image_comes: bool, tokenizer_digest: str | None
@@ -63,6 +66,7 @@ class FakeNode:
 
     async def add_image(self, piece: bytes, *, begins: bool, ends: bool) -> Broken | None:
         """The file's content is the name of the image, and its id."""
+        await self.taking.wait()
         await asyncio.sleep(0.01)
         if begins:
             self.sent_images.append("")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import hashlib
 import os
 import pickle
 import random
@@ -11,20 +13,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import requests
 
 from orchestrator.agents.equipment import Equipment
+from orchestrator.cluster import host as host_module
 from orchestrator.cluster import image as image_module
 from orchestrator.cluster import members as members_module
 from orchestrator.cluster import node as node_module
 from orchestrator.cluster.host import HostActor
 from orchestrator.cluster.image import SavedImages
 from orchestrator.cluster.nodes import Nodes, settings_for_nodes
-from orchestrator.cluster.order import Broken, Delivery, Opening, differences, for_node, software
+from orchestrator.cluster.order import Broken, Delivery, Opening, Parcel, differences, for_node, software
 from orchestrator.cluster.parcels import Desk, KeptOutput, Shelf, pieces
 from orchestrator.cluster.placement import Rooms
+from orchestrator.cluster.remote import NodeSeen
 from orchestrator.errors import (
     AuthenticationError,
     EnvironmentUnusable,
@@ -270,6 +275,42 @@ async def test_a_node_that_stays_silent_is_given_up_and_started_anew(monkeypatch
         assert any("node a is lost: it has not answered for" in line for line in told.said)
 
 
+async def test_the_end_of_a_node_is_told_once_also_if_another_has_its_name_by_then() -> None:
+    cluster, told = FakeCluster("a"), Told()
+    ends: list[str | None] = []
+    told.node = lambda name, away: ends.append(away)  # type: ignore[method-assign]
+    async with nodes_of(cluster, told, max_concurrent_sandboxes=1) as nodes:
+        del cluster.there["a"]
+        cluster.there["b"] = NodeSeen("b", "a")
+        await until(lambda: nodes.capacity == 1 and ends[-1] is None)
+        await asyncio.sleep(0.2)
+        assert ends == [None, "it left the cluster", None]
+
+
+async def test_nothing_is_asked_of_a_node_that_was_given_up() -> None:
+    """Ending its actor may take as long as Ray's head is away."""
+    cluster = FakeCluster("a")
+    async with nodes_of(cluster) as nodes, nodes.slot(0, SPEC) as room:
+        assert room is not None
+        actor = cluster["a"]
+        actor.end = lambda: None  # type: ignore[method-assign]
+        del cluster.there["a"]
+        await until(lambda: nodes.capacity == 0)
+        with pytest.raises(SandboxLostError, match="it left the cluster"):
+            await room.carry_out(a_plan(), Provision())
+        assert actor.orders == []
+
+
+async def test_when_a_node_that_does_not_answer_was_left_nobody_asks_it_any_more() -> None:
+    before = asyncio.all_tasks()
+    cluster = FakeCluster("a")
+    async with nodes_of(cluster):
+        cluster["a"].silent.set()
+        await asyncio.sleep(0.05)  # it is being asked, and not away yet
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == before
+
+
 async def test_a_node_without_docker_pauses_itself_and_not_the_run() -> None:
     cluster, told = FakeCluster("a", "b"), Told()
     async with nodes_of(cluster, told, max_concurrent_sandboxes=1) as nodes:
@@ -408,6 +449,65 @@ async def test_a_node_whose_tmpdir_is_on_a_network_file_system_refuses_itself(
     assert str(error).startswith(f"node a: {tmp_path} is on a network file system (nfs4)")
 
 
+async def test_a_node_that_is_refused_again_and_again_is_said_once() -> None:
+    def old(node: FakeNode) -> None:
+        if node.name == "b":
+            node.software["python"] = "3.9.1"
+
+    cluster, told = FakeCluster("a"), Told()
+    cluster.prepare = old
+    async with nodes_of(cluster, told):
+        cluster.join("b")
+        await until(lambda: len(cluster.started) > 4)
+    assert [line.split(":")[0] for line in told.said] == ["node b is not used"]
+
+
+async def test_the_run_begins_without_nodes_that_take_long_to_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members_module, "TOGETHER_S", 0.1)
+    slow = asyncio.Event()
+    slow.set()
+
+    def prepare(node: FakeNode) -> None:
+        if node.name == "b":
+            node.silent = slow
+
+    cluster, told = FakeCluster("a", "b"), Told()
+    cluster.prepare = prepare
+    async with nodes_of(cluster, told) as nodes:
+        assert nodes.capacity == 2
+        slow.clear()
+        await until(lambda: nodes.capacity == 4)
+    assert told.said == ["node b has joined"]
+    assert told.notes == []
+
+
+async def test_the_first_node_is_waited_for_however_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members_module, "TOGETHER_S", 0.05)
+    slow = asyncio.Event()
+    slow.set()
+    cluster, told = FakeCluster("a"), Told()
+    cluster.prepare = lambda node: setattr(node, "silent", slow)
+    asyncio.get_running_loop().call_later(0.3, slow.clear)
+    async with nodes_of(cluster, told) as nodes:
+        assert nodes.capacity == 2
+    assert told.said == []
+
+
+async def test_a_node_that_falls_silent_while_it_is_opened_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_module, "GIVEN_UP_S", 0.2)
+
+    def prepare(node: FakeNode) -> None:
+        if node.name == "b" and len(cluster.started) < 2:
+            node.silent.set()
+
+    cluster, told = FakeCluster("a", "b"), Told()
+    cluster.prepare = prepare
+    async with nodes_of(cluster, told) as nodes:
+        assert told.notes == ["node b is not used: it has not answered for 0.2 s"]
+        assert cluster.started[1].ended
+        await until(lambda: nodes.capacity == 4)
+
+
 # ---------------------------------------------------------------- images
 
 
@@ -416,9 +516,10 @@ class Images(SavedImages):
 
     def __init__(self, folder: Path, *names: str) -> None:
         self.folder, self.names, self.saved = folder, names, Counter[str]()
+        self.broken: set[str] = set()
 
     def path(self, name: str) -> Path:
-        if name not in self.names:
+        if name not in self.names or name in self.broken:
             raise LaunchError(f"the image {name} cannot be sent to nodes: No such image")
         self.saved[name] += 1
         path = self.folder / name.replace(":", "-")
@@ -428,7 +529,7 @@ class Images(SavedImages):
 
 @pytest.fixture
 def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Images:
-    found = Images(tmp_path, SPEC.image, "own:1")
+    found = Images(tmp_path, SPEC.image, "own:1", "own:2")
     ids = {name: f"id of {name}" for name in found.names}
     monkeypatch.setattr(members_module, "image_id", ids.get)
     return found
@@ -469,6 +570,80 @@ def test_an_engine_that_falls_silent_has_no_image(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(image_module, "connect", lambda timeout_s: Silent())
     assert image_module.image_id(SPEC.image) is None
+
+
+async def test_images_go_to_a_node_one_after_the_other(images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node adds pieces to what it has."""
+    monkeypatch.setattr("orchestrator.cluster.parcels.PIECE_BYTES", 2)
+    cluster = FakeCluster("a")
+    async with nodes_of(cluster, images=images, launcher="docker", max_concurrent_sandboxes=4) as nodes:
+        with executing(nodes) as (executor, _):
+            plans = [replace(a_plan(i), sandbox=SandboxSpec(f"own:{1 + i % 2}")) for i in range(4)]
+            await asyncio.gather(*(executor.execute(plan) for plan in plans))
+    assert sorted(cluster["a"].sent_images) == ["own:1", "own:2", SPEC.image]
+
+
+async def test_many_rollouts_that_wait_for_an_image_on_one_node_hold_no_other_node_up(images: Images) -> None:
+    cluster = FakeCluster("a", "b")
+    async with nodes_of(cluster, images=images, launcher="docker", max_concurrent_sandboxes=8) as nodes:
+        cluster["a"].taking.clear()
+        with executing(nodes) as (executor, _):
+            plans = [replace(a_plan(i), sandbox=SandboxSpec("own:1")) for i in range(16)]
+            runs = [asyncio.create_task(executor.execute(plan)) for plan in plans]
+            await until(lambda: "own:1" in cluster["b"].images)
+            assert "own:1" not in cluster["a"].images
+            cluster["a"].taking.set()
+            await asyncio.gather(*runs)
+    assert [node.sent_images.count("own:1") for node in cluster.started] == [1, 1]
+
+
+@pytest.mark.parametrize("here", [True, False])
+async def test_a_node_s_own_image_is_taken_only_where_this_machine_has_none(images: Images, here: bool) -> None:
+    name = "own:1" if here else "theirs:1"
+    images.broken.add(name)
+    cluster = FakeCluster("a")
+    async with nodes_of(cluster, images=images, launcher="docker") as nodes:
+        cluster["a"].images[name] = "another id"
+        with executing(nodes) as (executor, _):
+            results = await executor.execute(replace(a_plan(), sandbox=SandboxSpec(name)))
+    assert names(results) == [("a0", "launch_error" if here else "finished", "a")]
+
+
+async def test_no_image_is_sent_to_a_node_without_docker(images: Images) -> None:
+    def without(node: FakeNode) -> None:
+        if node.name == "b":
+            node.engine, node.refusal = False, Broken("EnvironmentUnusable", "Docker is not running here")
+
+    cluster, told = FakeCluster("a", "b"), Told()
+    cluster.prepare = without
+    async with nodes_of(cluster, told, images=images, launcher="docker") as nodes:
+        assert told.notes == ["node b is not used: Docker is not running here"]
+        assert cluster["b"].sent_images == []
+        cluster["a"].engine, cluster["a"].answers = False, [DOCKER_AWAY]
+        with executing(nodes) as (executor, _):
+            run = asyncio.create_task(executor.execute(replace(a_plan(), sandbox=SandboxSpec("own:1"))))
+            await until(lambda: told.away["a"] == "Docker is away")
+            assert cluster["a"].sent_images == [SPEC.image]
+            cluster["a"].engine = True
+            cluster["a"].works_again.set()
+            assert names(await run) == [("a0", "docker_error", "a"), ("a1", "finished", "a")]
+    assert cluster["a"].sent_images == [SPEC.image, "own:1"]
+
+
+def test_saved_images_of_tasks_do_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def engine(what: str) -> Iterator[SimpleNamespace]:
+        yield SimpleNamespace(get_image=lambda name: [name.encode()])
+
+    monkeypatch.setattr(image_module, "_engine", engine)
+    (tmp_path / "owner").write_text("this process")
+    saved = SavedImages(tmp_path)
+    for number in range(image_module.KEPT + 3):
+        assert saved.path("the/run:1").read_bytes() == b"the/run:1"
+        assert saved.path(f"own:{number}").read_bytes() == f"own:{number}".encode()
+    kept = {path.name for path in tmp_path.iterdir()}
+    assert len(kept) == image_module.KEPT + 1
+    assert {"owner", "the%run:1", f"own:{image_module.KEPT + 2}"} <= kept
 
 
 async def test_an_image_that_is_nowhere_breaks_its_rollouts_by_name(images: Images) -> None:
@@ -542,6 +717,79 @@ def test_a_shelf_keeps_what_is_used_and_checks_what_it_gets(
         shelf.add("0" * 64, b"other", begins=True, ends=True)
 
 
+def on_shelf(shelf: Shelf, content: bytes) -> Parcel:
+    parcel = Parcel(hashlib.sha256(content).hexdigest(), len(content))
+    shelf.add(parcel.digest, content, begins=True, ends=True)
+    return parcel
+
+
+def test_a_file_is_on_the_shelf_when_it_lies_there_and_not_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pieces are added in a thread, and rollouts look in another one."""
+    shelf, seen = Shelf(tmp_path), []
+    rename = Path.rename
+
+    def slow(path: Path, target: Path) -> Path:
+        seen.append(shelf.missing((Parcel(target.name, 1),)))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", slow)
+    parcel = on_shelf(shelf, b"x")
+    assert seen == [(parcel.digest,)]
+    assert shelf.missing((parcel,)) == ()
+
+
+def test_the_end_of_a_rollout_costs_the_same_however_many_files_are_kept(tmp_path: Path) -> None:
+    """Looking at all of them also failed when another came meanwhile."""
+
+    class Counted(dict[str, int]):
+        looked_at = 0
+
+        def __iter__(self) -> Iterator[str]:
+            for key in super().__iter__():
+                Counted.looked_at += 1
+                yield key
+
+    shelf = Shelf(tmp_path)
+    parcels = [on_shelf(shelf, bytes([number])) for number in range(200)]
+    for name, value in vars(shelf).items():
+        if isinstance(value, dict):
+            setattr(shelf, name, Counted(value))
+    with shelf.used((), ()), shelf.used((Attachment("f", tmp_path, 1),), (parcels[7],)):
+        pass
+    assert Counted.looked_at < 20
+
+
+def test_a_disk_that_fails_on_a_node_breaks_what_needs_it_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf = Shelf(tmp_path)
+    parcel = on_shelf(shelf, b"x")
+
+    def fails(*_: object, **__: object) -> Path:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("orchestrator.cluster.parcels.KEPT_BYTES", 0)
+    monkeypatch.setattr(Path, "rename", fails)
+    with pytest.raises(LaunchError, match="Read-only file system"):
+        on_shelf(shelf, b"y")
+    monkeypatch.setattr(Path, "unlink", fails)
+    with shelf.used((Attachment("f", tmp_path, 1),), (parcel,)):
+        pass
+
+
+async def test_a_node_without_room_cannot_be_opened_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "/tmp/x")
+
+    monkeypatch.setattr(host_module, "open_here", full)
+    told = await HostActor().open(Opening(Config(), Equipment(), None, software()))
+    assert told == Broken(
+        "EnvironmentUnusable", "it cannot be opened: [Errno 28] No space left on device: '/tmp/x'"
+    )
+
+
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 24])
 def test_pieces_are_the_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     monkeypatch.setattr("orchestrator.cluster.parcels.PIECE_BYTES", 8)
@@ -601,16 +849,23 @@ async def test_a_key_that_the_endpoint_refuses_ends_the_run() -> None:
             await executor.execute(a_plan())
 
 
-async def test_a_node_that_cannot_confine_is_away_and_the_rollout_is_drawn_elsewhere() -> None:
+async def test_a_node_that_cannot_confine_is_given_up_and_its_rollouts_are_drawn_elsewhere() -> None:
+    unfit = Broken("EnvironmentUnusable", "no seccomp")
     cluster, told = FakeCluster("a", "b"), Told()
     async with nodes_of(cluster, told, max_concurrent_sandboxes=1) as nodes:
-        for node in cluster.started:
-            node.answers = [Delivery(broken=Broken("EnvironmentUnusable", "no seccomp"))]
-        cluster["b"].answers = []
+        cluster["a"].answers = [Delivery(broken=unfit)] * 100
+        cluster["a"].works_again.set()  # as far as it can tell
+        cluster["b"].go.clear()
+        cluster.prepare = lambda node: setattr(node, "refusal", unfit)
         with executing(nodes) as (executor, _):
-            found = [names(await executor.execute(a_plan(index))) for index in range(3)]
-    assert [("a0", "sandbox_lost", "a"), ("a1", "finished", "b")] in found
-    assert "no seccomp" in str(told.away["a"]) or told.away["a"] == "it was left"
+            runs = [asyncio.create_task(executor.execute(a_plan(index))) for index in range(8)]
+            await until(lambda: any("node a is not used: no seccomp" in line for line in told.said))
+            await asyncio.sleep(0.2)
+            cluster["b"].go.set()
+            found = [names(await run) for run in runs]
+    assert any("node a is lost: no seccomp" in line for line in told.said)
+    assert {attempts[-1][1:] for attempts in found} == {("finished", "b")}
+    assert max(len(attempts) for attempts in found) == 2
 
 
 def _plan_is_whole(plan: RolloutPlan, result: Result) -> bool:

@@ -76,7 +76,7 @@ def terms_of(config: Config, sandboxes: int, *, evaluates: bool) -> Terms:
     open_groups = env.open_groups(sandboxes) if workers is None else min(env.open_groups(sandboxes), workers)
     deadline_s = min(env.rollout_deadline, env.worker_timeout if env.worker_timeout > 0 else math.inf)
     # Every rollout may use up its deadline, be tried again and be replaced, and wait for those of other groups.
-    turns = math.ceil(open_groups * env.group_size / sandboxes)
+    turns = math.ceil(open_groups * env.group_size / max(1, sandboxes))  # 0: the nodes are all away just now
     return Terms(
         name=name_of(config),
         group_size=env.group_size,

@@ -47,14 +47,6 @@ _HEAD_AWAY_S = 60.0
 _ENVIRONMENT = {"env_vars": {"RAY_USE_UVLOOP": "0"}}
 T = TypeVar("T")
 
-_LOST = (
-    gone.RayActorError,
-    gone.RaySystemError,
-    gone.ObjectLostError,
-    gone.WorkerCrashedError,
-    gone.NodeDiedError,
-)
-
 
 class RayLink:
     """The connection to one cluster, until `close`."""
@@ -111,26 +103,17 @@ class RayLink:
 
     async def start(self, node_id: str) -> RayHost:
         """A host actor on that node. Raises NodeLost."""
-        placed = NodeAffinitySchedulingStrategy(node_id, soft=False)
-        actor = (
-            ray.remote(HostActor)
-            .options(
-                num_cpus=0,
-                max_concurrency=CALLS,
-                max_restarts=0,
-                max_task_retries=0,
-                runtime_env=_ENVIRONMENT,
-                scheduling_strategy=placed,
-            )
-            .remote()
-        )
-        host = RayHost(actor)
+        host: RayHost | None = None
         try:
             async with asyncio.timeout(START_S):
+                host = RayHost(await _apart(lambda: _actor(node_id)))
                 await host.pulse()
         except TimeoutError:
-            host.end()
+            if host is not None:
+                host.end()
             raise NodeLost(f"Ray started no actor there within {START_S:g} s") from None
+        except gone.RpcError as error:
+            raise NodeLost(f"Ray's head does not answer: {one_line(str(error))}") from error
         return host
 
 
@@ -215,7 +198,9 @@ class RayHost:
             raise
         except gone.TaskCancelledError as error:
             raise NodeLost("the call was cancelled there") from error
-        except _LOST as error:
+        except gone.RayTaskError:  # a bug of ours: it is raised as what it is
+            raise
+        except gone.RayError as error:
             with suppress(Exception):  # it may run on behind a broken connection
                 ray.cancel(reference)
             raise NodeLost(_why(error)) from error
@@ -242,6 +227,13 @@ def _apart(call: Callable[[], T]) -> asyncio.Future[T]:
     told.set_running_or_notify_cancel()
     Thread(target=work, name="ray", daemon=True).start()
     return asyncio.wrap_future(told)
+
+
+def _actor(node_id: str) -> Any:
+    """A new host actor on that node. Sends its class to the head first."""
+    placed = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    options = {"num_cpus": 0, "max_concurrency": CALLS, "max_restarts": 0, "max_task_retries": 0}
+    return ray.remote(HostActor).options(**options, runtime_env=_ENVIRONMENT, scheduling_strategy=placed).remote()
 
 
 def _look() -> tuple[list[dict[str, Any]], set[str]]:

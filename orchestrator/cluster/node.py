@@ -7,7 +7,7 @@ import itertools
 import logging
 import os
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +18,8 @@ from orchestrator.cluster.parcels import KeptOutput, pieces
 from orchestrator.cluster.remote import NodeLost, NodeSeen, Remote
 from orchestrator.errors import LaunchError, RolloutError, SandboxLostError
 from orchestrator.tasks.attachments import open_attachment
-from orchestrator.types import Attachment, Output
+from orchestrator.types import Attachment, Output, OutputFile
+from orchestrator.waits import uninterrupted
 
 log = logging.getLogger(__name__)
 
@@ -153,30 +154,41 @@ class Node:
             raise LaunchError(f"the saved image {name} cannot be read: {error.strerror}") from error
 
     async def take_output(self, folder: Path, rollout_id: str, output: Output, delivery: Delivery) -> Output:
-        """Brings the files that the rollout left into `folder`. A failure here changes nothing else."""
-        kept = KeptOutput(folder, rollout_id)
+        """Brings the files that the rollout left into `folder`: all, or none. A failure changes nothing else."""
+        kept = await asyncio.to_thread(KeptOutput, folder, rollout_id)
+        came = bool(delivery.contents) or not sum(file.size_bytes for file in output.files)
         try:
-            if delivery.contents or not sum(file.size_bytes for file in output.files):
-                for file in output.files:
-                    await asyncio.to_thread(kept.append, file.path, delivery.contents.get(file.path, b""))
-            else:
-                for file in output.files:
-                    at = 0
-                    while True:
-                        piece = await self.call(self.remote.fetch(rollout_id, file.path, at))
-                        if isinstance(piece, Broken):
-                            raise piece.rollout_error(self.name)
-                        await asyncio.to_thread(kept.append, file.path, piece)  # an empty file has an empty piece
-                        at += len(piece)
-                        if not piece:
-                            break
-                await self.call(self.remote.forget(rollout_id))
-            await asyncio.to_thread(kept.finish)
+            for file in output.files:
+                if came:
+                    content = delivery.contents.get(file.path, b"")
+                    await uninterrupted(asyncio.to_thread(kept.append, file.path, content))
+                else:
+                    await self._fetch(kept, rollout_id, file)
+            await uninterrupted(asyncio.to_thread(kept.finish, output.files))
         except (OSError, ValueError, RolloutError) as error:
             log.warning("output of %s cannot be kept: %s", rollout_id, error)
-            await asyncio.to_thread(kept.discard)
             return Output(left_out=output.left_out + len(output.files), complete=False)
+        finally:
+            await uninterrupted(self._clear(kept, rollout_id, there=not came))
         return output
+
+    async def _fetch(self, kept: KeptOutput, rollout_id: str, file: OutputFile) -> None:
+        at = 0
+        while True:
+            piece = await self.call(self.remote.fetch(rollout_id, file.path, at))
+            if isinstance(piece, Broken):
+                raise piece.rollout_error(self.name)
+            await uninterrupted(asyncio.to_thread(kept.append, file.path, piece))
+            at += len(piece)
+            if not piece or at >= file.size_bytes:
+                return
+
+    async def _clear(self, kept: KeptOutput, rollout_id: str, *, there: bool) -> None:
+        """Nothing stays of files on their way, neither here nor, if they are `there`, on the node."""
+        await asyncio.to_thread(kept.discard)
+        if there:
+            with suppress(SandboxLostError):
+                await self.call(self.remote.forget(rollout_id))
 
     # ------------------------------------------------------------ its life
 

@@ -14,7 +14,7 @@ from typing import BinaryIO
 from orchestrator.cluster.order import Parcel
 from orchestrator.errors import LaunchError
 from orchestrator.tasks.attachments import open_attachment
-from orchestrator.types import Attachment
+from orchestrator.types import Attachment, OutputFile
 
 PIECE_BYTES = 8 << 20  # what is in memory of one file at a time, on either side
 KEPT_BYTES = 2 << 30  # of files that no rollout uses now, on a node's disk
@@ -161,11 +161,14 @@ class KeptOutput:
         with place.open("ab") as file:
             file.write(piece)
 
-    def finish(self) -> None:
-        """Gives the files their place. Raises OSError."""
-        if self._draft.exists():
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._draft.rename(self._folder)
+    def finish(self, files: tuple[OutputFile, ...]) -> None:
+        """Gives the files their place. Raises OSError; ValueError where one of them did not come whole."""
+        for file in files:
+            if (size := (self._draft / file.path).stat().st_size) != file.size_bytes:
+                raise ValueError(f"{size} bytes came of {file.path!r}, not {file.size_bytes}")
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._draft.rename(self._folder)
 
     def discard(self) -> None:
+        """Removes what was not finished."""
         shutil.rmtree(self._draft, ignore_errors=True)

@@ -13,6 +13,7 @@ from orchestrator import __version__
 from orchestrator.engine import Orchestrator, first_error
 from orchestrator.errors import ConfigError
 from orchestrator.executor import Executor, failure_of
+from orchestrator.hosts import Hosts
 from orchestrator.observer import Observer
 from orchestrator.redact import Secret
 from orchestrator.run.compared import Replayable, differences, plan_of
@@ -80,9 +81,7 @@ async def _run(config: Config, recorded: Replayable, tasks: dict[str, Task]) -> 
                 calls = RecordedCalls(recorded.calls)
                 tools = {name: RecordedTool(name, t, calls) for name, t in orchestrator.hosts.tools.items()}
                 executor, attempts = orchestrator.executor(tools=tools), recorded.attempts()
-                async with asyncio.TaskGroup() as tg:
-                    for _ in range(min(orchestrator.hosts.capacity, len(recorded.places))):
-                        tg.create_task(_replay_some(attempts, tasks, executor, config, counts))
+                await play(attempts, tasks, orchestrator.hosts, executor, config, counts)
         return 0 if counts["same"] == len(recorded.places) else EXIT_DIFFERENT
 
     try:
@@ -101,27 +100,51 @@ async def _run(config: Config, recorded: Replayable, tasks: dict[str, Task]) -> 
         )
 
 
-async def _replay_some(
-    attempts: Iterator[Attempted], tasks: dict[str, Task], executor: Executor, config: Config, counts: Counter[str]
+async def play(
+    attempts: Iterator[Attempted],
+    tasks: dict[str, Task],
+    hosts: Hosts,
+    executor: Executor,
+    config: Config,
+    counts: Counter[str],
 ) -> None:
-    """Plays recorded attempts until none are left, or the run is being stopped."""
-    for then in attempts:
-        task = tasks.get(then.task_id)
-        if task is None:
-            counts["without task"] += 1
-            _say(then, "not played: its task is not in the data set")
-            continue
-        results = await executor.execute(plan_of(then, task, config.sandbox_spec()))
-        if results is None:
-            return
-        failure = failure_of(results[-1])
-        if failure is not None and failure.name != "record_error":
-            counts["broken"] += 1
-            _say(then, f"broke: {failure.name}: {failure.reason}")
-            continue
-        found = differences(then, results[-1])
-        counts["different" if found else "same"] += 1
-        _say(then, f"differs: {'; '.join(found)}" if found else f"same, {then.outcome.name}")
+    """Plays recorded attempts until none are left, or the run is being stopped: as many at a time as the hosts
+    have room for, which may change. Raises an exception group."""
+    playing = 1
+
+    async def some() -> None:
+        nonlocal playing
+        for then in attempts:
+            if playing < hosts.capacity:
+                playing += 1
+                tg.create_task(some())
+            if not await _played(then, tasks.get(then.task_id), executor, config, counts):
+                return
+
+    async with asyncio.TaskGroup() as tg:
+        tg.create_task(some())
+
+
+async def _played(
+    then: Attempted, task: Task | None, executor: Executor, config: Config, counts: Counter[str]
+) -> bool:
+    """Plays one attempt. False: the run is being stopped."""
+    if task is None:
+        counts["without task"] += 1
+        _say(then, "not played: its task is not in the data set")
+        return True
+    results = await executor.execute(plan_of(then, task, config.sandbox_spec()))
+    if results is None:
+        return False
+    failure = failure_of(results[-1])
+    if failure is not None and failure.name != "record_error":
+        counts["broken"] += 1
+        _say(then, f"broke: {failure.name}: {failure.reason}")
+        return True
+    found = differences(then, results[-1])
+    counts["different" if found else "same"] += 1
+    _say(then, f"differs: {'; '.join(found)}" if found else f"same, {then.outcome.name}")
+    return True
 
 
 def _say(then: Attempted, text: str) -> None:

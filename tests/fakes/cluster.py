@@ -42,6 +42,10 @@ class FakeNode:
         self.refusal: Broken | None = None
         self.warm = 0
         self.unreadable = False  # output files
+        self.large = b"large"  # what is in one that does not come with its rollout
+        self.fetched = asyncio.Event()  # unless it is set, the empty one does not come
+        self.fetched.set()
+        self.forgotten: list[str] = []
         self.ended = self.closed = self.drained = False
         self.opening: Opening | None = None
         self.examined: list[tuple[Config, bool, str | None]] = []
@@ -104,10 +108,14 @@ class FakeNode:
     async def fetch(self, rollout_id: str, path: str, offset: int) -> bytes | Broken:
         if self.unreadable:
             return Broken("LaunchError", "the disk is gone")
-        return b"" if path == "empty" else b"large"[offset:]
+        if path == "empty":
+            await self.fetched.wait()
+            return b""
+        return self.large[offset:]
 
     async def forget(self, rollout_id: str) -> None:
         await self._there()
+        self.forgotten.append(rollout_id)
 
     async def works(self) -> Broken | None:
         await self._there()

@@ -9,8 +9,8 @@ import os
 import pickle
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +29,7 @@ from orchestrator.cluster.nodes import Nodes, settings_for_nodes
 from orchestrator.cluster.order import Broken, Delivery, Opening, Parcel, differences, for_node, software
 from orchestrator.cluster.parcels import Desk, KeptOutput, Shelf, pieces
 from orchestrator.cluster.placement import Rooms
-from orchestrator.cluster.remote import NodeSeen
+from orchestrator.cluster.remote import NodeLost, NodeSeen
 from orchestrator.errors import (
     AuthenticationError,
     EnvironmentUnusable,
@@ -804,34 +804,66 @@ def test_pieces_are_the_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 OUTPUT = Output((OutputFile("sub/x.txt", 5), OutputFile("empty", 0)))
 
 
-async def leaving_files(node: Callable[[FakeNode], None], folder: Path, contents: dict[str, bytes]) -> Attempt:
-    """An attempt that left OUTPUT, of which `contents` come with it."""
-    cluster = FakeCluster("a")
+@asynccontextmanager
+async def leaving_files(
+    cluster: FakeCluster, folder: Path, contents: dict[str, bytes]
+) -> AsyncIterator[asyncio.Task[Attempt]]:
+    """An attempt that left OUTPUT on its node, of which `contents` come with it."""
     async with nodes_of(cluster) as nodes, nodes.slot(0, SPEC) as room:
         assert room is not None
-        node(cluster["a"])
         record = Record(started_at=1.0, output=OUTPUT)
         cluster["a"].answers = [Delivery(record, Ended(EndedName.FINISHED), contents=contents)]
-        attempt = await room.carry_out(a_plan(), Provision(OutputRule(folder, 10, 1000)))
+        yield asyncio.create_task(room.carry_out(a_plan(), Provision(OutputRule(folder, 10, 1000))))
     assert cluster["a"].orders[0].output == (10, 1000)
-    return attempt
 
 
 @pytest.mark.parametrize("small", [True, False])
 async def test_output_files_come_into_the_run_s_folder(tmp_path: Path, small: bool) -> None:
     contents = {"sub/x.txt": b"small", "empty": b""} if small else {}
-    attempt = await leaving_files(lambda node: None, tmp_path / "out", contents)
-    assert attempt.record.output == OUTPUT
-    folder = tmp_path / "out" / a_plan().rollout_id
+    cluster = FakeCluster("a")
+    async with leaving_files(cluster, tmp_path, contents) as made:
+        assert (await made).record.output == OUTPUT
+    folder = tmp_path / a_plan().rollout_id
     assert (folder / "sub" / "x.txt").read_bytes() == (b"small" if small else b"large")
     assert (folder / "empty").read_bytes() == b""
+    assert cluster["a"].forgotten == ([] if small else [a_plan().rollout_id])
 
 
-async def test_output_that_cannot_be_read_on_its_node_costs_the_files_and_nothing_else(tmp_path: Path) -> None:
-    attempt = await leaving_files(lambda node: setattr(node, "unreadable", True), tmp_path / "out", {})
+@pytest.mark.parametrize("fault", [{"unreadable": True}, {"large": b"lar"}, {"large": b"larger"}])
+async def test_output_that_does_not_come_whole_costs_the_files_and_nothing_else(
+    tmp_path: Path, fault: dict[str, object]
+) -> None:
+    cluster = FakeCluster("a")
+    cluster.prepare = lambda node: vars(node).update(fault)
+    async with leaving_files(cluster, tmp_path, {}) as made:
+        attempt = await made
     assert attempt.outcome == Ended(EndedName.FINISHED)
     assert attempt.record.output == Output(left_out=2, complete=False)
-    assert not (tmp_path / "out" / a_plan().rollout_id).exists()
+    assert list(tmp_path.iterdir()) == []
+    assert cluster["a"].forgotten == [a_plan().rollout_id]
+
+
+async def test_output_on_its_way_leaves_nothing_when_the_rollout_is_cancelled(tmp_path: Path) -> None:
+    cluster = FakeCluster("a")
+    async with leaving_files(cluster, tmp_path, {}) as made:
+        cluster["a"].fetched.clear()
+        await until(lambda: any(tmp_path.rglob("x.txt")))
+        made.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await made
+        assert list(tmp_path.iterdir()) == []
+        assert cluster["a"].forgotten == [a_plan().rollout_id]
+
+
+async def test_output_that_came_whole_is_kept_whatever_becomes_of_its_node(tmp_path: Path) -> None:
+    async def lost(rollout_id: str) -> None:
+        raise NodeLost("the actor is dead")
+
+    cluster = FakeCluster("a")
+    cluster.prepare = lambda node: setattr(node, "forget", lost)
+    async with leaving_files(cluster, tmp_path, {}) as made:
+        assert (await made).record.output == OUTPUT
+    assert (tmp_path / a_plan().rollout_id / "sub" / "x.txt").read_bytes() == b"large"
 
 
 @pytest.mark.parametrize("path", ["../x", "/x", "a/../../x"])

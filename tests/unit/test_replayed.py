@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,10 +12,12 @@ from typing import Any, ClassVar
 import pytest
 
 from orchestrator.cli import main
+from orchestrator.commands import replay
 from orchestrator.errors import ConfigError, ToolError
 from orchestrator.redact import Secret
 from orchestrator.run.compared import Replayable, differences, plan_of
 from orchestrator.run.line import Attempted, attempt_line, read_attempt
+from orchestrator.settings.config import Config
 from orchestrator.settings.row import Given
 from orchestrator.settings.sources import resolve
 from orchestrator.tools.recorded import RecordedCalls, RecordedTool
@@ -25,6 +29,7 @@ from orchestrator.types import (
     ManagedAgent,
     Member,
     Message,
+    RolloutPlan,
     SandboxSpec,
     Score,
     ToolCall,
@@ -36,6 +41,29 @@ from tests.fakes.written import write_run
 def a_line(member: Member | None = None) -> dict[str, Any]:
     line: dict[str, Any] = json.loads(json.dumps(attempt_line(member or a_member())))
     return line
+
+
+@pytest.mark.parametrize("sandboxes", [0, 2])
+async def test_a_replay_begins_without_a_node_and_takes_what_room_there_is(sandboxes: int) -> None:
+    class Nodes:
+        """Hosts and executor. Nodes join once a rollout has waited for one."""
+
+        capacity, running, most = sandboxes, 0, 0
+
+        async def execute(self, plan: RolloutPlan) -> tuple[Member]:
+            self.running += 1
+            await asyncio.sleep(0.001)
+            self.capacity = 5
+            self.most = max(self.most, self.running)
+            self.running -= 1
+            return (a_member(index=plan.index),)
+
+    members, counts, nodes = [a_member(index=index) for index in range(40)], Counter[str](), Nodes()
+    task = members[0].attempt.plan.task
+    attempts = iter([recorded(member) for member in members])
+    await replay.play(attempts, {task.task_id: task}, nodes, nodes, Config(), counts)  # type: ignore[arg-type]
+    assert counts.total() == 40
+    assert nodes.most == 5
 
 
 def recorded(member: Member) -> Attempted:

@@ -36,6 +36,10 @@ def test_a_group_may_take_as_long_as_all_its_rollouts_may() -> None:
     assert 77 * (env.max_retries + 1) < terms(worker_timeout=77).worker_timeout_s < terms().worker_timeout_s
 
 
+def test_a_cluster_whose_nodes_are_all_away_at_the_start_has_terms() -> None:
+    assert terms_of(Config(), 0, evaluates=False).worker_timeout_s > EnvSettings().rollout_deadline
+
+
 def test_evaluations_take_place_where_something_is_held_out() -> None:
     assert terms(steps_per_eval=10).steps_per_eval == 0
     made = terms(evaluates=True, steps_per_eval=10, eval_handling="LIMIT_TRAIN", max_concurrent_sandboxes=24)

@@ -60,6 +60,7 @@ from orchestrator.types import (
 )
 from tests.fakes.cluster import FakeCluster, FakeNode, Told, nodes_of
 from tests.fakes.plans import a_plan
+from tests.fakes.runs import place
 
 SPEC = SandboxSpec("rollout-orchestrator-sandbox:0.1.0")
 DOCKER_AWAY = Delivery(Record(started_at=1.0), Failed(FailedName.DOCKER_ERROR, "no answer"), away="Docker")
@@ -436,17 +437,18 @@ async def test_without_a_node_to_use_nothing_begins(refused: bool) -> None:
 
 
 async def test_a_node_whose_tmpdir_is_on_a_network_file_system_refuses_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    device = tmp_path.stat().st_dev
-    (tmp_path / "mounts").write_text(f"9 1 {os.major(device)}:{os.minor(device)} / / rw - nfs4 server:/x rw\n")
-    monkeypatch.setattr(channels, "MOUNTS", tmp_path / "mounts")
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     config = Config(env=EnvSettings(launcher="process"))
-    broken = await HostActor().open(Opening(config, Equipment(), None, software()))
+    with place() as home:
+        device = home.stat().st_dev
+        (home / "mounts").write_text(f"9 1 {os.major(device)}:{os.minor(device)} / / rw - nfs4 server:/x rw\n")
+        monkeypatch.setattr(channels, "MOUNTS", home / "mounts")
+        monkeypatch.setattr("tempfile.tempdir", str(home))
+        broken = await HostActor().open(Opening(config, Equipment(), None, software()))
     assert isinstance(broken, Broken)
     assert isinstance(error := broken.error("a"), EnvironmentUnusable)
-    assert str(error).startswith(f"node a: {tmp_path} is on a network file system (nfs4)")
+    assert str(error).startswith(f"node a: {home} is on a network file system (nfs4)")
 
 
 async def test_a_node_that_is_refused_again_and_again_is_said_once() -> None:

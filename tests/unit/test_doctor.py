@@ -18,6 +18,7 @@ from orchestrator.redact import Secret
 from orchestrator.settings.config import Config
 from orchestrator.settings.table import EnvSettings, OpenAISettings
 from tests.fakes.inference import Model, ScriptedServer, always
+from tests.fakes.runs import place
 from tests.fakes.tavily import KEY as TAVILY_KEY
 from tests.fakes.tavily import FakeTavily
 from tests.fakes.tokenizer import tokenizer_folder
@@ -92,16 +93,15 @@ def test_a_long_tmpdir_is_told_of_and_nothing_is_left_in_it(
     assert "absent is no folder" in first.text
 
 
-def test_a_tmpdir_where_no_socket_works_fails_with_the_run_s_own_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    device = tmp_path.stat().st_dev
-    (tmp_path / "mounts").write_text(f"9 1 {os.major(device)}:{os.minor(device)} / / rw - nfs4 server:/x rw\n")
-    monkeypatch.setattr(channels, "MOUNTS", tmp_path / "mounts")
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    [finding] = check_temporary()
+def test_a_tmpdir_where_no_socket_works_fails_with_the_run_s_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    with place() as home:
+        device = home.stat().st_dev
+        (home / "mounts").write_text(f"9 1 {os.major(device)}:{os.minor(device)} / / rw - nfs4 server:/x rw\n")
+        monkeypatch.setattr(channels, "MOUNTS", home / "mounts")
+        monkeypatch.setattr("tempfile.tempdir", str(home))
+        [finding] = check_temporary()
     assert (finding.what, finding.level) == ("TMPDIR", "fail")
-    assert f"{tmp_path} is on a network file system (nfs4)" in finding.text
+    assert f"{home} is on a network file system (nfs4)" in finding.text
 
 
 def test_keys_are_named_and_not_shown() -> None:

@@ -1,13 +1,16 @@
 # One command sets up a fresh machine (Python 3.11+, Docker) and runs every check and test: `make test`.
 VENV ?= .venv
 CODEGEN ?= .venv-codegen
+LEARN_VENV ?= .venv-learn
+TRAINERS_VENV ?= .venv-trainers
+VERL_VENV ?= .venv-verl
 PYTHON ?= python3
 BIN := $(VENV)/bin
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
-.PHONY: help install system image proto check lint types generated unit integration test test-long demo bench clean
+.PHONY: help install system image proto check lint types generated unit integration test test-long test-trainers demo learn bench clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -32,7 +35,7 @@ image: install system  ## the sandbox image
 	@echo "== sandbox image"
 	@$(BIN)/orchestrator image build
 
-demo: image  ## a first run and its report: no model, no key, no GPU
+demo: install system  ## a first run and its report: no model, no key, no GPU
 	@$(BIN)/orchestrator demo
 
 proto: $(CODEGEN)/.installed  ## regenerate the wire code
@@ -63,18 +66,46 @@ unit: install  ## quick tests: no Docker, no network
 integration: image  ## tests with real containers, sockets and servers
 	@echo "== integration and end-to-end tests"
 	@# Files with few but long tests first, in the order of the folders: so that no process is the last to work.
-	@$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not long" tests/e2e tests/integration
+	@$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not long and not trainers" tests/e2e tests/integration
 
 test: check unit integration  ## what a change must pass, in minutes
 
 test-long: image  ## the rest: kills, floods, soak, bombs, builds, real models, gVisor, full sizes
 	@test -z "$${DOCUMENTS:-}" || $(BIN)/orchestrator image build --with documents
 	@echo "== long tests"
-	@$(BIN)/pytest -m long tests
+	@$(BIN)/pytest -n 2 --dist loadfile --durations 40 -m "long and not trainers" tests
 	@$(BIN)/pytest -n 2 -m hypothesis --hypothesis-profile thorough tests/unit
+	@test -z "$${TRAINERS:-}" || $(MAKE) --no-print-directory test-trainers
+
+test-trainers: image $(TRAINERS_VENV)/.installed $(VERL_VENV)/.installed  ## with torch, TRL, OpenEnv and verl (6 GB each)
+	@echo "== tests with trainers"
+	@$(TRAINERS_VENV)/bin/pytest -m trainers tests
+	@$(VERL_VENV)/bin/pytest -m trainers tests/integration/trainers
+
+learn: image $(LEARN_VENV)/.installed  ## a small model learns on this machine's CPU, in an hour; LEARN="--seed 2"
+	@$(LEARN_VENV)/bin/python -m examples.learn $(LEARN)
+
+$(LEARN_VENV)/.installed: pyproject.toml constraints.txt
+	@echo "== installing torch and what else learning needs into $(LEARN_VENV): up to 6 GB"
+	@test -x $(LEARN_VENV)/bin/python || $(PYTHON) -m venv $(LEARN_VENV)
+	@$(LEARN_VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[learn]'
+	@touch $@
+
+$(TRAINERS_VENV)/.installed: pyproject.toml constraints.txt
+	@echo "== installing torch, TRL and OpenEnv into $(TRAINERS_VENV): 6 GB on disk"
+	@test -x $(TRAINERS_VENV)/bin/python || $(PYTHON) -m venv $(TRAINERS_VENV)
+	@$(TRAINERS_VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[dev,learn,openenv,trl]'
+	@touch $@
+
+# With pins of its own: verl wants an older transformers.
+$(VERL_VENV)/.installed: pyproject.toml constraints-verl.txt
+	@echo "== installing verl into $(VERL_VENV)"
+	@test -x $(VERL_VENV)/bin/python || $(PYTHON) -m venv $(VERL_VENV)
+	@$(VERL_VENV)/bin/python -m pip install --quiet -c constraints-verl.txt -e '.[dev,verl]'
+	@touch $@
 
 bench: image  ## what it costs, measured; BENCH="start job --full" picks sections and size
 	@$(BIN)/python -m bench $(BENCH)
 
 clean:  ## caches and environments; not the image
-	rm -rf $(VENV) $(CODEGEN) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CODEGEN) $(LEARN_VENV) $(TRAINERS_VENV) $(VERL_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -28,6 +28,7 @@ SECTIONS = (
     "live",
     "growth",
     "hardening",
+    "launchers",
     "nodes",
     "cluster",
 )

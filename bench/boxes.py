@@ -17,13 +17,14 @@ from docker.utils import kwargs_from_env
 
 from orchestrator.completion.base import Completer, CompletionRequest
 from orchestrator.launch.channels import Channels
-from orchestrator.launch.docker.hardening import sandbox_config
 from orchestrator.launch.docker.launcher import DockerLauncher
-from orchestrator.launch.docker.uids import UidSlots
+from orchestrator.launch.docker.request import create_body
+from orchestrator.launch.hardening import harden
 from orchestrator.launch.names import LABEL_DEADLINE, LABEL_OWNER, LABEL_PROJECT, LABEL_RUN, PROJECT
 from orchestrator.launch.owner import owner_label
 from orchestrator.launch.pool import WarmPool
 from orchestrator.launch.ramp import Ramp
+from orchestrator.launch.uids import UidSlots
 from orchestrator.parked import ParkedSandbox, parked_sandbox
 from orchestrator.settings.sources import load_config
 from orchestrator.surroundings import Surroundings
@@ -138,7 +139,7 @@ class BareContainers:
         command = {"Entrypoint": [PYTHON, "-c", "pass"], "Cmd": []}
         if not hardened:
             return {"Image": self._spec.image, "Labels": self._labels, **command}
-        return {**sandbox_config(self._spec, uids, self._channel, self._labels), **command}
+        return {**create_body(self._spec, harden(self._spec, uids, self._channel), self._labels), **command}
 
     def close(self) -> None:
         self._client.close()

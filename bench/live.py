@@ -22,6 +22,7 @@ from orchestrator.completion.connect import connect
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.errors import RolloutError
 from orchestrator.launch.docker.sandbox import DockerSandbox
+from orchestrator.launch.oci.sandbox import OciSandbox
 from orchestrator.parked import ParkedSandbox
 from orchestrator.proxy.lease import Lease
 from orchestrator.surroundings import Surroundings
@@ -172,7 +173,7 @@ def _memory(boxes: list[ParkedSandbox]) -> list[float]:
 
 
 def _anonymous_bytes(sandbox: object) -> int | None:
-    clock = sandbox.cpu_clock if isinstance(sandbox, DockerSandbox) else None
+    clock = sandbox.cpu_clock if isinstance(sandbox, DockerSandbox | OciSandbox) else None
     counter = clock.counter if clock is not None else None
     if counter is None:
         return None

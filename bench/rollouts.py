@@ -25,6 +25,7 @@ from pathlib import Path
 from bench.machine import open_files, rss_bytes, threads
 from orchestrator import Orchestrator, load_config
 from orchestrator.completion.tokenizer import load_tokenizer
+from orchestrator.engine import freeze
 from orchestrator.observer import Listener, Observer
 from orchestrator.run.directory import RunDirectory
 from orchestrator.run.groups import GroupsFile
@@ -107,6 +108,7 @@ async def run(config: Config, home: Path, told: Callable[[Mark], None], every: i
     observer = Observer(say=lambda line: print(line, file=sys.stderr))
     marks = Marks(every, told)
     async with Orchestrator(config, observer) as orchestrator:
+        freeze()
         with (
             closing(RunDirectory(home / "run")) as directory,
             closing(GroupsFile(home / "groups.jsonl", form=orchestrator.group_format)) as groups_file,

@@ -11,6 +11,7 @@ gradient needs: advantages within the group, the trained positions, and the log-
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import math
 import sys
@@ -24,6 +25,7 @@ from typing import Any
 
 MASKED = -100  # not trained
 MASKED_LOGPROB = 1.0  # no log-probability is positive
+NO_ANSWER = (OSError, http.client.HTTPException, ValueError)  # refused, too late, broken off, or not whole
 
 Group = dict[str, Any]
 
@@ -63,10 +65,20 @@ class RunApi:
         batch: list[Group] | None = self._call("/batch")["batch"]
         return batch or None
 
-    def _call(self, path: str, body: object = None) -> Any:
+    def registered(self) -> bool:
+        """Whether the run-api knows a trainer."""
+        return bool(self._call("/info", timeout_s=5)["batch_size"] > 0)
+
+    def waiting(self) -> int:
+        """Groups that wait until there are enough for a batch."""
+        waiting: int = self._call("/status", timeout_s=5)["queue_size"]
+        return waiting
+
+    def _call(self, path: str, body: object = None, timeout_s: float = 60) -> Any:
+        """Raises one of NO_ANSWER."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})  # noqa: S310
-        with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=timeout_s) as answer:  # noqa: S310
             return json.load(answer)
 
 
@@ -177,5 +189,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except (urllib.error.URLError, ConnectionError) as error:
+    except (urllib.error.URLError, ConnectionError, TimeoutError, http.client.HTTPException) as error:
         sys.exit(f"the run-api gives no answer: {error}")

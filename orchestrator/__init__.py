@@ -4,28 +4,70 @@ from orchestrator import Orchestrator, load_config
 
 async for group in Orchestrator(config).groups(tasks):
     ...
+
+docs/library.md has the rest: rows, programs without an event loop, trainers.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from orchestrator.engine import Orchestrator
+    from orchestrator.errors import ConfigError, EnvironmentUnusable, OrchestratorError, RunUnhealthy
+    from orchestrator.observer import Listener, Observer
+    from orchestrator.run.rows import Row
+    from orchestrator.settings.config import Config
     from orchestrator.settings.sources import load_config
+    from orchestrator.sync import SyncOrchestrator
+    from orchestrator.tasks.split import load_tasks
+    from orchestrator.types import BadTask, Group, Task
 
 __version__ = "0.1.0"
-__all__ = ["Orchestrator", "__version__", "load_config"]
+_HOMES = {
+    "Orchestrator": "engine",
+    "SyncOrchestrator": "sync",
+    "Config": "settings.config",
+    "load_config": "settings.sources",
+    "load_tasks": "tasks.split",
+    "Task": "types",
+    "BadTask": "types",
+    "Group": "types",
+    "Row": "run.rows",
+    "Observer": "observer",
+    "Listener": "observer",
+    "OrchestratorError": "errors",
+    "ConfigError": "errors",
+    "EnvironmentUnusable": "errors",
+    "RunUnhealthy": "errors",
+}
+__all__ = [
+    "BadTask",
+    "Config",
+    "ConfigError",
+    "EnvironmentUnusable",
+    "Group",
+    "Listener",
+    "Observer",
+    "Orchestrator",
+    "OrchestratorError",
+    "Row",
+    "RunUnhealthy",
+    "SyncOrchestrator",
+    "Task",
+    "__version__",
+    "load_config",
+    "load_tasks",
+]
 
 
 def __getattr__(name: str) -> Any:
     # Lazy: `orchestrator --help` must not pay for the engine's imports.
-    if name == "Orchestrator":
-        from orchestrator.engine import Orchestrator
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"orchestrator.{_HOMES[name]}"), name)
 
-        return Orchestrator
-    if name == "load_config":
-        from orchestrator.settings.sources import load_config
 
-        return load_config
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return sorted(__all__)

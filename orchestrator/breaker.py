@@ -112,7 +112,8 @@ class HealthGate:
 
     Each rollout counts once, by its last attempt. Some tasks always break, and may come in a row: so the failures
     must come from at least `groups` groups, and groups that broke in an earlier process of the run do not count.
-    `window`: how many rollouts are looked back at; no verdict before there were `least` of them.
+    `window`: how many rollouts are looked back at; no verdict before there were `least` of them. After a verdict
+    it counts anew.
     """
 
     def __init__(self, *, window: int = WINDOW, least: int = LEAST, groups: int = GROUPS) -> None:
@@ -139,7 +140,9 @@ class HealthGate:
             return
         (name, count), *_ = Counter(failed.name for failed in failures).most_common(1)
         reason = next(failed.reason for failed in reversed(failures) if failed.name is name)
+        looked = len(self._last)
+        self._last.clear()  # a program may go on when the cause is mended
         raise RunUnhealthy(
-            f"{len(failures)} of the last {len(self._last)} rollouts broke, {count} of them by {name}, "
+            f"{len(failures)} of the last {looked} rollouts broke, {count} of them by {name}, "
             f"in {groups} groups, the last one so: {reason}"
         )

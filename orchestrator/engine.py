@@ -1,4 +1,4 @@
-"""The engine: tasks in, groups out. `process`, `evaluate` and `replay` use it, and `serve` in `atropos/`.
+"""The engine: tasks in, groups out. Commands use it, `serve` in `atropos/`, and programs:
 
 async with Orchestrator(config) as orchestrator:
     async for group in orchestrator.groups(tasks):
@@ -12,41 +12,50 @@ import gc
 import logging
 import math
 import secrets
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, aclosing
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from orchestrator.breaker import GROUPS, HealthGate
 from orchestrator.completion.base import Tokenizer
+from orchestrator.completion.called import Sampler
 from orchestrator.completion.tokenizer import HubTokenizer
+from orchestrator.completion.trajectory import sampled_by
+from orchestrator.draws import Draw, Draws
+from orchestrator.errors import ConfigError
 from orchestrator.executor import Executor
 from orchestrator.grade import grade
 from orchestrator.group import GroupPolicy, Unfinished, run_group
 from orchestrator.hosts import Hosts, Provision
-from orchestrator.launch.docker.hardening import too_large
+from orchestrator.launch.hardening import too_large
+from orchestrator.launch.names import is_path
 from orchestrator.observer import Observer
 from orchestrator.opening import open_hosts, open_scorer
-from orchestrator.plan import backfill, plan_group
+from orchestrator.plan import backfill, plan_group, seed_again
+from orchestrator.policy import Policy
 from orchestrator.proxy.left_files import OutputRule
 from orchestrator.redact import redact
 from orchestrator.run.earlier import Earlier
 from orchestrator.run.groups import GroupFormat
+from orchestrator.run.rows import Row, bad_task_row, group_rows, unfinished_row
+from orchestrator.run.session import OpenRun, open_program_run, program_run_path
 from orchestrator.scorers.base import Scorer
+from orchestrator.text import one_line
 from orchestrator.tools.base import HostTool
 from orchestrator.types import (
     Attempt,
     BadTask,
-    EndedName,
     Group,
     Limits,
     Member,
+    PolicySpan,
     RolloutPlan,
     Split,
     Task,
 )
-from orchestrator.waits import uninterrupted
+from orchestrator.waits import first_error, uninterrupted
 
 if TYPE_CHECKING:
     from orchestrator.settings.config import Config
@@ -64,44 +73,90 @@ class Recorded(Protocol):
 
 
 class Orchestrator:
-    """Everything a run needs, opened on entry and closed on exit: hosts with their sandboxes, scorer,
-    tokenizer."""
+    """Everything a run needs, opened on entry and closed on exit: hosts with their sandboxes, scorer, tokenizer.
 
-    def __init__(self, config: Config, observer: Observer | None = None, *, split: Split = "train") -> None:
+    Without an `observer`, what happens is recorded in `env.run_dir` if that is set, as `orchestrator process`
+    does. A given observer decides alone what is recorded. `policy`: a trainer that updates the endpoint's weights
+    says so: `await orchestrator.policy.serve(version)`. `sampler`: samples completions in the place of an
+    endpoint; no `openai.base_url` is set then.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        observer: Observer | None = None,
+        *,
+        split: Split = "train",
+        sampler: Sampler | None = None,
+    ) -> None:
         self.config = config
+        self._sampler = sampler
         self.observer = observer or Observer()
+        self._records = observer is None
+        self._output: OpenRun | None = None
         self.split = split
+        self.policy = Policy()
         self.seed = config.env.seed if config.env.seed is not None else secrets.randbits(31)
         self._stack = AsyncExitStack()
         self._hosts: Hosts | None = None
+        self._opening: asyncio.Task[Any] | None = None
         self._scorer: Scorer | None = None
         self._stopping = asyncio.Event()
+        self._draws = Draws(self.fitting)
+        # One for all calls: a program may ask for a few groups at a time. Every rollout may be refilled once.
+        self._health = HealthGate(window=GROUPS * 2 * config.env.group_size)
 
     def beside(self, config: Config, observer: Observer, *, split: Split) -> Orchestrator:
         """An orchestrator with other settings that shares this one's hosts, scorer, seed and `drain`. It need not
         be opened, and works while this one is open."""
         other = Orchestrator(config, observer, split=split)
-        other.seed, other._scorer = self.seed, self._scorer
+        other.seed, other._scorer, other.policy = self.seed, self._scorer, self.policy
         other._hosts, other._stopping = self.hosts, self._stopping
         return other
 
     async def __aenter__(self) -> Orchestrator:
-        """Checks and opens everything. Raises EnvironmentUnusable before any task is touched."""
-        async with AsyncExitStack() as stack:
-            self._scorer = await open_scorer(self.config, stack)
-            self._hosts = await open_hosts(
-                self.config, stack, self.observer.notes, self.observer.say, self.observer.node
-            )
-            self._stack = stack.pop_all()
-        # Imported objects live for ever: left out of garbage collections, they do not slow these down.
-        gc.freeze()
+        """Checks and opens everything. Raises EnvironmentUnusable before any task is touched, and ConfigError.
+
+        A `drain` meanwhile cancels it: an endpoint may load for minutes, and there is nothing yet to bring to its
+        end.
+        """
+        run_path = program_run_path(self.config.env) if self._records else None
+        if run_path is not None:
+            self.observer.output_folder = run_path / "output"
+        self._opening = asyncio.current_task()
+        try:
+            async with AsyncExitStack() as stack:
+                files = stack.enter_context(ExitStack())  # closed last: cancelled attempts are still recorded
+                await self._open(stack)
+                if run_path is not None:
+                    self._output = await open_program_run(self, run_path, files)
+                    self.observer.writer = self._output.run
+                self._stack = stack.pop_all()
+        except BaseException:
+            self._hosts = None
+            raise
+        finally:
+            self._opening = None
         return self
+
+    async def _open(self, stack: AsyncExitStack) -> None:
+        observer = self.observer
+        try:
+            async with asyncio.TaskGroup() as meanwhile:  # the judge's endpoint may be waited for
+                self._scorer = await open_scorer(self.config, stack, observer.say, meanwhile)
+                hosts = await open_hosts(
+                    self.config, stack, observer.notes, observer.say, observer.node, self.policy, self._sampler
+                )
+        except BaseExceptionGroup as errors:
+            raise first_error(errors) from errors
+        self._hosts = hosts
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._hosts = None
         await self._stack.aclose()
+        self._output = None
 
     def _output_rule(self) -> OutputRule | None:
         env, folder = self.config.env, self.observer.output_folder
@@ -124,14 +179,7 @@ class Orchestrator:
     @property
     def group_format(self) -> GroupFormat:
         """How this run's groups become training data. Only while open."""
-        env = self.config.env
-        return GroupFormat(
-            include_messages=env.include_messages,
-            untrained=frozenset(EndedName(name) for name in env.untrained_outcomes),
-            mixed_versions=env.train_mixed_versions,
-            all_segments=env.trained_segments == "all_segments",
-            tokenizer=self.hosts.tokenizer,
-        )
+        return GroupFormat.of(self.config.env, self.hosts.tokenizer)
 
     async def facts(self) -> dict[str, object]:
         """What run.json says besides the configuration: tokenizer, kind of token ids, agent, sandbox."""
@@ -140,15 +188,27 @@ class Orchestrator:
         return {
             "tokenizer": tokenizer.name if isinstance(tokenizer, HubTokenizer) else None,
             "token_ids": "exact" if self.hosts.takes_ids else "from text",
+            **({"why_text": self.hosts.why_text} if self.hosts.why_text else {}),
             **told,
             "agent": {"kind": self.config.env.agent_kind, "identity": identity, **told["agent"]},
         }
+
+    @property
+    def no_sampled_ids(self) -> str:
+        """What token ids there are in place of the sampled ones, and why, for people; empty: the sampled ones.
+        Only while open."""
+        if self.hosts.takes_ids:
+            return ""
+        made = "none" if self.hosts.tokenizer is None else "made from text (retokenized)"
+        return f"{made}: {one_line(self.hosts.why_text)}" if self.hosts.why_text else made
 
     def drain(self) -> None:
         """Stops launching. Running rollouts come to their end; groups that then lack a rollout stay unfinished."""
         self._stopping.set()
         if self._hosts is not None:
             self._hosts.drain()
+        elif self._opening is not None:
+            self._opening.cancel()
 
     @property
     def stopping(self) -> bool:
@@ -157,36 +217,80 @@ class Orchestrator:
 
     def summary(self) -> str:
         """One line for people: model, endpoint, group size, and how many sandboxes may live at once."""
-        env = self.config.env
-        source = "exact token ids" if self.hosts.takes_ids else "text"
+        env, other = self.config.env, self.no_sampled_ids
+        source = f"token ids {other}" if other else "exact token ids"
+        address = redact(self.config.openai[0].base_url) or "the program itself"
         return (
-            f"{self.config.openai[0].model_name} at {redact(self.config.openai[0].base_url)} ({source}); "
+            f"{self.config.openai[0].model_name} at {address} ({source}); "
             f"groups of {env.group_size}, {self.hosts.summary()}"
         )
 
     async def groups(
-        self, tasks: Iterable[Task | BadTask], earlier: Earlier | None = None
+        self, tasks: Iterable[Task | BadTask], earlier: Earlier | None = None, *, epoch: int | None = None
     ) -> AsyncGenerator[Group, None]:
         """Yields groups as they end, complete or with the reason why not. Bad tasks go to the observer.
 
         There are `env.total_steps` groups, or one per task for -1. If there are fewer tasks, they come again
-        with new seeds. `earlier`: what an earlier process of the run did; its groups do not come again. Closing
-        the generator (use `contextlib.aclosing` for loops that may be left early) cancels the running rollouts
-        and removes their sandboxes.
+        with new seeds. Numbers of groups go on from call to call. `epoch`: the seeds follow from it; None: one
+        that no call has had. `earlier`: what an earlier process of the run did; its groups do not come again.
+        Closing the generator (use `contextlib.aclosing` for loops that may be left early) cancels the running
+        rollouts and removes their sandboxes.
         """
-        earlier = earlier or Earlier()
         if self._hosts is None:
-            async with self, aclosing(self.groups(tasks, earlier)) as groups:
+            async with self, aclosing(self.groups(tasks, earlier, epoch=epoch)) as groups:
                 async for group in groups:
                     yield group
             return
+        wanted = self.config.env.total_steps
+        if wanted < 0:
+            draws = self._draws.once(tasks, epoch=epoch, size=None)
+        else:  # for evaluation a task is measured once
+            draws = self._draws.several(tasks, wanted, epoch=epoch, rounds=self.split == "train")
+        async with aclosing(self._ended(draws, earlier or Earlier())) as ended:
+            async for group in ended:
+                yield group
+
+    async def rollouts(
+        self, tasks: Iterable[Task | BadTask], *, epoch: int | None = None, group_size: int | None = None
+    ) -> list[Row]:
+        """Rolls every task out once and waits for all of it.
+
+        The rows are in the order of the tasks, then of the places in the group; a rollout's side rows follow its
+        main row. Every task has `group_size` (None: `env.group_size`) main rows, whatever became of it: a
+        rollout without a score, a dropped group, a bad task, and what `drain` left unfinished have rows that say
+        so. `epoch` as for `groups`. Raises what ends a run; then all rollouts are cancelled.
+        """
+        if self.config.env.total_steps >= 0:
+            raise ConfigError("env.total_steps: rollouts(tasks) rolls every task out once; leave it at -1")
+        size = self.config.env.group_size if group_size is None else group_size
+        if type(size) is not int or size < 1:
+            raise ConfigError(f"group_size: {size!r} is no whole number of at least 1")
+        # Tasks may be made as they are read: off the event loop.
+        draws = await asyncio.to_thread(list, self._draws.once(tasks, epoch=epoch, size=size))
+        found: dict[int, list[Row]] = {}
+        async with aclosing(self._ended(iter(draws), Earlier())) as ended:
+            async for group in ended:
+                found[group.number] = self.rows(group)
+        for draw in draws:
+            if isinstance(draw.task, BadTask):
+                found[draw.number] = [bad_task_row(draw.task, draw.number, index) for index in range(size)]
+            elif draw.number not in found:
+                found[draw.number] = [unfinished_row(draw.task, draw.number, index) for index in range(size)]
+        return [row for draw in draws for row in found[draw.number]]
+
+    def rows(self, group: Group) -> list[Row]:
+        """The group as rows, for trainers. Only while open."""
+        return group_rows(group, self.group_format)
+
+    async def _ended(self, draws: Iterator[Draw], earlier: Earlier) -> AsyncGenerator[Group, None]:
+        """Groups as they end, on disk if the orchestrator records."""
         finished: asyncio.Queue[Group | BaseException | None] = asyncio.Queue(READY_GROUPS)
         listening = True
 
         async def produce() -> None:
             end: BaseException | None = None
             try:
-                await self._produce(tasks, finished, earlier)
+                await self._produce(draws, finished, earlier)
             except BaseExceptionGroup as errors:
                 end = first_error(errors)
             except Exception as error:  # before the first group; the consumer below waits for it
@@ -199,6 +303,8 @@ class Orchestrator:
             while (item := await finished.get()) is not None:
                 if isinstance(item, BaseException):
                     raise item
+                if self._output is not None and item.dropped is None:
+                    await uninterrupted(self._output.groups.append(item))
                 yield item
         finally:
             listening = False
@@ -210,7 +316,7 @@ class Orchestrator:
 
     async def _produce(
         self,
-        tasks: Iterable[Task | BadTask],
+        draws: Iterator[Draw],
         finished: asyncio.Queue[Group | BaseException | None],
         earlier: Earlier,
     ) -> None:
@@ -225,10 +331,13 @@ class Orchestrator:
         executor.settled = changed.set
         more = True
 
-        async def one(task: Task, number: int, epoch: int) -> None:
+        async def one(task: Task, draw: Draw) -> None:
             nonlocal open_groups
+            number = draw.number
             try:
-                await finished.put(await self.group(task, number, epoch, executor))
+                await finished.put(
+                    await self.group(task, number, draw.epoch, executor, again=draw.again, size=draw.size)
+                )
             except Unfinished:
                 log.debug("group %d stays unfinished", number)
             finally:
@@ -236,12 +345,11 @@ class Orchestrator:
                 open_groups -= 1
                 changed.set()
 
-        with self.hosts.following(lambda: math.inf if more else executor.waiting):
+        with self.hosts.following(lambda: math.inf if more else executor.waiting, changed.set):
             async with asyncio.TaskGroup() as tg:
-                stream = self._stream(tasks)
                 # Sources read files or the network: off the event loop, one task at a time.
-                while not self._stopping.is_set() and (item := await asyncio.to_thread(next, stream, None)):
-                    task, number, epoch = item
+                while not self._stopping.is_set() and (draw := await asyncio.to_thread(next, draws, None)):
+                    task, number = draw.task, draw.number
                     if isinstance(task, BadTask):
                         if number not in earlier.bad:
                             await uninterrupted(self.observer.bad_task(task, number))
@@ -251,36 +359,20 @@ class Orchestrator:
                     while open_groups >= self.open_groups or not executor.has_room():
                         changed.clear()
                         await changed.wait()
-                    executor.begin(number, self.config.env.group_size)
+                    executor.begin(number, draw.size or self.config.env.group_size)
                     open_groups += 1
-                    tg.create_task(one(task, number, epoch), name=f"group {number}")
+                    tg.create_task(one(task, draw), name=f"group {number}")
                 more = False
 
-    def _stream(self, tasks: Iterable[Task | BadTask]) -> Iterator[tuple[Task | BadTask, int, int]]:
-        """(task, number in the stream, epoch). Only good tasks count against `env.total_steps`."""
-        wanted = self.config.env.total_steps
-        number = epoch = good = 0
-        while True:
-            good_before = good
-            for row in tasks:
-                task = self.fitting(row)
-                if 0 <= wanted <= good:
-                    return
-                if epoch and isinstance(task, BadTask):
-                    continue  # reported in the first round
-                yield task, number, epoch
-                number += 1
-                good += isinstance(task, Task)
-            epoch += 1
-            if wanted < 0 or good == good_before or self.split == "eval":  # a task is measured once
-                return
-
     def fitting(self, task: Task | BadTask) -> Task | BadTask:
-        """The task, or a BadTask if its files are too large for a sandbox."""
-        if isinstance(task, Task) and task.attachments and self.config.env.launcher != "process":
-            reason = too_large(task.attachments, self.config.env.sandbox_memory)
-            return BadTask(task.task_id, reason) if reason else task
-        return task
+        """The task, or a BadTask: its files are too large for a sandbox, or the launcher takes no such image."""
+        launcher = self.config.env.launcher
+        if not isinstance(task, Task) or launcher == "process":
+            return task
+        reason = too_large(task.attachments, self.config.env.sandbox_memory) if task.attachments else None
+        if task.image is not None and is_path(task.image) and launcher != "oci":
+            reason = "its image is a file, which only the launcher oci takes (--env.launcher oci)"
+        return BadTask(task.task_id, reason) if reason else task
 
     async def group(
         self,
@@ -289,21 +381,23 @@ class Orchestrator:
         epoch: int,
         executor: Executor,
         *,
+        again: int = 0,
+        size: int | None = None,
         longest_s: float = math.inf,
         longest_tokens: int | None = None,
     ) -> Group:
-        """One group, complete or dropped. Raises Unfinished after `drain`.
+        """One group, complete or dropped. Raises Unfinished after `drain`. `again`, `size` as in `Draw`.
 
         No rollout takes longer than `longest_s` from its assignment, and no line of tokens gets longer than
         `longest_tokens`, whatever limits the task has.
         """
-        config = self.config
+        config, seed = self.config, seed_again(self.seed, again)
         plans = plan_group(
             task,
             number=number,
-            group_size=config.env.group_size,
+            group_size=config.env.group_size if size is None else size,
             epoch=epoch,
-            seed=self.seed,
+            seed=seed,
             sampling=config.sampling,
             agent=config.agent_spec(),
             sandbox=config.sandbox_spec(),
@@ -311,13 +405,30 @@ class Orchestrator:
             split=self.split,
         )
         bounded = [replace(plan, limits=_bounded(plan.limits, longest_s, longest_tokens)) for plan in plans]
-        return await run_group(
+        group = await run_group(
             task,
             bounded,
             executor,
             GroupPolicy.parse(config.env.group_policy, config.env.zero_variance),
-            lambda plan: backfill(plan, self.seed, epoch),
+            lambda plan: backfill(plan, seed, epoch),
         )
+        return self.aged(group)
+
+    def aged(self, group: Group) -> Group:
+        """The group with each member's staleness as it is now; dropped if one is over `env.max_staleness`."""
+        members = tuple(replace(m, staleness=self.policy.staleness(self._trained(m))) for m in group.members_G)
+        most, dropped = self.config.env.max_staleness, group.dropped
+        old = [m.staleness for m in members if m.staleness is not None and most is not None and m.staleness > most]
+        if old and dropped is None:
+            dropped = f"{len(old)} of {len(members)} rollouts are more than {most} policy versions behind"
+        return replace(group, members_G=members, dropped=dropped)
+
+    def _trained(self, member: Member) -> Sequence[PolicySpan]:
+        """Which policies sampled what there is of it to train on."""
+        record = member.attempt.record
+        if self.config.env.trained_segments == "all_segments":
+            return [span for turn in record.turns for span in turn.completion.sampled_by]
+        return sampled_by(record, member.trajectory)
 
     def executor(
         self, earlier: Recorded | None = None, *, tools: Mapping[str, HostTool] | None = None
@@ -330,28 +441,31 @@ class Orchestrator:
         async def graded(attempt: Attempt) -> Member | Attempt:
             return await grade(attempt, tokenizer, scorer)
 
+        async def recorded(result: Member | Attempt) -> None:
+            for turn in (result.attempt if isinstance(result, Member) else result).record.turns:
+                self.policy.saw_all(turn.completion.sampled_by)
+            await self.observer.recorded(result)
+
         return Executor(
             self.hosts,
             # Rollouts of orchestrators that share hosts have the same ids: each has its own folder for files.
             provision=Provision(self._output_rule(), tools),
             max_retries=env.max_retries,
             graded=graded,
-            recorded=self.observer.recorded,
+            recorded=recorded,
             started=self.observer.started,
             earlier=lambda plan: known.result(plan, tokenizer),
             stopping=self._stopping,
-            health=HealthGate(window=GROUPS * 2 * env.group_size),  # every rollout may be refilled once
+            health=self._health,
         )
+
+
+def freeze() -> None:
+    """For a command whose engine is open: what is imported lives for ever, and slows collections down no more. Not
+    for a program, whose own objects would be kept as well."""
+    gc.freeze()
 
 
 def _bounded(limits: Limits, longest_s: float, longest_tokens: int | None) -> Limits:
     tokens = limits.max_token_length if longest_tokens is None else min(limits.max_token_length, longest_tokens)
     return replace(limits, deadline_s=min(limits.deadline_s, longest_s), max_token_length=tokens)
-
-
-def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error in the nested groups."""
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

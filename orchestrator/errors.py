@@ -21,12 +21,20 @@ class EnvironmentUnusable(OrchestratorError):
     """Docker, image, tokenizer or endpoint cannot be used. The text says what to do. Exit 3."""
 
 
+class NotServing(EnvironmentUnusable):
+    """The endpoint is away or still loading, and was waited for as long as that was asked for. Exit 3."""
+
+
 class RunLocked(OrchestratorError):
     """Another orchestrator is using this run directory. Exit 1."""
 
 
 class OutputError(OrchestratorError):
     """A result cannot be written, for example on a full disk. Complete lines stay on disk. Exit 1."""
+
+
+class NothingToCompare(OrchestratorError):
+    """Data hold nothing of what a comparison needs. Exit 1: nothing was shown."""
 
 
 class RunUnhealthy(OrchestratorError):

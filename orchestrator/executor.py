@@ -82,7 +82,6 @@ class Executor:
         self._earlier = earlier
         self._stopping = stopping or asyncio.Event()
         self._health = health or HealthGate()
-        hosts.changed(lambda: self.settled())
 
     # ------------------------------------------------------------ groups
 

@@ -65,7 +65,7 @@ async def run_group(
     """
     drawn = await _draw(plans, executor, policy, refill)
     attempts = drawn.attempts
-    if policy.zero_variance == "resample" and _enough(drawn, plans, policy) and same_scores(drawn.members):
+    if policy.zero_variance == "resample" and _enough(drawn, plans, policy) and same(drawn.scores):
         second = await _draw([refill(plan) for plan in drawn.latest.values()], executor, policy, refill)
         attempts = attempts + second.attempts
         # If too many rollouts of the second draw break, the first draw is kept.
@@ -75,7 +75,12 @@ async def run_group(
         task=task,
         members_G=drawn.members,
         attempts=attempts,
-        dropped=verdict(policy, len(plans), drawn.members, attempts),
+        dropped=verdict(
+            policy,
+            len(plans),
+            drawn.scores,
+            [attempt.outcome for attempt in attempts if isinstance(attempt.outcome, Failed)],
+        ),
     )
 
 
@@ -86,6 +91,10 @@ class _Drawn:
     members: tuple[Member, ...]
     attempts: tuple[Attempt, ...]
     latest: Mapping[int, RolloutPlan]
+
+    @property
+    def scores(self) -> list[float]:
+        return [member.score.value for member in self.members]
 
 
 async def _draw(plans: Sequence[RolloutPlan], executor: Executor, policy: GroupPolicy, refill: Refill) -> _Drawn:
@@ -160,15 +169,14 @@ class _Draw:
 
 
 def verdict(
-    policy: GroupPolicy, group_size: int, members: Sequence[Member], attempts: Sequence[Attempt]
+    policy: GroupPolicy, group_size: int, scores: Sequence[float], failures: Sequence[Failed]
 ) -> str | None:
-    """Why the group is no training data, or None."""
-    if len(members) >= policy.enough(group_size):
-        if policy.zero_variance == "drop" and same_scores(members):
-            return f"all {len(members)} rollouts have the same score, {members[0].score.value:g}"
+    """Why a group whose members have these scores is no training data, or None. `failures`: of its attempts."""
+    if len(scores) >= policy.enough(group_size):
+        if policy.zero_variance == "drop" and same(scores):
+            return f"all {len(scores)} rollouts have the same score, {scores[0]:g}"
         return None
-    failures = [a.outcome for a in attempts if isinstance(a.outcome, Failed)]
-    usable = f"{len(members)} of {group_size} rollouts usable"
+    usable = f"{len(scores)} of {group_size} rollouts usable"
     if not failures:
         return usable
     commonest = Counter(failure.name for failure in failures).most_common(1)[0][0]
@@ -176,9 +184,9 @@ def verdict(
     return f"{usable}, mostly {commonest}: {first.reason}"
 
 
-def same_scores(members: Sequence[Member]) -> bool:
-    """Whether there are several members and all have the same score."""
-    return len(members) > 1 and len({m.score.value for m in members}) == 1
+def same(scores: Sequence[float]) -> bool:
+    """Whether there are several scores and all are the same."""
+    return len(scores) > 1 and len(set(scores)) == 1
 
 
 def _enough(drawn: _Drawn, plans: Sequence[RolloutPlan], policy: GroupPolicy) -> bool:

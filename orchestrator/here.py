@@ -89,6 +89,10 @@ class Here:
         return self.around.completer.takes_ids
 
     @property
+    def why_text(self) -> str:
+        return self.around.why_text
+
+    @property
     def tools(self) -> Mapping[str, HostTool]:
         return self.around.tools
 
@@ -103,15 +107,15 @@ class Here:
         finally:
             self._slots.release()
 
-    def following(self, demand: Callable[[], float]) -> AbstractContextManager[None]:
+    def following(
+        self, demand: Callable[[], float], changed: Callable[[], None] = lambda: None
+    ) -> AbstractContextManager[None]:
+        """`changed` is never called: this machine's budget is fixed."""
         return nullcontext() if self.around.pool is None else self.around.pool.following(demand)
 
     def drain(self) -> None:
         if self.around.pool is not None:
             self.around.pool.drain()
-
-    def changed(self, told: Callable[[], None]) -> None:
-        """Nothing to tell: this machine's budget is fixed."""
 
     async def describe(self) -> dict[str, Any]:
         return {

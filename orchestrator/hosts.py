@@ -58,6 +58,10 @@ class Hosts(Protocol):
         """Whether prompts go to the endpoint as ids and sampled ids come back."""
 
     @property
+    def why_text(self) -> str:
+        """Why the endpoint is asked for text; empty: it takes ids."""
+
+    @property
     def tools(self) -> Mapping[str, ToolFacts]:
         """What agents are told of the run's host tools."""
 
@@ -72,14 +76,12 @@ class Hosts(Protocol):
         """Room for one attempt in such a sandbox, in the order of turns. None: the run is drained, and no host has
         room. Raises RunUnhealthy if no host has worked for long."""
 
-    def following(self, demand: Callable[[], float]) -> AbstractContextManager[None]:
-        """Within this block no more sandboxes are kept warm than `demand` says rollouts will still need."""
+    def following(self, demand: Callable[[], float], changed: Callable[[], None]) -> AbstractContextManager[None]:
+        """Within this block no more sandboxes are kept warm than `demand` says rollouts will still need, and
+        `changed` is called when the capacity changes."""
 
     def drain(self) -> None:
         """No sandbox is made ahead any more, and those that are not used are removed."""
-
-    def changed(self, told: Callable[[], None]) -> None:
-        """`told` is called when the capacity changes."""
 
     async def describe(self) -> dict[str, Any]:
         """For run.json: what sandboxes get besides their plan (`agent`), how they are made (`sandbox`)."""

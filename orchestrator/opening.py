@@ -9,30 +9,32 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, TypeVar
 
 from orchestrator.agents.equip import brought_host_tools, check_team, equip
 from orchestrator.agents.equipment import Equipment
 from orchestrator.breaker import Breaker
 from orchestrator.completion.base import Completer, Endpoint
+from orchestrator.completion.called import CalledCompleter, Sampler
 from orchestrator.completion.chat import ChatCompleter
-from orchestrator.completion.connect import connect, one_answers
+from orchestrator.completion.connect import one_answers
 from orchestrator.completion.control import EndpointControl
 from orchestrator.completion.http import HttpClient
-from orchestrator.completion.replay import ReplayCompleter
-from orchestrator.completion.route import LimitedCompleter, RoutedCompleter
+from orchestrator.completion.startup import Patience, Wait, said
 from orchestrator.completion.tokenizer import HubTokenizer, check_source, load_tokenizer
+from orchestrator.endpoints import REPLAY, endpoint, judge_serves, open_completer, openai_root
 from orchestrator.errors import ConfigError, DockerError, EnvironmentUnusable, RolloutError
 from orchestrator.here import Here
 from orchestrator.hosts import Hosts
 from orchestrator.launch.base import Launcher
 from orchestrator.launch.channels import Channels
 from orchestrator.launch.descriptors import make_room
+from orchestrator.launch.make import make_launcher
 from orchestrator.launch.pool import WarmPool
 from orchestrator.launch.ramp import Ramp
 from orchestrator.parked import ParkedSandbox, parked_sandbox
 from orchestrator.plugins import PREFIX
+from orchestrator.policy import Policy
 from orchestrator.scorers.base import Scorer
 from orchestrator.scorers.control import ControlledScorer
 from orchestrator.scorers.judge import JudgeScorer
@@ -45,12 +47,11 @@ from orchestrator.types import Ended, Record, RolloutPlan, SandboxSpec, Score
 
 if TYPE_CHECKING:
     from orchestrator.settings.config import Config
-    from orchestrator.settings.table import EnvSettings, OpenAISettings
+    from orchestrator.settings.table import EnvSettings
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-REPLAY = "replay:"
 JUDGE = "judge"
 FALLBACK_TOKENIZER = "NousResearch/DeepHermes-3-Llama-3-8B-Preview"  # the predecessor's default
 
@@ -61,17 +62,22 @@ async def open_hosts(
     notes: list[str],
     say: Callable[[str], None] = log.warning,
     tell: Callable[[str, str | None], None] = lambda node, away: None,
+    policy: Policy | None = None,
+    sampler: Sampler | None = None,
 ) -> Hosts:
     """This machine, or the nodes of a cluster; `stack` closes them. Raises ConfigError, EnvironmentUnusable.
 
     `say` is told when something goes away and comes back. `tell`: a node works (None), or why rollouts do not go
-    there.
+    there. `policy`: what a trainer says it serves. `sampler`: samples in the place of the endpoints.
     """
+    policy = policy or Policy()
+    if sampler is not None:
+        _check_called(config)
     if config.env.cluster == "ray":
         from orchestrator.cluster.nodes import open_nodes
 
-        return await open_nodes(config, stack, notes, say, tell)
-    return await open_here(config, stack, notes, say)
+        return await open_nodes(config, stack, notes, say, tell, policy)
+    return await open_here(config, stack, notes, say, policy=policy, sampler=sampler)
 
 
 async def open_here(
@@ -80,9 +86,13 @@ async def open_here(
     notes: list[str],
     say: Callable[[str], None] = log.warning,
     equipment: Equipment | None = None,
+    policy: Policy | None = None,
+    tell: Callable[[Wait], None] | None = None,
+    sampler: Sampler | None = None,
 ) -> Here:
-    """As `open_hosts`, for this machine. `equipment`: read elsewhere, from files that may not be here."""
-    around = await open_surroundings(config, stack, notes, say, equipment)
+    """As `open_hosts`, for this machine. `equipment`: read elsewhere, from files that may not be here. `tell` is
+    told of waits for an endpoint, in the place of `say`."""
+    around = await open_surroundings(config, stack, notes, say, equipment, policy, tell, sampler)
     return Here.with_breakers(
         around,
         config.sandbox_spec(),
@@ -98,10 +108,13 @@ async def open_surroundings(
     notes: list[str],
     say: Callable[[str], None] = log.warning,
     equipment: Equipment | None = None,
+    policy: Policy | None = None,
+    tell: Callable[[Wait], None] | None = None,
+    sampler: Sampler | None = None,
 ) -> Surroundings:
     """Opens Docker, image, tokenizer, endpoint, tools; `stack` closes them. Raises EnvironmentUnusable.
 
-    `say` is told when Docker goes away and comes back.
+    `say` is told when Docker goes away and comes back, and of waits for an endpoint, unless `tell` is.
     """
     if equipment is None:
         equipment = await asyncio.to_thread(equip, config.env)
@@ -114,12 +127,19 @@ async def open_surroundings(
     await _check_launcher(launcher, config.sandbox_spec())
     await _remove_leftovers(notes, docker=config.env.launcher == "docker")
     await asyncio.to_thread(_check_tokenizer, config)
-    docker = Breaker("Docker", lambda: launcher.ready(config.sandbox_spec()), say)
+    what = "the OCI runtime" if config.env.launcher == "oci" else "Docker"
+    docker = Breaker(what, lambda: launcher.ready(config.sandbox_spec()), say)
     # The pool makes its first sandboxes while the tokenizer loads.
     pool = await stack.enter_async_context(_pool(config, launcher, channel_directory, docker))
     tokenizer = await asyncio.to_thread(find_tokenizer, config)
-    completer = await _completer(config, tokenizer, stack, notes)
-    sampled = [endpoint(config.env, server) for server in config.openai if not server.base_url.startswith(REPLAY)]
+    # Last, as it may take minutes: what fails at once has failed by now.
+    policy, tell = policy or Policy(), tell or said(say)
+    if sampler is None:
+        completer, why_text = await open_completer(config, tokenizer, stack, notes, tell, policy)
+    else:
+        completer, why_text = _called(sampler, config, tokenizer, notes, policy), ""
+    servers = config.openai if sampler is None else ()
+    sampled = [endpoint(config.env, server) for server in servers if not server.base_url.startswith(REPLAY)]
     return Surroundings(
         launcher,
         completer,
@@ -131,7 +151,27 @@ async def open_surroundings(
         pool,
         equipment,
         control=EndpointControl(completer, tokenizer),
+        why_text=why_text,
     )
+
+
+def _check_called(config: Config) -> None:
+    """Raises ConfigError for settings that do not go with completions of the program itself."""
+    if any(server.base_url for server in config.openai):
+        raise ConfigError("openai.base_url: the program samples the completions itself; leave it out")
+    if config.env.cluster != "none":
+        raise ConfigError("env.cluster: the program samples in this process; leave it at none")
+    if config.env.token_source == "retokenize" or (config.env.tokenizer_name or "").lower() == "none":
+        raise ConfigError("env.tokenizer_name: the program samples ids; name the tokenizer that they are of")
+
+
+def _called(
+    sampler: Sampler, config: Config, tokenizer: HubTokenizer | None, notes: list[str], policy: Policy
+) -> Completer:
+    assert tokenizer is not None  # see `_check_called`
+    notes.append("completions are sampled by the program itself")
+    server = config.openai[0]
+    return CalledCompleter(sampler, tokenizer, model=server.model_name, timeout_s=server.timeout, policy=policy)
 
 
 def _pool(
@@ -216,77 +256,6 @@ def _first_usable(config: Config, use: Callable[[str], T]) -> T:
     )
 
 
-async def _completer(
-    config: Config, tokenizer: HubTokenizer | None, stack: AsyncExitStack, notes: list[str]
-) -> Completer:
-    completers: list[Completer] = []
-    for server in config.openai:
-        if server.base_url.startswith(REPLAY):
-            recorded = Path(server.base_url.removeprefix(REPLAY))
-            completers.append(await asyncio.to_thread(ReplayCompleter.open, recorded))
-            continue
-        completer = await connect(
-            endpoint(config.env, server),
-            tokenizer,
-            server_type=server.server_type,
-            tokens=config.env.token_source,
-            temperature=config.env.temperature,
-            notes=notes,
-        )
-        stack.push_async_callback(completer.aclose)
-        completers.append(
-            LimitedCompleter(
-                completer, training=server.num_max_requests_at_once, evaluation=server.num_requests_for_eval
-            )
-        )
-    if len({completer.takes_ids for completer in completers}) > 1:
-        raise EnvironmentUnusable(
-            "some of the endpoints give token ids and some do not; "
-            "set --env.token_source retokenize or use one kind of server"
-        )
-    weights = [server.weight for server in config.openai]
-    return completers[0] if len(completers) == 1 else RoutedCompleter(completers, weights)
-
-
-def endpoint(env: EnvSettings, server: OpenAISettings) -> Endpoint:
-    """The endpoint of this server's settings."""
-    root = openai_root(server.base_url)
-    return Endpoint(
-        root,
-        server.model_name,
-        server.key(),
-        server.timeout,
-        chat_extras=_chat_extras(env, root),
-        takes_n=not server.n_kwarg_is_ignored,
-    )
-
-
-def _chat_extras(env: EnvSettings, root: str) -> dict[str, Any]:
-    """Fields the operator's settings add to a chat request. Raises EnvironmentUnusable.
-
-    Reasoning is asked for as Atropos does: by `reasoning_effort` at OpenAI, by `reasoning` at other services.
-    """
-    extras: dict[str, Any] = {}
-    if env.chat_template_kwargs is not None:
-        extras["chat_template_kwargs"] = dict(env.chat_template_kwargs)
-    effort, most = env.reasoning_effort, env.max_reasoning_tokens
-    if not env.thinking_mode and effort is None and most is None:
-        return extras
-    if (urlsplit(root).hostname or "").endswith(("openai.com", "openai.azure.com")):
-        if most is not None:
-            raise EnvironmentUnusable("env.max_reasoning_tokens: OpenAI takes none; set env.reasoning_effort")
-        return {**extras, "reasoning_effort": effort or "medium"}
-    asked = {"effort": effort, "max_tokens": most}
-    named = {name: value for name, value in asked.items() if value is not None}
-    return {**extras, "reasoning": {"enabled": effort != "none", **named}}
-
-
-def openai_root(address: str) -> str:
-    """The base URL; `/v1` is added to an address without a path."""
-    root = address.rstrip("/")
-    return root if urlsplit(root).path else f"{root}/v1"
-
-
 async def _check_launcher(launcher: Launcher, spec: SandboxSpec) -> None:
     """Raises EnvironmentUnusable if no sandbox could be made. `check` alone would not notice failing storage."""
     await launcher.check(spec)
@@ -300,11 +269,8 @@ async def _remove_leftovers(notes: list[str], *, docker: bool) -> None:
     """Removes what killed runs left. Leftovers that cannot be removed do not stop this run."""
     from orchestrator.launch.reaper import reap, reap_directories
 
-    if not docker:
-        await asyncio.to_thread(reap_directories)
-        return
     try:
-        reaped = await reap()
+        reaped = await reap() if docker else await asyncio.to_thread(reap_directories)
     except DockerError as error:
         raise EnvironmentUnusable(str(error)) from error
     if reaped.containers or reaped.directories:
@@ -320,38 +286,41 @@ async def _launcher(
     if note := make_room(sandboxes):
         notes.append(note)
     run_id = secrets.token_hex(8)
-    if env.launcher == "docker":
-        from orchestrator.launch.docker.launcher import DockerLauncher
-
-        waived = frozenset(env.waive_hardening)
-        if waived:
-            notes.append(f"not demanded of sandboxes, as you asked: {', '.join(sorted(waived))}")
-        launcher: Launcher = DockerLauncher(
-            run_id,
-            max_sandboxes=sandboxes,
-            waived=waived,
-            allow_localhost_tcp=env.needs_localhost_tcp,
-            advise=notes.append,
-        )
-    else:
-        from orchestrator.launch.process import ProcessLauncher
-
-        launcher = ProcessLauncher(run_id, max_sandboxes=sandboxes)
+    if env.waive_hardening:
+        notes.append(f"not demanded of sandboxes, as you asked: {', '.join(sorted(env.waive_hardening))}")
+    launcher = make_launcher(
+        env.launcher,
+        run_id,
+        max_sandboxes=sandboxes,
+        waived=frozenset(env.waive_hardening),
+        allow_localhost_tcp=env.needs_localhost_tcp,
+        oci_runtime=env.oci_runtime,
+        advise=notes.append,
+    )
     stack.push_async_callback(launcher.aclose)
     # Not in a thread: cancelled there, the directory would be made and never removed.
     channels = stack.enter_context(Channels(run_id))
     return launcher, channels.directory
 
 
-async def open_scorer(config: Config, stack: AsyncExitStack) -> Scorer:
-    """One scorer for a whole run, closed with `stack`. Raises ConfigError, EnvironmentUnusable."""
+async def open_scorer(
+    config: Config,
+    stack: AsyncExitStack,
+    say: Callable[[str], None] = log.warning,
+    meanwhile: asyncio.TaskGroup | None = None,
+) -> Scorer:
+    """One scorer for a whole run, closed with `stack`. Raises ConfigError, EnvironmentUnusable.
+
+    `say` is told of a wait for the judge's endpoint. `meanwhile`: where that wait goes on; None: it is over when
+    this returns.
+    """
     env = config.env
     if env.scoring_strategy.startswith(PREFIX):
         return await _controlled(env.scoring_strategy, env, stack)
     ours = "correctness" if env.scoring_strategy == JUDGE else env.scoring_strategy
     rules = await _controlled(StrategyScorer(ours, env.length_penalty_weight, env.combined_weights), env, stack)
     if env.scoring_strategy == JUDGE:
-        return await _judge(config, rules, stack)
+        return await _judge(config, rules, stack, say, meanwhile)
     return _LoggedScorer(rules, ours) if env.debug_scoring else rules
 
 
@@ -378,7 +347,13 @@ class _LoggedScorer:
         return score
 
 
-async def _judge(config: Config, rules: Scorer, stack: AsyncExitStack) -> Scorer:
+async def _judge(
+    config: Config,
+    rules: Scorer,
+    stack: AsyncExitStack,
+    say: Callable[[str], None],
+    meanwhile: asyncio.TaskGroup | None,
+) -> Scorer:
     env = config.env
     if env.judge_base_url is None or env.judge_model_name is None:
         raise ConfigError(
@@ -389,8 +364,11 @@ async def _judge(config: Config, rules: Scorer, stack: AsyncExitStack) -> Scorer
     completer = ChatCompleter(HttpClient(judge))
     stack.push_async_callback(completer.aclose)
     if not judge.hosted:
-        try:
-            await completer.probe()
-        except EnvironmentUnusable as error:
-            raise EnvironmentUnusable(f"env.judge_base_url: {error}; the judge's key is JUDGE_API_KEY") from error
+        # The judge is as likely to be loading as the models that are judged.
+        timeout_s = max(server.startup_timeout for server in config.openai)
+        serves = judge_serves(completer, Patience(timeout_s, said(say)))
+        if meanwhile is None:
+            await serves
+        else:
+            meanwhile.create_task(serves, name="judge")
     return JudgeScorer(completer, rules, model=env.judge_model_name, max_tokens=env.judge_max_tokens)

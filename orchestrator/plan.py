@@ -54,6 +54,7 @@ def plan_group(
             sandbox=replace(sandbox, image=task.image) if task.image else sandbox,
             limits=own_limits,
             split=split,
+            group_size=group_size,
         )
         for index in range(group_size)
     )
@@ -82,6 +83,11 @@ def derive_seed(seed: int, task_id: str, epoch: int, index: int, attempt: int) -
     the sum must fit into 31."""
     text = f"{seed}\0{task_id}\0{epoch}\0{index}\0{attempt}".encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) >> (64 - _SEED_BITS + 1)
+
+
+def seed_again(seed: int, again: int) -> int:
+    """The seed in the place of a run's, for a task that came `again` times before in the same round."""
+    return derive_seed(seed, "again", 0, 0, again) if again else seed
 
 
 def _with_own(spec: T, task: Task, own: Mapping[str, tuple[str, type]]) -> T:

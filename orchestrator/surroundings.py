@@ -28,7 +28,8 @@ class Surroundings:
 
     `endpoint_answers` asks the endpoint without sampling and raises CompletionError if it does not answer.
     `docker` pauses launching while the Engine is away. Without a `pool` each rollout makes its own sandbox.
-    `control`: shared, so that few control questions are asked; None: each rollout has its own.
+    `control`: shared, so that few control questions are asked; None: each rollout has its own. `why_text`: why the
+    endpoint is asked for text; empty: it takes ids.
     """
 
     launcher: Launcher
@@ -41,6 +42,7 @@ class Surroundings:
     pool: WarmPool[ParkedSandbox] | None = None
     equipment: Equipment = Equipment()  # noqa: RUF009 - immutable
     control: EndpointControl | None = None
+    why_text: str = ""
 
     def sandbox(self, spec: SandboxSpec) -> AbstractAsyncContextManager[ParkedSandbox]:
         """A sandbox for one rollout, from the pool if there is one."""

@@ -6,7 +6,7 @@ Axes: T tokens of one trajectory, G members of one group.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -144,7 +144,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class RolloutPlan:
-    """One attempt, fixed before anything starts. A retry is a new plan with the next `attempt`."""
+    """One attempt, fixed before anything starts. A retry is a new plan with the next `attempt`.
+
+    `group_size`: how many rollouts its group is to have. None: read from a record that does not say it.
+    """
 
     rollout_id: str
     task: Task
@@ -156,6 +159,7 @@ class RolloutPlan:
     sandbox: SandboxSpec
     limits: Limits
     split: Split = "train"
+    group_size: int | None = None
 
 
 # ---------------------------------------------------------------- what the proxy served
@@ -170,12 +174,33 @@ class CompletionKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class PolicySpan:
+    """So many tokens in a row, and the policy that sampled them. `oldest` and `newest` differ where the weights
+    changed at a place among them that nobody knows; None: unknown."""
+
+    tokens: int
+    oldest: str | None
+    newest: str | None
+
+    def __post_init__(self) -> None:
+        if self.tokens < 0:
+            raise ValueError(f"a span of {self.tokens} tokens")
+
+    @property
+    def version(self) -> str | None:
+        """The one version that sampled all of it; None: not known."""
+        return self.newest if self.oldest == self.newest else None
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
     """One sampled answer, as the inference server produced it. T = tokens sampled.
 
     `text`: all that was sampled (stop string and end-of-turn token included) if the endpoint returns it, else what
     it returned. `visible`: what the agent gets, cut before the stop string.
     `logprobs_T`: natural log, raw model distribution (temperature 1, whole vocabulary).
+    `policy_version`: the version that sampled its last token. `spans`: which version sampled which tokens, in
+    order; empty: the endpoint says no more than `policy_version`.
     `retries`: failed requests before this answer, all with the same seed.
     `reasoning_chars`: so many first characters of `text` are reasoning; `visible` comes after them.
     """
@@ -190,11 +215,28 @@ class Completion:
     policy_version: str | None = None
     retries: int = 0
     reasoning_chars: int = 0
+    spans: tuple[PolicySpan, ...] = ()
 
     def __post_init__(self) -> None:
         tokens, logprobs = self.tokens_T, self.logprobs_T
         if tokens is not None and logprobs is not None and len(tokens) != len(logprobs):
             raise ValueError(f"{len(tokens)} tokens but {len(logprobs)} log-probs")
+        if self.spans and tokens is not None and (told := sum(span.tokens for span in self.spans)) != len(tokens):
+            raise ValueError(f"{len(tokens)} tokens but spans of {told}")
+
+    def sampled_from(self, spans: tuple[PolicySpan, ...]) -> Completion:
+        """The same, attributed to these policies. `spans` is kept only where it says more than a version."""
+        one = len(spans) == 1 and spans[0].oldest == spans[0].newest
+        version = spans[-1].newest if spans else self.policy_version
+        return replace(self, policy_version=version, spans=() if one else spans)
+
+    @property
+    def sampled_by(self) -> tuple[PolicySpan, ...]:
+        """Which version sampled which tokens: `spans`, else all by `policy_version`."""
+        if self.spans:
+            return self.spans
+        count = self.completion_tokens if self.tokens_T is None else len(self.tokens_T)
+        return (PolicySpan(count, self.policy_version, self.policy_version),)
 
     @property
     def reasoning(self) -> str:
@@ -386,6 +428,18 @@ class Record:
         """Tokens sampled over all turns, by the endpoint's count."""
         return sum(turn.completion.completion_tokens for turn in self.turns)
 
+    @property
+    def policy_versions(self) -> tuple[str, ...]:
+        """The policy versions that sampled it, in the order they came; empty if the endpoint names none."""
+        spans = (span for turn in self.turns for span in turn.completion.sampled_by)
+        named = (version for span in spans for version in (span.oldest, span.newest))
+        return tuple(dict.fromkeys(version for version in named if version is not None))
+
+    @property
+    def policy_version(self) -> str | None:
+        """The policy version that sampled last; None if the endpoint does not name it."""
+        return self.turns[-1].completion.policy_version if self.turns else None
+
 
 # ---------------------------------------------------------------- outcomes
 
@@ -536,11 +590,13 @@ def is_solved(value: float, parts: Mapping[str, float]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One scored rollout of a group."""
+    """One scored rollout of a group. `staleness`: how many versions the oldest policy that sampled some of it was
+    behind when the group was whole; None: unknown."""
 
     attempt: Attempt
     trajectory: Trajectory
     score: Score
+    staleness: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""Ways of waiting: for cleanup that a cancel must not cut short, and for the first of several results."""
+"""Ways of waiting: for cleanup that a cancel must not cut short, for the first of several results, and what became
+of several that were waited for together."""
 
 from __future__ import annotations
 
@@ -38,3 +39,11 @@ async def first_of(*waits: Coroutine[Any, Any, Any]) -> Any:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error in the nested groups."""
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

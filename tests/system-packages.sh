@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what the tests use beyond Python and Docker, where apt and root are at hand:
-# mmdebstrap makes a base image where no registry answers; chromium looks at the report.
+# mmdebstrap makes a base image where no registry answers; chromium looks at the report; runc makes sandboxes
+# without Docker, with uidmap for ordinary users too.
 # With REGISTER_RUNSC, gVisor too: on machines that are the tests' own, as it changes the Engine's configuration.
 set -euo pipefail
 
@@ -8,6 +9,8 @@ packages() {
   local missing=() install log
   command -v mmdebstrap >/dev/null || missing+=(mmdebstrap)
   command -v chromium >/dev/null || command -v chromium-browser >/dev/null || missing+=(chromium)
+  command -v newuidmap >/dev/null || missing+=(uidmap)
+  command -v runc >/dev/null || [ -x /usr/sbin/runc ] || missing+=(runc)
   [ ${#missing[@]} -eq 0 ] && return 0
   install="apt-get install -y --no-install-recommends ${missing[*]}"
   if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then

@@ -14,7 +14,7 @@ from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict
 
 from orchestrator.run.line import AttemptLine, BadTaskLine, Ids, Real, Whole
-from orchestrator.types import EndedName, Message, TokenSource
+from orchestrator.types import EndedName, Message, PolicySpan, TokenSource
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 Score = Annotated[float, Field(ge=0, le=1)]
@@ -50,6 +50,8 @@ class Overrides(TypedDict):
     completion_tokens: Whole
     policy_version: str | None
     mixed_policy_versions: bool
+    policy_spans: tuple[PolicySpan, ...]
+    staleness: Whole | None
     segment: Whole
     main_segment: Whole
     segments: Whole
@@ -96,8 +98,8 @@ class ConfigFile(TypedDict):
 
 
 class RunFile(TypedDict):
-    """run.json: what ran. `token_ids`: whether ids are those sampled or made from text. `groups_file`: relative to
-    the run directory, or absolute."""
+    """run.json: what ran. `token_ids`: whether ids are those sampled or made from text; `why_text`: why from text.
+    `groups_file`: relative to the run directory, or absolute."""
 
     schema: Literal[1]
     version: str
@@ -105,6 +107,7 @@ class RunFile(TypedDict):
     seed: int
     tasks: str
     token_ids: Literal["exact", "from text"]
+    why_text: NotRequired[str]
     tokenizer: str | None
     agent: dict[str, Any]
     sandbox: dict[str, str]

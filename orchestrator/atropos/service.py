@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,17 +18,19 @@ import aiohttp
 
 from orchestrator.atropos.feed import Feed
 from orchestrator.atropos.kept import Kept
+from orchestrator.atropos.policy_service import policy_service
 from orchestrator.atropos.position import Checkpoints, Ledger, Position, read_position, write_position
 from orchestrator.atropos.prompt_size import least_prompt_tokens
 from orchestrator.atropos.run_api import Registration, RunApi, Trainer
 from orchestrator.atropos.stream import Item, TaskStream
 from orchestrator.atropos.terms import check_servable, name_of, terms_of, total
 from orchestrator.atropos.tracking import Metrics, SandboxTime, Tracking
-from orchestrator.engine import Orchestrator, first_error
+from orchestrator.engine import Orchestrator, freeze
 from orchestrator.errors import ConfigError
 from orchestrator.evaluation.evaluate import evaluate
 from orchestrator.executor import Executor
 from orchestrator.observer import Observer
+from orchestrator.run.files import RUN_FILE
 from orchestrator.run.groups import check_writable
 from orchestrator.run.session import OpenRun, describe, open_run, run_directory_path
 from orchestrator.run.tally import Tally
@@ -37,9 +39,9 @@ from orchestrator.tasks.base import Source
 from orchestrator.tasks.split import evaluation_tasks, training_tasks
 from orchestrator.terminal.closing import closing_table
 from orchestrator.terminal.progress import PlainProgress
-from orchestrator.terminal.signals import Stopped, stoppable
+from orchestrator.terminal.signals import NOTHING_BEGUN, Stopped, stoppable
 from orchestrator.types import BadTask
-from orchestrator.waits import uninterrupted
+from orchestrator.waits import first_error, uninterrupted
 
 EXIT_INCOMPLETE = 1
 POSITION_FILE = "position.json"
@@ -69,6 +71,7 @@ class Service:
         self.sandbox_time = SandboxTime()
         self._make, self._evaluate, self._log, self._evaluates = make, evaluate, log, evaluates
         self._engine: Orchestrator | None = None
+        self._opening: Orchestrator | None = None
         self._executor: Executor | None = None
         self._tasks: Source | None = None
         self._stream: TaskStream | None = None
@@ -79,6 +82,7 @@ class Service:
         self._kept = Kept()
         self._observer = Observer(listeners=[self.sandbox_time, self._kept, self.metrics], say=self.progress.say)
         self._saving = asyncio.Lock()
+        self._no_sampled_ids = ""  # what there is in their place, and why
         self._sent = 0  # groups delivered since the last log to wandb
         self._longest: int | None = None  # tokens of the longest line the trainer takes; None: it sets no limit
 
@@ -94,7 +98,12 @@ class Service:
             config = replace(config, env=replace(config.env, zero_variance="drop"))
         engine = Orchestrator(config, self._observer)
         self._tasks = tasks
-        await engine.__aenter__()
+        self._opening = engine
+        try:
+            await engine.__aenter__()
+        finally:
+            self._opening = None
+        freeze()
         self._engine = engine
         self._begin(Position(engine.seed, tasks.name))
 
@@ -150,7 +159,9 @@ class Service:
         try:
             return await stoppable(self._serve(run_path), drain=self._drain, drain_timeout_s=env.drain_timeout)
         except Stopped as stopped:
-            self.progress.say(f"stopped by {stopped}; go on with `orchestrator serve --env.resume {run_path}`")
+            way_on = f"go on with `orchestrator serve --env.resume {run_path}`"
+            begun = (run_path / RUN_FILE).exists()
+            self.progress.say(f"stopped by {stopped}; {way_on if begun else NOTHING_BEGUN}")
             return stopped.exit_code
         finally:
             if self._feed is not None:
@@ -164,13 +175,14 @@ class Service:
                 self._output = output
                 if self.config.env.resume is not None:
                     self._resume(run_path, output)
-                await describe(output, engine, tasks)
+                await describe(output, engine, tasks.name)
                 self._observer.writer = output.run
                 self._observer.listeners[:0] = [self.tally, self.progress]
                 self._check_prompt(engine.config.env.max_token_length, "env.max_token_length")
                 for note in self._observer.notes:
                     self.progress.say(f"note: {note}")
                 self.progress.say(engine.summary())
+                self._no_sampled_ids = engine.no_sampled_ids
                 api = RunApi(self.config.env.rollout_server_url, session)
                 evaluates = self._evaluates or self.config.env.eval_split is not None
                 terms = terms_of(engine.config, engine.hosts.capacity, evaluates=evaluates)
@@ -178,17 +190,22 @@ class Service:
                 self._feed, self._executor = feed, engine.executor(self._kept)
                 self._executor.settled = feed.wake
                 try:
-                    with _demand(engine, feed, self._executor):
-                        await feed.run()
+                    async with self._policy_service(engine):
+                        with _demand(engine, feed, self._executor):
+                            await feed.run()
                 except BaseExceptionGroup as errors:
                     raise first_error(errors) from None
                 finally:
                     await uninterrupted(self.saved())
                 return 0 if terms.total is None or feed.finished else EXIT_INCOMPLETE
 
+    def _policy_service(self, engine: Orchestrator) -> AbstractAsyncContextManager[None]:
+        address = self.config.env.policy_address
+        return nullcontext() if address is None else policy_service(address, engine.policy, self.progress.say)
+
     def _drain(self) -> None:
-        if self._engine is not None:
-            self._engine.drain()
+        if (engine := self._engine or self._opening) is not None:
+            engine.drain()
         if self._feed is not None:
             self._feed.drain()
 
@@ -432,6 +449,8 @@ class Service:
         ]
         if self._output is not None:
             rows.append(("groups file", self._output.groups.path))
+        if self._no_sampled_ids:
+            rows.append(("token ids", self._no_sampled_ids))
         return [*rows, ("run directory", run_path)]
 
 
@@ -446,4 +465,4 @@ def _named(group: Mapping[str, Any], number: int) -> Mapping[str, Any]:
 
 def _demand(engine: Orchestrator, feed: Feed, executor: Executor) -> AbstractContextManager[None]:
     """Keeps sandboxes warm while groups are still to be begun; after that, only as many as rollouts wait for."""
-    return engine.hosts.following(lambda: math.inf if feed.begins_more else executor.waiting)
+    return engine.hosts.following(lambda: math.inf if feed.begins_more else executor.waiting, feed.wake)

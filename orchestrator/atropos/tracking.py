@@ -61,6 +61,7 @@ class Metrics(Listener):
     durations_s: list[float] = field(default_factory=list)
     waits_s: list[float] = field(default_factory=list)
     launches_s: list[float] = field(default_factory=list)
+    staleness: list[int] = field(default_factory=list)  # of rollouts of whole groups, in policy versions
     equal_groups: int = 0
     dropped_groups: int = 0
     kept_completions: int = 1000  # length of the rolling `completions_s`, which `taken` does not clear
@@ -87,6 +88,7 @@ class Metrics(Listener):
         if group.dropped is not None:
             self.dropped_groups += 1
             return
+        self.staleness += [member.staleness for member in group.members_G if member.staleness is not None]
         rewards = [member.score.value for member in group.members_G]
         self.spreads.append(statistics.pstdev(rewards))
         self.equal_groups += len(set(rewards)) == 1 and len(rewards) > 1
@@ -99,6 +101,7 @@ class Metrics(Listener):
         }
         means: Mapping[str, list[float] | list[int]] = {
             "train/reward_mean": self.rewards,
+            "train/staleness_mean": self.staleness,
             "train/reward_std_in_group": self.spreads,
             "train/correct": self.correct,
             "rollout/steps": self.steps,
@@ -108,6 +111,8 @@ class Metrics(Listener):
             "sandbox/seconds_to_launch": self.launches_s,
         }
         told |= {name: statistics.fmean(values) for name, values in means.items() if values}
+        if self.staleness:
+            told["train/staleness_max"] = max(self.staleness)
         total = sum(self.outcomes.values())
         told |= {f"rollout/outcome/{name}": count / total for name, count in self.outcomes.items()}
         if len(self.completions_s) > 1:

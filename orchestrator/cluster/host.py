@@ -30,6 +30,7 @@ from orchestrator.cluster.order import (
 )
 from orchestrator.cluster.parcels import PIECE_BYTES, Shelf, grow
 from orchestrator.completion.replay import Replayed
+from orchestrator.completion.startup import Wait
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.doctor.finding import Finding
 from orchestrator.doctor.host import check_host
@@ -40,6 +41,7 @@ from orchestrator.hosts import Provision
 from orchestrator.launch.channels import make_owned_directory, remove_owned_directory
 from orchestrator.opening import open_here
 from orchestrator.outcome import failed
+from orchestrator.policy import Policy, Served
 from orchestrator.proxy.left_files import OutputRule
 from orchestrator.settings.config import Config
 from orchestrator.types import Attempt, Failed, Record
@@ -54,10 +56,12 @@ class HostActor:
     def __init__(self) -> None:
         self._stack = AsyncExitStack()
         self._said: deque[str] = deque(maxlen=_LINES)
+        self._waits: dict[str, Wait] = {}  # for endpoints, since the last pulse
         self._demand = float("inf")
         self._here: Here | None = None
         self._folder = Path()
         self._replayed = Replayed(0, 0, 0)
+        self._policy = Policy()
         self._shelf: Shelf
 
     # ------------------------------------------------------------ opening
@@ -103,7 +107,9 @@ class HostActor:
             demand_same(await asyncio.to_thread(software), opening.software)
             async with AsyncExitStack() as stack:
                 stack.callback(self._leave)
-                here = await open_here(opening.config, stack, notes, self._said.append, opening.equipment)
+                here = await open_here(
+                    opening.config, stack, notes, self._said.append, opening.equipment, self._policy, self._wait
+                )
                 tokenizer = here.tokenizer
                 digest = None
                 if isinstance(tokenizer, HubTokenizer):
@@ -117,6 +123,7 @@ class HostActor:
                     (await here.describe())["sandbox"],
                     {name: RemoteTool(t.description, t.inputs, t.output_type) for name, t in here.tools.items()},
                     tuple(notes),
+                    here.why_text,
                 )
                 self._stack, self._here = stack.pop_all(), here
         except OrchestratorError as error:
@@ -124,6 +131,10 @@ class HostActor:
         except OSError as error:
             return Broken("EnvironmentUnusable", f"it cannot be opened: {error}")
         return facts
+
+    def _wait(self, wait: Wait) -> None:
+        """The run decides what of it is said: nodes may be many, and wait for the same endpoint."""
+        self._waits[wait.who] = wait
 
     def _place(self) -> Path:
         """A folder for files on this node. If this process is killed, the next one on the node removes it. Raises
@@ -231,9 +242,10 @@ class HostActor:
 
     async def pulse(self) -> Pulse:
         """A sign of life."""
-        said = tuple(self._said)
+        said, waits = tuple(self._said), tuple(self._waits.values())
         self._said.clear()
-        return Pulse(said, self._warm())
+        self._waits.clear()
+        return Pulse(said, self._warm(), waits)
 
     def _warm(self) -> int:
         pool = None if self._here is None else self._here.around.pool
@@ -243,6 +255,11 @@ class HostActor:
         """No sandbox is made ahead any more."""
         if self._here is not None:
             self._here.drain()
+
+    async def serve(self, served: Served) -> None:
+        """A trainer's weights are served from now on."""
+        if served.version is not None:
+            await self._policy.serve(served.version, served.model)
 
     async def replayed(self) -> Replayed | None:
         """What was replayed on this node since the last call."""

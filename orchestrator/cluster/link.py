@@ -22,6 +22,7 @@ from orchestrator.cluster.remote import NodeLost, NodeSeen
 from orchestrator.completion.replay import Replayed
 from orchestrator.doctor.finding import Finding
 from orchestrator.errors import EnvironmentUnusable
+from orchestrator.policy import Served
 from orchestrator.settings.config import Config
 from orchestrator.text import one_line
 
@@ -170,6 +171,9 @@ class RayHost:
 
     async def drain(self) -> None:
         await self._told(self._actor.drain.remote())
+
+    async def serve(self, served: Served) -> None:
+        await self._told(self._actor.serve.remote(served))
 
     async def replayed(self) -> Replayed | None:
         told: Replayed | None = await self._told(self._actor.replayed.remote())

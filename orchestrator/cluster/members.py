@@ -15,12 +15,14 @@ from orchestrator.cluster.node import Node
 from orchestrator.cluster.order import Broken, Opening, demand_same
 from orchestrator.cluster.remote import Link, NodeLost, NodeSeen
 from orchestrator.completion.replay import Replayed
+from orchestrator.completion.startup import Wait, WaitLines
 from orchestrator.errors import (
     EnvironmentUnusable,
     OrchestratorError,
     RunUnhealthy,
     SandboxLostError,
 )
+from orchestrator.policy import Policy, Served
 from orchestrator.settings.config import Config
 from orchestrator.tools.base import ToolFacts
 from orchestrator.waits import first_of, uninterrupted
@@ -48,6 +50,7 @@ class Members:
         link: Link,
         opening: Opening,
         images: SavedImages,
+        policy: Policy,
         *,
         changed: Callable[[Node], None],
         failed: Callable[[BaseException], None],
@@ -57,6 +60,7 @@ class Members:
         self.ended: BaseException | None = None
         self.replayed: Replayed | None = None
         self.takes_ids = False
+        self.why_text = ""
         self.tools: Mapping[str, ToolFacts] = {}
         self.sandbox: Mapping[str, Any] = {}
         self._env = config.env
@@ -64,13 +68,19 @@ class Members:
         self._link = link
         self._opening = opening
         self._images = images
+        self._policy = policy
+        policy.changed(self._serve)
         self._changed, self._failed, self._say = changed, failed, say
         self._refused: dict[str, str] = {}  # why a node is not used, by name
         self._noted: set[str] = set()
         self._not_before: dict[str, float] = {}  # when a node may be opened again, by Ray's id
         self._joining: set[str] = set()
+        self._loading: set[str] = set()  # those of them that wait for their endpoint, which may take minutes
+        self._news = asyncio.Event()  # a node was opened, was refused, or began to wait for its endpoint
+        self._waits = WaitLines()
         self._begun = False  # nodes that join now are told of one by one
         self._tasks: set[asyncio.Task[None]] = set()
+        self._watches: set[asyncio.Task[None]] = set()  # those of them that watch a node
         self._join_room, self._send_room = asyncio.Semaphore(JOINING), asyncio.Semaphore(SENDING)
         self._saving = asyncio.Lock()
         self._image_id: str | None = None
@@ -94,11 +104,18 @@ class Members:
             await uninterrupted(self._close())
 
     async def _join_first(self, seen: list[NodeSeen]) -> None:
-        """Returns when all are open or refused, and after TOGETHER_S as soon as one is open."""
-        joining = {self._start(self._join_and_tell(node), f"joining {node.name}") for node in seen}
-        _, joining = await asyncio.wait(joining, timeout=TOGETHER_S)
-        while joining and not self.nodes:
-            _, joining = await asyncio.wait(joining, return_when=asyncio.FIRST_COMPLETED)
+        """Returns when all are open, refused, or waiting for their endpoint, and after TOGETHER_S in any case; but
+        not while none is open and one may still be."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + TOGETHER_S
+        joining = {self._start(self._join_and_tell(node), f"joining {node.name}"): node for node in seen}
+        while self.ended is None and (left := {node.node_id for task, node in joining.items() if not task.done()}):
+            if self.nodes and (left <= self._loading or loop.time() >= end_s):
+                break
+            self._news.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(end_s if self.nodes else None):
+                    await self._news.wait()
         if self.ended is not None:
             raise self.ended
         self._begun = True
@@ -111,6 +128,8 @@ class Members:
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        self._watches.discard(task)
+        self._news.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             self._end(error)
 
@@ -122,11 +141,11 @@ class Members:
         self._failed(error)
 
     async def _close(self) -> None:
-        nodes, tasks = list(self.nodes.values()), list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(self._leave(node) for node in nodes))
+        """No node joins any more. They are watched until they are left: one that does not answer is not waited
+        for."""
+        await _cancelled(self._tasks - self._watches)
+        await asyncio.gather(*(self._leave(node) for node in list(self.nodes.values())))
+        await _cancelled(self._tasks)
 
     async def _leave(self, node: Node) -> None:
         """Removes what the run has on a node."""
@@ -199,11 +218,18 @@ class Members:
         self._joining.add(seen.node_id)
         self._not_before[seen.node_id] = asyncio.get_running_loop().time() + JOIN_AGAIN_S
         node: Node | None = None
+        opening: asyncio.Task[None] | None = None
         try:
             async with self._join_room:
                 remote = await self._link.start(seen.node_id)
-                node = Node(seen, remote, self._env.max_concurrent_sandboxes, self._changed, self._say)
-                await first_of(self._open(node), node.silence())
+                sandboxes = self._env.max_concurrent_sandboxes
+                node = Node(seen, remote, sandboxes, self._changed, self._say, self._wait, self._policy)
+                opening = asyncio.create_task(first_of(self._open(node), node.silence()))
+                # A node that waits for its endpoint keeps no other one from being opened.
+                await first_of(_done(opening), node.waits.wait())
+            await opening
+            while not node.knows_policy:  # the trainer may say something else while the node is told
+                await first_of(node.learn_policy(), node.silence())
         except BaseException as error:
             if node is not None:
                 node.lose("it is not used")
@@ -212,11 +238,25 @@ class Members:
             self._refused[seen.name] = str(error).removeprefix(f"node {seen.name}: ")
         else:
             self._refused.pop(seen.name, None)
+            node.loading = None
             self.nodes[seen.node_id] = node
-            self._start(self._watch(node), f"node {node.name}")
+            self._watches.add(self._start(self._watch(node), f"node {node.name}"))
             self._changed(node)
         finally:
+            if opening is not None:
+                await _cancelled({opening})
             self._joining.discard(seen.node_id)
+            self._loading.discard(seen.node_id)
+
+    def _wait(self, node: Node, wait: Wait) -> None:
+        """Called when a node tells of a wait for an endpoint. What is said of it is said once for all nodes that
+        wait for the same one."""
+        if node.seen.node_id in self._joining:
+            self._loading.add(node.seen.node_id)
+        if (line := self._waits.line(wait)) is not None:
+            self._say(f"node {node.name}: {line}")
+        self._changed(node)
+        self._news.set()
 
     async def _open(self, node: Node) -> None:
         """Raises NodeLost, EnvironmentUnusable, LaunchError, SandboxLostError."""
@@ -232,6 +272,7 @@ class Members:
             raise EnvironmentUnusable("its endpoint gives token ids and that of the others not, or the reverse")
         if not self.sandbox:
             self.sandbox, self.takes_ids, self.tools = facts.sandbox, facts.takes_ids, facts.tools
+            self.why_text = facts.why_text
         for note in facts.notes:
             if note not in self._noted:  # the nodes of a cluster are alike
                 self._noted.add(note)
@@ -286,6 +327,10 @@ class Members:
         if told is not None:
             self.replayed = told if self.replayed is None else self.replayed + told
 
+    async def _serve(self, served: Served) -> None:
+        """When this returns, all nodes know it. Those that are lost, away or joining get no rollout before."""
+        await asyncio.gather(*(_taught(node) for node in list(self.nodes.values())))
+
     def drain(self) -> None:
         """No node makes a sandbox ahead any more."""
         for node in self.nodes.values():
@@ -313,6 +358,23 @@ async def _look(link: Link, within_s: float) -> list[NodeSeen]:
             return await link.nodes()
     except TimeoutError:
         raise NodeLost(f"the cluster's head has not answered for {within_s:.0f} s") from None
+
+
+async def _done(task: asyncio.Task[None]) -> None:
+    """Returns when it has ended; a cancel of this wait leaves it alone."""
+    await asyncio.wait([task])
+
+
+async def _cancelled(tasks: set[asyncio.Task[None]]) -> None:
+    tasks = set(tasks)  # the original changes as they end
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _taught(node: Node) -> None:
+    with suppress(SandboxLostError):
+        await node.learn_policy()
 
 
 async def _drained(node: Node) -> None:

@@ -16,7 +16,9 @@ from orchestrator.backoff import Backoff
 from orchestrator.cluster.order import Broken, Delivery, Order, Parcel, Pulse
 from orchestrator.cluster.parcels import KeptOutput, pieces
 from orchestrator.cluster.remote import NodeLost, NodeSeen, Remote
+from orchestrator.completion.startup import Wait
 from orchestrator.errors import LaunchError, RolloutError, SandboxLostError
+from orchestrator.policy import Policy, Served
 from orchestrator.tasks.attachments import open_attachment
 from orchestrator.types import Attachment, Output, OutputFile
 from orchestrator.waits import uninterrupted
@@ -34,7 +36,8 @@ T = TypeVar("T")
 
 
 class Node:
-    """`sandboxes`: how many it may have at a time. `changed` is called when its room changes."""
+    """`sandboxes`: how many it may have at a time. `changed` is called when its room changes, `tell` when the node
+    tells how a wait for an endpoint stands."""
 
     def __init__(
         self,
@@ -43,6 +46,8 @@ class Node:
         sandboxes: int,
         changed: Callable[[Node], None],
         say: Callable[[str], None],
+        tell: Callable[[Node, Wait], None],
+        policy: Policy,
     ) -> None:
         self.seen = seen
         self.name = seen.name
@@ -54,8 +59,13 @@ class Node:
         self.away: str | None = None  # why no rollout goes there now
         self.lost: str | None = None  # why none will go there any more
         self.draining = False
+        self.loading: Wait | None = None  # what it waits for while it is opened
+        self.waits = asyncio.Event()  # set once it has waited for an endpoint
         self._changed = changed
         self._say = say
+        self._tell = tell
+        self._policy = policy
+        self._served = Served()  # what it knows of it
         self._calls: set[asyncio.Future[Any]] = set()
         self._sending: dict[str, asyncio.Task[None]] = {}
         self._one_image = asyncio.Lock()  # the node puts the pieces of one at a time together
@@ -93,6 +103,18 @@ class Node:
             raise SandboxLostError(f"node {self.name}: {error}") from error
         self._heard_s = asyncio.get_running_loop().time()
         return call.result()
+
+    @property
+    def knows_policy(self) -> bool:
+        """Whether it knows what the trainer serves now. Until then no rollout goes there."""
+        return self._served == self._policy.served
+
+    async def learn_policy(self) -> None:
+        """Returns when it knows what the trainer serves. Raises SandboxLostError."""
+        while not self.knows_policy:
+            served = self._policy.served
+            await self.call(self.remote.serve(served))
+            self._served = served
 
     async def carry_out(self, order: Order, attachments: tuple[Attachment, ...]) -> Delivery:
         """Sends what the node lacks. Raises SandboxLostError, LaunchError."""
@@ -244,6 +266,10 @@ class Node:
         for line in told.said:
             self._say(f"node {self.name}: {line}")
         self.warm = told.warm
+        for wait in told.waits:
+            self.loading = wait if wait.answer else None
+            self.waits.set()
+            self._tell(self, wait)
 
     async def _answers(self) -> bool:
         """Whether the node gives a sign of life now."""
@@ -275,6 +301,7 @@ class Node:
         for asked in itertools.count(1):
             try:
                 broken = await self.call(self.remote.works())
+                await self.learn_policy()  # it may have been away when the trainer said something else
             except SandboxLostError:
                 return
             if broken is None:

@@ -33,6 +33,7 @@ from orchestrator.cluster.placement import Rooms
 from orchestrator.cluster.remote import Link
 from orchestrator.completion.replay import Replayed
 from orchestrator.completion.tokenizer import HubTokenizer
+from orchestrator.endpoints import REPLAY
 from orchestrator.errors import (
     LaunchError,
     RolloutError,
@@ -40,7 +41,8 @@ from orchestrator.errors import (
 )
 from orchestrator.hosts import Provision
 from orchestrator.launch.channels import make_owned_directory, remove_owned_directory
-from orchestrator.opening import REPLAY, find_tokenizer
+from orchestrator.opening import find_tokenizer
+from orchestrator.policy import Policy
 from orchestrator.redact import Secret
 from orchestrator.slots import Line
 from orchestrator.tools.base import ToolFacts
@@ -58,9 +60,10 @@ async def open_nodes(
     notes: list[str],
     say: Callable[[str], None] = log.warning,
     tell: Callable[[str, str | None], None] = lambda node, away: None,
+    policy: Policy | None = None,
 ) -> Nodes:
     """The nodes of the Ray cluster; `stack` closes them. `tell`: a node works (None), or why rollouts do not go
-    there.
+    there. `policy`: all nodes are told what a trainer says it serves.
 
     Raises EnvironmentUnusable if no node can be used; those that cannot are named in `notes`.
     """
@@ -79,7 +82,7 @@ async def open_nodes(
     told = await asyncio.to_thread(software)
     name = "none" if tokenizer is None else tokenizer.name
     opening = Opening(settings_for_nodes(config, name), equipment, digest, told)
-    nodes = Nodes(config, link, opening, tokenizer, images, say, tell)
+    nodes = Nodes(config, link, opening, tokenizer, images, say, tell, policy or Policy())
     await stack.enter_async_context(nodes.opened(notes))
     return nodes
 
@@ -96,6 +99,7 @@ class Nodes:
         images: SavedImages,
         say: Callable[[str], None],
         tell: Callable[[str, str | None], None],
+        policy: Policy,
     ) -> None:
         self.tokenizer = tokenizer
         self.capacity = 0
@@ -111,7 +115,7 @@ class Nodes:
         self._demands: list[Callable[[], float]] = []
         self._drained = False
         self._members = Members(
-            config, link, opening, images, changed=self._changed, failed=self._line.end, say=say
+            config, link, opening, images, policy, changed=self._changed, failed=self._line.end, say=say
         )
 
     def opened(self, notes: list[str]) -> AbstractAsyncContextManager[None]:
@@ -176,16 +180,22 @@ class Nodes:
         return self._members.takes_ids
 
     @property
+    def why_text(self) -> str:
+        return self._members.why_text
+
+    @property
     def tools(self) -> Mapping[str, ToolFacts]:
         return self._members.tools
 
     @contextmanager
-    def following(self, demand: Callable[[], float]) -> Iterator[None]:
+    def following(self, demand: Callable[[], float], changed: Callable[[], None]) -> Iterator[None]:
         self._demands.append(demand)
+        self._told.append(changed)
         try:
             yield
         finally:
             self._demands.remove(demand)
+            self._told.remove(changed)
 
     def demand(self) -> float:
         """How many more rollouts each node will get, as far as is known."""
@@ -196,9 +206,6 @@ class Nodes:
         self._drained = True
         self._line.end()
         self._members.drain()
-
-    def changed(self, told: Callable[[], None]) -> None:
-        self._told.append(told)
 
     async def describe(self) -> dict[str, Any]:
         names = sorted(node.name for node in self._members.nodes.values())
@@ -276,6 +283,8 @@ class RoomOnNode:
 def _why_away(node: Node, there: bool) -> str | None:
     if there:
         return None
+    if node.loading is not None and node.lost is None:
+        return f"waiting for {node.loading.who}: {node.loading.answer}"
     return node.lost or node.away or ("it is to be left" if node.draining else "it is being opened")
 
 

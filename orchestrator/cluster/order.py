@@ -16,6 +16,7 @@ from typing import Any
 
 from orchestrator import errors
 from orchestrator.agents.equipment import Equipment
+from orchestrator.completion.startup import Wait
 from orchestrator.errors import EnvironmentUnusable, OrchestratorError, RolloutError, SandboxLostError
 from orchestrator.settings.config import Config
 from orchestrator.tools.base import HostTool
@@ -70,12 +71,13 @@ class RemoteTool:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What an opened node tells of itself."""
+    """What an opened node tells of itself. `why_text`: why its endpoint is asked for text."""
 
     takes_ids: bool
     sandbox: Mapping[str, Any]
     tools: Mapping[str, RemoteTool]
     notes: tuple[str, ...]
+    why_text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +137,11 @@ class Delivery:
 @dataclass(frozen=True, slots=True)
 class Pulse:
     """A node's sign of life. `said`: lines for people since the last one. `warm`: sandboxes ready for a
-    rollout."""
+    rollout. `waits`: how those for the node's endpoints stand, while it is opened."""
 
     said: tuple[str, ...] = ()
     warm: int = 0
+    waits: tuple[Wait, ...] = ()
 
 
 def for_node(plan: RolloutPlan) -> RolloutPlan:

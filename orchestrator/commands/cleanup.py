@@ -1,18 +1,28 @@
-"""`orchestrator cleanup`: removes what killed runs left behind, and images that newer builds replaced."""
+"""`orchestrator cleanup`: removes what killed runs left behind, and images that newer builds replaced.
+
+With the launcher docker, the Engine is asked; what the launcher oci leaves is removed in any case.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from orchestrator.errors import DockerError, EnvironmentUnusable
-from orchestrator.launch.reaper import reap
+from orchestrator.launch.oci.store import ImageStore
+from orchestrator.launch.reaper import reap, reap_directories
+
+if TYPE_CHECKING:
+    from orchestrator.settings.config import Config
 
 
-def run() -> int:
-    """0: nothing of a dead run is left. Raises EnvironmentUnusable without an Engine to ask."""
+def run(config: Config) -> int:
+    """0: nothing of a dead run is left. Raises EnvironmentUnusable without an Engine to ask, if one is needed."""
     try:
-        reaped = asyncio.run(reap(old_images=True))
+        docker = config.env.launcher == "docker"
+        reaped = asyncio.run(reap(old_images=True)) if docker else reap_directories()
     except DockerError as error:
         raise EnvironmentUnusable(str(error)) from error
-    print(f"removed {reaped.containers} containers, {reaped.directories} directories, {reaped.images} images")
+    images = reaped.images + ImageStore().remove_unused()
+    print(f"removed {reaped.containers} containers, {reaped.directories} directories, {images} images")
     return 0

@@ -8,7 +8,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -20,17 +20,21 @@ from orchestrator.demo.recording import RECORDING, Recording
 from orchestrator.demo.tokenizer import unpack
 from orchestrator.errors import ConfigError, EnvironmentUnusable
 from orchestrator.launch.docker.client import connect, inspect_image
-from orchestrator.launch.image.build import ensure_image
+from orchestrator.launch.image.build import ensure_image, is_current
+from orchestrator.launch.image.context import BuildContext, context_root
 from orchestrator.launch.names import DEFAULT_IMAGE
+from orchestrator.launch.oci.build import ensure_stored
+from orchestrator.launch.oci.machine import why_not_here
+from orchestrator.launch.oci.store import ImageStore
 from orchestrator.run.files import read_run, saved_env
 from orchestrator.settings.config import Config
+from orchestrator.settings.saved import DEMO_TASKS
 from orchestrator.settings.table import OpenAISettings
 from orchestrator.terminal.closing import print_wrapped
 
 if TYPE_CHECKING:
     from orchestrator.settings.table import EnvSettings
 
-TASKS = "python:orchestrator.demo.recording:tasks"
 LOCAL_REQUESTS = 2  # at a time: more only take CPU time from each other
 STOP_S = 10.0
 ENGINE_TIMEOUT_S = 30
@@ -44,6 +48,7 @@ def run(config: Config, live: bool) -> int:
     if config.env.resume is not None:
         demand_demo(config.env.resume)
     print_wrapped(_first_line(recording, live), sys.stdout)
+    config = replace(config, env=_with_launcher(config.env))
     _need_image(config.env)
     if not live:
         server = OpenAISettings(base_url=f"replay:{RECORDING}", model_name=recording.model)
@@ -57,7 +62,7 @@ def run(config: Config, live: bool) -> int:
 
 def demand_demo(directory: Path) -> None:
     """Raises ConfigError for a run directory that is not the demo's."""
-    if saved_env(dict(read_run(directory))).get("dataset") != TASKS:
+    if saved_env(dict(read_run(directory))).get("dataset") != DEMO_TASKS:
         raise ConfigError(
             f"env.resume: the run in {directory} is none of `orchestrator demo`; go on with it by "
             f"`orchestrator process --env.resume {directory}`"
@@ -81,8 +86,8 @@ def _demo(config: Config, recording: Recording, server: OpenAISettings, tokenize
     env = replace(
         config.env,
         **recording.env,
-        dataset=TASKS,
-        launcher="docker",  # other launchers place attachments elsewhere: the recorded code would not find them
+        dataset=DEMO_TASKS,
+        launcher=config.env.launcher,
         total_steps=config.env.total_steps if config.env.total_steps > 0 else recording.tasks,
         tokenizer_name=tokenizer,
         token_source="exact",  # noqa: S106 - no password
@@ -90,17 +95,47 @@ def _demo(config: Config, recording: Recording, server: OpenAISettings, tokenize
     return Config(env=env, openai=(server,))
 
 
+def _with_launcher(env: EnvSettings) -> EnvSettings:
+    """With Docker where it answers, else without it where that works. Raises EnvironmentUnusable, ConfigError."""
+    if env.launcher == "oci":
+        return env
+    if env.launcher == "process":
+        raise ConfigError(
+            "env.launcher: process puts attachments elsewhere, where the demo's recorded code would not find them"
+        )
+    try:
+        connect(ENGINE_TIMEOUT_S).close()
+    except EnvironmentUnusable as error:
+        if (reason := why_not_here(env.oci_runtime, frozenset(env.waive_hardening))) is not None:
+            raise EnvironmentUnusable(f"{error}; the launcher oci cannot help here: {reason}") from None
+        print_wrapped(f"demo: sandboxes are made by {env.oci_runtime} itself, as {error}", sys.stdout)
+        return replace(env, launcher="oci")
+    return env
+
+
 def _need_image(env: EnvSettings) -> None:
-    """Builds the default image if it does not exist; an image of another name is the operator's to build. Raises
-    EnvironmentUnusable."""
+    """Builds the default image unless it is there as this installation makes it; an image of another name is the
+    operator's to build. Raises EnvironmentUnusable."""
     if env.sandbox_image != DEFAULT_IMAGE:
         return
-    with closing(connect(ENGINE_TIMEOUT_S)) as engine:
-        there = inspect_image(engine, env.sandbox_image) is not None
-    if not there:
-        say = partial(print, file=sys.stderr, flush=True)
-        say(f"building the sandbox image {env.sandbox_image}: this once, a few minutes")
+    if is_current(_labels(env), BuildContext.read(context_root()).digest, None):
+        return
+    say = partial(print, file=sys.stderr, flush=True)
+    say(f"building the sandbox image {env.sandbox_image}: this once, a few minutes")
+    if env.launcher == "oci":
+        asyncio.run(ensure_stored(env.sandbox_image, store=ImageStore(), runtime=env.oci_runtime, progress=say))
+    else:
         asyncio.run(ensure_image(env.sandbox_image, progress=say))
+
+
+def _labels(env: EnvSettings) -> Mapping[str, str]:
+    """The image's; none if it is not there. Raises EnvironmentUnusable."""
+    if env.launcher == "oci":
+        stored = ImageStore().find(env.sandbox_image)
+        return {} if stored is None else stored.config.get("Labels") or {}
+    with closing(connect(ENGINE_TIMEOUT_S)) as engine:
+        image = inspect_image(engine, env.sandbox_image)
+    return {} if image is None else (image.get("Config") or {}).get("Labels") or {}
 
 
 @contextmanager

@@ -6,17 +6,18 @@ import asyncio
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from orchestrator.engine import Orchestrator
+from orchestrator.engine import Orchestrator, freeze
 from orchestrator.evaluation.evaluate import evaluation_config, measure
 from orchestrator.evaluation.files import EvaluationFiles
 from orchestrator.evaluation.measured import Evaluation, Prices
 from orchestrator.evaluation.table import print_evaluation
 from orchestrator.observer import Observer
+from orchestrator.run.files import RUN_FILE
 from orchestrator.run.session import run_directory_path
 from orchestrator.run.tally import Tally
 from orchestrator.tasks.split import evaluation_tasks
 from orchestrator.terminal.progress import open_progress
-from orchestrator.terminal.signals import Stopped, stoppable
+from orchestrator.terminal.signals import NOTHING_BEGUN, Stopped, stoppable
 from orchestrator.types import Group
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ async def _run(config: Config) -> int:
 
     async def work() -> int:
         async with orchestrator:
+            freeze()
             files = EvaluationFiles(path, env, resume=env.resume is not None, counted=tally.earlier_attempt)
             with closing(files):
                 rows.append(("run directory", path))
@@ -71,10 +73,8 @@ async def _run(config: Config) -> int:
         with progress:
             return await stoppable(work(), drain=orchestrator.drain, drain_timeout_s=env.drain_timeout)
     except Stopped as stopped:
-        progress.say(
-            f"stopped by {stopped}: what follows is of the tasks that were done; "
-            f"go on with `orchestrator evaluate --env.resume {path}`"
-        )
+        on = f"what follows is of the tasks that were done; go on with `orchestrator evaluate --env.resume {path}`"
+        progress.say(f"stopped by {stopped}: {on if (path / RUN_FILE).exists() else NOTHING_BEGUN}")
         return stopped.exit_code
     finally:
         if rows:

@@ -1,7 +1,7 @@
 """`orchestrator image check IMAGE`: whether sandboxes can be made from an image.
 
-Checks the Engine's description of the image and what is inside. If all is well, starts one sandbox with the whole
-hardening, which parks only when its runner and its code worker have solved a rehearsal.
+Checks what the Engine or the store of images tells of the image, and what is inside. If all is well, starts one
+sandbox with the whole hardening, which parks only when its runner and its code worker have solved a rehearsal.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ import asyncio
 import secrets
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from dataclasses import replace
+from pathlib import Path
 from time import monotonic
+from typing import TYPE_CHECKING
 
 import docker
 import requests
@@ -18,12 +21,15 @@ from docker.errors import APIError, DockerException
 
 from orchestrator.errors import ConfigError, EnvironmentUnusable, ProtocolError, RolloutError
 from orchestrator.launch.channels import Channels
+from orchestrator.launch.confinement import untold_by, verify_confinement
 from orchestrator.launch.docker.client import connect, inspect_image, why_refused, why_unreachable
-from orchestrator.launch.docker.confinement import untold_by, verify_confinement
-from orchestrator.launch.docker.launcher import DockerLauncher
+from orchestrator.launch.hardening import NO_MEASURES
 from orchestrator.launch.image.context import BuildContext, context_root
 from orchestrator.launch.image.facts import PROBE, PYTHON, Fact, found_inside, told_by_the_engine
-from orchestrator.launch.names import LABEL_OWNER, LABEL_PROJECT, PROJECT
+from orchestrator.launch.make import make_launcher
+from orchestrator.launch.names import LABEL_OWNER, LABEL_PROJECT, PROJECT, is_path
+from orchestrator.launch.oci.launcher import OciLauncher
+from orchestrator.launch.oci.store import ImageStore, StoredImage
 from orchestrator.launch.owner import owner_label
 from orchestrator.parked import PARK_TIMEOUT_S
 from orchestrator.proxy.server import SandboxServer
@@ -31,15 +37,23 @@ from orchestrator.proxy.wire import CONTRACT
 from orchestrator.types import SandboxExit, SandboxSpec
 from orchestrator.waits import first_of
 
+if TYPE_CHECKING:
+    from orchestrator.settings.config import Config
+
 _ENGINE_TIMEOUT_S = 120
 _NOBODY = "65534:65534"
+_FUTURE = "from __future__ import annotations\n"  # must come first in a program
+_BECOME_NOBODY = f"{_FUTURE}import os\nos.setgroups([])\nos.setgid(65534)\nos.setuid(65534)\n"
 
 
-def run(image: str) -> int:
+def run(config: Config, image: str) -> int:
     """0: the image can serve; 1: it cannot. Raises EnvironmentUnusable, ConfigError."""
-    facts = list(_looked_at(image))
+    kind, runtime = config.env.launcher, config.env.oci_runtime
+    if kind == "process":
+        raise ConfigError("env.launcher: the launcher process uses no image")
+    facts = list(_looked_at(image) if kind == "docker" else _looked_at_without_engine(image, runtime))
     if not any(fact.cure for fact in facts):
-        facts.append(asyncio.run(_started(image)))
+        facts.append(asyncio.run(_started(image, kind, runtime)))
     width = max(len(fact.name) for fact in facts)
     for fact in facts:
         print(f"{'WRONG' if fact.cure else 'ok':5}  {fact.name:{width}}  {fact.found}")
@@ -88,10 +102,54 @@ def _probe(engine: docker.APIClient, image_id: str) -> bytes:
             engine.remove_container(container, force=True, v=True)
 
 
-async def _started(name: str) -> Fact:
+def _looked_at_without_engine(name: str, runtime: str) -> Iterator[Fact]:
+    store = ImageStore()
+    image = store.find(name) or (store.put(Path(name).expanduser()) if is_path(name) else None)
+    if image is None:
+        raise ConfigError(
+            f"there is no image {name} in {store.folder}: `orchestrator image build --oci` makes ours"
+        )
+    yield from told_by_the_engine({"Config": image.config}, BuildContext.read(context_root()).digest)
+    yield from found_inside(asyncio.run(_probe_without_engine(name, runtime)), CONTRACT)
+
+
+class _ProbeStore(ImageStore):
+    """The store, in which every image runs PROBE, as nobody."""
+
+    def find(self, name: str) -> StoredImage | None:
+        image = super().find(name)
+        entry_point = [PYTHON, "-c", _BECOME_NOBODY + PROBE.read_text("utf-8").replace(_FUTURE, "")]
+        return image and replace(image, config={**image.config, "Entrypoint": entry_point})
+
+
+async def _probe_without_engine(name: str, runtime: str) -> bytes:
+    """The output of PROBE in a sandbox, or the runtime's error where it cannot run. Raises EnvironmentUnusable."""
+    spec, run_id = SandboxSpec(name), secrets.token_hex(8)
+    launcher = OciLauncher(run_id, max_sandboxes=1, runtime=runtime, store=_ProbeStore(), advise=lambda line: None)
+    try:
+        await launcher.check(spec)
+        with Channels(run_id) as channels, channels.directory() as directory:
+            async with launcher.launch(spec, directory) as sandbox, asyncio.timeout(_ENGINE_TIMEOUT_S):
+                await sandbox.exited()
+                return sandbox.last_words.rpartition("\n")[2].encode()
+    except (RolloutError, TimeoutError) as error:
+        return str(error).encode()
+    finally:
+        await launcher.aclose()
+
+
+async def _started(name: str, kind: str, runtime: str) -> Fact:
     """A sandbox of the default size, started as for a rollout. Raises EnvironmentUnusable."""
     spec, run_id = SandboxSpec(name), secrets.token_hex(8)
-    launcher = DockerLauncher(run_id, max_sandboxes=1, advise=lambda line: None)
+    launcher = make_launcher(
+        kind,
+        run_id,
+        max_sandboxes=1,
+        waived=NO_MEASURES,
+        allow_localhost_tcp=False,
+        oci_runtime=runtime,
+        advise=lambda line: None,
+    )
     begun = monotonic()
     try:
         await launcher.check(spec)

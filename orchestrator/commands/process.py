@@ -6,7 +6,7 @@ import asyncio
 from contextlib import AsyncExitStack, ExitStack, aclosing
 from typing import TYPE_CHECKING
 
-from orchestrator.engine import Orchestrator
+from orchestrator.engine import Orchestrator, freeze
 from orchestrator.errors import RunUnhealthy
 from orchestrator.hosts import Hosts
 from orchestrator.observer import Observer
@@ -18,7 +18,7 @@ from orchestrator.run.tally import Tally
 from orchestrator.tasks.split import training_tasks
 from orchestrator.terminal.closing import closing_table, dropped_text
 from orchestrator.terminal.progress import open_progress
-from orchestrator.terminal.signals import Stopped, stoppable
+from orchestrator.terminal.signals import NOTHING_BEGUN, Stopped, stoppable
 from orchestrator.types import Group
 from orchestrator.waits import uninterrupted
 
@@ -54,9 +54,12 @@ async def work(config: Config, command: str = "process") -> int:
         with ExitStack() as files:  # closed last: attempts that are cancelled on the way out are still recorded
             # What is pushed on `after` runs when the sandboxes are gone: a second signal may cut it short.
             async with AsyncExitStack() as after, orchestrator:
+                freeze()
                 output = files.enter_context(open_run(config, run_path, tally, orchestrator.group_format))
                 rows.extend([("groups file", output.groups.path), ("run directory", run_path)])
-                await describe(output, orchestrator, tasks)
+                if other := orchestrator.no_sampled_ids:
+                    rows.insert(0, ("token ids", other))
+                await describe(output, orchestrator, tasks.name)
                 for note in observer.notes:
                     progress.say(f"note: {note}")
                 progress.say(orchestrator.summary())
@@ -80,7 +83,7 @@ async def work(config: Config, command: str = "process") -> int:
             return await stoppable(make(), drain=orchestrator.drain, drain_timeout_s=env.drain_timeout)
     except Stopped as stopped:
         begun = (run_path / RUN_FILE).exists()
-        progress.say(f"stopped by {stopped}; " + (f"go on with `{way_on}`" if begun else "nothing had begun"))
+        progress.say(f"stopped by {stopped}; " + (f"go on with `{way_on}`" if begun else NOTHING_BEGUN))
         return stopped.exit_code
     except RunUnhealthy as error:
         raise RunUnhealthy(f"{error}; `{way_on}` goes on, and gets past tasks that are at fault alone") from error

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from orchestrator import __version__
-from orchestrator.engine import Orchestrator, first_error
+from orchestrator.engine import Orchestrator, freeze
 from orchestrator.errors import ConfigError
 from orchestrator.executor import Executor, failure_of
 from orchestrator.hosts import Hosts
@@ -22,11 +22,12 @@ from orchestrator.run.files import ROLLOUTS_FILE, read_description
 from orchestrator.run.line import Attempted
 from orchestrator.settings.config import Config
 from orchestrator.settings.table import OpenAISettings
-from orchestrator.tasks.split import evaluation_tasks, training_tasks
+from orchestrator.tasks.split import tasks_of
 from orchestrator.terminal.signals import Stopped, stoppable
 from orchestrator.text import printable
 from orchestrator.tools.recorded import RecordedCalls, RecordedTool
 from orchestrator.types import Task
+from orchestrator.waits import first_error
 
 EXIT_DIFFERENT = 1
 
@@ -41,21 +42,18 @@ def run(config: Config, run_dir: Path, rollout: str | None) -> int:
 def _replaying(config: Config, path: Path, recorded: Replayable) -> Config:
     """The run's settings with its recording as endpoint. Web tools are offered if the run had them, and answer
     from the record: offering them takes a key, which is never sent."""
-    server = OpenAISettings(base_url=f"replay:{path}", model_name=config.openai[0].model_name)
+    given = config.openai[0]
+    server = OpenAISettings(
+        base_url=f"replay:{path}", model_name=given.model_name, startup_timeout=given.startup_timeout
+    )
     key = Secret("recorded") if recorded.web_tools else Secret()
     return replace(config, openai=(server,), tavily_api_key=key)
 
 
 def _tasks(config: Config, path: Path, recorded: Replayable) -> dict[str, Task]:
     """The recording's tasks that the data set still has. Raises ConfigError where it has none."""
-    evaluated = read_description(path).get("command") == "evaluate"
-    source = (evaluation_tasks if evaluated else training_tasks)(config.env)
-    found: dict[str, Task] = {}
-    for task in source:
-        if isinstance(task, Task) and task.task_id in recorded.tasks:
-            found[task.task_id] = task
-            if len(found) == len(recorded.tasks):
-                break
+    source = tasks_of(config.env, read_description(path))
+    found = {name: task for name, task in source.named(recorded.tasks).items() if isinstance(task, Task)}
     if not found:
         raise ConfigError(f"none of the run's tasks is in {source.name}; name the data set with --env.dataset")
     return found
@@ -70,6 +68,7 @@ async def _run(config: Config, recorded: Replayable, tasks: dict[str, Task]) -> 
 
     async def work() -> int:
         async with orchestrator:
+            freeze()
             with closing(RunDirectory(path, fsync=env.fsync)) as run:
                 facts = await orchestrator.facts()
                 about = {"command": "replay", "of": str(recorded.path.parent), "tasks": env.dataset}

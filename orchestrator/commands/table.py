@@ -7,7 +7,7 @@ from pathlib import Path
 
 from orchestrator.launch.names import EXTRAS
 from orchestrator.settings.flags import OPTIONS, Command
-from orchestrator.settings.kinds import Choice, File, Flag, Kind, Text
+from orchestrator.settings.kinds import Choice, File, Flag, Kind, Number, Text, Whole
 from orchestrator.settings.row import Setting
 from orchestrator.settings.table import (
     AGENT,
@@ -26,6 +26,7 @@ from orchestrator.settings.table import (
 )
 
 _LEVELS = re.compile(r"[123](, ?[123])*").fullmatch
+_SCORE = Number(at_least=0, at_most=1)
 _REVISION = re.compile(r"\w[\w./-]{0,249}", re.ASCII).fullmatch
 
 
@@ -47,6 +48,7 @@ COMMANDS = (
         "plays a recorded run of a real model through live sandboxes; needs no model, key or GPU",
         uses=(
             *("env.total_steps", "env.max_concurrent_sandboxes", "env.sandbox_image"),
+            *("env.launcher", "env.oci_runtime", "env.waive_hardening"),
             *("env.data_path_to_save_groups", "env.run_dir", "env.resume"),
         ),
         options=(_option("live", Flag(), "run the model itself, on this machine's CPU", default=False),),
@@ -77,7 +79,7 @@ COMMANDS = (
     Command(
         "image build",
         "builds the image that sandboxes are made from",
-        uses=("env.sandbox_image",),
+        uses=("env.sandbox_image", "env.oci_runtime"),
         options=(
             _option("base_image", Text("an image", "IMAGE"), "what to build on", unset="chosen"),
             _option("force", Flag(), "build even if the image is up to date", default=False),
@@ -88,17 +90,30 @@ COMMANDS = (
                 "python-pptx and pillow",
                 unset="none: the slim image",
             ),
+            _option("oci", Flag(), "for the launcher oci; works without a Docker Engine too", default=False),
         ),
     ),
     Command(
         "image check",
         "says whether an image can serve as sandbox image, and if not, why",
         arguments=(_option("image", Text("the name of an image", "IMAGE"), "an image that is here"),),
+        uses=("env.launcher", "env.oci_runtime"),
     ),
     Command(
         "verify",
         "checks whether a groups file or a whole run is what it must be",
         arguments=(_option("path", File(), "a groups file or a run directory"),),
+        options=(
+            _option(
+                "model",
+                File(),
+                "also recompute the log-probs of trained tokens with this model, on the CPU: a folder with "
+                "safetensors or a GGUF file; needs the extra torch",
+                unset="none",
+            ),
+            _option("adapter", File(), "a LoRA folder, as PEFT saves it, to put on the model", unset="none"),
+            _option("max_rollouts", Whole(1), "recompute only so many, chosen evenly", unset="all"),
+        ),
     ),
     Command(
         "doctor",
@@ -167,5 +182,52 @@ COMMANDS = (
         ),
         settings_of="run_dir",
     ),
-    Command("cleanup", "removes what killed runs left: containers, sockets, temporary files"),
+    Command(
+        "rescore",
+        "scores a recorded run again, without sandboxes or a model, and writes its groups anew",
+        arguments=(_option("run_dir", File(), "the run's directory"),),
+        uses=(
+            *("env.dataset", "env.dataset_path", "env.split", "env.columns"),
+            *("env.group_policy", "env.zero_variance", "env.untrained_outcomes", "env.trained_segments"),
+            *("env.train_mixed_versions", "env.tokenizer_name", SCORING, "env.run_dir", "env.include_messages"),
+        ),
+        settings_of="run_dir",
+    ),
+    Command(
+        "export",
+        "writes rollouts of a recorded run as a folder for trainers and data sets' tools",
+        arguments=(_option("run_dir", File(), "the run's directory"),),
+        options=(
+            _option(
+                "format",
+                Choice(("sft", "dpo", "trl", "hf", "messages")),
+                "sft: ids with labels; dpo: pairs; trl: ids with masks, log-probs and scores; hf: these and the "
+                "messages, as parquet for the hub; messages: conversations",
+                default="hf",
+            ),
+            _option("output", File(), "the folder to write", unset="RUN_DIR/export-FORMAT"),
+            _option(
+                "best",
+                Whole(1),
+                "only so many rollouts, or pairs, of a group",
+                unset="sft, messages: 1; else all",
+            ),
+            _option(
+                "threshold", _SCORE, "only rollouts, or chosen ones of pairs, of at least this score", unset="all"
+            ),
+            _option("margin", _SCORE, "only pairs whose scores differ by at least this", unset="any difference"),
+            _option("max_tokens", Whole(1), "only rollouts that are no longer", unset="all"),
+        ),
+        uses=(
+            *("env.untrained_outcomes", "env.trained_segments", "env.train_mixed_versions", "env.tokenizer_name"),
+            *("env.group_policy", "env.group_size", "env.zero_variance"),
+        ),
+        settings_of="run_dir",
+    ),
+    Command(
+        "cleanup",
+        "removes what killed runs left: containers, sockets, temporary files",
+        uses=("env.launcher",),
+        without_endpoint=True,
+    ),
 )

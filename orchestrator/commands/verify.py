@@ -7,24 +7,37 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.tokenizer import tokenizer_here
 from orchestrator.errors import ConfigError
-from orchestrator.run.files import RUN_FILE, groups_file_of, read_description, read_run, saved_tokenizer
+from orchestrator.run.files import (
+    RUN_FILE,
+    groups_file_of,
+    read_description,
+    read_run,
+    saved_tokenizer,
+)
 from orchestrator.run.lines import LinesById, demand_modest, demand_short_talks, texts
 from orchestrator.run.verify import CHECKS, Findings, Wanted, check_group
 from orchestrator.terminal.console import Console
 from orchestrator.text import printable
 
+if TYPE_CHECKING:
+    from orchestrator.forward.check import Against
+
 SHOWN = 5  # places printed per check
 
 
-def run(path: Path) -> int:
-    """0: everything holds; 1: something does not, or there is no group. Raises ConfigError for another path."""
+def run(
+    path: Path, model: Path | None = None, adapter: Path | None = None, max_rollouts: int | None = None
+) -> int:
+    """0: everything holds; 1: something does not, or there is no group. Raises ConfigError for another path, and
+    what `forward.check` raises where a model is named."""
+    against = _against(model, adapter, max_rollouts)
     findings = Findings()
     findings.tokenizer = functools.cache(functools.partial(_tokenizer, path))
     try:
@@ -38,7 +51,23 @@ def run(path: Path) -> int:
         else:
             findings.check("shape", False, f"{where}: no object")
     _print(groups_file, rollouts_file, findings)
-    return 1 if findings.violations or not findings.groups else 0
+    good = findings.violations == 0 and findings.groups > 0
+    if against is not None:
+        from orchestrator.forward.check import Data, check
+
+        good = check(Data(groups_file, rollouts, findings.tokenizer), against) and good
+    return 0 if good else 1
+
+
+def _against(model: Path | None, adapter: Path | None, max_rollouts: int | None) -> Against | None:
+    """What to recompute with, looked at before the first line is checked: its files may be missing."""
+    if model is None:
+        if adapter is not None or max_rollouts is not None:
+            raise ConfigError("--adapter and --max-rollouts go with --model, which names the weights")
+        return None
+    from orchestrator.forward.check import Against
+
+    return Against.of(model, adapter, max_rollouts)
 
 
 def _tokenizer(path: Path) -> Tokenizer | None:

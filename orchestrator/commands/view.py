@@ -77,6 +77,7 @@ def _print(files: RunFiles, told: Run, html: Path) -> None:
         mean, correct = fmean(row["score"] for row in scored), sum(row["solved"] for row in scored)
         rows.append(("scores", f"mean {mean:.3f}, {correct} of {len(scored)} correct"))
     rows.append(("tokens", f"{sum(row['tokens'] for row in rollouts)} sampled"))
+    rows += [("note", warning) for warning in told.warnings]
     if unread := told.skipped.rollout_lines + told.skipped.group_lines:
         rows.append(("unreadable", f"{unread} lines, passed over"))
     rows.append(("report", html))

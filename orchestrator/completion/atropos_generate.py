@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.completion.base import CompletionRequest
-from orchestrator.completion.ids import UNTOLD, Sampled, version_text
+from orchestrator.completion.sampled import UNTOLD, Sampled
+from orchestrator.completion.versions import version_text
 from orchestrator.completion.vllm import sampling_params
 
 
@@ -19,6 +20,7 @@ class AtroposDialect:
     name = "atropos"
     path = "/generate"
     streams = False
+    tells_pauses = False
 
     def body(self, request: CompletionRequest, model: str) -> dict[str, Any]:
         return {"prompt": {"prompt_token_ids": request.prompt_ids or ()}, **sampling_params(request)}

@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
-from orchestrator.errors import CompletionError
+from orchestrator.errors import CompletionError, ContextLengthError
 from orchestrator.redact import redact
-from orchestrator.types import Completion, Message, Sampling, Split
+from orchestrator.types import Completion, Message, PolicySpan, Sampling, Split
 
 PROBE_HEADER = {"x-orchestrator-probe": "1"}
 _HOSTED = re.compile(
@@ -74,10 +74,21 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """What one request gave. `finish_reason` None: the server aborted it, and it can be continued."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...] | None
+    finish_reason: str | None
+    spans: tuple[PolicySpan, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CompletionRequest:
     """One completion to sample. `prompt_ids` is set for endpoints that take ids, and is then sent as the prompt.
 
-    `split` is for servers that keep evaluation and training apart.
+    `split` is for servers that keep evaluation and training apart. `begun`: what was sampled of it before, and is
+    continued (`Interrupted`).
     """
 
     messages: tuple[Message, ...]
@@ -89,6 +100,7 @@ class CompletionRequest:
     index: int
     sequence: int
     split: Split = "train"
+    begun: tuple[Part, ...] = ()
 
 
 def answer_bytes(request: CompletionRequest) -> int:
@@ -111,6 +123,18 @@ class UnusableSample(CompletionError):
     def __init__(self, text: str, completion: Completion) -> None:
         super().__init__(text)
         self.completion = completion
+
+
+class Interrupted(UnusableSample):
+    """The server aborted the completion, and did not continue it because of `cause`. `parts`: what was sampled;
+    the same request goes on behind them if it has them as `begun`."""
+
+    def __init__(
+        self, cause: CompletionError | ContextLengthError, completion: Completion, parts: tuple[Part, ...]
+    ) -> None:
+        super().__init__(f"{cause}; {completion.completion_tokens} tokens were sampled before", completion)
+        self.cause = cause
+        self.parts = parts
 
 
 class Completer(Protocol):

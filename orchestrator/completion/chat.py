@@ -7,21 +7,24 @@ server each turn, so the data made from it are `retokenized`.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from orchestrator.completion.base import PROBE_HEADER, CompletionRequest, Refusal, UnusableSample
 from orchestrator.completion.http import HttpClient
-from orchestrator.completion.ids import finished_by, version_text
 from orchestrator.completion.line import cut_at_stop
 from orchestrator.completion.reasoning import reasoning_chars, tagged
 from orchestrator.completion.retry import NONSENSE, Limiter, Retryable, RetryPolicy, with_retries
+from orchestrator.completion.sampled import finished_by
+from orchestrator.completion.startup import Startup
+from orchestrator.completion.versions import Attribution, version_text
 from orchestrator.errors import AuthenticationError, CompletionError, ContextLengthError, EnvironmentUnusable
+from orchestrator.policy import Policy
 from orchestrator.text import MAX_JSON_INTEGER, valid
 from orchestrator.types import Completion, Message, Sampling
 
@@ -44,8 +47,18 @@ class ChatCompleter:
 
     takes_ids = False
 
-    def __init__(self, client: HttpClient, retry: RetryPolicy | None = None) -> None:
+    def __init__(
+        self,
+        client: HttpClient,
+        retry: RetryPolicy | None = None,
+        attribution: Attribution | None = None,
+        *,
+        why: str = "",
+    ) -> None:
+        """`why`: the reason for asking for text."""
+        self._attribution = attribution or Attribution(Policy())
         self.endpoint = client.endpoint
+        self.why = why
         self._client = client
         self._retry = retry or RetryPolicy()
         self._limiter = Limiter()
@@ -60,18 +73,23 @@ class ChatCompleter:
     async def aclose(self) -> None:
         await self._client.aclose()
 
-    async def probe(self, requests: int = PROBES) -> None:
+    async def probe(self, startup: Startup, requests: int = PROBES) -> None:
         """Raises EnvironmentUnusable unless the endpoint takes the key, knows the model and serves.
 
-        Asks for at most `requests` completions of one token each; refused parameters are left out from then on.
+        Asks for at most `requests` completions of one token each, those not counted that `startup` asks for again;
+        refused parameters are left out from then on.
         """
         url = self.endpoint.shown
         sampling = Sampling(temperature=1.0, top_p=1.0, max_tokens=1, seed=1)
         request = CompletionRequest((Message("user", "1+1="),), None, (), sampling, "probe", "probe", 0, 0)
+
+        async def asked() -> Completion:
+            call = partial(self._call, request, PROBE_TIMEOUT_S, headers=PROBE_HEADER, refuse_all_extras=True)
+            return await startup.sample(call)
+
         for left in reversed(range(requests)):
             try:
-                async with asyncio.timeout(PROBE_TIMEOUT_S):
-                    await self._call(request, PROBE_TIMEOUT_S, headers=PROBE_HEADER, refuse_all_extras=True)
+                await startup.answered(asked)
             except AuthenticationError as error:
                 raise EnvironmentUnusable(str(error)) from error
             except _ParameterRefused:
@@ -84,9 +102,6 @@ class ChatCompleter:
                     raise EnvironmentUnusable(f"the endpoint {url} does not serve: {error}") from error
             except (CompletionError, ContextLengthError) as error:
                 raise EnvironmentUnusable(f"the endpoint {url} refuses completions: {error}") from error
-            except TimeoutError as error:
-                text = f"the endpoint {url} does not serve: no completion within {PROBE_TIMEOUT_S:g} s"
-                raise EnvironmentUnusable(text) from error
             else:
                 return
 
@@ -109,25 +124,33 @@ class ChatCompleter:
         headers: dict[str, str] | None = None,
         refuse_all_extras: bool = False,
     ) -> Completion:
+        before = await self._attribution.before()
         try:
             answer = await self._client.post(
                 f"{self._client.openai}/chat/completions",
-                self._body(request),
+                self._body(request, before.served.model or self.endpoint.model),
                 timeout_s=timeout_s,
                 headers=headers,
                 max_bytes=MAX_BODY_BYTES,
             )
         except Refusal as error:
-            raise self._parameter_refused(error, request, refuse_all_extras) or error from error
+            refused = self._parameter_refused(error, request, refuse_all_extras)
+            raise refused or self._attribution.refused(before, error) from error
         try:
-            return self._completion(answer, request)
+            completion, fault = self._completion(answer, request)
+            count = completion.completion_tokens if completion.tokens_T is None else len(completion.tokens_T)
+            spans = await self._attribution.spans(before, count, (), completion.policy_version)
         except NONSENSE as error:
             raise Retryable(f"an answer that is no chat completion: {type(error).__name__}") from error
+        completion = completion.sampled_from(spans)
+        if fault:  # no retry: an endpoint may not know seeds, and a retry would then give another sample
+            raise UnusableSample(fault, completion)
+        return completion
 
-    def _body(self, request: CompletionRequest) -> dict[str, Any]:
+    def _body(self, request: CompletionRequest, model: str) -> dict[str, Any]:
         sampling = request.sampling
         body: dict[str, Any] = {
-            "model": self.endpoint.model,
+            "model": model,
             self._max_tokens_name: sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
@@ -167,8 +190,8 @@ class ChatCompleter:
         self._left_out |= named
         return _ParameterRefused(tuple(sorted(named)))
 
-    def _completion(self, answer: Any, request: CompletionRequest) -> Completion:
-        """The answer as a checked Completion. Raises Retryable, UnusableSample."""
+    def _completion(self, answer: Any, request: CompletionRequest) -> tuple[Completion, str]:
+        """(the answer, checked; why it cannot be used, or nothing). Raises Retryable."""
         choices = answer["choices"]
         if not isinstance(choices, list) or not choices:
             raise Retryable("an answer without choices")
@@ -197,15 +220,13 @@ class ChatCompleter:
             logprobs_T=logprobs,
             prompt_tokens=prompt if prompt <= 4 * asked + MAX_TEMPLATE_TOKENS else 0,
             completion_tokens=max(1, sampled),
-            policy_version=version_text(answer.get("weight_version") or answer.get("policy_version")),
+            policy_version=_version(answer),
             reasoning_chars=thought,
         )
-        # No retry: an endpoint may not know seeds, and a retry would then give another sample.
         if finish_reason == "content_filter":
-            raise UnusableSample(f"a sample that ended by {str(reason)[:40]!r}", completion)
-        if (said is None and not reasoning) or not sampled:
-            raise UnusableSample("a sample without text", completion)
-        return completion
+            return completion, f"a sample that ended by {str(reason)[:40]!r}"
+        empty = (said is None and not reasoning) or not sampled
+        return completion, "a sample without text" if empty else ""
 
 
 class _ParameterRefused(Exception):
@@ -214,6 +235,11 @@ class _ParameterRefused(Exception):
     def __init__(self, names: tuple[str, ...]) -> None:
         super().__init__(", ".join(names))
         self.names = ", ".join(names)
+
+
+def _version(answer: Mapping[str, Any]) -> str | None:
+    told = (answer.get(name) for name in ("weight_version", "policy_version"))
+    return next((version_text(version) for version in told if version is not None), None)
 
 
 def _reasoning(message: Mapping[str, Any]) -> str:

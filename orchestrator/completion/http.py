@@ -17,13 +17,28 @@ import aiohttp
 import orjson
 
 from orchestrator.completion.base import Endpoint, Refusal
-from orchestrator.completion.retry import Retryable, is_context_length, retry_after_s
+from orchestrator.completion.retry import (
+    ConnectionFailed,
+    ForeignAnswer,
+    Retryable,
+    is_context_length,
+    retry_after_s,
+)
 from orchestrator.errors import AuthenticationError, CompletionError, CompletionTimeout, ContextLengthError
 
 MAX_BODY_BYTES = 64 << 20
 MAX_ERROR_BYTES = 64 << 10
 MAX_LINE_BYTES = 1 << 20  # of a streamed answer
 CONNECT_TIMEOUT_S = 10.0
+NOT_IMPLEMENTED = 501  # the server says that it will never do this
+# A server that is not there yet, or no more. A peer that speaks no HTTP, or has the wrong certificate, is another.
+_NO_CONNECTION = (
+    aiohttp.ClientConnectionError,
+    aiohttp.ClientPayloadError,
+    OSError,
+    asyncio.IncompleteReadError,
+)
+_WRONG_PEER = (aiohttp.ClientSSLError, aiohttp.ServerFingerprintMismatch)
 _JSON = {"Content-Type": "application/json"}
 
 
@@ -38,6 +53,7 @@ class HttpClient:
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self._session: aiohttp.ClientSession | None = None
+        self._closed = False
 
     @property
     def root(self) -> str:
@@ -50,6 +66,8 @@ class HttpClient:
         return self.endpoint.base_url.rstrip("/")[len(self.root) :]
 
     def session(self) -> aiohttp.ClientSession:
+        if self._closed:  # a question that completions share outlives them
+            raise ConnectionFailed("the connections were closed", asked=False)
         if self._session is None:
             if self.endpoint.api_key and urlsplit(self.endpoint.base_url).username is not None:
                 raise AuthenticationError(
@@ -69,13 +87,21 @@ class HttpClient:
         return self._session
 
     async def aclose(self) -> None:
+        self._closed = True
         if self._session is not None:
             await self._session.close()
             self._session = None
 
-    async def get(self, path: str, *, timeout_s: float, headers: Mapping[str, str] | None = None) -> Any:
+    async def get(
+        self,
+        path: str,
+        *,
+        timeout_s: float,
+        headers: Mapping[str, str] | None = None,
+        max_bytes: int = MAX_BODY_BYTES,
+    ) -> Any:
         async with self._request("GET", path, None, timeout_s, headers) as response:
-            return await self._json(response)
+            return await self._json(response, max_bytes)
 
     async def post(
         self,
@@ -105,7 +131,7 @@ class HttpClient:
         closing = {**(headers or {}), "Connection": "close"}
         async with self._request("POST", path, body, timeout_s, closing) as response:
             if not response.headers.get("content-type", "").startswith("text/event-stream"):
-                raise Retryable(f"no event stream: {self._short(await self._text(response))}")
+                raise ForeignAnswer(f"no event stream: {self._short(await self._text(response))}")
             async for line in response.content:
                 size += len(line)
                 if size > max_bytes or len(line) > MAX_LINE_BYTES:
@@ -135,12 +161,16 @@ class HttpClient:
                     raise self._refusal(response.status, text, response.headers.get("retry-after"))
                 yield response
         except aiohttp.ConnectionTimeoutError as error:  # a TimeoutError too, but no request was sent yet
-            raise Retryable(f"connection failed: none within {CONNECT_TIMEOUT_S:g} s") from error
+            text = f"connection failed: none within {CONNECT_TIMEOUT_S:g} s"
+            raise ConnectionFailed(text, asked=False) from error
         except TimeoutError as error:
             raise CompletionTimeout(f"no answer within {timeout_s:g} s") from error
         except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
-            text = self._short(str(error) or type(error).__name__)
-            raise Retryable(f"connection failed: {text}") from error
+            text = f"connection failed: {self._short(str(error) or type(error).__name__)}"
+            if isinstance(error, _NO_CONNECTION) and not isinstance(error, _WRONG_PEER):
+                asked = not isinstance(error, aiohttp.ClientConnectorError)
+                raise ConnectionFailed(text, asked=asked) from error
+            raise Retryable(text) from error
 
     def _refusal(self, status: int, text: str, after: str | None) -> Exception:
         if status in (401, 403):
@@ -151,11 +181,11 @@ class HttpClient:
             )
         if is_context_length(status, text):
             return ContextLengthError(text)
-        if status in (408, 409, 425, 429) or status >= 500:
+        if status in (408, 409, 425, 429) or (status >= 500 and status != NOT_IMPLEMENTED):
             return Retryable(f"HTTP {status}: {text}", retry_after_s(after), status)
         return Refusal(f"HTTP {status}: {text}", status)
 
-    async def _json(self, response: aiohttp.ClientResponse, max_bytes: int = MAX_BODY_BYTES) -> Any:
+    async def _json(self, response: aiohttp.ClientResponse, max_bytes: int) -> Any:
         body = bytearray()
         async for chunk in response.content.iter_chunked(1 << 16):
             body += chunk

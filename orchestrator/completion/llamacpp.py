@@ -16,21 +16,29 @@ not change raw log-probs; a token that ends within a character, likely there, wo
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.completion.base import CompletionRequest, Refusal, ids_of
-from orchestrator.completion.ids import IdCompleter, Sampled
-from orchestrator.completion.retry import Retryable
+from orchestrator.completion.base import CompletionRequest, Part, Refusal, ids_of
+from orchestrator.completion.ids import IdCompleter
+from orchestrator.completion.retry import NONSENSE, Retryable
+from orchestrator.completion.sampled import Sampled
+from orchestrator.completion.versions import Question, llamacpp_adapters
+from orchestrator.types import PolicySpan
+
+log = logging.getLogger(__name__)
 
 
 class LlamaCppDialect:
     """llama.cpp's own server, `xllamacpp` included."""
 
     name = "llamacpp"
+    keeps_prompts = True  # in the server's cache, for the next turn
     path = "/completion"
     streams = True
+    tells_pauses = False
 
     def body(self, request: CompletionRequest, model: str) -> dict[str, Any]:
         sampling = request.sampling
@@ -53,7 +61,7 @@ class LlamaCppDialect:
             "seed": sampling.seed,
             "stop": list(request.stop),
             "stream": True,
-            "cache_prompt": True,
+            "cache_prompt": self.keeps_prompts,
             "return_tokens": True,
             "n_probs": 1,
             "post_sampling_probs": False,
@@ -90,22 +98,58 @@ _TOLD = 400_000  # likely tokens in the answer, of some hundred bytes each
 
 
 class LlamaCppCompleter(IdCompleter):
-    """An `IdCompleter` that fetches what a streamed answer leaves out."""
+    """An `IdCompleter` that fetches what a streamed answer leaves out, and notices other adapters.
+
+    A server whose adapters are changed while it runs goes on with what the old ones left in its cache: log-probs
+    are then of neither policy. What was sampled across the change is sampled again, and the cache is not used any
+    more. A server that does not tell its adapters any more may have changed them.
+    """
+
+    dialect: LlamaCppDialect
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._adapters = Question(self._client, "/lora-adapters", llamacpp_adapters)
+        self._used: str | None = None  # the adapters so far; None: not known, or the server has none
+
+    async def _part(
+        self, request: CompletionRequest, timeout_s: float, headers: Mapping[str, str] | None
+    ) -> tuple[Sampled, Part]:
+        if headers is not None:  # a probe: nothing else is asked before the first task
+            return await super()._part(request, timeout_s, headers)
+        before = await self._adapters.now()
+        cached = self.dialect.keeps_prompts
+        sampled, part = await super()._part(request, timeout_s, headers)
+        after = await self._adapters.now()
+        used, self._used = self._used or before, after
+        if {used, before} != {after}:
+            self.dialect.keeps_prompts = False
+            log.warning(
+                "the adapters of %s have changed: its cache of prompts holds the old ones, and is not used any "
+                "more; a server that is started anew has it again",
+                self.endpoint.shown,
+            )
+        elif cached == self.dialect.keeps_prompts:
+            if after is not None and self.attribution.policy.served.version is None:
+                part = replace(part, spans=(PolicySpan(len(part.ids), after, after),))
+                self.attribution.policy.saw(after)
+            return sampled, part
+        raise Retryable("the server's adapters changed, and its cache is of the old ones", 0.0)
 
     async def _sampled(
-        self, request: CompletionRequest, timeout_s: float, headers: Mapping[str, str] | None
+        self, request: CompletionRequest, model: str, timeout_s: float, headers: Mapping[str, str] | None
     ) -> Sampled:
-        events = await self._sent(request, timeout_s, headers)
+        events = await self._sent(request, model, timeout_s, headers)
         streamed = self.dialect.read(events)
         if streamed.sampled_tokens == len(streamed.ids):
             return streamed
-        body = {**self.dialect.body(request, self.endpoint.model), "stream": False}
+        body = {**self.dialect.body(request, model), "stream": False}
         answer = await self._client.post(self.dialect.path, body, timeout_s=timeout_s, headers=headers)
         try:
             ids, told = list(answer["tokens"]), answer["completion_probabilities"]
             logprobs = _aligned(ids, told, _places(events))
             whole = self.dialect.read([{**answer, "tokens": [], "completion_probabilities": []}])
-        except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
+        except NONSENSE as error:
             raise Retryable(f"an answer that is none of llama.cpp: {type(error).__name__}") from error
         untold = [place for place, value in enumerate(logprobs) if value is None]
         for place, value in (await self._logprobs(request, ids, untold, timeout_s)).items():
@@ -158,7 +202,7 @@ class LlamaCppCompleter(IdCompleter):
                     if entry["id"] == ids[place]:
                         found[place] = float(entry["logprob"])
                         break
-        except (KeyError, TypeError, IndexError, ValueError) as error:
+        except NONSENSE as error:
             raise Retryable("an answer without the likeliest tokens") from error
         return found
 

@@ -21,9 +21,10 @@ T = TypeVar("T")
 
 TOO_MANY = 429
 MAX_RETRY_AFTER_S = 60.0  # a server asking for more is treated as asking for this
+AFTER_ABORT_S = 0.5  # before what the server aborted is asked for again: it may be at its new weights
 _SPREAD = 0.2  # share of a pause over which the calls that waited together are spread
 # Finish reasons of samples that the server itself gave up; every other reason is the sample's own.
-BROKEN_OFF = ("abort", "aborted", "cancelled", "error", "insufficient_system_resource", "network_error")
+BROKEN_OFF = ("cancelled", "error", "insufficient_system_resource", "network_error")
 # Raised by reading an answer of another shape than expected, or with absurd numbers or depths.
 NONSENSE = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 _CONTEXT_WORDS = (
@@ -47,6 +48,29 @@ class Retryable(CompletionError):
     def lasting(self, attempts: int) -> CompletionError:
         """The error to raise when every attempt failed."""
         return CompletionError(f"{self} ({attempts} attempts)")
+
+
+class ConnectionFailed(Retryable):
+    """No answer came: the connection was refused, dropped or never came about, or the host's name is not known.
+
+    `asked`: whether the request may have arrived.
+    """
+
+    def __init__(self, text: str, *, asked: bool) -> None:
+        super().__init__(text)
+        self.asked = asked
+
+
+class Aborted(Retryable):
+    """The server gave the request up, as for new weights; it will take others. `sampled`: whether it sampled."""
+
+    def __init__(self, text: str, *, sampled: bool) -> None:
+        super().__init__(text, AFTER_ABORT_S)
+        self.sampled = sampled
+
+
+class ForeignAnswer(Retryable):
+    """An answer of another shape than the dialect's, as a server gives that does not know the dialect."""
 
 
 class SpoiltSample(Retryable):

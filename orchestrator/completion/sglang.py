@@ -10,7 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.completion.base import CompletionRequest
-from orchestrator.completion.ids import UNFILTERED, Sampled, version_text
+from orchestrator.completion.ids import UNFILTERED
+from orchestrator.completion.sampled import Sampled
+from orchestrator.completion.versions import version_text
 
 
 class SglangDialect:
@@ -19,6 +21,7 @@ class SglangDialect:
     name = "sglang"
     path = "/generate"
     streams = False
+    tells_pauses = False
 
     def __init__(self, *, seeded: bool = True) -> None:
         # Servers before 0.5.2 do not know sampling_seed and refuse a request that has it.
@@ -61,4 +64,5 @@ class SglangDialect:
             policy_version=version_text(meta.get("weight_version")),
             text=answer.get("text"),
             sampled_tokens=meta["completion_tokens"],
+            weight_versions=meta.get("weight_versions"),
         )

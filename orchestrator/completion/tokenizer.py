@@ -189,7 +189,7 @@ def load_tokenizer(
     `here_only`: on this machine); ConfigError for `template_kwargs` that are the library's own parameters."""
     here = check_source(name, here_only=here_only)
     try:
-        tokenizer = _quiet_auto_tokenizer().from_pretrained(
+        tokenizer = auto_tokenizer().from_pretrained(
             str(here or name), local_files_only=here is not None, trust_remote_code=False
         )
     except Exception as error:  # transformers raises anything from OSError to KeyError here
@@ -215,7 +215,7 @@ def tokenizer_here(name: object, template_kwargs: object = None) -> HubTokenizer
         return None
 
 
-def _quiet_auto_tokenizer() -> Any:
+def auto_tokenizer() -> Any:
     """Imports transformers without its notice that torch is missing and its other warnings."""
     logging.getLogger("transformers").addFilter(_is_error)
     import transformers

@@ -16,7 +16,17 @@ from orchestrator.completion.prompt_text import pieces
 from orchestrator.completion.reasoning import reasoning_chars, without_empty
 from orchestrator.completion.untemplated import demand_plain, untemplated
 from orchestrator.errors import RecordError
-from orchestrator.types import CompletionKind, Message, Record, RolloutPlan, Trajectory, Turn, conversations
+from orchestrator.policy import joined
+from orchestrator.types import (
+    CompletionKind,
+    Message,
+    PolicySpan,
+    Record,
+    RolloutPlan,
+    Trajectory,
+    Turn,
+    conversations,
+)
 
 
 def main_segment(turns: tuple[Turn, ...], question: str = "") -> int:
@@ -68,6 +78,12 @@ def trajectory(
     return replace(line, segment=chosen)
 
 
+def sampled_by(record: Record, line: Trajectory) -> tuple[PolicySpan, ...]:
+    """Which policy versions sampled the line's completions, by their sampled tokens in order."""
+    spans = [span for turn in record.turns if turn.segment == line.segment for span in turn.completion.sampled_by]
+    return joined(spans, sum(span.tokens for span in spans))
+
+
 def _sampled(pairs: list[tuple[Turn, tuple[Message, ...]]], tokenizer: Tokenizer | None) -> Trajectory:
     """The trajectory from the ids as they were sent and sampled."""
     tokens: list[int] = []
@@ -102,6 +118,8 @@ def _line_messages(
     last_turn, last_talk = pairs[-1]
     messages = list(last_talk)
     for (turn, talk), (following, _) in pairwise(pairs):
+        if len(talk) >= len(messages):
+            raise RecordError(f"turn {turn.sequence}: the line's last conversation does not contain it")
         messages[len(talk)] = Message("assistant", _without_end(turn, tokenizer) + following.closing)
     return (*messages, Message("assistant", _without_end(last_turn, tokenizer)))
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.completion.base import CompletionRequest
-from orchestrator.completion.ids import UNFILTERED, Sampled, version_text
+from orchestrator.completion.ids import UNFILTERED
+from orchestrator.completion.sampled import Sampled
+from orchestrator.completion.versions import version_text
 
 
 def sampling_params(request: CompletionRequest) -> dict[str, Any]:
@@ -34,6 +36,7 @@ class VllmDialect:
     name = "vllm"
     path = "/v1/completions"
     streams = False
+    tells_pauses = True
 
     def body(self, request: CompletionRequest, model: str) -> dict[str, Any]:
         return {

@@ -1,4 +1,5 @@
-"""Checks Docker, its features and the image, and starts one sandbox as a run would."""
+"""Checks what makes sandboxes (Docker or an OCI runtime), its features and the image, and starts one sandbox as a
+run would."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from orchestrator.doctor.finding import Finding, fail, ok, warn
 from orchestrator.doctor.machine import check_room
@@ -16,9 +17,19 @@ from orchestrator.errors import ConfigError, DockerError, EnvironmentUnusable, R
 from orchestrator.launch.channels import Channels
 from orchestrator.launch.docker.calls import Engine
 from orchestrator.launch.docker.facts import advice, image_problem, missing_features
-from orchestrator.launch.docker.launcher import DockerLauncher
 from orchestrator.launch.image.build import is_current
 from orchestrator.launch.image.context import BuildContext, context_root
+from orchestrator.launch.make import make_launcher
+from orchestrator.launch.oci.machine import advice as oci_advice
+from orchestrator.launch.oci.machine import (
+    does_not_fit,
+    missing_limits,
+    runtime_version,
+    why_no_containers,
+    why_not_here,
+)
+from orchestrator.launch.oci.program import find_runtime
+from orchestrator.launch.oci.store import ImageStore
 from orchestrator.parked import parked_sandbox
 
 if TYPE_CHECKING:
@@ -29,15 +40,17 @@ START_TIMEOUT_S = 120.0
 
 async def check_sandboxes(config: Config, *, image_comes: bool = False) -> AsyncIterator[Finding]:
     """Checks what the launcher of the settings needs. `image_comes`: the image is not looked for here."""
-    if config.env.launcher != "docker":
-        yield warn("sandboxes", f"the {config.env.launcher} launcher gives no isolation of ours: nothing to check")
+    if config.env.launcher == "process":
+        yield warn("sandboxes", "the process launcher gives no isolation of ours: nothing to check")
         return
     engine = Engine(threads=2)
     usable = True
+    check = _check_engine(engine, config, image_comes) if config.env.launcher == "docker" else _check_oci(config)
     try:
-        async for finding in _check_engine(engine, config, image_comes):
+        async for finding in check:
             usable = usable and finding.level != "fail"
             yield finding
+        yield await _other_launcher(config, engine)
     finally:
         await engine.aclose()
     if usable and image_comes:
@@ -66,7 +79,8 @@ async def _check_engine(engine: Engine, config: Config, image_comes: bool) -> As
     if (problem := image_problem(spec, info, image)) is not None:
         yield fail("image", problem)
     elif image:
-        yield await asyncio.to_thread(_check_image, spec.image, image)
+        labels = (image.get("Config") or {}).get("Labels") or {}
+        yield await asyncio.to_thread(_check_image, spec.image, labels, image["Size"])
     for line in advice(info, spec, config.env.max_concurrent_sandboxes):
         yield warn("machine", line)
     root = Path(info.get("DockerRootDir") or "/var/lib/docker")
@@ -74,9 +88,59 @@ async def _check_engine(engine: Engine, config: Config, image_comes: bool) -> As
         yield check_room("disk", root, "run `docker system prune`, or make room")
 
 
-def _check_image(name: str, image: Mapping[str, Any]) -> Finding:
-    labels = (image.get("Config") or {}).get("Labels") or {}
-    size = f"{image['Size'] / 1e6:.0f} MB"
+async def _check_oci(config: Config) -> AsyncIterator[Finding]:
+    spec, store = config.sandbox_spec(), ImageStore()
+    try:
+        program = find_runtime(config.env.oci_runtime)
+        version = await asyncio.to_thread(runtime_version, program)
+    except EnvironmentUnusable as error:
+        yield fail("runtime", str(error))
+        return
+    yield ok("runtime", f"{version}, {program}")
+    if reason := why_no_containers():
+        yield fail("runtime", reason)
+    waived = frozenset(config.env.waive_hardening)
+    missing = missing_limits(waived)
+    for line in missing:
+        yield fail("limits", f"{line}; let it be delegated to this user, or waive it: --env.waive_hardening")
+    if not missing:
+        unlimited = ", ".join(line.partition(":")[0] for line in missing_limits())
+        if unlimited:
+            yield warn("limits", f"none of {unlimited}, as you waived that; system calls by seccomp")
+        else:
+            yield ok("limits", "memory, swap, CPU and processes by control groups; system calls by seccomp")
+    if problem := does_not_fit(spec):
+        yield fail("machine", problem)
+    try:
+        image = await asyncio.to_thread(store.find, spec.image)
+    except EnvironmentUnusable as error:
+        yield fail("image", str(error))
+    else:
+        if image is None:
+            yield fail("image", f"{spec.image} is not in {store.folder}: run `orchestrator image build --oci`")
+        else:
+            labels = image.config.get("Labels") or {}
+            yield await asyncio.to_thread(_check_image, spec.image, labels, image.size_bytes)
+    for line in oci_advice(spec, config.env.max_concurrent_sandboxes, version):
+        yield warn("machine", line)
+    yield check_room("disk", store.folder, "set XDG_CACHE_HOME to a larger disk, or make room")
+
+
+async def _other_launcher(config: Config, engine: Engine) -> Finding:
+    """Whether the launcher that is not asked for would work here."""
+    if config.env.launcher == "docker":
+        reason = why_not_here(config.env.oci_runtime)
+        return ok("launchers", f"oci would not work here: {reason}" if reason else "oci would work here too")
+    try:
+        await engine.open()
+        await engine.info()
+    except (DockerError, EnvironmentUnusable) as error:
+        return ok("launchers", f"docker would not work here: {error}")
+    return ok("launchers", "docker would work here too")
+
+
+def _check_image(name: str, labels: Mapping[str, str], size_bytes: int) -> Finding:
+    size = f"{size_bytes / 1e6:.0f} MB"
     if is_current(labels, BuildContext.read(context_root()).digest, None):
         return ok("image", f"{name}, {size}")
     return warn("image", f"{name}, {size}, is not what this version builds: run `orchestrator image build`")
@@ -88,21 +152,22 @@ async def _check_start(config: Config) -> Finding:
     begun = time.monotonic()
     try:
         async with asyncio.timeout(START_TIMEOUT_S), AsyncExitStack() as stack:
-            launcher = DockerLauncher(
+            launcher = make_launcher(
+                config.env.launcher,
                 run_id,
                 max_sandboxes=1,
                 waived=frozenset(config.env.waive_hardening),
                 allow_localhost_tcp=config.env.needs_localhost_tcp,
+                oci_runtime=config.env.oci_runtime,
                 advise=lambda line: None,
             )
-
             stack.push_async_callback(launcher.aclose)
             channels = await asyncio.to_thread(Channels, run_id)
             stack.callback(channels.close)
             async with parked_sandbox(config.sandbox_spec(), launcher, channels.directory):
                 ready_s = time.monotonic() - begun
     except TimeoutError:
-        return fail("sandbox", f"none was ready within {START_TIMEOUT_S:g} s: see `docker events` and the disk")
+        return fail("sandbox", f"none was ready within {START_TIMEOUT_S:g} s: see what the disk and the CPU do")
     except (RolloutError, EnvironmentUnusable, ConfigError, OSError) as error:
         return fail("sandbox", str(error))
     return ok("sandbox", f"started, confined as it must be, and removed; ready in {ready_s:.2f} s")

@@ -11,8 +11,9 @@ from orchestrator.completion.connect import connect
 from orchestrator.completion.replay import ReplayCompleter
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.doctor.finding import Finding, fail, ok, warn
-from orchestrator.errors import CompletionError, EnvironmentUnusable
-from orchestrator.opening import REPLAY, endpoint, find_tokenizer
+from orchestrator.endpoints import REPLAY, endpoint
+from orchestrator.errors import CompletionError, EnvironmentUnusable, NotServing
+from orchestrator.opening import find_tokenizer
 
 if TYPE_CHECKING:
     from orchestrator.settings.config import Config
@@ -74,6 +75,9 @@ async def _endpoint(config: Config, server: OpenAISettings, tokenizer: HubTokeni
             temperature=config.env.temperature,
             notes=notes,
         )
+    except NotServing as error:  # whoever asks the doctor wants to know now
+        waits = f"; a run waits {server.startup_timeout:g} s for it" if server.startup_timeout else ""
+        return fail("endpoint", f"{error}{waits}")
     except (EnvironmentUnusable, CompletionError) as error:
         return fail("endpoint", str(error))
     exact = completer.takes_ids

@@ -27,10 +27,13 @@ if TYPE_CHECKING:
 
 def evaluation_config(config: Config) -> Config:
     """The settings of an evaluation: a group is the task's samples, at the evaluation's temperature, and a sample
-    that broke is not replaced by another draw. The scorer stays. Applying this twice changes nothing more."""
+    that broke is not replaced by another draw. Nothing is too old or too equal to be counted. The scorer stays.
+    Applying this twice changes nothing more."""
     env = config.env
     temperature = env.temperature if env.eval_temperature is None else env.eval_temperature
-    env = replace(env, group_size=env.eval_samples, group_policy="partial:1", zero_variance="keep")
+    env = replace(
+        env, group_size=env.eval_samples, group_policy="partial:1", zero_variance="keep", max_staleness=None
+    )
     return replace(config, env=replace(env, temperature=temperature))
 
 

@@ -10,7 +10,8 @@ EXTRAS = ("documents",)  # values of `image build --with`; in the names of requi
 BASE_REPOSITORY = "rollout-orchestrator-base"
 
 CHANNEL_GID = 990  # owns /run/channel in the image: only the runner has it
-CHANNEL_MOUNT = "/run/channel/box"
+CHANNEL_FOLDER = "/run/channel"
+CHANNEL_MOUNT = f"{CHANNEL_FOLDER}/box"
 SOCKET_NAME = "s"
 TETHER_NAME = "t"
 ATTACHMENTS_DIR = "/attachments"
@@ -24,3 +25,13 @@ LABEL_VERSION = "orchestrator.version"  # this and the next one are written by D
 LABEL_CONTEXT = "orchestrator.context"  # digest of the build context without wheels, which its requirements pin
 LABEL_STAGE = "orchestrator.stage"  # intermediate images of a build
 PROJECT = "rollout-orchestrator"
+
+
+def is_path(image: str) -> bool:
+    """Whether an image's name is the path of a file or folder."""
+    return image.startswith(("/", "./", "../", "~/"))
+
+
+def is_gvisor(runtime: str) -> bool:
+    """Whether a runtime, by its name or path, is gVisor's: it must have a name that begins with `runsc`."""
+    return runtime.rpartition("/")[2].startswith("runsc")

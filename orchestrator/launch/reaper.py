@@ -23,6 +23,7 @@ from orchestrator.errors import DockerError
 from orchestrator.launch.channels import DRAFT_PREFIX, OWNER_FILE, PREFIX, remove_owned_directory
 from orchestrator.launch.docker.calls import Engine
 from orchestrator.launch.names import LABEL_DEADLINE, LABEL_OWNER, LABEL_PROJECT, LABEL_STAGE, PROJECT
+from orchestrator.launch.oci.leftovers import remove_containers
 from orchestrator.launch.owner import Owner, this_process
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ async def reap(*, old_images: bool = False) -> Reaped:
     What cannot be removed is logged and left. Raises EnvironmentUnusable, DockerError if the Engine does not
     answer; the directories are removed before.
     """
-    directories = await asyncio.to_thread(reap_directories)
+    here = await asyncio.to_thread(reap_directories)
     engine = Engine(threads=_THREADS)
     try:
         containers = [c for c in await engine.containers(f"{LABEL_PROJECT}={PROJECT}") if _is_left(c)]
@@ -62,18 +63,25 @@ async def reap(*, old_images: bool = False) -> Reaped:
             images += await _remove_old_images(engine)
     finally:
         await engine.aclose()
-    return Reaped(removed, directories, images)
+    return Reaped(here.containers + removed, here.directories, images)
 
 
-def reap_directories() -> int:
-    """Removes socket and temporary directories of dead orchestrators. Blocks, for seconds if one resists."""
-    found = [directory for directory in _owned_directories() if _is_left_directory(directory)]
+def reap_directories() -> Reaped:
+    """Removes socket and temporary directories of dead orchestrators, and the containers that an OCI runtime has
+    for them. Blocks, for seconds if one resists."""
+    found, containers = [], 0
+    for directory in _owned_directories():
+        if _is_left_directory(directory):
+            removed, resisting = remove_containers(directory)
+            containers += removed
+            if not resisting:  # else the directory is needed to find them
+                found.append(directory)
     left = found
     for failures in range(_REMOVALS):
         # A sandbox that is just ending may still write files into its directory.
         time.sleep(_BETWEEN_REMOVALS.pause_s(failures) if left else 0.0)
         left = [now for directory in left if (now := remove_owned_directory(directory)) is not None]
-    return len(found) - len(left)
+    return Reaped(containers, len(found) - len(left), 0)
 
 
 # ---------------------------------------------------------------- containers

@@ -8,6 +8,7 @@ server does with the same file, so text is left as it is: no Unicode normalizati
 from __future__ import annotations
 
 import json
+import math
 import struct
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -28,11 +29,17 @@ _STRING, _ARRAY = 8, 9
 
 def read_metadata(path: Path) -> dict[str, Any]:
     """The key-value pairs at the head of the file. Raises ValueError for anything else than GGUF 2 or 3."""
+    return read_head(path)[0]
+
+
+def read_head(path: Path) -> tuple[dict[str, Any], list[tuple[int, int]]]:
+    """The key-value pairs, and (elements, type in ggml's numbers) of each tensor. Raises ValueError as above."""
     with path.open("rb") as file:
-        magic, version, _tensors, pairs = struct.unpack("<4sIQQ", _take(file, 24))
+        magic, version, tensors, pairs = struct.unpack("<4sIQQ", _take(file, 24))
         if magic != b"GGUF" or version not in (2, 3):
             raise ValueError(f"{path.name} is no GGUF file of version 2 or 3")
-        return {_string(file): _value(file, _scalar(file, "I")) for _ in range(pairs)}
+        metadata = {_string(file): _value(file, _scalar(file, "I")) for _ in range(pairs)}
+        return metadata, [_tensor(file) for _ in range(tensors)]
 
 
 def write_tokenizer(gguf: Path, folder: Path) -> None:
@@ -67,6 +74,13 @@ def write_tokenizer(gguf: Path, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", "utf-8")
+
+
+def _tensor(file: BinaryIO) -> tuple[int, int]:
+    _name, dimensions = _string(file), _scalar(file, "I")
+    elements = math.prod(_scalar(file, "Q") for _ in range(dimensions))
+    kind, _offset = _scalar(file, "I"), _scalar(file, "Q")
+    return elements, kind
 
 
 def _value(file: BinaryIO, kind: int) -> Any:

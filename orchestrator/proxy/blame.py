@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from orchestrator.completion.base import Refusal, UnusableSample
+from orchestrator.completion.base import Interrupted, Refusal, UnusableSample
 from orchestrator.control import CACHE_S, ControlAnswer
 from orchestrator.errors import (
     AuthenticationError,
@@ -45,12 +45,13 @@ def needs_control(error: Exception, *, sampled: bool) -> bool:
 
 def control_age_s(error: Exception) -> float:
     """How old the control's answer may be, in seconds."""
-    return CACHE_S if isinstance(error, _REFUSED) else 0.0
+    return CACHE_S if isinstance(_cause(error), _REFUSED) else 0.0
 
 
 def may_pass(error: Exception) -> bool:
     """Whether the same request could succeed if it is sent again."""
-    return isinstance(error, CompletionError) and not isinstance(error, _REFUSED)
+    cause = _cause(error)
+    return isinstance(cause, CompletionError) and not isinstance(cause, _REFUSED)
 
 
 def verdict(error: Exception, control: ControlAnswer | None, *, sampled: bool) -> Verdict:
@@ -60,10 +61,15 @@ def verdict(error: Exception, control: ControlAnswer | None, *, sampled: bool) -
     what = str(error) if isinstance(error, OrchestratorError) else f"no completion: {type(error).__name__}"
     if control is None:
         return Verdict("context_length" if isinstance(error, ContextLengthError) else ours, what)
-    what = f"{what}; {control.told()}"
-    both = isinstance(error, AuthenticationError) and isinstance(control.failure, AuthenticationError)
-    fatal = error if both and isinstance(error, AuthenticationError) else None
+    what, cause = f"{what}; {control.told()}", _cause(error)
+    both = isinstance(control.failure, AuthenticationError)
+    fatal = cause if both and isinstance(cause, AuthenticationError) else None
     if not control.served or not (sampled or isinstance(error, UnusableSample)):
         return Verdict(ours, what, fatal)
     unusable = error.completion if isinstance(error, UnusableSample) else None
-    return Verdict(_POLICYS.get(type(error), "no_answer"), what, fatal, unusable)
+    return Verdict(_POLICYS.get(type(cause), "no_answer"), what, fatal, unusable)
+
+
+def _cause(error: Exception) -> Exception:
+    """Why a completion came to nothing; of one that was aborted, why it was not continued."""
+    return error.cause if isinstance(error, Interrupted) else error

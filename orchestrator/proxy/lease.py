@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.agents.equipment import Equipment
-from orchestrator.completion.base import Completer, CompletionRequest, Tokenizer
+from orchestrator.completion.base import Completer, CompletionRequest, Interrupted, Tokenizer
 from orchestrator.completion.control import EndpointControl
 from orchestrator.control import ControlAnswer
 from orchestrator.errors import AuthenticationError, OrchestratorError, ProtocolError, ToolError, ToolServiceError
@@ -171,12 +171,14 @@ class Lease:
         """Ends the lease with the outcome that `blame` decides.
 
         If the endpoint answers a control, the request is first sent once more, with the same seed: the endpoint
-        may have come back in between.
+        may have come back in between. What was sampled of the completion before is continued, not sampled again.
         """
         control: ControlAnswer | None = None
         if needs_control(error, sampled=bool(self.turns)):
             control = await self.control.answer(self.plan, age_s=control_age_s(error))
         if control is not None and control.served and may_pass(error) and request is not None:
+            if isinstance(error, Interrupted):
+                request = replace(request, begun=error.parts)
             try:
                 return self._served(keep, await self._completer.sample(request))
             except Exception as again:

@@ -64,6 +64,7 @@ def _overview(run: Run, left_out: int) -> dict[str, Any]:
     return {
         "facts": run.facts,
         "notes": run.notes,
+        "warnings": run.warnings,
         "kinds": outcome_kinds(),
         "groups": sorted(run.groups.values(), key=lambda group: group["number"]),
         "rollouts": sorted(run.rollouts.values(), key=lambda r: (r["group"], r["index"], r["attempt"])),

@@ -54,11 +54,21 @@ def _completion(completion: dict[str, Any], main: object) -> dict[str, Any]:
         "finish_reason": text(completion.get("finish_reason"), 20),
         "tokens": count(completion.get("completion_tokens")),
         "prompt_tokens": count(completion.get("prompt_tokens")),
-        "policy_version": text(completion.get("policy_version"), 80),
+        "policy_version": _policies(completion),
         "started_s": number(completion.get("started_s")),
         "ended_s": number(completion.get("ended_s")),
         "retries": count(completion.get("retries")),
     }
+
+
+def _policies(completion: dict[str, Any]) -> str:
+    """Its policy version, or those of its parts: `7 (12 tokens), 7 to 8 (3 tokens)`."""
+    parts = []
+    for span in objects(completion.get("policy_spans"))[:20]:
+        ends = [text(span.get(end), 80) or "?" for end in ("oldest", "newest")]
+        version = ends[0] if ends[0] == ends[1] else " to ".join(ends)
+        parts.append(f"{version} ({count(span.get('tokens'))} tokens)")
+    return ", ".join(parts) or text(completion.get("policy_version"), 80)
 
 
 def _tool_call(call: dict[str, Any]) -> dict[str, Any]:

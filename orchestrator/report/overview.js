@@ -48,6 +48,7 @@ function overview() {
 function notices() {
   const { rollout_lines: rollouts, group_lines: groups } = run.skipped;
   const list = el("ul", "notices");
+  for (const warning of run.warnings) list.append(el("li", "warning", shown(warning)));
   for (const note of run.notes) list.append(el("li", "", shown(note)));
   if (rollouts) list.append(el("li", "warning", `Unreadable and not shown: ${counted(rollouts, "line")} of rollouts.jsonl.`));
   if (groups) list.append(el("li", "warning", `Unreadable and not shown: ${counted(groups, "line")} of the groups file.`));
@@ -174,6 +175,7 @@ function usePanel() {
     ["tokens sampled", "tokens", whole], ["prompt tokens, all calls", "prompt_tokens", whole],
     ["steps", "steps", whole], ["tool calls", "calls", whole],
   ];
+  if (known(done.map((r) => r.staleness)).length) measures.push(["policy versions behind", "staleness", whole]);
   for (const [name, field, format] of measures) {
     const sorted = known(done.map((r) => r[field]));
     const cells = [0.5, 0.9, 1].map((share) => el("td", "", format(quantile(sorted, share))));

@@ -6,6 +6,7 @@ Reads each file once and keeps rows and the offsets of lines, which `details` re
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ class Run:
 
     facts: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)  # what makes the data less than they could be
     rollouts: dict[str, Row] = field(default_factory=dict)
     groups: dict[int, Row] = field(default_factory=dict)
     bad_tasks: list[Row] = field(default_factory=list)
@@ -53,15 +55,19 @@ class Run:
 
 def read_run(run_directory: Path, groups_file: Path) -> Run:
     """Reads everything but the details."""
-    run = Run()
+    run, staleness = Run(), dict[str, int | float | None]()
     for offset, line in json_lines(groups_file):
         overrides = objects(line.get("overrides")) if line else []
         run.skipped.group_lines += not overrides
         for place, override in enumerate(overrides):
-            run.written[text(override.get("rollout_id"), 200)] = offset, place
+            rollout_id = text(override.get("rollout_id"), 200)
+            run.written[rollout_id] = offset, place
+            staleness[rollout_id] = number(override.get("staleness"))
     for offset, line in json_lines(run_directory / "rollouts.jsonl"):
         if line is None or not _take(run, line, offset):
             run.skipped.rollout_lines += 1
+    for rollout_id, row in run.rollouts.items():
+        row["staleness"] = staleness.get(rollout_id)
     _compare(run)
     _describe(run, run_directory)
     return run
@@ -162,7 +168,7 @@ def _describe(run: Run, run_directory: Path) -> None:
         ("temperature", env.get("temperature")),
         ("most steps", env.get("max_steps")),
         ("scoring", env.get("scoring_strategy")),
-        ("token ids", told.get("token_ids")),
+        ("token ids", _token_ids(told)),
         ("docker", sandbox.get("docker")),
         ("isolation", sandbox.get("isolation") or sandbox.get("runtime")),
         ("image", sandbox.get("image")),
@@ -172,7 +178,14 @@ def _describe(run: Run, run_directory: Path) -> None:
     run.facts = [(text(name, 40), text(value, 200)) for name, value in facts if value not in (None, "")]
     run.notes += texts(told.get("notes"))
     sources = Counter(row["token_source"] for row in run.rollouts.values())
-    run.notes += [f"{sources[s]} rollouts are {note}" for s, note in _TOKEN_SOURCES.items() if sources[s]]
+    why = f" ({text(told.get('why_text'), 200)})" if told.get("why_text") else ""
+    run.warnings += [f"{sources[s]} rollouts are {note}{why}" for s, note in _TOKEN_SOURCES.items() if sources[s]]
+
+
+def _token_ids(told: Mapping[str, Any]) -> object:
+    """Whether they are the sampled ones, and if not, why not."""
+    why = text(told.get("why_text"), 150)
+    return f"{text(told.get('token_ids'), 40)}: {why}" if why else told.get("token_ids")
 
 
 def _host(base_url: str) -> str:

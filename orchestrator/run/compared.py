@@ -87,6 +87,7 @@ def plan_of(told: Attempted, task: Task, sandbox: SandboxSpec) -> RolloutPlan:
         agent=told.agent,
         sandbox=replace(sandbox, image=task.image) if task.image else sandbox,
         limits=told.limits,
+        group_size=told.group_size,
     )
 
 

@@ -7,13 +7,27 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestrator.completion.base import Tokenizer
-from orchestrator.completion.trajectory import main_segment, trajectory
+from orchestrator.completion.trajectory import main_segment, sampled_by, trajectory
 from orchestrator.errors import ConfigError, RecordError
 from orchestrator.run.lines import JsonLines
-from orchestrator.types import Ended, EndedName, Group, Member, Trajectory, Turn, conversations
+from orchestrator.types import (
+    Ended,
+    EndedName,
+    Group,
+    Member,
+    Outcome,
+    Record,
+    Sampling,
+    Trajectory,
+    Turn,
+    conversations,
+)
+
+if TYPE_CHECKING:
+    from orchestrator.settings.table import EnvSettings
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +35,8 @@ MASKED = -100  # "not trained" in Atropos
 MASKED_LOGPROB = 1.0  # no log-probability is positive
 ASKED_CHARS = 200
 MAX_OTHER_SEGMENTS = 20  # rollouts.jsonl has all of them
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +54,28 @@ class GroupFormat:
     all_segments: bool = False
     tokenizer: Tokenizer | None = None
 
+    @classmethod
+    def of(cls, env: EnvSettings, tokenizer: Tokenizer | None) -> GroupFormat:
+        """As the settings ask for it."""
+        return cls(
+            include_messages=env.include_messages,
+            untrained=frozenset(EndedName(name) for name in env.untrained_outcomes),
+            mixed_versions=env.train_mixed_versions,
+            all_segments=env.trained_segments == "all_segments",
+            tokenizer=tokenizer,
+        )
+
     def groups(self, group: Group) -> list[dict[str, Any]]:
         """The group, and with `all_segments` one more for each side line that all its members have."""
         lines = [scored_data_group(group, self)]
         if self.all_segments:
             lines += [scored_data_group(side, self) for side in side_groups(group, self.tokenizer)]
         return lines
+
+    def trains(self, outcome: Outcome, record: Record) -> bool:
+        """Whether a rollout that ended so is trained on; otherwise all of it is masked."""
+        unwanted = isinstance(outcome, Ended) and outcome.name in self.untrained
+        return not unwanted and (self.mixed_versions or len(record.policy_versions) < 2)
 
 
 def side_groups(group: Group, tokenizer: Tokenizer | None) -> list[Group]:
@@ -70,14 +102,28 @@ def scored_data_group(group: Group, form: GroupFormat | None = None) -> dict[str
     """The dict that Atropos' trainers, run-api and tools read."""
     form = form or GroupFormat()
     members = group.members_G
-    sampling = members[0].attempt.plan.sampling
-    exact = all(m.trajectory.logprobs_T is not None for m in members)
+    return group_line([entry(member, form) for member in members], members[0].attempt.plan.sampling)
+
+
+def entry(member: Member, form: GroupFormat) -> dict[str, Any]:
+    """What one member adds to each column of its group's line."""
+    line = member.trajectory
     return {
-        "tokens": [list(m.trajectory.tokens_T) for m in members],
-        "masks": [_mask(m, form) for m in members],
-        "scores": [float(m.score.value) for m in members],
-        "inference_logprobs": [_logprobs(m.trajectory) for m in members] if exact else None,
-        "messages": [_messages(m.trajectory) for m in members] if form.include_messages else None,
+        "tokens": list(line.tokens_T),
+        "masks": _mask(member, form),
+        "scores": float(member.score.value),
+        "inference_logprobs": None if line.logprobs_T is None else _trained(line, line.logprobs_T, MASKED_LOGPROB),
+        "messages": _messages(line) if form.include_messages else None,
+        "overrides": _overrides(member),
+    }
+
+
+def group_line(entries: Sequence[Mapping[str, Any]], sampling: Sampling) -> dict[str, Any]:
+    """A group's line, made of its members' entries. A column that a member lacks is null."""
+    columns = {name: [one[name] for one in entries] for name in entries[0]}
+    whole = {name: None if None in column else column for name, column in columns.items()}
+    return {
+        **{name: whole[name] for name in ("tokens", "masks", "scores", "inference_logprobs", "messages")},
         "advantages": None,
         "ref_logprobs": None,
         "generation_params": {
@@ -86,37 +132,40 @@ def scored_data_group(group: Group, form: GroupFormat | None = None) -> dict[str
             "max_tokens": sampling.max_tokens,
             "n": 1,
         },
-        "overrides": [_overrides(m, group) for m in members],
-        "group_overrides": {"group_size": len(members)},
+        "overrides": whole["overrides"],
+        "group_overrides": {"group_size": len(entries)},
     }
 
 
 def _mask(member: Member, form: GroupFormat) -> list[int]:
     line = member.trajectory
-    outcome = member.attempt.outcome
-    unwanted = isinstance(outcome, Ended) and outcome.name in form.untrained
-    if unwanted or (not form.mixed_versions and len(_versions(member)) > 1):
+    if not form.trains(member.attempt.outcome, member.attempt.record):
         return [MASKED] * len(line.tokens_T)
-    return [token if trained else MASKED for token, trained in zip(line.tokens_T, line.trained_T, strict=True)]
+    return _trained(line, line.tokens_T, MASKED)
 
 
-def _logprobs(line: Trajectory) -> list[float]:
-    return [
-        logprob if trained else MASKED_LOGPROB
-        for logprob, trained in zip(line.logprobs_T or (), line.trained_T, strict=True)
-    ]
+def _trained(line: Trajectory, values_T: tuple[T, ...], masked: T) -> list[T]:
+    """The values at trained places, `masked` at the others."""
+    trained, chosen = bytes(line.trained_T), [masked] * len(values_T)
+    start = trained.find(1)
+    while start >= 0:
+        end = trained.find(0, start)
+        end = len(values_T) if end < 0 else end
+        chosen[start:end] = values_T[start:end]
+        start = trained.find(1, end)
+    return chosen
 
 
 def _messages(line: Trajectory) -> list[dict[str, str]]:
     return [{"role": m.role, "content": m.content} for m in line.messages]
 
 
-def _overrides(member: Member, group: Group) -> dict[str, Any]:
+def _overrides(member: Member) -> dict[str, Any]:
     """Facts of one rollout. docs/output.md fixes the names."""
     attempt, record = member.attempt, member.attempt.record
     return {
         "rollout_id": attempt.plan.rollout_id,
-        "task_id": group.task.task_id,
+        "task_id": attempt.plan.task.task_id,
         "outcome": str(attempt.outcome.name),
         "agent": attempt.plan.agent.kind,
         "shared_identity": attempt.plan.agent.kind == "program",
@@ -129,10 +178,12 @@ def _overrides(member: Member, group: Group) -> dict[str, Any]:
         "tool_calls": len(record.tool_calls),
         "prompt_tokens": sum(t.completion.prompt_tokens for t in record.turns),
         "completion_tokens": record.sampled_tokens,
-        "policy_version": record.turns[-1].completion.policy_version if record.turns else None,
-        "mixed_policy_versions": len(_versions(member)) > 1,
+        "policy_version": record.policy_version,
+        "mixed_policy_versions": len(record.policy_versions) > 1,
+        "policy_spans": _spans(member),
+        "staleness": member.staleness,
         "segment": member.trajectory.segment,
-        "main_segment": main_segment(record.turns, group.task.question) if record.turns else 0,
+        "main_segment": main_segment(record.turns, attempt.plan.task.question) if record.turns else 0,
         "segments": len({t.segment for t in record.turns}),
         "untrained_completions": sum(t.segment != member.trajectory.segment for t in record.turns),
         "other_segments": other_segments(record.turns, member.trajectory.segment),
@@ -140,9 +191,12 @@ def _overrides(member: Member, group: Group) -> dict[str, Any]:
     }
 
 
-def _versions(member: Member) -> set[str]:
-    """The policy versions that sampled this rollout; empty if the endpoint does not name them."""
-    return {v for t in member.attempt.record.turns if (v := t.completion.policy_version) is not None}
+def _spans(member: Member) -> list[dict[str, Any]]:
+    """Which versions sampled the line's sampled tokens, in order. Nothing is known: empty."""
+    spans = sampled_by(member.attempt.record, member.trajectory)
+    if all(span.oldest is None and span.newest is None for span in spans):
+        return []
+    return [{"tokens": span.tokens, "oldest": span.oldest, "newest": span.newest} for span in spans]
 
 
 def other_segments(turns: tuple[Turn, ...], segment: int) -> list[dict[str, Any]]:

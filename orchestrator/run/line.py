@@ -13,7 +13,7 @@ import orjson
 from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from orchestrator.run.lines import demand_modest, demand_short_talks
+from orchestrator.run.lines import demand_modest, demand_short_talks, dumps
 from orchestrator.text import MAX_JSON_INTEGER
 from orchestrator.types import (
     AgentSpec,
@@ -31,6 +31,7 @@ from orchestrator.types import (
     Message,
     Outcome,
     Output,
+    PolicySpan,
     Record,
     Sampling,
     SandboxExit,
@@ -46,6 +47,7 @@ SCHEMA = 1
 _MOST_ON_WIRE = (1 << 31) - 1  # of numbers sent to a sandbox or an inference server
 _TOOL_CALL = [field.name for field in fields(ToolCall)]  # `asdict` would copy the arguments deeply
 _REASON_CHARS = 200
+_BEHIND_VERDICT = b',"started_at":'
 
 T = TypeVar("T")
 Whole = Annotated[int, Field(ge=0, le=MAX_JSON_INTEGER)]
@@ -57,6 +59,7 @@ class ServedLine(TypedDict):
     """One completion, as it was served. Its prompt: the first `kept` messages of the last one, then `messages`.
 
     The first `reasoning_chars` characters of `text` are reasoning; `visible` is what the agent got of the rest.
+    `policy_version` sampled the last token; `policy_spans` is there where it did not sample all of them.
     """
 
     kept: Whole
@@ -71,6 +74,7 @@ class ServedLine(TypedDict):
     prompt_tokens: Whole
     completion_tokens: Whole
     policy_version: str | None
+    policy_spans: NotRequired[tuple[PolicySpan, ...]]
     reasoning_chars: NotRequired[Whole]
 
 
@@ -116,6 +120,7 @@ class HeadLine(TypedDict):
     rollout_id: str
     task_id: str
     group: Whole
+    group_size: NotRequired[Annotated[int, Field(ge=1, le=MAX_JSON_INTEGER)]]
     index: Whole
     attempt: Whole
     outcome: EndedName | FailedName
@@ -210,31 +215,49 @@ class Attempted:
     ungraded: Ended | None
     score: Score | None
     token_source: TokenSource | None
+    level: str | None = None
+    source: str = ""
+    segment: int | None = None  # the main line; None: not scored, or written by a version that did not name it
+    group_size: int | None = None  # None: written by a version that did not say it
+
+
+def told_of(result: Member | Attempt) -> Attempted:
+    """What the line of this attempt will say."""
+    member = result if isinstance(result, Member) else None
+    attempt = result.attempt if isinstance(result, Member) else result
+    plan = attempt.plan
+    return Attempted(
+        rollout_id=plan.rollout_id,
+        task_id=plan.task.task_id,
+        group=plan.group,
+        index=plan.index,
+        attempt=plan.attempt,
+        sampling=plan.sampling,
+        agent=plan.agent,
+        sandbox=plan.sandbox,
+        limits=plan.limits,
+        record=attempt.record,
+        outcome=attempt.outcome,
+        ungraded=attempt.ungraded,
+        score=member.score if member else None,
+        token_source=member.trajectory.token_source if member else None,
+        level=plan.task.level,
+        source=plan.task.source,
+        segment=member.trajectory.segment if member else None,
+        group_size=plan.group_size,
+    )
 
 
 def attempt_line(result: Member | Attempt) -> dict[str, Any]:
     """One line of rollouts.jsonl."""
-    member = result if isinstance(result, Member) else None
-    attempt = result.attempt if isinstance(result, Member) else result
-    plan, record, outcome, ungraded = attempt.plan, attempt.record, attempt.outcome, attempt.ungraded
+    return told_line(told_of(result))
+
+
+def told_line(told: Attempted) -> dict[str, Any]:
+    """The inverse of `read_attempt`."""
+    record = told.record
     return {
-        "schema": SCHEMA,
-        "rollout_id": plan.rollout_id,
-        "task_id": plan.task.task_id,
-        "level": plan.task.level,
-        "source": plan.task.source,
-        "group": plan.group,
-        "index": plan.index,
-        "attempt": plan.attempt,
-        "outcome": str(outcome.name),
-        "reason": outcome.detail if isinstance(outcome, Ended) else outcome.reason,
-        "ungraded": {"outcome": str(ungraded.name), "reason": ungraded.detail} if ungraded else None,
-        "answer": record.answer,
-        "score": member.score.value if member else None,
-        "score_parts": dict(member.score.parts) if member else None,
-        "score_evidence": dict(member.score.evidence) if member and member.score.evidence else None,
-        "token_source": member.trajectory.token_source if member else None,
-        "segment": member.trajectory.segment if member else None,
+        **verdict_line(told),
         "started_at": record.started_at,
         "launch_s": record.launch_s,
         "duration_s": record.duration_s,
@@ -243,10 +266,10 @@ def attempt_line(result: Member | Attempt) -> dict[str, Any]:
         "sandbox": {"id": record.sandbox_id, "exit": asdict(record.exit) if record.exit else None},
         "node": record.node or None,
         "plan": {
-            "sampling": asdict(plan.sampling),
-            "agent": asdict(plan.agent),
-            "sandbox": asdict(plan.sandbox),
-            "limits": asdict(plan.limits),
+            "sampling": asdict(told.sampling),
+            "agent": asdict(told.agent),
+            "sandbox": asdict(told.sandbox),
+            "limits": asdict(told.limits),
         },
         "completions": [_turn_line(turn) for turn in record.turns],
         "tool_calls": [{name: getattr(call, name) for name in _TOOL_CALL} for call in record.tool_calls],
@@ -254,6 +277,39 @@ def attempt_line(result: Member | Attempt) -> dict[str, Any]:
         "output": asdict(record.output) if record.output else None,
         "notes": list(record.notes),
     }
+
+
+def verdict_line(told: Attempted) -> dict[str, Any]:
+    """The beginning of an attempt's line: which attempt it is, and what became of it. The rest says what happened,
+    and is the same however that is scored."""
+    outcome, ungraded, score = told.outcome, told.ungraded, told.score
+    return {
+        "schema": SCHEMA,
+        "rollout_id": told.rollout_id,
+        "task_id": told.task_id,
+        "level": told.level,
+        "source": told.source,
+        "group": told.group,
+        **({} if told.group_size is None else {"group_size": told.group_size}),
+        "index": told.index,
+        "attempt": told.attempt,
+        "outcome": str(outcome.name),
+        "reason": outcome.detail if isinstance(outcome, Ended) else outcome.reason,
+        "ungraded": {"outcome": str(ungraded.name), "reason": ungraded.detail} if ungraded else None,
+        "answer": told.record.answer,
+        "score": score.value if score else None,
+        "score_parts": dict(score.parts) if score else None,
+        "score_evidence": dict(score.evidence) if score and score.evidence else None,
+        "token_source": told.token_source,
+        "segment": told.segment,
+    }
+
+
+def verdict_bytes(text: bytes, told: Attempted) -> int | None:
+    """How many bytes the `verdict_line` takes of the line that `told` was read from, without the comma behind it.
+    None: the line is not written as this version writes it."""
+    head = dumps(verdict_line(told))[:-1]
+    return len(head) if text.startswith(head + _BEHIND_VERDICT) else None
 
 
 def read_attempt(text: bytes) -> Attempted:
@@ -292,6 +348,10 @@ def read_attempt(text: bytes) -> Attempted:
         ungraded=None if ungraded is None else Ended(ungraded["outcome"], ungraded["reason"]),
         score=None if score is None else Score(score, line["score_parts"] or {}, line.get("score_evidence") or {}),
         token_source=line["token_source"],
+        level=line["level"],
+        source=line["source"],
+        segment=line.get("segment"),
+        group_size=line.get("group_size"),
     )
 
 
@@ -314,6 +374,7 @@ def _turn_line(turn: Turn) -> dict[str, Any]:
         "prompt_tokens": completion.prompt_tokens,
         "completion_tokens": completion.completion_tokens,
         "policy_version": completion.policy_version,
+        **({"policy_spans": [asdict(span) for span in completion.spans]} if completion.spans else {}),
         "started_s": turn.started_s,
         "ended_s": turn.ended_s,
         "retries": turn.completion.retries,
@@ -349,6 +410,7 @@ def _completion(line: ServedLine, retries: int = 0) -> Completion:
         policy_version=line["policy_version"],
         retries=retries,
         reasoning_chars=line.get("reasoning_chars", 0),
+        spans=line.get("policy_spans", ()),
     )
 
 
@@ -396,6 +458,7 @@ class Counted:
     sampled_tokens: int
     duration_s: float
     cpu_s: float | None
+    group_size: int | None = None
 
     @classmethod
     def of(cls, result: Member | Attempt) -> Counted:
@@ -413,6 +476,7 @@ class Counted:
             sampled_tokens=record.sampled_tokens,
             duration_s=record.duration_s,
             cpu_s=record.cpu_s,
+            group_size=plan.group_size,
         )
 
 
@@ -443,6 +507,7 @@ def read_counted(text: bytes) -> Counted | CountedBadTask:
         sampled_tokens=sum(completion["completion_tokens"] for completion in line["completions"]),
         duration_s=line["duration_s"],
         cpu_s=line["cpu_s"],
+        group_size=line.get("group_size"),
     )
 
 

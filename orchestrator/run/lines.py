@@ -40,8 +40,9 @@ def dumps(value: Any, *, indent: bool = False) -> bytes:
         if "surrogates" not in str(error):
             raise
         text = orjson.dumps(_clean(value), option=option)
-    for end, escaped in _LINE_ENDS.items():
-        text = text.replace(end, escaped)
+    if not text.isascii():
+        for end, escaped in _LINE_ENDS.items():
+            text = text.replace(end, escaped)
     return text
 
 
@@ -105,10 +106,11 @@ class TextLine:
         return f"{self.path}:{self.number}"
 
 
-def texts(path: Path) -> Iterator[TextLine]:
+def texts(path: Path, end: int | None = None) -> Iterator[TextLine]:
     """Every line of a file, read one at a time. A line longer than MAX_LINE_BYTES comes in pieces.
 
-    A missing file has no lines. Raises OSError.
+    `end`: an offset, of a file that grows: lines that begin there or later are not read. A missing file has no
+    lines. Raises OSError.
     """
     try:
         file = path.open("rb")
@@ -116,10 +118,17 @@ def texts(path: Path) -> Iterator[TextLine]:
         return
     with file:
         number = offset = 0
-        while text := file.readline(MAX_LINE_BYTES + 1):
+        while (end is None or offset < end) and (text := file.readline(MAX_LINE_BYTES + 1)):
             number += 1
             yield TextLine(path, number, offset, text)
             offset += len(text)
+
+
+def end_now(path: Path, *, growing: bool) -> int:
+    """Where the file ends now; of one that is `growing`, where its last complete line does. Raises OSError."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        return _line_start(file.fileno(), size) if growing else size
 
 
 def text_at(path: Path, offset: int) -> bytes:

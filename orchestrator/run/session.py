@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,14 +13,13 @@ from orchestrator.errors import ConfigError, OrchestratorError
 from orchestrator.run.directory import RunDirectory, new_run_directory
 from orchestrator.run.earlier import Earlier, read_earlier, repair_groups
 from orchestrator.run.files import groups_file_of, read_run
-from orchestrator.run.groups import GroupFormat, GroupsFile, fresh_path
+from orchestrator.run.groups import GroupFormat, GroupsFile, check_writable, fresh_path
 from orchestrator.run.tally import Tally
 
 if TYPE_CHECKING:
     from orchestrator.engine import Orchestrator
     from orchestrator.settings.config import Config
     from orchestrator.settings.table import EnvSettings
-    from orchestrator.tasks.base import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +58,35 @@ def open_run(config: Config, run_path: Path, tally: Tally, form: GroupFormat) ->
             yield OpenRun(run, groups, earlier)
 
 
-async def describe(output: OpenRun, orchestrator: Orchestrator, tasks: Source) -> None:
-    """Writes run.json. Raises ConfigError if the agent, or the way token ids are made, is not that of the resumed
-    run."""
+def program_run_path(env: EnvSettings) -> Path | None:
+    """The run directory that a program which embeds the orchestrator asks for; None: it asks for no record. Raises
+    ConfigError."""
+    if env.resume is not None:
+        raise ConfigError(
+            "env.resume: a program hands its tasks over itself; leave this out, name a new env.run_dir"
+        )
+    if env.run_dir is None:
+        if env.data_path_to_save_groups is not None:
+            raise ConfigError(
+                "env.data_path_to_save_groups: groups are written with the record; set env.run_dir too"
+            )
+        return None
+    check_writable(env.run_dir)
+    if env.data_path_to_save_groups is not None:
+        check_writable(env.data_path_to_save_groups.parent)
+    return env.run_dir
+
+
+async def open_program_run(orchestrator: Orchestrator, path: Path, files: ExitStack) -> OpenRun:
+    """Opens and describes the run of a program; `files` closes it. Raises ConfigError, RunLocked."""
+    output = files.enter_context(open_run(orchestrator.config, path, Tally(), orchestrator.group_format))
+    await describe(output, orchestrator, "tasks of a program")
+    return output
+
+
+async def describe(output: OpenRun, orchestrator: Orchestrator, tasks: str) -> None:
+    """Writes run.json. `tasks`: where they come from, for display. Raises ConfigError if the agent, or the way
+    token ids are made, is not that of the resumed run."""
     facts = await orchestrator.facts()
     if orchestrator.config.env.resume is not None:
         earlier = read_run(output.run.path)
@@ -83,7 +108,7 @@ async def describe(output: OpenRun, orchestrator: Orchestrator, tasks: Source) -
             "version": __version__,
             "config": orchestrator.config.public(),
             "seed": orchestrator.seed,
-            "tasks": tasks.name,
+            "tasks": tasks,
             "groups_file": str(groups_path.relative_to(run_path) if inside else groups_path),
             "notes": orchestrator.observer.notes,
             **facts,

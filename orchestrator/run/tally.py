@@ -13,6 +13,8 @@ from orchestrator.text import LINE_CHARS, one_line, printable
 from orchestrator.types import Attempt, BadTask, Failed, FailedName, Group, Member
 
 TASK_CHARS = 28  # of a task's id, where it is shown
+# Of groups in which no rollout broke: a part of the reason, and the reason in short.
+_UNWANTED = {"have the same score": "of equal scores", "policy versions behind": "too far behind"}
 
 
 @dataclass(slots=True)
@@ -25,7 +27,7 @@ class Tally(Listener):
     correct: int = 0
     groups: int = 0
     dropped: int = 0
-    dropped_for: Counter[str] = field(default_factory=Counter)  # by commonest failure; "": none broke
+    dropped_for: Counter[str] = field(default_factory=Counter)  # by reason: `by llm_error`, `of equal scores` …
     last_drop: str = ""  # the task whose rollouts broke last, and how
     mixed: int = 0
     attempts: int = 0
@@ -96,7 +98,9 @@ class Tally(Listener):
         names = Counter(str(failure.name) for failure in failures)
         broke = len({m.attempt.plan.index for m in group.members_G}) < len({a.plan.index for a in group.attempts})
         (name, _), *_ = names.most_common(1) if names and broke else [("", 0)]
-        self.dropped_for[name] += 1
+        told = group.dropped or ""
+        other = next((short for part, short in _UNWANTED.items() if part in told), "for other reasons")
+        self.dropped_for[f"by {name}" if name else other] += 1
         if name:
             reason = next(failure.reason for failure in reversed(failures) if failure.name == name)
             self.last_drop = f"{printable(group.task.task_id)[:TASK_CHARS]}: {printable(reason)[:LINE_CHARS]}"

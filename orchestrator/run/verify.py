@@ -28,7 +28,7 @@ CHECKS: dict[str, str] = {
     "score": "scores are finite and in [0, 1]",
     "outcome": "only outcomes that are scored; each rollout once in the file",
     "messages": "one system message first, roles and texts as they must be and as served (against rollouts.jsonl)",
-    "size": "all groups have the size they say, and that was asked for (against run.json)",
+    "size": "all groups have the size they say, and that was asked for (against the record, or run.json)",
     "record": "each rollout is on record once, with its task, outcome and score (against rollouts.jsonl)",
     "sampled ids": "trained ids are those sampled, or of the text sampled, in place (against rollouts.jsonl)",
     "sampled log-probs": "trained log-probs are the endpoint's (against rollouts.jsonl)",
@@ -45,9 +45,11 @@ Asked = tuple[Turn, tuple[Message, ...]]  # a completion, and the whole conversa
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the run's settings ask for, as far as they are known."""
+    """What the run's settings ask for, as far as they are known. `size`: of groups whose record does not say it;
+    `least`: what is enough, if that is not the whole size."""
 
-    sizes: range | None = None
+    size: int | None = None
+    least: int | None = None
     untrained: frozenset[str] = frozenset()
     mixed_versions: bool = True
 
@@ -57,7 +59,8 @@ class Wanted:
         size = int(env["group_size"])
         kind, _, least = str(env["group_policy"]).partition(":")
         return cls(
-            sizes=range(int(least) if kind == "partial" else size, size + 1),
+            size=size,
+            least=int(least) if kind == "partial" else None,
             untrained=frozenset(env["untrained_outcomes"]),
             mixed_versions=bool(env["train_mixed_versions"]),
         )
@@ -115,7 +118,7 @@ def check_group(group: Line, where: str, findings: Findings, rollouts: Mapping[s
         fits = isinstance(values, list) and len(values) == size
         if not findings.check("shape", fits or (values is None and name in _OPTIONAL), f"{where}: {name}"):
             return
-    _check_size(group, size, where, findings)
+    asked = findings.asked.size
     for index in range(size):
         member = {name: group[name][index] for name in _PER_ROLLOUT if group.get(name) is not None}
         facts = member["overrides"]
@@ -133,15 +136,18 @@ def check_group(group: Line, where: str, findings: Findings, rollouts: Mapping[s
         except ValueError as error:
             findings.check("record", False, f"{place}: its line is no rollout ({error})")
             continue
+        asked = known.group_size or asked
         _check_record(tokens[index], member, facts, known, place, findings)
+    _check_size(group, size, asked, where, findings)
 
 
-def _check_size(group: Line, size: int, where: str, findings: Findings) -> None:
+def _check_size(group: Line, size: int, asked: int | None, where: str, findings: Findings) -> None:
     about = group.get("group_overrides")
     said = about.get("group_size", size) if isinstance(about, Mapping) else size
     findings.check("size", said == size, f"{where}: {size} rollouts, it says {said}")
-    if (sizes := findings.asked.sizes) is not None:
-        findings.check("size", size in sizes, f"{where}: {size} rollouts, {sizes.stop - 1} were asked for")
+    if asked is not None:
+        least = findings.asked.least or asked
+        findings.check("size", least <= size <= asked, f"{where}: {size} rollouts, {asked} were asked for")
 
 
 def _check_member(tokens: Any, member: Line, facts: Line, where: str, findings: Findings) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from orchestrator.control import Control, ControlAnswer
 from orchestrator.errors import ScorerError
 from orchestrator.scorers.manners import plain_answer
 from orchestrator.scorers.processes import GradingProcesses, Ungraded
+from orchestrator.scorers.strategies import StrategyScorer
 from orchestrator.types import (
     Completion,
     CompletionKind,
@@ -64,6 +65,19 @@ class ControlledScorer:
             return await self._processes.ask(plan, record, ended)
         except Ungraded as failure:
             return await self._blamed(plan, record, str(failure))
+
+    async def score_batch(self, rollouts: Sequence[bytes]) -> list[Score | None]:
+        """Scores of many rollouts that were `processes.packed`, in their order. None: it needs `score`, which says
+        who is at fault."""
+        try:
+            return await self._processes.ask_batch(rollouts)
+        except Ungraded:
+            return [None] * len(rollouts)
+
+    @property
+    def grades_with(self) -> StrategyScorer | str:
+        """What the processes score with, to pack rollouts for."""
+        return self._processes.scorer
 
     async def _blamed(self, plan: RolloutPlan, record: Record, failure: str) -> Score:
         plain = control_record(plan, record)

@@ -1,9 +1,9 @@
 """The program of a grading process, which `processes` starts. The scorer is ours or the operator's.
 
 Standard input, from the orchestrator: pickles, each after its length; first the scorer (a `StrategyScorer`, or the
-text `python:MODULE:NAME`), then (plan, record, ended) for each score. Standard output: one JSON object per line;
-`{}` once the scorer is loaded, then value and parts, or an `error`, for each score. What the scorer prints goes to
-standard error.
+text `python:MODULE:NAME`), then lists of rollouts to score, each the pickle of (plan, record, ended). Standard
+output: one JSON object per line; `{}` once the scorer is loaded, then value and parts, or an `error`, for each
+rollout. What the scorer prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def main() -> int:
     _say(replies, {})
     name = scorer if isinstance(scorer, str) else scorer.strategy
     while (request := _read(requests)) is not None:
-        _say(replies, _reply(name, function, request))
+        for rollout in pickle.loads(request):  # noqa: S301 - our own parent's
+            _say(replies, _reply(name, function, rollout))
     return 0
 
 
@@ -79,9 +80,9 @@ def load_scorer(spec: str) -> Function:
     return function
 
 
-def _reply(name: str, function: Function, request: bytes) -> dict[str, Any]:
+def _reply(name: str, function: Function, rollout: bytes) -> dict[str, Any]:
     try:
-        plan, record, ended = pickle.loads(request)  # noqa: S301 - our own parent's
+        plan, record, ended = pickle.loads(rollout)  # noqa: S301 - our own parent's
         result = function(plan, record, ended)
         if isinstance(result, Score):
             parts = {str(part): _number(value, f"part {part}") for part, value in result.parts.items()}

@@ -15,7 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -29,6 +29,7 @@ PROCESSES = 4
 LOAD_LIMIT_S = 120.0
 # How long to wait for an idle process before another is started: our strategies take milliseconds, a start longer.
 PATIENCE_S = 2.0
+MOST_LOST = 3  # processes that a batch may cost
 _MAX_REPLY_BYTES = 1 << 20
 _MAX_REASON = 600
 # Environment variables for a process with one of our strategies. It works on the model's text, so it gets no keys.
@@ -44,12 +45,22 @@ class Ungraded(Exception):
     """Grading failed. The text is one line."""
 
 
+def packed(scorer: StrategyScorer | str, plan: RolloutPlan, record: Record, ended: Ended) -> bytes:
+    """A rollout as a grading process of this scorer takes it. Raises Ungraded."""
+    given = (plan, record) if isinstance(scorer, str) else needed(plan, record)
+    try:
+        return pickle.dumps((*given, ended))
+    except Exception as error:  # metadata of a `python:` source may be unpicklable
+        name = scorer if isinstance(scorer, str) else scorer.strategy
+        raise Ungraded(f"{name}: the task cannot be handed over: {told(error, _MAX_REASON)}") from error
+
+
 class GradingProcesses:
     """At most PROCESSES scores at a time, each within `timeout_s`, by one scorer: a strategy of ours, or one named
     `python:MODULE:NAME`."""
 
     def __init__(self, scorer: StrategyScorer | str, timeout_s: float) -> None:
-        self._scorer = scorer
+        self.scorer = scorer
         self._name = scorer if isinstance(scorer, str) else scorer.strategy
         self._timeout_s = timeout_s
         # The operator's may be slow: another process is started at once.
@@ -61,30 +72,51 @@ class GradingProcesses:
 
     async def open(self) -> None:
         """Loads the operator's scorer once; raises ConfigError if that fails. Ours is loaded in the background."""
-        if isinstance(self._scorer, str):
+        if isinstance(self.scorer, str):
             self._idle.put_nowait(await self._start())
         else:
             self._warming = asyncio.create_task(self._warm(), name="grading process")
 
     async def ask(self, plan: RolloutPlan, record: Record, ended: Ended) -> Score:
         """Raises Ungraded."""
-        given = (plan, record) if isinstance(self._scorer, str) else needed(plan, record)
-        try:
-            request = pickle.dumps((*given, ended))
-        except Exception as error:  # metadata of a `python:` source may be unpicklable
-            raise Ungraded(f"{self._name}: the task cannot be handed over: {told(error, _MAX_REASON)}") from error
+        rollout = packed(self.scorer, plan, record, ended)
         async with self._slots:
             try:
-                reply = await self._asked(request)
+                reply = await self._asked(rollout)
             except _Died:
                 # It may have been killed for another reason: only a second death counts.
                 try:
-                    reply = await self._asked(request)
+                    reply = await self._asked(rollout)
                 except _Died as died:
                     raise Ungraded(f"{self._name} ended its process: {died}") from None
         if "error" in reply:
             raise Ungraded(str(reply["error"])[:_MAX_REASON])
         return Score(reply["value"], reply["parts"])
+
+    async def ask_batch(self, rollouts: Sequence[bytes]) -> list[Score | None]:
+        """Scores of rollouts that were `packed`, in their order: far less work for each than by `ask`. None: it
+        got no score here; `ask` says why. After a few that were slow or ended their process, the rest get none:
+        one after the other they would take too long. Raises Ungraded if no process starts."""
+        scores: list[Score | None] = []
+        lost = 0
+        while len(scores) < len(rollouts):
+            if lost == MOST_LOST:
+                return scores + [None] * (len(rollouts) - len(scores))
+            async with self._slots:
+                process = await self._claimed()
+                try:
+                    async for reply in process.replies(rollouts[len(scores) :], self._timeout_s):
+                        score = None if "error" in reply else Score(reply["value"], reply["parts"])
+                        scores.append(score)
+                except BaseException as error:
+                    await self._end(process)
+                    if not isinstance(error, TimeoutError | _Died):
+                        raise
+                    scores.append(None)  # the one that was slow, or that the process died of
+                    lost += 1
+                else:
+                    self._idle.put_nowait(process)
+        return scores
 
     async def aclose(self) -> None:
         """Ends all processes. Idempotent."""
@@ -94,22 +126,25 @@ class GradingProcesses:
         for process in list(self._all):
             await self._end(process)
 
-    async def _asked(self, request: bytes) -> dict[str, Any]:
+    async def _asked(self, rollout: bytes) -> dict[str, Any]:
         """Raises _Died, Ungraded."""
+        process = await self._claimed()
         try:
-            process = await self._claim()
-        except ConfigError as error:
-            raise Ungraded(str(error)) from error
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                reply = await process.ask(request)
+            replies = [reply async for reply in process.replies((rollout,), self._timeout_s)]
         except BaseException as error:  # slow, died or cancelled: its answer must not go to the next request
             await self._end(process)
             if isinstance(error, TimeoutError):
                 raise Ungraded(f"{self._name} gave no score within {self._timeout_s:g} s") from None
             raise
         self._idle.put_nowait(process)
-        return reply
+        return replies[0]
+
+    async def _claimed(self) -> _Process:
+        """Raises Ungraded."""
+        try:
+            return await self._claim()
+        except ConfigError as error:
+            raise Ungraded(str(error)) from error
 
     async def _claim(self) -> _Process:
         """An idle process; a new one if none becomes idle soon. Each caller holds a slot, so there are never more
@@ -130,13 +165,13 @@ class GradingProcesses:
 
     async def _start(self) -> _Process:
         try:
-            process = await _Process.start(ours=not isinstance(self._scorer, str))
+            process = await _Process.start(ours=not isinstance(self.scorer, str))
         except OSError as error:
             raise ConfigError(f"{FLAG}: no process can be started to grade in: {error.strerror}") from error
         self._all.add(process)
         try:
             async with asyncio.timeout(LOAD_LIMIT_S):
-                hello = await process.ask(pickle.dumps(self._scorer))
+                hello = await process.hello(self.scorer)
             if "error" in hello:
                 raise ConfigError(str(hello["error"]))
         except BaseException as error:
@@ -189,11 +224,28 @@ class _Process:
             process.kill()
             raise
 
-    async def ask(self, request: bytes) -> dict[str, Any]:
-        """Raises _Died."""
-        try:
+    async def replies(self, rollouts: Sequence[bytes], timeout_s: float) -> AsyncIterator[dict[str, Any]]:
+        """The reply for each of the rollouts, each within `timeout_s`. Raises TimeoutError, _Died."""
+        async with asyncio.timeout(timeout_s):
+            await self._send(pickle.dumps(rollouts))
+        for _ in rollouts:
+            async with asyncio.timeout(timeout_s):
+                reply = await self._reply()
+            yield reply
+
+    async def hello(self, scorer: StrategyScorer | str) -> dict[str, Any]:
+        """Hands the scorer over. The reply has an `error` if it cannot be loaded. Raises _Died."""
+        await self._send(pickle.dumps(scorer))
+        return await self._reply()
+
+    async def _send(self, request: bytes) -> None:
+        with suppress(ConnectionError):  # there will be no reply either
             self._writer.write(LENGTH.pack(len(request)) + request)
             await self._writer.drain()
+
+    async def _reply(self) -> dict[str, Any]:
+        """Raises _Died."""
+        try:
             line = await self._reader.readline()
             reply = json.loads(line) if line.endswith(b"\n") else None
         except ConnectionError:

@@ -75,4 +75,4 @@ def needed(plan: RolloutPlan, record: Record) -> tuple[RolloutPlan, Record]:
 
 def _without_logprobs(completion: Completion) -> Completion:
     """Keeps whether there were ids, but not the ids."""
-    return replace(completion, tokens_T=None if completion.tokens_T is None else (), logprobs_T=None)
+    return replace(completion, tokens_T=None if completion.tokens_T is None else (), logprobs_T=None, spans=())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import ConfigError
@@ -63,7 +64,7 @@ class Config:
             memory_bytes=env.sandbox_memory,
             cpus=env.sandbox_cpus,
             pids=env.sandbox_pids,
-            runtime=env.docker_runtime,
+            runtime=Path(env.oci_runtime).name if env.launcher == "oci" else env.docker_runtime,
         )
 
     def limits(self, agent: AgentSpec | None = None) -> Limits:

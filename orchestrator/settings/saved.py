@@ -1,4 +1,4 @@
-"""The settings of a run that is resumed or replayed: what run.json says, and what may differ.
+"""The settings of a run that is resumed, replayed or scored again: what run.json says, and what may differ.
 
 On resume, settings that decide about the data must stay the same. Where things run, how many at once and how long
 to wait may change. A run directory may be somebody else's: then only settings about data are taken from it, and
@@ -22,6 +22,7 @@ from orchestrator.settings.table import ATROPOS, SECTIONS
 MODEL = "openai.model_name"
 ADDRESS = "openai.base_url"
 GROUPS_PATH = "env.data_path_to_save_groups"
+DEMO_TASKS = "python:orchestrator.demo.recording:tasks"  # comes with this package, so any run may name it
 _KEY_MARK = "[key]"
 _SHOWN_CHARACTERS = 300
 # Settings that decide about the data and nothing else. Only these are taken from somebody else's run.json; the
@@ -35,7 +36,8 @@ _DATA = frozenset(
         "group_size", "include_messages", "inference_weight", "instructions", "judge_max_tokens",
         "judge_model_name", "length_penalty_weight", "levels", "managed_agents", "max_completion_tokens",
         "max_completions", "max_cpu_seconds", "max_output_chars", "max_prompt_tokens",
-        "max_reasoning_tokens", "max_sampled_tokens", "max_steps", "max_tasks", "max_token_length",
+        "max_reasoning_tokens", "max_sampled_tokens", "max_staleness", "max_steps", "max_tasks",
+        "max_token_length",
         "max_tool_calls", "min_batch_allocation", "planning_interval", "reasoning_effort",
         "rollout_deadline", "rollout_timeout", "scorer_timeout", "scoring_strategy", "seed",
         "shuffle_seed", "split", "step_timeout", "steps_per_eval", "tags", "temperature", "thinking_mode",
@@ -48,24 +50,36 @@ _DATA = frozenset(
 _SIZES = frozenset(
     {"max_proxy_bytes", "output_bytes", "output_files", "sandbox_cpus", "sandbox_memory", "sandbox_pids"}
 )
-# Settings that a replay takes from a run, whoever made it.
-_REPLAYED = frozenset(
+# Settings that a command takes from a run, whoever made it.
+_SCORING = frozenset(
     {
-        "agent", "chat_template_kwargs", "columns", "combined_weights", "dataset", "dataset_path", "eval_split",
-        "length_penalty_weight", "sandbox_cpus", "sandbox_memory", "sandbox_pids", "scoring_strategy", "seed",
-        "split", "token_source", "tokenizer_name",
+        "chat_template_kwargs", "columns", "combined_weights", "dataset", "dataset_path", "eval_split",
+        "length_penalty_weight", "scorer_timeout", "scoring_strategy", "seed", "split", "tokenizer_name",
     }
 )  # fmt: skip
-_OWN = frozenset({"host_tools", "prompt_templates", "sandbox_tools"})  # the operator's files and code
+_GROUPING = frozenset(
+    {
+        "group_policy", "group_size", "include_messages", "train_mixed_versions", "trained_segments",
+        "untrained_outcomes", "zero_variance",
+    }
+)  # fmt: skip
+TAKEN: Mapping[str, frozenset[str]] = {
+    "replay": _SCORING | {"agent", "sandbox_cpus", "sandbox_memory", "sandbox_pids", "token_source"},
+    "export": _GROUPING | {"chat_template_kwargs", "tokenizer_name"},
+    "rescore": _SCORING | _GROUPING | {"judge_max_tokens", "judge_model_name"},
+}
+_OWN = {"replay": frozenset({"host_tools", "prompt_templates", "sandbox_tools"})}  # the operator's files and code
 _FREE = frozenset(
     {
         "agent_verbosity", "cluster", "data_dir_to_save_evals", "debug_scoring", "docker_runtime", "drain_timeout",
         "fsync", "max_concurrent_sandboxes", "max_concurrent_tool_calls", "max_open_groups", "max_retries",
-        "ray_address", "resume", "run_dir", "save_full_traces", "tavily_base_url", "total_steps",
+        "oci_runtime", "ray_address", "resume", "run_dir", "save_full_traces", "tavily_base_url", "total_steps",
         "waive_hardening", "warm_sandboxes",
     }
 )  # fmt: skip
-_CONTACTED = frozenset({"rollout_server_url", "use_wandb"})  # Atropos' settings are free, except these
+_CONTACTED = frozenset(
+    {"policy_address", "rollout_server_url", "use_wandb"}
+)  # Atropos' settings are free, except these
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,21 +156,24 @@ class SavedSettings:
                 )
         return self.env | env
 
-    def replayed(self, env: Layer) -> Layer:
-        """The given `env` settings, and the run's that a replay needs if none is given. Raises ConfigError if the
-        run names code, services or large sizes that are not given again."""
+    def taken(self, command: str, env: Layer) -> Layer:
+        """The given `env` settings, and the run's that the command needs if none is given. Raises
+        ConfigError if the run names code, services or large sizes that are not given again."""
         rows = SECTIONS["env"].rows()
+        wanted, own = TAKEN[command], _OWN.get(command, frozenset())
+        kept: Layer = {}
         for key, told in self.env.items():
             name, value = key.removeprefix("env."), told.value
-            named_again = name in _OWN and value != rows[name].default
-            named_again = named_again or _is_code(name, value)
-            named_again = named_again or (name in _REPLAYED and not self.own and _is_large(rows[name], value))
+            named_again = name in own and value != rows[name].default
+            if name in wanted:
+                kept[key] = told
+                code = _is_code(name, value) and value != DEMO_TASKS
+                named_again = code or (not self.own and _is_large(rows[name], value))
             if named_again and key not in env:
                 raise ConfigError(
                     f"the run in {self.directory} has {key} {_short(value)}: say --{key} yourself, that one or "
                     "another; a recording decides neither what code is called nor who is asked"
                 )
-        kept = {key: told for key, told in self.env.items() if key.removeprefix("env.") in _REPLAYED}
         return kept | env
 
     def demand_models(self, servers: Sequence[Layer]) -> None:

@@ -60,10 +60,11 @@ def resolve(
     cwd: Path | None = None,
     servers: Sequence[Layer] | None = None,
     run: Path | None = None,
+    command: str = "replay",
     defaults: Mapping[str, str] | None = None,
 ) -> Config:
     """The configuration: what was given, else environment, YAML, the run, defaults, in this order. `run`: the
-    run directory that a replay takes settings from. `defaults`: a command's own, by key. Raises ConfigError."""
+    run directory that `command` takes settings from. `defaults`: a command's own, by key. Raises ConfigError."""
     cwd = cwd or _current_directory()
     surroundings = _environment(_with_dotenv(os.environ if environ is None else environ, cwd))
     config_file = given.get(CONFIG_FILE.key)
@@ -79,7 +80,7 @@ def resolve(
     else:
         if run is not None:
             saved = SavedSettings.read(cwd / run, "RUN_DIR")
-            env = saved.replayed(env)
+            env = saved.taken(command, env)
             model = {MODEL: saved.servers[0][MODEL]} if MODEL in saved.servers[0] else {}
             servers = [model] if servers == [{}] else servers
         servers = _with_flags(servers, layers)

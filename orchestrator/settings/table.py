@@ -15,8 +15,8 @@ from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from orchestrator.errors import ConfigError
-from orchestrator.launch.docker.verification import MEASURE_NAMES
-from orchestrator.launch.names import DEFAULT_IMAGE
+from orchestrator.launch.hardening import MEASURE_NAMES
+from orchestrator.launch.names import DEFAULT_IMAGE, is_path
 from orchestrator.redact import Secret
 from orchestrator.scorers.base import COMBINED_WEIGHTS
 from orchestrator.settings.agents import ManagedAgents, Tags
@@ -67,7 +67,9 @@ _GROUP_POLICY = re.compile(r"backfill|drop|partial:[1-9][0-9]{0,5}")
 _AGENT = re.compile(r"code|tool_calling|program:\S.*")
 _BROUGHT = re.compile(rf"python:{_OBJECT}")
 _RAY_ADDRESS = re.compile(r"auto|[A-Za-z0-9][\w.-]*:[0-9]{1,5}|\[[0-9a-fA-F:]+\]:[0-9]{1,5}")
-_IMAGE = re.compile(r"[A-Za-z0-9][\w.:/@-]*")
+_HOST_AND_PORT = re.compile(r"(?:[A-Za-z0-9][\w.-]*|\[[0-9a-fA-F:]+\]):[1-9][0-9]{0,4}")
+_IMAGE = re.compile(r"[A-Za-z0-9][\w.:/@-]*|(?:~|\.{1,2})?/[^\n]*")  # a name, or a path
+_PROGRAM = re.compile(r"[A-Za-z0-9~./][\w.+/ -]*")
 _MODULE = re.compile(r"\*|[A-Za-z_]\w*(?:\.\w+)*(?:\.\*)?")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 _SMOLAGENTS_ONLY = (
@@ -203,6 +205,13 @@ class EnvSettings(Settings):
     train_mixed_versions: bool = setting(
         True, Flag(), ROLLOUTS, "train on rollouts that several policy versions sampled; no: they are masked"
     )
+    max_staleness: int | None = setting(
+        None,
+        Whole(0, 1_000_000),
+        ROLLOUTS,
+        "groups with a rollout that is more policy versions behind are dropped when they are whole",
+        unset="none: the trainer decides",
+    )
     drain_timeout: float = setting(
         5.0, seconds(at_least=0), ROLLOUTS, "how long running rollouts may go on after a signal"
     )
@@ -288,11 +297,12 @@ class EnvSettings(Settings):
         "sandboxes kept ready on top; auto: up to a quarter of max_concurrent_sandboxes",
         unset=AUTO,
     )
-    launcher: Literal["docker", "process"] = setting(
+    launcher: Literal["docker", "oci", "process"] = setting(
         "docker",
-        Choice(("docker", "process")),
+        Choice(("docker", "oci", "process")),
         SANDBOX,
-        "what makes sandboxes; process: no isolation, model-written code runs as you",
+        "what makes sandboxes; oci: runc or the like itself, without Docker; process: no isolation, model-written "
+        "code runs as you",
     )
     cluster: Literal["none", "ray"] = setting(
         "none",
@@ -309,15 +319,21 @@ class EnvSettings(Settings):
     )
     sandbox_image: str = setting(
         DEFAULT_IMAGE,
-        Text("the name of an image", "IMAGE", _IMAGE.fullmatch),
+        Text("the name of an image, or a path that begins with /, ./ or ~/", "IMAGE", _IMAGE.fullmatch),
         SANDBOX,
-        "made by `orchestrator image build`",
+        "made by `orchestrator image build`; with oci also what `docker save` wrote, or an OCI layout",
     )
     sandbox_memory: int = setting(1 << 30, Size(256 * _MEBIBYTE), SANDBOX, "memory, swap included")
     sandbox_cpus: float = setting(1.0, Number(at_least=0.01, at_most=1024), SANDBOX, "CPU cores")
     sandbox_pids: int = setting(128, Whole(64, 4_194_304), SANDBOX, "processes and threads")
     docker_runtime: str | None = setting(
         None, _NAMED, SANDBOX, "a container runtime Docker knows, like runsc", unset="none: Docker's own"
+    )
+    oci_runtime: str = setting(
+        "runc",
+        Text("the name or path of a program", "PROGRAM", _PROGRAM.fullmatch),
+        SANDBOX,
+        "with the launcher oci: the OCI runtime",
     )
 
     allow_localhost_tcp: bool = setting(
@@ -473,6 +489,13 @@ class EnvSettings(Settings):
         ATROPOS,
         "Atropos' run-api, which hands groups to the trainer",
     )
+    policy_address: str | None = setting(
+        None,
+        Text("of the form HOST:PORT, as 127.0.0.1:8900", "HOST:PORT", _HOST_AND_PORT.fullmatch),
+        ATROPOS,
+        "`serve` listens here for the trainer's new policy versions: POST /policy; docs/training.md",
+        unset="none",
+    )
     max_num_workers: int = setting(
         -1, Whole(1, special=(-1,)), ATROPOS, "groups at a time; -1: max_num_workers_per_node for each endpoint"
     )
@@ -574,13 +597,20 @@ class EnvSettings(Settings):
             )
         if self.reasoning_effort is not None and self.max_reasoning_tokens is not None:
             raise ConfigError("env.max_reasoning_tokens: services take it or env.reasoning_effort; leave one out")
+        if self.launcher == "docker" and is_path(self.sandbox_image):
+            raise ConfigError("env.sandbox_image: Docker takes the name of an image; only oci takes files")
+        if self.docker_runtime is not None and self.launcher != "docker":
+            raise ConfigError(
+                f"env.docker_runtime: is for the launcher docker, not {self.launcher}; oci takes env.oci_runtime"
+            )
         if self.max_cpu_seconds is not None and self.launcher == "process":
             raise ConfigError("env.max_cpu_seconds: the process launcher does not count CPU time; leave it open")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class OpenAISettings(Settings):
-    """One inference endpoint: `openai.*`. All but `weight` and the prices are Atropos' names (APIServerConfig)."""
+    """One inference endpoint: `openai.*`. All but `startup_timeout`, `weight` and the prices are Atropos' names
+    (APIServerConfig)."""
 
     section: ClassVar[str] = "openai"
 
@@ -604,6 +634,12 @@ class OpenAISettings(Settings):
         "its protocol; auto: found out by asking it",
     )
     timeout: float = setting(1200.0, seconds(above=0), ENDPOINT, "for one completion")
+    startup_timeout: float = setting(
+        300.0,
+        seconds(at_least=0),
+        ENDPOINT,
+        "how long an endpoint that is still loading is waited for at the start; 0: not at all",
+    )
     weight: float = setting(
         1.0, Number(above=0), ENDPOINT, "its share of the rollouts, if a --config names several servers"
     )

@@ -4,7 +4,7 @@ of a row's columns, for data sets that have others."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,16 @@ class Source:
                     continue
                 seen.add(digest)
             yield task
+
+    def named(self, wanted: Set[str]) -> dict[str, Task | BadTask]:
+        """The tasks with these ids, as far as there are any."""
+        found: dict[str, Task | BadTask] = {}
+        for task in self:
+            if task.task_id in wanted:
+                found.setdefault(task.task_id, task)
+                if len(found) == len(wanted):
+                    break
+        return found
 
 
 def renamed(row: object, columns: Columns) -> object:

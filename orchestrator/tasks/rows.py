@@ -54,7 +54,7 @@ def make_task(row: object, *, source: str, place: str, root: Path | None) -> Tas
             source=source,
             metadata=metadata,
             scorer=scorer,
-            image=_image(row),
+            image=_image(row, root),
             limits=_limits(row),
         )
     except BadRow as error:
@@ -204,11 +204,22 @@ def _attachments(row: Mapping[Any, Any], root: Path | None) -> tuple[Attachment,
     return attach(root, names) if root is not None and names else ()
 
 
-def _image(row: Mapping[Any, Any]) -> str | None:
+def _image(row: Mapping[Any, Any], root: Path | None) -> str | None:
+    """A name, or the absolute path of a file or folder below `root`, which the row gives as `./PATH`."""
     value = _first(row, "image")
-    if value is not None and not (isinstance(value, str) and _IMAGE.fullmatch(value)):
+    if value is not None and not (isinstance(value, str) and (_IMAGE.fullmatch(value) or value.startswith("./"))):
         raise BadRow(f"image {ascii(value)[:60]} is no image name")
-    return value
+    if value is None or not value.startswith("./"):
+        return value
+    if root is None:
+        raise BadRow("the row's image is a file, and this kind of dataset has no folder to find it in")
+    try:
+        place = (root / value).resolve(strict=True)
+    except (OSError, ValueError):
+        raise BadRow(f"image {ascii(value)[:60]} is not beside the dataset") from None
+    if not place.is_relative_to(root.resolve()):
+        raise BadRow(f"image {ascii(value)[:60]} leads out of the dataset's folder")
+    return str(place)
 
 
 def _limits(row: Mapping[Any, Any]) -> Mapping[str, float]:

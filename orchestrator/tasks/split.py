@@ -8,8 +8,8 @@ adding, removing or reordering tasks does not change it. Without `env.eval_split
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import ConfigError
 from orchestrator.tasks import open_tasks
@@ -19,10 +19,16 @@ from orchestrator.tasks.selection import Selection, held_out, select
 from orchestrator.types import BadTask, Task
 
 if TYPE_CHECKING:
+    from orchestrator.settings.config import Config
     from orchestrator.settings.table import EnvSettings
 
 _HASH = "hash:"
 _NAMED_SPLIT = re.compile(r"(?<=[?&])split=[^&]*")
+
+
+def load_tasks(config: Config) -> Source:
+    """The tasks that a program's settings name: `env.dataset` without what is held out. Raises ConfigError."""
+    return training_tasks(config.env)
 
 
 def training_tasks(env: EnvSettings) -> Source:
@@ -46,6 +52,11 @@ def evaluation_tasks(env: EnvSettings) -> Source:
         return _chosen(env, _open(env, _other_split(env.dataset, env.split, env.eval_split), env.eval_split))
     source = _open(env, env.dataset, env.split)
     return _chosen(env, source if share is None else _part(source, share, held=True))
+
+
+def tasks_of(env: EnvSettings, run: Mapping[str, Any]) -> Source:
+    """The tasks that a run chose from, by its run.json: held-out ones for `evaluate`. Raises ConfigError."""
+    return evaluation_tasks(env) if run.get("command") == "evaluate" else training_tasks(env)
 
 
 def _open(env: EnvSettings, dataset: str, split: str) -> Source:

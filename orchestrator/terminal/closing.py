@@ -18,9 +18,7 @@ LABEL_WIDTH = 15
 
 def dropped_text(tally: Tally, way_on: str) -> str:
     """How many groups were dropped and why. `way_on`: the command that retries groups with broken rollouts."""
-    why = ", ".join(
-        f"{n} by {name}" if name else f"{n} of equal scores" for name, n in tally.dropped_for.most_common()
-    )
+    why = ", ".join(f"{n} {reason}" for reason, n in tally.dropped_for.most_common())
     text = f"{tally.dropped} group{'s' * (tally.dropped != 1)}: {why}"
     return f"{text}; the last, {tally.last_drop}; tried again by `{way_on}`" if tally.last_drop else text
 

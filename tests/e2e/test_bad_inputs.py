@@ -71,7 +71,7 @@ UNUSABLE = {
         {"tokenizer_name": "nobody/nothing"},
         environ={"HF_ENDPOINT": "http://127.0.0.1:9"},
     ),
-    "endpoint down": Bad(3, "openai.base_url", {"base_url": NOBODY}),
+    "endpoint down": Bad(3, "openai.base_url", {"base_url": NOBODY}, ("--openai.startup_timeout=0",)),
     "wrong key": Bad(3, "OPENAI_API_KEY", environ={"OPENAI_API_KEY": "sk-wrong-abcdef0123"}),
     "no key": Bad(3, "OPENAI_API_KEY", environ={"OPENAI_API_KEY": ""}),
     "exact ids of a chat endpoint": Bad(3, "env.token_source", {"token_source": "exact", "server_type": "openai"}),

@@ -14,7 +14,9 @@ from orchestrator.cluster.nodes import Nodes
 from orchestrator.cluster.order import Broken, Delivery, Looked, NodeFacts, Opening, Order, Pulse, software
 from orchestrator.cluster.remote import NodeLost, NodeSeen
 from orchestrator.completion.replay import Replayed
+from orchestrator.completion.startup import Wait
 from orchestrator.doctor.finding import Finding
+from orchestrator.policy import Policy, Served
 from orchestrator.settings.config import Config
 from orchestrator.settings.table import EnvSettings
 from orchestrator.types import Ended, EndedName, Record
@@ -40,6 +42,9 @@ class FakeNode:
         self.works_again = asyncio.Event()
         self.software = dict(software())
         self.refusal: Broken | None = None
+        self.loaded = asyncio.Event()  # unless it is set, the node waits for its endpoint while it is opened
+        self.loaded.set()
+        self.waits: tuple[Wait, ...] = ()  # what its next pulse tells
         self.warm = 0
         self.unreadable = False  # output files
         self.large = b"large"  # what is in one that does not come with its rollout
@@ -48,6 +53,7 @@ class FakeNode:
         self.forgotten: list[str] = []
         self.ended = self.closed = self.drained = False
         self.opening: Opening | None = None
+        self.served: list[Served] = []
         self.examined: list[tuple[Config, bool, str | None]] = []
         self.findings: tuple[Finding, ...] = (Finding("ok", "docker", "it works"),)
 
@@ -82,6 +88,7 @@ class FakeNode:
 
     async def open(self, opening: Opening) -> NodeFacts | Broken:
         self.opening = opening
+        await self.loaded.wait()
         return self.refusal or NodeFacts(True, {"launcher": "process"}, {}, ())
 
     async def add_file(self, digest: str, piece: bytes, *, begins: bool, ends: bool) -> Broken | None:
@@ -124,15 +131,23 @@ class FakeNode:
 
     async def pulse(self) -> Pulse:
         await self._there()
-        return Pulse((), self.warm)
+        waits, self.waits = self.waits, ()
+        return Pulse((), self.warm, waits)
 
     async def drain(self) -> None:
+        await self._there()
         self.drained = True
 
+    async def serve(self, served: Served) -> None:
+        await self._there()
+        self.served.append(served)
+
     async def replayed(self) -> Replayed | None:
+        await self._there()
         return Replayed(len(self.orders), 0, 0)
 
     async def close(self) -> None:
+        await self._there()
         self.closed = True
 
     def end(self) -> None:
@@ -184,7 +199,11 @@ class Told:
 
 @asynccontextmanager
 async def nodes_of(
-    cluster: FakeCluster, told: Told | None = None, images: SavedImages | None = None, **env: Any
+    cluster: FakeCluster,
+    told: Told | None = None,
+    images: SavedImages | None = None,
+    policy: Policy | None = None,
+    **env: Any,
 ) -> AsyncIterator[Nodes]:
     """The nodes as a run's hosts, opened."""
     told = told or Told()
@@ -197,7 +216,7 @@ async def nodes_of(
     config = Config(env=EnvSettings(**{**settings, "cluster": "ray", **env}))
     opening = Opening(config, Equipment(), None, software())
     images = images or SavedImages(Path("none"))
-    nodes = Nodes(config, cluster, opening, None, images, told.said.append, told.node)
+    nodes = Nodes(config, cluster, opening, None, images, told.said.append, told.node, policy or Policy())
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(nodes.opened(told.notes))
         yield nodes

@@ -19,8 +19,8 @@ from rollout_api.v1 import sandbox_pb2 as pb
 from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
 from orchestrator.errors import LaunchError, SandboxLostError
-from orchestrator.launch.docker.confinement import verify_confinement
-from orchestrator.launch.docker.verification import demand
+from orchestrator.launch.confinement import verify_confinement
+from orchestrator.launch.hardening import demand
 from orchestrator.launch.names import ATTACHMENTS_DIR, SOCKET_NAME, WORKSPACE_DIR
 from orchestrator.proxy.wire import CONTRACT
 from orchestrator.types import Confinement, SandboxExit, SandboxSpec

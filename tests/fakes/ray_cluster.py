@@ -181,6 +181,9 @@ class RayCluster:
                     "HOME": str(home),
                     "TMPDIR": str(home / "t"),
                     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+                    # By default Ray gives a node up after 5 checks of 10 to 13 s, so after about a minute. A test
+                    # that stops a node for a minute must know which of both it sees.
+                    "RAY_health_check_failure_threshold": "20",
                     "RAY_raylet_start_wait_time_s": f"{START_S:.0f}",
                     **environ,
                 },

@@ -15,7 +15,7 @@ from typing import Any
 
 from examples.trainer import MASKED, Group, RunApi, check_group, sequences
 from tests.fakes.inference.log import Served
-from tests.fakes.runs import DEADLINE_S, Running
+from tests.fakes.runs import DEADLINE_S, Ended, Running
 
 
 def free_port() -> int:
@@ -114,6 +114,15 @@ class Trainer:
                     continue
                 taken.append(batch)
         return taken
+
+    async def until_ended(self, serve: Running) -> Ended:
+        """All batches that come until `serve` has ended."""
+        ended = asyncio.create_task(serve.ended())
+        while not ended.done():
+            if await self._batch() is None:
+                await asyncio.wait({ended}, timeout=0.05)
+        await self.rest()
+        return ended.result()
 
     async def rest(self) -> None:
         """All whole batches that still wait."""

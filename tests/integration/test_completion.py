@@ -77,6 +77,14 @@ def samples(server: ScriptedServer) -> list[Served]:
     return kept
 
 
+@pytest.mark.parametrize(("name", "takes_ids"), [("vllm", True), ("openai", False)])
+async def test_the_server_that_trl_starts_is_vllm_s_own(
+    name: str, takes_ids: bool, tokenizer: HubTokenizer
+) -> None:
+    async with dialect_server(name) as server, connected(server, tokenizer, server_type="trl") as completer:
+        assert completer.takes_ids is takes_ids
+
+
 def server_type(name: str) -> str:
     return "atropos" if name == "atropos" else "auto"
 
@@ -183,7 +191,7 @@ async def test_an_sglang_without_seeds_is_still_exact(tokenizer: HubTokenizer) -
         async with connected(server, tokenizer, notes=notes) as completer:
             assert completer.takes_ids
             assert "sampling_seed" in notes[0]
-            assert len(server.log.probes) <= 3
+            assert len([probe for probe in server.log.probes if probe.sampled_ids]) <= 3
             assert (await completer.sample(request(tokenizer))).tokens_T
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator.errors import ConfigError, ScorerError
 from orchestrator.scorers.control import ControlledScorer, control_record
-from orchestrator.scorers.processes import GradingProcesses, Ungraded
+from orchestrator.scorers.processes import MOST_LOST, GradingProcesses, Ungraded, packed
 from orchestrator.scorers.strategies import STRATEGIES, StrategyScorer, needed
 from orchestrator.types import Ended, EndedName, Record, RolloutPlan, Score
 from tests.unit.scorers.episodes import FAILED, FINISHED, PERFECT, PRINTED, code, plan, record, said
@@ -275,3 +275,27 @@ async def test_a_process_that_no_longer_starts_is_nobody_s_wrong_answer() -> Non
             await scorer.score(plan(), PERFECT, FINISHED)
         with pytest.raises(Ungraded):
             await scorer._processes.ask(plan(), PERFECT, FINISHED)
+
+
+async def test_many_rollouts_are_scored_in_one_request_and_one_that_breaks_costs_no_other() -> None:
+    spec = "python:own_scorer:by_metadata"
+
+    def asked(*dos: str) -> list[bytes]:
+        first = plan()
+        plans = [replace(first, task=replace(first.task, metadata={"do": do})) for do in dos]
+        return [packed(spec, each, PERFECT, FINISHED) for each in plans]
+
+    async with grading("by_metadata", timeout_s=3) as scorer:
+        scores = await scorer.score_batch(asked("well", "hang", "well", "die", "raise", "nan", "well"))
+        assert [score and score.value for score in scores] == [0.75, None, 0.75, None, None, None, 0.75]
+        assert await scorer.score_batch(asked("well", "well")) == [Score(0.75), Score(0.75)]
+        scores = await scorer.score_batch(asked("well", *["die"] * MOST_LOST, "well"))
+        assert [score and score.value for score in scores] == [0.75, *[None] * MOST_LOST, None]
+
+
+async def test_a_batch_is_scored_as_each_alone() -> None:
+    strategy = StrategyScorer("combined")
+    asked = [(plan("42"), answered("42")), (plan("42"), answered("41")), (plan("7"), answered("7"))]
+    async with grading(strategy) as scorer:
+        together = await scorer.score_batch([packed(strategy, *each, FINISHED) for each in asked])
+        assert together == [await scorer.score(*each, FINISHED) for each in asked]

@@ -8,11 +8,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from orchestrator.launch.base import Launcher
 from orchestrator.launch.channels import Channels
 from orchestrator.launch.docker.launcher import DockerLauncher
 from orchestrator.launch.image.build import ensure_image
 from orchestrator.launch.names import DEFAULT_IMAGE
+from orchestrator.launch.oci.launcher import OciLauncher
 from orchestrator.types import SandboxSpec
+from tests.fakes import oci_images
 from tests.fakes.scripted_orchestrator import Script, ScriptedOrchestrator, action
 from tests.integration.plain_python import CASES
 
@@ -21,21 +24,22 @@ pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 DEADLINE_S = 120.0
 
 
-@pytest.fixture(scope="module")
-def image() -> str:
-    """The default image; rebuilt only where the one at hand is not of this source."""
-    asyncio.run(ensure_image(progress=print))
-    return DEFAULT_IMAGE
-
-
-@pytest.fixture
-async def launcher(image: str) -> AsyncIterator[DockerLauncher]:
-    launcher = DockerLauncher("inside-the-container", max_sandboxes=1)
+@pytest.fixture(params=["docker", "oci"])
+async def launcher(request: pytest.FixtureRequest) -> AsyncIterator[Launcher]:
+    launcher: Launcher
+    if request.param == "docker":
+        await ensure_image(progress=print)  # rebuilt only where the one at hand is not of this source
+        launcher = DockerLauncher("inside-the-container", max_sandboxes=1)
+    else:
+        if (reason := oci_images.why_not()) is not None:
+            pytest.skip(reason)
+        oci_images.stored_image()
+        launcher = OciLauncher("inside-the-container", max_sandboxes=1)
     yield launcher
     await launcher.aclose()
 
 
-async def run(launcher: DockerLauncher, script: Script) -> ScriptedOrchestrator:
+async def run(launcher: Launcher, script: Script) -> ScriptedOrchestrator:
     """One container from start to end; it must end by itself and without an error of ours."""
     with Channels("inside-the-container") as channels, channels.directory() as channel:
         async with (
@@ -56,7 +60,7 @@ def statuses(text: str) -> dict[str, dict[str, str]]:
     return found
 
 
-async def test_neither_identity_keeps_a_capability(launcher: DockerLauncher) -> None:
+async def test_neither_identity_keeps_a_capability(launcher: Launcher) -> None:
     look = (
         "import os\nfor pid in filter(str.isdecimal, os.listdir('/proc')):\n"
         "    for line in open(f'/proc/{pid}/status'):\n        print(pid, line, end='')"
@@ -106,7 +110,7 @@ FORBIDDEN = (
 )
 
 
-async def test_the_code_reaches_neither_the_channel_nor_the_runner_nor_pid_1(launcher: DockerLauncher) -> None:
+async def test_the_code_reaches_neither_the_channel_nor_the_runner_nor_pid_1(launcher: Launcher) -> None:
     find_runner = (
         "import ctypes, os, resource, signal, socket\n"
         "[runner] = {int(p) for p in os.listdir('/proc') if p.isdecimal()} - {1, os.getpid()}"
@@ -124,7 +128,7 @@ async def test_the_code_reaches_neither_the_channel_nor_the_runner_nor_pid_1(lau
     assert len(served.results) == 1
 
 
-async def test_what_breaks_a_worker_is_an_observation(launcher: DockerLauncher) -> None:
+async def test_what_breaks_a_worker_is_an_observation(launcher: Launcher) -> None:
     script = Script(
         [
             action("import os\nos._exit(9)"),
@@ -145,7 +149,7 @@ async def test_what_breaks_a_worker_is_an_observation(launcher: DockerLauncher) 
 
 
 @pytest.mark.long
-async def test_what_keeps_a_worker_busy_is_stopped_with_all_it_started(launcher: DockerLauncher) -> None:
+async def test_what_keeps_a_worker_busy_is_stopped_with_all_it_started(launcher: Launcher) -> None:
     bomb = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
     count = "import os\nlen([p for p in os.listdir('/proc') if p.isdecimal()])"
     actions = ("while True: pass", bomb, count, "final_answer('finished')")
@@ -159,7 +163,7 @@ async def test_what_keeps_a_worker_busy_is_stopped_with_all_it_started(launcher:
 
 
 @pytest.mark.long
-async def test_the_code_cannot_stop_what_kills_it_and_has_no_terminals(launcher: DockerLauncher) -> None:
+async def test_the_code_cannot_stop_what_kills_it_and_has_no_terminals(launcher: Launcher) -> None:
     # Whoever could stop its killer would live on behind the next step.
     stopper = (
         "import os, signal\n"
@@ -175,7 +179,7 @@ async def test_the_code_cannot_stop_what_kills_it_and_has_no_terminals(launcher:
     script = Script(
         [
             *([action(stopper)] * 3),
-            action("import os\n(os.path.exists('/workspace/stopped'), os.listdir('/dev/pts'))"),
+            action("import glob, os\n(os.path.exists('/workspace/stopped'), glob.glob('/dev/pts/*'))"),
             action("import os\nos.open('/dev/ptmx', os.O_RDWR)"),
             action("import pty\npty.openpty()"),
             action("final_answer('killed')"),
@@ -191,7 +195,7 @@ async def test_the_code_cannot_stop_what_kills_it_and_has_no_terminals(launcher:
 
 
 @pytest.mark.long
-async def test_a_worker_that_stops_its_killers_is_wiped_all_the_same(launcher: DockerLauncher) -> None:
+async def test_a_worker_that_stops_its_killers_is_wiped_all_the_same(launcher: Launcher) -> None:
     stop_all = (
         "import os, signal, time\n"
         "for _ in range(40):\n"
@@ -207,13 +211,13 @@ async def test_a_worker_that_stops_its_killers_is_wiped_all_the_same(launcher: D
 
 
 @pytest.mark.long
-async def test_three_memory_kills_running_end_the_episode(launcher: DockerLauncher) -> None:
+async def test_three_memory_kills_running_end_the_episode(launcher: Launcher) -> None:
     served = await run(launcher, Script([action("x = bytearray(2 << 30)")] * 5))
     assert served.stop_reason == "OUT_OF_MEMORY"
     assert len(served.completions) == 3
 
 
-async def test_the_deferred_packages_and_subprocesses_work_in_the_image(launcher: DockerLauncher) -> None:
+async def test_the_deferred_packages_and_subprocesses_work_in_the_image(launcher: Launcher) -> None:
     script = Script(
         [
             action("import PIL.Image, requests, huggingface_hub, rich.markdown\nPIL.Image.new('1', (2, 3)).size"),
@@ -293,7 +297,7 @@ REAL_PYTHON = (
 )
 
 
-async def test_everything_cpython_can_do_works_in_a_step(launcher: DockerLauncher) -> None:
+async def test_everything_cpython_can_do_works_in_a_step(launcher: Launcher) -> None:
     steps = [code for code, _ in REAL_PYTHON]
     served = await run(
         launcher, Script([*map(action, steps), action("final_answer(0.1 + 0.2)")], max_steps=len(steps) + 1)
@@ -306,7 +310,7 @@ async def test_everything_cpython_can_do_works_in_a_step(launcher: DockerLaunche
     assert served.answer == b"0.30000000000000004"
 
 
-async def test_a_step_does_what_plain_python_does_in_the_image_too(launcher: DockerLauncher) -> None:
+async def test_a_step_does_what_plain_python_does_in_the_image_too(launcher: Launcher) -> None:
     steps = [action(code) for code, _ in CASES]
     served = await run(launcher, Script([*steps, action("final_answer('done')")], max_steps=len(steps) + 1))
     for (code, expected), observed in zip(CASES, served.observations, strict=True):

@@ -9,6 +9,7 @@ import hashlib
 import importlib.util
 import json
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -205,7 +206,7 @@ def _gguf(path: Path, **changes: Any) -> Path:
         "tokenizer.ggml.eos_token_id": 1,
         "tokenizer.chat_template": TEMPLATE,
     } | changes
-    pairs = [(_pack(key)[1], *_pack(value)) for key, value in metadata.items()]
+    pairs = [(_pack(key)[1], *_pack(value)) for key, value in metadata.items() if value is not None]
     body = b"".join(key + struct.pack("<I", kind) + data for key, kind, data in pairs)
     path.write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 0, len(pairs)) + body)
     return path
@@ -237,6 +238,63 @@ def test_a_file_cut_off_or_of_another_kind_is_refused(tmp_path: Path) -> None:
         (tmp_path / "bad.gguf").write_bytes(content)
         with pytest.raises(ValueError, match=r"GGUF|ends within"):
             read_metadata(tmp_path / "bad.gguf")
+
+
+# --- a file of the user's own, and an adapter ----------------------------------------------------------------
+
+
+def test_the_tokenizer_of_a_file_of_ones_own_is_made_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = _gguf(tmp_path / "mine.gguf")
+    command = ["fetch", "--weights", str(weights), "--directory", str(tmp_path / "models")]
+    assert main(command) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["model"], told["weights"]) == ("mine", str(weights))
+    made = Path(told["tokenizer"]) / "tokenizer.json"
+    state = made.stat()
+    assert main(command) == 0
+    assert made.stat() == state
+    _gguf(weights, **{"tokenizer.chat_template": "another"})  # other weights under the same name
+    capsys.readouterr()
+    assert main(command) == 0
+    assert json.loads(capsys.readouterr().out)["tokenizer"] != told["tokenizer"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--weights", "missing.gguf"], "missing.gguf: No such file"),
+        (["--weights", "text.gguf"], "text.gguf cannot be used"),
+        (["--weights", "untold.gguf"], "does not tell its qwen2.context_length"),
+        (["--weights", "mine.gguf", "--adapter", "missing.gguf"], "missing.gguf cannot be read"),
+        (["--weights", "mine.gguf", "--adapter", "mine.gguf"], "mine.gguf is no LoRA adapter"),
+        (["--weights", "mine.gguf"], "is in use"),
+    ],
+)
+def test_what_cannot_be_served_is_said_in_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    said: str,
+) -> None:
+    pytest.importorskip("xllamacpp", reason="needs the extra local-model")
+    monkeypatch.chdir(tmp_path)
+    _gguf(tmp_path / "mine.gguf")
+    _gguf(tmp_path / "untold.gguf", **{"general.architecture": "qwen2", "qwen2.context_length": None})
+    (tmp_path / "text.gguf").write_text("weights")
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as llama.cpp does
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        assert main(["serve", *words, "--port", port, "--directory", str(tmp_path / "models")]) == 3
+    output = capsys.readouterr()
+    assert output.out == ""
+    last = output.err.splitlines()[-1]
+    assert last.startswith("local model unavailable: ")
+    assert said in last
 
 
 # --- the real one ------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pytest
 from orchestrator.completion.base import Endpoint
 from orchestrator.completion.connect import connect
 from orchestrator.completion.llamacpp import LlamaCppCompleter
+from orchestrator.completion.startup import Patience, Wait
 from orchestrator.completion.tokenizer import load_tokenizer
 from orchestrator.completion.trajectory import trajectory
 from orchestrator.proxy.lease import Lease
@@ -23,11 +25,12 @@ from orchestrator.types import CompletionKind, Message, Record, Sampling
 from tests.fakes.plans import a_plan
 
 pytestmark = pytest.mark.long
+MODEL = "smollm2-135m"
 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[dict[str, str]]:
-    command = [sys.executable, "-m", "orchestrator.local_model", "serve", "--model", "smollm2-135m", "--port", "0"]
+    command = [sys.executable, "-m", "orchestrator.local_model", "serve", "--model", MODEL, "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -43,6 +46,45 @@ def served() -> Iterator[dict[str, str]]:
                 process.wait(20)
             except subprocess.TimeoutExpired:
                 process.kill()
+
+
+def fetched() -> dict[str, str]:
+    """Where weights and tokenizer are."""
+    command = [sys.executable, "-m", "orchestrator.local_model", "fetch", "--model", MODEL]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        pytest.skip(f"no real model here: {(ended.stderr.strip().splitlines() or ['no word why'])[-1]}")
+    told: dict[str, str] = json.loads(ended.stdout)
+    return told
+
+
+async def test_a_real_server_that_is_still_loading_is_waited_for_and_is_exact() -> None:
+    """Asked from its start on: connections are refused, then it says that it is loading, then it serves."""
+    told = await asyncio.to_thread(fetched)
+    tokenizer = await asyncio.to_thread(load_tokenizer, told["tokenizer"])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "orchestrator.local_model", "serve", "--model", MODEL, "--port", str(port)]
+    waits: list[Wait] = []
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            completer = await connect(
+                Endpoint(f"http://127.0.0.1:{port}/v1", MODEL, "", 300.0),
+                tokenizer,
+                notes=(notes := []),
+                # Often, so that a small model is met while it loads.
+                patience=Patience(600.0, waits.append, sleep=lambda seconds: asyncio.sleep(0.02)),
+            )
+            await completer.aclose()
+        finally:
+            process.terminate()
+    assert isinstance(completer, LlamaCppCompleter)
+    assert notes == []
+    *answers, last = [wait.answer for wait in waits]
+    assert last == ""
+    kinds = list(dict.fromkeys("refused" if "connection failed" in answer else answer[:8] for answer in answers))
+    assert kinds in (["refused"], ["refused", "HTTP 503"]), "the second one unless it loads within a look"
 
 
 class Watched(LlamaCppCompleter):

@@ -48,6 +48,16 @@ def home() -> Iterator[Path]:
         yield directory
 
 
+def pending(process: int, number: signal.Signals) -> bool:
+    """Whether the signal waits to be delivered. A process that has ended has none."""
+    try:
+        told = Path(f"/proc/{process}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    masks = (line.split()[1] for line in told.splitlines() if line.startswith(("SigPnd:", "ShdPnd:")))
+    return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
+
+
 def by_id(directory: Path) -> dict[str, dict[str, Any]]:
     found = lines(directory / "rollouts.jsonl")
     told = {line["rollout_id"]: line for line in found}
@@ -70,6 +80,8 @@ async def test_what_was_sampled_is_kept_and_graded_without_sampling_anew(
             await until(lambda: all_ended(home, server), "all have ended")
             for number in signals:
                 first.signal(number)
+                # Of two that are pending the kernel delivers the lower number first, whichever was sent first.
+                await until(lambda number=number: not pending(first.process.pid, number), "it was delivered")
             ended = await first.ended()
         assert ended.code == 143, ended.stderr
         assert not ended.traceback, ended.stderr

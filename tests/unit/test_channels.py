@@ -50,7 +50,7 @@ def test_directory_is_private_and_its_name_says_nothing(tmp_path: Path) -> None:
 def test_directories_of_the_living_stay(temporary: Path) -> None:
     with Channels("run", temporary):
         (temporary / f"{DRAFT_PREFIX}{ME.pid}-{ME.started}-00000000").mkdir()
-        assert reap_directories() == 0
+        assert reap_directories().directories == 0
     assert len(list(temporary.iterdir())) == 1
 
 
@@ -60,14 +60,14 @@ def test_directory_whose_maker_died_at_once_is_removed(temporary: Path, owner_fi
     draft.mkdir()
     if owner_file is not None:
         (draft / OWNER_FILE).write_text(owner_file)
-    assert reap_directories() == 1
+    assert reap_directories().directories == 1
     assert not draft.exists()
 
 
 @pytest.mark.parametrize("name", ["orchestrator-foreign", f"{DRAFT_PREFIX}x-y-z", f"{DRAFT_PREFIX}1", "other"])
 def test_directories_that_are_not_ours_stay(temporary: Path, name: str) -> None:
     (temporary / name).mkdir()
-    assert reap_directories() == 0
+    assert reap_directories().directories == 0
     assert (temporary / name).exists()
 
 
@@ -89,7 +89,7 @@ def test_directory_whose_owner_died_while_removing_it_is_removed(temporary: Path
     assert ended.returncode == -signal.SIGKILL
     (left,) = temporary.iterdir()
     assert list(left.iterdir()) == [], "not even its owner's name is in it any more"
-    assert reap_directories() == 1
+    assert reap_directories().directories == 1
     assert list(temporary.iterdir()) == []
 
 

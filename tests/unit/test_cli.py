@@ -112,8 +112,8 @@ def test_command_gets_its_configuration(carried_out: list[Any]) -> None:
 def test_command_gets_its_own_options_and_arguments(carried_out: list[Any]) -> None:
     assert cli.main(["image", "build", "--force", "--base-image", "debian:13"]) == 0
     assert cli.main(["verify", "some/run"]) == 0
-    assert carried_out[0][1] == {"base_image": "debian:13", "force": True, "with_": None}
-    assert carried_out[1] == ((), {"path": Path("some/run")})
+    assert carried_out[0][1] == {"base_image": "debian:13", "force": True, "with_": None, "oci": False}
+    assert carried_out[1] == ((), {"path": Path("some/run"), "model": None, "adapter": None, "max_rollouts": None})
 
 
 @pytest.mark.parametrize("flag", ["--ray_address", "--ray-address"])

@@ -26,20 +26,32 @@ from orchestrator.cluster import node as node_module
 from orchestrator.cluster.host import HostActor
 from orchestrator.cluster.image import SavedImages
 from orchestrator.cluster.nodes import Nodes, settings_for_nodes
-from orchestrator.cluster.order import Broken, Delivery, Opening, Parcel, differences, for_node, software
+from orchestrator.cluster.order import (
+    Broken,
+    Delivery,
+    Opening,
+    Parcel,
+    Pulse,
+    differences,
+    for_node,
+    software,
+)
 from orchestrator.cluster.parcels import Desk, KeptOutput, Shelf, pieces
 from orchestrator.cluster.placement import Rooms
 from orchestrator.cluster.remote import NodeLost, NodeSeen
+from orchestrator.completion.startup import Wait
 from orchestrator.errors import (
     AuthenticationError,
     EnvironmentUnusable,
     LaunchError,
+    NotServing,
     RunUnhealthy,
     SandboxLostError,
 )
 from orchestrator.executor import Executor, Result, failure_of
 from orchestrator.hosts import Provision
 from orchestrator.launch import channels
+from orchestrator.policy import Policy, Served
 from orchestrator.proxy.left_files import OutputRule
 from orchestrator.redact import Secret
 from orchestrator.settings.config import Config
@@ -73,10 +85,18 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         (members_module, "LOOK_S", 0.02),
         (members_module, "JOIN_AGAIN_S", 0.02),
         (node_module, "PULSE_S", 0.02),
-        (node_module, "SILENT_S", 0.1),
-        (node_module, "GRACE_S", 0.05),
     ):
         monkeypatch.setattr(module, name, value)
+
+
+@pytest.fixture
+def short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A silent node is soon noticed. Long enough that a busy machine makes no node silent."""
+    monkeypatch.setattr(node_module, "SILENT_S", 1.0)
+    monkeypatch.setattr(node_module, "GRACE_S", 0.5)
+
+
+silence = pytest.mark.usefixtures("short_silence")
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -187,11 +207,14 @@ async def test_what_finds_no_room_waits_in_the_order_of_the_groups() -> None:
 async def test_a_node_that_joins_is_used_and_said() -> None:
     cluster, told, grown = FakeCluster("a"), Told(), []
     async with nodes_of(cluster, told, max_concurrent_sandboxes=1) as nodes:
-        nodes.changed(lambda: grown.append(nodes.capacity))
-        cluster.join("b")
-        await until(lambda: nodes.capacity == 2)
-        assert grown[-1] == 2
-        assert told.away == {"a": None, "b": None}
+        with nodes.following(lambda: 1, lambda: grown.append(nodes.capacity)):
+            cluster.join("b")
+            await until(lambda: nodes.capacity == 2)
+            assert grown[-1] == 2
+        cluster.join("c")
+        await until(lambda: nodes.capacity == 3)
+        assert grown[-1] == 2, "nobody listens any more"
+        assert told.away == {"a": None, "b": None, "c": None}
         assert any("node b has joined" in line for line in told.said)
 
 
@@ -243,6 +266,7 @@ async def test_an_actor_that_dies_is_started_anew_on_its_node() -> None:
             assert names(await executor.execute(a_plan())) == [("a0", "finished", "a")]
 
 
+@silence
 async def test_a_silent_node_is_away_until_it_answers_and_late_results_count_for_nothing() -> None:
     cluster, told = FakeCluster("a", "b"), Told()
     async with nodes_of(cluster, told, max_concurrent_sandboxes=1) as nodes:
@@ -265,6 +289,7 @@ async def test_a_silent_node_is_away_until_it_answers_and_late_results_count_for
     assert len(recorded) == 3
 
 
+@silence
 async def test_a_node_that_stays_silent_is_given_up_and_started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_module, "GIVEN_UP_S", 0.3)
     cluster, told = FakeCluster("a"), Told()
@@ -302,6 +327,7 @@ async def test_nothing_is_asked_of_a_node_that_was_given_up() -> None:
         assert actor.orders == []
 
 
+@silence
 async def test_when_a_node_that_does_not_answer_was_left_nobody_asks_it_any_more() -> None:
     before = asyncio.all_tasks()
     cluster = FakeCluster("a")
@@ -310,6 +336,16 @@ async def test_when_a_node_that_does_not_answer_was_left_nobody_asks_it_any_more
         await asyncio.sleep(0.05)  # it is being asked, and not away yet
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == before
+
+
+@silence
+async def test_the_end_waits_for_no_node_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members_module, "CLOSE_S", 1e6)
+    cluster = FakeCluster("a", "b")
+    async with asyncio.timeout(30), nodes_of(cluster):
+        cluster["a"].silent.set()
+    assert (cluster["a"].closed, cluster["b"].closed) == (False, True)
+    assert cluster["a"].ended
 
 
 async def test_a_node_without_docker_pauses_itself_and_not_the_run() -> None:
@@ -326,6 +362,7 @@ async def test_a_node_without_docker_pauses_itself_and_not_the_run() -> None:
             assert cluster["a"].orders[1:] == []
 
 
+@silence
 async def test_without_any_node_that_works_the_run_ends_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(members_module, "PATIENCE_S", 0.2)
     cluster = FakeCluster("a")
@@ -495,8 +532,110 @@ async def test_the_first_node_is_waited_for_however_long_it_takes(monkeypatch: p
     assert told.said == []
 
 
+def waiting(waited_s: float, answer: str = "HTTP 503: Loading model") -> tuple[Wait, ...]:
+    return (Wait("the endpoint http://localhost:8000/v1", waited_s, 300.0, answer),)
+
+
+async def test_a_node_whose_endpoint_is_loading_holds_up_no_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members_module, "TOGETHER_S", 3600.0)
+    monkeypatch.setattr(members_module, "JOINING", 1)  # it was begun first, and leaves its place to the other one
+    cluster, told = FakeCluster("loads", "works"), Told()
+
+    def prepare(node: FakeNode) -> None:
+        if node.name == "loads":
+            node.loaded.clear()
+            node.waits = waiting(0.0)
+
+    cluster.prepare = prepare
+    async with nodes_of(cluster, told) as nodes:
+        assert nodes.capacity == 2
+        assert told.notes == []
+        assert told.away["loads"] == "waiting for the endpoint http://localhost:8000/v1: HTTP 503: Loading model"
+        cluster["loads"].waits = waiting(40.0, "")
+        await until(lambda: "node loads: the endpoint http://localhost:8000/v1 answers after 40 s" in told.said)
+        cluster["loads"].loaded.set()
+        await until(lambda: nodes.capacity == 4)
+        assert told.away["loads"] is None
+        await until(lambda: told.said[-1] == "node loads has joined")
+
+
+async def test_while_all_nodes_wait_for_their_endpoint_the_run_waits_and_says_so_once() -> None:
+    cluster, told = FakeCluster("a", "b", "c"), Told()
+
+    def prepare(node: FakeNode) -> None:
+        node.loaded.clear()
+        node.waits = waiting(0.0)
+
+    cluster.prepare = prepare
+
+    async def loads() -> None:
+        await until(lambda: len(told.away) == 3)
+        for node in cluster.started:
+            node.waits = waiting(4.0)
+        await until(lambda: not any(node.waits for node in cluster.started))
+        for node in cluster.started:
+            node.waits = waiting(10.0)
+        await until(lambda: not any(node.waits for node in cluster.started))
+        cluster["b"].loaded.set()
+
+    loading = asyncio.create_task(loads())
+    async with nodes_of(cluster, told) as nodes:
+        await loading
+        assert nodes.capacity == 2
+        assert [line.partition(": ")[2].partition(":")[0] for line in told.said if "waiting" in line] == [
+            "waiting for the endpoint http",
+            "still waiting for the endpoint http",
+        ]
+
+
+async def test_without_an_endpoint_that_serves_in_time_no_node_can_be_used() -> None:
+    cluster = FakeCluster("a", "b")
+    text = "the endpoint http://localhost:8000/v1 does not serve after 300 s: HTTP 503; start it"
+    cluster.prepare = lambda node: setattr(node, "refusal", Broken("NotServing", text))
+    with pytest.raises(EnvironmentUnusable, match=r"no node can be used; node a is not used: .* after 300 s"):
+        async with nodes_of(cluster):
+            pass
+
+
+async def test_a_run_that_is_stopped_while_a_node_waits_for_its_endpoint_ends_its_actor() -> None:
+    cluster = FakeCluster("a")
+    cluster.prepare = lambda node: node.loaded.clear()
+
+    async def opened() -> None:
+        async with nodes_of(cluster):
+            pass
+
+    opening = asyncio.create_task(opened())
+    await until(lambda: bool(cluster.started) and cluster["a"].opening is not None)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    assert cluster["a"].ended
+
+
+async def test_a_node_tells_of_its_waits_and_not_of_lines_about_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    actor = HostActor()
+
+    async def opens(*given: object) -> None:
+        tell = given[-1]
+        assert callable(tell)
+        for wait in (*waiting(0.0), *waiting(3.0)):
+            tell(wait)
+        pulses.append(await actor.pulse())
+        pulses.append(await actor.pulse())
+        raise NotServing("too late")
+
+    pulses: list[Pulse] = []
+    monkeypatch.setattr(host_module, "open_here", opens)
+    told = await actor.open(Opening(Config(), Equipment(), None, software()))
+    assert pulses == [Pulse(waits=waiting(3.0)), Pulse()]
+    assert told == Broken("NotServing", "too late")
+    assert isinstance(told, Broken)
+    assert isinstance(told.error("a"), NotServing)
+
+
 async def test_a_node_that_falls_silent_while_it_is_opened_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_module, "GIVEN_UP_S", 0.2)
+    monkeypatch.setattr(node_module, "GIVEN_UP_S", 1.0)
 
     def prepare(node: FakeNode) -> None:
         if node.name == "b" and len(cluster.started) < 2:
@@ -505,9 +644,68 @@ async def test_a_node_that_falls_silent_while_it_is_opened_is_given_up(monkeypat
     cluster, told = FakeCluster("a", "b"), Told()
     cluster.prepare = prepare
     async with nodes_of(cluster, told) as nodes:
-        assert told.notes == ["node b is not used: it has not answered for 0.2 s"]
+        assert told.notes == ["node b is not used: it has not answered for 1 s"]
         assert cluster.started[1].ended
         await until(lambda: nodes.capacity == 4)
+
+
+async def test_every_node_knows_what_a_trainer_serves_also_one_that_joins_later() -> None:
+    cluster, policy = FakeCluster("a", "b"), Policy()
+    async with nodes_of(cluster, policy=policy) as nodes:
+        await policy.serve("1", "lora-1")
+        assert [node.served[-1] for node in cluster.started] == [Served("1", "lora-1")] * 2
+        cluster.join("c")
+        await until(lambda: nodes.capacity == 6 and Served("1", "lora-1") in cluster["c"].served)
+
+
+async def test_no_rollout_goes_to_a_node_that_does_not_know_what_a_trainer_serves() -> None:
+    """The trainer says something else while the node is being told."""
+    cluster, policy = FakeCluster("a"), Policy()
+    async with nodes_of(cluster, policy=policy) as nodes:
+        await policy.serve("1")
+        telling, go_on = asyncio.Event(), asyncio.Event()
+
+        def held(node: FakeNode) -> None:
+            async def serve(served: Served) -> None:
+                telling.set()
+                await go_on.wait()
+                node.served.append(served)
+
+            node.serve = serve  # type: ignore[method-assign]
+
+        cluster.prepare = held
+        cluster.join("b")
+        await telling.wait()
+        assert nodes.capacity == 2
+        await policy.serve("2")
+        go_on.set()
+        await until(lambda: nodes.capacity == 4)
+        assert cluster["b"].served == [Served("1"), Served("2")]
+
+
+@silence
+async def test_a_node_that_was_silent_learns_what_a_trainer_serves_before_it_gets_rollouts() -> None:
+    cluster, policy = FakeCluster("a", "b"), Policy()
+    async with nodes_of(cluster, policy=policy) as nodes:
+        node = cluster["a"]
+        node.works_again.set()
+        node.silent.set()
+        await until(lambda: nodes.capacity == 2)
+        await policy.serve("1")
+        assert node.served == []
+        node.silent.clear()
+        await until(lambda: nodes.capacity == 4)
+        assert node.served[-1:] == [Served("1")]
+
+
+@silence
+async def test_a_node_that_does_not_answer_holds_up_no_trainer() -> None:
+    cluster, policy = FakeCluster("a", "b"), Policy()
+    async with nodes_of(cluster, policy=policy):
+        cluster["a"].silent.set()
+        async with asyncio.timeout(30):
+            await policy.serve("1")
+        assert cluster["b"].served[-1] == Served("1")
 
 
 # ---------------------------------------------------------------- images
@@ -525,7 +723,8 @@ class Images(SavedImages):
             raise LaunchError(f"the image {name} cannot be sent to nodes: No such image")
         self.saved[name] += 1
         path = self.folder / name.replace(":", "-")
-        path.write_text(name)
+        if not path.exists():  # another node may be reading it
+            path.write_text(name)
         return path
 
 
@@ -588,10 +787,13 @@ async def test_images_go_to_a_node_one_after_the_other(images: Images, monkeypat
 async def test_many_rollouts_that_wait_for_an_image_on_one_node_hold_no_other_node_up(images: Images) -> None:
     cluster = FakeCluster("a", "b")
     async with nodes_of(cluster, images=images, launcher="docker", max_concurrent_sandboxes=8) as nodes:
-        cluster["a"].taking.clear()
+        for node in cluster.started:
+            node.taking.clear()
         with executing(nodes) as (executor, _):
             plans = [replace(a_plan(i), sandbox=SandboxSpec("own:1")) for i in range(16)]
             runs = [asyncio.create_task(executor.execute(plan)) for plan in plans]
+            await until(lambda: [node.used for node in nodes._members.nodes.values()] == [8, 8])
+            cluster["b"].taking.set()
             await until(lambda: "own:1" in cluster["b"].images)
             assert "own:1" not in cluster["a"].images
             cluster["a"].taking.set()

@@ -89,13 +89,13 @@ async def test_a_silent_node_is_a_finding_and_holds_up_no_other(monkeypatch: pyt
         if node.name == "a":
             node.silent.set()
 
-    monkeypatch.setattr(cluster_doctor, "NODE_S", 0.3)
+    monkeypatch.setattr(cluster_doctor, "NODE_S", 1.5)
     cluster = FakeCluster("a", "b")
     cluster.prepare = prepare
     findings = await findings_of(cluster)
     assert [finding.text.partition(":")[0] for finding in findings[1:]] == ["node b", "node b", "node a"]
     assert told(findings, "a") == [("node", "fail")]
-    assert "has not answered for 0.3 s" in findings[-1].text
+    assert "has not answered for 1.5 s" in findings[-1].text
     assert cluster["a"].ended
 
 
@@ -111,7 +111,7 @@ async def test_what_a_node_said_before_it_fell_silent_is_told(monkeypatch: pytes
         async def start(self, node_id: str) -> FakeNode:
             return Falling(node_id)
 
-    monkeypatch.setattr(cluster_doctor, "NODE_S", 0.1)
+    monkeypatch.setattr(cluster_doctor, "NODE_S", 1.5)
     assert told(await findings_of(Cluster("a")), "a") == [("software", "ok"), ("node", "fail")]
 
 

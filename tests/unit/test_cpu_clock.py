@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.launch.cpu_clock import CpuClock
 from orchestrator.launch.docker.calls import Engine
-from orchestrator.launch.docker.cpu_clock import CpuClock
 from orchestrator.launch.docker.sandbox import DockerSandbox
-from orchestrator.launch.docker.uids import UidPair
+from orchestrator.launch.uids import UidPair
 from tests.fakes.odd_engine import OddEngine
 
 ID = "f3fd21dc79e781a37809ae8aa968bded68c1e06df3e225de1110f2d16ada8a31"

@@ -17,7 +17,7 @@ from orchestrator.launch import channels
 from orchestrator.redact import Secret
 from orchestrator.settings.config import Config
 from orchestrator.settings.table import EnvSettings, OpenAISettings
-from tests.fakes.inference import Model, ScriptedServer, always
+from tests.fakes.inference import Fault, Model, ScriptedServer, always
 from tests.fakes.runs import place
 from tests.fakes.tavily import KEY as TAVILY_KEY
 from tests.fakes.tavily import FakeTavily
@@ -136,6 +136,16 @@ async def test_an_endpoint_without_ids_works_with_something_to_know() -> None:
         findings = await all_of(check_services(config(server.base_url, "none")))
     assert levels(findings) == [("tokenizer", "warn"), ("endpoint", "warn")]
     assert "text only" in findings[1].text
+
+
+async def test_a_loading_endpoint_is_not_waited_for_and_it_is_said_that_a_run_does() -> None:
+    model = Model(tokenizer_folder(), "scripted", 32_768)
+    async with ScriptedServer("llamacpp", always("x"), model=model, loading=lambda path: Fault("503")) as server:
+        findings = await all_of(check_services(config(server.base_url, str(tokenizer_folder()))))
+        assert len(server.log.all) == 1
+    assert levels(findings) == [("tokenizer", "ok"), ("endpoint", "fail")]
+    assert "does not serve: HTTP 503" in findings[1].text
+    assert findings[1].text.endswith("; a run waits 300 s for it")
 
 
 async def test_what_is_not_there_is_told_with_what_to_do(tmp_path: Path) -> None:

@@ -182,12 +182,19 @@ def test_the_table_shows_labels_as_text_and_what_is_missing() -> None:
 
 def test_evaluation_settings_are_its_own_and_stay_when_applied_again() -> None:
     config = Config(
-        env=EnvSettings(eval_samples=3, eval_temperature=0.2, group_policy="partial:5", zero_variance="resample"),
+        env=EnvSettings(
+            eval_samples=3,
+            eval_temperature=0.2,
+            group_policy="partial:5",
+            zero_variance="resample",
+            max_staleness=0,
+        ),
         openai=(PRICED,),
     )
     derived = evaluation_config(config)
     env = derived.env
     assert (env.group_size, env.temperature, env.group_policy, env.zero_variance) == (3, 0.2, "partial:1", "keep")
+    assert env.max_staleness is None
     assert evaluation_config(derived) == derived
     assert evaluation_config(Config()).env.temperature == 1.0
     for strategy in ("basic", "combined", "judge", "python:m:f"):

@@ -19,17 +19,37 @@ ENDED = "integration/atropos/test_serve_ended.py"
 SLOTS = "integration/atropos/test_serve_slots.py"
 RESUME = "integration/test_kill_and_resume.py"
 LAUNCHER = "integration/launch/test_docker_launcher.py"
+OCI = "integration/launch/test_oci_launcher.py"
+OCI_RUN = "integration/test_oci_run.py"
 TOOLS = "integration/test_web_tools.py"
 OUTCOME = "unit/test_outcome.py"
 CLUSTER = "unit/test_cluster.py"
+STARTUP = "unit/test_startup.py"
+LOADING = "e2e/test_loading.py"
 RAY = "integration/cluster/test_ray.py"
 PASSING = f"{FAULTS}::test_passing_fault_of_the_endpoint_is_retried_and_leaves_no_trace_in_the_data"
 LASTING = f"{FAULTS}::test_lasting_fault_of_one_task_costs_that_group_only"
 
 # Row of the table → tests that fail without what it says.
+WEIGHTS = "integration/test_new_weights.py"
 ROWS = {
     "endpoint: 429": [PASSING, f"{FAULTS}::test_when_one_call_is_asked_to_wait_all_calls_wait"],
     "endpoint: 500, 502, 503, reset, cut off, name not found": [PASSING, LASTING],
+    "endpoint: loading or away at the start (429, 5xx, refused, dropped, late, name not known)": [
+        f"{STARTUP}::test_a_server_that_is_loading_is_exact_once_it_has_loaded",
+        f"{STARTUP}::test_a_refused_connection_is_tried_until_the_server_listens",
+        f"{STARTUP}::test_what_never_serves_ends_by_name_when_the_time_is_over",
+        f"{STARTUP}::test_a_failing_way_of_ids_is_no_reason_for_text",
+        f"{LOADING}::test_a_server_that_begins_to_listen_late_costs_time_and_nothing_else",
+        f"{LOADING}::test_a_signal_ends_the_wait_at_once",
+    ],
+    "endpoint: refuses the probes at the start (401, 403, 404 ...), or gives ids that cannot be used": [
+        f"{STARTUP}::test_a_refused_key_is_not_waited_for",
+        f"{STARTUP}::test_a_refusal_is_not_waited_for",
+        f"{STARTUP}::test_ids_that_cannot_be_used_are_no_reason_for_text",
+        f"{STARTUP}::test_a_server_that_answers_without_ids_is_asked_for_text_and_the_reason_is_kept",
+        f"{LOADING}::test_where_text_is_all_there_is_the_run_says_so_wherever_people_look",
+    ],
     "endpoint: slow or hung": [
         PASSING,
         f"{FAULTS}::test_hung_completion_is_an_infrastructure_failure_and_retried",
@@ -53,6 +73,17 @@ ROWS = {
         f"{BLAME}::test_a_sample_that_cannot_be_used_is_a_sample",
         f"{BLAME}::test_samples_that_are_filtered_are_wrong_where_a_model_is_measured",
         f"{BLAME}::test_what_the_control_gets_too_is_the_endpoints_and_is_drawn_again",
+    ],
+    "endpoint: aborts a completion, as for new weights": [
+        f"{WEIGHTS}::test_an_aborted_completion_is_continued_with_what_it_has",
+        f"{WEIGHTS}::test_a_server_that_aborts_everything_at_once_is_a_failure",
+        f"{WEIGHTS}::test_what_was_sampled_before_an_abort_outlives_failures_behind_it",
+        f"{WEIGHTS}::test_what_was_sampled_before_an_abort_is_no_free_draw_if_only_its_continuation_fails",
+        f"{WEIGHTS}::test_what_every_request_behind_an_abort_fails_on_is_the_endpoints",
+    ],
+    "endpoint: vLLM says that it is paused": [f"{WEIGHTS}::test_a_pause_is_waited_for_and_is_no_failure"],
+    "endpoint: llama.cpp's adapters are swapped": [
+        f"{WEIGHTS}::test_llamacpps_cache_is_not_used_once_its_adapters_have_changed"
     ],
     "endpoint: 401, 403": [
         f"{FAULTS}::test_refused_key_in_mid_run_stops_it_with_one_line_and_keeps_what_is_finished",
@@ -112,6 +143,18 @@ ROWS = {
         "unit/test_odd_engine.py::test_an_engine_that_cannot_make_containers_is_named_by_what_fails",
         "unit/test_breaker.py::test_what_no_waiting_ends_is_not_waited_for",
     ],
+    "OCI runtime: refuses, hangs for a minute, is gone": [
+        f"{OCI}::test_a_runtime_that_refuses_is_a_launch_error_and_leaves_nothing",
+        f"{OCI}::test_a_cancel_while_the_runtime_hangs_is_carried_out_when_it_is_over",
+    ],
+    "OCI runtime: a sandbox is ended by somebody else": [
+        f"{OCI_RUN}::test_a_sandbox_ended_by_somebody_else_is_retried_and_one_killed_or_short_of_memory_is_scored",
+        "unit/test_oci_machine.py::test_whose_doing_an_end_is",
+    ],
+    "OCI runtime: the keeper is killed": [
+        f"{OCI_RUN}::test_a_keeper_killed_in_mid_run_costs_time_and_nothing_else",
+        f"{OCI}::test_without_its_keeper_a_sandbox_is_lost_and_the_next_ones_have_another",
+    ],
     "proxy: call cut in the middle": [
         "integration/test_inside_the_box.py::test_a_cut_completion_is_asked_for_again_under_the_same_number",
         "unit/test_leases.py::test_a_retried_call_gets_the_recorded_answer_and_never_a_second_sample",
@@ -167,6 +210,11 @@ ROWS = {
     ],
     "cluster: a node loses Docker or cannot reach the endpoint": [
         f"{CLUSTER}::test_a_node_without_docker_pauses_itself_and_not_the_run"
+    ],
+    "cluster: a node's endpoint is loading": [
+        f"{CLUSTER}::test_a_node_whose_endpoint_is_loading_holds_up_no_other_one",
+        f"{CLUSTER}::test_while_all_nodes_wait_for_their_endpoint_the_run_waits_and_says_so_once",
+        f"{CLUSTER}::test_without_an_endpoint_that_serves_in_time_no_node_can_be_used",
     ],
     "cluster: a call of an actor is lost": [f"{CLUSTER}::test_an_actor_that_dies_is_started_anew_on_its_node"],
     "cluster: Ray's head is away": [

@@ -12,24 +12,35 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import ConfigError, EnvironmentUnusable
-from orchestrator.launch.docker.confinement import untold_by, verify_confinement
+from orchestrator.launch.confinement import untold_by, verify_confinement
 from orchestrator.launch.docker.facts import advice, image_problem, missing_features
-from orchestrator.launch.docker.hardening import (
+from orchestrator.launch.docker.request import create_body
+from orchestrator.launch.docker.verification import MEASURES, verify
+from orchestrator.launch.hardening import (
+    IDENTITIES,
+    MEASURE_NAMES,
     MIB,
     MIN_MEMORY_BYTES,
     PROCESS_BYTES,
-    sandbox_config,
+    demand,
+    harden,
     seccomp_profile,
-    tmpfs_mounts,
+    writable_places,
 )
-from orchestrator.launch.docker.uids import UidPair
-from orchestrator.launch.docker.verification import MEASURE_NAMES, MEASURES, demand, verify
 from orchestrator.launch.names import CHANNEL_MOUNT, DEFAULT_IMAGE
+from orchestrator.launch.uids import UidPair
 from orchestrator.types import Confinement, Mount, SandboxSpec
 
 SPEC = SandboxSpec(image=DEFAULT_IMAGE)
 UIDS = UidPair(20_000, 20_001)
-CONFIG = sandbox_config(SPEC, UIDS, Path("/channel"), {"orchestrator.run": "r"})
+
+
+def body(spec: SandboxSpec = SPEC, **labels: str) -> dict[str, Any]:
+    """What the Engine is asked for."""
+    return create_body(spec, harden(spec, UIDS, Path("/channel")), labels)
+
+
+CONFIG = body(run="r")
 
 
 def obeyed() -> dict[str, Any]:
@@ -128,10 +139,11 @@ def test_each_weakened_setting_is_named_and_can_be_waived(
 
 def test_every_measure_has_a_weakened_case() -> None:
     assert {name for name, _ in WEAKENED} | {"runtime"} == set(MEASURES)
+    assert set(MEASURES) | {IDENTITIES} == MEASURE_NAMES
 
 
 def test_another_runtime_than_the_one_asked_for_is_refused() -> None:
-    config = sandbox_config(replace(SPEC, runtime="runsc"), UIDS, Path("/channel"), {})
+    config = body(replace(SPEC, runtime="runsc"))
     (problem,) = verify(obeyed(), config)
     assert problem.startswith("runtime is 'runc'")
 
@@ -139,7 +151,7 @@ def test_another_runtime_than_the_one_asked_for_is_refused() -> None:
 def test_newer_engines_spell_the_same_settings_differently() -> None:
     inspected = obeyed()
     inspected["HostConfig"]["CapAdd"] = ["CAP_SETUID", "CAP_SETGID"]
-    profile = seccomp_profile(allow_localhost_tcp=False)
+    profile = json.dumps(seccomp_profile(allow_localhost_tcp=False), separators=(",", ":"))
     inspected["HostConfig"]["SecurityOpt"] = [f"seccomp={profile}", "no-new-privileges:true"]
     inspected["HostConfig"]["UTSMode"] = "private"
     assert verify(inspected, CONFIG) == []
@@ -147,23 +159,25 @@ def test_newer_engines_spell_the_same_settings_differently() -> None:
 
 @pytest.mark.parametrize("memory_bytes", [MIN_MEMORY_BYTES, 1 << 29, 1 << 30, 3_333_333_333, 1 << 34])
 def test_full_tmpfs_always_leave_memory_for_the_processes(memory_bytes: int) -> None:
-    mounts = tmpfs_mounts(memory_bytes, UIDS)
-    sizes = [int(option.removeprefix("size=")) for m in mounts.values() for option in m.split(",")[:1]]
+    places = writable_places(memory_bytes, UIDS)
+    sizes = [place.size_bytes for place in places]
     assert len(sizes) == 4
     assert min(sizes) >= 1 * MIB
     assert sum(sizes) <= memory_bytes - PROCESS_BYTES
-    assert all("nr_inodes=" in m and "noexec" in m and "nosuid" in m and "nodev" in m for m in mounts.values())
+    for place in places:
+        assert {"noexec", "nosuid", "nodev", f"size={place.size_bytes}"} <= set(place.options)
+        assert any(option.startswith("nr_inodes=") for option in place.options)
 
 
 @pytest.mark.parametrize("spec", [replace(SPEC, memory_bytes=255 * MIB), replace(SPEC, pids=47)])
 def test_limits_nothing_can_run_under_are_refused(spec: SandboxSpec) -> None:
     with pytest.raises(ConfigError, match="at least"):
-        sandbox_config(spec, UIDS, Path("/channel"), {})
+        harden(spec, UIDS, Path("/channel"))
 
 
 def test_runtime_is_named_only_when_asked_for() -> None:
     assert "Runtime" not in CONFIG["HostConfig"]
-    config = sandbox_config(replace(SPEC, runtime="runsc"), UIDS, Path("/channel"), {})
+    config = body(replace(SPEC, runtime="runsc"))
     assert config["HostConfig"]["Runtime"] == "runsc"
 
 
@@ -172,9 +186,9 @@ def test_nothing_of_the_environment_enters_the_container() -> None:
     assert json.loads(json.dumps(CONFIG)) == CONFIG
 
 
-def rules(profile: str) -> dict[str, list[dict[str, Any]]]:
+def rules(profile: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
-    for rule in json.loads(profile)["syscalls"]:
+    for rule in profile["syscalls"]:
         for name in rule["names"]:
             found.setdefault(name, []).append(rule)
     return found
@@ -194,14 +208,14 @@ DANGEROUS = {
 
 def test_profile_denies_what_is_not_listed_and_lists_nothing_dangerous() -> None:
     profile = seccomp_profile(allow_localhost_tcp=False)
-    assert json.loads(profile)["defaultAction"] == "SCMP_ACT_ERRNO"
-    assert "architectures" not in json.loads(profile)
-    assert "archMap" not in json.loads(profile)  # native only: no 32-bit socketcall around the rules
+    assert profile["defaultAction"] == "SCMP_ACT_ERRNO"
+    assert "architectures" not in profile
+    assert "archMap" not in profile  # native only: no 32-bit socketcall around the rules
     assert DANGEROUS & set(rules(profile)) == set()
 
 
 def test_only_unix_sockets_unless_localhost_is_allowed() -> None:
-    def families(profile: str, call: str) -> set[int]:
+    def families(profile: dict[str, Any], call: str) -> set[int]:
         return {rule["args"][0]["value"] for rule in rules(profile)[call]}
 
     strict, open_ = seccomp_profile(allow_localhost_tcp=False), seccomp_profile(allow_localhost_tcp=True)

@@ -15,7 +15,7 @@ from orchestrator.launch.docker.calls import Engine
 from orchestrator.launch.docker.events import ContainerEvent, EngineEvents
 from orchestrator.launch.docker.launcher import DockerLauncher
 from orchestrator.launch.docker.sandbox import DockerSandbox
-from orchestrator.launch.docker.uids import UidPair
+from orchestrator.launch.uids import UidPair
 from orchestrator.types import SandboxSpec
 from tests.fakes.odd_engine import OddEngine
 

@@ -224,7 +224,13 @@ def test_a_schema_refuses_what_the_strict_reader_refuses() -> None:
 
 
 def test_every_field_of_a_line_is_written() -> None:
-    assert set(attempt_line(a_member())) == set(AttemptLine.__annotations__) | _inherited()
+    member = a_member()
+    sized = replace(member, attempt=replace(member.attempt, plan=replace(member.attempt.plan, group_size=4)))
+    line = attempt_line(sized)
+    assert set(line) == set(AttemptLine.__annotations__) | _inherited()
+    assert read_attempt(dumps(line)).group_size == read_counted(dumps(line)).group_size == 4  # type: ignore[union-attr]
+    del line["group_size"]
+    assert read_attempt(dumps(line)).group_size is None, "as earlier versions wrote it"
 
 
 def _inherited() -> set[str]:

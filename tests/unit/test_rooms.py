@@ -11,7 +11,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 # Names, values and pure rules: no input, no output, no clock. `base` is a room's contract.
-VOCABULARY = {"types", "errors", "text", "redact", "plugins", "backoff", "waits", "control", "outcome", "plan"}
+VOCABULARY = {
+    *("types", "errors", "text", "redact", "plugins", "backoff", "waits", "control", "outcome", "plan", "policy"),
+}
 # Who carries a rollout out, from the inside outwards: each may import those before it.
 WAY_OUT = ("rollout", "executor", "group", "engine")
 BACKENDS = ("launch", "proxy", "completion", "scorers", "tools", "tasks")
@@ -32,6 +34,7 @@ MAY_SEE = {
     "terminal": {"run"},
     "report": {"completion", "run"},
     "demo": {"tasks"},
+    "forward": {"completion", "local_model", "run", "terminal"},
 }
 FROM_OUTSIDE = {  # what lies on disk, and what an agent is equipped with, is read by rooms that write neither
     "completion.replay": {"run"},
@@ -41,7 +44,22 @@ FROM_OUTSIDE = {  # what lies on disk, and what an agent is equipped with, is re
     "proxy.wire": {"agents"},
     "tasks.decoder": {"terminal"},
 }
-OUTERMOST = {"atropos", "commands", "cli"}  # nobody else may import these
+# The one home of a foreign library that takes seconds to import: imported where it is used, never with a module.
+HOMES = {
+    "torch": "orchestrator.forward.model",
+    "peft": "orchestrator.forward.model",
+    "gguf": "orchestrator.forward.weights",
+    "safetensors": "orchestrator.forward.weights",
+    "trl": "orchestrator.trainers.trl_async",
+    "accelerate": "orchestrator.trainers.trl",
+}
+# Trainers' own packages: each is known in one file, which is imported only where that trainer is used.
+TRAINERS = {
+    "openenv": "orchestrator.trainers.openenv",
+    "verl": "orchestrator.trainers.verl",
+    "omegaconf": "orchestrator.trainers.verl",
+}
+OUTERMOST = {"atropos", "commands", "cli", "trainers"}  # nobody else may import these
 
 
 def _name(file: Path) -> str:
@@ -168,6 +186,27 @@ def test_the_worker_has_nothing_of_those_that_hold_keys_and_sockets() -> None:
 def test_sandbox_and_orchestrator_share_the_wire_alone() -> None:
     wrong = [(a, b) for a, b in imports(late=True) if a.partition(".")[0] != b.partition(".")[0]]
     assert wrong == []
+
+
+def importing(library: str, *, late: bool) -> set[str]:
+    """Our modules that import this foreign library."""
+    found = set()
+    for name, file in modules().items():
+        targets = _targets(ast.parse(file.read_text("utf-8")), late)
+        if library in {target.partition(".")[0] for target in targets}:
+            found.add(name)
+    return found
+
+
+@pytest.mark.parametrize(("library", "home"), HOMES.items())
+def test_a_heavy_library_has_one_home_and_is_imported_late(library: str, home: str) -> None:
+    assert importing(library, late=True) == {home}
+    assert importing(library, late=False) == set()
+
+
+@pytest.mark.parametrize(("library", "home"), TRAINERS.items())
+def test_a_trainer_is_known_in_one_file(library: str, home: str) -> None:
+    assert importing(library, late=True) == {home}
 
 
 def test_every_exception_is_one() -> None:

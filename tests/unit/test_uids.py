@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from orchestrator.launch.docker.uids import FIRST_UID, LAST_UID, SLOTS, UidSlots
+from orchestrator.launch.uids import FIRST_UID, LAST_UID, SLOTS, UidSlots
 
 
 def test_no_two_live_sandboxes_share_a_uid() -> None:

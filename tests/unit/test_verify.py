@@ -27,7 +27,7 @@ from tests.fakes.plans import TALK, an_attempt
 from tests.fakes.tokenizer import tokenizer_folder
 
 TAG = "</code>"
-ASKED = Wanted(sizes=range(2, 3))
+ASKED = Wanted(size=2)
 Rollouts = Mapping[str, Mapping[str, Any]]
 
 
@@ -167,7 +167,7 @@ def test_a_mask_in_another_place_is_found_where_the_ids_are_the_same() -> None:
 
 def test_a_size_nobody_asked_for_is_wrong_even_if_the_group_says_so() -> None:
     assert set(look(*a_group(1)).wrong) == {"size"}
-    assert look(*a_group(1), Wanted(sizes=range(1, 3))).wrong == {}
+    assert look(*a_group(1), Wanted(size=2, least=1)).wrong == {}
 
 
 def test_what_is_masked_on_purpose_is_right_and_what_is_not_is_wrong() -> None:
@@ -194,7 +194,7 @@ def test_what_was_asked_for_is_read_from_the_settings() -> None:
     policy = {"group_size": 8, "group_policy": "partial:3"}
     env = policy | {"untrained_outcomes": ["timeout"], "train_mixed_versions": False}
     asked = Wanted.of(env)
-    assert asked.sizes == range(3, 9)
+    assert (asked.size, asked.least) == (8, 3)
     assert asked.masks_all({"outcome": "timeout"})
     assert asked.masks_all({"outcome": "finished", "mixed_policy_versions": True})
     assert not asked.masks_all({"outcome": "finished"})
@@ -255,7 +255,7 @@ def a_text_group(tokenizer: HubTokenizer) -> tuple[dict[str, Any], dict[str, Any
 
 
 def look_at_text(group: dict[str, Any], rollouts: Rollouts, tokenizer: HubTokenizer | None) -> Findings:
-    findings = Findings(Wanted(sizes=range(1, 2)), tokenizer=lambda: tokenizer)
+    findings = Findings(Wanted(size=1), tokenizer=lambda: tokenizer)
     check_group(group, "line 1", findings, None if rollouts is None else written(rollouts))
     return findings
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.launch.docker.verification import NO_MEASURES
+from orchestrator.launch.fitting import old_runc, too_big, too_many
+from orchestrator.launch.hardening import NO_MEASURES
 from orchestrator.launch.names import DEFAULT_IMAGE, IMAGE_REPOSITORY
 from orchestrator.types import SandboxSpec
 
 # Measure → the field of `docker info` that says whether the Engine can enforce it.
 _FEATURES = {"memory": "MemoryLimit", "swap": "SwapLimit", "cpus": "CpuCfsQuota", "pids": "PidsLimit"}
-_SAFE_RUNC = (1, 2, 8)  # CVE-2024-21626, CVE-2025-31133, -52565, -52881
-_MIB = 1 << 20
 
 
 def missing_features(info: Mapping[str, Any], waived: frozenset[str] = NO_MEASURES) -> list[str]:
@@ -48,31 +46,14 @@ def image_problem(spec: SandboxSpec, info: Mapping[str, Any], image: Mapping[str
             f"the Docker Engine has no runtime {spec.runtime!r} (it has {', '.join(sorted(runtimes))}): "
             "register it in /etc/docker/daemon.json, or leave --env.docker_runtime out"
         )
-    if spec.memory_bytes > info["MemTotal"]:
-        return (
-            f"a sandbox of {spec.memory_bytes // _MIB} MiB does not fit into this machine's "
-            f"{info['MemTotal'] // _MIB} MiB: lower --env.sandbox_memory"
-        )
-    if spec.cpus > info["NCPU"]:
-        return f"a sandbox of {spec.cpus:g} CPUs does not fit into {info['NCPU']}: lower --env.sandbox_cpus"
-    return None
+    return too_big(spec, info["MemTotal"], info["NCPU"])
 
 
 def advice(info: Mapping[str, Any], spec: SandboxSpec, max_sandboxes: int) -> list[str]:
     """Lines that an operator should know and may ignore."""
-    lines = []
-    if max_sandboxes * spec.memory_bytes > info["MemTotal"]:
-        lines.append(
-            f"{max_sandboxes} sandboxes of {spec.memory_bytes // _MIB} MiB could together want more than "
-            f"the machine's {info['MemTotal'] // _MIB} MiB"
-        )
-    version = _version((info.get("RuncCommit") or {}).get("ID", ""))
-    if version is not None and version < _SAFE_RUNC and spec.runtime in (None, "runc"):
-        lines.append(
-            f"runc {'.'.join(map(str, version))} is older than its fixes of CVE-2024-21626 and CVE-2025-31133 "
-            "(a distribution may have backported them)"
-        )
-    return lines
+    runc = (info.get("RuncCommit") or {}).get("ID", "") if spec.runtime in (None, "runc") else ""
+    lines = [too_many(spec, max_sandboxes, info["MemTotal"]), old_runc(runc)]
+    return [line for line in lines if line is not None]
 
 
 def describe(info: Mapping[str, Any], image: Mapping[str, Any] | None, spec: SandboxSpec) -> dict[str, str]:
@@ -89,8 +70,3 @@ def describe(info: Mapping[str, Any], image: Mapping[str, Any] | None, spec: San
         "image_digest": next(iter(image.get("RepoDigests") or ()), None) if image else None,
     }
     return {name: str(value) for name, value in facts.items() if value}
-
-
-def _version(text: str) -> tuple[int, ...] | None:
-    found = re.match(r"v?(\d+)\.(\d+)\.(\d+)", text)
-    return tuple(map(int, found.groups())) if found else None

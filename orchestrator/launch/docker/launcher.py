@@ -1,7 +1,7 @@
 """Sandboxes as containers of the Docker Engine: created, verified, watched, removed.
 
-`hardening` holds their confinement; `verification` and `confinement` check it. `reaper` removes what a killed
-process leaves. Four calls of the Engine per sandbox: create, start, inspect, remove.
+`request` asks for their confinement; `verification` and `launch/confinement` check it. `reaper` removes what a
+killed process leaves. Four calls of the Engine per sandbox: create, start, inspect, remove.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from pathlib import Path
 
 from orchestrator.backoff import Backoff
 from orchestrator.errors import DockerError, EnvironmentUnusable, LaunchError, SandboxLostError
+from orchestrator.launch.confinement import untold_by, verify_confinement
+from orchestrator.launch.cpu_clock import CpuClock
 from orchestrator.launch.docker.calls import CALL_TIMEOUT_S, Engine
-from orchestrator.launch.docker.confinement import untold_by, verify_confinement
-from orchestrator.launch.docker.cpu_clock import CpuClock
 from orchestrator.launch.docker.events import ContainerEvent, EngineEvents
 from orchestrator.launch.docker.facts import advice, describe, image_problem, missing_features
-from orchestrator.launch.docker.hardening import sandbox_config, tmpfs_mounts
+from orchestrator.launch.docker.request import create_body
 from orchestrator.launch.docker.sandbox import DockerSandbox
-from orchestrator.launch.docker.uids import UidPair, UidSlots
-from orchestrator.launch.docker.verification import NO_MEASURES, demand, verify
+from orchestrator.launch.docker.verification import verify
+from orchestrator.launch.hardening import NO_MEASURES, demand, harden, writable_places
 from orchestrator.launch.names import LABEL_DEADLINE, LABEL_OWNER, LABEL_PROJECT, LABEL_RUN, PROJECT
 from orchestrator.launch.owner import owner_label
+from orchestrator.launch.uids import UidPair, UidSlots
 from orchestrator.types import Confinement, SandboxSpec
 from orchestrator.waits import uninterrupted
 
@@ -43,7 +44,7 @@ _BETWEEN_REMOVALS = Backoff(first_s=0.3, most_s=3.0)
 class DockerLauncher:
     """A `Launcher`: at most `max_sandboxes` containers at a time, those being created or removed included.
 
-    `waived`: names of measures (`verification.MEASURE_NAMES`) that need not hold. `lifetime_s`: afterwards reapers
+    `waived`: names of measures (`hardening.MEASURE_NAMES`) that need not hold. `lifetime_s`: afterwards reapers
     of other hosts, which cannot see whether this process lives, may remove a container. `engine_grace_s`: how
     long the Engine may be away before sandboxes are given up. `advise` gets lines that an operator should know
     and may ignore.
@@ -85,7 +86,7 @@ class DockerLauncher:
     async def check(self, spec: SandboxSpec) -> None:
         """Raises EnvironmentUnusable (no Docker, no image, a limit that cannot be enforced); ConfigError for too
         little memory."""
-        tmpfs_mounts(spec.memory_bytes, UidPair(0, 0))
+        writable_places(spec.memory_bytes, UidPair(0, 0))
         try:
             await self._engine.open()
             info = await self._engine.info()
@@ -172,9 +173,8 @@ class DockerLauncher:
     # ------------------------------------------------------------ one container
 
     async def _start(self, sandbox: DockerSandbox, spec: SandboxSpec, channel: Path) -> None:
-        config = sandbox_config(
-            spec, sandbox.uids, channel, self._labels(), allow_localhost_tcp=self._allow_localhost_tcp
-        )
+        asked = harden(spec, sandbox.uids, channel, allow_localhost_tcp=self._allow_localhost_tcp)
+        config = create_body(spec, asked, self._labels())
         try:
             sandbox.in_doubt = True
             sandbox.sandbox_id = await self._engine.create(config, sandbox.name)

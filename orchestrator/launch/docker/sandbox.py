@@ -9,10 +9,10 @@ from contextlib import suppress
 from typing import Any
 
 from orchestrator.errors import DockerError, RolloutError, SandboxLostError
+from orchestrator.launch.cpu_clock import CpuClock
 from orchestrator.launch.docker.calls import Engine
-from orchestrator.launch.docker.cpu_clock import CpuClock
 from orchestrator.launch.docker.events import ContainerEvent
-from orchestrator.launch.docker.uids import UidPair
+from orchestrator.launch.uids import UidPair
 from orchestrator.types import SandboxExit
 
 _DEADLY_SIGNALS = frozenset({"9", "15", "SIGKILL", "SIGTERM"})

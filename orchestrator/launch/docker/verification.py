@@ -1,7 +1,7 @@
 """Compares what the Engine set for a container with what was asked for, before the sandbox is used.
 
 Pure: `launcher` asks the Engine and refuses the sandbox. `confinement` checks what pid 1 saw. Both use the same
-names of measures; the operator can waive single ones by name.
+names of measures, those of `hardening`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from orchestrator.errors import EnvironmentUnusable
-
-NO_MEASURES: frozenset[str] = frozenset()
+from orchestrator.launch.hardening import NO_MEASURES
 
 
 def _host(key: str, default: object = None) -> Callable[[Mapping[str, Any]], object]:
@@ -95,9 +93,6 @@ MEASURES: dict[str, Callable[[Mapping[str, Any]], object]] = {
     "oom_score": _host("OomScoreAdj", 0),
     "runtime": _host("Runtime"),
 }
-# Only the sandbox itself can check it.
-IDENTITIES = "identities"
-MEASURE_NAMES = frozenset(MEASURES) | {IDENTITIES}
 
 
 def verify(
@@ -112,15 +107,6 @@ def verify(
         if measure not in waived and (wanted := effective(required)) != (got := effective(inspected)):
             problems.append(f"{measure} is {_short(got)} instead of {_short(wanted)}")
     return problems
-
-
-def demand(problems: list[str]) -> None:
-    """Raises EnvironmentUnusable if there are any."""
-    if problems:
-        raise EnvironmentUnusable(
-            f"sandboxes are not confined as they must be here: {'; '.join(problems)}. "
-            "Use an Engine that can, or switch these measures off by name: --env.waive_hardening"
-        )
 
 
 def _as_inspected(config: Mapping[str, Any]) -> dict[str, Any]:

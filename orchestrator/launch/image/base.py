@@ -26,7 +26,7 @@ DEBIAN_BASE = f"{BASE_REPOSITORY}:{SUITE}-{RECIPE_HASH}"
 REGISTRY_TIMEOUT_S = 10  # for the registry to say whether it has the image, not to send it
 _PROBE_TIMEOUT_S = 60
 _OLDEST_PYTHON = (3, 11)
-_PROBE = (
+PROBE = (  # what Python is there: `parse_probe` reads its answer
     "import json, platform, sys; "
     "print(json.dumps([list(sys.version_info[:3]), platform.machine(), *platform.libc_ver()]))"
 )
@@ -102,7 +102,7 @@ def probe_python(engine: docker.APIClient, base: str) -> ImagePython:
     """Version and platform of the `python3` in `base`. Blocks. Raises EnvironmentUnusable."""
     container = engine.create_container(
         base,
-        command=[_PROBE],
+        command=[PROBE],
         entrypoint=["python3", "-c"],
         network_disabled=True,
         labels={LABEL_PROJECT: PROJECT, LABEL_OWNER: owner_label()},

@@ -32,7 +32,7 @@ from orchestrator.launch.image.context import (
     context_root,
     extra_requirements,
 )
-from orchestrator.launch.image.wheels import fetch_wheels, wheels_cache
+from orchestrator.launch.image.wheels import ImagePython, fetch_wheels, wheels_cache
 from orchestrator.launch.names import DEFAULT_IMAGE, LABEL_CONTEXT, LABEL_VERSION
 from orchestrator.launch.owner import owner_label
 
@@ -134,16 +134,7 @@ async def _build(
     base = await choose_base(engine, base_image, progress)
     python = await asyncio.to_thread(probe_python, engine, base)
     progress(f"base {base}, Python {python} on {python.machine}")
-    wheels: list[Path] = []
-    for name in (REQUIREMENTS, *map(extra_requirements, extras)):
-        wheels += await fetch_wheels(context[name], python, cache=wheels_cache(), progress=progress)
-    arguments = {
-        "BASE_IMAGE": base,
-        "EXTRAS": " ".join(extras),
-        "CONTEXT_DIGEST": context.digest,
-        "PYTHON_VERSION": str(python),
-        "ORCHESTRATOR_VERSION": __version__,
-    }
+    wheels, arguments = await wheels_and_arguments(context, base, python, extras, progress)
     for tries_left in reversed(range(TRIES)):
         try:
             await _build_once(engine, tag, context, wheels, arguments, progress)
@@ -152,6 +143,23 @@ async def _build(
             if LOST not in str(error) or not tries_left:
                 raise
             progress(f"{error}; it is built again")
+
+
+async def wheels_and_arguments(
+    context: BuildContext, base: str, python: ImagePython, extras: tuple[str, ...], progress: Progress
+) -> tuple[list[Path], dict[str, str]]:
+    """What a build needs besides the context, which it is told by Dockerfile.sandbox' build arguments. Raises
+    EnvironmentUnusable."""
+    wheels: list[Path] = []
+    for name in (REQUIREMENTS, *map(extra_requirements, extras)):
+        wheels += await fetch_wheels(context[name], python, cache=wheels_cache(), progress=progress)
+    return wheels, {
+        "BASE_IMAGE": base,
+        "EXTRAS": " ".join(extras),
+        "CONTEXT_DIGEST": context.digest,
+        "PYTHON_VERSION": str(python),
+        "ORCHESTRATOR_VERSION": __version__,
+    }
 
 
 async def _build_once(

@@ -37,20 +37,23 @@ _BUILD_AS_ROOT = 'sudo "$(command -v orchestrator)" image build'
 _LENT_OPTIONS = re.compile(r"Acquire::(https?|Check-Valid-Until|Check-Date|ForceIPv[46])(::|\s)")
 
 
-async def debian_root(out: Path, progress: Callable[[str], None]) -> None:
-    """Writes the tar of a root file system with Python to `out`. Raises EnvironmentUnusable."""
-    require_means(installed=shutil.which("mmdebstrap") is not None, root=os.geteuid() == 0)
+async def debian_root(out: Path, progress: Callable[[str], None], *, rootless: bool = False) -> None:
+    """Writes the tar of a root file system with Python to `out`. `rootless`: this user has subordinate ids. Raises
+    EnvironmentUnusable."""
+    require_means(installed=shutil.which("mmdebstrap") is not None, root=rootless or os.geteuid() == 0)
     options = out.with_suffix(".apt.conf")  # a file, as arguments can be read by every user
     options.touch(mode=0o600)
     options.write_text(await _apt_options())
     mirror = find_mirror(_apt_sources(Path("/etc/apt")))
     argv = ["mmdebstrap", *_RECIPE, f"--aptopt={options}", SUITE, str(out), *([mirror] if mirror else [])]
-    # The scratch folder holds a whole root. It is beside the tar, so that both are removed together.
+    # The scratch folder holds a whole root. It is beside the tar, so that both are removed together; but a user's
+    # home may be closed to the subordinate ids that work there.
+    scratch = {} if rootless else {"TMPDIR": str(out.parent)}
     code, tail = await run_program(
         argv,
         timeout_s=MAKE_TIMEOUT_S,
         progress=progress,
-        env={"TMPDIR": str(out.parent), "LC_ALL": "C.UTF-8"},
+        env={**scratch, "LC_ALL": "C.UTF-8"},
     )
     if code != 0:
         reasons = [line for line in tail if line.startswith("E: ")] or ["it said nothing"]

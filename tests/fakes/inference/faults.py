@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 Kind = Literal[
     # instead of an answer
-    "400", "401", "403", "429", "500", "502", "503", "context_length", "reset", "hang", "garbage",
+    "400", "401", "403", "429", "500", "502", "503", "504", "context_length", "reset", "hang", "garbage",
     # a late answer: `after_s` before its first byte
     "slow",
     # an answer that is not as it should be

@@ -29,6 +29,7 @@ class Served:
     probe: bool
     call: Call | None = None
     left_to_default: tuple[str, ...] = ()
+    begun: str = ""  # what an aborted request has sampled before, at the end of the prompt
     prompt_ids: list[int] = field(default_factory=list)
     sampled_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)

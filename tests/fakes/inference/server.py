@@ -13,7 +13,7 @@ import struct
 import zlib
 from array import array
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -39,13 +39,15 @@ _STATUS_TEXT = {
     500: "The server had an error while processing your request.",
     502: "Bad gateway",
     503: "The server is overloaded or not ready yet.",
+    504: "Gateway timeout",
 }
 
 
 class ScriptedServer:
     """One inference server in one dialect. Nothing is shared between two of them.
 
-    Everything a test needs is in `log`; `model.weight_version` may be set while it serves.
+    Everything a test needs is in `log`; `model.weight_version` may be set while it serves. `loading`: the fault
+    that a request for this path meets, the model list included, while it loads; None: it serves.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class ScriptedServer:
         api_key: str = "",
         log_file: Path | None = None,
         port: int = 0,
+        loading: Callable[[str], Fault | None] = lambda path: None,
     ) -> None:
         self.dialect = DIALECTS[dialect]() if isinstance(dialect, str) else dialect
         self.model = model or Model(tokenizer_folder())
@@ -72,6 +75,7 @@ class ScriptedServer:
         self._delay_s = delay_s
         self._api_key = api_key
         self._port = port
+        self._loading = loading
         self._calls = CallReader()
         self._cache = PrefixCache()
         self._draws: Counter[int] = Counter()
@@ -134,6 +138,9 @@ class ScriptedServer:
         self._authorize(request)
         body = await self._body(request)
         served.body = body
+        if fault := self._loading(request.path):
+            served.fault = fault.kind
+            return await self._instead(fault, None, request) or web.Response(status=500)
         endpoint = self.dialect.endpoints.get(request.path)
         if endpoint is None or request.method != "POST":
             return _response(self.dialect.query(request.method, request.path, body, self.model))
@@ -187,7 +194,7 @@ class ScriptedServer:
         served.call, served.prompt_ids, served.left_to_default = call, ask.prompt_ids, ask.left_to_default
         return call
 
-    async def _instead(self, fault: Fault, ask: Ask, request: web.Request) -> web.StreamResponse | None:
+    async def _instead(self, fault: Fault, ask: Ask | None, request: web.Request) -> web.StreamResponse | None:
         """What is sent in the place of an answer; None: the answer comes, late or spoilt."""
         match fault.kind:
             case "slow":
@@ -197,17 +204,17 @@ class ScriptedServer:
             case "reset":
                 return _reset(request)
             case "garbage":
-                kind = "text/event-stream" if ask.stream else "application/json"
+                kind = "text/event-stream" if ask and ask.stream else "application/json"
                 return web.Response(body=b"data: \xff\xfe<html>{[\n\n", content_type=kind)
             case "context_length":
                 limit = self.model.context_length
-                raise self.dialect.too_long(limit + 1, ask.max_tokens or 1, limit) or Refused(
+                raise self.dialect.too_long(limit + 1, (ask and ask.max_tokens) or 1, limit) or Refused(
                     400, self.dialect.error(400, "too long")
                 )
             case "401" | "403":
                 given = request.headers.get("Authorization", "").removeprefix("Bearer ")
                 raise Refused(int(fault.kind), self.dialect.unauthorized(int(fault.kind), given))
-            case "400" | "429" | "500" | "502" | "503":
+            case "400" | "429" | "500" | "502" | "503" | "504":
                 status = int(fault.kind)
                 headers = {} if fault.retry_after_s is None else {"Retry-After": f"{fault.retry_after_s:g}"}
                 return _response(self.dialect.error(status, _STATUS_TEXT[status]), status, headers)

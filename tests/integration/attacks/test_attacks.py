@@ -13,7 +13,7 @@ import re
 import secrets
 import statistics
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +24,10 @@ from docker.utils import kwargs_from_env
 from orchestrator.launch.names import DEFAULT_IMAGE
 from tests.e2e.endpoint import answers, says, scripted_endpoint
 from tests.e2e.leftovers import containers_of
+from tests.fakes import oci_images
 from tests.fakes.runs import Ended, flags, lines, place, running
 from tests.integration.attacks.catalogue import ALIVE, ATTACKS, WRONG, Attack
-from tests.integration.attacks.witness import Witness
+from tests.integration.attacks.witness import RuntimeEyes, Witness, engine_eyes
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1200)]
 
@@ -48,6 +49,7 @@ def canary() -> str:
 class Run:
     """A finished run, and all that was seen of it."""
 
+    launcher: str
     ended: Ended
     rollouts: Mapping[str, dict[str, Any]]
     unscored: list[tuple[str, str, str]]  # attempts: task, outcome, reason
@@ -77,12 +79,17 @@ def tasks() -> Iterator[dict[str, Any]]:
         yield task | ({"limits": dict(attack.limits)} if attack.limits else {})
 
 
-@pytest.fixture(scope="module")
-def run() -> Run:
-    return asyncio.run(carried_out())
+@pytest.fixture(scope="module", params=["docker", "oci"])
+def run(request: pytest.FixtureRequest) -> Run:
+    launcher: str = request.param
+    if launcher == "oci":
+        if (reason := oci_images.why_not()) is not None:
+            pytest.skip(reason)
+        oci_images.stored_image()
+    return asyncio.run(carried_out(launcher))
 
 
-async def carried_out() -> Run:
+async def carried_out(launcher: str) -> Run:
     keys = {"OPENAI_API_KEY": canary(), "TAVILY_API_KEY": canary()}
     script = {f"[{name}]": [turns(attack)] for name, attack in ATTACKS.items()}
     script[CONTROL] = [[*(says("Work.", code) for code in CONTROL_STEPS), answers("42")]]
@@ -97,7 +104,7 @@ async def carried_out() -> Run:
         command = flags(
             home,
             endpoint.base_url,
-            launcher="docker",
+            launcher=launcher,
             group_size=1,
             max_concurrent_sandboxes=4,
             sandbox_memory="512MiB",
@@ -107,12 +114,15 @@ async def carried_out() -> Run:
             max_tool_calls=5,
             tavily_base_url="http://127.0.0.1:9",
         )
-        async with running(*command, directory=home, environ=keys) as started:
-            with Witness(started.process.pid, home / "run" / "rollouts.jsonl") as witness:
+        async with running(*command, directory=home, environ=keys | oci_images.CACHE) as started:
+            pid = started.process.pid
+            seeing = engine_eyes(pid) if launcher == "docker" else nullcontext(RuntimeEyes(started.temporary))
+            with seeing as eyes, Witness(pid, home / "run" / "rollouts.jsonl", eyes) as witness:
                 async with asyncio.timeout(DEADLINE_S):
                     out, err = await started.process.communicate()
                 ended = Ended(started.process.returncode or 0, out.decode(), err.decode())
         return Run(
+            launcher=launcher,
             ended=ended,
             rollouts={line["task_id"]: line for line in lines(home / "run" / "rollouts.jsonl")},
             unscored=[
@@ -124,7 +134,7 @@ async def carried_out() -> Run:
             keys=keys,
             truths={row["task_id"]: row["answer"] for row in rows},
             prompts=json.dumps([served["call"] for served in endpoint.completions()]),
-            left=containers_of(started.process.pid),
+            left=containers_of(pid) if launcher == "docker" else [*map(str, started.temporary.iterdir())],
             files={p.name: p.read_bytes() for p in (home / "run").rglob("*") if p.is_file()},
         )
 
@@ -203,9 +213,11 @@ def test_containers_go_when_their_rollout_has_ended(run: Run) -> None:
 
 
 def test_keys_and_reference_answers_are_nowhere(run: Run) -> None:
-    client = docker.APIClient(**kwargs_from_env())
-    image = json.dumps([client.inspect_image(DEFAULT_IMAGE), client.history(DEFAULT_IMAGE)])
-    client.close()
+    if run.launcher == "docker":
+        with closing(docker.APIClient(**kwargs_from_env())) as client:
+            image = json.dumps([client.inspect_image(DEFAULT_IMAGE), client.history(DEFAULT_IMAGE)])
+    else:
+        image = json.dumps(dict(oci_images.stored_image().config))
     assert any("inspected" in name for name in run.witness.texts)
     outside = {**run.witness.texts, "image": image, "stdout": run.ended.stdout, "stderr": run.ended.stderr}
     form = re.compile(r"canary-[0-9a-f]{16}")

@@ -1,14 +1,17 @@
-"""Watches a run from outside: the orchestrator's memory and descriptors, its containers as the Engine tells."""
+"""Watches a run from outside: the orchestrator's memory and descriptors, its containers as the Engine or the OCI
+runtime tells."""
 
 from __future__ import annotations
 
 import json
 import threading
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from docker.errors import APIError
 
@@ -29,12 +32,73 @@ class Sample:
     descriptors: int
 
 
+class Eyes(Protocol):
+    """Sees containers."""
+
+    def look(self, known: Mapping[str, str]) -> Mapping[str, Mapping[str, str]]:
+        """What is told of each container there is, by its id and kind of text. What is `known` need not be told
+        again."""
+
+
+@dataclass
+class EngineEyes:
+    """Of the containers of the orchestrator with this pid: inspected once, logs read while they live."""
+
+    client: Any
+    pid: int
+
+    def look(self, known: Mapping[str, str]) -> Mapping[str, Mapping[str, str]]:
+        seen: dict[str, dict[str, str]] = {}
+        for container in self.client.containers(all=True, filters={"label": LABEL_PROJECT}):
+            owner, name = Owner.parse(container["Labels"].get(LABEL_OWNER, "")), container["Id"]
+            if owner is None or owner.pid != self.pid:
+                continue
+            seen[name] = {}
+            with suppress(APIError):  # it went meanwhile
+                if f"{name} inspected" not in known:
+                    seen[name]["inspected"] = json.dumps(self.client.inspect_container(name))
+                seen[name]["logs"] = self.client.logs(name, tail=_LOG_LINES).decode("utf-8", "replace")
+        return seen
+
+
+@dataclass
+class RuntimeEyes:
+    """Of the containers of launchers that keep their directories in `temporary`: what the runtime is told and
+    remembers, and what /proc shows of pid 1."""
+
+    temporary: Path
+
+    def look(self, known: Mapping[str, str]) -> Mapping[str, Mapping[str, str]]:
+        seen: dict[str, dict[str, str]] = {}
+        for bundle in self.temporary.glob("orchestrator-*/bundles/sandbox-*"):
+            if f"{bundle.name} inspected" in known:
+                seen[bundle.name] = {}
+                continue
+            with suppress(OSError):  # it went meanwhile, or is just coming
+                texts = [(bundle / "config.json").read_text()]
+                state = bundle.parents[1] / "state" / bundle.name / "state.json"
+                texts.append(state.read_text())
+                process = Path("/proc", (bundle / "pid").read_text())
+                texts += [
+                    (process / name).read_text(errors="replace") for name in ("environ", "cmdline", "mountinfo")
+                ]
+                seen[bundle.name] = {"inspected": "\n".join(texts)}
+        return seen
+
+
+@contextmanager
+def engine_eyes(pid: int) -> Iterator[Eyes]:
+    with engine() as client:
+        yield EngineEyes(client, pid)
+
+
 @dataclass
 class Witness:
-    """`with Witness(pid, rollouts_file) as seen`: looks four times a second until the block is left."""
+    """`with Witness(pid, rollouts_file, eyes) as seen`: looks four times a second until the block is left."""
 
     pid: int
     rollouts: Path
+    eyes: Eyes
     samples: list[Sample] = field(default_factory=list)
     gone_at: dict[str, float] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)  # by container and kind: what the Engine tells
@@ -53,11 +117,10 @@ class Witness:
         self._thread.join()
 
     def _watch(self) -> None:
-        with engine() as client:
-            while not self._over.wait(_PAUSE_S):
-                self._sample()
-                self._look(client)
-            self._look(client)
+        while not self._over.wait(_PAUSE_S):
+            self._sample()
+            self._look()
+        self._look()
 
     def _sample(self) -> None:
         try:
@@ -70,22 +133,11 @@ class Witness:
             lines = self.rollouts.read_bytes().count(b"\n") if self.rollouts.exists() else 0
             self.samples.append(Sample(lines, int(fields["VmRSS"].split()[0]) * 1024, descriptors))
 
-    def _look(self, client: Any) -> None:
-        """Containers of this orchestrator: inspected once, logs read while they live, the time they went."""
-        now = time.time()
-        listed = {
-            container["Id"]
-            for container in client.containers(all=True, filters={"label": LABEL_PROJECT})
-            if (owner := Owner.parse(container["Labels"].get(LABEL_OWNER, ""))) and owner.pid == self.pid
-        }
-        for gone in self._alive - listed:
+    def _look(self) -> None:
+        """What is told of the containers, and the time at which they went."""
+        now, seen = time.time(), self.eyes.look(self.texts)
+        for gone in self._alive - set(seen):
             self.gone_at[gone] = now
-        self._alive = listed
-        for container in listed:
-            try:
-                if f"{container} inspected" not in self.texts:
-                    self.texts[f"{container} inspected"] = json.dumps(client.inspect_container(container))
-                logs = client.logs(container, tail=_LOG_LINES)
-                self.texts[f"{container} logs"] = logs.decode("utf-8", "replace")
-            except APIError:
-                continue  # it went meanwhile
+        self._alive = set(seen)
+        for container, texts in seen.items():
+            self.texts |= {f"{container} {kind}": text for kind, text in texts.items()}

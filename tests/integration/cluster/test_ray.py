@@ -14,7 +14,7 @@ import docker
 import pytest
 
 from orchestrator.launch.names import LABEL_OWNER
-from tests.fakes import ray_cluster
+from tests.fakes import oci_images, ray_cluster
 from tests.fakes.inference import ScriptedServer
 from tests.fakes.ray_cluster import RayCluster
 from tests.fakes.runs import (
@@ -32,6 +32,7 @@ from tests.fakes.runs import (
     whole_lines,
     write_tasks,
 )
+from tests.fakes.trainers import Trainer, run_api
 
 pytestmark = [
     pytest.mark.long,
@@ -66,13 +67,21 @@ def nodes_of(home: Path) -> Counter[str]:
     return Counter(line["node"] for line in lines(home / "run" / "rollouts.jsonl"))
 
 
-async def test_the_groups_are_those_of_one_machine_and_say_which_node(cluster: tuple[Path, RayCluster]) -> None:
+@pytest.mark.parametrize("launcher", ["docker", "oci"])
+async def test_the_groups_are_those_of_one_machine_and_say_which_node(
+    cluster: tuple[Path, RayCluster], launcher: str
+) -> None:
     home, ray = cluster
+    if launcher == "oci":
+        if (reason := oci_images.why_not()) is not None:
+            pytest.skip(reason)
+        oci_images.stored_image()
     write_tasks(home / "tasks.jsonl", TASKS)
     async with ScriptedServer("vllm", answers(TASKS, delay_s=0.2)) as server:
-        await ray.join("a")
-        await ray.join("b")
-        ended = await run(*on(ray, home, server.base_url), directory=home)
+        await ray.join("a", environ=oci_images.CACHE)
+        await ray.join("b", environ=oci_images.CACHE)
+        given = on(ray, home, server.base_url, launcher=launcher)
+        ended = await run(*given, directory=home, environ=oci_images.CACHE)
         assert ended.code == 0, ended.stderr
         assert "at most 4 sandboxes on 2 nodes" in ended.stderr
         assert set(nodes_of(home)) == {"a", "b"}
@@ -86,6 +95,34 @@ async def test_the_groups_are_those_of_one_machine_and_say_which_node(cluster: t
     assert nodes_of(here) == {None: 2 * TASKS}
     (group,) = {facts["node"] for g in lines(here / "run" / "groups.jsonl") for facts in g["overrides"]}
     assert group is None
+
+
+async def test_the_other_commands_know_nothing_of_nodes(cluster: tuple[Path, RayCluster], endpoint: str) -> None:
+    """A trainer is fed and measured from nodes, what was recorded there is played again there, and a model is
+    evaluated."""
+    home, ray = cluster
+    await ray.join("a")
+    await ray.join("b")
+    async with run_api() as api:
+        told = on(ray, home, endpoint, total_steps=2, steps_per_eval=1, eval_split="hash:0.3")
+        trainer = await Trainer.registered(api.url, batch_size=2)
+        async with running(*told, f"--env.rollout_server_url={api.url}", directory=home, command="serve") as serve:
+            await trainer.take(2, serve)
+            served = await serve.ended()
+    assert served.code == 0, served.stderr
+    assert len(set(trainer.rollouts)) == 4
+    assert list((home / "run" / "evals").glob("step-*"))
+    assert {name for name in nodes_of(home) if name} <= {"a", "b"}
+
+    played = await run("run", f"--env.run_dir={home}/again", directory=home, command="replay")
+    assert played.code == 0, played.stdout + played.stderr
+
+    (home / "e").mkdir()
+    write_tasks(home / "e" / "tasks.jsonl", TASKS)
+    measured = await run(*on(ray, home / "e", endpoint), directory=home / "e", command="evaluate")
+    assert measured.code == 0, measured.stderr
+    assert outcomes(home / "e" / "run") == {"finished": TASKS}
+    assert set(nodes_of(home / "e")) == {"a", "b"}
 
 
 @asynccontextmanager

@@ -28,7 +28,9 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 TASKS, GROUP_SIZE, SANDBOXES = 8, 8, 4
-NAP_S = 4  # the code of a rollout sleeps, so that there is time to kill a node meanwhile
+# Long naps: there is time to kill a node, and the run outlasts the one that stands still. Else the next run on
+# that node would be the one to remove what it left.
+NAP_S = 10
 PAUSED_S = 60
 NODES = ("a", "b", "c")
 
@@ -100,12 +102,14 @@ async def test_the_groups_are_those_of_one_node_whatever_becomes_of_the_others()
             assert f"at most {3 * SANDBOXES} sandboxes on 3 nodes" in ended.stderr
             assert "node a is lost" in ended.stderr
             assert "node b pauses, its rollouts go elsewhere: it does not answer" in ended.stderr
+            assert "node b works again" in ended.stderr
             await until(lambda: not living(engine["a"]), "the sandboxes of the killed node end by themselves")
             await until(lambda: not engine["b"].containers(), "nothing is left on the one that stood still")
             assert engine["c"].containers() == []
         told = lines(rollouts)
         assert outcomes(three / "run")["finished"] == TASKS * GROUP_SIZE, outcomes(three / "run")
-        assert set(outcomes(three / "run")) == {"finished", "sandbox_lost"}
+        why = {line["reason"] for line in told if line["outcome"] not in ("finished", "sandbox_lost")}
+        assert not why, why
         assert max(Counter(line["rollout_id"] for line in told).values()) == 1
         assert {line["node"] for line in told} == set(NODES)
         assert essence(three / "run" / "groups.jsonl") == essence(one / "run" / "groups.jsonl")

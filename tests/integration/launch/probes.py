@@ -13,6 +13,7 @@ import tarfile
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -24,7 +25,11 @@ from orchestrator.launch.channels import Channels
 from orchestrator.launch.docker.launcher import DockerLauncher
 from orchestrator.launch.docker.sandbox import DockerSandbox
 from orchestrator.launch.names import CHANNEL_MOUNT, DEFAULT_IMAGE, LABEL_RUN
+from orchestrator.launch.oci.launcher import OciLauncher
+from orchestrator.launch.oci.sandbox import OciSandbox
+from orchestrator.launch.oci.store import ImageStore, StoredImage
 from orchestrator.types import SandboxSpec
+from tests.fakes import oci_images
 
 PROBE = "probe.py"
 MIB = 1 << 20
@@ -96,6 +101,44 @@ async def answer_of(engine: docker.APIClient, launcher: DockerLauncher, image: s
     async with probed(launcher, image, program) as sandbox:
         text = await output_of(engine, sandbox)
     return json.loads(text.strip().rpartition("\n")[2])
+
+
+class ProbeStore(ImageStore):
+    """The store, in which every image runs the probe."""
+
+    def find(self, name: str) -> StoredImage | None:
+        image = super().find(name)
+        entry_point = ["/opt/sandbox/bin/python", "-u", f"{CHANNEL_MOUNT}/{PROBE}"]
+        return image and replace(image, config={**image.config, "Entrypoint": entry_point})
+
+
+@asynccontextmanager
+async def oci_launcher_for(run: str, **options: Any) -> AsyncIterator[OciLauncher]:
+    """A launcher without an Engine, whose sandboxes run probes; closed at the end."""
+    await asyncio.to_thread(oci_images.stored_image)
+    launcher = OciLauncher(run, **{"max_sandboxes": 4, "store": ProbeStore(), **options})
+    try:
+        yield launcher
+    finally:
+        await launcher.aclose()
+
+
+@asynccontextmanager
+async def oci_probed(launcher: OciLauncher, program: str, **limits: Any) -> AsyncIterator[OciSandbox]:
+    """A container of the OCI runtime that runs `program`."""
+    with Channels(launcher.run_id) as channels, channels.directory() as channel:
+        (channel / PROBE).write_text(dedent(program))
+        async with launcher.launch(SandboxSpec(image=DEFAULT_IMAGE, **limits), channel) as sandbox:
+            yield sandbox
+
+
+async def answer_without_engine(run: str, program: str, **options: Any) -> Any:
+    """As `answer_of`, without an Engine."""
+    async with oci_launcher_for(run, **options) as launcher, oci_probed(launcher, program) as sandbox:
+        async with asyncio.timeout(120):
+            ended = await sandbox.exited()
+        assert ended.exit_code == 0, ended
+        return json.loads(sandbox.last_words.rpartition("\n")[2])
 
 
 async def eventually(condition: Any, *, within_s: float = 120.0) -> None:

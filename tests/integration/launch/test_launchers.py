@@ -7,19 +7,21 @@ import os
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from orchestrator.launch.base import Launcher
 from orchestrator.launch.channels import PREFIX, Channels
-from orchestrator.launch.docker.confinement import untold_by, verify_confinement
+from orchestrator.launch.confinement import untold_by, verify_confinement
 from orchestrator.launch.docker.launcher import DockerLauncher
 from orchestrator.launch.names import DEFAULT_IMAGE
+from orchestrator.launch.oci.launcher import OciLauncher
 from orchestrator.launch.process import ProcessLauncher
 from orchestrator.proxy.server import SandboxServer
 from orchestrator.types import Confinement, SandboxSpec
+from tests.fakes import oci_images
 from tests.fakes.fake_launcher import FakeLauncher
 from tests.integration.launch.probes import containers_of, eventually
 
@@ -40,6 +42,8 @@ class Candidate:
     params=[
         pytest.param("docker", marks=pytest.mark.docker),
         pytest.param("docker-runsc", marks=pytest.mark.docker),
+        pytest.param("oci", marks=pytest.mark.docker),
+        pytest.param("oci-runsc", marks=pytest.mark.docker),
         "process",
         "fake",
     ]
@@ -54,6 +58,15 @@ async def candidate(
             # Its own threads count as well.
             spec = SandboxSpec(image=DEFAULT_IMAGE, runtime=request.getfixturevalue("runsc"), pids=512)
         made = Candidate(DockerLauncher(run, max_sandboxes=2), lambda: containers_of(run), spec)
+    elif request.param.startswith("oci"):
+        runtime = request.param.partition("-")[2] or "runc"
+        if (reason := oci_images.why_not(runtime)) is not None:
+            pytest.skip(reason)
+        oci_images.stored_image()
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        spec = replace(PLAIN, runtime=runtime, pids=512 if runtime == "runsc" else PLAIN.pids)
+        launcher = OciLauncher(run, max_sandboxes=2, runtime=runtime)
+        made = Candidate(launcher, lambda: containers_below(tmp_path), spec)
     elif request.param == "process":
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         made = Candidate(
@@ -195,6 +208,12 @@ async def test_process_launcher_hands_down_no_key_and_ends_what_code_left_runnin
             for pid in pids:
                 assert b"canary-5b1d" not in Path("/proc", pid, "environ").read_bytes()
         await eventually(lambda: not any(Path("/proc", pid).exists() for pid in pids))
+
+
+def containers_below(directory: Path) -> list[str]:
+    """Names of the containers that an OCI runtime has for launchers with directories there, and of bundles."""
+    places = [*directory.glob(f"{PREFIX}*/state/*"), *directory.glob(f"{PREFIX}*/bundles/*")]
+    return [place.name for place in places]
 
 
 def processes_below(directory: Path) -> list[str]:

@@ -13,11 +13,12 @@ import docker
 import pytest
 from docker.errors import APIError
 
-from orchestrator.launch.docker.confinement import verify_confinement
-from orchestrator.launch.docker.hardening import sandbox_config
-from orchestrator.launch.docker.uids import UidPair
+from orchestrator.launch.confinement import verify_confinement
+from orchestrator.launch.docker.request import create_body
 from orchestrator.launch.docker.verification import MEASURES, verify
+from orchestrator.launch.hardening import harden
 from orchestrator.launch.names import DEFAULT_IMAGE
+from orchestrator.launch.uids import UidPair
 from orchestrator.types import Confinement, Mount, SandboxSpec
 
 pytestmark = pytest.mark.docker
@@ -74,7 +75,7 @@ def as_pid_1_sees_it(engine: docker.APIClient, made: str) -> Confinement:
 
 
 def asked_for(channel: Path, **changes: Any) -> dict[str, Any]:
-    config = copy.deepcopy(sandbox_config(SPEC, UIDS, channel, {}))
+    config = copy.deepcopy(create_body(SPEC, harden(SPEC, UIDS, channel), {}))
     config["HostConfig"] |= changes
     config["NetworkDisabled"] = config["HostConfig"]["NetworkMode"] == "none"
     return config | {"Entrypoint": ["/opt/sandbox/bin/python", "-c", LOOK]}

@@ -140,8 +140,8 @@ async def test_a_container_weaker_than_it_must_be_is_refused_and_not_tried_again
         config["HostConfig"]["SecurityOpt"] = ["no-new-privileges", "seccomp=unconfined"]
         return config
 
-    original = docker_launcher.sandbox_config
-    monkeypatch.setattr(docker_launcher, "sandbox_config", weak)
+    original = docker_launcher.create_body
+    monkeypatch.setattr(docker_launcher, "create_body", weak)
     async with pool_for(run, leased=1, warm=1) as around:
         assert around.pool is not None
         for _ in range(2):

@@ -39,6 +39,15 @@ def one(tmp_path: Path, line: str | bytes | dict[str, Any]) -> Task | BadTask:
     return found[0]
 
 
+def test_an_image_in_a_file_is_one_beside_the_dataset(tmp_path: Path) -> None:
+    (tmp_path / "own.tar").touch()
+    (tmp_path / "away").symlink_to("/etc")
+    task = one(tmp_path, row(image="./own.tar"))
+    assert isinstance(task, Task)
+    assert task.image == str(tmp_path.resolve() / "own.tar")
+    assert isinstance(one(tmp_path, row(image="./away/passwd")), BadTask)
+
+
 def test_a_full_row_becomes_a_task(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("1,2")
     task = one(
@@ -107,6 +116,10 @@ def test_gaias_names_are_accepted(tmp_path: Path) -> None:
         ({"scorer": "reasoning_gym"}, "needs dataset, seed, index in metadata"),
         ({"image": "a b; rm"}, "no image name"),
         ({"image": "--privileged"}, "no image name"),
+        ({"image": "/etc/passwd"}, "no image name"),
+        ({"image": "./missing.tar"}, "not beside the dataset"),
+        ({"image": "./\0"}, "not beside the dataset"),
+        ({"image": "./../.."}, "leads out of the dataset's folder"),
         ({"limits": [1]}, "limits must be an object"),
         ({"limits": {"memory": 1}}, "none of max_steps"),
         ({"limits": {"max_steps": 1.5}}, "whole number"),

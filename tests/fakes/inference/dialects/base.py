@@ -57,6 +57,7 @@ class Answer:
 
     visible: text before the stop string or end token. logprobs None: it gives none.
     empty: an answer without any choice. text_null: its text is missing.
+    signed: `last_version` and `versions`, of each token, are what it says of its weights.
     """
 
     ids: list[int]
@@ -71,6 +72,18 @@ class Answer:
     number: int
     empty: bool = False
     text_null: bool = False
+    signed: bool = False
+    versions: list[str] | None = None
+    last_version: str | None = None
+
+    def version_spans(self) -> list[dict[str, Any]]:
+        """SGLang's way of telling `versions`."""
+        spans: list[dict[str, Any]] = []
+        for place, version in enumerate(self.versions or ()):
+            if not spans or spans[-1]["version"] != version:
+                spans.append({"version": version, "start": place, "end": place})
+            spans[-1]["end"] = place + 1
+        return spans
 
     def text(self, model: Model, *, stop_string: bool, skip_special: bool) -> str | None:
         """The text as servers cut it: up to the stop string (or its end), special tokens dropped or kept."""

@@ -141,8 +141,10 @@ class Generate:
             "id": f"{answer.number:032x}",
             "finish_reason": reason,
             "prompt_tokens": answer.prompt_tokens,
-            "weight_version": model.weight_version,
+            "weight_version": answer.last_version if answer.signed else model.weight_version,
         }
+        if answer.versions is not None:
+            meta["weight_versions"] = answer.version_spans()
         if request.return_logprob and answer.logprobs is not None:
             names = [model.decode([i]) if request.return_text_in_logprobs else None for i in answer.ids]
             entries = [list(entry) for entry in zip(answer.logprobs, answer.ids, names, strict=False)]

@@ -147,6 +147,7 @@ class Completions:
                 "prompt_tokens_details": None,
             },
             "kv_transfer_params": None,
+            **({"weight_version": answer.last_version} if answer.last_version is not None else {}),
         }
 
     def events(self, ask: Ask, answer: Answer, model: Model) -> list[JSON]:

@@ -8,12 +8,11 @@ counts as unknown.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-_PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+from orchestrator.launch.control_groups import CGROUPS, PROC, control_groups, group_files
+
 _CLOCKS_DIFFER_S = 0.1
 
 
@@ -27,20 +26,17 @@ class CpuClock:
     cpus: int
 
     @classmethod
-    def of(
-        cls, pid: int, container_id: str, cpus: int, *, proc: Path = _PROC, cgroups: Path = _CGROUPS
-    ) -> CpuClock:
+    def of(cls, pid: int, container_id: str, cpus: int, *, proc: Path = PROC, cgroups: Path = CGROUPS) -> CpuClock:
         """For the container whose pid 1 is `pid` in `proc`."""
         try:
-            lines = (proc / str(pid) / "cgroup").read_text().splitlines()
+            groups = control_groups(pid, container_id, proc)
         except OSError:
             return cls(None, True, cpus)
-        groups = [line.split(":", 2)[1:] for line in lines if line.count(":") >= 2]
-        own = [(names, group) for names, path in groups if (group := _own_group(path, container_id)) is not None]
-        counter = next((file for names, group in own for file in _counters(cgroups, names, group)), None)
+        counter = next(group_files(groups, "cpuacct", "cpuacct.usage", "cpu.stat", cgroups), None)
         # The Engine reads the hierarchy of v1 if there is one.
-        v1 = any(_counts(names) for names, _ in groups)
-        elsewhere = counter is None and any(_counts(names) if v1 else names == "" for names, _ in own)
+        v1 = any(group.has("cpuacct") for group in groups)
+        own = [group for group in groups if group.own is not None]
+        elsewhere = counter is None and any(group.has("cpuacct") if v1 else not group.controllers for group in own)
         return cls(counter, elsewhere, cpus)
 
     def read_s(self, running_s: float) -> float | None:
@@ -51,31 +47,6 @@ class CpuClock:
         """`cpu_s`; None if it is impossible: zero, or more than all CPUs of the machine had."""
         possible = cpu_s is not None and 0 < cpu_s <= (running_s + _CLOCKS_DIFFER_S) * self.cpus
         return cpu_s if possible else None
-
-
-def _own_group(path: str, container_id: str) -> str | None:
-    """The path of the container's own group, without groups made below it; None: it has none."""
-    named = re.compile(rf"(?:[\w.]+-)*{re.escape(container_id)}(?:\.scope)?")
-    parts = path.split("/")
-    place = next((place for place, part in enumerate(parts) if named.fullmatch(part)), None)
-    return None if place is None else "/".join(parts[: place + 1]).lstrip("/")
-
-
-def _counts(names: str) -> bool:
-    """Whether these controllers of v1 count CPU time."""
-    return "cpuacct" in names.split(",")
-
-
-def _counters(cgroups: Path, names: str, group: str) -> Iterator[Path]:
-    """The files that count a group's CPU time. `names`: controllers of v1, empty for v2."""
-    if ".." in group.split("/"):  # in another namespace than ours
-        return
-    found: list[Path] = []
-    if not names:
-        found = [cgroups / group / "cpu.stat", cgroups / "unified" / group / "cpu.stat"]
-    elif _counts(names):
-        found = [cgroups / mounted / group / "cpuacct.usage" for mounted in ("cpuacct", names)]
-    yield from (file for file in found if file.is_file())
 
 
 def _read_s(counter: Path) -> float | None:

@@ -1,19 +1,26 @@
 """Compares what pid 1 of a sandbox read in /proc with what was asked for, before the sandbox is used.
 
-This is the second check, independent of the first (`verification`): an Engine may report a setting that its
+This is the second check, independent of the launcher's own from outside: an Engine may report a setting that its
 runtime or kernel did not carry out. Pid 1 reports before any model-written code runs. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from math import ceil
 from pathlib import Path
-from typing import Any
 
-from orchestrator.launch.docker.hardening import sandbox_config
-from orchestrator.launch.docker.uids import FIRST_UID, LAST_UID, UidPair
-from orchestrator.launch.docker.verification import IDENTITIES, NO_MEASURES
-from orchestrator.launch.names import CHANNEL_MOUNT
+from orchestrator.launch.hardening import (
+    IDENTITIES,
+    MASKED_PATHS,
+    NO_MEASURES,
+    READ_ONLY_PATHS,
+    Hardening,
+    Tmpfs,
+    harden,
+)
+from orchestrator.launch.names import CHANNEL_FOLDER, CHANNEL_MOUNT, is_gvisor
+from orchestrator.launch.uids import FIRST_UID, LAST_UID, UidPair
 from orchestrator.types import Confinement, SandboxSpec
 
 _CAP_SETGID, _CAP_SETUID = 6, 7
@@ -32,14 +39,14 @@ _UNTOLD_BY_GVISOR = frozenset(
     }
 )
 # Mounts that every runtime makes.
-_USUAL_READ_ONLY = ("/", "/etc/hostname", "/etc/hosts", "/etc/resolv.conf", "/sys", CHANNEL_MOUNT)
+_USUAL_READ_ONLY = ("/", "/etc/hostname", "/etc/hosts", "/etc/resolv.conf", "/sys", CHANNEL_FOLDER, CHANNEL_MOUNT)
 _USUAL = ("/proc", "/dev", "/dev/pts", "/dev/mqueue", "/sys/fs/cgroup")
 
 
 def verify_confinement(seen: Confinement, spec: SandboxSpec, waived: frozenset[str] = NO_MEASURES) -> list[str]:
     """What a sandbox made from `spec` lacks by its own report: a line each, beginning with the measure."""
-    config = sandbox_config(spec, UidPair(seen.runner_uid, seen.worker_uid), Path("/"), {})
-    found = _problems(seen, config["HostConfig"])
+    asked = harden(spec, UidPair(seen.runner_uid, seen.worker_uid), Path("/"))
+    found = _problems(seen, asked)
     return [f"{measure}: {text} (seen inside)" for measure, text in found if measure not in waived]
 
 
@@ -49,11 +56,11 @@ def untold_by(runtime: str | None) -> frozenset[str]:
     Then the Engine's answer alone counts. gVisor must be registered under a name that begins with `runsc`; under
     another name the operator has to waive these measures.
     """
-    return _UNTOLD_BY_GVISOR if runtime is not None and runtime.startswith("runsc") else NO_MEASURES
+    return _UNTOLD_BY_GVISOR if runtime is not None and is_gvisor(runtime) else NO_MEASURES
 
 
-def _problems(seen: Confinement, host: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """(measure, what is wrong). `host`: the HostConfig that was asked for."""
+def _problems(seen: Confinement, asked: Hardening) -> Iterator[tuple[str, str]]:
+    """(measure, what is wrong)."""
     if seen.capability_bounding_set & ~_ALLOWED_CAPABILITIES:
         yield "capabilities", f"bounding set {seen.capability_bounding_set:#x}"
     if not seen.no_new_privileges:
@@ -75,18 +82,18 @@ def _problems(seen: Confinement, host: dict[str, Any]) -> Iterator[tuple[str, st
         yield "devices", f"/dev has {_listed(others)}"
     if seen.exposed_paths:
         yield "hidden_paths", f"{_listed(seen.exposed_paths)} can be used"
-    yield from _limits(seen, host)
-    yield from _tmpfs(seen, host["Tmpfs"])
-    yield from _mounts(seen, host)
+    yield from _limits(seen, asked)
+    yield from _tmpfs(seen, asked.tmpfs)
+    yield from _mounts(seen, asked)
 
 
-def _limits(seen: Confinement, host: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _limits(seen: Confinement, asked: Hardening) -> Iterator[tuple[str, str]]:
     wanted = {
-        "memory": ("memory", host["Memory"]),
-        "memory_and_swap": ("swap", host["MemorySwap"]),
-        "cpu_millis": ("cpus", -(-host["NanoCpus"] // 1_000_000)),
-        "pids": ("pids", host["PidsLimit"]),
-        **{limit["Name"]: ("ulimits", limit["Hard"]) for limit in host["Ulimits"]},
+        "memory": ("memory", asked.memory_bytes),
+        "memory_and_swap": ("swap", asked.memory_bytes),
+        "cpu_millis": ("cpus", ceil(asked.cpus * 1000)),
+        "pids": ("pids", asked.pids),
+        **{name: ("ulimits", most) for name, most in asked.ulimits.items()},
     }
     for name, (measure, most) in wanted.items():
         limit = seen.limits.get(name)
@@ -94,21 +101,22 @@ def _limits(seen: Confinement, host: dict[str, Any]) -> Iterator[tuple[str, str]
             yield measure, f"{name} is {'unlimited' if limit is None else limit} instead of {most}"
 
 
-def _tmpfs(seen: Confinement, wanted: dict[str, str]) -> Iterator[tuple[str, str]]:
-    for target, options in wanted.items():
-        given = dict(option.partition("=")[::2] for option in options.split(","))
-        mount = next((m for m in reversed(seen.mounts) if m.target == target), None)
+def _tmpfs(seen: Confinement, wanted: Iterable[Tmpfs]) -> Iterator[tuple[str, str]]:
+    for place in wanted:
+        mount = next((m for m in reversed(seen.mounts) if m.target == place.target), None)
         if mount is None or mount.type != "tmpfs":
-            yield "tmpfs", f"{target} is none"
-        elif not (0 < mount.size_bytes <= int(given["size"]) and 0 < mount.inodes <= int(given["nr_inodes"])):
-            yield "tmpfs", f"{target} takes {mount.size_bytes} bytes in {mount.inodes} files"
+            yield "tmpfs", f"{place.target} is none"
+        elif not (0 < mount.size_bytes <= place.size_bytes and 0 < mount.inodes <= place.inodes):
+            yield "tmpfs", f"{place.target} takes {mount.size_bytes} bytes in {mount.inodes} files"
         elif not (mount.no_suid and mount.no_dev and mount.no_exec):
-            yield "tmpfs", f"{target} is not nosuid, nodev and noexec"
+            yield "tmpfs", f"{place.target} is not nosuid, nodev and noexec"
 
 
-def _mounts(seen: Confinement, host: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _mounts(seen: Confinement, asked: Hardening) -> Iterator[tuple[str, str]]:
     """Every mount must be an expected one, and read-only where it should be."""
-    ours = {*host["Tmpfs"], *host["MaskedPaths"], *host["ReadonlyPaths"], *_USUAL}
+    ours = {*(place.target for place in asked.tmpfs), *MASKED_PATHS, *READ_ONLY_PATHS, *_USUAL}
+    # An ordinary user can make no devices: a runtime mounts the machine's own there.
+    ours |= {f"/dev/{name}" for name in _DEVICES}
     for mount in seen.mounts:
         if mount.target in _USUAL_READ_ONLY or mount.target.startswith("/sys/fs/cgroup/"):
             if not mount.read_only:

@@ -1,0 +1,173 @@
+"""Docker and the OCI runtime itself, in turns: the same sandboxes, the same rollouts, what each costs.
+
+Memory is what the whole machine has less of while many sandboxes are parked: shims, daemons, page tables and all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import secrets
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from bench.boxes import sandbox_spec
+from bench.endpoint import RunningEndpoint, endpoint
+from bench.machine import CpuMeter, cores
+from bench.numbers import p50, ratio_of_pairs
+from bench.program import program
+from bench.report import Findings, Scale
+from orchestrator.errors import EnvironmentUnusable
+from orchestrator.launch.base import Launcher
+from orchestrator.launch.channels import Channels
+from orchestrator.launch.hardening import NO_MEASURES
+from orchestrator.launch.make import make_launcher
+from orchestrator.launch.oci.machine import why_not_here
+from orchestrator.launch.oci.program import USUAL
+from orchestrator.parked import parked_sandbox
+from tests.fakes.oci_images import stored_image
+
+TITLE = "Docker beside an OCI runtime without a daemon"
+DOCKER, OCI = "docker", "oci"
+STEPS, COMPLETION_S = 4, 0.5
+MB = 1_000_000
+SETTLING_S = 3.0
+
+
+async def measure(scale: Scale) -> Findings:
+    if (reason := why_not_here(USUAL[0])) is not None:
+        raise EnvironmentUnusable(reason)
+    await asyncio.to_thread(stored_image)
+    found = Findings()
+    await _starts(found, scale)
+    await _jobs(found, scale)
+    await _memory(found, scale)
+    return found
+
+
+def _launcher(kind: str, run_id: str, sandboxes: int) -> Launcher:
+    return make_launcher(
+        kind,
+        run_id,
+        max_sandboxes=sandboxes,
+        waived=NO_MEASURES,
+        allow_localhost_tcp=False,
+        oci_runtime=USUAL[0],
+        advise=lambda line: None,
+    )
+
+
+async def _starts(found: Findings, scale: Scale) -> None:
+    parked: dict[str, list[float]] = {DOCKER: [], OCI: []}
+    removed: dict[str, list[float]] = {DOCKER: [], OCI: []}
+    run_id, spec = secrets.token_hex(8), sandbox_spec()
+    async with AsyncExitStack() as stack:
+        channels = stack.enter_context(Channels(run_id))
+        launchers = {kind: _launcher(kind, f"{run_id}-{kind}", 1) for kind in parked}
+        for number in range(-1, scale.pick(1, 20, 60)):
+            for kind in (DOCKER, OCI) if number % 2 else (OCI, DOCKER):
+                started = time.perf_counter()
+                async with parked_sandbox(spec, launchers[kind], channels.directory):
+                    there = time.perf_counter()
+                if number >= 0:  # the first of each opens what all share
+                    parked[kind].append(there - started)
+                    removed[kind].append(time.perf_counter() - there)
+        for launcher in launchers.values():
+            await launcher.aclose()
+    for kind in parked:
+        found.add(f"create to parked, {kind}, p50", p50(parked[kind]) * 1e3, "ms")
+    _ratio(found, scale, "create to parked, oci / docker", parked, at_most=0.6)
+    for kind in removed:
+        found.add(f"removal, {kind}, p50", p50(removed[kind]) * 1e3, "ms")
+    found.samples |= {f"parked, {kind}, s": values for kind, values in parked.items()}
+
+
+async def _jobs(found: Findings, scale: Scale) -> None:
+    groups, group_size = scale.pick((1, 2), (8, 8), (8, 8))
+    rollouts = groups * group_size
+    wall: dict[str, list[float]] = {DOCKER: [], OCI: []}
+    cpu: dict[str, list[float]] = {DOCKER: [], OCI: []}
+    own: dict[str, list[float]] = {DOCKER: [], OCI: []}
+    with endpoint(scale.pick(0.05, COMPLETION_S, COMPLETION_S), STEPS) as server:
+        meter = await CpuMeter.open(scale.pick(0.2, 3.0, 10.0), [server.pid])
+        for pair in range(scale.pick(1, 3, 6)):
+            for kind in (DOCKER, OCI) if pair % 2 else (OCI, DOCKER):
+                wall_s, cpu_s, inside_s = await _job(kind, server, meter, groups, group_size)
+                wall[kind].append(wall_s)
+                cpu[kind].append(cpu_s / rollouts)
+                own[kind].append(inside_s / rollouts)
+    for kind in wall:
+        found.add(f"{rollouts} rollouts, {kind}", p50(wall[kind]), "s")
+    _ratio(found, scale, f"{rollouts} rollouts, oci / docker", wall)
+    for kind in own:
+        found.add(f"CPU in the sandbox per rollout, {kind}", p50(own[kind]), "CPU-s", note="from its cgroup")
+    for kind in cpu:
+        value = None if meter.trouble else p50(cpu[kind])
+        found.add(f"CPU per rollout, {kind}", value, "CPU-s", note=meter.trouble or "everything included")
+    if not meter.trouble:
+        _ratio(found, scale, "CPU per rollout, oci / docker", cpu, at_most=0.65)
+        found.add("rollouts per core-hour, oci", 3600 / p50(cpu[OCI]), "")
+        found.add("rollouts per core-hour, docker", 3600 / p50(cpu[DOCKER]), "")
+    found.samples |= {f"{rollouts} rollouts, {kind}, s": values for kind, values in wall.items()}
+    found.samples |= {f"CPU per rollout, {kind}": values for kind, values in cpu.items()}
+
+
+def _ratio(
+    found: Findings, scale: Scale, what: str, values: dict[str, list[float]], at_most: float | None = None
+) -> None:
+    bound = {} if at_most is None or scale is Scale.TINY else {"at_most": at_most}
+    found.add(what, ratio_of_pairs(values[OCI], values[DOCKER]), "x", note="median of pairs", **bound)
+
+
+async def _job(
+    kind: str, server: RunningEndpoint, meter: CpuMeter, groups: int, group_size: int
+) -> tuple[float, float, float]:
+    """(wall clock, CPU seconds of everything, CPU seconds inside the sandboxes)."""
+    sizes = ("--groups", groups, "--group-size", group_size, "--sandboxes", 2 * group_size)
+    async with program("bench.rollouts", "--endpoint", server.base_url, "--launcher", kind, *sizes) as ready:
+        before, started = meter.now(), time.perf_counter()
+        lines = await ready.go()
+        wall_s, cpu_s = time.perf_counter() - started, meter.since(before)
+    end = json.loads(lines[-1])
+    if end["outcomes"] != {"finished": groups * group_size}:
+        raise RuntimeError(f"the job did not end as it should: {end['outcomes']}")
+    return wall_s, cpu_s, end["sandbox_cpu_s"]
+
+
+async def _memory(found: Findings, scale: Scale) -> None:
+    many = scale.pick(2, 32, 64)
+    for kind in (DOCKER, OCI):
+        used = await _parked_bytes(kind, many)
+        found.add(
+            f"memory per parked sandbox, {kind}", used / many / MB, "MB", note=f"{many} parked, all included"
+        )
+    if scale is Scale.FULL:
+        used = await _parked_bytes(OCI, 500)
+        found.add("500 live sandboxes, oci: memory of all", used / MB, "MB")
+
+
+async def _parked_bytes(kind: str, many: int) -> int:
+    """How much less memory the machine has while so many are parked."""
+    run_id, spec = secrets.token_hex(8), sandbox_spec()
+    launcher, room = _launcher(kind, run_id, many), asyncio.Semaphore(2 * cores())
+    async with AsyncExitStack() as stack:
+        channels = stack.enter_context(Channels(run_id))
+        stack.push_async_callback(launcher.aclose)
+        await asyncio.sleep(SETTLING_S)
+        before = _available_bytes()
+        sandboxes = await stack.enter_async_context(AsyncExitStack())
+
+        async def park() -> None:
+            async with room:
+                await sandboxes.enter_async_context(parked_sandbox(spec, launcher, channels.directory))
+
+        await asyncio.gather(*(park() for _ in range(many)))
+        await asyncio.sleep(SETTLING_S)
+        return before - _available_bytes()
+
+
+def _available_bytes() -> int:
+    found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
+    return int(found[1]) * 1024 if found else 0

@@ -1,0 +1,190 @@
+"""`orchestrator export RUN_DIR --format NAME`: rollouts of a run's record as a folder that trainers read."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path, PurePath
+from typing import Any
+
+from orchestrator import __version__
+from orchestrator.completion.base import Tokenizer
+from orchestrator.completion.tokenizer import load_tokenizer, tokenizer_here
+from orchestrator.errors import ConfigError
+from orchestrator.exporting.choice import Choice, Chooser, Pair
+from orchestrator.exporting.folder import CARD_FILE, PROVENANCE_FILE, card, open_rows
+from orchestrator.exporting.formats import FORMATS, Format, line
+from orchestrator.exporting.record import LeftOut, Survey
+from orchestrator.group import GroupPolicy
+from orchestrator.run.files import ROLLOUTS_FILE, RUN_FILE, is_going_on, saved_env, saved_tokenizer
+from orchestrator.run.groups import GroupFormat
+from orchestrator.run.lines import write_whole
+from orchestrator.run.recorded import read_recorded
+from orchestrator.run.rows import Row
+from orchestrator.run.whole import demand_free, whole_folder
+from orchestrator.settings.config import Config
+from orchestrator.terminal.closing import print_rows
+from orchestrator.terminal.signals import Stopped, stoppable
+from orchestrator.text import printable
+
+EXIT_INCOMPLETE = 1
+ASKED = "output"
+# The settings that decide about the rows.
+_DECIDE = ("group_policy", "group_size", "train_mixed_versions", "trained_segments", "untrained_outcomes")
+
+
+def run(
+    config: Config,
+    run_dir: Path,
+    format: str,
+    output: Path | None,
+    best: int | None,
+    threshold: float | None,
+    margin: float | None,
+    max_tokens: int | None,
+) -> int:
+    """0: the folder is written and every line was read; 1: not so, without a single row nothing is written; 128 +
+    n after a signal. Raises ConfigError, OutputError."""
+    form = FORMATS[format]
+    if margin is not None and not form.pairs:
+        raise ConfigError(f"--margin: only dpo makes pairs; {format} takes --threshold and --best")
+    choice = Choice(best or form.best, threshold, margin, max_tokens, form.exact)
+    path = output or run_dir / f"export-{format}"
+    try:
+        work = _exported(config, run_dir, format, choice, path)
+        return asyncio.run(stoppable(work, drain=lambda: None, drain_timeout_s=0))
+    except Stopped as stopped:
+        print(f"stopped by {stopped}; nothing was written", flush=True)
+        return stopped.exit_code
+
+
+async def _exported(config: Config, run_dir: Path, format: str, choice: Choice, path: Path) -> int:
+    described, record = read_recorded(run_dir, "RUN_DIR")
+    form = FORMATS[format]
+    demand_free(path, ASKED)
+    growing, notes = is_going_on(run_dir), []
+    if growing:
+        notes.append(f"{run_dir.name} is going on; what it held was exported")
+    tokenizer = await asyncio.to_thread(_tokenizer, config, described, notes)
+    try:
+        survey = await asyncio.to_thread(Survey.of, record, growing=growing)
+    except OSError as error:
+        raise ConfigError(f"cannot read {record}: {error.strerror}") from error
+    try:
+        policy = GroupPolicy.parse(config.env.group_policy, config.env.zero_variance)
+        trained = GroupFormat.of(config.env, tokenizer)
+        chooser = Chooser(record, survey, policy, config.env.group_size, trained, choice)
+        with whole_folder(path, ASKED) as folder:
+            rows = await _write(form, chooser, folder)
+            for note in notes:
+                print(printable(f"note: {note}"), flush=True)
+            if not rows:
+                _print(form, rows, survey, "nowhere: there is nothing to write")
+                raise _Nothing
+            facts = _provenance(format, rows, survey, choice, config, described, run_dir, notes)
+            write_whole(folder / PROVENANCE_FILE, facts, indent=True)
+            (folder / CARD_FILE).write_bytes(card(format, form, facts))
+    except _Nothing:
+        return EXIT_INCOMPLETE
+    _print(form, rows, survey, str(path))
+    return EXIT_INCOMPLETE if survey.left_out[LeftOut.UNREADABLE] else 0
+
+
+class _Nothing(Exception):
+    """There is not a single row, so there is no folder."""
+
+
+async def _write(form: Format, chooser: Chooser, folder: Path) -> int:
+    """Writes the data file, group by group. Gives the number of rows."""
+    groups: Iterator[list[Row] | list[Pair]] = chooser.pairs() if form.pairs else chooser.rollouts()
+    count = 0
+    with closing(open_rows(folder, form)) as file:
+        while (group := await asyncio.to_thread(next, groups, None)) is not None:
+            await asyncio.to_thread(file.write, [line(form.columns, entry) for entry in group])
+            count += len(group)
+    return count
+
+
+def _tokenizer(config: Config, described: Mapping[str, Any], notes: list[str]) -> Tokenizer | None:
+    """The tokenizer asked for, else the run's own where it is on this machine. It finds the end of messages."""
+    asked, ran_with = config.env.tokenizer_name, saved_env(dict(described)).get("tokenizer_name")
+    if asked is not None and asked != ran_with:
+        return None if asked.lower() == "none" else load_tokenizer(asked, config.env.chat_template_kwargs)
+    found = tokenizer_here(*saved_tokenizer(dict(described)))
+    if found is None:
+        notes.append(
+            "the run's tokenizer is not on this machine (--env.tokenizer_name names one): messages keep the "
+            "tokens that end a turn"
+        )
+    return found
+
+
+def _provenance(
+    format: str,
+    rows: int,
+    survey: Survey,
+    choice: Choice,
+    config: Config,
+    described: Mapping[str, Any],
+    run_dir: Path,
+    notes: list[str],
+) -> dict[str, Any]:
+    """Where the rows come from, and by which settings. No path of this machine: the folder is made to be handed
+    on."""
+    chosen = {"best": choice.best, "threshold": choice.threshold, "margin": choice.margin}
+    chosen["max_tokens"] = choice.max_tokens
+    options = [f"--{name.replace('_', '-')} {value}" for name, value in chosen.items() if value is not None]
+    env, now = saved_env(dict(described)), config.public()["env"]
+    return {
+        "schema": 1,
+        "version": __version__,
+        "format": format,
+        "command": " ".join(["orchestrator export", shlex.quote(run_dir.name), f"--format {format}", *options]),
+        "settings": {name: now[name] for name in _DECIDE},
+        "rows": rows,
+        "run": {
+            "name": run_dir.resolve().name,
+            "version": described.get("version"),
+            "models": _models(described),
+            "tokenizer": _tokenizer_name(described),
+            "seed": described.get("seed"),
+            "scoring_strategy": env.get("scoring_strategy"),
+            "group_size": env.get("group_size"),
+            "files": {
+                RUN_FILE: {"sha256": hashlib.sha256((run_dir / RUN_FILE).read_bytes()).hexdigest()},
+                ROLLOUTS_FILE: {"sha256": survey.sha256, "bytes": survey.size_bytes, "lines": survey.lines},
+            },
+        },
+        "left_out": {str(reason): count for reason, count in survey.left_out.items() if count},
+        "notes": notes,
+    }
+
+
+def _models(described: Mapping[str, Any]) -> list[Any]:
+    servers = described["config"].get("openai")
+    found = [server.get("model_name") for server in servers or () if isinstance(server, dict)]
+    return list(dict.fromkeys(_handed_on(name) for name in found))
+
+
+def _tokenizer_name(described: Mapping[str, Any]) -> str | None:
+    name = saved_tokenizer(dict(described))[0]
+    return None if name is None else _handed_on(name)
+
+
+def _handed_on(name: object) -> str:
+    """The name of a model or tokenizer; of a folder on this machine only the last part."""
+    path = PurePath(str(name))
+    return path.name if path.is_absolute() or str(name).startswith("~") else str(name)
+
+
+def _print(form: Format, rows: int, survey: Survey, where: str) -> None:
+    for place, reason in survey.unreadable:
+        print(printable(f"left out: {place}: {reason}"), flush=True)
+    what = "pairs" if form.pairs else "rows"
+    table: list[tuple[str, object]] = [(what, f"{rows} from {survey.lines} lines, {len(survey.groups)} groups")]
+    table += [("left out", f"{count} {reason}") for reason, count in survey.left_out.most_common() if count]
+    print_rows([*table, ("folder", where)], sys.stdout)

@@ -1,0 +1,200 @@
+"""`orchestrator rescore RUN_DIR`: the scores of a run made anew from its record, as a run directory of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator import __version__
+from orchestrator.breaker import GROUPS, HealthGate
+from orchestrator.completion.tokenizer import check_source
+from orchestrator.errors import ConfigError, EnvironmentUnusable
+from orchestrator.group import GroupPolicy
+from orchestrator.opening import open_scorer
+from orchestrator.report import write_report
+from orchestrator.rescoring.changes import Changes
+from orchestrator.rescoring.decode import How
+from orchestrator.rescoring.decoders import Decoders
+from orchestrator.rescoring.glance import Overview
+from orchestrator.rescoring.grouping import Grouping
+from orchestrator.rescoring.output import ASKED, NewRun, new_run
+from orchestrator.rescoring.rescore import LeftOut, Rescored, Rescorer, Result
+from orchestrator.rescoring.table import print_changes
+from orchestrator.run.directory import new_run_directory
+from orchestrator.run.files import GROUPS_FILE, is_going_on, saved_env, saved_tokenizer
+from orchestrator.run.groups import GroupFormat
+from orchestrator.run.line import SCHEMA
+from orchestrator.run.lines import end_now, texts
+from orchestrator.run.recorded import read_recorded
+from orchestrator.run.whole import demand_free
+from orchestrator.scorers.base import Scorer
+from orchestrator.scorers.control import ControlledScorer
+from orchestrator.settings.config import Config
+from orchestrator.settings.saved import TAKEN
+from orchestrator.tasks.split import tasks_of
+from orchestrator.terminal.bar import bar
+from orchestrator.terminal.signals import Stopped, stoppable
+from orchestrator.text import printable, told
+from orchestrator.types import Task
+
+EXIT_INCOMPLETE = 1
+# What is taken over from the run's run.json, besides its settings.
+_FACTS = ("seed", "tasks", "tokenizer", "token_ids", "why_text", "agent", "sandbox")
+
+
+def run(config: Config, run_dir: Path) -> int:
+    """0: every line was read, every group is written, no score was lost; 1: not so; 128 + n after a signal."""
+    described, record = read_recorded(run_dir, "RUN_DIR")
+    if config.env.zero_variance == "resample" and saved_env(dict(described)).get("zero_variance") != "resample":
+        raise ConfigError("env.zero_variance: nothing is drawn again here; say keep or drop")
+    try:
+        work = _rescored(config, run_dir, described, record)
+        return asyncio.run(stoppable(work, drain=lambda: None, drain_timeout_s=0))
+    except Stopped as stopped:
+        print(f"stopped by {stopped}; nothing was written", flush=True)
+        return stopped.exit_code
+
+
+async def _rescored(config: Config, run_dir: Path, described: Mapping[str, Any], record: Path) -> int:
+    path = config.env.run_dir or new_run_directory()
+    growing = is_going_on(run_dir)
+    notes = [f"{run_dir} is going on; what it held was scored"] if growing else []
+    work = _Work()
+    demand_free(path, ASKED)
+    try:
+        end = await asyncio.to_thread(end_now, record, growing=growing)
+        overview = await asyncio.to_thread(Overview.of, texts(record, end))
+    except OSError as error:
+        raise ConfigError(f"cannot read {record}: {error.strerror}") from error
+    tasks, missing = await asyncio.to_thread(_tasks, config, described, overview)
+    with new_run(path) as run:
+        async with AsyncExitStack() as stack:
+            scorer = await open_scorer(config, stack)
+            how = _how(config, described, scorer, notes)
+            decoders = await stack.enter_async_context(Decoders(how))
+            work.began = time.monotonic()
+            policy = GroupPolicy.parse(config.env.group_policy, config.env.zero_variance)
+            grouping = stack.enter_context(Grouping(run.folder, policy, config.env.group_size))
+            advance = stack.enter_context(bar(overview.lines, "lines", sys.stderr))
+
+            async def take(results: list[Result]) -> None:
+                await asyncio.to_thread(work.take, results, run, grouping)
+                advance(len(results))
+
+            health = HealthGate(window=GROUPS * config.env.group_size)
+            rescorer = Rescorer(scorer, decoders, tasks, missing, overview, health)
+            await rescorer.run(texts(record, end), take)
+            work.dropped = await asyncio.to_thread(run.write_groups, grouping)
+            work.ended = time.monotonic()
+        run.describe(_facts(config, run_dir, described, notes))
+        report = await asyncio.to_thread(_report, run, path)
+    for note in notes:
+        print(printable(f"note: {note}"), flush=True)
+    places = [("groups file", path / GROUPS_FILE), ("run directory", path), ("report", report)]
+    print_changes(work.changes, work.left_out, work.dropped, [("time", work.speed()), *places])
+    return 0 if work.is_whole else EXIT_INCOMPLETE
+
+
+@dataclass(slots=True)
+class _Work:
+    """What was done so far. Times of a monotonic clock."""
+
+    began: float = 0.0
+    ended: float = 0.0
+    attempts: int = 0
+    changes: Changes = field(default_factory=Changes)
+    left_out: list[LeftOut] = field(default_factory=list)
+    dropped: dict[int, str | None] = field(default_factory=dict)
+
+    def take(self, results: list[Result], run: NewRun, grouping: Grouping) -> None:
+        """Writes and counts results. Raises OSError."""
+        run.add(results)
+        for result in results:
+            if isinstance(result, Rescored):
+                self.attempts += 1
+                self.changes.add(result.before, result.after)
+                grouping.add(result)
+            elif isinstance(result, LeftOut):
+                self.left_out.append(result)
+
+    @property
+    def is_whole(self) -> bool:
+        lost = self.left_out or self.changes.lost
+        return bool(self.dropped) and not lost and not any(self.dropped.values())
+
+    def speed(self) -> str:
+        """How long it took once the processes had begun, report excluded."""
+        seconds = self.ended - self.began
+        return f"{seconds:.1f} s for {self.attempts} rollouts, {self.attempts / seconds:.0f} a second"
+
+
+def _tasks(config: Config, described: Mapping[str, Any], overview: Overview) -> tuple[dict[str, Task | str], str]:
+    """(the record's tasks, or why there is none; what is said of those that the data set does not have)."""
+    source = tasks_of(config.env, described)
+    found: dict[str, Task | str] = {}
+    for name, task in source.named(overview.tasks).items():
+        found[name] = _handed_over(task) if isinstance(task, Task) else f"its task cannot be read: {task.reason}"
+    if overview.tasks and not any(isinstance(task, Task) for task in found.values()):
+        raise ConfigError(f"none of the run's tasks is in {source.name}; name the data set with --env.dataset")
+    return found, f"its task is not in {source.name}"
+
+
+def _handed_over(task: Task) -> Task | str:
+    """The task, or why no other process can have it: a `python:` source's metadata may be anything."""
+    try:
+        pickle.loads(pickle.dumps(task))  # noqa: S301 - what was just packed
+    except Exception as error:
+        return f"its task cannot be handed over: {told(error)}"
+    return task
+
+
+def _how(config: Config, described: Mapping[str, Any], scorer: Scorer, notes: list[str]) -> How:
+    """Raises EnvironmentUnusable where ids have to be made and there is no tokenizer."""
+    env = config.env
+    asked, ran_with = env.tokenizer_name, saved_env(dict(described)).get("tokenizer_name")
+    of_run = asked is None or asked == ran_with  # as the run found it, then
+    name = saved_tokenizer(dict(described))[0] if of_run else asked
+    known = isinstance(name, str) and name.lower() not in ("", "none")
+    if known:
+        try:
+            check_source(str(name), here_only=of_run)
+        except EnvironmentUnusable as error:
+            if described.get("token_ids") != "exact":
+                raise
+            notes.append(f"{error}: messages keep the tokens that end a turn")
+            known = False
+    grades_with = scorer.grades_with if isinstance(scorer, ControlledScorer) else None
+    form = GroupFormat.of(env, None)
+    return How(form, grades_with, str(name) if known else None, env.chat_template_kwargs, here_only=of_run)
+
+
+def _facts(config: Config, run_dir: Path, described: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+    """The content of run.json: the run's, but for what decided here."""
+    now = config.public()["env"]
+    env = {**saved_env(dict(described)), **{name: now[name] for name in sorted(TAKEN["rescore"])}}
+    return {
+        "schema": SCHEMA,
+        "version": __version__,
+        "config": {**described["config"], "env": env},
+        **{name: described[name] for name in _FACTS if name in described},
+        "command": "rescore",
+        "of": str(run_dir),
+        "groups_file": GROUPS_FILE,
+        "notes": notes,
+    }
+
+
+def _report(run: NewRun, path: Path) -> str:
+    html = run.groups.with_suffix(".html")
+    try:
+        write_report(run.folder, run.groups, html)
+    except Exception as error:  # the data are written: a failing report must not fail them
+        return f"none, it could not be written: {told(error)}"
+    return str(path / html.name)

@@ -1,0 +1,318 @@
+"""What was sampled as ids, as one completion: checks on every answer, retries, and what was aborted continued.
+
+Who samples, an endpoint or a function, is left to subclasses; this module refuses answers that do not hold one
+log-prob per sampled id. Sampled text is decoded from the ids here, never taken from the server: the token that
+completes a stop string may hold more text.
+
+A server that gets new weights may abort what it samples, and answer with the ids so far. These are kept, and the
+completion is continued behind them by the next request, with a seed of its own: no id is sampled twice.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from orchestrator.completion.base import (
+    CompletionRequest,
+    Endpoint,
+    Interrupted,
+    Part,
+    Refusal,
+    UnusableSample,
+    ids_of,
+)
+from orchestrator.completion.line import visible_text
+from orchestrator.completion.reasoning import LONGEST_TAG, opened_by
+from orchestrator.completion.retry import (
+    BROKEN_OFF,
+    NONSENSE,
+    Aborted,
+    ForeignAnswer,
+    Limiter,
+    Retryable,
+    RetryPolicy,
+    SpoiltSample,
+    with_retries,
+)
+from orchestrator.completion.tokenizer import HubTokenizer
+from orchestrator.completion.versions import Attribution, told_spans
+from orchestrator.errors import CompletionError, ContextLengthError
+from orchestrator.plan import derive_seed
+from orchestrator.policy import Policy, joined
+from orchestrator.types import Completion, PolicySpan
+
+UNTOLD = -1  # the prompt's length, where the server does not tell it
+ROUNDING = 1e-6  # a log-prob above zero by less than this is a rounding error
+ABORTED = ("abort", "aborted")  # by the server, as for new weights; what was sampled before stands
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """An answer as a dialect read it, before it is checked.
+
+    `logprobs` None: there are none of the raw distribution. `prompt_ids`: the prompt as the server says it got it.
+    `text`: the ids as the server decodes them, compared by the probe to see whether both sides have the same
+    tokenizer. `sampled_tokens`: how many ids the server says it sampled. `policy_version`: of the last token;
+    `weight_versions`: of each, as SGLang tells it; `spans`: the same, read already. What is wrong with versions
+    costs no sample: then they are not known.
+    """
+
+    ids: list[Any]
+    logprobs: list[Any] | None
+    finish_reason: str
+    prompt_tokens: int
+    prompt_ids: list[Any] | None = None
+    policy_version: str | None = None
+    text: str | None = None
+    sampled_tokens: int | None = None
+    weight_versions: Any = None
+    spans: tuple[PolicySpan, ...] = ()
+
+
+class IdCompletions(ABC):
+    """Completions as ids: checked, continued behind what was aborted, tried again. Who samples is a subclass's.
+
+    `joins`: who samples may continue what was aborted itself, and then misses a stop string that was begun before.
+    """
+
+    takes_ids = True
+    joins = False
+
+    def __init__(
+        self,
+        name: str,
+        endpoint: Endpoint,
+        tokenizer: HubTokenizer,
+        retry: RetryPolicy | None = None,
+        attribution: Attribution | None = None,
+    ) -> None:
+        self.name = name
+        self.attribution = attribution or Attribution(Policy())
+        self.endpoint = endpoint
+        self._tokenizer = tokenizer
+        self._retry = retry or RetryPolicy()
+        self._limiter = Limiter()
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Idempotent."""
+
+    @abstractmethod
+    async def _sampled(
+        self, request: CompletionRequest, model: str, timeout_s: float, headers: Mapping[str, str] | None
+    ) -> Sampled:
+        """The answer to one request. Raises as `_continued`, and what reading nonsense raises."""
+
+    async def _paused(self) -> bool:
+        """Waits while sampling is paused. False: it is not, or nobody says so."""
+        return False
+
+    async def sample(self, request: CompletionRequest) -> Completion:
+        parts = list(request.begun)
+        try:
+            completion, retries = await with_retries(
+                lambda: self._continued(request, parts), self._retry, self.endpoint.timeout_s, self._limiter
+            )
+        except UnusableSample:
+            raise
+        except (CompletionError, ContextLengthError) as error:
+            if not parts:
+                raise
+            raise Interrupted(error, self._completion(parts, "length", request), tuple(parts)) from error
+        return replace(completion, retries=retries) if retries else completion
+
+    async def _continued(self, request: CompletionRequest, parts: list[Part]) -> Completion:
+        """One completion, behind `parts`, which keeps what can be continued. Raises Retryable, CompletionError,
+        ContextLengthError."""
+        while True:
+            before = _ids(parts)
+            try:
+                _, part = await self._part(_rest(request, before), self.endpoint.timeout_s, None)
+            except Retryable as error:
+                if error.status is not None and await self._paused():
+                    continue
+                raise
+            whole = [*parts, part]
+            reason = part.finish_reason or self._over((*before, *part.ids), request)
+            if reason is not None:
+                return self._completion(whole, reason, request)
+            if part.ids:
+                parts.append(part)
+            elif not await self._paused():
+                raise Aborted("the server aborted it before its first token", sampled=False)
+
+    async def _part(
+        self, request: CompletionRequest, timeout_s: float, headers: Mapping[str, str] | None
+    ) -> tuple[Sampled, Part]:
+        """(the answer as it came, what is kept of it). Raises ForeignAnswer for an answer of another shape."""
+        before = await self.attribution.before()
+        model = before.served.model or self.endpoint.model
+        try:
+            sampled = await self._sampled(request, model, timeout_s, headers)
+            ids, logprobs = _checked(sampled, request)
+            told = sampled.spans or told_spans(sampled.weight_versions, len(ids))
+            aborted = _aborted(sampled.finish_reason)
+            if not aborted:
+                finished_by(sampled.finish_reason)
+        except NONSENSE as error:
+            text = f"an answer that is none of {self.name}: {type(error).__name__}"
+            raise ForeignAnswer(text) from error
+        except Refusal as refusal:
+            raise self.attribution.refused(before, refusal) from refusal
+        spans = await self.attribution.spans(before, len(ids), told, sampled.policy_version)
+        return sampled, Part(ids, logprobs, None if aborted else sampled.finish_reason, spans)
+
+    def _completion(self, parts: Sequence[Part], finish_reason: str, request: CompletionRequest) -> Completion:
+        """What was sampled as one. Raises SpoiltSample, UnusableSample."""
+        prompt, ids = request.prompt_ids or ids_of(), _ids(parts)
+        aborted = len(parts) > 1 or parts[-1].finish_reason is None
+        if (self.joins or aborted) and (end := self._stopped(ids, request.stop)) is not None:
+            ids, finish_reason = ids[:end], "stop"
+        finished = finished_by(finish_reason)
+        known = self._known(ids)
+        opened = opened_by(self._tokenizer.decode(prompt[-LONGEST_TAG:].tolist()))
+        text, visible, reasoning_chars = visible_text(self._tokenizer, ids[:known], request.stop, opened)
+        spans = joined([span for part in parts for span in part.spans or _unknown(part)], known)
+        completion = Completion(
+            text=text,
+            visible=visible,
+            finish_reason=finished,
+            tokens_T=ids[:known],
+            logprobs_T=_logprobs(parts, known),
+            prompt_tokens=len(prompt),
+            completion_tokens=max(1, len(ids)),
+            reasoning_chars=reasoning_chars,
+        ).sampled_from(spans)
+        if known < len(ids):
+            raise SpoiltSample(f"an id outside the tokenizer's {self._tokenizer.size}", completion)
+        if not ids:
+            raise SpoiltSample("an empty answer", completion)
+        if finished == "content_filter":
+            raise UnusableSample(f"a sample that ended by {finish_reason[:40]!r}", completion)
+        return completion
+
+    def _over(self, ids: tuple[int, ...], request: CompletionRequest) -> Literal["stop", "length"] | None:
+        """Why nothing is to be sampled behind the ids of an aborted completion; None: it is to be continued.
+        SGLang looks for an abort before it looks for an end, so the last id may be one."""
+        if self._known(ids) < len(ids):
+            return "length"
+        if ids and (self._tokenizer.is_end(ids[-1]) or self._stopped(ids, request.stop) is not None):
+            return "stop"
+        return "length" if len(ids) >= request.sampling.max_tokens else None
+
+    def _stopped(self, ids: tuple[int, ...], stop: tuple[str, ...]) -> int | None:
+        """How many ids it takes until a stop string is there; None: there is none. A server that continues a
+        completion looks for one in what it samples only: it misses one that was begun before."""
+
+        def there(count: int) -> bool:
+            text = self._tokenizer.decode(ids[:count])
+            return any(string and string in text for string in stop)
+
+        if not there(len(ids)):
+            return None
+        return bisect_left(range(len(ids)), True, key=there)
+
+    def _known(self, ids: tuple[int, ...]) -> int:
+        """How many ids come before the first one that the tokenizer does not have. A model may have more rows than
+        its tokenizer has ids, and sample such a row: it has no text, and servers refuse it in a prompt."""
+        if max(ids, default=0) < self._tokenizer.size:
+            return len(ids)
+        return next(place for place, token in enumerate(ids) if token >= self._tokenizer.size)
+
+
+def _ids(parts: Sequence[Part]) -> tuple[int, ...]:
+    if len(parts) == 1:  # nearly always: then nothing is copied
+        return parts[0].ids
+    return tuple(token for part in parts for token in part.ids)
+
+
+def _logprobs(parts: Sequence[Part], known: int) -> tuple[float, ...] | None:
+    """Of the first `known` ids; None if some part has none."""
+    if len(parts) == 1:
+        only = parts[0].logprobs
+        return None if only is None else only[:known]
+    found: list[float] = []
+    for part in parts:
+        if part.logprobs is None:
+            return None
+        found += part.logprobs
+    return tuple(found[:known])
+
+
+def _unknown(part: Part) -> tuple[PolicySpan, ...]:
+    return (PolicySpan(len(part.ids), None, None),)
+
+
+def _rest(request: CompletionRequest, before: tuple[int, ...]) -> CompletionRequest:
+    """What is left to sample behind the ids that there are."""
+    if not before:
+        return request
+    sampling = request.sampling
+    seed = derive_seed(sampling.seed, "continued", 0, 0, len(before))
+    return replace(
+        request,
+        prompt_ids=(request.prompt_ids or ids_of()) + ids_of(before),
+        sampling=replace(sampling, max_tokens=sampling.max_tokens - len(before), seed=seed),
+    )
+
+
+def _checked(sampled: Sampled, request: CompletionRequest) -> tuple[tuple[int, ...], tuple[float, ...] | None]:
+    """(ids, their log-probs if there are any). Raises Retryable."""
+    prompt = request.prompt_ids or ids_of()
+    ids = tuple(sampled.ids)
+    # Whole lists are checked at a time: one by one, the checks were a fifth of a completion's cost here.
+    if not set(map(type, ids)) <= {int} or min(ids, default=0) < 0:
+        raise Retryable("an id that is none")
+    if sampled.sampled_tokens not in (None, len(ids)):
+        raise Retryable(f"{_number(sampled.sampled_tokens)} ids were sampled, {len(ids)} came")
+    logprobs = None if sampled.logprobs is None else _checked_logprobs(sampled.logprobs, len(ids))
+    if len(ids) > request.sampling.max_tokens:
+        raise Retryable(f"{len(ids)} ids where {request.sampling.max_tokens} were asked for")
+    if sampled.prompt_ids is not None and sampled.prompt_ids != prompt.tolist():
+        raise Retryable("the server sampled from another prompt than it was given")
+    if sampled.prompt_tokens not in (len(prompt), UNTOLD):
+        seen = _number(sampled.prompt_tokens)
+        raise Retryable(f"the server saw {seen} prompt ids, it was given {len(prompt)}")
+    return ids, logprobs
+
+
+def _checked_logprobs(given: list[Any], count: int) -> tuple[float, ...]:
+    """Raises Retryable."""
+    if len(given) != count:
+        raise Retryable(f"{count} ids but {len(given)} log-probs")
+    if not set(map(type, given)) <= {int, float} or not all(map(math.isfinite, given)):
+        raise Retryable("a log-prob that is no number")
+    if (highest := max(given, default=0.0)) > ROUNDING:
+        raise Retryable(f"a log-prob above zero ({highest})")
+    logprobs = tuple(map(float, given))
+    return tuple(min(0.0, value) for value in logprobs) if highest > 0.0 else logprobs
+
+
+def finished_by(reason: object) -> Literal["stop", "length", "content_filter"]:
+    """Why a sample ended. Raises Aborted where the server aborted it, and Retryable where it gives no reason or
+    broke the sample off in another way."""
+    if reason == "stop":
+        return "stop"
+    if reason == "length":
+        return "length"
+    if _aborted(reason):
+        raise Aborted("the server aborted it", sampled=True)
+    if not isinstance(reason, str) or reason.lower() in BROKEN_OFF:
+        raise Retryable(f"an answer that ended by {str(reason)[:40]!r}")
+    return "content_filter"
+
+
+def _aborted(reason: object) -> bool:
+    return isinstance(reason, str) and reason.lower() in ABORTED
+
+
+def _number(value: int | None) -> int:
+    """The value, for an error message. Raises TypeError where it is no number."""
+    if not isinstance(value, int):
+        raise TypeError("a number that is none")
+    return value

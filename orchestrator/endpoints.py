@@ -1,0 +1,155 @@
+"""Opens the endpoints of a run: those that are sampled from, and the judge's. Waits for those still loading."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from orchestrator.completion.base import Completer, Endpoint
+from orchestrator.completion.chat import ChatCompleter
+from orchestrator.completion.connect import connect
+from orchestrator.completion.replay import ReplayCompleter
+from orchestrator.completion.route import LimitedCompleter, RoutedCompleter
+from orchestrator.completion.startup import Patience, Startup, Wait
+from orchestrator.completion.tokenizer import HubTokenizer
+from orchestrator.errors import EnvironmentUnusable, NotServing
+from orchestrator.policy import Policy
+from orchestrator.waits import first_error
+
+if TYPE_CHECKING:
+    from orchestrator.settings.config import Config
+    from orchestrator.settings.table import EnvSettings, OpenAISettings
+
+REPLAY = "replay:"
+
+
+async def open_completer(
+    config: Config,
+    tokenizer: HubTokenizer | None,
+    stack: AsyncExitStack,
+    notes: list[str],
+    tell: Callable[[Wait], None],
+    policy: Policy,
+) -> tuple[Completer, str]:
+    """(the completer of all endpoints, why they are asked for text); `stack` closes it. `policy`: what a trainer
+    says it serves.
+
+    Endpoints that are still loading are waited for at the same time, and `tell` is told. The first one that cannot
+    be used ends the wait for all. Raises EnvironmentUnusable.
+    """
+    try:
+        async with asyncio.TaskGroup() as meanwhile:
+            asked = [
+                meanwhile.create_task(_reach(config, server, tokenizer, stack, tell, policy), name="endpoint")
+                for server in config.openai
+            ]
+    except BaseExceptionGroup as errors:
+        raise first_error(errors) from errors
+    reached = [task.result() for task in asked]
+    for one in reached:
+        notes.extend(note for note in one.notes if note not in notes)
+    completers = [one.completer for one in reached]
+    if len({completer.takes_ids for completer in completers}) > 1:
+        raise EnvironmentUnusable(
+            "some of the endpoints give token ids and some do not; "
+            "set --env.token_source retokenize or use one kind of server"
+        )
+    weights = [server.weight for server in config.openai]
+    why = next((one.why_text for one in reached if one.why_text), "")
+    return (completers[0] if len(completers) == 1 else RoutedCompleter(completers, weights)), why
+
+
+@dataclass(frozen=True, slots=True)
+class _Reached:
+    """An endpoint that serves, or a recording. `why_text`: why it is asked for text; empty: it takes ids."""
+
+    completer: Completer
+    why_text: str
+    notes: list[str]
+
+
+async def _reach(
+    config: Config,
+    server: OpenAISettings,
+    tokenizer: HubTokenizer | None,
+    stack: AsyncExitStack,
+    tell: Callable[[Wait], None],
+    policy: Policy,
+) -> _Reached:
+    """Raises EnvironmentUnusable."""
+    if server.base_url.startswith(REPLAY):
+        recorded = Path(server.base_url.removeprefix(REPLAY))
+        replayed = await asyncio.to_thread(ReplayCompleter.open, recorded)
+        return _Reached(replayed, "" if replayed.takes_ids else "the recorded run had no token ids", [])
+    notes: list[str] = []
+    completer = await connect(
+        endpoint(config.env, server),
+        tokenizer,
+        server_type=server.server_type,
+        tokens=config.env.token_source,
+        temperature=config.env.temperature,
+        notes=notes,
+        patience=Patience(server.startup_timeout, tell),
+        policy=policy,
+    )
+    stack.push_async_callback(completer.aclose)
+    limited = LimitedCompleter(
+        completer, training=server.num_max_requests_at_once, evaluation=server.num_requests_for_eval
+    )
+    return _Reached(limited, completer.why if isinstance(completer, ChatCompleter) else "", notes)
+
+
+def endpoint(env: EnvSettings, server: OpenAISettings) -> Endpoint:
+    """The endpoint of this server's settings."""
+    root = openai_root(server.base_url)
+    return Endpoint(
+        root,
+        server.model_name,
+        server.key(),
+        server.timeout,
+        chat_extras=_chat_extras(env, root),
+        takes_n=not server.n_kwarg_is_ignored,
+    )
+
+
+def _chat_extras(env: EnvSettings, root: str) -> dict[str, Any]:
+    """Fields the operator's settings add to a chat request. Raises EnvironmentUnusable.
+
+    Reasoning is asked for as Atropos does: by `reasoning_effort` at OpenAI, by `reasoning` at other services.
+    """
+    extras: dict[str, Any] = {}
+    if env.chat_template_kwargs is not None:
+        extras["chat_template_kwargs"] = dict(env.chat_template_kwargs)
+    effort, most = env.reasoning_effort, env.max_reasoning_tokens
+    if not env.thinking_mode and effort is None and most is None:
+        return extras
+    if (urlsplit(root).hostname or "").endswith(("openai.com", "openai.azure.com")):
+        if most is not None:
+            raise EnvironmentUnusable("env.max_reasoning_tokens: OpenAI takes none; set env.reasoning_effort")
+        return {**extras, "reasoning_effort": effort or "medium"}
+    asked = {"effort": effort, "max_tokens": most}
+    named = {name: value for name, value in asked.items() if value is not None}
+    return {**extras, "reasoning": {"enabled": effort != "none", **named}}
+
+
+def openai_root(address: str) -> str:
+    """The base URL; `/v1` is added to an address without a path."""
+    root = address.rstrip("/")
+    return root if urlsplit(root).path else f"{root}/v1"
+
+
+async def judge_serves(judge: ChatCompleter, patience: Patience) -> None:
+    """Returns when the judge's endpoint serves. Raises EnvironmentUnusable."""
+    startup = Startup(judge.endpoint, patience, "the judge's endpoint", "--env.judge_base_url")
+    try:
+        await judge.probe(startup)
+    except NotServing:
+        raise
+    except EnvironmentUnusable as error:
+        raise EnvironmentUnusable(f"env.judge_base_url: {error}; the judge's key is JUDGE_API_KEY") from error
+    startup.over()

@@ -1,0 +1,162 @@
+"""Which rollouts are exported: the best of their group, those above a threshold, pairs by their margin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from orchestrator.exporting.record import LeftOut, Scored, Survey
+from orchestrator.group import GroupPolicy
+from orchestrator.run.groups import GroupFormat
+from orchestrator.run.line import Attempted, read_attempt
+from orchestrator.run.lines import text_at
+from orchestrator.run.rows import Row, told_rows
+from orchestrator.types import Message, conversations
+
+_NEAR = 1e-9  # in binary, 0.95 less 0.45 is not quite 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """`best`: only so many rollouts, or pairs, of a group. `threshold`: the lowest score, in pairs of the chosen.
+
+    `margin`: what the scores of a pair differ by at least; equal ones are no preference, whatever it is.
+    `max_tokens`: prompt and completion together.
+    `exact`: only rollouts whose ids are those that were sampled.
+    """
+
+    best: int | None = None
+    threshold: float | None = None
+    margin: float | None = None
+    max_tokens: int | None = None
+    exact: bool = True
+
+    def takes(self, score: float) -> bool:
+        """Whether the score is at least the threshold."""
+        return self.threshold is None or score >= self.threshold - _NEAR
+
+    def prefers(self, chosen: float, rejected: float) -> bool:
+        """Whether one score is higher than the other by the margin."""
+        return chosen - rejected > _NEAR and chosen - rejected >= (self.margin or 0.0) - _NEAR
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two rollouts of a group; `prompt` is how both begin."""
+
+    prompt: tuple[Message, ...]
+    chosen: Row
+    rejected: Row
+
+
+class Chooser:
+    """Reads the chosen rollouts of a record. What is left out is counted in the survey."""
+
+    def __init__(
+        self,
+        record: Path,
+        survey: Survey,
+        policy: GroupPolicy,
+        group_size: int,
+        form: GroupFormat,
+        choice: Choice,
+    ) -> None:
+        self._record = record
+        self._survey = survey
+        self._groups = partial(survey.drawn_groups, policy, group_size)
+        self._form = form
+        self._choice = choice
+
+    def rollouts(self) -> Iterator[list[Row]]:
+        """The rows of each group, in the order of their places; side lines where the run trains on them. Raises
+        OSError."""
+        for members in self._groups():
+            kept: list[tuple[int, list[Row]]] = []
+            for place in sorted(range(len(members)), key=lambda place: -members[place].score):
+                if not self._choice.takes(members[place].score):
+                    self._leave_out(LeftOut.BELOW)
+                elif len(kept) == self._choice.best:
+                    self._leave_out(LeftOut.NOT_BEST)
+                elif rows := self._rows(members[place])[0]:
+                    kept.append((place, rows))
+            yield [row for _, rows in sorted(kept, key=lambda one: one[0]) for row in rows]
+
+    def pairs(self) -> Iterator[list[Pair]]:
+        """The pairs of each group: the best rollout with the worst, the second best with the second worst. No
+        rollout is in two pairs. Raises OSError."""
+        for members in self._groups():
+            lines: list[tuple[float, Row, int]] = []
+            for member in members:
+                rows, asked = self._rows(member)
+                if rows:
+                    lines.append((member.score, rows[0], asked))
+            lines.sort(key=lambda line: -line[0])
+            pairs: list[Pair] = []
+            for number, (high, chosen, size) in enumerate(lines[: len(lines) // 2]):
+                low, rejected, other_size = lines[-1 - number]
+                prompt = chosen.messages[:size]
+                if not self._choice.takes(high):
+                    self._leave_out(LeftOut.BELOW, 2)
+                elif not self._choice.prefers(high, low):
+                    self._leave_out(LeftOut.NO_PAIR, 2)
+                elif len(pairs) == self._choice.best:
+                    self._leave_out(LeftOut.NOT_BEST, 2)
+                elif prompt != rejected.messages[:other_size]:
+                    self._leave_out(LeftOut.OTHER_PROMPT, 2)
+                else:
+                    pairs.append(Pair(prompt, chosen, rejected))
+            self._leave_out(LeftOut.NO_PAIR, len(lines) % 2)
+            yield pairs
+
+    def _rows(self, member: Scored) -> tuple[list[Row], int]:
+        """(the rollout's rows, how many messages its main line was asked with). No rows: the reason is counted."""
+        place = f"{self._record}, byte {member.offset}"
+        try:
+            told = read_attempt(text_at(self._record, member.offset))
+        except ValueError as error:
+            self._survey.refuse(place, str(error))
+            return [], 0
+        main, *sides = told_rows(told, self._form)
+        if not main.messages and told.record.turns:
+            self._survey.refuse(place, main.reason)
+            return [], 0
+        reason = self._reason(told, main)
+        if reason is not None:
+            self._leave_out(reason)
+            return [], 0
+        wanted = sides if self._form.all_segments else []
+        fitting = [row for row in wanted if row.messages and self._fits(row)]
+        self._leave_out(LeftOut.SIDE, len(wanted) - len(fitting))
+        return [main, *fitting], _asked(told, main.segment)
+
+    def _reason(self, told: Attempted, main: Row) -> LeftOut | None:
+        if not main.messages:
+            return LeftOut.NO_LINE
+        if not self._is_exact(main):
+            return LeftOut.RETOKENIZED
+        if not self._form.trains(told.outcome, told.record):
+            return LeftOut.UNTRAINED
+        return LeftOut.TOO_LONG if self._is_long(main) else None
+
+    def _fits(self, row: Row) -> bool:
+        return self._is_exact(row) and not self._is_long(row)
+
+    def _is_exact(self, row: Row) -> bool:
+        return row.token_source == "sampled" or not self._choice.exact
+
+    def _is_long(self, row: Row) -> bool:
+        most = self._choice.max_tokens
+        return most is not None and len(row.prompt_ids) + len(row.completion_ids) > most
+
+    def _leave_out(self, reason: LeftOut, count: int = 1) -> None:
+        self._survey.left_out[reason] += count
+
+
+def _asked(told: Attempted, segment: int) -> int:
+    """How many messages the segment's first completion was asked with. Some may be the assistant's: an agent's
+    program may write examples."""
+    turns = told.record.turns
+    talks = zip(turns, conversations(turns), strict=True)
+    return next(len(talk) for turn, talk in talks if turn.segment == segment)

@@ -1,0 +1,108 @@
+"""What a record holds to choose from: of each scored rollout only its score, and where its line is.
+
+The record is read twice: here quickly, and then rollout by rollout, whole, as they are exported. So memory is one
+group, and a few words for each rollout.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from orchestrator.group import GroupPolicy
+from orchestrator.rescoring.grouping import drawn
+from orchestrator.run.line import CountedBadTask, read_counted
+from orchestrator.run.lines import end_now, texts
+
+MOST_NAMED = 20  # unreadable lines; all are counted
+
+
+class LeftOut(StrEnum):
+    """Why a line of the record is in no file: the first that fits. `SIDE`: lines within those that are."""
+
+    UNREADABLE = "of an unreadable line"
+    BAD_TASK = "of a task that could not be rolled out"
+    NO_SCORE = "without a score"
+    SUPERSEDED = "superseded by another draw of the same place"
+    BELOW = "below the threshold"
+    NOT_BEST = "not among the best of the group"
+    NO_LINE = "without a conversation"
+    RETOKENIZED = "without exact token ids"
+    UNTRAINED = "masked by the run's settings"
+    TOO_LONG = "too long"
+    OTHER_PROMPT = "in a pair whose prompts differ"
+    NO_PAIR = "in no pair with the margin"
+    SIDE = "side lines without exact token ids, or too long"
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A scored attempt. `offset`: where its line begins."""
+
+    score: float
+    offset: int
+
+
+@dataclass(slots=True)
+class Survey:
+    """`groups`: scored attempts by group and place, in the order they were made. `sizes`: how many rollouts groups
+    were to have, as far as the record says it. `sha256`: of all that was read.
+
+    `unreadable`: the first lines that are no attempt and no bad task, or whose ids do not fit, and why.
+    """
+
+    lines: int = 0
+    size_bytes: int = 0
+    sha256: str = ""
+    groups: dict[int, dict[int, list[Scored]]] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=dict)
+    left_out: Counter[LeftOut] = field(default_factory=Counter)
+    unreadable: list[tuple[str, str]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, record: Path, *, growing: bool) -> Survey:
+        """From all lines that are there now. The unfinished last one of a `growing` record is not read. Raises
+        OSError."""
+        found, seen, digest = cls(), set[str](), hashlib.sha256()
+        for line in texts(record, end_now(record, growing=growing)):
+            found.lines += 1
+            found.size_bytes += len(line.text)
+            digest.update(line.text)
+            try:
+                told = read_counted(line.text)
+            except ValueError as error:
+                found.refuse(line.place, str(error))
+                continue
+            if told.rollout_id in seen:
+                found.refuse(line.place, f"{told.rollout_id} is there a second time")
+            elif isinstance(told, CountedBadTask):
+                found.left_out[LeftOut.BAD_TASK] += 1
+            elif told.score is None:
+                found.left_out[LeftOut.NO_SCORE] += 1
+            else:
+                places = found.groups.setdefault(told.group, {})
+                places.setdefault(told.index, []).append(Scored(told.score.value, line.offset))
+                if told.group_size is not None:
+                    found.sizes[told.group] = told.group_size
+            seen.add(told.rollout_id)
+        found.sha256 = digest.hexdigest()
+        return found
+
+    def refuse(self, place: str, reason: str) -> None:
+        """Counts a line that cannot be read."""
+        self.left_out[LeftOut.UNREADABLE] += 1
+        if len(self.unreadable) < MOST_NAMED:
+            self.unreadable.append((place, reason))
+
+    def drawn_groups(self, policy: GroupPolicy, group_size: int) -> Iterator[list[Scored]]:
+        """The members of each group, by the groups' numbers and the places; what they supersede is counted.
+        `group_size`: of groups whose record does not say it."""
+        for number in sorted(self.groups):
+            places = self.groups[number]
+            members = drawn(places, policy.enough(self.sizes.get(number, group_size)))
+            self.left_out[LeftOut.SUPERSEDED] += sum(map(len, places.values())) - len(members)
+            yield members

@@ -1,0 +1,52 @@
+"""Finds the control groups of a container, and the kernel's files about them: v1, v2, or both together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class ControlGroup:
+    """A process' group in one hierarchy. `controllers`: of v1, separated by commas; empty for v2. `own`: the path
+    of the container's own group, without groups made below it; None: it has none."""
+
+    controllers: str
+    own: str | None
+
+    def has(self, controller: str) -> bool:
+        """Whether this hierarchy is v1's with that controller."""
+        return controller in self.controllers.split(",")
+
+
+def control_groups(pid: int, container: str, proc: Path = PROC) -> list[ControlGroup]:
+    """Those of the process `pid` in a container whose groups are named after `container`. Raises OSError."""
+    lines = (proc / str(pid) / "cgroup").read_text().splitlines()
+    fields = [line.split(":", 2)[1:] for line in lines if line.count(":") >= 2]
+    return [ControlGroup(names, _own(path, container)) for names, path in fields]
+
+
+def group_files(
+    groups: list[ControlGroup], controller: str, v1_name: str, v2_name: str, cgroups: Path = CGROUPS
+) -> Iterator[Path]:
+    """Those files of the container's own groups that can be seen here."""
+    for group in groups:
+        if group.own is None or ".." in group.own.split("/"):  # the latter: in another namespace than ours
+            continue
+        found: list[Path] = []
+        if not group.controllers:
+            found = [cgroups / group.own / v2_name, cgroups / "unified" / group.own / v2_name]
+        elif group.has(controller):
+            found = [cgroups / mounted / group.own / v1_name for mounted in (controller, group.controllers)]
+        yield from (file for file in found if file.is_file())
+
+
+def _own(path: str, container: str) -> str | None:
+    named = re.compile(rf"(?:[\w.]+-)*{re.escape(container)}(?:\.scope)?")
+    parts = path.split("/")
+    place = next((place for place, part in enumerate(parts) if named.fullmatch(part)), None)
+    return None if place is None else "/".join(parts[: place + 1]).lstrip("/")

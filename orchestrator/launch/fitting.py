@@ -1,0 +1,43 @@
+"""Whether sandboxes fit into a machine, and whether its runc is old: the same words whoever makes them. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from orchestrator.launch.hardening import MIB
+from orchestrator.types import SandboxSpec
+
+_SAFE_RUNC = (1, 2, 8)  # CVE-2024-21626, CVE-2025-31133, -52565, -52881
+
+
+def too_big(spec: SandboxSpec, memory_bytes: int, cpus: int) -> str | None:
+    """Why one sandbox does not fit into a machine of this size, and what to do; None: it does."""
+    if spec.memory_bytes > memory_bytes:
+        return (
+            f"a sandbox of {spec.memory_bytes // MIB} MiB does not fit into this machine's "
+            f"{memory_bytes // MIB} MiB: lower --env.sandbox_memory"
+        )
+    if spec.cpus > cpus:
+        return f"a sandbox of {spec.cpus:g} CPUs does not fit into {cpus}: lower --env.sandbox_cpus"
+    return None
+
+
+def too_many(spec: SandboxSpec, max_sandboxes: int, memory_bytes: int) -> str | None:
+    """That all sandboxes together could want more memory than there is; None: they could not."""
+    if max_sandboxes * spec.memory_bytes <= memory_bytes:
+        return None
+    return (
+        f"{max_sandboxes} sandboxes of {spec.memory_bytes // MIB} MiB could together want more than "
+        f"the machine's {memory_bytes // MIB} MiB"
+    )
+
+
+def old_runc(version: str) -> str | None:
+    """That a runc of this version, like 1.1.5+ds1, has known holes; None: it has none, or it is no version."""
+    found = re.match(r"v?(\d+)\.(\d+)\.(\d+)", version)
+    if found is None or tuple(map(int, found.groups())) >= _SAFE_RUNC:
+        return None
+    return (
+        f"runc {'.'.join(found.groups())} is older than its fixes of CVE-2024-21626 and CVE-2025-31133 "
+        "(a distribution may have backported them)"
+    )

@@ -1,0 +1,45 @@
+"""Makes the launcher that the settings ask for. Each is imported only where it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from orchestrator.launch.base import Launcher
+
+
+def make_launcher(
+    kind: str,
+    run_id: str,
+    *,
+    max_sandboxes: int,
+    waived: frozenset[str],
+    allow_localhost_tcp: bool,
+    oci_runtime: str,
+    advise: Callable[[str], None],
+) -> Launcher:
+    """`kind`: docker, oci or process. `waived`: names of measures that need not hold. `advise` gets lines that an
+    operator should know and may ignore. Raises EnvironmentUnusable."""
+    if kind == "docker":
+        from orchestrator.launch.docker.launcher import DockerLauncher
+
+        return DockerLauncher(
+            run_id,
+            max_sandboxes=max_sandboxes,
+            waived=waived,
+            allow_localhost_tcp=allow_localhost_tcp,
+            advise=advise,
+        )
+    if kind == "oci":
+        from orchestrator.launch.oci.launcher import OciLauncher
+
+        return OciLauncher(
+            run_id,
+            max_sandboxes=max_sandboxes,
+            runtime=oci_runtime,
+            waived=waived,
+            allow_localhost_tcp=allow_localhost_tcp,
+            advise=advise,
+        )
+    from orchestrator.launch.process import ProcessLauncher
+
+    return ProcessLauncher(run_id, max_sandboxes=max_sandboxes)

@@ -1,0 +1,128 @@
+"""The confinement of a sandbox as it is asked of an OCI runtime: the `config.json` of its bundle. Pure.
+
+`verification` compares it with what the runtime and the kernel did. The format is that of the OCI runtime
+specification, `config.md` and `config-linux.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.launch.hardening import (
+    CAPABILITIES,
+    HOST_NAME,
+    MASKED_PATHS,
+    NO_MEASURES,
+    OOM_SCORE,
+    READ_ONLY_PATHS,
+    Hardening,
+    seccomp_profile,
+)
+from orchestrator.launch.names import CHANNEL_FOLDER, CHANNEL_GID, CHANNEL_MOUNT
+from orchestrator.launch.oci.user_namespace import IdRange, UserNamespace
+
+NAMESPACES = ("cgroup", "ipc", "mount", "network", "pid", "uts")
+CPU_PERIOD_US = 100_000
+_CLOSED = ("nosuid", "nodev", "noexec")
+_CHANNEL_OPTIONS = ("mode=0710", f"gid={CHANNEL_GID}", "size=4096", "nr_inodes=8")
+_DEV_BYTES = 65_536  # it holds links and devices; only root could write there
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """What an image gives a sandbox: the folder with its files, its environment, its program."""
+
+    folder: Path
+    environment: Sequence[str]
+    entry_point: Sequence[str]
+
+
+def bundle(
+    root: Root,
+    hardening: Hardening,
+    control_group: str,
+    *,
+    users: UserNamespace | None = None,
+    unlimited: frozenset[str] = NO_MEASURES,
+) -> dict[str, Any]:
+    """The bundle's configuration. `control_group`: below that of the runtime's own process. `users`: where an
+    ordinary user makes the container. `unlimited`: measures that nothing here can enforce and the operator has
+    waived; a runtime that is asked for them, or for a control group of that name, would refuse."""
+    capabilities = [f"CAP_{name}" for name in CAPABILITIES]
+    return {
+        "ociVersion": "1.0.2",
+        "root": {"path": str(root.folder), "readonly": True},
+        "hostname": HOST_NAME,
+        "process": {
+            "terminal": False,
+            "user": {"uid": 0, "gid": 0},
+            "args": [*root.entry_point, *hardening.arguments],
+            "env": list(root.environment),
+            "cwd": "/",
+            "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), capabilities),
+            "rlimits": [
+                {"type": f"RLIMIT_{name.upper()}", "soft": most, "hard": most}
+                for name, most in hardening.ulimits.items()
+            ],
+            "noNewPrivileges": True,
+            "oomScoreAdj": OOM_SCORE,
+        },
+        "mounts": _mounts(hardening, rootless=users is not None),
+        "linux": {
+            "namespaces": [{"type": name} for name in (*NAMESPACES, *(("user",) if users is not None else ()))],
+            **({} if users is None else {"uidMappings": id_map(users.users), "gidMappings": id_map(users.groups)}),
+            **({} if unlimited else {"cgroupsPath": control_group}),
+            "resources": _resources(hardening, unlimited),
+            "maskedPaths": list(MASKED_PATHS),
+            "readonlyPaths": list(READ_ONLY_PATHS),
+            "seccomp": _seccomp(allow_localhost_tcp=hardening.allow_localhost_tcp),
+        },
+    }
+
+
+def id_map(ranges: Iterable[IdRange]) -> list[dict[str, int]]:
+    return [{"containerID": ids.inside, "hostID": ids.outside, "size": ids.size} for ids in ranges]
+
+
+def _mounts(hardening: Hardening, *, rootless: bool) -> list[dict[str, Any]]:
+    """Without devpts and mqueue, which Docker mounts too: nothing here needs a terminal or a message queue.
+
+    `rootless`: the image's files are all the user's, also the folder before the channel, which only the runner's
+    group may enter. So there is another one over it.
+    """
+
+    def mount(target: str, kind: str, *options: str) -> dict[str, Any]:
+        return {"destination": target, "type": kind, "source": kind, "options": list(options)}
+
+    return [
+        mount("/proc", "proc", *_CLOSED),
+        mount("/dev", "tmpfs", "nosuid", "noexec", "strictatime", "mode=755", f"size={_DEV_BYTES}"),
+        mount("/sys", "sysfs", *_CLOSED, "ro"),
+        mount("/sys/fs/cgroup", "cgroup", *_CLOSED, "relatime", "ro"),
+        *(mount(place.target, "tmpfs", *place.options) for place in hardening.tmpfs),
+        *([mount(CHANNEL_FOLDER, "tmpfs", *_CLOSED, "ro", *_CHANNEL_OPTIONS)] if rootless else ()),
+        {**mount(CHANNEL_MOUNT, "bind", "bind", "ro", *_CLOSED), "source": str(hardening.channel)},
+    ]
+
+
+def _resources(hardening: Hardening, unlimited: frozenset[str]) -> dict[str, Any]:
+    memory = {"limit": hardening.memory_bytes, "swap": hardening.memory_bytes}
+    if "swap" in unlimited:
+        del memory["swap"]
+    asked: dict[str, tuple[str, dict[str, Any]]] = {
+        "memory": ("memory", memory),
+        "cpus": ("cpu", {"period": CPU_PERIOD_US, "quota": round(hardening.cpus * CPU_PERIOD_US)}),
+        "pids": ("pids", {"limit": hardening.pids}),
+    }
+    limits = {part: limit for measure, (part, limit) in asked.items() if measure not in unlimited}
+    return {**limits, "devices": [{"allow": False, "access": "rwm"}]}
+
+
+def _seccomp(*, allow_localhost_tcp: bool) -> dict[str, Any]:
+    """Without architectures: then the filter knows the native one alone."""
+    profile: Mapping[str, Any] = seccomp_profile(allow_localhost_tcp=allow_localhost_tcp)
+    rules = [{key: value for key, value in rule.items() if key != "comment"} for rule in profile["syscalls"]]
+    return {**profile, "syscalls": rules}

@@ -1,0 +1,297 @@
+"""Runs the OCI runtime for one launcher and watches the containers: a process of its own, `python keeper.py`.
+
+A container outlives the runtime process that started it and becomes a child of the nearest subreaper, the only one
+that is told how it ended. A process is a subreaper as a whole, and the orchestrator may be a library in somebody
+else's. So this small one is; it holds all containers of a launcher without a thread for any. When the orchestrator
+ends in any way, the socket closes and all containers are removed.
+
+It talks JSON, a line each, over the socket at descriptor 0:
+
+    → {"call": 1, "start": NAME, "bundle": FOLDER}     ← {"call": 1, "pid": 4711} or {"call": 1, "error": TEXT}
+    → {"call": 2, "remove": NAME}                      ← {"call": 2, "existed": true} or {"call": 2, "error": TEXT}
+                                                       ← {"ended": NAME, "status": WAIT_STATUS, "said": TEXT}
+
+Only the standard library is imported, and little of it: it starts with every launcher.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import math
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+CALL_S = 60.0  # a runtime that takes longer is killed
+_LAST_S = 120.0  # when the orchestrator is gone: what is not removed by then is left to the reaper
+_TAIL_BYTES = 4000
+_LAST_PIECES = 4
+_LINE_BYTES = 1 << 16
+_PR_SET_CHILD_SUBREAPER = 36
+_NOT_OURS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the orchestrator decides when its sandboxes end
+_NOT_STARTED = 127 << 8  # a wait status, as a shell's
+_GONE = "does not exist"  # what runtimes say of a container they do not know
+
+
+class _Output:
+    """What a container and the runtime that starts it print: the end of it."""
+
+    def __init__(self) -> None:
+        self.readable, self.writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        os.set_blocking(self.writable, True)
+        self.tail = b""
+
+    def read(self, most: int = 1) -> bool:
+        """Reads at most so many pieces, so that no writer can hold up the others. False: nobody can write any
+        more."""
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(most):
+                chunk = os.read(self.readable, _LINE_BYTES)
+                if not chunk:
+                    return False
+                self.tail = (self.tail + chunk)[-_TAIL_BYTES:]
+        return True
+
+    def last_words(self) -> str:
+        self.read(most=_LAST_PIECES)
+        return self.tail.decode("utf-8", "replace").strip()
+
+
+class _Container:
+    """From the call that starts it to the one that removes it. `pid` 0: it is being started, did not start, or has
+    ended. `output` None: another keeper started it."""
+
+    def __init__(self, output: _Output | None) -> None:
+        self.output = output
+        self.pid = 0
+        self.starting = output is not None
+        self.deleting = False
+        self.removals: list[int] = []  # the calls that want it removed
+
+    def said(self) -> str:
+        return "" if self.output is None else self.output.last_words()
+
+
+class Keeper:
+    """Serves until the orchestrator hangs up. `runtime`: the program with its global options."""
+
+    def __init__(self, line: socket.socket, runtime: list[str]) -> None:
+        self._line = line
+        self._runtime = runtime
+        self._received = b""
+        self._containers: dict[str, _Container] = {}
+        self._running: dict[int, tuple[float, Callable[[int], None]]] = {}  # of the runtime: deadline, what next
+        self._strays: dict[int, int] = {}  # children that ended before it was known whose they are
+        self._selector = selectors.DefaultSelector()
+        self._until_s = math.inf  # set when the orchestrator has hung up
+
+    def run(self) -> None:
+        wakeup, signalled = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        for number in _NOT_OURS:
+            signal.signal(number, signal.SIG_IGN)
+        self._selector.register(wakeup, selectors.EVENT_READ, lambda: os.read(wakeup, 4096))
+        self._selector.register(self._line, selectors.EVENT_READ, self._receive)
+        while self._open or (self._containers and time.monotonic() < self._until_s):
+            for key, _ in self._selector.select(self._wait_s()):
+                key.data()
+            self._reap()
+            self._kill_overdue()
+
+    # ------------------------------------------------------------ the orchestrator
+
+    @property
+    def _open(self) -> bool:
+        return self._until_s == math.inf
+
+    def _receive(self) -> None:
+        chunk = b""
+        with contextlib.suppress(OSError):  # reset: it ended without reading all it was told
+            chunk = self._line.recv(_LINE_BYTES)
+        if not chunk:
+            self._hang_up()
+            return
+        *lines, self._received = (self._received + chunk).split(b"\n")
+        for line in lines:
+            told = json.loads(line)
+            if "start" in told:
+                self._start(told["call"], told["start"], told["bundle"])
+            else:
+                self._remove(told["call"], told["remove"])
+
+    def _tell(self, **told: Any) -> None:
+        if self._open:
+            try:
+                self._line.sendall(json.dumps(told).encode() + b"\n")
+            except OSError:
+                self._hang_up()
+
+    def _hang_up(self) -> None:
+        """The orchestrator is gone: nothing of it stays."""
+        self._until_s = time.monotonic() + _LAST_S
+        self._selector.unregister(self._line)
+        self._line.close()
+        for name in list(self._containers):
+            self._remove(0, name)
+
+    # ------------------------------------------------------------ containers
+
+    def _start(self, call: int, name: str, bundle: str) -> None:
+        try:
+            output = _Output()
+        except OSError as error:
+            self._tell(call=call, error=f"cannot watch a container: {error.strerror}")
+            return
+        self._containers[name] = _Container(output)
+        self._selector.register(output.readable, selectors.EVENT_READ, lambda: self._read(output))
+        pid_file = os.path.join(bundle, "pid")
+        told = ("run", "--detach", "--bundle", bundle, "--pid-file", pid_file, name)
+        self._call(told, output, lambda status: self._started(call, name, pid_file, status))
+
+    def _started(self, call: int, name: str, pid_file: str, status: int) -> None:
+        container = self._containers[name]
+        container.starting = False
+        pid = _number(pid_file) if status == 0 else 0
+        end = self._strays.pop(pid, None)
+        container.pid = 0 if end is not None else pid
+        if pid:
+            self._tell(call=call, pid=pid)
+        else:
+            why = f"it ended with {_told(status)}" if status else "it told no process id"
+            self._tell(call=call, error=container.said() or why)
+        if not any(other.starting for other in self._containers.values()):
+            self._strays.clear()
+        if end is not None:
+            self._ended(name, end)
+        else:
+            self._remove_if_wanted(name)
+
+    def _ended(self, name: str, status: int) -> None:
+        """Its pid 1 was waited for: from now on that number is another's."""
+        container = self._containers[name]
+        container.pid = 0
+        self._tell(ended=name, status=status, said=container.said())
+        self._remove_if_wanted(name)
+
+    def _remove(self, call: int, name: str) -> None:
+        self._containers.setdefault(name, _Container(None)).removals.append(call)
+        self._remove_if_wanted(name)
+
+    def _remove_if_wanted(self, name: str) -> None:
+        """Ends the container, and with its pid 1 all that runs in it; then the runtime clears away the rest."""
+        container = self._containers.get(name)
+        if container is None or not container.removals or container.starting or container.deleting:
+            return
+        if container.pid:
+            os.kill(container.pid, signal.SIGKILL)  # our child, not waited for yet: the number is its own
+            return
+        try:
+            output = _Output()
+        except OSError as error:
+            self._gone(name, {"error": f"cannot run the runtime: {error.strerror}"})
+            return
+        container.deleting = True
+        self._selector.register(output.readable, selectors.EVENT_READ, lambda: self._read(output))
+        self._call(("delete", "--force", name), output, lambda status: self._deleted(name, status, output))
+
+    def _deleted(self, name: str, status: int, output: _Output) -> None:
+        said = output.last_words()
+        self._close(output)
+        existed = _GONE not in said
+        failure = {"error": said or f"it ended with {_told(status)}"}
+        self._gone(name, {"existed": existed} if status == 0 or not existed else failure)
+
+    def _gone(self, name: str, told: dict[str, Any]) -> None:
+        """Nothing more can be done about the container here."""
+        container = self._containers.pop(name)
+        if container.output is not None:
+            self._close(container.output)
+        for call in container.removals:
+            self._tell(call=call, **told)
+
+    def _read(self, output: _Output) -> None:
+        if not output.read():
+            self._forget(output)
+
+    def _forget(self, output: _Output) -> None:
+        with contextlib.suppress(KeyError):  # at its end already
+            self._selector.unregister(output.readable)
+
+    def _close(self, output: _Output) -> None:
+        self._forget(output)
+        os.close(output.readable)
+
+    # ------------------------------------------------------------ processes
+
+    def _call(self, told: tuple[str, ...], output: _Output, then: Callable[[int], None]) -> None:
+        """Runs the runtime, which prints into `output`. `then` gets its wait status."""
+        actions = [
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            *((os.POSIX_SPAWN_DUP2, output.writable, number) for number in (1, 2)),
+        ]
+        argv = [*self._runtime, *told]
+        ours, pid = [signal.SIGPIPE, *_NOT_OURS], 0
+        try:
+            pid = os.posix_spawn(argv[0], argv, os.environ, file_actions=actions, setsigdef=ours)
+        except OSError as error:  # no room for a process, or the program is gone
+            output.tail = f"cannot start {argv[0]}: {error.strerror}".encode()
+        os.close(output.writable)
+        if pid:
+            self._running[pid] = time.monotonic() + CALL_S, then
+        else:
+            then(_NOT_STARTED)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid in self._running:
+                self._running.pop(pid)[1](status)
+            elif name := next((name for name, it in self._containers.items() if it.pid == pid), None):
+                self._ended(name, status)
+            elif any(container.starting for container in self._containers.values()):
+                self._strays[pid] = status
+
+    def _wait_s(self) -> float | None:
+        """Until something must be looked at that tells nobody. None: nothing."""
+        due = min([self._until_s, *(deadline for deadline, _ in self._running.values())])
+        return None if due == math.inf else max(0.0, due - time.monotonic())
+
+    def _kill_overdue(self) -> None:
+        for pid, (deadline, then) in list(self._running.items()):
+            if time.monotonic() > deadline:
+                os.kill(pid, signal.SIGKILL)
+                self._running[pid] = math.inf, then  # once: it ends when the kernel lets it
+
+
+def _number(file: str) -> int:
+    """0: there is none."""
+    try:
+        with open(file) as text:
+            return int(text.read())
+    except (OSError, ValueError):
+        return 0
+
+
+def _told(status: int) -> str:
+    code = os.waitstatus_to_exitcode(status)
+    return f"exit code {code}" if code >= 0 else f"signal {-code}"
+
+
+if __name__ == "__main__":
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    with socket.socket(fileno=os.dup(0)) as ours:
+        ours.setblocking(True)
+        Keeper(ours, sys.argv[1:]).run()

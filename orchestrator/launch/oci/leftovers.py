@@ -1,0 +1,57 @@
+"""Containers that a killed orchestrator and its keeper have left: removed by what their directory says.
+
+RUNTIME   the runtime's program   STATE/NAME/   what the runtime remembers of the container NAME
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from orchestrator.launch.oci.program import HANDED_DOWN
+
+log = logging.getLogger(__name__)
+
+_RUNTIME, _STATE = "runtime", "state"
+_REMOVAL_S = 60.0
+
+
+def remember(directory: Path, program: str) -> None:
+    """Notes in a launcher's directory which runtime has its containers. Raises OSError."""
+    (directory / _RUNTIME).write_text(program)
+
+
+def runtime_command(program: str, directory: Path, options: Sequence[str] = ()) -> list[str]:
+    """The runtime's program with global options, which make it remember its containers in `directory`."""
+    return [program, *options, "--root", str(directory / _STATE)]
+
+
+def remove_containers(directory: Path) -> tuple[int, int]:
+    """(how many containers of this directory were removed, how many could not be). Blocks."""
+    try:
+        program = (directory / _RUNTIME).read_text()
+        if not os.path.isabs(program):
+            raise ValueError(program)
+        names = [place.name for place in (directory / _STATE).iterdir()]
+    except (OSError, ValueError):
+        return 0, 0
+    environ = {name: os.environ[name] for name in HANDED_DOWN if name in os.environ}
+    removed = 0
+    for name in names:
+        command = [*runtime_command(program, directory), "delete", "--force", name]
+        try:
+            done = subprocess.run(  # noqa: S603 - the launcher's own
+                command, capture_output=True, timeout=_REMOVAL_S, check=False, env=environ
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            log.warning("container %s could not be removed: %s", name, error)
+            continue
+        if done.returncode == 0 or not (directory / _STATE / name).exists():
+            removed += 1
+        else:
+            said = " ".join(done.stderr.decode("utf-8", "replace").split())[-300:]
+            log.warning("container %s could not be removed: %s", name, said)
+    return removed, len(names) - removed

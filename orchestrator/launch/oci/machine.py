@@ -1,0 +1,100 @@
+"""What this machine lets an OCI runtime do: asked before a run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from orchestrator.errors import EnvironmentUnusable
+from orchestrator.launch.control_groups import CGROUPS, PROC
+from orchestrator.launch.fitting import old_runc, too_big, too_many
+from orchestrator.launch.hardening import NO_MEASURES
+from orchestrator.launch.oci.program import find_runtime
+from orchestrator.launch.oci.user_namespace import user_namespace
+from orchestrator.types import SandboxSpec
+
+_VERSION_S = 20.0
+_CONTROLLERS = {"memory": "memory", "swap": "memory", "cpus": "cpu", "pids": "pids"}
+_SWAP_V1 = "memory.memsw.limit_in_bytes"
+
+
+def runtime_version(program: str) -> str:
+    """The first line that the runtime says of its version. Raises EnvironmentUnusable if it does not start."""
+    try:
+        done = subprocess.run(  # noqa: S603 - the operator's own program
+            [program, "--version"], capture_output=True, timeout=_VERSION_S, check=True
+        )
+        return done.stdout.decode("utf-8", "replace").splitlines()[0].strip()
+    except (OSError, subprocess.SubprocessError, IndexError) as error:
+        raise EnvironmentUnusable(f"the OCI runtime {program} does not start: {error}") from error
+
+
+def why_not_here(runtime: str, waived: frozenset[str] = NO_MEASURES) -> str | None:
+    """Why sandboxes cannot be made here by the program `runtime`; None: they can."""
+    try:
+        find_runtime(runtime)
+    except EnvironmentUnusable as error:
+        return str(error)
+    return why_no_containers() or next(iter(missing_limits(waived)), None)
+
+
+def why_no_containers() -> str | None:
+    """Why this user cannot make containers; None: it can."""
+    try:
+        user_namespace()
+    except EnvironmentUnusable as error:
+        return str(error)
+    return None
+
+
+def missing_limits(
+    waived: frozenset[str] = NO_MEASURES, *, proc: Path = PROC, cgroups: Path = CGROUPS
+) -> list[str]:
+    """Measures that no control group of this process' can enforce, a line each."""
+    groups = [line.split(":", 2)[1:] for line in (proc / "self" / "cgroup").read_text().splitlines()]
+    problems = []
+    for measure, controller in _CONTROLLERS.items():
+        if measure not in waived and (why := _why_not(measure, controller, groups, cgroups)) is not None:
+            problems.append(f"{measure}: cannot be limited here: {why}")
+    return problems
+
+
+def _why_not(measure: str, controller: str, groups: list[list[str]], cgroups: Path) -> str | None:
+    for names, path in groups:
+        if controller in names.split(","):
+            folders = [cgroups / mounted / path.lstrip("/") for mounted in (controller, names)]
+            folder = next((folder for folder in folders if folder.is_dir()), None)
+            if folder is None:
+                return f"the control group {path} of {controller} cannot be seen"
+            if measure == "swap" and not (folder / _SWAP_V1).exists():
+                return "the kernel does not count swap (boot it with swapaccount=1)"
+            return None if os.access(folder, os.W_OK) else f"this user may not change the control group {folder}"
+    own = next((path for names, path in groups if not names), None)
+    if own is None:
+        return f"the kernel has no control groups with {controller}"
+    # Beside that of the runtime's own process: one with processes cannot have groups with limits below it.
+    folder = (cgroups / own.lstrip("/")).parent if own != "/" else cgroups
+    try:
+        offered = (folder / "cgroup.controllers").read_text().split()
+    except OSError:
+        return f"the control group {folder} cannot be seen"
+    if controller not in offered:
+        return f"the control group {folder} does not offer {controller}: let it be delegated"
+    return None if os.access(folder, os.W_OK) else f"this user may not change the control group {folder}"
+
+
+def does_not_fit(spec: SandboxSpec) -> str | None:
+    """Why a sandbox of this size does not fit into this machine, and what to do; None: it does."""
+    return too_big(spec, _memory_bytes(), os.cpu_count() or 1)
+
+
+def advice(spec: SandboxSpec, max_sandboxes: int, version: str) -> list[str]:
+    """Lines that an operator should know and may ignore. `version`: what the runtime says of itself."""
+    name, _, number = version.partition(" version ")
+    lines = [too_many(spec, max_sandboxes, _memory_bytes()), old_runc(number) if name == "runc" else None]
+    return [line for line in lines if line is not None]
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,170 @@
+"""The OCI runtime as coroutines: containers are started and removed, and one learns how each ended.
+
+The keeper, a process of its own, runs the runtime: see there why. It is started with the first container, and
+again if it was killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from orchestrator.errors import LaunchError, SandboxLostError
+from orchestrator.launch.oci.keeper import CALL_S
+from orchestrator.launch.oci.program import HANDED_DOWN
+from orchestrator.text import printable
+
+log = logging.getLogger(__name__)
+
+_KEEPER = Path(__file__).with_name("keeper.py")
+_ANSWER_S = CALL_S + 10.0
+_CLOSING_S = 30.0
+_LINE_BYTES = 1 << 20
+_ERROR_CHARS = 400
+
+LOST = "the process that watches sandboxes has ended"
+
+OnEnd = Callable[[str, int, str], None]
+
+
+class Runtime:
+    """`command`: the runtime's program and its global options. `on_end` is told, in the event loop, of each
+    container that ends: name, wait status, the last it printed (untrusted). `on_loss`: nobody will learn any more
+    how those that live now end."""
+
+    def __init__(self, command: Sequence[str], on_end: OnEnd, on_loss: Callable[[], None]) -> None:
+        self._command = command
+        self._on_end = on_end
+        self._on_loss = on_loss
+        self._opening = asyncio.Lock()
+        self._keeper: asyncio.subprocess.Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._calls = 0
+        self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
+
+    async def start(self, name: str, bundle: Path) -> int:
+        """Starts a container from the folder `bundle`. Returns the process id of its pid 1. LaunchError: the
+        runtime refused, or did not answer; `remove` it in any case."""
+        try:
+            answer = await self._call(start=name, bundle=str(bundle))
+        except SandboxLostError as error:
+            raise LaunchError(str(error)) from None
+        if "error" in answer:
+            raise LaunchError(told_by_runtime(answer["error"]))
+        return int(answer["pid"])
+
+    async def remove(self, name: str) -> bool:
+        """Kills a container and all its processes, and removes it. False: there was none. Raises SandboxLostError
+        if that did not work."""
+        answer = await self._call(remove=name)
+        if "error" in answer:
+            raise SandboxLostError(told_by_runtime(answer["error"]))
+        return bool(answer["existed"])
+
+    async def aclose(self) -> None:
+        """Hangs up: the keeper removes what is left and ends. Idempotent."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+        if self._keeper is not None:
+            try:
+                async with asyncio.timeout(_CLOSING_S):
+                    await self._keeper.wait()
+            except TimeoutError:
+                log.warning("containers were not removed in %g s", _CLOSING_S)
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait([self._reading])
+
+    async def _call(self, **told: object) -> dict[str, Any]:
+        writer = await self._opened()
+        self._calls += 1
+        number = self._calls
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._answers[number] = answer
+        try:
+            writer.write(json.dumps({"call": number, **told}).encode() + b"\n")
+            async with asyncio.timeout(_ANSWER_S):
+                return await answer
+        except TimeoutError:
+            raise SandboxLostError(f"the OCI runtime did not answer within {_ANSWER_S:g} s") from None
+        finally:
+            self._answers.pop(number, None)
+
+    async def _opened(self) -> asyncio.StreamWriter:
+        async with self._opening:
+            if self._writer is None:
+                ours, theirs = socket.socketpair()
+                with theirs:
+                    try:
+                        self._keeper = await asyncio.create_subprocess_exec(
+                            *(sys.executable, "-I", "-S", str(_KEEPER), *self._command),
+                            stdin=theirs.fileno(),
+                            stdout=asyncio.subprocess.DEVNULL,
+                            stderr=asyncio.subprocess.PIPE,
+                            env={name: os.environ[name] for name in HANDED_DOWN if name in os.environ},
+                            start_new_session=True,  # Ctrl-C is for the orchestrator alone
+                        )
+                    except OSError as error:
+                        ours.close()
+                        raise SandboxLostError(f"cannot start a process: {error.strerror}") from error
+                reader, self._writer = await asyncio.open_unix_connection(sock=ours, limit=_LINE_BYTES)
+                self._reading = asyncio.create_task(self._read(reader, self._keeper), name="oci keeper")
+            return self._writer
+
+    async def _read(self, reader: asyncio.StreamReader, keeper: asyncio.subprocess.Process) -> None:
+        try:
+            with suppress(OSError):
+                while line := await reader.readline():
+                    self._hear(json.loads(line))
+        except (ValueError, LookupError, TypeError) as error:
+            log.error("the process that watches sandboxes told nonsense: %r", error)
+        finally:
+            if self._writer is not None:  # else we have hung up
+                self._lose()
+                log.warning("%s: %s", LOST, await _last_words(keeper))
+
+    def _hear(self, told: dict[str, Any]) -> None:
+        if "ended" in told:
+            self._on_end(str(told["ended"]), int(told["status"]), str(told["said"]))
+        elif (answer := self._answers.get(told["call"])) is not None and not answer.done():
+            answer.set_result(told)
+
+    def _lose(self) -> None:
+        """The keeper is gone. The next call starts another one."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(SandboxLostError(LOST))
+        self._on_loss()
+
+
+async def _last_words(keeper: asyncio.subprocess.Process) -> str:
+    """The last line of what a keeper that has ended printed, or else its exit code."""
+    if keeper.returncode is None:
+        with suppress(ProcessLookupError):
+            keeper.kill()
+    assert keeper.stderr is not None
+    said = (await keeper.stderr.read()).decode("utf-8", "replace").strip().rpartition("\n")[2]
+    return said or f"exit code {await keeper.wait()}"
+
+
+def told_by_runtime(text: str) -> str:
+    """The runtime's error as one line. Runtimes write logfmt or JSON, the message under `msg`."""
+    line = text.strip().rpartition("\n")[2]
+    with suppress(ValueError, TypeError, KeyError):
+        line = str(json.loads(line)["msg"])
+    if 'msg="' in line:
+        line = line.partition('msg="')[2].removesuffix('"').replace('\\"', '"')
+    return "the OCI runtime refused: " + printable(" ".join(line.split()), "?")[:_ERROR_CHARS]

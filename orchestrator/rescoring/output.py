@@ -1,0 +1,57 @@
+"""The directory of a run that was scored again: there is none of its name until all of it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from orchestrator.rescoring.grouping import Grouping
+from orchestrator.rescoring.rescore import LeftOut, Result
+from orchestrator.run.files import GROUPS_FILE, ROLLOUTS_FILE, RUN_FILE
+from orchestrator.run.lines import write_whole
+from orchestrator.run.whole import whole_folder
+
+ASKED = "env.run_dir"  # the setting that names it
+
+
+class NewRun:
+    """Three files, as a run has them, in a `folder` without a lasting name."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.groups = folder / GROUPS_FILE
+        self._rollouts = (folder / ROLLOUTS_FILE).open("wb")
+
+    def add(self, results: list[Result]) -> None:
+        """Appends the lines of the record. Raises OSError."""
+        self._rollouts.writelines(result.text for result in results if not isinstance(result, LeftOut))
+
+    def write_groups(self, grouping: Grouping) -> dict[int, str | None]:
+        """Writes the groups file. Gives each group's number, and why it is not in the file. Raises OSError."""
+        self._rollouts.flush()
+        dropped = {}
+        with self.groups.open("wb") as file:
+            for group in grouping.groups():
+                file.writelines(group.lines)
+                dropped[group.number] = group.dropped
+        return dropped
+
+    def describe(self, facts: Mapping[str, Any]) -> None:
+        """Writes run.json. It has no proof: what stands in it comes from another one. Raises OSError."""
+        write_whole(self.folder / RUN_FILE, facts, indent=True)
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._rollouts.close()
+
+
+@contextmanager
+def new_run(path: Path) -> Iterator[NewRun]:
+    """The files of a run directory, which gets the name `path` when the block ends well; else nothing is left.
+
+    Raises ConfigError, OutputError.
+    """
+    with whole_folder(path, ASKED) as folder, closing(NewRun(folder)) as run:
+        yield run

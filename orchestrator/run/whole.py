@@ -1,0 +1,48 @@
+"""A folder that has its name only when all of it is written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from orchestrator.errors import ConfigError, OutputError
+
+
+def demand_free(path: Path, asked: str) -> None:
+    """Raises ConfigError, which names the setting `asked`, if there is something of this name, an empty folder
+    excepted."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ConfigError(f"{asked}: {path} is there already, and nothing is overwritten; name another one")
+
+
+@contextmanager
+def whole_folder(path: Path, asked: str) -> Iterator[Path]:
+    """A folder to write into, which gets the name `path` when the block ends well; else nothing is left.
+
+    Raises ConfigError, OutputError; both name the setting `asked`.
+    """
+    demand_free(path, asked)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    except OSError as error:
+        raise ConfigError(f"{asked}: cannot write {path}: {error.strerror}") from error
+    try:
+        yield folder
+        demand_free(path, asked)  # somebody else may have written there meanwhile
+        folder.chmod(0o777 & ~_umask())
+        folder.rename(path)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}; make room, or set --{asked}") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

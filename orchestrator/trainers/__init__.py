@@ -1,0 +1,1 @@
+"""Other trainers than Atropos': one file each. Nobody else knows their libraries."""

@@ -1,0 +1,385 @@
+"""OpenEnv: a factory of sessions, each of which is one rollout, and a run's record as OpenEnv's training traces.
+
+with RolloutSessionFactory(config, load_tasks(config)) as factory:
+    session = factory.create("task-1", seed=step, episode_id="task-1/0")
+    session.wait_for_completion()
+    trace, verdict = session.fetch_training_trace(), session.verify([])
+
+The agent in the sandbox owns its loop: a session gives no tools and takes no step. `TrainingTrace` checks itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.completion.trajectory import main_segment
+from orchestrator.engine import Orchestrator
+from orchestrator.errors import ConfigError, EnvironmentUnusable
+from orchestrator.observer import Observer
+from orchestrator.run.files import ROLLOUTS_FILE, read_run, saved_env
+from orchestrator.run.groups import GroupFormat
+from orchestrator.run.line import Attempted, CountedBadTask, read_attempt, read_counted, told_of
+from orchestrator.run.lines import texts
+from orchestrator.sync import Call, SyncOrchestrator
+from orchestrator.types import (
+    BadTask,
+    Ended,
+    EndedName,
+    Failed,
+    FailedName,
+    Group,
+    Message,
+    PolicySpan,
+    Task,
+    Turn,
+    conversations,
+    last_attempts,
+)
+
+if TYPE_CHECKING:
+    from orchestrator.settings.config import Config
+
+try:
+    from openenv.core.harness import (
+        ResourceSession,
+        ResourceSessionFactory,
+        ToolResult,
+        TrainingTrace,
+        TrainingTurn,
+        VerifyResult,
+    )
+except ImportError as error:
+    raise EnvironmentUnusable(
+        "OpenEnv is not installed: run `pip install 'rollout-orchestrator[openenv]'`"
+    ) from error
+
+SHOWN_CHARS = 80
+
+
+# ---------------------------------------------------------------- sessions
+
+
+class RolloutSessionFactory(ResourceSessionFactory["RolloutSession"]):
+    """Makes sessions, from any thread, several at a time; as many as there are sandboxes are under way.
+
+    `tasks`: those that `create` finds by id or question. `sampling`: how the trainer samples, as TRL's
+    `HarnessRolloutWorker` says it; refused if the run's settings differ. `observer` as for `Orchestrator`.
+    It opens on entry or with the first session, and is closed on exit, by `close`, or when the interpreter ends.
+    Raises ConfigError for settings under which a trace would not be what OpenEnv says it is.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        tasks: Iterable[Task | BadTask] = (),
+        *,
+        sampling: Mapping[str, Any] | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        _demand(config, sampling or {})
+        self.orchestrator = SyncOrchestrator(config, observer)
+        self._tasks = _by_name(tasks)
+
+    def __enter__(self) -> RolloutSessionFactory:
+        """Raises EnvironmentUnusable, ConfigError."""
+        self.orchestrator.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def create(self, task: Any, seed: int | None = None, episode_id: str | None = None) -> RolloutSession:
+        """Begins one rollout and returns at once.
+
+        `task`: a Task; or the id or the question of one of `tasks`, alone or as the last message of a
+        conversation. The sampling seed follows from `env.seed`, the task's id, `seed` and `episode_id`, so the
+        same ones sample the same again, and rollouts of a group need ids or seeds that differ. With neither, the
+        sampling seed is one that no session had. Raises ConfigError for an unknown task.
+        """
+        found = self._found(task)
+        call = self.orchestrator.begin(
+            lambda: _rolled_out(self.orchestrator.orchestrator, found, seed, episode_id)
+        )
+        return RolloutSession(self.orchestrator.orchestrator, found, call)
+
+    def close(self) -> None:
+        """Cancels the sessions under way, removes the sandboxes. Idempotent."""
+        self.orchestrator.close()
+
+    def _found(self, task: Any) -> Task | BadTask:
+        if isinstance(task, Task | BadTask):
+            return task
+        name = _asked(task)
+        if name is None:
+            raise ConfigError(
+                f"task: {type(task).__name__} is none; give a Task, a task's id or question, or a conversation "
+                "that ends with one of them"
+            )
+        found = self._tasks.get(name.strip())
+        if found is None:
+            why = "several tasks have" if name.strip() in self._tasks else "no task of the factory has"
+            raise ConfigError(
+                f"task: {why} the id or question {name.strip()[:SHOWN_CHARS]!r}; give a Task or its id"
+            )
+        return found
+
+
+class RolloutSession(ResourceSession):
+    """One rollout, under way since it was made. Its methods may be called from any thread."""
+
+    def __init__(self, orchestrator: Orchestrator, task: Task | BadTask, call: Call[Group | None]) -> None:
+        self._orchestrator = orchestrator
+        self._task = task
+        self._call = call
+        self._closed = False
+
+    def wait_for_completion(self, timeout_s: float | None = None) -> int:
+        """Waits until the rollout is over, with its score: 0 if the policy ended it, 1 if it broke.
+
+        Raises TimeoutError after `timeout_s`, and the rollout goes on; RuntimeError if the session is closed;
+        RunUnhealthy and EnvironmentUnusable if no rollout can be made any more. A rollout's own limits of time
+        are settings, and no error: it ends with the outcome `timeout`.
+        """
+        told = _told(self._group(timeout_s))
+        return 0 if told is not None and isinstance(told.outcome, Ended) else 1
+
+    def fetch_training_trace(self) -> TrainingTrace:
+        """What was sampled, turn by turn; without a turn if the rollout has none. Raises RuntimeError before the
+        rollout is over."""
+        group = self._over()
+        told, form = _told(group), GroupFormat.of(self._orchestrator.config.env, None)
+        if group is None or told is None:
+            return TrainingTrace(turns=[])
+        return training_trace(told, form, question=group.task.question, dropped=group.dropped)
+
+    def verify(self, transcript: list[dict[str, Any]], final_state: Any | None = None) -> VerifyResult:
+        """The score. `env_reward` is None where there is none: the rollout broke, or is no training data.
+
+        The verdict is the orchestrator's, from its own record; the arguments are not looked at. `metrics`: the
+        parts of the score. `artifacts`: what became of the rollout. Raises RuntimeError before it is over.
+        """
+        group = self._over()
+        told = _told(group)
+        if group is None or told is None:
+            name = FailedName.CANCELLED if isinstance(self._task, Task) else FailedName.BAD_TASK
+            reason = (
+                self._task.reason if isinstance(self._task, BadTask) else "the run was stopped before it ended"
+            )
+            return VerifyResult(artifacts={"task_id": self._task.task_id, "outcome": str(name), "reason": reason})
+        outcome, score = told.outcome, told.score
+        artifacts = {
+            "rollout_id": told.rollout_id,
+            "task_id": told.task_id,
+            "outcome": str(outcome.name),
+            "reason": group.dropped or (outcome.detail if isinstance(outcome, Ended) else outcome.reason),
+            "answer": told.record.answer,
+            "policy_versions": list(told.record.policy_versions),
+        }
+        return VerifyResult(
+            env_reward=None if score is None or group.dropped is not None else score.value,
+            done=isinstance(outcome, Ended),
+            metrics=dict(score.parts) if score is not None else {},
+            artifacts=artifacts,
+        )
+
+    def close(self) -> None:
+        """Cancels the rollout, if it is not over. When this returns it is on record, and its sandbox is being
+        removed. Idempotent."""
+        self._closed = True
+        self._call.cancel()
+
+    def initial_messages(self) -> list[dict[str, Any]]:
+        """The question, as the user's message."""
+        return [{"role": "user", "content": self._task.question}] if isinstance(self._task, Task) else []
+
+    def list_tools(self) -> list[Any]:
+        """None: the agent has its tools in the sandbox."""
+        return []
+
+    def call_tool(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        """Raises KeyError."""
+        raise KeyError(f"no tool {name!r}: the agent in the sandbox calls its tools itself")
+
+    def _over(self) -> Group | None:
+        try:
+            return self._group(0.0)
+        except TimeoutError:
+            raise RuntimeError("the rollout is not over: call wait_for_completion first") from None
+
+    def _group(self, timeout_s: float | None) -> Group | None:
+        try:
+            return self._call.result(timeout_s)
+        except RuntimeError as error:
+            if self._closed:
+                raise RuntimeError("the session was closed before its rollout was over") from error
+            raise
+
+
+async def _rolled_out(
+    orchestrator: Orchestrator, task: Task | BadTask, seed: int | None, episode_id: str | None
+) -> Group | None:
+    """The group of the one rollout. None: the task is bad, or the run was stopped."""
+    async with aclosing(orchestrator.groups([task], epoch=epoch_of(seed, episode_id))) as groups:
+        found = [group async for group in groups]
+    return found[0] if found else None
+
+
+def epoch_of(seed: int | None, episode_id: str | None) -> int | None:
+    """The epoch that stands for these two, in 62 bits. None, for neither: one that no call has had."""
+    if seed is None and episode_id is None:
+        return None
+    text = repr((seed, episode_id)).encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) >> 2
+
+
+def _told(group: Group | None) -> Attempted | None:
+    """The rollout's result: its member, else its last attempt."""
+    if group is None:
+        return None
+    return told_of(group.members_G[0] if group.members_G else last_attempts(group.attempts)[0])
+
+
+def _demand(config: Config, sampling: Mapping[str, Any]) -> None:
+    env = config.env
+    wrong = {
+        "group_size": (env.group_size, 1, "a session is one rollout, and the trainer makes the groups"),
+        "total_steps": (env.total_steps, -1, "the trainer decides how many rollouts there are"),
+        "zero_variance": (env.zero_variance, "keep", "the trainer makes the groups"),
+        "token_source": (env.token_source, "exact", "a training trace holds the sampled ids"),
+        # Ours are of the model's distribution; OpenEnv's consumers take them for those of the sampled one.
+        "temperature": (env.temperature, 1.0, "only there are the log-probs those of the sampled distribution"),
+        "top_p": (env.top_p, 1.0, "only there are the log-probs those of the sampled distribution"),
+    }
+    for name, (value, wanted, why) in wrong.items():
+        if value != wanted:
+            raise ConfigError(f"env.{name}: it is {value}, OpenEnv's sessions need {wanted}: {why}")
+    for name in ("temperature", "top_p"):
+        if sampling.get(name, 1.0) != 1.0:
+            raise ConfigError(
+                f"sampling: the trainer's {name} is {sampling[name]}, the sandboxes' 1.0; set it to 1.0"
+            )
+
+
+def _by_name(tasks: Iterable[Task | BadTask]) -> dict[str, Task | BadTask | None]:
+    """Tasks by id and by question; None where several have it. An id goes before a question."""
+    known = list(tasks)
+    ids = Counter(task.task_id.strip() for task in known)
+    named: dict[str, Task | BadTask | None] = {}
+    for task in known:
+        if isinstance(task, Task):
+            question = task.question.strip()
+            named[question] = None if question in named else task
+    return named | {task.task_id.strip(): task if ids[task.task_id.strip()] == 1 else None for task in known}
+
+
+def _asked(task: Any) -> str | None:
+    """The text that names the task: the whole, or the last message of a conversation."""
+    if isinstance(task, list | tuple) and task and isinstance(task[-1], Mapping):
+        task = task[-1].get("content")
+    return task if isinstance(task, str) else None
+
+
+# ---------------------------------------------------------------- traces
+
+
+def training_trace(
+    told: Attempted, form: GroupFormat, *, question: str = "", dropped: str | None = None
+) -> TrainingTrace:
+    """One attempt on record as a trace: every completion with its whole prompt, line by line, the main one last.
+
+    The mask is 1 where `Row.env_mask` is: at sampled tokens of the main line (of all lines, if `form` says so) of
+    a rollout with a score. A completion without a token has no turn. `question` as for `told_rows`. Raises
+    ValueError for a record without sampled ids and log-probs.
+    """
+    turns = told.record.turns
+    broken = isinstance(told.outcome, Failed) and told.outcome.name is FailedName.RECORD_ERROR
+    if not turns or broken:
+        return TrainingTrace(turns=[])
+    main = main_segment(turns, question) if told.segment is None else told.segment
+    trained = told.score is not None and dropped is None and form.trains(told.outcome, told.record)
+    ids: dict[int, list[int]] = {}
+    made: list[tuple[bool, int, TrainingTurn]] = []
+    for turn, talk in zip(turns, conversations(turns), strict=True):
+        completion, line = turn.completion, ids.setdefault(turn.segment, [])
+        if turn.prompt_ids is None or completion.tokens_T is None or completion.logprobs_T is None:
+            raise ValueError(
+                f"{told.rollout_id}: completion {turn.sequence} has no sampled ids or no log-probs; OpenEnv's "
+                "traces need an endpoint that gives both (env.token_source exact)"
+            )
+        line += turn.prompt_ids
+        if completion.tokens_T:
+            learns = trained and (turn.segment == main or form.all_segments)
+            made.append((turn.segment == main, turn.segment, _turn(told, turn, talk, list(line), learns)))
+        line += completion.tokens_T
+    return TrainingTrace(turns=[turn for *_, turn in sorted(made, key=lambda one: one[:2])])
+
+
+def _turn(told: Attempted, turn: Turn, talk: Sequence[Message], prompt: list[int], learns: bool) -> TrainingTurn:
+    completion = turn.completion
+    tokens = list(completion.tokens_T or ())
+    said = {"role": "assistant", "content": completion.visible}
+    return TrainingTurn(
+        node_id=f"{told.rollout_id}-c{turn.sequence}",
+        prompt_token_ids=prompt,
+        completion_token_ids=tokens,
+        per_token_logps=list(completion.logprobs_T or ()),
+        loss_mask=[0] * len(prompt) + [int(learns)] * len(tokens),
+        request={"messages": [{"role": m.role, "content": m.content} for m in talk], "tools": None},
+        response={"choices": [{"message": said, "finish_reason": completion.finish_reason}]},
+        metadata={
+            "rollout_id": told.rollout_id,
+            "task_id": told.task_id,
+            "outcome": str(told.outcome.name),
+            "sequence": turn.sequence,
+            "kind": str(turn.kind),
+            "agent": turn.agent,
+            "segment": turn.segment,
+            "policy_version": completion.policy_version,
+            "policy_spans": list(map(_span, completion.sampled_by)),
+            "sampling_params": {"temperature": told.sampling.temperature, "top_p": told.sampling.top_p},
+        },
+    )
+
+
+def _span(span: PolicySpan) -> dict[str, Any]:
+    return {"tokens": span.tokens, "oldest": span.oldest, "newest": span.newest}
+
+
+def traces(run_dir: Path) -> Iterator[tuple[str, TrainingTrace]]:
+    """(rollout id, trace) of every attempt on a run's record, whatever became of it; OpenEnv has checked each.
+
+    Masks are as the run's settings say. That a group was dropped is not on record there. Raises ConfigError for
+    what is no run, and ValueError for a line that is no rollout, has no sampled ids, or does not pass the check.
+    """
+    form, record = _form(run_dir), run_dir / ROLLOUTS_FILE
+    if not record.is_file():
+        raise ConfigError(f"{run_dir} holds no {ROLLOUTS_FILE}")
+    for line in texts(record):
+        try:
+            if isinstance(read_counted(line.text), CountedBadTask):
+                continue
+            told = read_attempt(line.text)
+            trace = training_trace(told, form)
+        except ValueError as error:
+            raise ValueError(f"{line.place}: {error}") from error
+        yield told.rollout_id, trace
+
+
+def _form(run_dir: Path) -> GroupFormat:
+    env = saved_env(dict(read_run(run_dir, "run_dir")))
+    try:
+        return GroupFormat(
+            untrained=frozenset(EndedName(name) for name in env["untrained_outcomes"]),
+            mixed_versions=bool(env["train_mixed_versions"]),
+            all_segments=env["trained_segments"] == "all_segments",
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{run_dir}: its run.json is not as this version writes it ({error!r})") from error

@@ -1,0 +1,122 @@
+"""Completions of a program's own function, checked like an endpoint's answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from orchestrator import ConfigError, Orchestrator, SyncOrchestrator, load_config
+from orchestrator.completion.base import CompletionRequest, ids_of
+from orchestrator.completion.called import CalledCompleter
+from orchestrator.completion.retry import RetryPolicy
+from orchestrator.completion.sampled import UNTOLD, Sampled
+from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
+from orchestrator.errors import CompletionError
+from orchestrator.policy import Policy
+from orchestrator.types import PolicySpan, Sampling
+from tests.fakes.tokenizer import END, tokenizer_folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> HubTokenizer:
+    return load_tokenizer(str(tokenizer_folder()), None)
+
+
+def request(tokenizer: HubTokenizer, max_tokens: int = 100) -> CompletionRequest:
+    prompt = ids_of(tokenizer.encode("<|im_start|>assistant\n"))
+    return CompletionRequest((), prompt, ("</code>",), Sampling(1.0, 1.0, max_tokens, 7), "r", "t", 0, 1)
+
+
+def completer(tokenizer: HubTokenizer, sample: Callable[[CompletionRequest], Sampled]) -> CalledCompleter:
+    async def sampler(request: CompletionRequest) -> Sampled:
+        return sample(request)
+
+    retry = RetryPolicy(attempts=1)
+    return CalledCompleter(sampler, tokenizer, model="m", timeout_s=60, policy=Policy(), retry=retry)
+
+
+def answer(ids: list[int], reason: str = "", **more: Any) -> Sampled:
+    return Sampled(ids, [-0.25] * len(ids), reason, UNTOLD, **more)
+
+
+async def test_an_end_is_told_from_a_length_by_the_ids(tokenizer: HubTokenizer) -> None:
+    said = tokenizer.encode("Hello")
+    ended = await completer(tokenizer, lambda _: answer(tokenizer.encode(f"Hello{END}"))).sample(
+        request(tokenizer)
+    )
+    cut = await completer(tokenizer, lambda _: answer(said)).sample(request(tokenizer, len(said)))
+    assert (ended.finish_reason, ended.visible) == ("stop", "Hello")
+    assert (cut.finish_reason, cut.visible) == ("length", "Hello")
+
+
+async def test_a_stop_string_that_nobody_stopped_at_is_found(tokenizer: HubTokenizer) -> None:
+    ids = tokenizer.encode(f"x = 1\n</code> and so on{END}")
+    completion = await completer(tokenizer, lambda _: answer(ids)).sample(request(tokenizer))
+    assert completion.finish_reason == "stop"
+    assert completion.visible == "x = 1\n"
+    assert completion.tokens_T == tuple(ids[: len(completion.tokens_T or ())])
+    assert completion.text == "x = 1\n</code>"
+    assert len(completion.logprobs_T or ()) == len(completion.tokens_T or ())
+
+
+async def test_ids_without_log_probs_are_a_completion_without(tokenizer: HubTokenizer) -> None:
+    ids = tokenizer.encode(f"Hello{END}")
+    parts = [Sampled(ids[:2], [-0.5, -0.5], "aborted", UNTOLD), Sampled(ids[2:], None, "", UNTOLD)]
+    completion = await completer(tokenizer, lambda _: parts.pop(0)).sample(request(tokenizer))
+    assert completion.tokens_T == tuple(ids)
+    assert completion.logprobs_T is None
+
+
+async def test_spans_are_kept_and_what_is_no_answer_is_refused(tokenizer: HubTokenizer) -> None:
+    ids = tokenizer.encode(f"Hello{END}")
+    told = (PolicySpan(1, "3", "3"), PolicySpan(len(ids) - 1, "4", "4"))
+    completion = await completer(tokenizer, lambda _: answer(ids, spans=told)).sample(request(tokenizer))
+    assert completion.spans == told
+    for wrong in (
+        Sampled(ids, [-0.25], "", UNTOLD),
+        Sampled([-1], [-0.25], "", UNTOLD),
+        Sampled(ids, [0.5] * len(ids), "", UNTOLD),
+        answer(ids, "error"),
+    ):
+        with pytest.raises(CompletionError, match="1 attempts"):
+            await completer(tokenizer, lambda _, wrong=wrong: wrong).sample(request(tokenizer))
+    with pytest.raises(CompletionError, match="an answer that is none of the program: TypeError"):
+        await completer(tokenizer, lambda _: Sampled(None, [], "", UNTOLD)).sample(request(tokenizer))  # type: ignore[arg-type]
+
+
+async def never(request: CompletionRequest) -> Sampled:
+    raise AssertionError("asked")
+
+
+@pytest.mark.parametrize(
+    ("env", "openai", "why"),
+    [
+        ({}, {"base_url": "http://localhost:1/v1"}, r"openai\.base_url: the program samples"),
+        ({"cluster": "ray"}, {}, r"env\.cluster: the program samples in this process"),
+        ({"tokenizer_name": "none"}, {}, r"env\.tokenizer_name: the program samples ids"),
+        ({"token_source": "retokenize"}, {}, r"env\.tokenizer_name: the program samples ids"),
+    ],
+    ids=["an endpoint besides", "a cluster", "no tokenizer", "ids of text"],
+)
+async def test_settings_that_do_not_go_with_it(env: dict[str, Any], openai: dict[str, Any], why: str) -> None:
+    config = load_config(env={"launcher": "process", **env}, openai={"model_name": "m", **openai})
+    with pytest.raises(ConfigError, match=why):
+        async with Orchestrator(config, sampler=never):
+            pass
+
+
+async def test_errors_of_awaited_work_reach_the_other_loop() -> None:
+    config = load_config(env={"tokenizer_name": "none"}, openai={"model_name": "m"})
+    orchestrator = SyncOrchestrator(config, sampler=never)
+
+    async def work() -> None:
+        await asyncio.sleep(0)
+
+    with pytest.raises(ConfigError, match="name the tokenizer"):
+        await orchestrator.awaited(work)
+    orchestrator.close()
+    with pytest.raises(RuntimeError, match="closed: make a new one"):
+        await orchestrator.awaited(work)

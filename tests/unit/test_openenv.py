@@ -1,0 +1,122 @@
+"""OpenEnv's traces say what our rows say, bit by bit; and which draw a seed and an episode stand for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+pytest.importorskip("openenv", reason="needs the extra openenv")
+
+from openenv.core.harness import TrainingTrace
+
+from orchestrator.run.groups import GroupFormat
+from orchestrator.run.line import told_of
+from orchestrator.run.rows import Row, told_rows
+from orchestrator.trainers.openenv import epoch_of, training_trace
+from orchestrator.types import Attempt, EndedName, Failed, FailedName, Group
+from tests.fakes.plans import a_plan, a_record
+from tests.unit.test_rows import groups
+
+pytestmark = pytest.mark.trainers
+
+TIMEOUT = frozenset({EndedName.TIMEOUT})
+
+
+def lines_of(trace: TrainingTrace) -> dict[int, tuple[list[int], list[int], list[float]]]:
+    """Segment → its whole line, the mask over it, and the log-probs of all sampled tokens."""
+    found: dict[int, tuple[list[int], list[int], list[float]]] = {}
+    for turn in trace.turns:
+        tokens, mask, logprobs = found.get(turn.metadata["segment"], ([], [], []))
+        assert turn.prompt_token_ids[: len(tokens)] == tokens, "each prompt begins with the line so far"
+        between = len(turn.prompt_token_ids) - len(tokens)
+        assert turn.loss_mask[: len(turn.prompt_token_ids)] == [0] * len(turn.prompt_token_ids)
+        found[turn.metadata["segment"]] = (
+            turn.prompt_token_ids + turn.completion_token_ids,
+            mask + [0] * between + turn.loss_mask[len(turn.prompt_token_ids) :],
+            logprobs + turn.per_token_logps,
+        )
+    return found
+
+
+def same(row: Row, line: tuple[list[int], list[int], list[float]], *, learns: bool) -> bool:
+    tokens, mask, logprobs = line
+    ours = [0] * len(row.prompt_ids) + list(row.env_mask)
+    if not learns or not any(row.env_mask):
+        return tokens == [*row.prompt_ids, *row.completion_ids] and not any(mask)
+    trained = [p for p in row.logprobs or () if p is not None]
+    return tokens == [*row.prompt_ids, *row.completion_ids] and mask == ours and logprobs == trained
+
+
+@given(groups(), st.booleans(), st.booleans(), st.booleans())
+def test_a_trace_is_the_rows_of_its_rollout(group: Group, all_segments: bool, mixed: bool, all_ends: bool) -> None:
+    form = GroupFormat(
+        all_segments=all_segments, mixed_versions=mixed, untrained=frozenset() if all_ends else TIMEOUT
+    )
+    told = [told_of(member) for member in group.members_G]
+    assume(all(turn.completion.logprobs_T is not None for one in told for turn in one.record.turns))
+    for one in told:
+        trace, rows = training_trace(one, form), {row.segment: row for row in told_rows(one, form)}
+        lines = lines_of(trace)
+        assert lines.keys() == rows.keys()
+        assert all(same(row, lines[n], learns=row.main or all_segments) for n, row in rows.items())
+        assert trace.turns[-1].metadata["segment"] == one.segment
+        dropped = training_trace(one, form, dropped="why")
+        assert not any(any(turn.loss_mask) for turn in dropped.turns)
+        assert [turn.completion_token_ids for turn in dropped.turns] == [
+            turn.completion_token_ids for turn in trace.turns
+        ]
+
+
+@given(groups())
+def test_a_record_without_logprobs_has_no_trace(group: Group) -> None:
+    told = told_of(group.members_G[0])
+    assume(any(turn.completion.logprobs_T is None for turn in told.record.turns))
+    with pytest.raises(ValueError, match=r"has no sampled ids or no log-probs; .*env\.token_source exact"):
+        training_trace(told, GroupFormat())
+
+
+@given(groups(), st.sampled_from(FailedName))
+def test_what_failed_is_context_alone(group: Group, name: FailedName) -> None:
+    member = group.members_G[0]
+    assume(all(turn.completion.logprobs_T is not None for turn in member.attempt.record.turns))
+    failed = told_of(replace(member.attempt, outcome=Failed(name, "why")))
+    trace = training_trace(failed, GroupFormat(all_segments=True))
+    assert not any(any(turn.loss_mask) for turn in trace.turns)
+    # A record that does not add up has no lines.
+    assert bool(trace.turns) == (name is not FailedName.RECORD_ERROR)
+
+
+def test_a_completion_without_a_token_has_no_turn() -> None:
+    record = a_record(2)
+    first, second = (
+        replace(
+            turn,
+            prompt_ids=(turn.sequence,),
+            completion=replace(turn.completion, tokens_T=ids, logprobs_T=tuple(-1.0 for _ in ids)),
+        )
+        for turn, ids in zip(record.turns, ((5, 6), ()), strict=True)
+    )
+    told = told_of(Attempt(a_plan(), replace(record, turns=(first, second)), Failed(FailedName.LLM_ERROR, "why")))
+    (turn,) = training_trace(told, GroupFormat()).turns
+    assert (turn.prompt_token_ids, turn.completion_token_ids) == ([1], [5, 6])
+    assert turn.response["choices"][0]["finish_reason"] == first.completion.finish_reason
+
+
+NAMED = st.tuples(st.none() | st.integers(), st.none() | st.text())
+
+
+@given(NAMED, NAMED)
+def test_an_epoch_is_named_by_seed_and_episode_together(
+    one: tuple[int | None, str | None], other: tuple[int | None, str | None]
+) -> None:
+    assert (epoch_of(*one) == epoch_of(*other)) == (one == other)
+    epoch = epoch_of(*one)
+    assert (epoch is None) == (one == (None, None))
+    assert epoch is None or 0 <= epoch < 1 << 62
+
+
+def test_lone_surrogates_are_a_name_too() -> None:
+    assert epoch_of(None, "\ud800") != epoch_of(None, "\ud801")

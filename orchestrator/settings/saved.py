@@ -22,6 +22,7 @@ from orchestrator.settings.table import ATROPOS, SECTIONS
 MODEL = "openai.model_name"
 ADDRESS = "openai.base_url"
 GROUPS_PATH = "env.data_path_to_save_groups"
+LAUNCHER = "env.launcher"
 DEMO_TASKS = "python:orchestrator.demo.recording:tasks"  # comes with this package, so any run may name it
 _KEY_MARK = "[key]"
 _SHOWN_CHARACTERS = 300
@@ -123,7 +124,11 @@ class SavedSettings:
         rows = SECTIONS["env"].rows()
         told = [(rows[key.removeprefix("env.")], had.value) for key, had in self.env.items() if key != GROUPS_PATH]
         kept = {row.key: self.env[row.key] for row, _ in told if row.name in _DATA or not _is_free(row)}
-        wanted = [(row, value) for row, value in told if row.key in kept and _is_operators(row, value)]
+        wanted = [
+            (row, value)
+            for row, value in told
+            if row.key in kept and (_is_operators(row, value) or _brings_images(row.name, value, self.env))
+        ]
         if self.groups is not None:
             kept[GROUPS_PATH] = Given(self.groups, RUN_FILE)
             if not _is_inside(self.groups, self.directory):
@@ -168,7 +173,9 @@ class SavedSettings:
             if name in wanted:
                 kept[key] = told
                 code = _is_code(name, value) and value != DEMO_TASKS
-                named_again = code or (not self.own and _is_large(rows[name], value))
+                large = _is_large(rows[name], value)
+                images = command == "replay" and _brings_images(name, value, env)
+                named_again = code or (not self.own and (large or images))
             if named_again and key not in env:
                 raise ConfigError(
                     f"the run in {self.directory} has {key} {_short(value)}: say --{key} yourself, that one or "
@@ -203,6 +210,12 @@ def _is_code(name: str, value: object) -> bool:
     """Whether the value names code to run or a service to ask."""
     chosen = isinstance(value, str) and name in ("agent", "dataset", "scoring_strategy")
     return chosen and (str(value).startswith(("python:", "program:")) or value == "judge")
+
+
+def _brings_images(name: str, value: object, env: Layer) -> bool:
+    """Whether the value names a data set whose rows may bring images as files: then it chooses what code runs."""
+    files = isinstance(value, str) and value.startswith(("jsonl:", "csv:"))
+    return name == "dataset" and files and LAUNCHER in env and env[LAUNCHER].value == "oci"
 
 
 def _is_large(row: Setting, value: Any) -> bool:

@@ -147,6 +147,25 @@ def test_a_replay_gives_somebody_elses_run_no_more_of_the_machine_than_the_defau
     assert own.env.sandbox_memory == 1 << 40
 
 
+def test_a_data_set_whose_rows_may_bring_images_is_named_by_the_operator(home: Path) -> None:
+    address = f"--openai.base_url={ADDRESS}"
+    run = foreign(home, {"launcher": "oci"})
+    for given in ([], ["--env.launcher=oci"]):
+        with pytest.raises(ConfigError, match="not written by you") as caught:
+            resumed(run, address, *given)
+        assert f"--env.dataset {DATASET}" in str(caught.value)
+    assert resumed(run, address, "--env.launcher=oci", f"--env.dataset={DATASET}").env.dataset == DATASET
+    assert resumed(foreign(home), address).env.dataset == DATASET  # Docker takes no files
+
+    oci = parse(["--env.launcher=oci"], dotted_flags())
+    with pytest.raises(ConfigError, match=r"say --env\.dataset yourself"):
+        resolve(oci, environ={}, run=run)
+    named = parse(["--env.launcher=oci", f"--env.dataset={DATASET}"], dotted_flags())
+    assert resolve(named, environ={}, run=run).env.dataset == DATASET
+    (home / "run" / "run.json").unlink()
+    assert resolve(oci, environ={}, run=begun(home)).env.dataset == DATASET
+
+
 def test_a_run_of_an_account_without_a_place_for_a_key_is_written_all_the_same(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,6 +93,15 @@ def test_v2_needs_the_controllers_beside_its_own_group(tmp_path: Path, own: str,
     assert set(limits(tmp_path / "none", f"0::{own}\n")) == {"memory", "swap", "cpus", "pids"}
 
 
+def test_v2_without_swap_accounting_is_told(tmp_path: Path) -> None:
+    offered = {"job/cgroup.controllers": "cpu memory pids\n", "job/one/memory.max": "max"}
+    (told,) = limits(tmp_path / "none", "0::/job/one\n", **offered).items()
+    assert told[0] == "swap"
+    assert "swapaccount=1" in told[1]
+    counted = {"job/two/memory.max": "max", "job/two/memory.swap.max": "max"}
+    assert limits(tmp_path / "some", "0::/job/one\n", **offered, **counted) == {}
+
+
 def test_what_is_waived_is_not_told(tmp_path: Path) -> None:
     proc, cgroups = machine(tmp_path, "0::/\n")
     assert len(missing_limits(proc=proc, cgroups=cgroups)) == 4

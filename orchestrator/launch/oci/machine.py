@@ -16,7 +16,8 @@ from orchestrator.types import SandboxSpec
 
 _VERSION_S = 20.0
 _CONTROLLERS = {"memory": "memory", "swap": "memory", "cpus": "cpu", "pids": "pids"}
-_SWAP_V1 = "memory.memsw.limit_in_bytes"
+_SWAP_V1, _SWAP_V2 = "memory.memsw.limit_in_bytes", "memory.swap.max"
+NO_SWAP = "the kernel does not count swap (boot it with swapaccount=1)"
 
 
 def runtime_version(program: str) -> str:
@@ -68,7 +69,7 @@ def _why_not(measure: str, controller: str, groups: list[list[str]], cgroups: Pa
             if folder is None:
                 return f"the control group {path} of {controller} cannot be seen"
             if measure == "swap" and not (folder / _SWAP_V1).exists():
-                return "the kernel does not count swap (boot it with swapaccount=1)"
+                return NO_SWAP
             return None if os.access(folder, os.W_OK) else f"this user may not change the control group {folder}"
     own = next((path for names, path in groups if not names), None)
     if own is None:
@@ -81,6 +82,9 @@ def _why_not(measure: str, controller: str, groups: list[list[str]], cgroups: Pa
         return f"the control group {folder} cannot be seen"
     if controller not in offered:
         return f"the control group {folder} does not offer {controller}: let it be delegated"
+    limited = [group for group in folder.iterdir() if (group / "memory.max").exists()]
+    if measure == "swap" and limited and not any((group / _SWAP_V2).exists() for group in limited):
+        return NO_SWAP
     return None if os.access(folder, os.W_OK) else f"this user may not change the control group {folder}"
 
 

@@ -40,7 +40,7 @@ def tokenizer() -> HubTokenizer:
 
 
 def endpoint(server: ScriptedServer, key: str = "") -> Endpoint:
-    return Endpoint(server.base_url, server.model.name, key, 30.0)
+    return Endpoint(server.base_url, server.model.name, key, 600.0)
 
 
 @asynccontextmanager
@@ -240,7 +240,7 @@ async def test_a_connection_that_does_not_come_about_is_tried_again(
     monkeypatch.setattr("orchestrator.completion.http.CONNECT_TIMEOUT_S", 0.3)
     retry = RetryPolicy(attempts=2, backoff=Backoff(0.01, 8.0))
     with full_house() as address:
-        there = Endpoint(address, "scripted", "", 60.0)
+        there = Endpoint(address, "scripted", "", 600.0)
         completer: Completer = (
             IdCompleter(VllmDialect(), HttpClient(there), tokenizer, retry)
             if kind == "ids"

@@ -218,7 +218,7 @@ async def test_every_trained_id_and_logprob_is_the_endpoint_s(
     # Each character that is split costs llama.cpp's completer requests of their own.
     awkward = replace(AWKWARD, split=0.05) if dialect == "llamacpp" else AWKWARD
     async with ScriptedServer(dialect, odd_model, awkward=awkward, faults=faults(dialect), seed=7) as server:
-        endpoint = Endpoint(server.base_url, server.model.name, "", 60.0)
+        endpoint = Endpoint(server.base_url, server.model.name, "", 600.0)
         kind: Any = "atropos" if dialect == "atropos" else "auto"
         completer = await connect(endpoint, tokenizer, server_type=kind, tokens="exact")
         try:

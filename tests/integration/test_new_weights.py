@@ -58,7 +58,7 @@ def request(
 
 
 async def connected(server: ScriptedServer, tokenizer: HubTokenizer, policy: Policy | None = None) -> Completer:
-    endpoint = Endpoint(server.base_url, server.model.name, timeout_s=60.0)
+    endpoint = Endpoint(server.base_url, server.model.name, timeout_s=600.0)
     return await connect(endpoint, tokenizer, tokens="exact", policy=policy)
 
 
@@ -350,7 +350,7 @@ async def test_a_name_that_the_trainer_has_changed_since_is_no_fault_of_the_poli
 ) -> None:
     policy = Policy()
     async with Renaming(policy, dialect, always(TEXT), told=told) as server:
-        endpoint = Endpoint(server.base_url, server.model.name, timeout_s=60.0)
+        endpoint = Endpoint(server.base_url, server.model.name, timeout_s=600.0)
         completer = await connect(endpoint, tokenizer, policy=policy)
         server.model.name = "policy-1"
         await policy.serve("1", "policy-1")
@@ -508,7 +508,7 @@ async def test_strange_words_of_versions_cost_no_sample_and_no_ids(dialect: str,
     words = [{"weight_version": version} for version in ODD_VERSIONS]
     words += [{"weight_version": "v1", "weight_versions": spans} for spans in ODD_SPANS]
     async with Odd(dialect, words) as server:
-        completer = await connect(Endpoint(server.base_url, server.model.name, timeout_s=60.0), tokenizer)
+        completer = await connect(Endpoint(server.base_url, server.model.name, timeout_s=600.0), tokenizer)
         assert completer.takes_ids == (dialect != "openai")
         for seed in range(len(words)):
             completion = await completer.sample(request(tokenizer, seed=seed))

@@ -68,7 +68,7 @@ def server(dialect: str = "vllm", loading: Loading = lambda path: None, **more: 
 
 
 def endpoint(address: str, key: str = "") -> Endpoint:
-    return Endpoint(address, "scripted", key, 30.0)
+    return Endpoint(address, "scripted", key, 600.0)
 
 
 @asynccontextmanager

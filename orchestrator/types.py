@@ -23,6 +23,30 @@ class Message:
     content: str
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One tool call as the model wrote it. `arguments`: the text of a JSON object."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+Tools = tuple[Mapping[str, Any], ...]  # that a program offers its model, in the form of OpenAI's chat completions
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What a program asks for besides a text. `tool_name`: the one tool that must be called. `response_format`: as
+    OpenAI's, empty for any text."""
+
+    tools: Tools = ()
+    tool_choice: Literal["auto", "none", "required"] = "auto"
+    tool_name: str = ""
+    response_format: Mapping[str, Any] = field(default_factory=dict)
+    logprobs: bool = False
+
+
 # ---------------------------------------------------------------- tasks
 
 
@@ -259,6 +283,7 @@ class Turn:
     turn); None if the endpoint takes no ids. `closing` is the text the agent appended to the
     segment's previous completion (its code tag, if sampling stopped without one). `agent`: the
     managed agent that asked, as the sandbox says; empty: the main one.
+    `tools`: what the prompt offers. `opening`: how the answer was begun for the model, which went on behind it.
     """
 
     sequence: int
@@ -272,6 +297,8 @@ class Turn:
     started_s: float
     ended_s: float
     agent: str = ""
+    tools: Tools = ()
+    opening: str = ""
 
     @property
     def is_step(self) -> bool:
@@ -466,19 +493,21 @@ class FailedName(StrEnum):
     LAUNCH_ERROR = "launch_error"
     SANDBOX_LOST = "sandbox_lost"
     DOCKER_ERROR = "docker_error"
+    AGENT_ERROR = "agent_error"
     BAD_TASK = "bad_task"
     SCORER_ERROR = "scorer_error"
     RECORD_ERROR = "record_error"
     CANCELLED = "cancelled"
 
 
-RETRIED = frozenset(
+RETRIED = frozenset(  # AGENT_ERROR once at most: a program that fails without a completion fails again, as a rule
     {
         FailedName.LLM_ERROR,
         FailedName.TOOL_ERROR,
         FailedName.LAUNCH_ERROR,
         FailedName.SANDBOX_LOST,
         FailedName.DOCKER_ERROR,
+        FailedName.AGENT_ERROR,
     }
 )
 
@@ -493,10 +522,18 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The rollout broke. It has no reward, so a lost container cannot become training data."""
+    """The rollout broke. It has no reward, so a lost container cannot become training data.
+
+    `reason`: one line, behind which there may be more, such as the last words of a program.
+    """
 
     name: FailedName
     reason: str
+
+    @property
+    def headline(self) -> str:
+        """The first line of the reason."""
+        return self.reason.partition("\n")[0]
 
 
 Outcome = Ended | Failed

@@ -1,0 +1,22 @@
+"""The tools that a request declares, as OpenAI's API has them. An agent wrote them: nothing about them is sure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+Tools: TypeAlias = Sequence[Mapping[str, Any]]
+
+
+def parameters(tools: Tools) -> dict[str, Mapping[str, Any]]:
+    """The schemas of each tool's parameters, by the tool's name."""
+    found = {}
+    for tool in tools:
+        function = _mapping(_mapping(tool).get("function", tool))
+        if isinstance(name := function.get("name"), str):
+            found[name] = _mapping(_mapping(function.get("parameters")).get("properties"))
+    return found
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

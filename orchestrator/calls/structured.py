@@ -1,0 +1,58 @@
+"""A conversation as OpenAI's API and chat templates have it, with calls as data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from orchestrator.calls.formats import Format
+from orchestrator.calls.parsed import Said, parsed
+from orchestrator.types import Message, Tools
+
+
+def structured(
+    messages: Sequence[Message], tools: Tools, format: Format | None, *, for_api: bool = False
+) -> list[dict[str, Any]]:
+    """Messages as dictionaries. What an assistant called is data where results follow, or nothing at all.
+
+    Elsewhere it stays the text that it is. Results answer the calls in their order. Arguments are objects, as
+    templates want them; `for_api`: they are text, and a result without a call is a user's message.
+    """
+    told: list[dict[str, Any]] = []
+    waiting: list[dict[str, Any]] = []
+    for place, message in enumerate(messages):
+        one: dict[str, Any] = {"role": message.role, "content": message.content}
+        said = calls_in(messages, place, tools, format)
+        if said is not None:
+            waiting = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {
+                        "name": call.name,
+                        "arguments": call.arguments if for_api else json.loads(call.arguments),
+                    },
+                }
+                for call in said.calls
+            ]
+            one |= {"content": said.content, "tool_calls": list(waiting)}
+        elif message.role == "tool" and waiting:
+            call = waiting.pop(0)
+            one |= {"tool_call_id": call["id"]} | ({} if for_api else {"name": call["function"]["name"]})
+        elif message.role == "tool":
+            one |= {"role": "user"} if for_api else {}
+        else:
+            waiting = []
+        told.append(one)
+    return told
+
+
+def calls_in(messages: Sequence[Message], place: int, tools: Tools, format: Format | None) -> Said | None:
+    """What an assistant's message says and calls, if results follow or it is the last one. None: no calls."""
+    if format is None or not tools or messages[place].role != "assistant":
+        return None
+    if place + 1 < len(messages) and messages[place + 1].role != "tool":
+        return None
+    said = parsed(messages[place].content, format, tools, place)
+    return said if said.calls else None

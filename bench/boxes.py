@@ -45,6 +45,7 @@ class SignallingCompleter:
     """Answers 42 in the agent's first step; tells when each rollout asked for the first time."""
 
     takes_ids = False
+    guides = False
 
     def __init__(self) -> None:
         self._asked: dict[str, asyncio.Future[float]] = {}

@@ -41,6 +41,7 @@ class Counted:
     """A completer that knows how many requests are under way."""
 
     takes_ids = True
+    guides = False
 
     def __init__(self, inner: Completer) -> None:
         self._inner = inner

@@ -1,4 +1,5 @@
-"""When launching pauses (Docker or the endpoint does not work) and when a run ends (nearly every rollout breaks).
+"""When launching pauses (Docker or the endpoint does not work) and when a run ends (nearly every rollout breaks;
+the agent never gets to a completion).
 
 A failed rollout alone proves nothing: its prompt or its image may be at fault. So the service behind the failure
 is asked without any rollout. Launching pauses only if that fails too, and until it succeeds.
@@ -13,6 +14,7 @@ from collections.abc import Awaitable, Callable
 
 from orchestrator.backoff import Backoff
 from orchestrator.errors import (
+    AgentUnusable,
     AuthenticationError,
     EngineUnfitError,
     EnvironmentUnusable,
@@ -20,7 +22,7 @@ from orchestrator.errors import (
     RolloutError,
     RunUnhealthy,
 )
-from orchestrator.types import Failed, FailedName
+from orchestrator.types import Attempt, Failed, FailedName, Group
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +33,7 @@ WINDOW = 32
 LEAST = 16
 GROUPS = 12  # so many broken tasks in a row are no accident; ten may well be
 UNHEALTHY = 0.75
+GROUPS_WITHOUT_COMPLETION = 3  # in a row: by then it is neither the task nor chance
 _OTHERS_FAULT = frozenset((FailedName.BAD_TASK, FailedName.CANCELLED))
 
 
@@ -146,3 +149,46 @@ class HealthGate:
             f"{len(failures)} of the last {looked} rollouts broke, {count} of them by {name}, "
             f"in {groups} groups, the last one so: {reason}"
         )
+
+
+class AgentGate:
+    """Ends a run whose agent never gets to a completion, and says at the first such rollout why. `say` is told.
+
+    A group counts if it is dropped, a rollout of it ended as `agent_error` and none sampled anything. A rollout of
+    any group that has sampled begins the count anew.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._said = False
+        self._in_a_row = 0
+
+    def attempt(self, attempt: Attempt) -> None:
+        """One attempt is over."""
+        if attempt.record.turns:
+            self._in_a_row = 0
+        elif (error := _agent_error(attempt)) is not None and not self._said:
+            self._said = True
+            self._say(f"{error.name}, the first: {error.headline}")
+            for line in error.reason.split("\n")[1:]:
+                self._say(f"  | {line}")
+
+    def group(self, group: Group) -> None:
+        """One group is over. Raises AgentUnusable."""
+        errors = [error for attempt in group.attempts if (error := _agent_error(attempt)) is not None]
+        sampled = any(attempt.record.turns for attempt in group.attempts)
+        if group.dropped is None or sampled or not errors:
+            return
+        self._in_a_row += 1
+        if self._in_a_row < GROUPS_WITHOUT_COMPLETION:
+            return
+        groups, self._in_a_row = self._in_a_row, 0  # a program may go on when the cause is mended
+        raise AgentUnusable(
+            f"env.agent: no rollout of {groups} groups in a row got a completion, the last one so: "
+            f"{errors[-1].headline}"
+        )
+
+
+def _agent_error(attempt: Attempt) -> Failed | None:
+    failed = attempt.outcome
+    return failed if isinstance(failed, Failed) and failed.name is FailedName.AGENT_ERROR else None

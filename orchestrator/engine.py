@@ -18,7 +18,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from orchestrator.breaker import GROUPS, HealthGate
+from orchestrator.breaker import GROUPS, AgentGate, HealthGate
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.called import Sampler
 from orchestrator.completion.tokenizer import HubTokenizer
@@ -42,6 +42,7 @@ from orchestrator.run.groups import GroupFormat
 from orchestrator.run.rows import Row, bad_task_row, group_rows, unfinished_row
 from orchestrator.run.session import OpenRun, open_program_run, program_run_path
 from orchestrator.scorers.base import Scorer
+from orchestrator.scorers.trial import Trial
 from orchestrator.text import one_line
 from orchestrator.tools.base import HostTool
 from orchestrator.types import (
@@ -55,7 +56,7 @@ from orchestrator.types import (
     Split,
     Task,
 )
-from orchestrator.waits import first_error, uninterrupted
+from orchestrator.waits import first_error, first_of, uninterrupted
 
 if TYPE_CHECKING:
     from orchestrator.settings.config import Config
@@ -101,16 +102,19 @@ class Orchestrator:
         self._hosts: Hosts | None = None
         self._opening: asyncio.Task[Any] | None = None
         self._scorer: Scorer | None = None
+        self._trial: Trial | None = None
         self._stopping = asyncio.Event()
         self._draws = Draws(self.fitting)
         # One for all calls: a program may ask for a few groups at a time. Every rollout may be refilled once.
         self._health = HealthGate(window=GROUPS * 2 * config.env.group_size)
+        self._agent_gate = AgentGate(self.observer.say)
 
     def beside(self, config: Config, observer: Observer, *, split: Split) -> Orchestrator:
         """An orchestrator with other settings that shares this one's hosts, scorer, seed and `drain`. It need not
         be opened, and works while this one is open."""
         other = Orchestrator(config, observer, split=split)
         other.seed, other._scorer, other.policy = self.seed, self._scorer, self.policy
+        other._trial, other._agent_gate = self._trial, self._agent_gate
         other._hosts, other._stopping = self.hosts, self._stopping
         return other
 
@@ -144,6 +148,7 @@ class Orchestrator:
         try:
             async with asyncio.TaskGroup() as meanwhile:  # the judge's endpoint may be waited for
                 self._scorer = await open_scorer(self.config, stack, observer.say, meanwhile)
+                self._trial = Trial.of(self._scorer)
                 hosts = await open_hosts(
                     self.config, stack, observer.notes, observer.say, observer.node, self.policy, self._sampler
                 )
@@ -386,7 +391,8 @@ class Orchestrator:
         longest_s: float = math.inf,
         longest_tokens: int | None = None,
     ) -> Group:
-        """One group, complete or dropped. Raises Unfinished after `drain`. `again`, `size` as in `Draw`.
+        """One group, complete or dropped. Raises Unfinished after `drain`, ScorerUnusable before anything is
+        sampled, AgentUnusable. `again`, `size` as in `Draw`.
 
         No rollout takes longer than `longest_s` from its assignment, and no line of tokens gets longer than
         `longest_tokens`, whatever limits the task has.
@@ -405,6 +411,10 @@ class Orchestrator:
             split=self.split,
         )
         bounded = [replace(plan, limits=_bounded(plan.limits, longest_s, longest_tokens)) for plan in plans]
+        if self._trial is not None:
+            files = self._output_rule() is not None
+            tried = self._trial.passed(bounded[0], ids=self.hosts.takes_ids, output=files)
+            await first_of(tried, self._stopping.wait())
         group = await run_group(
             task,
             bounded,
@@ -412,6 +422,7 @@ class Orchestrator:
             GroupPolicy.parse(config.env.group_policy, config.env.zero_variance),
             lambda plan: backfill(plan, seed, epoch),
         )
+        self._agent_gate.group(group)
         return self.aged(group)
 
     def aged(self, group: Group) -> Group:
@@ -442,9 +453,11 @@ class Orchestrator:
             return await grade(attempt, tokenizer, scorer)
 
         async def recorded(result: Member | Attempt) -> None:
-            for turn in (result.attempt if isinstance(result, Member) else result).record.turns:
+            attempt = result.attempt if isinstance(result, Member) else result
+            for turn in attempt.record.turns:
                 self.policy.saw_all(turn.completion.sampled_by)
             await self.observer.recorded(result)
+            self._agent_gate.attempt(attempt)
 
         return Executor(
             self.hosts,

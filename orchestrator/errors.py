@@ -18,11 +18,19 @@ class ConfigError(OrchestratorError):
 
 
 class EnvironmentUnusable(OrchestratorError):
-    """Docker, image, tokenizer or endpoint cannot be used. The text says what to do. Exit 3."""
+    """Docker, image, tokenizer, endpoint, agent or scorer cannot be used. The text says what to do. Exit 3."""
 
 
 class NotServing(EnvironmentUnusable):
     """The endpoint is away or still loading, and was waited for as long as that was asked for. Exit 3."""
+
+
+class AgentUnusable(EnvironmentUnusable):
+    """The agent, a program of the operator's, never gets to a completion: the run is ended. Exit 3."""
+
+
+class ScorerUnusable(EnvironmentUnusable):
+    """The operator's scorer, or the judge, fails in its trial before anything is sampled. Exit 3."""
 
 
 class RunLocked(OrchestratorError):

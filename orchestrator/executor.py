@@ -32,6 +32,7 @@ from orchestrator.waits import first_of, uninterrupted
 
 log = logging.getLogger(__name__)
 
+MAX_AGENT_ERRORS = 2  # of one rollout: it is tried again once
 BEFORE_RETRIES = Backoff(first_s=0.5, most_s=15.0, spread=0.5)
 MAX_EXCUSED = 5  # so many failures of one rollout can be put down to an outage
 
@@ -136,7 +137,7 @@ class Executor:
 
     async def _execute(self, plan: RolloutPlan, turn: int) -> tuple[Result, ...] | None:
         results: list[Result] = []
-        failures = excuses = 0
+        failures = excuses = agent_errors = 0
         sampled: Attempt | None = None  # by an earlier process, not graded yet
         known = await asyncio.to_thread(self._earlier, plan)
         while True:
@@ -162,10 +163,11 @@ class Executor:
             # has removed the cause.
             excuses += excused
             failures += made_now and not excused
+            agent_errors += made_now and failure.name is FailedName.AGENT_ERROR
             following = next_attempt(plan)
             # If an earlier process made the next attempt, that one counts, whatever the retries left here.
             known = await asyncio.to_thread(self._earlier, following)
-            if known is None and failures > self._max_retries:
+            if known is None and (failures > self._max_retries or agent_errors >= MAX_AGENT_ERRORS):
                 break
             plan = following
             if made_now:
@@ -210,7 +212,7 @@ class Executor:
         except RolloutError as error:
             attempt = Attempt(plan, begun, failed(error))
         if isinstance(attempt.outcome, Failed):
-            log.warning("rollout %s: %s: %s", plan.rollout_id, attempt.outcome.name, attempt.outcome.reason)
+            log.warning("rollout %s: %s: %s", plan.rollout_id, attempt.outcome.name, attempt.outcome.headline)
         return attempt
 
     async def _grade(self, attempt: Attempt) -> Result:

@@ -143,10 +143,12 @@ class _Draw:
         self._refilled.discard(plan.index)
         if isinstance(last, Member):
             self._members[plan.index] = last
-        else:
+            return
+        name = last.outcome.name
+        if name is FailedName.BAD_TASK:
+            self._left = 0
+        if name is not FailedName.AGENT_ERROR:  # it was tried again already, and no more than once
             self._broken.append(last)
-            if isinstance(last.outcome, Failed) and last.outcome.name is FailedName.BAD_TASK:
-                self._left = 0
 
     def refills(self) -> list[RolloutPlan]:
         """Plans of rollouts to begin now."""
@@ -181,7 +183,7 @@ def verdict(
         return usable
     commonest = Counter(failure.name for failure in failures).most_common(1)[0][0]
     first = next(failure for failure in failures if failure.name is commonest)
-    return f"{usable}, mostly {commonest}: {first.reason}"
+    return f"{usable}, mostly {commonest}: {first.headline}"
 
 
 def same(scores: Sequence[float]) -> bool:

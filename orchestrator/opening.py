@@ -229,8 +229,13 @@ def find_tokenizer(config: Config) -> HubTokenizer | None:
     EnvironmentUnusable."""
     name = config.env.tokenizer_name
     if name is not None:
-        return None if name.lower() == "none" else load_tokenizer(name, config.env.chat_template_kwargs)
-    return _first_usable(config, lambda candidate: load_tokenizer(candidate, config.env.chat_template_kwargs))
+        return None if name.lower() == "none" else _loaded(name, config)
+    return _first_usable(config, lambda candidate: _loaded(candidate, config))
+
+
+def _loaded(name: str, config: Config) -> HubTokenizer:
+    asked = config.env.tool_call_format
+    return load_tokenizer(name, config.env.chat_template_kwargs, call_format=None if asked == "auto" else asked)
 
 
 def _check_tokenizer(config: Config) -> None:

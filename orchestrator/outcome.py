@@ -20,8 +20,10 @@ crash counts as the policy's doing, and no policy can earn another try by it: `o
 pid 1 or the runner for memory, else `sandbox_crashed`.
 An exit code alone proves nothing: `os._exit(0)` gives 0, any kill gives 137, and the Engine's OOM flag is also set
 if only a child was killed and the container exited later by itself.
-Nothing is scored without a sampled token: then `context_length` becomes `bad_task`, every other scored end
-`sandbox_lost`.
+Nothing is scored without a sampled token: then `context_length` becomes `bad_task`. A program without a completion
+is the operator's to mend, whatever it ended with: `agent_error`. Only if it ended while its first completion was
+awaited, the endpoint was slow or the program impatient: `llm_error`. For other agents, and for a completion
+without a token, every other scored end becomes `sandbox_lost`.
 """
 
 from __future__ import annotations
@@ -37,10 +39,12 @@ from orchestrator.errors import (
     RolloutError,
     SandboxLostError,
 )
+from orchestrator.redact import redact
 from orchestrator.types import Ended, EndedName, Failed, FailedName, Outcome, Record, SandboxExit, Step
 
 MAX_ANSWER_BYTES = 64 * 1024
 KILLED = 137  # 128 + SIGKILL
+MAX_LINES = 16  # of what a sandbox says of its program
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +98,26 @@ _BY_REASON = {
 }
 
 
-def decide(ending: Ending, record: Record) -> tuple[Outcome, str | None]:
-    """(the outcome, the accepted answer)."""
+def decide(ending: Ending, record: Record, *, program: bool = False) -> tuple[Outcome, str | None]:
+    """(the outcome, the accepted answer). `program`: the agent is a program."""
     outcome, answer = _decide(ending, record)
     if isinstance(outcome, Ended) and record.sampled_tokens == 0:
         if outcome.name is EndedName.CONTEXT_LENGTH:
             return Failed(FailedName.BAD_TASK, f"the task does not fit: {outcome.detail}"), None
+        if program and not record.turns:
+            return _of_program(ending, outcome, record), None
         return Failed(FailedName.SANDBOX_LOST, _unsampled(outcome)), None
     return outcome, answer
+
+
+def _of_program(ending: Ending, ended: Ended, record: Record) -> Failed:
+    """Why there is no completion. What the sandbox says of it is for display alone."""
+    said = redact(ending.detail) if isinstance(ending, Submission) else f"{ended.name}, {ended.detail}"
+    why = "\n".join([line for line in said.split("\n") if line.strip()][:MAX_LINES]) or str(ended.name)
+    # A program has no tools to wait for, and a completion that cannot be served ends the rollout by another name.
+    if record.waiting_s > 0:
+        return Failed(FailedName.LLM_ERROR, f"the first completion was still awaited: {why}")
+    return Failed(FailedName.AGENT_ERROR, f"no completion: {why}")
 
 
 def _unsampled(ended: Ended) -> str:

@@ -6,7 +6,10 @@ Only the command line and the configuration may name one. A data set never may: 
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,3 +38,23 @@ def load_object(spec: str, flag: str) -> Any:
     except Exception as error:  # importing runs the operator's code, which may raise anything
         raise ConfigError(f"{flag}: cannot load {spec!r}: {told(error)}") from error
     return found
+
+
+def raised_at(error: BaseException) -> str:
+    """Where in the operator's file it came about, as ` (FILE:LINE)`; empty if no such line is known. To be called
+    where the operator's code was called."""
+    _, *inside = traceback.walk_tb(error.__traceback__)
+    # The last line of the first file: a library below it would not say what to mend.
+    own = [(frame.f_code.co_filename, line) for frame, line in inside]
+    return next((_place(file, line) for file, line in reversed(own) if file == own[0][0]), "")
+
+
+def defined_at(function: Callable[..., object]) -> str:
+    """Where the operator's function is, as ` (FILE:LINE)`; empty if it is not written in Python."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return "" if code is None else _place(code.co_filename, code.co_firstlineno)
+
+
+def _place(file: str, line: int) -> str:
+    here = Path.cwd()
+    return f" ({Path(file).relative_to(here) if Path(file).is_relative_to(here) else file}:{line})"

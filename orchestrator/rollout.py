@@ -65,7 +65,7 @@ async def run_rollout(plan: RolloutPlan, around: Surroundings, provision: Provis
         )
         if lease.fatal is not None:
             raise lease.fatal
-    outcome, answer = decide(ending, record)
+    outcome, answer = decide(ending, record, program=plan.agent.kind == "program")
     return Attempt(plan, replace(record, answer=answer), outcome)
 
 

@@ -20,6 +20,16 @@ class Interrupted(Exception):
     """The `bell` rang while the runner waited for a frame (`WorkerLink.receive`)."""
 
 
+class RequestRefused(Exception):
+    """The orchestrator cannot serve a request, and sampled nothing; `str(error)` says why. `param`: OpenAI's name
+    of the field at fault, or empty. `too_long`: the conversation has more tokens than it may."""
+
+    def __init__(self, told: str, param: str = "", *, too_long: bool = False) -> None:
+        super().__init__(told)
+        self.param = param
+        self.too_long = too_long
+
+
 class WorkerLost(Exception):
     """The code worker cannot be used any more; `replace` it."""
 

@@ -162,25 +162,64 @@ class Assignment:
 
 
 Kind = Literal["action", "plan", "final"]
-Role = Literal["system", "user", "assistant"]
+Role = Literal["system", "user", "assistant", "tool"]
+ToolChoice = Literal["auto", "none", "required"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a program's tool. `arguments`: JSON object, as text."""
+
+    id: str
+    name: str
+    arguments: str
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One chat message, text only."""
+    """One chat message. `calls`: tools that an assistant calls; `call_id`: the call that a tool answers."""
 
     role: Role
     content: str
+    calls: tuple[Call, ...] = ()
+    call_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A program's request for a completion. `tools` and `response_format` in the form of OpenAI's chat
+    completions.
+
+    `tool_name`: the one tool that must be called. An assistant's message at the end is continued.
+    """
+
+    messages: tuple[Message, ...]
+    stop: tuple[str, ...] = ()
+    tools: tuple[Mapping[str, Any], ...] = ()
+    tool_choice: ToolChoice = "auto"
+    tool_name: str = ""
+    response_format: Mapping[str, Any] | None = None
+    logprobs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A sampled token's text and its log-prob."""
+
+    token: str
+    logprob: float
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One sampled answer, cut before its stop string."""
+    """One sampled answer, cut before its stop string. `text` is without the calls."""
 
     text: str
     prompt_tokens: int
     completion_tokens: int
     finish_reason: Literal["stop", "length"] = "stop"
+    calls: tuple[Call, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

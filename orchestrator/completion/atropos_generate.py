@@ -21,6 +21,7 @@ class AtroposDialect:
     path = "/generate"
     streams = False
     tells_pauses = False
+    guides = False
 
     def body(self, request: CompletionRequest, model: str) -> dict[str, Any]:
         return {"prompt": {"prompt_token_ids": request.prompt_ids or ()}, **sampling_params(request)}

@@ -8,12 +8,16 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
+from orchestrator.calls.formats import Format
 from orchestrator.errors import CompletionError, ContextLengthError
 from orchestrator.redact import redact
-from orchestrator.types import Completion, Message, PolicySpan, Sampling, Split
+from orchestrator.types import Completion, Message, PolicySpan, Sampling, Split, Tools, Wishes
+
+if TYPE_CHECKING:
+    from orchestrator.completion.shape import Shape
 
 PROBE_HEADER = {"x-orchestrator-probe": "1"}
 _HOSTED = re.compile(
@@ -88,7 +92,8 @@ class CompletionRequest:
     """One completion to sample. `prompt_ids` is set for endpoints that take ids, and is then sent as the prompt.
 
     `split` is for servers that keep evaluation and training apart. `begun`: what was sampled of it before, and is
-    continued (`Interrupted`).
+    continued (`Interrupted`). `wishes`: what more a program asks for; with ids, its tools are in the prompt.
+    `call_format`: how calls are written in the texts of `messages`; None: they hold none.
     """
 
     messages: tuple[Message, ...]
@@ -101,6 +106,8 @@ class CompletionRequest:
     sequence: int
     split: Split = "train"
     begun: tuple[Part, ...] = ()
+    wishes: Wishes = field(default_factory=Wishes)
+    call_format: Format | None = None
 
 
 def answer_bytes(request: CompletionRequest) -> int:
@@ -144,6 +151,10 @@ class Completer(Protocol):
     def takes_ids(self) -> bool:
         """Whether prompts go in as ids and sampled ids come back."""
 
+    @property
+    def guides(self) -> bool:
+        """Whether it keeps to a `response_format`, with log-probs of the raw distribution."""
+
     async def sample(self, request: CompletionRequest) -> Completion:
         """One completion. Cancelling the call cancels it upstream.
 
@@ -170,7 +181,21 @@ class Tokenizer(Protocol):
     def is_end(self, token_id: int) -> bool:
         """Whether this id ends a turn or the text (a special token, never part of what a model says)."""
 
-    def render(self, messages: tuple[Message, ...], *, generation_prompt: bool) -> str:
+    @property
+    def shape(self) -> Shape:
+        """What the chat template prints as it is."""
+
+    def call_opening(self, name: str | None) -> str:
+        """How a completion begins that calls a tool: this one, or (None) any. Raises RecordError."""
+
+    def last_end(self, text: str) -> int | None:
+        """Where the token begins that ends the text's last turn; None: no such token is its end."""
+
+    @property
+    def call_format(self) -> Format | None:
+        """How the model writes calls of tools; None: its template prints no tools."""
+
+    def render(self, messages: tuple[Message, ...], *, generation_prompt: bool, tools: Tools = ()) -> str:
         """The chat template's text."""
 
 

@@ -15,6 +15,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from orchestrator.calls.structured import structured
+from orchestrator.calls.written import written
 from orchestrator.completion.base import PROBE_HEADER, CompletionRequest, Refusal, UnusableSample
 from orchestrator.completion.http import HttpClient
 from orchestrator.completion.line import cut_at_stop
@@ -26,7 +28,7 @@ from orchestrator.completion.versions import Attribution, version_text
 from orchestrator.errors import AuthenticationError, CompletionError, ContextLengthError, EnvironmentUnusable
 from orchestrator.policy import Policy
 from orchestrator.text import MAX_JSON_INTEGER, valid
-from orchestrator.types import Completion, Message, Sampling
+from orchestrator.types import Call, Completion, Message, Sampling, Wishes
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +48,7 @@ class ChatCompleter:
     """Chat completions of one endpoint."""
 
     takes_ids = False
+    guides = True  # the endpoint does, or refuses
 
     def __init__(
         self,
@@ -163,8 +166,9 @@ class ChatCompleter:
             **_EXTRAS,
         }
         body = {k: v for k, v in body.items() if k not in self._left_out and v is not None}
-        messages = [{"role": m.role, "content": m.content} for m in request.messages]
-        return {**body, **self.endpoint.chat_extras, "messages": messages}
+        wishes = request.wishes
+        messages = structured(request.messages, wishes.tools, request.call_format, for_api=True)
+        return {**body, **_wished(wishes), **self.endpoint.chat_extras, "messages": messages}
 
     def _parameter_refused(
         self, refusal: Refusal, request: CompletionRequest, refuse_all_extras: bool
@@ -199,11 +203,13 @@ class ChatCompleter:
         said, reasoning = choice["message"].get("content"), _reasoning(choice["message"])
         if not isinstance(said, str | None):
             raise Retryable("an answer whose text is none")
+        if request.wishes.tools and (calls := _calls(choice["message"])):
+            said = written(said or "", calls, request.call_format or "hermes")
         text = valid(reasoning + (said or ""))  # a server may cut a character in two
         # Where the server sent reasoning apart from the answer, no part of the answer is reasoning.
         thought = len(valid(reasoning)) if reasoning else reasoning_chars(text, None)
         reason = choice.get("finish_reason")
-        finish_reason = finished_by(reason)
+        finish_reason = finished_by("stop" if reason == "tool_calls" and request.wishes.tools else reason)
         tokens, logprobs = _ids_and_logprobs(choice)
         usage = answer.get("usage") or {}
         most, asked = request.sampling.max_tokens, sum(len(m.content) for m in request.messages)
@@ -246,6 +252,30 @@ def _reasoning(message: Mapping[str, Any]) -> str:
     """The reasoning that the server sent apart from the answer, in tags; else an empty text."""
     told = (message.get(name) for name in _REASONING)
     return next((tagged(text) for text in told if isinstance(text, str) and text.strip()), "")
+
+
+def _wished(wishes: Wishes) -> dict[str, Any]:
+    """What a program asks for, as OpenAI's API has it."""
+    asked: dict[str, Any] = {}
+    if wishes.tools:
+        asked["tools"] = list(wishes.tools)
+        named = {"type": "function", "function": {"name": wishes.tool_name}}
+        asked["tool_choice"] = named if wishes.tool_name else wishes.tool_choice
+    if wishes.response_format:
+        asked["response_format"] = wishes.response_format
+    return asked
+
+
+def _calls(message: Mapping[str, Any]) -> list[Call]:
+    """The calls that the server read from the answer. Arguments may be no JSON: models write what they like.
+    Raises what reading nonsense raises, and Retryable."""
+    calls = []
+    for told in message.get("tool_calls") or ():
+        name, arguments = told["function"]["name"], told["function"]["arguments"]
+        if not isinstance(name, str) or not isinstance(arguments, str | None):
+            raise Retryable("a call whose name or arguments are no text")
+        calls.append(Call("", name, arguments or "{}"))
+    return calls
 
 
 def _ids_and_logprobs(choice: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, tuple[float, ...] | None]:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from orchestrator.calls.structured import calls_in
 from orchestrator.completion.base import Ids, Tokenizer, ids_of
-from orchestrator.completion.prompt_text import Piece, PromptText, joined, pieces, prompt_text
+from orchestrator.completion.prompt_text import Opening, Piece, PromptText, begun, joined, prompt_text
 from orchestrator.completion.reasoning import reasoning_chars
-from orchestrator.types import Completion, Message
+from orchestrator.types import Completion, Message, Tools
 
 
 @dataclass(slots=True)
@@ -23,6 +24,8 @@ class _Segment:
     number: int
     ids: Ids = field(default_factory=ids_of)
     messages: tuple[Message, ...] = ()
+    tools: Tools = ()
+    opening: str = ""
     completion: Completion | None = None
 
 
@@ -34,20 +37,25 @@ class Following:
     ids: Ids
     closing: str
     added: PromptText
+    tools: Tools = ()
+    opening: str = ""
 
     def prompt(self, added: tuple[int, ...]) -> Prompt:
         """`added`: the ids of that text."""
-        return Prompt(self.segment, self.ids + ids_of(added), added, self.closing)
+        return Prompt(self.segment, self.ids + ids_of(added), added, self.closing, self.tools, self.opening)
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The next prompt. `ids` is the whole line, with the ids that this turn adds (`added`)."""
+    """The next prompt. `ids` is the whole line, with the ids that this turn adds (`added`). `opening`: how the
+    answer begins before it is sampled."""
 
     segment: int
     ids: Ids
     added: tuple[int, ...]
     closing: str
+    tools: Tools = ()
+    opening: str = ""
 
 
 class TokenLine:
@@ -63,12 +71,16 @@ class TokenLine:
         following = self.following(messages)
         return following.prompt(tuple(self._tokenizer.encode(following.added.text, following.added.plain)))
 
-    def following(self, messages: tuple[Message, ...]) -> Following:
-        """The line that this conversation continues, and the text to encode for it."""
+    def following(
+        self, messages: tuple[Message, ...], tools: Tools = (), opening: Opening | None = None
+    ) -> Following:
+        """The line that this conversation continues, and the text to encode for it. Raises RecordError."""
+        begins = "" if opening is None else opening.text
         for segment in reversed(self._segments):
-            if (suffix := self._suffix(segment, messages)) is not None:
-                return Following(segment.number, segment.ids, *suffix)
-        return Following(len(self._segments), ids_of(), "", prompt_text(self._tokenizer, messages))
+            if segment.tools == tools and (suffix := self._suffix(segment, messages, opening)) is not None:
+                return Following(segment.number, segment.ids, *suffix, tools, begins)
+        whole = prompt_text(self._tokenizer, messages, tools, opening)
+        return Following(len(self._segments), ids_of(), "", whole, tools, begins)
 
     def append(self, prompt: Prompt, messages: tuple[Message, ...], completion: Completion) -> None:
         """Puts the prompt's ids and the sampled ids behind the line."""
@@ -79,9 +91,12 @@ class TokenLine:
         segment = self._segments[prompt.segment]
         segment.ids = prompt.ids + ids_of(completion.tokens_T)
         segment.messages = messages
+        segment.tools, segment.opening = prompt.tools, prompt.opening
         segment.completion = completion
 
-    def _suffix(self, segment: _Segment, messages: tuple[Message, ...]) -> tuple[str, PromptText] | None:
+    def _suffix(
+        self, segment: _Segment, messages: tuple[Message, ...], opening: Opening | None
+    ) -> tuple[str, PromptText] | None:
         """(text the agent appended, text to encode behind the line); None: `messages` do not continue it."""
         completion, seen = segment.completion, segment.messages
         if completion is None or len(messages) <= len(seen) or messages[: len(seen)] != seen:
@@ -89,13 +104,13 @@ class TokenLine:
         said = messages[len(seen)]
         if said.role != "assistant":
             return None
-        visible = completion.visible.strip()
+        visible = f"{segment.opening}{completion.visible}".strip()
         if not said.content.startswith(visible):
             return None
         appended = said.content[len(visible) :].strip()
         if appended not in ("", self._closing_tag):
             return None
-        behind = self._behind(messages, len(seen))
+        behind = self._behind(messages, len(seen), segment.tools, opening)
         if behind is None:
             return None
         first, *rest = behind
@@ -108,15 +123,39 @@ class TokenLine:
             appended = ""  # the stop string was sampled: the ids hold it already
         return appended, joined([Piece(appended + first.text), *rest])
 
-    def _behind(self, messages: tuple[Message, ...], index: int) -> list[Piece] | None:
-        """What the template prints from the end of assistant message `index` to the next generation prompt.
+    def _behind(
+        self, messages: tuple[Message, ...], index: int, tools: Tools, opening: Opening | None
+    ) -> list[Piece] | None:
+        """What the template prints from the end of assistant message `index` to the next generation prompt, or to
+        the end of the answer's opening.
 
         Nothing before that is used, so the template gets words for what the model said, which it might refuse.
         """
-        said = {i for i, message in enumerate(messages[: index + 1]) if message.role == "assistant"}
-        parts = pieces(self._tokenizer, messages, said, since=index, generation_prompt=True)
+        known = self._tokenizer.call_format if tools else None
+        said = {
+            i
+            for i, message in enumerate(messages[: index + 1])
+            if message.role == "assistant" and calls_in(messages, i, tools, known) is None
+        }
+        if index not in said:
+            return self._behind_calls(messages, index, tools, opening)
+        parts = begun(self._tokenizer, messages, opening, said, since=index, tools=tools)
         places = [place for place, part in enumerate(parts) if part.message == index]
         return parts[places[0] + 1 :] if len(places) == 1 else None
+
+    def _behind_calls(
+        self, messages: tuple[Message, ...], index: int, tools: Tools, opening: Opening | None
+    ) -> list[Piece] | None:
+        """The same where the message called tools. Templates print results only behind calls that they know, so
+        there the template gets the calls themselves, and the text behind them begins with the end of that turn."""
+        until = self._tokenizer.render(messages[: index + 1], generation_prompt=False, tools=tools)
+        end = self._tokenizer.last_end(until)
+        if end is None:
+            return None
+        first, *rest = begun(self._tokenizer, messages, opening, since=index + 1, tools=tools)
+        if not first.text.startswith(until[:end]):
+            return None
+        return [Piece(first.text[end:]), *rest]
 
 
 def visible_text(

@@ -39,6 +39,7 @@ class LlamaCppDialect:
     path = "/completion"
     streams = True
     tells_pauses = False
+    guides = True
 
     def body(self, request: CompletionRequest, model: str) -> dict[str, Any]:
         sampling = request.sampling
@@ -66,6 +67,7 @@ class LlamaCppDialect:
             "n_probs": 1,
             "post_sampling_probs": False,
             "ignore_eos": False,
+            **_schema(request.wishes.response_format),
         }
 
     def read(self, answer: Any) -> Sampled:
@@ -87,6 +89,14 @@ class LlamaCppDialect:
             text="".join(event.get("content") or "" for event in answer),
             sampled_tokens=last["tokens_predicted"],
         )
+
+
+def _schema(response_format: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema that an OpenAI `response_format` asks for; of any JSON object where it names none."""
+    if response_format.get("type", "text") == "text":
+        return {}
+    told = response_format.get("json_schema") or {}
+    return {"json_schema": told.get("schema") or {"type": "object"}}
 
 
 _TOP = (100, 10_000)  # how many of the likeliest tokens to ask for, in turn, until the wanted one is among them

@@ -12,9 +12,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from secrets import randbelow
 
+from orchestrator.calls.structured import calls_in
 from orchestrator.completion.base import Span, Tokenizer
 from orchestrator.errors import RecordError
-from orchestrator.types import Message
+from orchestrator.types import Message, Tools
 
 _DRAWN = 20  # random digits of a word: templates may change letters, but not digits
 _NUMBER = 6  # digits of the message's number
@@ -43,6 +44,7 @@ def pieces(
     *,
     since: int = 0,
     generation_prompt: bool,
+    tools: Tools = (),
 ) -> list[Piece]:
     """The template's text and contents by turns, beginning and ending with the template's.
 
@@ -51,11 +53,11 @@ def pieces(
     template refuses.
     """
     later = range(since, len(messages))
-    spelling = {i for i in later if i not in hidden and tokenizer.spells_control(messages[i].content)}
+    spelling = {i for i in later if i not in hidden and _spells_control(tokenizer, messages, i, tools)}
     # Space around a content stays with the template, which may strip it.
     apart = {i: messages[i].content.strip() for i in spelling} | {i: messages[i].content for i in hidden}
     if not apart:
-        return [Piece(tokenizer.render(messages, generation_prompt=generation_prompt))]
+        return [Piece(tokenizer.render(messages, generation_prompt=generation_prompt, tools=tools))]
     drawn = absent_marker(messages)
     words = {i: f"{drawn}{i:0{_NUMBER}}" for i in apart}
 
@@ -64,7 +66,7 @@ def pieces(
             Message(m.role, m.content.replace(apart[i], shown[i], 1)) if i in shown else m
             for i, m in enumerate(messages)
         )
-        return tokenizer.render(tuple(told), generation_prompt=generation_prompt)
+        return tokenizer.render(tuple(told), generation_prompt=generation_prompt, tools=tools)
 
     own, places = _split(rendered(words), drawn, apart)
     contents = [apart[i] for i in places]
@@ -79,6 +81,17 @@ def pieces(
     for i, content, text in zip(places, contents, own[1:], strict=True):
         result += [Piece(content, i), Piece(text)]
     return result
+
+
+def _spells_control(tokenizer: Tokenizer, messages: tuple[Message, ...], place: int, tools: Tools) -> bool:
+    """Whether a content spells a control token. The marks around calls are the template's own text."""
+    if not tokenizer.spells_control(messages[place].content):
+        return False
+    said = calls_in(messages, place, tools, tokenizer.call_format) if tools else None
+    if said is None:
+        return True
+    texts = [said.content, *(text for call in said.calls for text in (call.name, call.arguments))]
+    return any(map(tokenizer.spells_control, texts))
 
 
 def _split(rendered: str, drawn: str, known: Container[int]) -> tuple[list[str], list[int]]:
@@ -125,9 +138,39 @@ def joined(parts: Iterable[Piece]) -> PromptText:
     return PromptText("".join(texts), tuple(plain))
 
 
-def prompt_text(tokenizer: Tokenizer, messages: tuple[Message, ...]) -> PromptText:
-    """A whole conversation and the generation prompt. Raises RecordError."""
-    return joined(pieces(tokenizer, messages, generation_prompt=True))
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """How an answer begins before the model goes on with it. `plain`: nothing in it may become a control token."""
+
+    text: str
+    plain: bool
+
+
+def begun(
+    tokenizer: Tokenizer,
+    messages: tuple[Message, ...],
+    opening: Opening | None,
+    hidden: Set[int] = frozenset(),
+    *,
+    since: int = 0,
+    tools: Tools = (),
+) -> list[Piece]:
+    """As `pieces`, up to the generation prompt, or to the end of the answer's opening. Raises RecordError."""
+    if opening is None:
+        return pieces(tokenizer, messages, hidden, since=since, generation_prompt=True, tools=tools)
+    place, answered = len(messages), (*messages, Message("assistant", opening.text))
+    parts = pieces(tokenizer, answered, {*hidden, place}, since=since, generation_prompt=False, tools=tools)
+    ends = [at for at, part in enumerate(parts) if part.message == place]
+    if len(ends) != 1:
+        raise RecordError("the model's chat template cannot continue a message of the assistant's")
+    return [*parts[: ends[0]], Piece(opening.text, place if opening.plain else None)]
+
+
+def prompt_text(
+    tokenizer: Tokenizer, messages: tuple[Message, ...], tools: Tools = (), opening: Opening | None = None
+) -> PromptText:
+    """A whole conversation, and the generation prompt or the answer's opening. Raises RecordError."""
+    return joined(begun(tokenizer, messages, opening, tools=tools))
 
 
 def absent_marker(messages: tuple[Message, ...]) -> str:

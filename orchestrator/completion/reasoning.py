@@ -14,6 +14,10 @@ _TAGS = {
     "<seed:think>": "</seed:think>",
     "<|channel|>analysis<|message|>": "<|channel|>final<|message|>",
 }
+_ANALYSIS, _MESSAGE_ENDS = (
+    "<|channel|>analysis<|message|>",
+    "<|end|>",
+)  # of gpt-oss: a call may follow, and no answer
 _OPENS, _CLOSES = next(iter(_TAGS.items()))
 LONGEST_TAG = max(map(len, _TAGS))
 _EMPTY = re.compile(r"<think>\s*</think>\s*$")
@@ -34,8 +38,10 @@ def reasoning_chars(text: str, opened: str | None = "") -> int:
     start = len(text) - len(text.lstrip())
     tag = next((tag for tag in _TAGS if text.startswith(tag, start)), opened)
     if tag:
-        at, close = text.find(_TAGS[tag]), _TAGS[tag]
-        return len(text) if at < 0 else _behind(text, at + len(close))
+        closes = (_TAGS[tag], _MESSAGE_ENDS) if tag == _ANALYSIS else (_TAGS[tag],)
+        ends = (at + len(close) for close in closes if (at := text.find(close)) >= 0)
+        end = next(ends, None)
+        return len(text) if end is None else _behind(text, end)
     if tag is None and (at := text.find(_CLOSES)) >= 0 and _OPENS not in text[:at]:
         return _behind(text, at + len(_CLOSES))
     return 0

@@ -56,6 +56,8 @@ class Replayed:
 class ReplayCompleter:
     """Serves the completions of a recorded run."""
 
+    guides = True  # what was recorded keeps to what was asked for then
+
     def __init__(
         self, episodes: Mapping[Key, Recording], takes_ids: bool, by_id: Mapping[Id, Recording] | None = None
     ) -> None:

@@ -26,6 +26,10 @@ class LimitedCompleter:
     def takes_ids(self) -> bool:
         return self._completer.takes_ids
 
+    @property
+    def guides(self) -> bool:
+        return self._completer.guides
+
     async def sample(self, request: CompletionRequest) -> Completion:
         async with self._slots[request.split]:
             return await self._completer.sample(request)
@@ -44,6 +48,10 @@ class RoutedCompleter:
     @property
     def takes_ids(self) -> bool:
         return all(completer.takes_ids for completer in self._completers)
+
+    @property
+    def guides(self) -> bool:
+        return all(completer.guides for completer in self._completers)
 
     def serving(self, rollout_id: str) -> tuple[Completer, int]:
         """(the completer that serves this rollout, its index)."""

@@ -81,6 +81,7 @@ class IdCompletions(ABC):
     """
 
     takes_ids = True
+    guides = False
     joins = False
 
     def __init__(

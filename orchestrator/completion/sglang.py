@@ -22,6 +22,7 @@ class SglangDialect:
     path = "/generate"
     streams = False
     tells_pauses = False
+    guides = False
 
     def __init__(self, *, seeded: bool = True) -> None:
         # Servers before 0.5.2 do not know sampling_seed and refuse a request that has it.

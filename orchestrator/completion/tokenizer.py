@@ -21,11 +21,14 @@ from typing import Any
 
 import orjson
 
+from orchestrator.calls.formats import Format, forced, format_of
+from orchestrator.calls.structured import structured
 from orchestrator.completion.base import Span, ids_of
 from orchestrator.completion.control_tokens import ControlTokens
+from orchestrator.completion.shape import Shape, shape_of
 from orchestrator.errors import ConfigError, EnvironmentUnusable, RecordError
 from orchestrator.text import path_of
-from orchestrator.types import Message
+from orchestrator.types import Message, Tools
 
 HUB_TIMEOUT_S = 1.5
 _FLAG = "--env.tokenizer_name"
@@ -38,9 +41,17 @@ _PIECE_CHARS = range(2_000, 100_000)
 class HubTokenizer:
     """A `transformers` tokenizer behind the `Tokenizer` protocol."""
 
-    def __init__(self, tokenizer: Any, name: str, template_kwargs: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        name: str,
+        template_kwargs: Mapping[str, Any] | None = None,
+        call_format: Format | None = None,
+    ) -> None:
+        """`call_format`: how the model writes calls; None: as its template shows."""
         self._tokenizer = tokenizer
         self.name = name
+        self.call_format = call_format or format_of(str(getattr(tokenizer, "chat_template", "")))
         self._template_kwargs = dict(template_kwargs or {})
         # Parameters of the library itself, which are not for the template; another template would be one.
         taken = inspect.signature(tokenizer.apply_chat_template).parameters.keys() | {"messages"}
@@ -166,15 +177,35 @@ class HubTokenizer:
     def is_end(self, token_id: int) -> bool:
         return token_id in self._ends
 
-    def render(self, messages: tuple[Message, ...], *, generation_prompt: bool) -> str:
+    @functools.cached_property
+    def shape(self) -> Shape:
+        return shape_of(self)
+
+    def call_opening(self, name: str | None) -> str:
+        """How a completion begins that calls a tool: this one, or (None) any. Raises RecordError."""
+        if self.call_format is None:
+            raise RecordError("the model's chat template shows no calls of tools")
+        return forced(self.call_format, name, str(getattr(self._tokenizer, "chat_template", "")))
+
+    def last_end(self, text: str) -> int | None:
+        places = [(text.rfind(end), end) for end in self._end_texts]
+        place, end = max(places, default=(-1, ""))
+        return place if place >= 0 and not text[place + len(end) :].strip() else None
+
+    @functools.cached_property
+    def _end_texts(self) -> list[str]:
+        return [text for i in self._ends if (text := self.decode((i,)))]
+
+    def render(self, messages: tuple[Message, ...], *, generation_prompt: bool, tools: Tools = ()) -> str:
         """The chat template's text. Raises RecordError for roles in an order the template does not know."""
         try:
             # transformers 5 returns a BatchEncoding unless told not to tokenize.
             return str(
                 self._tokenizer.apply_chat_template(
-                    [{"role": m.role, "content": m.content} for m in messages],
+                    structured(messages, tools, self.call_format),
                     tokenize=False,
                     add_generation_prompt=generation_prompt,
+                    **({"tools": list(tools)} if tools else {}),
                     **self._template_kwargs,
                 )
             )
@@ -183,7 +214,11 @@ class HubTokenizer:
 
 
 def load_tokenizer(
-    name: str, template_kwargs: Mapping[str, Any] | None = None, *, here_only: bool = False
+    name: str,
+    template_kwargs: Mapping[str, Any] | None = None,
+    *,
+    here_only: bool = False,
+    call_format: Format | None = None,
 ) -> HubTokenizer:
     """Blocking: seconds of imports. Raises EnvironmentUnusable within about 3 s where it is not available (with
     `here_only`: on this machine); ConfigError for `template_kwargs` that are the library's own parameters."""
@@ -202,7 +237,7 @@ def load_tokenizer(
         raise EnvironmentUnusable(
             f"tokenizer {name!r} has no chat template; set {_FLAG} to the one of an instruct or chat model"
         )
-    return HubTokenizer(tokenizer, name, template_kwargs)
+    return HubTokenizer(tokenizer, name, template_kwargs, call_format)
 
 
 def tokenizer_here(name: object, template_kwargs: object = None) -> HubTokenizer | None:

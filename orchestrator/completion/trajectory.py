@@ -14,6 +14,7 @@ from itertools import pairwise
 from orchestrator.completion.base import Tokenizer, content_ids
 from orchestrator.completion.prompt_text import pieces
 from orchestrator.completion.reasoning import reasoning_chars, without_empty
+from orchestrator.completion.shape import implied_system
 from orchestrator.completion.untemplated import demand_plain, untemplated
 from orchestrator.errors import RecordError
 from orchestrator.policy import joined
@@ -23,6 +24,7 @@ from orchestrator.types import (
     PolicySpan,
     Record,
     RolloutPlan,
+    Tools,
     Trajectory,
     Turn,
     conversations,
@@ -49,7 +51,12 @@ def main_segment(turns: tuple[Turn, ...], question: str = "") -> int:
 def main_line(plan: RolloutPlan, record: Record, tokenizer: Tokenizer | None) -> Trajectory:
     """The trajectory that is trained on. Raises RecordError for an inconsistent record."""
     segment = main_segment(record.turns, plan.task.question) if record.turns else None
-    return trajectory(record, tokenizer, plan.agent.closing_tag, segment)
+    line = trajectory(record, tokenizer, plan.agent.closing_tag, segment)
+    if line.messages and line.messages[0].role != "system":
+        # A group's messages begin with one, and what the template printed is a part of the line.
+        told = Message("system", implied_system(tokenizer) if tokenizer else "")
+        line = replace(line, messages=(told, *line.messages))
+    return line
 
 
 def trajectory(
@@ -66,16 +73,25 @@ def trajectory(
     if not pairs:
         raise RecordError(f"the record has no segment {chosen}")
     if all(turn.prompt_ids is not None and turn.completion.tokens_T is not None for turn, _ in pairs):
-        return replace(_sampled(pairs, tokenizer), segment=chosen)
+        line = _sampled(pairs, tokenizer)
+        return replace(line, segment=chosen, messages=one_system(line.messages))
     messages, spoken = _spoken(pairs, _said(pairs, closing_tag))
     if tokenizer is None:
-        return Trajectory((), (), None, messages, "none", chosen)
+        return Trajectory((), (), None, one_system(messages), "none", chosen)
     try:
-        line = _retokenized(messages, spoken, tokenizer)
+        line = _retokenized(messages, spoken, tokenizer, pairs[-1][0].tools)
     except Exception:  # the template is a program that comes with the model: it may raise anything
         demand_plain(tokenizer)
         line = untemplated(pairs, messages, tokenizer)
-    return replace(line, segment=chosen)
+    return replace(line, segment=chosen, messages=one_system(line.messages))
+
+
+def one_system(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """The messages for those who take a system message as the first one only: later ones are the user's."""
+    if all(message.role != "system" for message in messages[1:]):
+        return messages
+    later = (Message("user", m.content) if m.role == "system" else m for m in messages[1:])
+    return (messages[0], *later)
 
 
 def sampled_by(record: Record, line: Trajectory) -> tuple[PolicySpan, ...]:
@@ -120,8 +136,9 @@ def _line_messages(
     for (turn, talk), (following, _) in pairwise(pairs):
         if len(talk) >= len(messages):
             raise RecordError(f"turn {turn.sequence}: the line's last conversation does not contain it")
-        messages[len(talk)] = Message("assistant", _without_end(turn, tokenizer) + following.closing)
-    return (*messages, Message("assistant", _without_end(last_turn, tokenizer)))
+        said = turn.opening + _without_end(turn, tokenizer) + following.closing
+        messages[len(talk)] = Message("assistant", said)
+    return (*messages, Message("assistant", last_turn.opening + _without_end(last_turn, tokenizer)))
 
 
 def _without_end(turn: Turn, tokenizer: Tokenizer | None) -> str:
@@ -160,13 +177,15 @@ def _spoken(
     return tuple(whole), found
 
 
-def _retokenized(messages: tuple[Message, ...], spoken: Mapping[int, int], tokenizer: Tokenizer) -> Trajectory:
+def _retokenized(
+    messages: tuple[Message, ...], spoken: Mapping[int, int], tokenizer: Tokenizer, tools: Tools
+) -> Trajectory:
     """Ids made from text. `spoken`: how many first characters of a message are trained, by its place."""
     said = {i for i, message in enumerate(messages) if message.role == "assistant"}
     left = dict(spoken)
     tokens: list[int] = []
     trained: list[bool] = []
-    printed = pieces(tokenizer, messages, said, generation_prompt=False)
+    printed = pieces(tokenizer, messages, said, generation_prompt=False, tools=tools)
     for place, piece in enumerate(printed):
         if piece.message is None:
             following = printed[place + 1].message if place + 1 < len(printed) else None

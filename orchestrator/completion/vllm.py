@@ -37,6 +37,7 @@ class VllmDialect:
     path = "/v1/completions"
     streams = False
     tells_pauses = True
+    guides = True
 
     def body(self, request: CompletionRequest, model: str) -> dict[str, Any]:
         return {
@@ -48,6 +49,7 @@ class VllmDialect:
             "return_token_ids": True,
             "add_special_tokens": False,
             "spaces_between_special_tokens": False,
+            **({"response_format": request.wishes.response_format} if request.wishes.response_format else {}),
         }
 
     def read(self, answer: Any) -> Sampled:

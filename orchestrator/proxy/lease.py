@@ -14,27 +14,37 @@ from typing import Any
 
 from orchestrator.agents.equipment import Equipment
 from orchestrator.completion.base import Completer, CompletionRequest, Interrupted, Tokenizer
+from orchestrator.completion.base import Refusal as EndpointRefusal
 from orchestrator.completion.control import EndpointControl
 from orchestrator.control import ControlAnswer
-from orchestrator.errors import AuthenticationError, OrchestratorError, ProtocolError, ToolError, ToolServiceError
+from orchestrator.errors import (
+    AuthenticationError,
+    ContextLengthError,
+    OrchestratorError,
+    ProtocolError,
+    ToolError,
+    ToolServiceError,
+)
 from orchestrator.outcome import Refused, Submission
 from orchestrator.proxy.blame import control_age_s, may_pass, needs_control, verdict
 from orchestrator.proxy.budgets import Budgets, Over
 from orchestrator.proxy.clock import OwnClock
 from orchestrator.proxy.left_files import OutputIntake, OutputRule
 from orchestrator.proxy.once import Once
-from orchestrator.proxy.said import Asked, Reply, ToolReply
+from orchestrator.proxy.said import Asked, Refusal, Reply, RequestRefused, Spoken, ToolReply
 from orchestrator.proxy.turns import Turns
 from orchestrator.tools.arguments import recordable
 from orchestrator.tools.base import HostTool
-from orchestrator.types import Completion, CompletionKind, RolloutPlan, Step, ToolCall, Turn
+from orchestrator.types import Completion, CompletionKind, RolloutPlan, Step, ToolCall, Turn, Wishes
 
 log = logging.getLogger(__name__)
 
+MAX_REFUSED = 64  # requests of a program; each costs a look at the conversation
+MAX_TOO_LONG = 8  # of them for their length: a program may shorten its conversation and go on
 MAX_STEPS_RECORDED = 1_000
 MAX_STEP_CHARS = 1 << 20  # of all steps together, for display
 MAX_TOOL_CHARS = 1 << 20
-Keep = Callable[[Completion], object]  # records a completion of one request
+Keep = Callable[[Completion], Reply]  # records a completion of one request
 
 
 class Lease:
@@ -69,6 +79,8 @@ class Lease:
         self._completions: Once[Reply] = Once()
         self._tool_replies: Once[ToolReply] = Once()
         self._step_chars = 0
+        self._refused = 0
+        self._too_long = 0
         self._ended: asyncio.Future[Submission | Refused] = asyncio.get_running_loop().create_future()
 
     @property
@@ -113,6 +125,8 @@ class Lease:
         if plan.kind != "program":
             if asked.stop:
                 raise ProtocolError("only a program may bring stop strings")
+            if asked.wishes != Wishes() or any(isinstance(message, Spoken) for message in asked.messages):
+                raise ProtocolError("only a program may bring tools and other wishes")
             asked = replace(asked, stop=stop_strings(asked.kind, self._tags(asked.agent)))
         return await self._completions.answer(asked.sequence, content, lambda: self._complete(asked))
 
@@ -129,25 +143,43 @@ class Lease:
             try:
                 request, keep = await self._prepared(asked)
             except Over as over:
+                if over.name == "context_length" and (reply := self._too_long_for_now(over.detail)) is not None:
+                    return reply
                 return Reply(ended=self.refuse(over.name, over.detail))
+            except RequestRefused as error:
+                return self._not_served(error.refusal)
             except Exception as error:  # else the sandbox's call would fail, and the rollout be scored for it
                 return await self._failed(error, None, _keep_nothing)
             try:
-                return self._served(keep, await self._completer.sample(request))
+                return keep(await self._completer.sample(request))
             except Exception as error:  # as above
                 return await self._failed(error, request, keep)
 
-    def _served(self, keep: Keep, completion: Completion) -> Reply:
-        keep(completion)
-        return Reply(completion=completion)
+    def _not_served(self, refusal: Refusal) -> Reply:
+        """Refuses one request of a program, which may send another one."""
+        self._refused += 1
+        if self._refused > MAX_REFUSED:
+            return Reply(ended=self.refuse("budget", f"{MAX_REFUSED} refused requests; the last: {refusal.told}"))
+        return Reply(refused=refusal)
+
+    def _too_long_for_now(self, detail: str) -> Reply | None:
+        """Refuses a program's request for its length, so that the program can shorten its conversation. None: it
+        did so too often, or the agent is none that could."""
+        self._too_long += 1
+        if self.plan.agent.kind != "program" or self._too_long > MAX_TOO_LONG:
+            return None
+        most = self.plan.limits.max_token_length
+        told = f"This model's maximum context length is {most} tokens: {detail}. Shorten the conversation."
+        return self._not_served(Refusal(told, "messages", too_long=True))
 
     async def _prepared(self, asked: Asked) -> tuple[CompletionRequest, Keep]:
         """The request, and a function that records its completion. Raises Over, RecordError."""
         await self._budgets.check_cpu()
         plan, started_s = self.plan, self.clock.elapsed_s
-        prompt = await self._turns.prepared(asked.messages)
+        prompt = await self._turns.prepared(asked)
+        self._demand_guidance(asked.wishes)
         request = CompletionRequest(
-            messages=asked.messages,
+            messages=prompt.messages,
             prompt_ids=prompt.line.ids if prompt.line else None,
             stop=asked.stop,
             sampling=replace(
@@ -160,12 +192,26 @@ class Lease:
             index=plan.index,
             sequence=asked.sequence,
             split=plan.split,
+            wishes=asked.wishes,
+            call_format=self._turns.call_format if plan.agent.kind == "program" else None,
         )
 
-        def keep(completion: Completion) -> None:
+        def keep(completion: Completion) -> Reply:
             self._turns.record(asked, prompt, started_s, self.clock.elapsed_s, completion)
+            said = self._turns.said(asked, prompt, completion)
+            told = self._turns.logprobs(completion) if asked.wishes.logprobs else ()
+            return Reply(completion=completion, said=said, logprobs=told)
 
         return request, keep
+
+    def _demand_guidance(self, wishes: Wishes) -> None:
+        """Raises RequestRefused unless the endpoint keeps to the form that is asked for."""
+        form = wishes.response_format.get("type", "text")
+        if form != "text" and not self._completer.guides:
+            told = f"this endpoint cannot keep to a {form}: describe the form in the prompt, and check the text"
+            raise RequestRefused(Refusal(told, "response_format"))
+        if wishes.logprobs and not self._completer.takes_ids:
+            raise RequestRefused(Refusal("this endpoint gives no log-probs of its tokens", "logprobs"))
 
     async def _failed(self, error: Exception, request: CompletionRequest | None, keep: Keep) -> Reply:
         """Ends the lease with the outcome that `blame` decides.
@@ -173,6 +219,8 @@ class Lease:
         If the endpoint answers a control, the request is first sent once more, with the same seed: the endpoint
         may have come back in between. What was sampled of the completion before is continued, not sampled again.
         """
+        if isinstance(error, EndpointRefusal) and request is not None and request.wishes != Wishes():
+            return self._not_served(Refusal(f"the endpoint refuses it: {error}"))  # as it may know no tools
         control: ControlAnswer | None = None
         if needs_control(error, sampled=bool(self.turns)):
             control = await self.control.answer(self.plan, age_s=control_age_s(error))
@@ -180,11 +228,14 @@ class Lease:
             if isinstance(error, Interrupted):
                 request = replace(request, begun=error.parts)
             try:
-                return self._served(keep, await self._completer.sample(request))
+                return keep(await self._completer.sample(request))
             except Exception as again:
                 error, control = again, await self.control.answer(self.plan)
         if not isinstance(error, OrchestratorError):
             log.error("a completion of rollout %s failed", self.plan.rollout_id, exc_info=error)
+        too_long = isinstance(error, ContextLengthError) and (control is None or control.served)
+        if too_long and (reply := self._too_long_for_now(str(error))) is not None:
+            return reply
         found = verdict(error, control, sampled=bool(self.turns))
         self.fatal = found.fatal or self.fatal
         if found.sampled is not None:
@@ -251,8 +302,9 @@ class Lease:
         return name
 
 
-def _keep_nothing(completion: Completion) -> None:
+def _keep_nothing(completion: Completion) -> Reply:
     """For failures before a request was made: there is no completion to record."""
+    return Reply(completion=completion)
 
 
 def stop_strings(kind: CompletionKind, code_tags: tuple[str, str] | None) -> tuple[str, ...]:

@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from orchestrator.types import Completion, CompletionKind, Message, Step
+from orchestrator.calls.parsed import Said
+from orchestrator.types import Call, Completion, CompletionKind, Message, Step, Wishes
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a program's request is not served, for the program. `param`: OpenAI's name of the field at fault."""
+
+    told: str
+    param: str = ""
+    too_long: bool = False
+
+
+class RequestRefused(Exception):
+    """A program's request cannot be served. Nothing was sampled, and the rollout goes on."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.told)
+        self.refusal = refusal
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Answer to Complete: a completion, or the name of the outcome that ended the lease."""
+    """Answer to Complete: a completion, a refusal of this request, or the name of the outcome that ended the
+    lease.
+
+    `said`: the completion as a program gets it. `logprobs`: texts and log-probs of its tokens, if they were asked
+    for."""
 
     completion: Completion | None = None
     ended: str | None = None
+    refused: Refusal | None = None
+    said: Said | None = None
+    logprobs: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +47,15 @@ class ToolReply:
     output: str | None = None
     error: str | None = None
     ended: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken(Message):
+    """A message as a program sends it. `calls`: the tools that an assistant calls, besides what it says.
+    `call_id`: the call that a tool's result answers."""
+
+    calls: tuple[Call, ...] = ()
+    call_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +69,4 @@ class Asked:
     stop: tuple[str, ...] = ()
     agent: str = ""
     steps: tuple[Step, ...] = ()
+    wishes: Wishes = field(default_factory=Wishes)

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import orjson
+
+from orchestrator.calls.formats import Format
+from orchestrator.calls.parsed import Said
 from orchestrator.completion.base import Tokenizer, counted, encoded
 from orchestrator.completion.line import Prompt, TokenLine
+from orchestrator.completion.prompt_text import Opening
+from orchestrator.errors import RecordError
 from orchestrator.proxy.budgets import Budgets
-from orchestrator.proxy.said import Asked
-from orchestrator.types import Completion, Message, RolloutPlan, Turn, shared
+from orchestrator.proxy.said import Asked, Refusal, RequestRefused
+from orchestrator.proxy.talk import Talk
+from orchestrator.types import Completion, Message, RolloutPlan, Tools, Turn, shared
 
 _MESSAGE_OVERHEAD = 8  # tokens a chat template puts around a message, roughly; for chat endpoints only
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A prompt, ready to be sampled from. `line`: the prompt as ids; None: the endpoint takes text."""
+    """A prompt, ready to be sampled from. `messages`: the conversation, without calls as data. `line`: the prompt
+    as ids; None: the endpoint takes text."""
 
+    messages: tuple[Message, ...]
     line: Prompt | None
     tokens: int  # length of the prompt; 0: unknown
 
@@ -32,23 +41,85 @@ class Turns:
         self._budgets = budgets
         self._tokenizer = tokenizer
         self._line = TokenLine(tokenizer, plan.agent.closing_tag) if tokenizer and takes_ids else None
+        self._program = plan.agent.kind == "program"
+        self._talk = Talk(tokenizer.call_format if tokenizer else "hermes")
         self._conversation: tuple[Message, ...] = ()
         self._talks: dict[int, tuple[Message, ...]] = {}  # last one of each segment, for text endpoints
         self._counted = 0  # tokens of the last prompt, if the endpoint takes text
 
-    async def prepared(self, messages: tuple[Message, ...]) -> Prepared:
-        """The prompt of a conversation. Raises Over for too much text, RecordError."""
+    async def prepared(self, asked: Asked) -> Prepared:
+        """The prompt of a request. Raises Over for too much text, RecordError; RequestRefused for a program's
+        request that the model's template cannot show."""
+        messages, opening = self._told(asked) if self._program else (asked.messages, None)
         self._budgets.text(sum(len(m.content) for m in messages[shared(self._conversation, messages) :]))
         if self._line is None:
-            return Prepared(None, await self._length(messages))
+            return Prepared(messages, None, await self._length(messages))
         assert self._tokenizer is not None
-        following = self._line.following(messages)
+        try:
+            following = self._line.following(messages, asked.wishes.tools, opening)
+        except RecordError as error:
+            if self._program:
+                raise _refused(str(error), "messages") from error
+            raise
         text = following.added
         ids = await encoded(self._tokenizer, text.text, self._limit, text.plain)
         if ids is None:
             raise self._budgets.too_long(len(text.text))
         prompt = following.prompt(ids)
-        return Prepared(prompt, len(prompt.ids))
+        return Prepared(messages, prompt, len(prompt.ids))
+
+    @property
+    def call_format(self) -> Format | None:
+        """How calls are written in the texts of conversations."""
+        return self._talk.format
+
+    def logprobs(self, completion: Completion) -> tuple[tuple[str, float], ...]:
+        """Text and log-prob of each sampled token but the one that ends the turn."""
+        if self._tokenizer is None or completion.tokens_T is None or completion.logprobs_T is None:
+            return ()
+        pairs = list(zip(completion.tokens_T, completion.logprobs_T, strict=True))
+        if pairs and self._tokenizer.is_end(pairs[-1][0]):
+            pairs.pop()
+        return tuple((self._tokenizer.decode((token,)), logprob) for token, logprob in pairs)
+
+    def said(self, asked: Asked, prepared: Prepared, completion: Completion) -> Said | None:
+        """What a program gets of a completion. None: this is none."""
+        if not self._program:
+            return None
+        opening = prepared.line.opening if prepared.line else ""
+        forced = opening if asked.wishes.tool_choice == "required" else ""
+        said = self._talk.said(opening + completion.visible, asked.wishes, asked.sequence)
+        if not said.calls:
+            return Said(forced + completion.visible, ())
+        return said if forced else Said(said.content.removeprefix(opening), said.calls)
+
+    def _told(self, asked: Asked) -> tuple[tuple[Message, ...], Opening | None]:
+        """(a program's conversation as the template takes it, how the answer begins). Raises RequestRefused."""
+        wishes, messages = asked.wishes, self._talk.plain(asked.messages)
+        begun = messages[-1] if messages[-1].role == "assistant" else None
+        if begun is not None:
+            messages = messages[:-1]
+        if self._line is None or self._tokenizer is None:
+            if begun is not None:
+                raise _refused("this endpoint cannot continue a message of the assistant's", "messages")
+            return messages, None
+        self._demand_tools(wishes.tools)
+        shown = self._tokenizer.shape.fit(messages)
+        if wishes.tool_choice == "required" and wishes.tools:
+            if begun is not None:
+                raise _refused("a call cannot be demanded behind the beginning of an answer", "tool_choice")
+            return shown, Opening(self._tokenizer.call_opening(wishes.tool_name or None), plain=False)
+        return shown, None if begun is None else Opening(begun.content, plain=True)
+
+    def _demand_tools(self, tools: Tools) -> None:
+        """Raises RequestRefused unless the template can show these tools."""
+        assert self._tokenizer is not None
+        if not tools:
+            return
+        if self._tokenizer.call_format is None or not self._tokenizer.shape.tools:
+            raise _refused("the model's chat template shows no tools: describe them in the prompt", "tools")
+        if self._tokenizer.spells_control(orjson.dumps(tools).decode()):
+            raise _refused("a tool spells a control token of the model", "tools")
 
     async def _length(self, messages: tuple[Message, ...]) -> int:
         """Tokens of a conversation that is sent as text. Only its new messages are counted. 0: unknown."""
@@ -66,7 +137,7 @@ class Turns:
         self, asked: Asked, prepared: Prepared, started_s: float, ended_s: float, completion: Completion
     ) -> None:
         """Records one completion. Times in seconds since the start of the rollout."""
-        messages, prompt = asked.messages, prepared.line
+        messages, prompt = prepared.messages, prepared.line
         kept = shared(self._conversation, messages)
         self._counted = prepared.tokens
         if self._line is not None and prompt is not None:
@@ -84,6 +155,8 @@ class Turns:
                 started_s=started_s,
                 ended_s=ended_s,
                 agent=asked.agent,
+                tools=asked.wishes.tools,
+                opening=prompt.opening if prompt else "",
             )
         )
         self._conversation = messages
@@ -98,3 +171,7 @@ class Turns:
         segment = next(continued, len(self._talks))
         self._talks[segment] = messages
         return segment
+
+
+def _refused(told: str, param: str) -> RequestRefused:
+    return RequestRefused(Refusal(told, param))

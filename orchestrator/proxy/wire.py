@@ -6,8 +6,9 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, Literal
 
+import orjson
 from google.protobuf.duration_pb2 import Duration
 from rollout_api.v1 import sandbox_pb2 as pb
 
@@ -15,13 +16,26 @@ from orchestrator.agents.equipment import Equipment, SandboxTool
 from orchestrator.errors import ProtocolError
 from orchestrator.outcome import Submission
 from orchestrator.proxy.left_files import OutputRule
-from orchestrator.proxy.said import Asked, Reply, ToolReply
+from orchestrator.proxy.said import Asked, Reply, Spoken, ToolReply
 from orchestrator.proxy.unparsed import read
 from orchestrator.text import valid
 from orchestrator.tools.base import FILE_TOOLS, HostTool
-from orchestrator.types import AgentKind, AgentSpec, CompletionKind, Confinement, Message, Mount, Role, Step, Task
+from orchestrator.types import (
+    AgentKind,
+    AgentSpec,
+    Call,
+    CompletionKind,
+    Confinement,
+    Message,
+    Mount,
+    Role,
+    Step,
+    Task,
+    Tools,
+    Wishes,
+)
 
-CONTRACT = 4
+CONTRACT = 5
 MAX_OUTPUT_PIECE_BYTES = 256 * 1024
 CHUNK_BYTES = 256 * 1024
 MAX_MESSAGES = 2_000
@@ -37,7 +51,20 @@ _RESULT_BYTES = 512 * 1024
 MAX_STOPS = 4  # as OpenAI takes them
 MAX_STOP_CHARS = 64
 
-_ROLES: dict[int, Role] = {pb.ROLE_SYSTEM: "system", pb.ROLE_USER: "user", pb.ROLE_ASSISTANT: "assistant"}
+MAX_CALLS = 2_000  # of all messages of a request
+MAX_TOOLS, MAX_TOOLS_BYTES, MAX_FORMAT_BYTES = 128, 256 * 1024, 64 * 1024
+
+_ROLES: dict[int, Role] = {
+    pb.ROLE_SYSTEM: "system",
+    pb.ROLE_USER: "user",
+    pb.ROLE_ASSISTANT: "assistant",
+    pb.ROLE_TOOL: "tool",
+}
+_TOOL_CHOICES: dict[int, Literal["auto", "none", "required"]] = {
+    pb.TOOL_CHOICE_UNSPECIFIED: "auto",
+    pb.TOOL_CHOICE_NONE: "none",
+    pb.TOOL_CHOICE_REQUIRED: "required",
+}
 _KINDS = {
     pb.COMPLETION_KIND_ACTION: CompletionKind.ACTION,
     pb.COMPLETION_KIND_PLAN: CompletionKind.PLAN,
@@ -141,7 +168,7 @@ def _tool(name: str, tool: HostTool | SandboxTool) -> pb.HostTool:
 
 def completion_request(data: bytes) -> Asked:
     """The request. Raises ProtocolError."""
-    fields = 3 + MAX_STOPS + 3 * MAX_MESSAGES + _FIELDS
+    fields = 3 + MAX_STOPS + 4 * MAX_MESSAGES + 4 * MAX_CALLS + _FIELDS
     request = read(pb.CompleteRequest, data, max_bytes=MAX_REQUEST_BYTES, max_fields=fields)
     kind = _KINDS.get(request.kind)
     if kind is None:
@@ -150,25 +177,86 @@ def completion_request(data: bytes) -> Asked:
         raise ProtocolError(f"{len(request.messages)} messages; 1 to {MAX_MESSAGES} are accepted")
     if len(request.stop) > MAX_STOPS or not all(1 <= len(stop) <= MAX_STOP_CHARS for stop in request.stop):
         raise ProtocolError(f"at most {MAX_STOPS} stop strings of 1 to {MAX_STOP_CHARS} characters are accepted")
-    messages = []
-    for message in request.messages:
-        role = _ROLES.get(message.role)
-        if role is None:
-            raise ProtocolError(f"unknown role {message.role}")
-        messages.append(Message(role, message.content))
+    if sum(len(message.calls) for message in request.messages) > MAX_CALLS:
+        raise ProtocolError(f"more than {MAX_CALLS} calls of tools in one conversation")
+    messages = tuple(map(_message, request.messages))
     steps = tuple(map(_step, request.steps))
-    return Asked(request.sequence, kind, tuple(messages), tuple(request.stop), request.agent, steps)
+    return Asked(request.sequence, kind, messages, tuple(request.stop), request.agent, steps, _wishes(request))
+
+
+def _message(message: pb.Message) -> Message:
+    role = _ROLES.get(message.role)
+    if role is None:
+        raise ProtocolError(f"unknown role {message.role}")
+    if role != "tool" and not message.calls:
+        return Message(role, message.content)
+    if message.calls and role != "assistant":
+        raise ProtocolError("calls of tools in a message that is not the assistant's")
+    calls = tuple(Call(call.id, call.name, _object(call.arguments_json)) for call in message.calls)
+    return Spoken(role, message.content, calls, message.call_id)
+
+
+def _object(text: str) -> str:
+    """The text of a JSON object, which may not hold what no record can. Raises ProtocolError."""
+    value = _json(text, "arguments of a call")
+    if not isinstance(value, dict):
+        raise ProtocolError("arguments of a call that are no JSON object")
+    return text
+
+
+def _wishes(request: pb.CompleteRequest) -> Wishes:
+    choice = _TOOL_CHOICES.get(request.tool_choice)
+    if choice is None:
+        raise ProtocolError(f"unknown tool choice {request.tool_choice}")
+    if len(request.tools_json) > MAX_TOOLS_BYTES or len(request.response_format_json) > MAX_FORMAT_BYTES:
+        raise ProtocolError(f"tools over {MAX_TOOLS_BYTES} bytes, or a format over {MAX_FORMAT_BYTES}")
+    tools = _tools(_json(request.tools_json, "tools")) if request.tools_json else ()
+    response_format = _json(request.response_format_json, "a format") if request.response_format_json else {}
+    if not isinstance(response_format, dict):
+        raise ProtocolError("a response format that is no JSON object")
+    return Wishes(tools, choice, request.tool_name, response_format, request.logprobs)
+
+
+def _tools(told: Any) -> Tools:
+    if not isinstance(told, list) or len(told) > MAX_TOOLS:
+        raise ProtocolError(f"tools that are no list of at most {MAX_TOOLS}")
+    for tool in told:
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise ProtocolError("a tool that is no function with a name")
+    return tuple(told)
+
+
+def _json(text: str, what: str) -> Any:
+    try:
+        return orjson.loads(text)  # strict: no NaN, no lone surrogates, bounded depth
+    except orjson.JSONDecodeError as error:
+        raise ProtocolError(f"{what} that are no JSON") from error
 
 
 def completion_response(reply: Reply) -> pb.CompleteResponse:
     """The answer to a `completion_request`."""
     if reply.ended is not None:
         return pb.CompleteResponse(ended=pb.EpisodeEnded(outcome=reply.ended))
-    completion = reply.completion
+    if reply.refused is not None:
+        too_long = reply.refused.too_long
+        return pb.CompleteResponse(
+            refused=pb.RequestRefused(
+                reason=pb.REFUSED_REASON_CONTEXT_LENGTH if too_long else pb.REFUSED_REASON_UNSUPPORTED,
+                message=valid(reply.refused.told),
+                param=reply.refused.param,
+            )
+        )
+    completion, said = reply.completion, reply.said
     assert completion is not None
     return pb.CompleteResponse(
         completion=pb.Completion(
-            text=valid(completion.visible),
+            text=valid(completion.visible if said is None else said.content),
+            calls=[
+                pb.Call(id=call.id, name=call.name, arguments_json=valid(call.arguments))
+                for call in (said.calls if said else ())
+            ],
+            logprobs=[pb.TokenLogprob(token=valid(token), logprob=value) for token, value in reply.logprobs],
             finish_reason=_FINISH[completion.finish_reason],
             prompt_tokens=completion.prompt_tokens,
             completion_tokens=completion.completion_tokens,

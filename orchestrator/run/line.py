@@ -6,7 +6,9 @@ is strict: any other line is refused, with the place and the reason. For display
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
 from typing import Annotated, Any, Literal, NotRequired, TypeVar
 
 import orjson
@@ -40,6 +42,7 @@ from orchestrator.types import (
     Step,
     TokenSource,
     ToolCall,
+    Tools,
     Turn,
 )
 
@@ -79,12 +82,18 @@ class ServedLine(TypedDict):
 
 
 class CompletionLine(ServedLine):
-    """One completion with the facts of its turn. Times in seconds since the rollout's `started_at`."""
+    """One completion with the facts of its turn. Times in seconds since the rollout's `started_at`.
+
+    `tools`: what the prompt offers; missing: as the completion before, none before the first. `opening`: how the
+    answer was begun before it was sampled.
+    """
 
     sequence: Whole
     kind: CompletionKind
     agent: NotRequired[str]
     closing: str
+    tools: NotRequired[tuple[dict[str, Any], ...]]
+    opening: NotRequired[str]
     started_s: Real
     ended_s: Real
     retries: Whole
@@ -271,7 +280,7 @@ def told_line(told: Attempted) -> dict[str, Any]:
             "sandbox": asdict(told.sandbox),
             "limits": asdict(told.limits),
         },
-        "completions": [_turn_line(turn) for turn in record.turns],
+        "completions": [_turn_line(turn, before) for before, turn in pairwise((None, *record.turns)) if turn],
         "tool_calls": [{name: getattr(call, name) for name in _TOOL_CALL} for call in record.tool_calls],
         "steps": [asdict(step) for step in record.steps],
         "output": asdict(record.output) if record.output else None,
@@ -330,7 +339,7 @@ def read_attempt(text: bytes) -> Attempted:
         limits=plan["limits"],
         record=Record(
             started_at=line["started_at"],
-            turns=tuple(map(_turn, line["completions"])),
+            turns=tuple(_turns(line["completions"])),
             tool_calls=line["tool_calls"],
             steps=line["steps"],
             answer=line["answer"],
@@ -355,8 +364,9 @@ def read_attempt(text: bytes) -> Attempted:
     )
 
 
-def _turn_line(turn: Turn) -> dict[str, Any]:
+def _turn_line(turn: Turn, before: Turn | None) -> dict[str, Any]:
     completion = turn.completion
+    same_tools = turn.tools == (before.tools if before else ())
     return {
         "sequence": turn.sequence,
         "kind": str(turn.kind),
@@ -366,6 +376,8 @@ def _turn_line(turn: Turn) -> dict[str, Any]:
         "segment": turn.segment,
         "prompt_ids": turn.prompt_ids,
         "closing": turn.closing,
+        **({} if same_tools else {"tools": turn.tools}),
+        **({"opening": turn.opening} if turn.opening else {}),
         "text": completion.text,
         "visible": completion.visible,
         "finish_reason": completion.finish_reason,
@@ -382,7 +394,14 @@ def _turn_line(turn: Turn) -> dict[str, Any]:
     }
 
 
-def _turn(line: CompletionLine) -> Turn:
+def _turns(lines: Iterable[CompletionLine]) -> Iterator[Turn]:
+    tools: Tools = ()
+    for line in lines:
+        tools = line.get("tools", tools)
+        yield _turn(line, tools)
+
+
+def _turn(line: CompletionLine, tools: Tools) -> Turn:
     return Turn(
         sequence=line["sequence"],
         kind=line["kind"],
@@ -395,6 +414,8 @@ def _turn(line: CompletionLine) -> Turn:
         started_s=line["started_s"],
         ended_s=line["ended_s"],
         agent=line.get("agent", ""),
+        tools=tools,
+        opening=line.get("opening", ""),
     )
 
 

@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import Any
 
 from orchestrator.completion.base import Tokenizer, content_ids
-from orchestrator.completion.trajectory import trajectory
+from orchestrator.completion.trajectory import one_system, trajectory
 from orchestrator.errors import RecordError
 from orchestrator.run.groups import MASKED, MASKED_LOGPROB
 from orchestrator.run.line import Attempted, read_attempt
@@ -221,7 +221,10 @@ def _check_record(
     if "messages" in member:
         said = _line_said if sampled else _last_said
         theirs = _as_messages(member["messages"])
-        good = theirs is not None and said(theirs, turns)
+        shown = [(turn, one_system(talk)) for turn, talk in turns]
+        if theirs and theirs[0].role == "system" and shown[0][1] and shown[0][1][0].role != "system":
+            theirs = theirs[1:]  # the template's own
+        good = theirs is not None and said(theirs, shown)
         findings.check("messages", good, f"{where}: not what was said")
     if facts.get("token_source") == "retokenized" and not findings.asked.masks_all(facts):
         _check_text(tokens, member["masks"], turns, known, where, findings)
@@ -297,9 +300,9 @@ def _line_said(messages: Sequence[Message], turns: Sequence[Asked]) -> bool:
         if place >= len(messages) or place >= len(expected) or messages[place].role != "assistant":
             return False
         content = messages[place].content
-        if not content.endswith(closing):
+        if not content.endswith(closing) or not content.startswith(turn.opening):
             return False
-        body = content.removesuffix(closing)
+        body = content.removeprefix(turn.opening).removesuffix(closing)
         # The message may lack the token that ends a turn.
         if not text.startswith(body) or len(body) < turn.completion.reasoning_chars + len(turn.completion.visible):
             return False

@@ -23,11 +23,13 @@ from orchestrator.types import (
     CompletionKind,
     Ended,
     EndedName,
+    Message,
     Output,
     Record,
     RolloutPlan,
     Score,
     Step,
+    Turn,
 )
 
 FRESH_S = 10.0  # how old a control may be: many failing answers share one
@@ -74,6 +76,14 @@ class ControlledScorer:
         except Ungraded:
             return [None] * len(rollouts)
 
+    async def try_out(self, plan: RolloutPlan, record: Record) -> bool:
+        """Scores this control; True: there is always one. Raises ScorerError."""
+        try:
+            await self._processes.ask(plan, record, FINISHED)
+        except Ungraded as failure:
+            raise ScorerError(str(failure)) from failure
+        return True
+
     @property
     def grades_with(self) -> StrategyScorer | str:
         """What the processes score with, to pack rollouts for."""
@@ -95,6 +105,16 @@ class ControlledScorer:
 def evidence(failure: str, answer: str | None, control: ControlAnswer) -> dict[str, Any]:
     """The evidence of a score that a control decided: the failure, and the control's answer and score."""
     return {"failure": failure, "control": {"answer": answer, "got": control.said}}
+
+
+def first_control(plan: RolloutPlan, *, ids: bool, output: bool) -> Record:
+    """A control's record before there is a rollout to make it like. `ids`: with token ids and log-probs; `output`:
+    rollouts leave files."""
+    asked = (Message("system", "You solve tasks."), Message("user", plan.task.question))
+    begun = Completion("", "", "stop", (0,) if ids else None, (0.0,) if ids else None, 1, 1)
+    turn = Turn(1, CompletionKind.ACTION, 0, asked, 0, (0,) if ids else None, "", begun, 0.0, 1.0)
+    step = Step(1, "", "", "", "", "", is_final_answer=False, duration_s=0.0)
+    return control_record(plan, Record(0.0, (turn,), steps=(step,), output=Output() if output else None))
 
 
 def control_record(plan: RolloutPlan, record: Record) -> Record:

@@ -84,6 +84,17 @@ class JudgeScorer:
         value = 1.0 if asked.verdict == "correct" else 0.0
         return Score(value, {**parts, "judge": value}, {**measured.evidence, "judge": asked.told()})
 
+    async def try_out(self, plan: RolloutPlan, record: Record) -> bool:
+        """Judges the task's reference answer. False: there is nothing to judge in this task. Raises ScorerError
+        without a verdict, and AuthenticationError."""
+        if unjudgeable(plan.task):
+            return False
+        asked = await self._ask(plan, str(plan.task.answer), 1)
+        if asked.verdict is None:
+            _demand_key(asked.error)
+            raise ScorerError(asked.failure()) from asked.error
+        return True
+
     async def _blamed(self, plan: RolloutPlan, parts: Mapping[str, float], asked: _Asked) -> Score:
         """For an answer without a verdict: it is wrong if the reference answer in its place gets one."""
         reference = str(plan.task.answer)
@@ -95,10 +106,7 @@ class JudgeScorer:
             return control.replies[-1]
 
         control, failure = await self._controls.answer(plan.task.task_id, ask), asked.failure()
-        if isinstance(control.failure, AuthenticationError):
-            raise AuthenticationError(
-                "the judge's endpoint refuses the key: set JUDGE_API_KEY"
-            ) from control.failure
+        _demand_key(control.failure)
         if control.failure is not None:
             raise ScorerError(failure) from control.failure
         told = {
@@ -170,12 +178,25 @@ class _Asked:
         return f"the judge gave no verdict in {VERDICTS} replies, last: {last!r}"
 
 
+def unjudgeable(task: Task) -> str:
+    """What the task has that no answer to it can be judged with; empty: nothing."""
+    if task.answer is None:
+        return "no reference answer to judge by"
+    if len(task.question) + len(task.answer) > MAX_TASK_CHARS:
+        return f"more than {MAX_TASK_CHARS} characters: too long to judge"
+    return ""
+
+
+def _demand_key(failure: BaseException | None) -> None:
+    """Raises AuthenticationError, which ends the run, if the judge failed for its key."""
+    if isinstance(failure, AuthenticationError):
+        raise AuthenticationError("the judge's endpoint refuses the key: set JUDGE_API_KEY") from failure
+
+
 def conversation(rubric: str, task: Task, answer: str, mark: str) -> tuple[Message, ...]:
     """The prompt for the judge. Raises ScorerError for a task that cannot be judged."""
-    if task.answer is None:
-        raise ScorerError(f"task {task.task_id!r} has no reference answer to judge by")
-    if len(task.question) + len(task.answer) > MAX_TASK_CHARS:
-        raise ScorerError(f"task {task.task_id!r} has more than {MAX_TASK_CHARS} characters: too long to judge")
+    if why := unjudgeable(task):
+        raise ScorerError(f"task {task.task_id!r} has {why}")
     fenced = "\n\n".join(
         f"{what} {mark}\n{text}\nEND OF {what} {mark}"
         for what, text in (

@@ -2,8 +2,8 @@
 
 Standard input, from the orchestrator: pickles, each after its length; first the scorer (a `StrategyScorer`, or the
 text `python:MODULE:NAME`), then lists of rollouts to score, each the pickle of (plan, record, ended). Standard
-output: one JSON object per line; `{}` once the scorer is loaded, then value and parts, or an `error`, for each
-rollout. What the scorer prints goes to standard error.
+output: one JSON object per line; `at`, where the scorer is defined (empty for ours), once it is loaded, then value
+and parts, or an `error`, for each rollout. What the scorer prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from orchestrator.errors import ConfigError, ScorerError
-from orchestrator.plugins import load_object
+from orchestrator.plugins import defined_at, load_object, raised_at
 from orchestrator.scorers.strategies import StrategyScorer
 from orchestrator.text import told
 from orchestrator.types import Ended, Record, RolloutPlan, Score
@@ -53,11 +53,12 @@ def main() -> int:
     except ConfigError as error:
         _say(replies, {"error": str(error)})
         return 1
-    _say(replies, {})
-    name = scorer if isinstance(scorer, str) else scorer.strategy
+    theirs = isinstance(scorer, str)
+    name, at = (scorer, defined_at(function)) if theirs else (scorer.strategy, "")
+    _say(replies, {"at": at})
     while (request := _read(requests)) is not None:
         for rollout in pickle.loads(request):  # noqa: S301 - our own parent's
-            _say(replies, _reply(name, function, rollout))
+            _say(replies, _reply(name, at, function, rollout))
     return 0
 
 
@@ -80,7 +81,7 @@ def load_scorer(spec: str) -> Function:
     return function
 
 
-def _reply(name: str, function: Function, rollout: bytes) -> dict[str, Any]:
+def _reply(name: str, at: str, function: Function, rollout: bytes) -> dict[str, Any]:
     try:
         plan, record, ended = pickle.loads(rollout)  # noqa: S301 - our own parent's
         result = function(plan, record, ended)
@@ -91,9 +92,9 @@ def _reply(name: str, function: Function, rollout: bytes) -> dict[str, Any]:
     except ScorerError as error:
         return {"error": str(error)}
     except _Refused as error:
-        return {"error": f"{name} gave {error}"}
+        return {"error": f"{name} gave {error}{at}"}
     except BaseException as error:  # the scorer's code may raise anything, SystemExit too
-        return {"error": f"{name} raised {_told(error)}"}
+        return {"error": f"{name} raised {_told(error)}{raised_at(error)}"}
 
 
 def _told(error: BaseException) -> str:

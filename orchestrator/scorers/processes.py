@@ -62,6 +62,7 @@ class GradingProcesses:
     def __init__(self, scorer: StrategyScorer | str, timeout_s: float) -> None:
         self.scorer = scorer
         self._name = scorer if isinstance(scorer, str) else scorer.strategy
+        self._at = ""  # where the operator's is defined, once it is loaded
         self._timeout_s = timeout_s
         # The operator's may be slow: another process is started at once.
         self._patience_s = 0.0 if isinstance(scorer, str) else PATIENCE_S
@@ -88,7 +89,7 @@ class GradingProcesses:
                 try:
                     reply = await self._asked(rollout)
                 except _Died as died:
-                    raise Ungraded(f"{self._name} ended its process: {died}") from None
+                    raise Ungraded(f"{self._name} ended its process: {died}{self._at}") from None
         if "error" in reply:
             raise Ungraded(str(reply["error"])[:_MAX_REASON])
         return Score(reply["value"], reply["parts"])
@@ -134,7 +135,7 @@ class GradingProcesses:
         except BaseException as error:  # slow, died or cancelled: its answer must not go to the next request
             await self._end(process)
             if isinstance(error, TimeoutError):
-                raise Ungraded(f"{self._name} gave no score within {self._timeout_s:g} s") from None
+                raise Ungraded(f"{self._name} gave no score within {self._timeout_s:g} s{self._at}") from None
             raise
         self._idle.put_nowait(process)
         return replies[0]
@@ -174,6 +175,7 @@ class GradingProcesses:
                 hello = await process.hello(self.scorer)
             if "error" in hello:
                 raise ConfigError(str(hello["error"]))
+            self._at = str(hello["at"])
         except BaseException as error:
             await self._end(process)
             if isinstance(error, TimeoutError):

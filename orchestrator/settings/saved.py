@@ -42,7 +42,8 @@ _DATA = frozenset(
         "max_tool_calls", "min_batch_allocation", "planning_interval", "reasoning_effort",
         "rollout_deadline", "rollout_timeout", "scorer_timeout", "scoring_strategy", "seed",
         "shuffle_seed", "split", "step_timeout", "steps_per_eval", "tags", "temperature", "thinking_mode",
-        "token_source", "tokenizer_name", "tool_timeout", "top_p", "total_steps", "train_mixed_versions",
+        "token_source", "tokenizer_name", "tool_call_format",
+        "tool_timeout", "top_p", "total_steps", "train_mixed_versions",
         "trained_segments", "untrained_outcomes", "use_chat_completion", "web_deny_hosts",
         "web_deny_words", "worker_timeout", "zero_variance",
     }

@@ -417,6 +417,14 @@ class EnvSettings(Settings):
         'arguments of the chat template besides the conversation, like {"enable_thinking": false}; sent to '
         "endpoints that render it themselves",
     )
+    tool_call_format: Literal["auto", "hermes", "qwen3_coder", "llama3", "mistral", "deepseek", "gpt_oss"] = (
+        setting(
+            "auto",
+            Choice(("auto", "hermes", "qwen3_coder", "llama3", "mistral", "deepseek", "gpt_oss")),
+            SAMPLING,
+            "how the model writes calls of a program's tools; auto: as its chat template shows",
+        )
+    )
     use_chat_completion: bool = setting(
         True,
         Only(Flag(), True, "prompts go out as token ids or as chat, never as plain text"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import ConfigError
-from orchestrator.plugins import load_object
+from orchestrator.plugins import load_object, raised_at
 from orchestrator.tasks.base import Source
 from orchestrator.tasks.rows import make_task, one_line
 from orchestrator.types import BadTask, Task
@@ -35,7 +35,8 @@ def _read(factory: Any, spec: str) -> Iterator[Task | BadTask]:
     except ConfigError:
         raise
     except Exception as error:  # the operator's code
-        raise ConfigError(f"{_FLAG}: {spec} raised {type(error).__name__}: {one_line(error)}") from error
+        what = f"{type(error).__name__}: {one_line(error)}{raised_at(error)}"
+        raise ConfigError(f"{_FLAG}: {spec} raised {what}") from error
 
 
 def _checked(row: object, spec: str, place: str) -> Task | BadTask:

@@ -16,9 +16,9 @@ import grpc._channel  # the first channel would import it later
 from rollout_api.v1 import sandbox_pb2 as pb
 from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
-from sandbox.errors import ChannelLost, EpisodeCrashed, LeaseEnded, ToolFailure
+from sandbox.errors import ChannelLost, EpisodeCrashed, LeaseEnded, RequestRefused, ToolFailure
 from sandbox.runner import wire
-from sandbox.types import Assignment, Box, Completion, Confinement, Kind, Message, Result, StepReport
+from sandbox.types import Assignment, Box, Completion, Confinement, Kind, Message, Request, Result, StepReport
 
 RECONNECT_S = 10.0
 SUBMIT_LIMIT_S = 60.0
@@ -76,17 +76,25 @@ class Client:
         except grpc.RpcError as error:
             raise _end(error) from error
 
-    def complete(
-        self, kind: Kind, messages: tuple[Message, ...], agent: str = "", stop: tuple[str, ...] = ()
-    ) -> Completion:
+    def complete(self, kind: Kind, messages: tuple[Message, ...], agent: str = "") -> Completion:
         """One completion, for a managed agent if it is named. Raises LeaseEnded, ChannelLost, EpisodeCrashed."""
+        try:
+            return self.answer(Request(messages), kind, agent)
+        except RequestRefused as refused:
+            raise EpisodeCrashed(f"the orchestrator refused a request: {refused}") from refused
+
+    def answer(self, request: Request, kind: Kind = "action", agent: str = "") -> Completion:
+        """One completion. Raises RequestRefused, after which others may be asked for; and as `complete`."""
         self._completions += 1
-        request = wire.complete_request(self._completions, kind, messages, agent, stop)
-        request.steps.extend(self._ended_steps())
-        response = self._call(lambda: self._stub.Complete(request))
-        if response.WhichOneof("result") != "completion":
-            raise LeaseEnded(response.ended.outcome)
-        return wire.completion(response.completion)
+        asked = wire.complete_request(self._completions, kind, request, agent)
+        asked.steps.extend(self._ended_steps())
+        response = self._call(lambda: self._stub.Complete(asked))
+        match response.WhichOneof("result"):
+            case "completion":
+                return wire.completion(response.completion)
+            case "refused":
+                raise wire.refused(response.refused)
+        raise LeaseEnded(response.ended.outcome)
 
     def call_tool(self, name: str, arguments_json: str) -> str:
         """The tool's output. Raises ToolFailure, LeaseEnded, ChannelLost, EpisodeCrashed."""

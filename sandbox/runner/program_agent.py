@@ -6,17 +6,24 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from typing import Any
 
-from sandbox.errors import EpisodeCrashed, EpisodeEnd, Interrupted, WorkerDied, WorkerLost, WorkerMisbehaved
-from sandbox.runner.endpoint import MODEL, Ask, ProgramEndpoint
+from sandbox.errors import (
+    EpisodeCrashed,
+    EpisodeEnd,
+    Interrupted,
+    RequestRefused,
+    WorkerDied,
+    WorkerLost,
+    WorkerMisbehaved,
+)
+from sandbox.runner.endpoint.server import Ask, ProgramEndpoint
 from sandbox.runner.worker_link import WorkerLink
 from sandbox.texts import ANSWER_CHARS
-from sandbox.types import Assignment, Completion, Message, Result, StepReport
+from sandbox.types import Assignment, Completion, Request, Result, StepReport
 from sandbox.worker.program import place
 
 _NO_LIMIT_S = 14 * 86_400.0  # the orchestrator's limits on the rollout end it sooner
-_MAX_DETAIL_CHARS = 500
+_LAST_LINES, _LAST_BYTES, _HEAD_CHARS = 12, 2_000, 400  # of what the program said last; of the line before it
 
 
 def run_program_agent(
@@ -41,35 +48,44 @@ def run_program_agent(
         os.write(ring, b"!")
 
     with ProgramEndpoint(steps.ask, ended) as endpoint:
-        environment = {"OPENAI_BASE_URL": endpoint.base_url, "OPENAI_API_KEY": "sandbox", "OPENAI_MODEL": MODEL}
         try:
-            done = _run(link, str(program), task, environment, bell)
+            status, answer, errors = _run(link, str(program), task, endpoint.environment, bell)
         except Interrupted:
             raise ends[0] from None
         except WorkerLost as lost:
-            done = {"status": lost.status if isinstance(lost, WorkerDied) else 1, "answer": None}
+            status, answer, errors = (lost.status if isinstance(lost, WorkerDied) else 1), None, ""
     link.drain_output()
     printed = link.take_output()
-    status, answer = int(done["status"]), done["answer"]
     steps.tell(printed, status)
+    short_of_memory = status == -signal.SIGKILL and memory_kills() != killed_before
+    how = "was killed for memory" if short_of_memory else f"ended with exit code {status}"
+    detail = _detail(f"the program {how}", endpoint.refused, errors if errors.strip() else printed)
     if answer is not None:
-        return Result("final_answer", answer.encode("utf-8", "surrogatepass")[:ANSWER_CHARS])
-    if status == -signal.SIGKILL and memory_kills() != killed_before:
-        return Result("out_of_memory")
-    end = " ".join(printed.split())[-_MAX_DETAIL_CHARS:]
-    return Result("no_answer", detail=f"the program ended with exit code {status}: {end}")
+        return Result("final_answer", answer.encode("utf-8", "surrogatepass")[:ANSWER_CHARS], detail)
+    return Result("out_of_memory" if short_of_memory else "no_answer", detail=detail)
 
 
-def _run(link: WorkerLink, program: str, task: str, environment: dict[str, str], bell: int) -> dict[str, Any]:
-    """The worker's frame about the program's end. Raises WorkerLost; Interrupted when the bell rings."""
+def _detail(how: str, refused: list[str], printed: str) -> str:
+    """How the program ended and why; then more refused requests and the last lines it printed."""
+    end = printed.encode("utf-8", "replace")[-_LAST_BYTES:].decode("utf-8", "ignore")
+    lines = [line.rstrip() for line in end.splitlines() if line.strip()][-_LAST_LINES:]
+    why = (refused or lines)[-1:]
+    return "\n".join([": ".join((how, *why))[:_HEAD_CHARS], *refused[:-1], *lines])
+
+
+def _run(
+    link: WorkerLink, program: str, task: str, environment: dict[str, str], bell: int
+) -> tuple[int, str | None, str]:
+    """(exit code, answer, end of standard error), as the worker says. Raises WorkerLost; Interrupted when the bell
+    rings."""
     deadline = time.monotonic() + _NO_LIMIT_S
     setup = {"kind": "program", "program": program, "task": task, "environment": environment}
     link.send(setup, deadline)
     done = link.receive(deadline, bell)
-    answer, status = done.get("answer"), done.get("status")
-    if not isinstance(status, int) or not (answer is None or isinstance(answer, str)):
+    answer, status, errors = done.get("answer"), done.get("status"), done.get("errors")
+    if not (isinstance(status, int) and isinstance(errors, str) and isinstance(answer, str | None)):
         raise WorkerMisbehaved("it sent what is no frame")
-    return {"status": status, "answer": answer}
+    return status, answer, errors
 
 
 class _Steps:
@@ -80,11 +96,13 @@ class _Steps:
         self._on_step = on_step
         self._number = 0
 
-    def ask(self, messages: tuple[Message, ...], stop: tuple[str, ...]) -> Completion:
-        """Raises EpisodeEnd."""
+    def ask(self, request: Request) -> Completion:
+        """Raises RequestRefused, EpisodeEnd."""
         started = time.monotonic()
         try:
-            completion = self._complete(messages, stop)
+            completion = self._complete(request)
+        except RequestRefused:  # nothing was sampled: no step
+            raise
         except Exception as error:  # unhandled, it would only hang up on the program
             raise EpisodeCrashed(f"asking for a completion: {type(error).__name__}: {error}") from error
         self._show(completion.text, "", time.monotonic() - started)

@@ -75,7 +75,7 @@ def _episode(box: Box, client: Client, link: WorkerLink, confinement: Confinemen
                 assignment,
                 prompt(assignment.question, files),
                 link,
-                lambda messages, stop: client.complete("action", messages, stop=stop),
+                client.answer,
                 on_step=client.record_step,
                 memory_kills=procfs.memory_kills,
             )

@@ -9,6 +9,7 @@ from typing import Any
 from google.protobuf.duration_pb2 import Duration
 from rollout_api.v1 import sandbox_pb2 as pb
 
+from sandbox.errors import RequestRefused
 from sandbox.texts import clip
 from sandbox.types import (
     AgentKind,
@@ -16,6 +17,7 @@ from sandbox.types import (
     Assignment,
     AttachmentFile,
     Box,
+    Call,
     Completion,
     Confinement,
     Kind,
@@ -23,21 +25,34 @@ from sandbox.types import (
     Message,
     OutputLimits,
     ProgramFile,
+    Request,
     Result,
     Role,
     SandboxTool,
     StepReport,
     StopReason,
+    TokenLogprob,
+    ToolChoice,
     ToolSpec,
 )
 
-CONTRACT = 4
+CONTRACT = 5
 MAX_MOUNTS = 200  # mounts, or devices, to report; a sandbox has some forty
 MAX_STEP_TEXT_BYTES = 64 * 1024
 MAX_DETAIL_BYTES = 4 * 1024
 MAX_CONVERSATION_BYTES = 4 << 20
 
-_ROLES: dict[Role, pb.Role] = {"system": pb.ROLE_SYSTEM, "user": pb.ROLE_USER, "assistant": pb.ROLE_ASSISTANT}
+_ROLES: dict[Role, pb.Role] = {
+    "system": pb.ROLE_SYSTEM,
+    "user": pb.ROLE_USER,
+    "assistant": pb.ROLE_ASSISTANT,
+    "tool": pb.ROLE_TOOL,
+}
+_TOOL_CHOICES: dict[ToolChoice, pb.ToolChoice] = {
+    "auto": pb.TOOL_CHOICE_UNSPECIFIED,
+    "none": pb.TOOL_CHOICE_NONE,
+    "required": pb.TOOL_CHOICE_REQUIRED,
+}
 _KINDS: dict[Kind, pb.CompletionKind] = {
     "action": pb.COMPLETION_KIND_ACTION,
     "plan": pb.COMPLETION_KIND_PLAN,
@@ -113,26 +128,53 @@ def assignment(message: pb.Assignment) -> Assignment:
     )
 
 
-def complete_request(
-    sequence: int, kind: Kind, messages: tuple[Message, ...], agent: str = "", stop: tuple[str, ...] = ()
-) -> pb.CompleteRequest:
+def complete_request(sequence: int, kind: Kind, request: Request, agent: str = "") -> pb.CompleteRequest:
     """Lone surrogates cannot be sent as UTF-8: they become `?`."""
     return pb.CompleteRequest(
         sequence=sequence,
         kind=_KINDS[kind],
-        messages=[
-            pb.Message(role=_ROLES[m.role], content=clip(m.content, MAX_CONVERSATION_BYTES)) for m in messages
-        ],
+        messages=[_message(message) for message in request.messages],
         agent=agent,
-        stop=stop,
+        stop=request.stop,
+        tools_json=json.dumps(request.tools) if request.tools else "",
+        tool_choice=_TOOL_CHOICES[request.tool_choice],
+        tool_name=request.tool_name,
+        response_format_json=json.dumps(request.response_format) if request.response_format else "",
+        logprobs=request.logprobs,
     )
+
+
+def _message(message: Message) -> pb.Message:
+    return pb.Message(
+        role=_ROLES[message.role],
+        content=_sendable(message.content),
+        calls=[
+            pb.Call(id=_sendable(c.id), name=_sendable(c.name), arguments_json=_sendable(c.arguments))
+            for c in message.calls
+        ],
+        call_id=_sendable(message.call_id),
+    )
+
+
+def _sendable(text: str) -> str:
+    return clip(text, MAX_CONVERSATION_BYTES)
 
 
 def completion(message: pb.Completion) -> Completion:
     length = message.finish_reason == pb.FINISH_REASON_LENGTH
     return Completion(
-        message.text, message.prompt_tokens, message.completion_tokens, "length" if length else "stop"
+        text=message.text,
+        prompt_tokens=message.prompt_tokens,
+        completion_tokens=message.completion_tokens,
+        finish_reason="length" if length else "stop",
+        calls=tuple(Call(call.id, call.name, call.arguments_json) for call in message.calls),
+        logprobs=tuple(TokenLogprob(one.token, one.logprob) for one in message.logprobs),
     )
+
+
+def refused(message: pb.RequestRefused) -> RequestRefused:
+    too_long = message.reason == pb.REFUSED_REASON_CONTEXT_LENGTH
+    return RequestRefused(message.message, message.param, too_long=too_long)
 
 
 def step_request(step: StepReport) -> pb.RecordStepRequest:

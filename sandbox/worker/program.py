@@ -3,6 +3,7 @@
 `place` runs in the runner, which owns the files: model-written code can read but not change them. `run_program`
 runs in the worker: the program and all code it runs share the worker's identity. The task is its standard input.
 Its answer is the file that the variable ANSWER_FILE names, else the last line it prints, if its exit code is 0.
+The end of its standard error tells people why it failed.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
+from typing import IO
 
 from sandbox.errors import EpisodeCrashed
 from sandbox.texts import ANSWER_CHARS
@@ -22,6 +25,8 @@ from sandbox.types import ProgramFile
 MAIN = "__main__.py"
 ANSWER_FILE = "answer.txt"
 _MAX_ANSWER_BYTES = 4 * ANSWER_CHARS
+_MAX_ERRORS_BYTES = 2 * 1024
+_ERRORS_S = 1.0  # how long a child that the program left behind may keep its standard error open
 _READ_BYTES = 64 * 1024
 
 
@@ -43,8 +48,8 @@ def place(files: tuple[ProgramFile, ...]) -> Path:
     return folder
 
 
-def run_program(program: str, task: str, environment: Mapping[str, str]) -> tuple[int, str | None]:
-    """Returns (exit code, answer). What the program prints is also printed by the worker."""
+def run_program(program: str, task: str, environment: Mapping[str, str]) -> tuple[int, str | None, str]:
+    """Returns (exit code, answer, end of standard error). The worker also prints what the program prints."""
     answer_file = Path.cwd() / ANSWER_FILE
     with tempfile.TemporaryFile() as told:
         told.write(task.encode("utf-8", "replace"))
@@ -53,19 +58,37 @@ def run_program(program: str, task: str, environment: Mapping[str, str]) -> tupl
             [sys.executable, program],
             stdin=told,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             env={**os.environ, **environment, "ANSWER_FILE": str(answer_file)},
         )
     assert process.stdout is not None
-    tail = b""
-    while chunk := os.read(process.stdout.fileno(), _READ_BYTES):
-        _write(1, chunk)
-        tail = (tail + chunk)[-_MAX_ANSWER_BYTES - _READ_BYTES :]
+    assert process.stderr is not None
+    printed = _Passed(process.stdout, 1, _MAX_ANSWER_BYTES + _READ_BYTES)
+    errors = _Passed(process.stderr, 2, _MAX_ERRORS_BYTES)
+    beside = threading.Thread(target=errors.on, name="stderr", daemon=True)
+    beside.start()
+    printed.on()
     status = process.wait()
+    beside.join(_ERRORS_S)
     answer = _read(answer_file)
     if answer is None and status == 0:
-        lines = tail.decode("utf-8", "surrogateescape").split("\n")
+        lines = printed.tail.decode("utf-8", "surrogateescape").split("\n")
         answer = next((line.strip() for line in reversed(lines) if line.strip()), None)
-    return status, None if answer is None else answer[:ANSWER_CHARS]
+    return status, None if answer is None else answer[:ANSWER_CHARS], errors.tail.decode("utf-8", "replace")
+
+
+class _Passed:
+    """What comes from a pipe and is passed to a descriptor; `tail` is its end."""
+
+    def __init__(self, source: IO[bytes], target: int, most: int) -> None:
+        self.tail = b""
+        self._source, self._target, self._most = source, target, most
+
+    def on(self) -> None:
+        """Passes everything on, until nobody can write any more."""
+        while chunk := os.read(self._source.fileno(), _READ_BYTES):
+            _write(self._target, chunk)
+            self.tail = (self.tail + chunk)[-self._most :]
 
 
 def _read(path: Path) -> str | None:

@@ -99,8 +99,8 @@ class Worker:
             case "step":
                 self._run_amid(message["step"], message["code"], self._spaces[message["space"]])
             case "program":
-                status, answer = run_program(message["program"], message["task"], message["environment"])
-                _send({"kind": "done", "status": status, "answer": answer})
+                status, answer, errors = run_program(message["program"], message["task"], message["environment"])
+                _send({"kind": "done", "status": status, "answer": answer, "errors": errors})
             case "reply":
                 pass  # the reply to a call that an exception, an alarm's for example, cut short
 

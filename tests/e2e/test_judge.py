@@ -71,8 +71,16 @@ async def test_verdicts_are_the_scores_and_talking_to_the_judge_earns_nothing(ho
     assert not kept, "its key is in no file"
 
 
-async def test_judge_that_never_gives_a_verdict_is_nobody_s_reward(home: Path) -> None:
-    ended = await _judged(home, ScriptedServer("openai", lambda call: "Hm."))
+async def test_judge_that_gives_no_more_verdicts_is_nobody_s_reward(home: Path) -> None:
+    judged: list[Call] = []
+
+    def once(call: Call) -> str:
+        """It passes its trial, and then breaks."""
+        said = verdicts(call)
+        judged.extend([call] * said.startswith("I compared"))
+        return said if len(judged) <= 1 else "Hm."
+
+    ended = await _judged(home, ScriptedServer("openai", once))
     assert ended.code == 1, ended.stderr
     assert not lines(home / "run" / "groups.jsonl")
     rollouts = lines(home / "run" / "rollouts.jsonl")

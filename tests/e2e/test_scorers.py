@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.inference import Reply, ScriptedServer, by_task
+from tests.fakes.inference import Reply, Script, ScriptedServer, by_task
 from tests.fakes.inference.faults import Fault
 from tests.fakes.inference.script import Call
-from tests.fakes.runs import flags, lines, place, run, write_tasks
+from tests.fakes.runs import flags, lines, outcomes, place, run, write_tasks
 
 SCORERS = """
 from orchestrator.types import Score
@@ -115,10 +115,20 @@ async def test_an_answer_that_cannot_be_scored_is_drawn_once_and_said(home: Path
     assert sorted(group["scores"]) == [0.0] * (4 - solved) + [1.0] * solved
 
 
+LATER = """
+from pathlib import Path
+
+def broken(plan, record, ended):
+    if Path("tried").exists():
+        raise ValueError("no such\\x1b[31m unit")
+    Path("tried").touch()
+    return 1.0
+"""
+
+
 async def test_why_a_scorer_fails_on_everything_is_said_where_people_look(home: Path) -> None:
-    (home / "mine.py").write_text(
-        "def broken(plan, record, ended):\n    raise ValueError('no such\\x1b[31m unit')\n"
-    )
+    """It has passed its trial: its service has gone away since then."""
+    (home / "mine.py").write_text(LATER)
     async with policy() as endpoint:
         given = flags(
             home, endpoint.base_url, group_size=2, scoring_strategy="python:mine:broken", group_policy="drop"
@@ -128,5 +138,59 @@ async def test_why_a_scorer_fails_on_everything_is_said_where_people_look(home: 
     reason = "python:mine:broken raised ValueError: no such"
     assert f"mostly scorer_error: {reason}" in ended.stderr
     assert f"scorer_error   2, the first: {reason}" in ended.stdout
+    assert "(mine.py:6)" in ended.stdout
     assert "\x1b" not in ended.stdout + ended.stderr
     assert reason in (home / "run" / "groups.html").read_text()
+
+
+BODY = "import json, os, time\n\ndef score(plan, record, ended):\n    "
+CANNOT_WORK = {
+    "return json.loads('{')": r"raised JSONDecodeError: .* \(mine\.py:4\)",
+    "return 'good'": r"gave the score 'good', not a number in \[0, 1\] \(mine\.py:3\)",
+    "time.sleep(600)": r"gave no score within 2 s \(mine\.py:3\)",
+    "os._exit(7)": r"ended its process: exit code 7 \(mine\.py:3\)",
+}
+
+
+@pytest.mark.parametrize("command", ["process", "evaluate"])
+@pytest.mark.parametrize("body", CANNOT_WORK)
+async def test_a_scorer_that_cannot_work_costs_no_completion(home: Path, body: str, command: str) -> None:
+    (home / "mine.py").write_text(BODY + body)
+    async with policy() as endpoint:
+        size = {"group_size": None} if command == "evaluate" else {}
+        given = flags(home, endpoint.base_url, scoring_strategy="python:mine:score", scorer_timeout=2, **size)
+        ended = await run(*given, directory=home, command=command)
+        asked = [served for served in endpoint.log.all if not served.probe]
+    assert (ended.code, asked) == (3, []), ended.stderr
+    *_, last = ended.stderr.splitlines()
+    tried = "it was tried on the answer '0' to task 'q0', before anything was sampled"
+    named = rf"orchestrator: env\.scoring_strategy: python:mine:score {CANNOT_WORK[body]}; {tried}"
+    assert re.fullmatch(named, last), last
+    assert not ended.traceback
+    assert not outcomes(home / "run")
+
+
+@pytest.mark.parametrize(
+    ("judge", "told"),
+    [
+        (lambda call: "Hm.", "env.scoring_strategy: the judge gave no verdict in 3 replies, last: 'Hm.'; it was"),
+        (lambda call: Reply("", fault=Fault("403")), "the judge's endpoint refuses the key: set JUDGE_API_KEY"),
+    ],
+)
+async def test_a_judge_that_cannot_work_costs_no_completion(home: Path, judge: Script, told: str) -> None:
+    async with ScriptedServer("openai", judge) as server, policy() as endpoint:
+        how = {"scoring_strategy": "judge", "judge_base_url": server.base_url, "judge_model_name": "scripted"}
+        ended = await run(*flags(home, endpoint.base_url, **how), directory=home, environ={"JUDGE_API_KEY": "k"})
+        asked = [served for served in endpoint.log.all if not served.probe]
+    assert (ended.code, asked) == (3, []), ended.stderr
+    *_, last = ended.stderr.splitlines()
+    assert last.startswith(f"orchestrator: {told}"), last
+
+
+async def test_a_task_source_that_raises_is_named_with_its_line(home: Path) -> None:
+    (home / "mine.py").write_text("def tasks():\n    rows = {}\n    yield rows['first']\n")
+    async with policy() as endpoint:
+        ended = await run(*flags(home, endpoint.base_url, dataset="python:mine:tasks"), directory=home)
+        asked = [served for served in endpoint.log.all if not served.probe]
+    assert (ended.code, asked) == (2, []), ended.stderr
+    assert "env.dataset: python:mine:tasks raised KeyError: 'first' (mine.py:3)" in ended.stderr

@@ -27,6 +27,7 @@ class ScriptedCompleter:
     """Answers in turn; an exception in the script is raised. Remembers what it was asked."""
 
     takes_ids = False
+    guides = False
 
     def __init__(self, script: Sequence[str | Exception], gate: asyncio.Event | None = None) -> None:
         self._script = list(script)

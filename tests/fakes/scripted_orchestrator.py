@@ -22,7 +22,7 @@ from rollout_api.v1 import sandbox_pb2 as pb
 from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
 ENDED = object()  # in a script: the lease ends here
-Served = str | object
+Served = str | pb.Completion | pb.RequestRefused | object
 
 
 def action(code: str) -> str:
@@ -160,6 +160,10 @@ class ScriptedOrchestrator(pb_grpc.SandboxServiceServicer):
         served = self.script.completions[len(self.completions) - 1]
         if served is ENDED:
             response = pb.CompleteResponse(ended=pb.EpisodeEnded(outcome="budget"))
+        elif isinstance(served, pb.RequestRefused):
+            response = pb.CompleteResponse(refused=served)
+        elif isinstance(served, pb.Completion):
+            response = pb.CompleteResponse(completion=served)
         else:
             assert isinstance(served, str)
             response = pb.CompleteResponse(

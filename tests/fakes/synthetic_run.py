@@ -43,6 +43,7 @@ from orchestrator.types import (
     Step,
     Task,
     ToolCall,
+    Tools,
     Turn,
 )
 from tests.fakes.written import write_run
@@ -90,7 +91,9 @@ class WordTokenizer:
     def is_end(self, token_id: int) -> bool:
         return token_id >= 256 and self._words[token_id - 256] == "<|im_end|>"
 
-    def render(self, messages: tuple[Message, ...], *, generation_prompt: bool) -> str:
+    call_format = None
+
+    def render(self, messages: tuple[Message, ...], *, generation_prompt: bool, tools: Tools = ()) -> str:
         text = "".join(f"<|im_start|>{m.role}\n{m.content}<|im_end|>\n" for m in messages)
         return text + ("<|im_start|>assistant\n" if generation_prompt else "")
 

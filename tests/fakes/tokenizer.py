@@ -24,12 +24,27 @@ _SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# As Qwen's: tools in the system message, calls in tags, results as the user's.
 CHAT_TEMPLATE = (
-    "{%- if messages[0].role != 'system' -%}"
-    "{{- '<|im_start|>system\\n" + DEFAULT_SYSTEM + "<|im_end|>\\n' -}}"
+    "{%- set first = messages[0].content if messages[0].role == 'system' else '" + DEFAULT_SYSTEM + "' -%}"
+    "{{- '<|im_start|>system\\n' + first -}}"
+    "{%- if tools -%}"
+    "{{- '\\n\\n# Tools\\n<tools>' -}}{%- for tool in tools -%}{{- '\\n' + tool | tojson -}}{%- endfor -%}"
+    "{{- '\\n</tools>\\nA call: <tool_call>\\n{...}\\n</tool_call>' -}}"
     "{%- endif -%}"
+    "{{- '<|im_end|>\\n' -}}"
     "{%- for message in messages -%}"
-    "{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' -}}"
+    "{%- if message.role == 'tool' -%}"
+    "{{- '<|im_start|>user\\n<tool_response>\\n' + message.content + '\\n</tool_response><|im_end|>\\n' -}}"
+    "{%- elif not loop.first or message.role != 'system' -%}"
+    "{{- '<|im_start|>' + message.role + '\\n' + message.content -}}"
+    "{%- for call in message.tool_calls or () -%}"
+    "{{- '\\n' if message.content or not loop.first else '' -}}"
+    '{{- \'<tool_call>\\n{"name": "\' + call.function.name + \'", "arguments": \' -}}'
+    "{{- call.function.arguments | tojson -}}{{- '}\\n</tool_call>' -}}"
+    "{%- endfor -%}"
+    "{{- '<|im_end|>\\n' -}}"
+    "{%- endif -%}"
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
 )

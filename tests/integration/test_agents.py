@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
-import openai
 import pytest
 from rollout_api.v1 import sandbox_pb2 as pb
 
-from sandbox.errors import EpisodeEnd, LeaseEnded
-from sandbox.runner.endpoint import ProgramEndpoint
-from sandbox.types import Completion, Message
 from tests.fakes.sandbox_process import ROOT, Places, run
 from tests.fakes.scripted_orchestrator import ENDED, Script, action
 
@@ -263,7 +258,7 @@ with urllib.request.urlopen(base + "/models") as models:
     assert [m["id"] for m in json.load(models)["data"]] == [os.environ["OPENAI_MODEL"]]
 bad = [
     b"{", b"[]", b"[" * 100000, {"messages": []}, {"messages": [{"role": "user"}]},
-    {"messages": [{"role": "robot", "content": "x"}]}, {"messages": [{"role": "assistant", "content": "x"}]},
+    {"messages": [{"role": "robot", "content": "x"}]},
     {"messages": [{"role": "user", "content": "x"}], "n": 2},
     {"messages": [{"role": "user", "content": "x"}], "tools": [{}]},
     {"messages": [{"role": "user", "content": "x"}], "stop": ["x" * 65]},
@@ -272,15 +267,19 @@ for body in bad:
     status, text = post(body)
     assert status == 400, (body, status)
     assert json.loads(text)["error"]["type"] == "invalid_request_error", text
-assert post({}, "/completions")[0] == 404
+assert post({}, "/edits")[0] == 404
+status, text = post({"messages": [{"role": "user", "content": "long"}]})
+assert (status, json.loads(text)["error"]["code"]) == (400, "context_length_exceeded"), text
+tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 talk = [
     {"role": "developer", "content": "Be brief."},
     {"role": "user", "content": [{"type": "text", "text": task}]},
 ]
-status, text = post({"model": "gpt-9", "messages": talk, "temperature": 0, "stop": ["END"]})
+status, text = post({"model": "gpt-9", "messages": talk, "temperature": 0, "stop": ["END"], "tools": [tool]})
 first = json.loads(text)["choices"][0]
-assert first["finish_reason"] == "stop", first
-talk += [first["message"], {"role": "tool", "content": "seen"}, {"role": "user", "content": "go on"}]
+assert first["finish_reason"] == "tool_calls", first
+talk += [first["message"], {"role": "tool", "tool_call_id": "c1", "content": "seen"}]
+talk += [{"role": "user", "content": "go on"}]
 status, text = post({"messages": talk, "stream": True, "stream_options": {"include_usage": True}})
 events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
 assert text.endswith("data: [DONE]\n\n")
@@ -292,8 +291,10 @@ print(shout(said))
 
 
 async def test_a_program_talks_to_the_endpoint_and_answers(places: Places) -> None:
+    too_long = pb.RequestRefused(reason=pb.REFUSED_REASON_CONTEXT_LENGTH, message="4 tokens at most")
+    calls = [pb.Call(id="c1", name="look", arguments_json="{}")]
     script = Script(
-        ["I think", "forty-two"],
+        [too_long, pb.Completion(text="I think", finish_reason=pb.FINISH_REASON_STOP, calls=calls), "forty-two"],
         kind="program",
         question="How many?",
         attachments={"a.txt": b"x"},
@@ -301,11 +302,13 @@ async def test_a_program_talks_to_the_endpoint_and_answers(places: Places) -> No
     )
     end = await run(places, script)
     assert (end.served.answer, end.served.stop_reason) == (b"FORTY-TWO", "FINAL_ANSWER"), end.served.results
-    first, second = end.served.completions
+    _, first, second = end.served.completions
     assert (first.messages[0].role, first.messages[0].content) == (pb.ROLE_SYSTEM, "Be brief.")
     assert first.messages[1].content.startswith("How many?\n\nThe task comes with these files")
     assert list(first.stop) == ["END"]
-    assert [m.content for m in second.messages[2:]] == ["I think", "seen\n\ngo on"]
+    assert json.loads(first.tools_json)[0]["function"]["name"] == "look"
+    assert [m.content for m in second.messages[2:]] == ["I think", "seen", "go on"]
+    assert (second.messages[2].calls, second.messages[3].call_id) == (calls, "c1")
     assert [step.model_output for step in end.served.steps] == ["I think", "forty-two", ""]
 
 
@@ -327,6 +330,54 @@ async def test_how_a_program_ends(places: Places, program: str, reason: str, ans
     assert "it broke" not in program or ("exit code 1: " in result.detail and "it broke" in result.detail)
 
 
+FLOOD = """
+import sys
+sys.stderr.write("".join(f"line {n}\\n" for n in range(100_000)) + "\\xff\\x00 the reason")
+print("noise\\n" * 100_000)
+sys.exit(3)
+"""
+REFUSED = """
+import os, urllib.request
+for path in [*["/responses"] * 9, "/" + "x" * 999, "/chat/completions", "/embeddings"]:
+    try:
+        urllib.request.urlopen(os.environ["OPENAI_BASE_URL"] + path + "?key=secret", b"{")
+    except OSError:
+        pass
+"""
+LEFT_BEHIND = """
+import subprocess, sys
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stdout=subprocess.DEVNULL)
+sys.exit("it broke")
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "first", "rest"),
+    [
+        (FLOOD, "the program ended with exit code 3: \xff\x00 the reason", 12),
+        (
+            REFUSED,
+            "the program ended with exit code 0: POST /v1/chat/completions got HTTP 400: the request is no",
+            2,
+        ),
+        (LEFT_BEHIND, "the program ended with exit code 1: it broke", 1),
+        ("import os\nos.kill(os.getpid(), 15)", "the program ended with exit code -15", 0),
+    ],
+    ids=["flood", "refused", "left behind", "signal"],
+)
+async def test_why_a_program_failed_is_told_in_few_words(
+    places: Places, program: str, first: str, rest: int
+) -> None:
+    end = await run(places, Script([], kind="program", program={"__main__.py": program.encode()}))
+    [result] = end.served.results
+    said, *more = result.detail.split("\n")
+    assert said.startswith(first)
+    assert len(more) == rest
+    assert len(result.detail) < 2600
+    assert "secret" not in result.detail
+    assert "noise" not in result.detail
+
+
 async def test_the_end_of_the_lease_ends_a_program(places: Places) -> None:
     asks_for_ever = (ROOT / "examples" / "agents" / "loop.py").read_bytes()
     end = await run(
@@ -346,36 +397,3 @@ async def test_the_example_program_solves_a_task(places: Places) -> None:
     assert end.served.answer == b"42", end.served.results
     assert end.served.observations[0] == "Output:\nTrue\n"
     assert "ZeroDivisionError" in end.served.observations[1]
-
-
-def test_openais_own_client_understands_the_endpoint() -> None:
-    asked: list[tuple[tuple[Message, ...], tuple[str, ...]]] = []
-    ends: list[EpisodeEnd] = []
-
-    def ask(messages: tuple[Message, ...], stop: tuple[str, ...]) -> Completion:
-        asked.append((messages, stop))
-        if len(asked) > 2:
-            raise LeaseEnded("budget")
-        return Completion("Hello, größer \ud800!", 10, 5, "length")
-
-    talk: list[Any] = [{"role": "user", "content": "Hi"}]
-    with ProgramEndpoint(ask, ends.append) as endpoint:
-        client = openai.OpenAI(base_url=endpoint.base_url, api_key="anything", timeout=120)
-        assert [model.id for model in client.models.list()] == ["policy"]
-        said = client.chat.completions.create(model="any", messages=talk, temperature=0.3, stop="END")
-        assert said.choices[0].message.content == "Hello, größer \ud800!"
-        assert (said.choices[0].finish_reason, said.usage and said.usage.total_tokens) == ("length", 15)
-        stream = client.chat.completions.create(model="any", messages=talk, stream=True)
-        pieces = [chunk.choices[0] for chunk in stream]
-        assert "".join(piece.delta.content or "" for piece in pieces) == "Hello, größer \ud800!"
-        assert pieces[-1].finish_reason == "length"
-        with pytest.raises(openai.BadRequestError, match="tools are not parsed here") as refused:
-            client.chat.completions.create(model="any", messages=talk, tools=[{"type": "function"}])  # type: ignore[list-item]
-        assert refused.value.param == "tools"
-        # What ends the rollout is told once, and asked for no more.
-        for _ in range(2):
-            with pytest.raises(openai.RateLimitError, match="the rollout is over"):
-                client.chat.completions.create(model="any", messages=talk)
-    assert [stop for _, stop in asked] == [("END",), (), ()]
-    assert asked[0][0] == (Message("system", "You are a helpful assistant."), Message("user", "Hi"))
-    assert [str(end) for end in ends] == ["budget"]

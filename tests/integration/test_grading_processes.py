@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import ConfigError, ScorerError
-from orchestrator.scorers.control import ControlledScorer, control_record
+from orchestrator.completion.trajectory import main_line
+from orchestrator.errors import ConfigError, ScorerError, ScorerUnusable
+from orchestrator.scorers.control import ControlledScorer, control_record, first_control
 from orchestrator.scorers.processes import MOST_LOST, GradingProcesses, Ungraded, packed
 from orchestrator.scorers.strategies import STRATEGIES, StrategyScorer, needed
-from orchestrator.types import Ended, EndedName, Record, RolloutPlan, Score
+from orchestrator.scorers.trial import Trial
+from orchestrator.types import AgentKind, AgentSpec, Ended, EndedName, Record, RolloutPlan, Score
 from tests.unit.scorers.episodes import FAILED, FINISHED, PERFECT, PRINTED, code, plan, record, said
 
 MODULE = '''
@@ -154,7 +156,10 @@ async def test_an_answer_that_breaks_the_scorer_is_worth_nothing_and_is_not_draw
 async def test_an_answer_that_hangs_the_scorer_is_worth_nothing() -> None:
     async with grading("by_answer", 2.0) as scorer:
         score = await scorer.score(plan("42"), answered("hang"), FINISHED)
-        assert (score.value, score.failure) == (0.0, "python:own_scorer:by_answer gave no score within 2 s")
+        assert (score.value, score.failure) == (
+            0.0,
+            "python:own_scorer:by_answer gave no score within 2 s (own_scorer.py:40)",
+        )
         with pytest.raises(ScorerError, match="gave no score within 2 s"):
             await scorer.score(other("hang"), answered("hang"), FINISHED)
 
@@ -299,3 +304,74 @@ async def test_a_batch_is_scored_as_each_alone() -> None:
     async with grading(strategy) as scorer:
         together = await scorer.score_batch([packed(strategy, *each, FINISHED) for each in asked])
         assert together == [await scorer.score(*each, FINISHED) for each in asked]
+
+
+# ---------------------------------------------------------------- the trial before anything is sampled
+
+
+def line_of(text: str) -> str:
+    """Where this line of MODULE is."""
+    (number,) = [n for n, line in enumerate(MODULE.splitlines(), start=1) if text in line]
+    return f"own_scorer.py:{number}"
+
+
+@pytest.mark.parametrize("do", REASONS)
+async def test_a_scorer_that_fails_in_its_trial_is_named_with_its_error_and_its_line(do: str) -> None:
+    async with grading("by_metadata") as scorer:
+        trial = Trial.of(scorer)
+        assert trial is not None
+        with pytest.raises(ScorerUnusable) as caught:
+            await trial.passed(plan(metadata={"do": do}), ids=True, output=False)
+    told = str(caught.value)
+    assert told.startswith("env.scoring_strategy: python:own_scorer:by_metadata ")
+    assert REASONS[do] in told
+    raises = {"raise": 'case "raise"', "rude": 'case "rude"', "exit": 'case "exit"'}
+    assert f"({line_of(raises.get(do, 'def by_metadata'))}); it was tried on the answer '42' to task 't1'" in told
+    assert "\n" not in told
+
+
+async def test_a_scorer_that_hangs_in_its_trial_is_named() -> None:
+    async with grading("by_metadata", 1.0) as scorer:
+        with pytest.raises(ScorerUnusable, match=r"gave no score within 1 s \(own_scorer.py:\d+\); it was tried"):
+            await Trial(scorer).passed(plan(metadata={"do": "hang"}), ids=False, output=True)
+
+
+async def test_a_scorer_is_tried_once_however_many_groups_begin() -> None:
+    async with grading("by_answer") as scorer:
+        trial = Trial(scorer)
+        for _ in range(2):
+            await asyncio.gather(*(trial.passed(plan("fine"), ids=True, output=True) for _ in range(5)))
+        assert Path("asked").read_text() == "fine\n"
+
+
+async def test_a_trial_that_was_stopped_is_made_again_by_the_next_group() -> None:
+    async with grading("by_answer") as scorer:
+        trial = Trial(scorer)
+        first = asyncio.create_task(trial.passed(plan("hang"), ids=True, output=False))
+        async with asyncio.timeout(60):
+            while not Path("asked").exists():
+                await asyncio.sleep(0.01)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        await trial.passed(plan("fine"), ids=True, output=False)
+    assert Path("asked").read_text() == "hang\nfine\n"
+
+
+async def test_our_own_strategies_need_no_trial() -> None:
+    async with grading(StrategyScorer("correctness")) as scorer:
+        assert Trial.of(scorer) is None
+
+
+@pytest.mark.parametrize("kind", ["code", "tool_calling", "program"])
+@pytest.mark.parametrize("ids", [True, False])
+def test_what_a_scorer_is_tried_on_is_a_whole_rollout_that_is_right(kind: AgentKind, ids: bool) -> None:
+    asked = replace(plan("42"), agent=AgentSpec(kind=kind))
+    record = first_control(asked, ids=ids, output=True)
+    score = StrategyScorer("combined").measure(asked, record, FINISHED)
+    assert (score.value, score.solved) == (1.0, True)
+    assert record.answer == "42"
+    assert record.output is not None
+    assert (record.turns[0].completion.tokens_T is not None) == ids
+    assert main_line(asked, record, None).token_source == ("sampled" if ids else "none")
+    assert record.turns[0].messages[-1].content == asked.task.question
+    assert first_control(plan(None), ids=ids, output=False).answer == "I do not know."

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from orchestrator.backoff import Backoff
-from orchestrator.breaker import LOOKS, Breaker, HealthGate
-from orchestrator.errors import AuthenticationError, DockerError, EngineUnfitError, LaunchError, RunUnhealthy
-from orchestrator.types import Failed, FailedName
+from orchestrator.breaker import LOOKS, AgentGate, Breaker, HealthGate
+from orchestrator.errors import (
+    AgentUnusable,
+    AuthenticationError,
+    DockerError,
+    EngineUnfitError,
+    LaunchError,
+    RunUnhealthy,
+)
+from orchestrator.types import Attempt, Failed, FailedName, Group
+from tests.fakes.plans import a_plan, a_record, an_attempt
 
 
 class Thing:
@@ -177,3 +186,59 @@ async def test_what_no_waiting_ends_is_not_waited_for() -> None:
         async with asyncio.timeout(60.0):
             await breaker.passed()
     assert thing.asked <= 1 + LOOKS
+
+
+AGENT = Failed(FailedName.AGENT_ERROR, "no completion: exit code 1\nTraceback\n  1 / 0")
+
+
+class Told:
+    """A gate, what it said, and groups that end."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.gate = AgentGate(self.said.append)
+
+    def group(self, *failures: Failed, dropped: str | None = "0 usable", turns: int = 0) -> None:
+        attempts = tuple(Attempt(a_plan(n), a_record(turns), failure) for n, failure in enumerate(failures))
+        for attempt in attempts:
+            self.gate.attempt(attempt)
+        self.gate.group(Group(0, a_plan().task, (), attempts, dropped))
+
+
+def test_the_first_program_without_a_completion_is_told_with_its_last_words_and_no_other() -> None:
+    told = Told()
+    told.gate.attempt(replace(an_attempt(LLM), record=a_record(0)))
+    assert told.said == []
+    told.group(AGENT, AGENT)
+    assert told.said == ["agent_error, the first: no completion: exit code 1", "  | Traceback", "  |   1 / 0"]
+
+
+def test_three_groups_in_a_row_without_a_completion_end_the_run_and_then_it_counts_anew() -> None:
+    told = Told()
+    for _ in range(2):
+        told.group(AGENT, LLM)  # not every rollout comes so far
+        told.group(AGENT)
+        with pytest.raises(AgentUnusable, match=r"no rollout of 3 groups in a row .* no completion: exit code 1$"):
+            told.group(AGENT, AGENT)
+
+
+def test_a_completion_of_any_rollout_begins_the_count_anew() -> None:
+    told = Told()
+    for _ in range(9):
+        told.group(AGENT)
+        told.group(AGENT)
+        told.gate.attempt(an_attempt())  # of a group that is still open
+
+
+def test_groups_that_are_lost_otherwise_neither_count_nor_excuse() -> None:
+    told = Told()
+    for _ in range(9):
+        told.group(DOCKER)
+    told.group(AGENT)
+    told.group(DOCKER)
+    told.group(AGENT)
+    told.group(AGENT, LLM, turns=1)
+    told.group(AGENT)
+    told.group(AGENT)
+    with pytest.raises(AgentUnusable):
+        told.group(AGENT)

@@ -337,6 +337,33 @@ async def test_standstill_of_our_own_is_nobodys_timeout(monkeypatch: pytest.Monk
     )
 
 
+@pytest.mark.parametrize(("retries", "attempts"), [(0, 1), (1, 2), (5, 2)])
+async def test_a_program_without_a_completion_is_tried_again_once(retries: int, attempts: int) -> None:
+    bench = Bench(max_retries=retries)
+    bench.executor._graded = failing(*[FailedName.AGENT_ERROR] * 9)
+    results = await bench.executor.execute(a_plan())
+    assert results is not None
+    assert [name(r) for r in results] == bench.names == ["agent_error"] * attempts
+
+
+async def test_other_failures_between_use_up_their_own_retries() -> None:
+    bench = Bench(max_retries=3)
+    bench.executor._graded = failing(FailedName.AGENT_ERROR, FailedName.SANDBOX_LOST, FailedName.AGENT_ERROR)
+    results = await bench.executor.execute(a_plan())
+    assert results is not None
+    assert [name(r) for r in results] == ["agent_error", "sandbox_lost", "agent_error"]
+
+
+def failing(*names: FailedName) -> Callable[[Attempt], Any]:
+    """Attempts break so, one after the other."""
+    left = list(names)
+
+    async def broken(attempt: Attempt) -> Result:
+        return Attempt(attempt.plan, attempt.record, Failed(left.pop(0), "it broke"))
+
+    return broken
+
+
 # ---------------------------------------------------------------- what an earlier process has done
 
 

@@ -23,6 +23,8 @@ OCI = "integration/launch/test_oci_launcher.py"
 OCI_RUN = "integration/test_oci_run.py"
 TOOLS = "integration/test_web_tools.py"
 OUTCOME = "unit/test_outcome.py"
+AGENT = "integration/test_agent_error.py"
+SCORERS = "e2e/test_scorers.py"
 CLUSTER = "unit/test_cluster.py"
 STARTUP = "unit/test_startup.py"
 LOADING = "e2e/test_loading.py"
@@ -113,6 +115,18 @@ ROWS = {
         f"{LAUNCHER}::test_pid_1_killed_for_memory_is_told",
         f"{FAULTS}::test_sandbox_that_breaks_by_model_written_code_is_scored_and_harms_no_neighbour",
         f"{OUTCOME}::test_every_ending_has_one_name",
+    ],
+    "a program as agent: ends before its first completion (an import that fails, a crash, killed for memory, "
+    "exit code 0), uses up its time without one, or every request of it is refused": [
+        f"{OUTCOME}::test_a_program_without_a_completion_is_the_operator_s_to_mend",
+        f"{OUTCOME}::test_no_policy_can_choose_an_agent_error",
+        f"{AGENT}::test_a_program_without_a_completion_is_said_at_once_and_tried_again_once",
+        f"{AGENT}::test_three_groups_in_a_row_end_the_run_with_the_reason",
+        f"{AGENT}::test_a_program_that_fails_on_some_tasks_alone_ends_no_run",
+        f"{AGENT}::test_a_program_that_hangs_before_its_first_request_is_one_too",
+    ],
+    "a program as agent: gives up while its first completion is sampled": [
+        f"{AGENT}::test_a_program_that_loses_its_patience_is_no_agent_error"
     ],
     "sandbox: killed or removed by somebody else": [
         f"{FAULTS}::test_container_killed_by_somebody_else_is_retried_and_one_short_of_memory_is_scored",
@@ -234,6 +248,14 @@ ROWS = {
     "orchestrator stopped (SIGSTOP, ^Z) or starved for over 20 s": [
         "unit/test_executor.py::test_standstill_of_our_own_is_nobodys_timeout",
         "unit/test_clock.py::test_standstill_is_noticed_and_a_busy_moment_is_none",
+    ],
+    "scorer, judge or task source that cannot work: raises, hangs, gives no score or verdict; "
+    "a task source that raises": [
+        f"{SCORERS}::test_a_scorer_that_cannot_work_costs_no_completion",
+        f"{SCORERS}::test_a_judge_that_cannot_work_costs_no_completion",
+        f"{SCORERS}::test_a_task_source_that_raises_is_named_with_its_line",
+        "integration/test_grading_processes.py::test_a_scorer_that_fails_in_its_trial_is_named_with_its_error_and_its_line",
+        "unit/scorers/test_judge.py::test_a_judge_without_a_verdict_in_its_trial_cannot_work",
     ],
     "scorer or judge fails on one answer": [
         "integration/test_grading_processes.py::test_an_answer_that_breaks_the_scorer_is_worth_nothing_and_is_not_drawn_again",

@@ -154,3 +154,13 @@ async def test_different_scores_are_not_drawn_again() -> None:
 def test_other_policies_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="valid are"):
         GroupPolicy.parse(text)
+
+
+@pytest.mark.parametrize("policy", ["backfill", "drop", "partial:2"])
+async def test_no_other_rollout_is_drawn_in_the_place_of_a_program_that_failed(policy: str) -> None:
+    failed = Failed(FailedName.AGENT_ERROR, "no completion: exit code 1\nTraceback")
+    group = await group_of(policy, lambda plan: failed if plan.index < 2 else spread(plan))
+    assert len(group.attempts) == SIZE
+    assert indexes(group) == [2, 3]
+    lost = "2 of 4 rollouts usable, mostly agent_error: no completion: exit code 1"
+    assert group.dropped == (None if policy == "partial:2" else lost)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from orchestrator.errors import DockerError, LaunchError, SandboxLostError
-from orchestrator.outcome import ClockExpired, DeadlineExpired, Ending, Refused, Submission, decide
+from orchestrator.outcome import MAX_LINES, ClockExpired, DeadlineExpired, Ending, Refused, Submission, decide
 from orchestrator.types import Ended, Failed, Record, SandboxExit
-from tests.fakes.plans import a_record
+from tests.fakes.plans import a_record, a_turn
 
 KILLED = SandboxExit(137, oom_killed=True)
 
@@ -77,3 +79,61 @@ def test_only_an_accepted_answer_is_passed_on() -> None:
     assert decide(Submission("final_answer", "größer".encode(), ""), a_record())[1] == "größer"
     assert decide(Submission("max_steps", b"42", ""), a_record())[1] is None
     assert isinstance(decide(Submission("max_steps", b"42", ""), a_record())[0], Ended)
+
+
+SAID = "the program ended with exit code 1: ZeroDivisionError\nTraceback\n  1 / 0"
+
+
+@pytest.mark.parametrize(
+    ("ending", "reason"),
+    [
+        (Submission("no_answer", None, SAID), f"no completion: {SAID}"),
+        (Submission("final_answer", b"42", SAID), f"no completion: {SAID}"),
+        (
+            Submission("out_of_memory", None, "the program was killed for memory"),
+            "no completion: the program was killed",
+        ),
+        (Submission("final_answer", b"42", ""), "no completion: finished"),
+        (Submission("no_answer", None, "x\n" * 2000), "no completion: " + "\n".join("x" * MAX_LINES)),
+        (Submission("no_answer", None, "Bearer sk-abcdefgh1234"), "no completion: Bearer [key]"),
+        (Refused("budget", "65 MiB over the proxy"), "no completion: budget, 65 MiB over the proxy"),
+        (ClockExpired(), "no completion: timeout, the rollout's own clock"),
+    ],
+)
+def test_a_program_without_a_completion_is_the_operator_s_to_mend(ending: Ending, reason: str) -> None:
+    outcome, answer = decide(ending, a_record(turns=0), program=True)
+    assert isinstance(outcome, Failed)
+    assert (outcome.name, answer) == ("agent_error", None)
+    assert outcome.reason.startswith(reason)
+    assert len(outcome.reason.split("\n")) <= MAX_LINES
+    assert outcome.headline == outcome.reason.split("\n")[0]
+
+
+@pytest.mark.parametrize(
+    ("ending", "name"),
+    [
+        (SandboxExit(1, oom_killed=False), "sandbox_lost"),
+        (KILLED, "sandbox_lost"),
+        (SandboxLostError("gone"), "sandbox_lost"),
+        (DockerError("no answer"), "docker_error"),
+        (Submission("crashed", None, "boom"), "sandbox_lost"),
+        (Refused("llm_error", "HTTP 500"), "llm_error"),
+        (Refused("context_length", "9000 tokens"), "bad_task"),
+    ],
+)
+def test_what_is_not_the_program_s_own_end_stays_what_it_was(ending: Ending, name: str) -> None:
+    assert decide(ending, a_record(turns=0), program=True)[0].name == name
+
+
+@pytest.mark.parametrize("ending", [Submission("no_answer", None, SAID), ClockExpired(), Refused("budget", "")])
+def test_no_policy_can_choose_an_agent_error(ending: Ending) -> None:
+    """Nothing was served before one; with a completion, however empty, there is none."""
+    assert isinstance(decide(ending, a_record(turns=1), program=True)[0], Ended)
+    empty = a_turn(completion=replace(a_turn().completion, completion_tokens=0))
+    assert decide(ending, replace(a_record(), turns=(empty,)), program=True)[0].name == "sandbox_lost"
+
+
+def test_a_program_that_ends_while_it_waits_for_its_first_completion_blames_who_lets_it_wait() -> None:
+    outcome, _ = decide(Submission("no_answer", None, SAID), a_record(turns=0, waiting_s=10.0), program=True)
+    assert outcome == Failed(outcome.name, f"the first completion was still awaited: {SAID}")
+    assert outcome.name == "llm_error"

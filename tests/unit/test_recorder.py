@@ -268,7 +268,7 @@ class Refusing:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)
 
-    def render(self, messages: tuple[Message, ...], *, generation_prompt: bool) -> str:
+    def render(self, messages: tuple[Message, ...], *, generation_prompt: bool, tools: object = ()) -> str:
         if self._refuses(messages):
             raise RecordError("the model's chat template refuses the conversation: roles must alternate")
         return self._tokenizer.render(messages, generation_prompt=generation_prompt)

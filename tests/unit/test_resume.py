@@ -60,7 +60,7 @@ class Letters:
     def is_end(self, token_id: int) -> bool:
         return False
 
-    def render(self, messages: object, *, generation_prompt: bool) -> str:
+    def render(self, messages: object, *, generation_prompt: bool, tools: object = ()) -> str:
         return ""
 
 

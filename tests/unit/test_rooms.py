@@ -20,6 +20,7 @@ BACKENDS = ("launch", "proxy", "completion", "scorers", "tools", "tasks")
 # Where one of these rooms does need another's code, and why.
 NEEDED = {
     ("proxy.turns", "completion.line"): "a lease continues the id line",
+    ("proxy.turns", "completion.prompt_text"): "a lease says how an answer begins",
     ("proxy.lease", "completion.control"): "a lease asks the endpoint's control who is to blame",
     ("proxy.lease", "tools.arguments"): "what a sandbox gives a tool must fit the record before it is called",
     ("proxy.server", "launch.names"): "both sides agree on the name of the socket",
@@ -29,6 +30,7 @@ NEEDED = {
 # What each room of a user of the backends may see of the others.
 MAY_SEE = {
     "agents": {"tools"},
+    "calls": set(),
     "settings": {"launch", "run", "scorers", "tasks", "tools"},
     "run": {"completion"},
     "terminal": {"run"},
@@ -113,7 +115,7 @@ def ours(package: str) -> list[tuple[str, str]]:
 
 
 def is_vocabulary(name: str) -> bool:
-    return name in VOCABULARY or name.endswith(".base")
+    return name in VOCABULARY or name.endswith(".base") or name.partition(".")[0] == "calls"  # pure rules, a room
 
 
 def test_there_is_no_circle() -> None:

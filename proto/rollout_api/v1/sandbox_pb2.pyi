@@ -21,6 +21,7 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_SYSTEM: _ClassVar[Role]
     ROLE_USER: _ClassVar[Role]
     ROLE_ASSISTANT: _ClassVar[Role]
+    ROLE_TOOL: _ClassVar[Role]
 
 class CompletionKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -29,11 +30,23 @@ class CompletionKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     COMPLETION_KIND_PLAN: _ClassVar[CompletionKind]
     COMPLETION_KIND_FINAL: _ClassVar[CompletionKind]
 
+class ToolChoice(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TOOL_CHOICE_UNSPECIFIED: _ClassVar[ToolChoice]
+    TOOL_CHOICE_NONE: _ClassVar[ToolChoice]
+    TOOL_CHOICE_REQUIRED: _ClassVar[ToolChoice]
+
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
     FINISH_REASON_STOP: _ClassVar[FinishReason]
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
+
+class RefusedReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REFUSED_REASON_UNSPECIFIED: _ClassVar[RefusedReason]
+    REFUSED_REASON_UNSUPPORTED: _ClassVar[RefusedReason]
+    REFUSED_REASON_CONTEXT_LENGTH: _ClassVar[RefusedReason]
 
 class StopReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -51,13 +64,20 @@ ROLE_UNSPECIFIED: Role
 ROLE_SYSTEM: Role
 ROLE_USER: Role
 ROLE_ASSISTANT: Role
+ROLE_TOOL: Role
 COMPLETION_KIND_UNSPECIFIED: CompletionKind
 COMPLETION_KIND_ACTION: CompletionKind
 COMPLETION_KIND_PLAN: CompletionKind
 COMPLETION_KIND_FINAL: CompletionKind
+TOOL_CHOICE_UNSPECIFIED: ToolChoice
+TOOL_CHOICE_NONE: ToolChoice
+TOOL_CHOICE_REQUIRED: ToolChoice
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
+REFUSED_REASON_UNSPECIFIED: RefusedReason
+REFUSED_REASON_UNSUPPORTED: RefusedReason
+REFUSED_REASON_CONTEXT_LENGTH: RefusedReason
 STOP_REASON_UNSPECIFIED: StopReason
 STOP_REASON_FINAL_ANSWER: StopReason
 STOP_REASON_MAX_STEPS: StopReason
@@ -261,49 +281,97 @@ class Start(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class Call(_message.Message):
+    __slots__ = ("id", "name", "arguments_json")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_JSON_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    name: str
+    arguments_json: str
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., arguments_json: _Optional[str] = ...) -> None: ...
+
 class Message(_message.Message):
-    __slots__ = ("role", "content")
+    __slots__ = ("role", "content", "calls", "call_id")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    CALL_ID_FIELD_NUMBER: _ClassVar[int]
     role: Role
     content: str
-    def __init__(self, role: _Optional[_Union[Role, str]] = ..., content: _Optional[str] = ...) -> None: ...
+    calls: _containers.RepeatedCompositeFieldContainer[Call]
+    call_id: str
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., content: _Optional[str] = ..., calls: _Optional[_Iterable[_Union[Call, _Mapping]]] = ..., call_id: _Optional[str] = ...) -> None: ...
 
 class CompleteRequest(_message.Message):
-    __slots__ = ("sequence", "kind", "messages", "stop", "agent", "steps")
+    __slots__ = ("sequence", "kind", "messages", "stop", "agent", "steps", "tools_json", "tool_choice", "tool_name", "response_format_json", "logprobs")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     AGENT_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
+    TOOLS_JSON_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CHOICE_FIELD_NUMBER: _ClassVar[int]
+    TOOL_NAME_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_FORMAT_JSON_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     kind: CompletionKind
     messages: _containers.RepeatedCompositeFieldContainer[Message]
     stop: _containers.RepeatedScalarFieldContainer[str]
     agent: str
     steps: _containers.RepeatedCompositeFieldContainer[RecordStepRequest]
-    def __init__(self, sequence: _Optional[int] = ..., kind: _Optional[_Union[CompletionKind, str]] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., stop: _Optional[_Iterable[str]] = ..., agent: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[RecordStepRequest, _Mapping]]] = ...) -> None: ...
+    tools_json: str
+    tool_choice: ToolChoice
+    tool_name: str
+    response_format_json: str
+    logprobs: bool
+    def __init__(self, sequence: _Optional[int] = ..., kind: _Optional[_Union[CompletionKind, str]] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., stop: _Optional[_Iterable[str]] = ..., agent: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[RecordStepRequest, _Mapping]]] = ..., tools_json: _Optional[str] = ..., tool_choice: _Optional[_Union[ToolChoice, str]] = ..., tool_name: _Optional[str] = ..., response_format_json: _Optional[str] = ..., logprobs: bool = ...) -> None: ...
 
 class CompleteResponse(_message.Message):
-    __slots__ = ("completion", "ended")
+    __slots__ = ("completion", "ended", "refused")
     COMPLETION_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     completion: Completion
     ended: EpisodeEnded
-    def __init__(self, completion: _Optional[_Union[Completion, _Mapping]] = ..., ended: _Optional[_Union[EpisodeEnded, _Mapping]] = ...) -> None: ...
+    refused: RequestRefused
+    def __init__(self, completion: _Optional[_Union[Completion, _Mapping]] = ..., ended: _Optional[_Union[EpisodeEnded, _Mapping]] = ..., refused: _Optional[_Union[RequestRefused, _Mapping]] = ...) -> None: ...
 
 class Completion(_message.Message):
-    __slots__ = ("text", "finish_reason", "prompt_tokens", "completion_tokens")
+    __slots__ = ("text", "finish_reason", "prompt_tokens", "completion_tokens", "calls", "logprobs")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     text: str
     finish_reason: FinishReason
     prompt_tokens: int
     completion_tokens: int
-    def __init__(self, text: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ...) -> None: ...
+    calls: _containers.RepeatedCompositeFieldContainer[Call]
+    logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
+    def __init__(self, text: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., calls: _Optional[_Iterable[_Union[Call, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
+
+class TokenLogprob(_message.Message):
+    __slots__ = ("token", "logprob")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    token: str
+    logprob: float
+    def __init__(self, token: _Optional[str] = ..., logprob: _Optional[float] = ...) -> None: ...
+
+class RequestRefused(_message.Message):
+    __slots__ = ("reason", "message", "param")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    PARAM_FIELD_NUMBER: _ClassVar[int]
+    reason: RefusedReason
+    message: str
+    param: str
+    def __init__(self, reason: _Optional[_Union[RefusedReason, str]] = ..., message: _Optional[str] = ..., param: _Optional[str] = ...) -> None: ...
 
 class EpisodeEnded(_message.Message):
     __slots__ = ("outcome",)

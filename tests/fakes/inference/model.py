@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,14 @@ class Model:
     def render(self, messages: Sequence[ChatMessage], *, generation_prompt: bool = True) -> str:
         plain = [{"role": m.role, "content": m.content} for m in messages]
         return self._template.render(messages=plain, add_generation_prompt=generation_prompt)
+
+    def render_tools(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+        """A prompt with tools. Calls in `messages` have their arguments as text, as OpenAI's API wants it."""
+        told = [{**m, "content": m.get("content") or ""} for m in messages]
+        for message in told:
+            for call in message.get("tool_calls") or ():
+                call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+        return self._template.render(messages=told, tools=tools, add_generation_prompt=True)
 
     def read_messages(self, prompt: str) -> tuple[ChatMessage, ...]:
         """The conversation in a rendered prompt, without the open turn at its end."""

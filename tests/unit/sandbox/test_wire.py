@@ -23,6 +23,7 @@ from sandbox.types import (
     Kind,
     Message,
     Mount,
+    Request,
     Result,
     StepReport,
     StopReason,
@@ -72,7 +73,7 @@ def test_tool_inputs_that_are_no_object_are_refused(inputs: str) -> None:
 
 @pytest.mark.parametrize("kind", get_args(Kind))
 def test_every_kind_of_completion_can_be_asked_for(kind: Kind) -> None:
-    request = wire.complete_request(4, kind, (Message("user", "lone \ud800 surrogate"),))
+    request = wire.complete_request(4, kind, Request((Message("user", "lone \ud800 surrogate"),)))
     assert pb.CompletionKind.Name(request.kind) == f"COMPLETION_KIND_{kind.upper()}"
     assert request.messages[0].content == "lone ? surrogate"
 

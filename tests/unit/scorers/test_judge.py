@@ -16,6 +16,7 @@ from orchestrator.completion.retry import RetryPolicy
 from orchestrator.errors import AuthenticationError, CompletionError, ContextLengthError, ScorerError
 from orchestrator.redact import Secret
 from orchestrator.scorers.judge import MAX_ANSWER_CHARS, RUBRIC, VERDICTS, JudgeScorer, verdict
+from orchestrator.scorers.trial import Trial
 from orchestrator.settings.sources import load_config
 from orchestrator.types import Ended, EndedName
 from tests.fakes.completers import ScriptedCompleter
@@ -123,6 +124,38 @@ async def test_a_task_without_reference_answer_and_a_refused_key_are_named() -> 
         await scorer.score(plan(), episode("42"), FINISHED)
     with pytest.raises(ScorerError, match="no reference answer"):
         await scorer.score(plan(None), episode("42"), FINISHED)
+
+
+async def test_a_judge_is_tried_on_a_reference_answer_and_any_verdict_will_do() -> None:
+    for said in (YES, NO):
+        scorer, completer = judge(said)
+        assert await scorer.try_out(plan("42"), episode("42"))
+        assert "GIVEN ANSWER" in completer.requests[0].messages[1].content
+        assert len(completer.requests) == 1
+
+
+async def test_a_judge_without_a_verdict_in_its_trial_cannot_work() -> None:
+    for said in ("It is CORRECT.", CompletionError("HTTP 500")):
+        scorer, _ = judge(said)
+        with pytest.raises(
+            ScorerError, match=r"the judge (gave no verdict in 3 replies|does not answer: HTTP 500)"
+        ):
+            await scorer.try_out(plan("42"), episode("42"))
+    scorer, _ = judge(AuthenticationError("set OPENAI_API_KEY"))
+    with pytest.raises(AuthenticationError, match="JUDGE_API_KEY"):
+        await scorer.try_out(plan("42"), episode("42"))
+
+
+@pytest.mark.parametrize("answer", [None, "x" * 100_001])
+async def test_a_task_that_cannot_be_judged_is_no_trial_of_the_judge(answer: str | None) -> None:
+    scorer, completer = judge(YES)
+    trial = Trial.of(scorer)
+    assert trial is not None
+    await trial.passed(plan(answer), ids=False, output=False)
+    assert not completer.requests
+    await trial.passed(plan("42"), ids=False, output=False)
+    await trial.passed(plan("42"), ids=False, output=False)
+    assert len(completer.requests) == 1
 
 
 @given(st.text(max_size=80))

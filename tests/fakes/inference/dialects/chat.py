@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -41,9 +44,15 @@ EXTRAS = frozenset(
         "n_probs",
     ]
 )
+_CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
 # Which sampled ids have an entry in `logprobs.content`: those of the visible text; all, end token and stop
 # string included; or, as llama.cpp does without streaming, all but as many as the stop string has ids.
 Entries = Literal["visible", "all", "llamacpp"]
+
+
+def _call(number: int, told: Mapping[str, Any]) -> JSON:
+    function = {"name": told["name"], "arguments": json.dumps(told["arguments"])}
+    return {"id": f"call_{number}", "type": "function", "function": function}
 
 
 class ChatRequest(BaseModel):
@@ -69,6 +78,8 @@ class ChatRequest(BaseModel):
     metadata: dict[str, str] | None = None
     store: bool | None = None
     service_tier: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
 
 
 class ChatCompletions:
@@ -112,10 +123,11 @@ class ChatCompletions:
                 "Unsupported parameter: 'max_tokens' is not supported with this model. "
                 "Use 'max_completion_tokens' instead."
             )
+        prompt = model.render_tools(deepcopy(request.messages), request.tools) if request.tools else None
         messages = as_messages(request.messages)
         return Ask(
             request=request,
-            prompt_ids=model.encode(model.render(messages)),
+            prompt_ids=model.encode(prompt or model.render(messages)),
             messages=messages,
             max_tokens=request.max_completion_tokens or request.max_tokens,
             stop=stops(request.stop),
@@ -125,15 +137,20 @@ class ChatCompletions:
 
     def answer(self, ask: Ask, answer: Answer, model: Model) -> JSON:
         request: ChatRequest = ask.request
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": answer.text(model, stop_string=False, skip_special=True),
+            "refusal": None,
+        }
+        calls = _CALL.findall(message["content"]) if request.tools else []
+        if calls:
+            message["content"] = message["content"].partition("<tool_call>")[0].strip() or None
+            message["tool_calls"] = [_call(number, json.loads(text)) for number, text in enumerate(calls)]
         choice: dict[str, Any] = {
             "index": 0,
-            "message": {
-                "role": "assistant",
-                "content": answer.text(model, stop_string=False, skip_special=True),
-                "refusal": None,
-            },
+            "message": message,
             "logprobs": {"content": self._content(ask, answer, model)} if request.logprobs else None,
-            "finish_reason": answer.finish,
+            "finish_reason": "tool_calls" if calls else answer.finish,
         }
         whole: dict[str, Any] = {
             "id": f"chatcmpl-{answer.number}",

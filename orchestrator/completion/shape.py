@@ -1,0 +1,86 @@
+"""Which conversations a chat template prints whole, and how others are brought into a form that it prints.
+
+A template is a program that comes with the model. Some refuse a system message that is not the first, neighbours
+of one role or results of tools; some leave them out without a word. So each is tried once, with words that have to
+be in what is printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from orchestrator.completion.base import Tokenizer
+from orchestrator.errors import RecordError
+from orchestrator.types import Message, Role, Tools
+
+_TOOL: Tools = (
+    {
+        "type": "function",
+        "function": {
+            "name": "word_63914",
+            "description": "Gives a word.",
+            "parameters": {"type": "object", "properties": {"which": {"type": "string"}}, "required": []},
+        },
+    },
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a template prints as it is."""
+
+    late_system: bool  # a system message behind others
+    neighbours: bool  # two messages of one role
+    results: bool  # messages of the role `tool`
+    tools: bool  # the tools that there are
+
+    def fit(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """The conversation with as little changed as the template needs: late system messages and results become
+        the user's, neighbours are joined by an empty line."""
+        fitted: list[Message] = []
+        for place, message in enumerate(messages):
+            role: Role = message.role
+            if (role == "system" and place and not self.late_system) or (role == "tool" and not self.results):
+                role = "user"
+            if fitted and fitted[-1].role == role and role != "tool" and not self.neighbours:
+                fitted[-1] = Message(role, f"{fitted[-1].content}\n\n{message.content}")
+            else:
+                fitted.append(Message(role, message.content))
+        return tuple(fitted)
+
+
+def implied_system(tokenizer: Tokenizer) -> str:
+    """The system message that a template prints where a conversation has none; empty: it prints none."""
+    user, word = Message("user", "word 31415"), "word 27183"
+    try:
+        told = tokenizer.render((Message("system", word), user), generation_prompt=False)
+        untold = tokenizer.render((user,), generation_prompt=False)
+    except RecordError:
+        return ""
+    before, _, behind = told.partition(word)
+    whole = len(untold) > len(before) + len(behind) and untold.startswith(before) and untold.endswith(behind)
+    return untold[len(before) : len(untold) - len(behind)] if whole else ""
+
+
+def shape_of(tokenizer: Tokenizer) -> Shape:
+    """Tries the tokenizer's chat template."""
+
+    def prints(*messages: tuple[Role, str], tools: Tools = ()) -> bool:
+        talk = tuple(Message(role, text) for role, text in messages)
+        try:
+            text = tokenizer.render(talk, generation_prompt=True, tools=tools)
+        except RecordError:
+            return False
+        named = tools and "word_63914" not in text
+        return not named and all(message.content in text for message in talk)
+
+    first: tuple[tuple[Role, str], ...] = (("system", "word 27183"), ("user", "word 31415"))
+    return Shape(
+        late_system=prints(*first, ("assistant", "word 14142"), ("system", "word 17320"), ("user", "word 22360")),
+        neighbours=prints(
+            *first, ("user", "word 14142"), ("assistant", "word 17320"), ("assistant", "word 22360")
+        ),
+        results=prints(*first, ("assistant", "word 14142"), ("tool", "word 17320")),
+        tools=prints(*first, tools=_TOOL),
+    )

@@ -1,0 +1,65 @@
+"""A program's conversation in the words of the record: calls as the text that the model sampled for them.
+
+Programs get a completion's calls as data, and send them back in their own way: other spaces, another order of
+keys, other ids, without the text beside them. What was sampled is on record, so here the completion itself takes
+the place of what came back, and the id line goes on behind it. Calls that nobody sampled are written out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orchestrator.calls.formats import Format
+from orchestrator.calls.parsed import Said, parsed, same_calls
+from orchestrator.calls.written import written
+from orchestrator.proxy.said import Spoken
+from orchestrator.types import Message, Wishes
+
+
+class Talk:
+    """What a program was served so far. `format` None: its model calls no tools."""
+
+    def __init__(self, format: Format | None) -> None:
+        self.format = format
+        self._served: list[tuple[str, Said]] = []  # the sampled text, and what the program got of it
+
+    def said(self, text: str, wishes: Wishes, sequence: int) -> Said:
+        """What the program gets of a sampled text."""
+        if self.format is None or not wishes.tools or wishes.tool_choice == "none":
+            return Said(text, ())
+        said = parsed(text, self.format, wishes.tools, sequence)
+        if said.calls:
+            self._served.append((text, said))
+        return said
+
+    def plain(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """The same conversation without calls as data; results stand in the order of their calls."""
+        found: list[Message] = []
+        asked: dict[str, int] = {}
+        answers: list[tuple[int, Message]] = []
+        served = 0  # the next completion that can come back: programs keep their order
+        for message in messages:
+            spoken = message if isinstance(message, Spoken) else Spoken(message.role, message.content)
+            if spoken.role == "tool":
+                place = asked.get(spoken.call_id, len(asked))
+                answers.append((place, Message("tool", spoken.content)))
+                continue
+            found += [answer for _, answer in sorted(answers, key=lambda pair: pair[0])]
+            asked, answers = {call.id: place for place, call in enumerate(spoken.calls)}, []
+            content = spoken.content
+            if spoken.calls:
+                content, served = self._text(spoken, served)
+            found.append(Message(spoken.role, content))
+        return (*found, *(answer for _, answer in sorted(answers, key=lambda pair: pair[0])))
+
+    def _text(self, spoken: Spoken, since: int) -> tuple[str, int]:
+        """(the text of an assistant's message with calls, the number of the next completion that can come
+        back)."""
+        after = range(since, len(self._served))
+        for place in (*after, *range(since)):
+            text, said = self._served[place]
+            # A program that takes one call at a time got the first of them.
+            same = same_calls(said.calls, spoken.calls) or same_calls(said.calls[:1], spoken.calls)
+            if same and spoken.content.strip() in ("", said.content.strip()):
+                return text, place + 1
+        return written(spoken.content, spoken.calls, self.format or "hermes"), since

@@ -1,0 +1,216 @@
+"""OpenAI's chat completions: `/v1/chat/completions`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from sandbox.runner.endpoint import tools
+from sandbox.runner.endpoint.checks import (
+    MAX_MESSAGES,
+    MODEL,
+    NO_EFFECT,
+    REFUSED,
+    SAMPLING,
+    BadRequest,
+    Body,
+    Event,
+    Fields,
+    Served,
+    content_text,
+    conversation,
+    flag,
+    kind_of,
+    list_of,
+    object_of,
+    only,
+    openai_error,
+    shown,
+    single,
+    stop_strings,
+    stream_usage,
+    text_of,
+    usage,
+)
+from sandbox.types import Call, Completion, Message, Request, Role
+
+FIELDS = Fields(
+    {
+        *("messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "logprobs", "stop", "n"),
+        *("stream", "stream_options", "modalities"),
+        *SAMPLING,
+        *NO_EFFECT,
+    },
+    REFUSED,
+)
+_ROLES: dict[str, Role] = {
+    "system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
+}  # fmt: skip
+_TEXTS = ("text", "input_text", "output_text")
+# Of a message: nothing here is lost. Reasoning is on record with the completion that it was sampled in.
+_MESSAGE = {
+    "system": ("role", "content"),
+    "user": ("role", "content"),
+    "assistant": ("role", "content", "tool_calls", "refusal", "reasoning_content", "reasoning"),
+    "tool": ("role", "content", "tool_call_id", "name"),
+}
+_NO_LOGPROB = -9999.0  # OpenAI's for what has none; JSON has no infinity
+
+error = openai_error
+
+
+def request(body: Body) -> Request:
+    """Raises BadRequest."""
+    FIELDS.check(body)
+    single(body)
+    stream_usage(body)
+    flag(body, "stream")
+    flag(body, "parallel_tool_calls")
+    if body.get("modalities") not in (None, [], ["text"]):
+        raise BadRequest("modalities must be ['text']", "modalities")
+    raw = list_of(body.get("messages"), "messages", MAX_MESSAGES)
+    offered = tools.offered([_tool(one, where) for where, one in tools.listed(body)])
+    choice, name = tools.chosen(*tools.openai_choice(body, nested=True), offered)
+    return Request(
+        conversation([_message(one, f"messages[{index}]") for index, one in enumerate(raw)], "messages"),
+        stop=stop_strings(body.get("stop"), "stop"),
+        tools=offered,
+        tool_choice=choice,
+        tool_name=name,
+        response_format=_format(body.get("response_format")),
+        logprobs=flag(body, "logprobs"),
+    )
+
+
+def answer(served: Served) -> dict[str, Any]:
+    """The answer to a request that is not to be streamed."""
+    completion = served.completion
+    message: dict[str, Any] = {"role": "assistant", "content": _content(completion), "refusal": None}
+    if completion.calls:
+        message["tool_calls"] = [_call(one) for one in completion.calls]
+    choice = {
+        "index": 0,
+        "message": message,
+        "finish_reason": _finish_reason(completion),
+        "logprobs": _logprobs(served),
+    }
+    return {**_head(served, "chat.completion"), "choices": [choice], "usage": usage(completion)}
+
+
+def events(served: Served) -> Iterator[Event]:
+    """All the text, then all the calls: they were sampled before the first byte is sent."""
+    completion = served.completion
+    head = _head(served, "chat.completion.chunk")
+    text = {"role": "assistant", "content": _content(completion)}
+    calls = {"tool_calls": [{"index": index, **_call(one)} for index, one in enumerate(completion.calls)]}
+    choice = {"index": 0, "delta": text, "finish_reason": None, "logprobs": _logprobs(served)}
+    yield Event({**head, "choices": [choice]})
+    if completion.calls:
+        yield Event({**head, "choices": [{**choice, "delta": calls, "logprobs": None}]})
+    end = {**choice, "delta": {}, "finish_reason": _finish_reason(completion), "logprobs": None}
+    yield Event({**head, "choices": [end]})
+    if stream_usage(served.body):
+        yield Event({**head, "choices": [], "usage": usage(completion)})
+    yield Event(None)
+
+
+def logprob_entries(completion: Completion) -> list[dict[str, Any]]:
+    """Each sampled token with its log-prob. `bytes` is empty for a part of a character."""
+    return [
+        {
+            "token": one.token,
+            "logprob": max(one.logprob, _NO_LOGPROB),
+            "bytes": [] if "\ufffd" in one.token else list(one.token.encode("utf-8", "replace")),
+            "top_logprobs": [],
+        }
+        for one in completion.logprobs
+    ]
+
+
+def _message(one: Any, where: str) -> Message:
+    one = object_of(one, where)
+    named = one.get("role")
+    if named == "function":
+        raise BadRequest("the role function is not taken: use tool, with tool_call_id", f"{where}.role")
+    role = _ROLES.get(named) if isinstance(named, str) else None
+    if role is None:
+        raise BadRequest(f"{where}.role must be one of {', '.join(_ROLES)}", f"{where}.role")
+    if one.get("function_call"):
+        raise BadRequest("function_call is not taken: use tool_calls", f"{where}.function_call")
+    if one.get("name") is not None and role != "tool":
+        raise BadRequest("name is not taken, templates have no place for it: write it into the content", where)
+    only(one, (*_MESSAGE[role], "function_call"), where)
+    content = one.get("content")
+    if role == "assistant":
+        return _assistant(one, content, where)
+    text = content_text(content, f"{where}.content", _TEXTS)
+    if role != "tool":
+        return Message(role, text)
+    call_id = text_of(one.get("tool_call_id"), f"{where}.tool_call_id", tools.MAX_NAME_CHARS)
+    if not call_id:
+        raise BadRequest(f"{where}.tool_call_id must say which call this answers", f"{where}.tool_call_id")
+    return Message("tool", text, call_id=call_id)
+
+
+def _assistant(one: dict[str, Any], content: Any, where: str) -> Message:
+    calls = [
+        _called(raw, f"{where}.tool_calls[{index}]")
+        for index, raw in enumerate(list_of(one.get("tool_calls") or [], f"{where}.tool_calls", tools.MAX_CALLS))
+    ]
+    refusal = one.get("refusal")
+    if content is None and refusal is not None:
+        content = text_of(refusal, f"{where}.refusal")
+    elif refusal:
+        raise BadRequest(f"{where} has a content and a refusal: only one of them is taken", f"{where}.refusal")
+    if content is None and calls:
+        content = ""
+    text = content_text(content, f"{where}.content", (*_TEXTS, "refusal"))
+    return Message("assistant", text, tools.joined(calls, where))
+
+
+def _called(raw: Any, where: str) -> Call:
+    raw = object_of(raw, where)
+    if kind_of({"type": "function", **raw}, where) != "function":
+        raise BadRequest(f"{shown(raw['type'])} is not taken: calls are of functions", where)
+    only(raw, ("id", "type", "function", "index"), where)
+    function = object_of(raw.get("function"), f"{where}.function")
+    only(function, ("name", "arguments"), f"{where}.function")
+    return tools.call(raw.get("id"), function.get("name"), function.get("arguments"), where)
+
+
+def _tool(one: dict[str, Any], where: str) -> tools.Tool:
+    if (kind := one.get("type")) != "function":
+        tools.refuse_hosted(kind, where)
+    only(one, ("type", "function", "cache_control"), where)
+    function = object_of(one.get("function"), f"{where}.function")
+    only(function, ("name", "description", "parameters", "strict"), f"{where}.function")
+    return tools.tool(function, f"{where}.function")
+
+
+def _format(raw: Any) -> dict[str, Any] | None:
+    if raw is None:
+        return None
+    raw = object_of(raw, "response_format")
+    only(raw, ("type", "json_schema"), "response_format")
+    return tools.response_format(raw.get("type"), raw.get("json_schema"), "response_format")
+
+
+def _head(served: Served, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{served.number}", "object": kind, "created": 0, "model": MODEL}
+
+
+def _content(completion: Completion) -> str | None:
+    return completion.text or (None if completion.calls else "")
+
+
+def _call(call: Call) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _finish_reason(completion: Completion) -> str:
+    """A completion that was cut says so, even with calls before the cut."""
+    return "tool_calls" if completion.calls and completion.finish_reason == "stop" else completion.finish_reason
+
+
+def _logprobs(served: Served) -> dict[str, Any] | None:
+    return {"content": logprob_entries(served.completion), "refusal": None} if served.request.logprobs else None

@@ -1,0 +1,262 @@
+"""What all APIs share: how a request is refused, its bounds, and readers that check what they read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sandbox.types import Completion, Message, Request
+
+MODEL = "policy"
+MAX_CONVERSATION_BYTES = 3 << 20  # must fit a request to the orchestrator
+MAX_MESSAGES = 1_000
+MAX_STOPS, MAX_STOP_CHARS = 4, 64
+MAX_DEPTH = 64
+TOO_LONG = "context_length_exceeded"  # OpenAI's code, by which agents know that they have to compact
+_MAX_SHOWN = 80
+
+Body = dict[str, Any]
+
+
+class BadRequest(Exception):
+    """A request that cannot be served; nothing was sampled. `param`: the field at fault. `code`: OpenAI's."""
+
+    def __init__(self, told: str, param: str | None = None, *, status: int = 400, code: str | None = None) -> None:
+        super().__init__(told)
+        self.param = param
+        self.status = status
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A request and the completion it got. `number` counts completions from 1."""
+
+    number: int
+    body: Body
+    request: Request
+    completion: Completion
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event of a stream. `data` None: the line `[DONE]`, with which OpenAI's older APIs end a stream."""
+
+    data: Mapping[str, Any] | None
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """The fields that an API's requests may have. Null is as good as absent."""
+
+    taken: Collection[str]
+    refused: Mapping[str, str]  # name to what to use instead
+
+    def check(self, body: Body) -> None:
+        """Raises BadRequest for a field that would be ignored."""
+        for name, value in body.items():
+            if name in _LIMITS and value == 0:
+                raise BadRequest(f"{name} must be above 0: every answer is sampled", name)
+            if name in self.taken or value is None:
+                continue
+            if name not in self.refused:
+                raise BadRequest(f"{shown(name)} is not known here: leave it out", name)
+            if not is_nothing(value):
+                raise BadRequest(f"{name} is not taken: {self.refused[name]}", name)
+
+
+# The run decides these: requests may name them, and every answer has the header `x-orchestrator-sampling: run`.
+SAMPLING = frozenset(
+    {
+        *("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty"),
+        *("repetition_penalty", "max_tokens", "max_completion_tokens", "max_output_tokens"),
+        *("reasoning_effort", "reasoning", "verbosity"),
+    }
+)
+_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+# What these mean has no effect on an answer.
+NO_EFFECT = frozenset(
+    {
+        *("model", "user", "safety_identifier", "metadata", "store", "service_tier"),
+        *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+    }
+)
+# What OpenAI's APIs and their relatives take, and this endpoint does not.
+REFUSED = {
+    "audio": "there is text only",
+    "best_of": "send several requests",
+    "chat_template_kwargs": "it is a setting of the run, env.chat_template_kwargs",
+    "function_call": "use tool_choice",
+    "functions": "use tools",
+    "guided_choice": "use response_format",
+    "guided_grammar": "use response_format",
+    "guided_json": "use response_format",
+    "guided_regex": "use response_format",
+    "ignore_eos": "the run decides the sampling",
+    "logit_bias": "the run decides the sampling",
+    "min_tokens": "the run decides the sampling",
+    "moderation": "nothing here moderates: leave it out",
+    "prediction": "leave it out",
+    "structured_outputs": "use response_format",
+    "top_logprobs": "the sampled tokens' log-probs alone are on record, ask for those with logprobs",
+    "web_search_options": "no search is hosted here, give the model a tool of the program",
+}
+
+
+def shown(value: object) -> str:
+    """A value in an error's text: its beginning."""
+    return repr(value[:_MAX_SHOWN] if isinstance(value, str) else value)[: _MAX_SHOWN + 10]
+
+
+def object_of(value: Any, where: str) -> dict[str, Any]:
+    """Raises BadRequest unless it is a JSON object."""
+    if not isinstance(value, dict):
+        raise BadRequest(f"{where} must be an object", where)
+    return value
+
+
+def list_of(value: Any, where: str, most: int) -> list[Any]:
+    """Raises BadRequest unless it is a list of at most so many."""
+    if not isinstance(value, list) or len(value) > most:
+        raise BadRequest(f"{where} must be a list of at most {most}", where)
+    return value
+
+
+def text_of(value: Any, where: str, most: int = MAX_CONVERSATION_BYTES) -> str:
+    """Raises BadRequest unless it is a text of at most so many characters."""
+    if not isinstance(value, str) or len(value) > most:
+        raise BadRequest(f"{where} must be a text of at most {most} characters", where)
+    return value
+
+
+def flag(body: Body, name: str) -> bool:
+    """A field that is true, or false, null or absent. Raises BadRequest."""
+    value = body.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise BadRequest(f"{name} must be true or false", name)
+    return value is True
+
+
+def is_nothing(value: object) -> bool:
+    """Whether a field with this value asks for nothing."""
+    return value is None or value in (False, "", [], {})
+
+
+def only(one: Mapping[str, Any], taken: Collection[str], where: str) -> None:
+    """Raises BadRequest for a field of a part that would be ignored."""
+    for name, value in one.items():
+        if name not in taken and not is_nothing(value):
+            raise BadRequest(f"{where} has a field that is not taken: {shown(name)}", where)
+
+
+def kind_of(one: Mapping[str, Any], where: str) -> str:
+    """The `type` of a part. Raises BadRequest."""
+    kind = one.get("type")
+    if not isinstance(kind, str):
+        raise BadRequest(f"{where} needs a type", where)
+    return kind
+
+
+_MARKS = (
+    "cache_control",
+    "prompt_cache_breakpoint",
+    "annotations",
+    "logprobs",
+)  # on a text; no effect on an answer
+
+
+def content_text(content: Any, where: str, kinds: Collection[str]) -> str:
+    """The text of a content: a text, or a list of parts of these kinds. Raises BadRequest, for others by name."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise BadRequest(f"{where} must be text, or a list of parts of text", where)
+    return "".join(part_text(part, f"{where}[{index}]", kinds) for index, part in enumerate(content))
+
+
+def part_text(part: Any, where: str, kinds: Collection[str]) -> str:
+    """As `content_text`, for one part. The text of a `refusal` has its name."""
+    part = object_of(part, where)
+    kind = kind_of(part, where)
+    if kind not in kinds:
+        raise BadRequest(f"{kind[:_MAX_SHOWN]} is not taken: a content here is text ({', '.join(kinds)})", where)
+    field = "refusal" if kind == "refusal" else "text"
+    only(part, ("type", field, *_MARKS), where)
+    return text_of(part.get(field), f"{where}.{field}")
+
+
+def conversation(messages: Sequence[Message], where: str) -> tuple[Message, ...]:
+    """The messages as they are. Raises BadRequest when there are none, or too many."""
+    if not 1 <= len(messages) <= MAX_MESSAGES:
+        raise BadRequest(f"a conversation has 1 to {MAX_MESSAGES} messages, and not {len(messages)}", where)
+    if size_bytes(messages) > MAX_CONVERSATION_BYTES:
+        raise BadRequest(f"a conversation of more than {MAX_CONVERSATION_BYTES} bytes", where)
+    return tuple(messages)
+
+
+def size_bytes(messages: Sequence[Message]) -> int:
+    """Of everything in them that is text."""
+    texts = (
+        text
+        for message in messages
+        for text in (
+            message.content,
+            message.call_id,
+            *(t for c in message.calls for t in (c.id, c.name, c.arguments)),
+        )
+    )
+    return sum(len(text.encode("utf-8", "replace")) for text in texts)
+
+
+def stop_strings(raw: Any, where: str) -> tuple[str, ...]:
+    """Raises BadRequest."""
+    stops = [raw] if isinstance(raw, str) else raw or []
+    if not isinstance(stops, list) or len(stops) > MAX_STOPS:
+        raise BadRequest(f"{where} must be a text or a list of at most {MAX_STOPS}", where)
+    if not all(isinstance(stop, str) and 1 <= len(stop) <= MAX_STOP_CHARS for stop in stops):
+        raise BadRequest(f"each of {where} must be a text of 1 to {MAX_STOP_CHARS} characters", where)
+    return tuple(stop.encode("utf-8", "replace").decode() for stop in stops)
+
+
+def sendable(value: Any, where: str, max_bytes: int) -> Any:
+    """Nested JSON as it can be sent: `?` for lone surrogates. Raises BadRequest if it is too deep or too long."""
+    if _is_deeper(value, MAX_DEPTH):
+        raise BadRequest(f"{where} is nested more than {MAX_DEPTH} deep", where)
+    if len(json.dumps(value)) > max_bytes:
+        raise BadRequest(f"{where} has more than {max_bytes} bytes", where)
+    return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    if not isinstance(value, dict | list):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_is_deeper(one, levels - 1) for one in inner)
+
+
+def single(body: Body) -> None:
+    """Raises BadRequest if several completions are asked for."""
+    if body.get("n") not in (None, 1) or isinstance(body.get("n"), bool):
+        raise BadRequest("n must be 1: send several requests, each is a completion of its own", "n")
+
+
+def stream_usage(body: Body) -> bool:
+    """Whether a stream is to end with what it used. Raises BadRequest."""
+    options = object_of(body.get("stream_options") or {}, "stream_options")
+    only(options, ("include_usage", "include_obfuscation"), "stream_options")
+    return flag(options, "include_usage")
+
+
+def usage(completion: Completion) -> dict[str, int]:
+    """In the form of OpenAI's older APIs."""
+    prompt, sampled = completion.prompt_tokens, completion.completion_tokens
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+
+
+def openai_error(error: BadRequest) -> dict[str, Any]:
+    """An error in OpenAI's form."""
+    kind = "rollout_over" if error.status == 429 else "invalid_request_error"
+    return {"error": {"message": str(error), "type": kind, "param": error.param, "code": error.code}}

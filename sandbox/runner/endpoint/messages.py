@@ -1,0 +1,232 @@
+"""Anthropic's Messages: `/v1/messages`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from sandbox.runner.endpoint import tools
+from sandbox.runner.endpoint.checks import (
+    MAX_MESSAGES,
+    MODEL,
+    SAMPLING,
+    TOO_LONG,
+    BadRequest,
+    Body,
+    Event,
+    Fields,
+    Served,
+    content_text,
+    conversation,
+    flag,
+    kind_of,
+    list_of,
+    object_of,
+    only,
+    part_text,
+    shown,
+    stop_strings,
+    text_of,
+)
+from sandbox.types import Completion, Message, Request, Role, ToolChoice
+
+_THINKING = "how the model thinks is the run's, and its thoughts are on record: leave it out"
+FIELDS = Fields(
+    {
+        *("messages", "system", "tools", "tool_choice", "stop_sequences", "stream", "output_config", "thinking"),
+        *("model", "metadata", "service_tier", "cache_control"),  # no effect on an answer
+        *SAMPLING,
+    },
+    {
+        "container": "nothing is hosted here",
+        "context_management": "compact the conversation in the program",
+        "mcp_servers": "nothing is hosted here, tools are functions of the program",
+        "n": "send several requests, each is a completion of its own",
+        "output_format": "use output_config.format",
+        "response_format": "use output_config.format",
+        "stop": "use stop_sequences",
+    },
+)
+_ROLES: dict[str, Role] = {"user": "user", "assistant": "assistant", "system": "system"}
+_TEXTS = ("text",)
+_CHOICES: dict[str, ToolChoice] = {"auto": "auto", "none": "none", "any": "required", "tool": "required"}
+_ERRORS = {404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error"}
+
+
+def error(refusal: BadRequest) -> dict[str, Any]:
+    """An error in Anthropic's form."""
+    told = f"prompt is too long: {refusal}" if refusal.code == TOO_LONG else str(refusal)
+    kind = _ERRORS.get(refusal.status, "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": told}}
+
+
+def request(body: Body) -> Request:
+    """Raises BadRequest."""
+    FIELDS.check(body)
+    flag(body, "stream")
+    thinking = object_of(body.get("thinking") or {}, "thinking")
+    if thinking.get("type") not in (None, "disabled"):
+        raise BadRequest(f"thinking is not taken: {_THINKING}", "thinking")
+    system = content_text(body.get("system") or "", "system", _TEXTS)
+    messages = [Message("system", system)] if system else []
+    for index, one in enumerate(list_of(body.get("messages"), "messages", MAX_MESSAGES)):
+        messages += _messages(one, f"messages[{index}]")
+    offered = tools.offered([_tool(one, where) for where, one in tools.listed(body)])
+    choice, name = tools.chosen(*_choice(body), offered)
+    return Request(
+        conversation(messages, "messages"),
+        stop=stop_strings(list_of(body.get("stop_sequences") or [], "stop_sequences", 100), "stop_sequences"),
+        tools=offered,
+        tool_choice=choice,
+        tool_name=name,
+        response_format=_format(body),
+    )
+
+
+def answer(served: Served) -> dict[str, Any]:
+    """The answer to a request that is not to be streamed."""
+    completion = served.completion
+    return {
+        **_head(served),
+        "content": _content(completion),
+        "stop_reason": _stop_reason(completion),
+        "usage": {"input_tokens": completion.prompt_tokens, "output_tokens": completion.completion_tokens},
+    }
+
+
+def events(served: Served) -> Iterator[Event]:
+    """One event for all of a block: it was sampled before the first byte is sent."""
+
+    def event(kind: str, /, **data: Any) -> Event:
+        return Event({"type": kind, **data}, kind)
+
+    completion = served.completion
+    whole = answer(served)
+    used = {**whole["usage"], "output_tokens": 0}
+    yield event("message_start", message={**whole, "content": [], "stop_reason": None, "usage": used})
+    arguments = iter(call.arguments for call in completion.calls)
+    for index, block in enumerate(whole["content"]):
+        if block["type"] == "text":
+            begun, delta = {**block, "text": ""}, {"type": "text_delta", "text": block["text"]}
+        else:
+            begun, delta = {**block, "input": {}}, {"type": "input_json_delta", "partial_json": next(arguments)}
+        yield event("content_block_start", index=index, content_block=begun)
+        yield event("content_block_delta", index=index, delta=delta)
+        yield event("content_block_stop", index=index)
+    end = {"stop_reason": whole["stop_reason"], "stop_sequence": None}
+    yield event("message_delta", delta=end, usage=whole["usage"])
+    yield event("message_stop")
+
+
+def _messages(one: Any, where: str) -> list[Message]:
+    """A turn as messages: each result of a tool is one of its own."""
+    one = object_of(one, where)
+    only(one, ("role", "content"), where)
+    role = _ROLES.get(one["role"]) if isinstance(one.get("role"), str) else None
+    if role is None:
+        raise BadRequest(f"{where}.role must be one of {', '.join(_ROLES)}", f"{where}.role")
+    content = one.get("content")
+    if isinstance(content, str):
+        return [Message(role, content)]
+    blocks = list_of(content, f"{where}.content", MAX_MESSAGES)
+    messages: list[Message] = []
+    for index, block in enumerate(blocks):
+        _add(messages, role, object_of(block, f"{where}.content[{index}]"), f"{where}.content[{index}]")
+    return messages or [Message(role, "")]
+
+
+def _add(messages: list[Message], role: Role, block: dict[str, Any], where: str) -> None:
+    """Adds a block to a turn. Texts are joined to the text before them, calls to the message before them."""
+    kind = kind_of(block, where)
+    match kind, role:
+        case "tool_result", "user":
+            messages.append(_result(block, where))
+        case "tool_use", "assistant":
+            only(block, ("type", "id", "name", "input", "cache_control"), where)
+            arguments = tools.arguments_text(block.get("input"), f"{where}.input")
+            call = tools.call(block.get("id"), block.get("name"), arguments, where)
+            said = messages.pop() if messages else Message(role, "")
+            messages.append(Message(role, said.content, tools.joined((*said.calls, call), where)))
+        case (("thinking" | "redacted_thinking"), "assistant"):
+            pass  # on record with the completion that it was sampled in
+        case "text", _:
+            text = part_text(block, where, _TEXTS)
+            if messages and messages[-1].role == role and not messages[-1].calls:
+                messages[-1] = Message(role, messages[-1].content + text)
+            else:
+                messages.append(Message(role, text))
+        case _:
+            raise BadRequest(f"{kind[:80]} is not taken in a turn of the {role}: contents here are text", where)
+
+
+def _result(block: dict[str, Any], where: str) -> Message:
+    only(block, ("type", "tool_use_id", "content", "is_error", "cache_control"), where)
+    call_id = text_of(block.get("tool_use_id"), f"{where}.tool_use_id", tools.MAX_NAME_CHARS)
+    if not call_id:
+        raise BadRequest(f"{where}.tool_use_id must say which call this answers", where)
+    text = content_text(block.get("content") or "", f"{where}.content", _TEXTS)
+    if flag(block, "is_error") and not text.lower().startswith("error"):
+        text = f"Error: {text}"
+    return Message("tool", text, call_id=call_id)
+
+
+def _tool(one: dict[str, Any], where: str) -> tools.Tool:
+    if (kind := one.get("type")) not in (None, "custom"):
+        tools.refuse_hosted(kind, where)
+    if one.get("allowed_callers") not in (None, [], ["direct"]):
+        raise BadRequest(f"{where}.allowed_callers: the model alone calls tools here", where)
+    if one.get("input_examples"):
+        raise BadRequest(f"{where}.input_examples is not taken: write them into the description", where)
+    # How the input is streamed has no effect on it.
+    known = ("type", "name", "description", "input_schema", "strict", "allowed_callers", "cache_control")
+    only(one, (*known, "eager_input_streaming"), where)
+    object_of(one.get("input_schema"), f"{where}.input_schema")
+    return tools.tool(one, where, "input_schema")
+
+
+def _choice(body: Body) -> tuple[ToolChoice, Any]:
+    raw = object_of(body.get("tool_choice") or {"type": "auto"}, "tool_choice")
+    kind = raw.get("type")
+    choice = _CHOICES.get(kind) if isinstance(kind, str) else None
+    if choice is None:
+        raise BadRequest(f"tool_choice.type must be one of {', '.join(_CHOICES)}", "tool_choice")
+    flag(raw, "disable_parallel_tool_use")
+    only(raw, ("type", "disable_parallel_tool_use", *(["name"] if kind == "tool" else [])), "tool_choice")
+    return choice, raw.get("name", "") if kind == "tool" else None
+
+
+def _format(body: Body) -> dict[str, Any] | None:
+    config = object_of(body.get("output_config") or {}, "output_config")
+    only(config, ("format", "effort"), "output_config")  # the effort is the run's
+    if config.get("format") is None:
+        return None
+    where = "output_config.format"
+    asked = object_of(config["format"], where)
+    only(asked, ("type", "schema"), where)
+    if asked.get("type") != "json_schema":
+        raise BadRequest(f"{shown(asked.get('type'))} is not taken: there is json_schema", where)
+    return tools.response_format("json_schema", {"name": "output", "schema": asked.get("schema")}, where)
+
+
+def _head(served: Served) -> dict[str, Any]:
+    head = {"id": f"msg_{served.number}", "type": "message", "role": "assistant", "model": MODEL}
+    return {**head, "stop_sequence": None}
+
+
+def _content(completion: Completion) -> list[dict[str, Any]]:
+    """An empty text is a block where there is nothing else."""
+    blocks: list[dict[str, Any]] = []
+    if completion.text or not completion.calls:
+        blocks.append({"type": "text", "text": completion.text})
+    blocks += (
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": tools.arguments_object(call.arguments)}
+        for call in completion.calls
+    )
+    return blocks
+
+
+def _stop_reason(completion: Completion) -> str:
+    """Which stop string ended a text is not known here: such an end is an `end_turn` too."""
+    if completion.finish_reason == "length":
+        return "max_tokens"
+    return "tool_use" if completion.calls else "end_turn"

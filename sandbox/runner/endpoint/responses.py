@@ -1,0 +1,334 @@
+"""OpenAI's Responses: `/v1/responses`. Conversations of served responses are kept for `previous_response_id`."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+from sandbox.runner.endpoint import tools
+from sandbox.runner.endpoint.chat import logprob_entries
+from sandbox.runner.endpoint.checks import (
+    MODEL,
+    NO_EFFECT,
+    REFUSED,
+    SAMPLING,
+    BadRequest,
+    Body,
+    Event,
+    Fields,
+    Served,
+    content_text,
+    conversation,
+    flag,
+    list_of,
+    object_of,
+    only,
+    openai_error,
+    shown,
+    size_bytes,
+    stream_usage,
+    text_of,
+)
+from sandbox.types import Message, Request, Role
+
+MAX_KEPT, MAX_KEPT_BYTES = 256, 16 << 20
+_MAX_LISTED = 10_000
+_ALL = "send the whole conversation as input"
+FIELDS = Fields(
+    {
+        *("input", "instructions", "tools", "tool_choice", "parallel_tool_calls", "text", "include", "truncation"),
+        *("previous_response_id", "stream", "stream_options"),
+        "max_tool_calls",  # of hosted tools, and there are none
+        *SAMPLING,
+        *NO_EFFECT,
+    },
+    REFUSED
+    | {
+        "background": "send the request and wait",
+        "context_management": "compact the conversation in the program",
+        "conversation": f"{_ALL}, or previous_response_id",
+        "logprobs": "include message.output_text.logprobs",
+        "messages": "the conversation is input",
+        "prompt": "nothing is stored here, send instructions and input",
+        "response_format": "use text.format",
+        "stop": "the API has none, use /v1/chat/completions",
+    },
+)
+# Reasoning is on record and never given out, so there is nothing encrypted to include.
+_INCLUDE = ("message.output_text.logprobs", "reasoning.encrypted_content")
+_ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_TEXTS = ("input_text", "output_text", "text")
+_PARAMS = {"messages": "input", "response_format": "text.format", "logprobs": "include", "stop": "input"}
+
+
+def error(refusal: BadRequest) -> dict[str, Any]:
+    """The orchestrator names a field as chat completions do: it gets the name that it has here."""
+    told = openai_error(refusal)
+    told["error"]["param"] = _PARAMS.get(refusal.param or "", refusal.param)
+    return told
+
+
+class Responses:
+    """The API with the conversations it served: the last MAX_KEPT, and not more than MAX_KEPT_BYTES."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, tuple[Message, ...]] = OrderedDict()
+        self._bytes = 0
+        self._keeping = threading.Lock()
+
+    def error(self, refusal: BadRequest) -> dict[str, Any]:
+        return error(refusal)
+
+    def request(self, body: Body) -> Request:
+        """Raises BadRequest."""
+        return request(body, self._before(body.get("previous_response_id")))
+
+    def answer(self, served: Served) -> dict[str, Any]:
+        """The answer to a request that is not to be streamed."""
+        self._keep(served)
+        return response(served)
+
+    def events(self, served: Served) -> Iterator[Event]:
+        """The answer to a request that is to be streamed."""
+        self._keep(served)
+        return events(served)
+
+    def _before(self, name: Any) -> tuple[Message, ...]:
+        if name is None:
+            return ()
+        kept = self._kept.get(name) if isinstance(name, str) else None
+        if kept is None:
+            told = f"{shown(name)} is not kept (any more): {_ALL}"
+            raise BadRequest(told, "previous_response_id", code="previous_response_not_found")
+        return kept
+
+    def _keep(self, served: Served) -> None:
+        if served.body.get("store") is False:
+            return
+        messages = served.request.messages
+        if served.body.get("instructions"):
+            messages = messages[1:]  # as in OpenAI's: the next request has its own
+        said = Message("assistant", served.completion.text, served.completion.calls)
+        if messages and (last := messages[-1]).role == "assistant":  # it was continued
+            messages = messages[:-1]
+            said = Message("assistant", last.content + said.content, (*last.calls, *said.calls))
+        kept = (*messages, said)
+        with self._keeping:
+            self._kept[_id(served)] = kept
+            self._bytes += size_bytes(kept)
+            while len(self._kept) > MAX_KEPT or self._bytes > MAX_KEPT_BYTES:
+                _, forgotten = self._kept.popitem(last=False)
+                self._bytes -= size_bytes(forgotten)
+
+
+def request(body: Body, before: tuple[Message, ...] = ()) -> Request:
+    """`before`: the conversation that the input continues. Raises BadRequest."""
+    FIELDS.check(body)
+    for name in ("stream", "parallel_tool_calls", "store"):
+        flag(body, name)
+    stream_usage(body)
+    _metadata(body)
+    if body.get("truncation") not in (None, "disabled"):
+        raise BadRequest("truncation must be disabled: a conversation that is too long is refused", "truncation")
+    included = list_of(body.get("include") or [], "include", 100)
+    for one in included:
+        if one not in _INCLUDE:
+            raise BadRequest(f"{shown(one)} is not taken: there are {', '.join(_INCLUDE)}", "include")
+    offered = tools.offered([_tool(one, where) for where, one in tools.listed(body)])
+    choice, name = tools.chosen(*tools.openai_choice(body, nested=False), offered)
+    instructions = text_of(body.get("instructions") or "", "instructions")
+    first = (Message("system", instructions),) if instructions else ()
+    return Request(
+        conversation((*first, *before, *_input(body.get("input"))), "input"),
+        tools=offered,
+        tool_choice=choice,
+        tool_name=name,
+        response_format=_format(body),
+        logprobs=_INCLUDE[0] in included,
+    )
+
+
+def response(served: Served) -> dict[str, Any]:
+    """The whole response."""
+    completion = served.completion
+    cut = completion.finish_reason == "length"
+    return {
+        **_head(served),
+        "status": "incomplete" if cut else "completed",
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "output": _output(served),
+        "usage": {
+            "input_tokens": completion.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": completion.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": completion.prompt_tokens + completion.completion_tokens,
+        },
+    }
+
+
+def events(served: Served) -> Iterator[Event]:
+    """One event for all of a text or of a call's arguments: they were sampled before the first byte is sent."""
+    numbers = count()
+
+    def event(kind: str, /, **data: Any) -> Event:
+        return Event({"type": kind, "sequence_number": next(numbers), **data}, kind)
+
+    whole = response(served)
+    begun = {**_head(served), "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
+    yield event("response.created", response=begun)
+    yield event("response.in_progress", response=begun)
+    for index, item in enumerate(whole["output"]):
+        place: dict[str, Any] = {"item_id": item["id"], "output_index": index}
+        if item["type"] == "message":
+            [part] = item["content"]
+            empty = {**item, "status": "in_progress", "content": []}
+            yield event("response.output_item.added", output_index=index, item=empty)
+            place["content_index"] = 0
+            no_text = {**part, "text": "", "logprobs": []}
+            yield event("response.content_part.added", **place, part=no_text)
+            text = part["text"]
+            yield event("response.output_text.delta", **place, delta=text, logprobs=part["logprobs"])
+            yield event("response.output_text.done", **place, text=text, logprobs=part["logprobs"])
+            yield event("response.content_part.done", **place, part=part)
+        else:
+            empty = {**item, "status": "in_progress", "arguments": ""}
+            yield event("response.output_item.added", output_index=index, item=empty)
+            arguments = item["arguments"]
+            yield event("response.function_call_arguments.delta", **place, delta=arguments)
+            yield event("response.function_call_arguments.done", **place, name=item["name"], arguments=arguments)
+        yield event("response.output_item.done", output_index=index, item=item)
+    yield event(f"response.{whole['status']}", response=whole)
+
+
+def _input(raw: Any) -> list[Message]:
+    """The messages of an input. What an assistant says and the calls after it are one message."""
+    if isinstance(raw, str):
+        return [Message("user", raw)]
+    messages: list[Message] = []
+    for index, item in enumerate(list_of(raw, "input", _MAX_LISTED)):
+        where = f"input[{index}]"
+        item = object_of(item, where)
+        kind = item.get("type") or ("message" if "role" in item else None)
+        match kind:
+            case "message":
+                messages.append(_message(item, where))
+            case "function_call":
+                only(item, ("type", "id", "call_id", "name", "arguments", "status"), where)
+                call = tools.call(item.get("call_id"), item.get("name"), item.get("arguments"), where)
+                said = (
+                    messages.pop() if messages and messages[-1].role == "assistant" else Message("assistant", "")
+                )
+                messages.append(Message("assistant", said.content, tools.joined((*said.calls, call), where)))
+            case "function_call_output":
+                messages.append(_returned(item, where))
+            case "reasoning":
+                pass  # on record with the completion that it was sampled in
+            case "item_reference":
+                raise BadRequest(f"item_reference is not taken: send the item, or {_ALL}", where)
+            case _:
+                taken = "message, function_call, function_call_output and reasoning"
+                raise BadRequest(f"{shown(kind)} is not taken: items are {taken}", where)
+    return messages
+
+
+def _message(item: dict[str, Any], where: str) -> Message:
+    only(item, ("type", "id", "role", "content", "status", "phase"), where)
+    role = _ROLES.get(item["role"]) if isinstance(item.get("role"), str) else None
+    if role is None:
+        raise BadRequest(f"{where}.role must be one of {', '.join(_ROLES)}", f"{where}.role")
+    kinds = (*_TEXTS, "refusal") if role == "assistant" else _TEXTS
+    return Message(role, content_text(item.get("content"), f"{where}.content", kinds))
+
+
+def _returned(item: dict[str, Any], where: str) -> Message:
+    only(item, ("type", "id", "call_id", "name", "output", "status"), where)
+    call_id = text_of(item.get("call_id"), f"{where}.call_id", tools.MAX_NAME_CHARS)
+    if not call_id:
+        raise BadRequest(f"{where}.call_id must say which call this answers", f"{where}.call_id")
+    return Message("tool", content_text(item.get("output"), f"{where}.output", _TEXTS), call_id=call_id)
+
+
+def _tool(one: dict[str, Any], where: str) -> tools.Tool:
+    if (kind := one.get("type")) != "function":
+        tools.refuse_hosted(kind, where)
+    if one.get("allowed_callers") not in (None, [], ["direct"]):
+        raise BadRequest(f"{where}.allowed_callers: the model alone calls tools here", where)
+    only(one, ("type", "name", "description", "parameters", "strict", "allowed_callers"), where)
+    return tools.tool(one, where)
+
+
+def _format(body: Body) -> dict[str, Any] | None:
+    text = object_of(body.get("text") or {}, "text")
+    only(text, ("format", "verbosity"), "text")
+    if text.get("format") is None:
+        return None
+    asked = dict(object_of(text["format"], "text.format"))
+    kind = asked.pop("type", None)
+    if kind != "json_schema":
+        only(asked, (), "text.format")
+    return tools.response_format(kind, asked, "text.format")
+
+
+def _metadata(body: Body) -> None:
+    """It comes back with the response. Raises BadRequest."""
+    metadata = object_of(body.get("metadata") or {}, "metadata")
+    if len(metadata) > 16 or not all(isinstance(value, str) for value in metadata.values()):
+        raise BadRequest("metadata must be at most 16 texts", "metadata")
+
+
+def _id(served: Served) -> str:
+    return f"resp_{served.number}"
+
+
+def _head(served: Served) -> dict[str, Any]:
+    """What a response says of itself and of its request."""
+    body, asked = served.body, served.request
+    format_ = (body.get("text") or {}).get("format") or {"type": "text"}
+    return {
+        "id": _id(served),
+        "object": "response",
+        "created_at": 0,
+        "model": MODEL,
+        "error": None,
+        "background": False,
+        "instructions": body.get("instructions"),
+        "metadata": body.get("metadata") or {},
+        "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
+        "previous_response_id": body.get("previous_response_id"),
+        "store": body.get("store") is not False,
+        "text": {"format": format_},
+        "tool_choice": body.get("tool_choice") or "auto",
+        "tools": [
+            {"type": "function", "parameters": None, "strict": None, **one["function"]} for one in asked.tools
+        ],
+        "truncation": "disabled",
+        # The run decides them.
+        "max_output_tokens": None,
+        "temperature": None,
+        "top_p": None,
+    }
+
+
+def _output(served: Served) -> list[dict[str, Any]]:
+    completion = served.completion
+    output: list[dict[str, Any]] = []
+    # An empty text is an item where there is nothing else.
+    if completion.text or not completion.calls:
+        part = {
+            "type": "output_text",
+            "text": completion.text,
+            "annotations": [],
+            "logprobs": logprob_entries(completion) if served.request.logprobs else [],
+        }
+        said = {"type": "message", "id": f"msg_{served.number}", "role": "assistant"}
+        output.append({**said, "status": "completed", "content": [part]})
+    for index, call in enumerate(completion.calls):
+        called = {"type": "function_call", "id": f"fc_{served.number}_{index}", "call_id": call.id}
+        output.append({**called, "name": call.name, "arguments": call.arguments, "status": "completed"})
+    if completion.finish_reason == "length":
+        output[-1]["status"] = "incomplete"
+    return output

@@ -1,0 +1,268 @@
+"""The HTTP server of the endpoint: connections, sizes, routes."""
+
+from __future__ import annotations
+
+import json
+import math
+import socketserver
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any, NoReturn, Protocol
+
+from sandbox.errors import EpisodeEnd, RequestRefused
+from sandbox.runner.endpoint import chat, completions, messages, tools
+from sandbox.runner.endpoint.checks import (
+    MODEL,
+    TOO_LONG,
+    BadRequest,
+    Body,
+    Event,
+    Served,
+    flag,
+    openai_error,
+    shown,
+)
+from sandbox.runner.endpoint.responses import Responses
+from sandbox.types import Completion, Request
+
+MAX_BODY_BYTES = 4 << 20
+MAX_REFUSED, _MAX_PATH_CHARS = 3, 80
+_MAX_CONNECTIONS = 16
+_IDLE_S = 300.0
+_NOT_SERVED = {
+    "/v1/messages/count_tokens": "tokens are not counted here: the usage of each answer says how many it had",
+    "/v1/responses": "responses are not given again: previous_response_id continues one",
+    "/v1/embeddings": "there are no embeddings here",
+}
+
+Ask = Callable[[Request], Completion]  # raises RequestRefused, EpisodeEnd
+
+
+class Api(Protocol):
+    """One API: how it reads a request (raising BadRequest), and how it writes what became of it."""
+
+    def request(self, body: Body, /) -> Request: ...
+    def answer(self, served: Served, /) -> dict[str, Any]: ...
+    def events(self, served: Served, /) -> Iterator[Event]: ...
+    def error(self, error: BadRequest, /) -> dict[str, Any]: ...
+
+
+class ProgramEndpoint:
+    """`with ProgramEndpoint(ask, ended) as endpoint`: serves until the block is left.
+
+    `ask` is called by one thread at a time. The first EpisodeEnd that it raises goes to `ended`.
+    """
+
+    def __init__(self, ask: Ask, ended: Callable[[EpisodeEnd], None]) -> None:
+        self.apis: dict[str, Api] = {
+            "/v1/chat/completions": chat,
+            "/v1/completions": completions,
+            "/v1/messages": messages,
+            "/v1/responses": Responses(),
+        }
+        self._ask = ask
+        self._ended = ended
+        self._asking = threading.Lock()
+        self._over = False
+        self._served = 0
+        self.refused: list[str] = []  # the first different requests that were not served, and why, for people
+        self._server = _Server(self)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """By which the clients of OpenAI and Anthropic find it."""
+        return {
+            "OPENAI_BASE_URL": f"{self.url}/v1",
+            "OPENAI_API_KEY": "sandbox",
+            "OPENAI_MODEL": MODEL,
+            "ANTHROPIC_BASE_URL": self.url,
+            "ANTHROPIC_API_KEY": "sandbox",
+            "ANTHROPIC_MODEL": MODEL,
+        }
+
+    def __enter__(self) -> ProgramEndpoint:
+        threading.Thread(target=self._server.serve_forever, args=(0.1,), name="endpoint", daemon=True).start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def note_refusal(self, request: str, error: BadRequest) -> None:
+        """Keeps the first MAX_REFUSED, each once: programs try again."""
+        told = f"{request} got HTTP {error.status}: {error}"
+        if len(self.refused) < MAX_REFUSED and told not in self.refused:
+            self.refused.append(told)
+
+    def serve(self, api: Api, body: Body) -> Served:
+        """Gets a completion. Raises BadRequest."""
+        request = api.request(body)
+        with self._asking:
+            if self._over:
+                raise BadRequest("the rollout is over", status=429)
+            try:
+                completion = self._ask(request)
+            except EpisodeEnd as end:
+                self._over = True
+                self._ended(end)
+                raise BadRequest("the rollout is over", status=429) from end
+            except RequestRefused as refused:
+                code = TOO_LONG if refused.too_long else None
+                raise BadRequest(str(refused), refused.param or None, code=code) from refused
+            self._served += 1
+            return Served(self._served, body, request, tools.given(completion, body))
+
+
+class _Server(socketserver.ThreadingMixIn, HTTPServer):
+    """One thread per connection, at most _MAX_CONNECTIONS."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = _MAX_CONNECTIONS
+
+    def __init__(self, endpoint: ProgramEndpoint) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.endpoint = endpoint
+        self._connections = threading.BoundedSemaphore(_MAX_CONNECTIONS)
+
+    def server_bind(self) -> None:
+        """Skips HTTPServer's look-up of the host's name: there is no resolver."""
+        socketserver.TCPServer.server_bind(self)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Closes a connection above the limit at once."""
+        if not self._connections.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._connections.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Gives the connection's place back."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._connections.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Prints nothing: as a rule a client hung up."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    protocol_version = "HTTP/1.1"
+    server_version, sys_version = "sandbox", ""
+    timeout = _IDLE_S
+
+    def do_GET(self) -> None:
+        """Lists the models: there is one."""
+        model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "orchestrator"}
+        if self._path == "/v1/models":
+            self._send(200, {"object": "list", "data": [model]})
+        elif self._path == f"/v1/models/{MODEL}":
+            self._send(200, model)
+        else:
+            self._not_found()
+
+    def do_POST(self) -> None:
+        """Serves one completion."""
+        api = self.server.endpoint.apis.get(self._path)
+        if api is None:
+            self._not_found()
+            return
+        try:
+            served = self.server.endpoint.serve(api, self._body())
+        except BadRequest as error:
+            self._refuse(error, api.error(error))
+            return
+        if flag(served.body, "stream"):
+            self._stream(api.events(served))
+        else:
+            self._send(200, api.answer(served), sampled=True)
+
+    def do_DELETE(self) -> None:
+        """There is nothing to delete."""
+        self._not_found()
+
+    @property
+    def _path(self) -> str:
+        return self.path.partition("?")[0].rstrip("/")
+
+    def _not_found(self) -> None:
+        """In the form of the API that has such paths."""
+        paths = ", ".join(self.server.endpoint.apis)
+        told = f"there is no {self.command} {shown(self._path)}: GET goes to /v1/models, POST to {paths}"
+        for path, why in _NOT_SERVED.items():
+            if self._path == path or self._path.startswith(f"{path}/"):
+                told = why
+        error = BadRequest(told, status=404)
+        is_anthropics = self._path.startswith("/v1/messages")
+        self._refuse(error, messages.error(error) if is_anthropics else openai_error(error))
+
+    def _body(self) -> Body:
+        length = self.headers.get("Content-Length", "")
+        if not length.isdecimal() or len(length) > 9:
+            raise BadRequest("a request needs a Content-Length", status=411)
+        if int(length) > MAX_BODY_BYTES:
+            raise BadRequest(f"a request of more than {MAX_BODY_BYTES} bytes", status=413)
+        try:
+            body = json.loads(self.rfile.read(int(length)), parse_constant=_no_number, parse_float=_finite)
+        except (ValueError, RecursionError):
+            raise BadRequest("the request is no JSON") from None
+        if not isinstance(body, dict):
+            raise BadRequest("the request is no JSON object")
+        return body
+
+    def _refuse(self, error: BadRequest, told: dict[str, Any]) -> None:
+        self.server.endpoint.note_refusal(f"{self.command} {self._path[:_MAX_PATH_CHARS]}", error)
+        self.close_connection = True  # the rest of the request is not read
+        self._send(error.status, told)
+
+    def _send(self, status: int, value: dict[str, Any], *, sampled: bool = False) -> None:
+        content = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        if sampled:
+            self._say_who_samples()
+        if self.close_connection:
+            self.send_header("Connection", "close")
+            self.send_header("x-should-retry", "false")  # OpenAI's and Anthropic's clients would ask again
+        self.end_headers()
+        self.wfile.write(content)
+
+    def _stream(self, events: Iterator[Event]) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self._say_who_samples()
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.close_connection = True
+        for event in events:
+            name = f"event: {event.name}\n" if event.name else ""
+            data = "[DONE]" if event.data is None else json.dumps(event.data)
+            self.wfile.write(f"{name}data: {data}\n\n".encode())
+
+    def _say_who_samples(self) -> None:
+        """Sampling parameters of a request are the run's: no answer may look as if they had been used."""
+        self.send_header("x-orchestrator-sampling", "run")
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are not logged."""
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _no_number(text)

@@ -1,0 +1,251 @@
+"""OpenAI's chat completions as requests, answers and events."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from sandbox.runner.endpoint import chat
+from sandbox.runner.endpoint.checks import BadRequest, Served
+from sandbox.types import Call, Completion, Message, Request, TokenLogprob
+
+HI = [{"role": "user", "content": "Hi"}]
+ADD = {
+    "type": "function",
+    "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}, "strict": True},
+}
+CALLS = (Call("c1", "add", '{"a": 1}'), Call("c2", "add", "{}"))
+
+
+def serve(completion: Completion, **fields: Any) -> Served:
+    body = {"messages": HI, **fields}
+    return Served(7, body, chat.request(body), completion)
+
+
+def refused(**fields: Any) -> BadRequest:
+    with pytest.raises(BadRequest) as error:
+        chat.request({"messages": HI, **fields})
+    assert error.value.status == 400
+    return error.value
+
+
+def test_a_conversation_goes_as_it_is() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    asked = chat.request(
+        {
+            "messages": [
+                {"role": "assistant", "content": "I begin."},
+                {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}]},
+                {"role": "user", "content": "twice"},
+                {"role": "developer", "content": "in the middle"},
+                {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None, "audio": None},
+                {"role": "tool", "tool_call_id": "c1", "name": "add", "content": "1"},
+                {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
+                {"role": "assistant", "content": "The answer is", "reasoning_content": "hm"},
+            ]
+        }
+    )
+    assert asked == Request(
+        (
+            Message("assistant", "I begin."),
+            Message("user", "ab"),
+            Message("user", "twice"),
+            Message("system", "in the middle"),
+            Message("assistant", "", CALLS[:1]),
+            Message("tool", "1", call_id="c1"),
+            Message("assistant", "No."),
+            Message("assistant", "The answer is"),
+        )
+    )
+
+
+def test_what_else_a_request_asks_for() -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}, "strict": True}}
+    asked = chat.request(
+        {
+            "messages": HI,
+            "model": "gpt-9",
+            "tools": [ADD],
+            "tool_choice": {"type": "function", "function": {"name": "add"}},
+            "response_format": schema,
+            "logprobs": True,
+            "stop": ["END", "\ud800"],
+            "n": 1,
+            "temperature": 0.1,
+            "max_tokens": 5,
+            "top_k": 3,
+            "metadata": {"a": "b"},
+            "store": True,
+            "logit_bias": {},
+            "functions": None,
+            "top_logprobs": 0,
+            "modalities": ["text"],
+        }
+    )
+    assert asked == Request(
+        (Message("user", "Hi"),),
+        stop=("END", "?"),
+        tools=(ADD,),
+        tool_choice="required",
+        tool_name="add",
+        response_format=schema,
+        logprobs=True,
+    )
+
+
+@pytest.mark.parametrize("choice", ["auto", "none", "required"])
+def test_tool_choices(choice: str) -> None:
+    assert chat.request({"messages": HI, "tools": [ADD], "tool_choice": choice}).tool_choice == choice
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"messages": []}, "1 to 1000 messages"),
+        ({"messages": None}, "must be a list"),
+        ({"messages": [{}] * 1001}, "at most 1000"),
+        ({"messages": ["Hi"]}, "must be an object"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "role must be one of"),
+        ({"messages": [{"role": ["user"], "content": "x"}]}, "role must be one of"),
+        ({"messages": [{"role": "function", "name": "f", "content": "x"}]}, "use tool"),
+        ({"messages": [{"role": "user"}]}, "must be text"),
+        ({"messages": [{"role": "assistant", "content": None}]}, "must be text"),
+        ({"messages": [{"role": "user", "content": "x", "name": "Ann"}]}, "write it into the content"),
+        ({"messages": [{"role": "user", "content": "x", "mood": "good"}]}, "'mood'"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "^image_url is not"),  # noqa: E501
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "^input_audio is not taken"),
+        ({"messages": [{"role": "user", "content": [{"type": "file"}]}]}, "^file is not taken"),
+        ({"messages": [{"role": "user", "content": [{"type": "refusal", "refusal": "x"}]}]}, "^refusal is not"),
+        ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "needs a type"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]}, "must be a text"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "tool_call_id"),
+        ({"messages": [{"role": "tool", "content": "x", "tool_call_id": ""}]}, "tool_call_id"),
+        ({"messages": [{"role": "assistant", "content": "", "function_call": {"name": "f"}}]}, "use tool_calls"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"type": "custom"}]}]}, "'custom' is not taken"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f"}}]}]}, "arguments"),  # noqa: E501
+        ({"messages": [{"role": "user", "content": "x" * (3 << 20)}, *HI]}, "more than 3145728 bytes"),
+        ({"stop": ["x" * 65]}, "1 to 64 characters"),
+        ({"stop": ["x"] * 5}, "at most 4"),
+        ({"stop": 1}, "stop must be"),
+        ({"n": 2}, "send several requests"),
+        ({"n": True}, "send several requests"),
+        ({"stream": "yes"}, "true or false"),
+        ({"stream_options": {"include_all": True}}, "include_all"),
+        ({"logprobs": 1}, "true or false"),
+        ({"logprobs": True, "top_logprobs": 2}, "sampled tokens' log-probs alone"),
+        ({"max_tokens": 0}, "above 0"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"audio": {"voice": "x"}}, "audio is not taken: there is text only"),
+        ({"functions": [{}]}, "use tools"),
+        ({"function_call": "auto"}, "use tool_choice"),
+        ({"logit_bias": {"1": 2}}, "the run decides"),
+        ({"prediction": {"type": "content"}}, "prediction is not taken"),
+        ({"web_search_options": {"x": 1}}, "no search is hosted"),
+        ({"guided_json": {"x": 1}}, "use response_format"),
+        ({"wibble": 1}, "'wibble' is not known"),
+        ({"w" * 1000: False}, "is not known"),
+        ({"tools": [ADD, ADD]}, "same name"),
+        ({"tools": {}, "tool_choice": "required"}, "there are no tools"),
+        ({"tools": "x"}, "must be a list"),
+        ({"tools": [1]}, "must be an object"),
+        ({"tools": [ADD] * 129}, "at most 128"),
+        ({"tools": [{"type": "web_search"}]}, "'web_search' is not taken"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "characters"),
+        ({"tools": [{"type": "function", "function": {"name": "ab\n"}}]}, "characters"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}, "must be an object"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "strict": 1}}]}, "strict"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "extra": 1}}]}, "extra"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "description": "x" * 262_144}}]}, "262144 bytes"),  # noqa: E501
+        ({"tools": [ADD], "tool_choice": "any"}, "must be auto"),
+        ({"tools": [ADD], "tool_choice": ["auto"]}, "must be auto"),
+        ({"tools": [ADD], "tool_choice": {"type": "allowed_tools"}}, "offer those tools only"),
+        ({"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "sub"}}}, "none of the tools"),
+        ({"tools": [ADD], "tool_choice": {"type": "function"}}, "must be an object"),
+        ({"response_format": {"type": "grammar"}}, "'grammar' is not taken"),
+        ({"response_format": {"type": "json_schema"}}, "must be an object"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"x": "y" * 65536}}}}, "65536 bytes"),  # noqa: E501
+    ],
+)  # fmt: skip
+def test_what_is_refused(fields: dict[str, Any], told: str) -> None:
+    error = refused(**fields)
+    assert error.param
+    with pytest.raises(BadRequest, match=told):
+        raise error
+
+
+def nested(levels: int) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for _ in range(levels):
+        value = {"items": value}
+    return value
+
+
+def test_odd_values_are_bounded() -> None:
+    def tool(**parameters: Any) -> dict[str, Any]:
+        return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+    assert "deep" in str(refused(tools=[tool(x=nested(100))]))
+    assert "deep" in str(refused(tools=[tool(x=nested(5000))]))
+    [sent] = chat.request({"messages": HI, "tools": [tool(title="\ud800", n=10**4000)]}).tools
+    assert sent["function"]["parameters"] == {"title": "?", "n": 10**4000}
+    json.dumps(chat.error(refused(**{"\ud800": 1})))
+
+
+def test_a_tools_fields_have_one_order() -> None:
+    function = dict(reversed(ADD["function"].items()))  # type: ignore[attr-defined]
+    [sent] = chat.request({"messages": HI, "tools": [{"function": function, "type": "function"}]}).tools
+    assert json.dumps(sent) == json.dumps(ADD)
+
+
+def test_an_answer() -> None:
+    served = serve(Completion("Hello", 10, 5, "length"))
+    assert chat.answer(served) == {
+        "id": "chatcmpl-7",
+        "object": "chat.completion",
+        "created": 0,
+        "model": "policy",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "Hello", "refusal": None},
+                "finish_reason": "length",
+                "logprobs": None,
+            }
+        ],
+        "usage": {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15},
+    }
+
+
+def test_an_answer_with_calls_can_be_sent_back() -> None:
+    [choice] = chat.answer(serve(Completion("", 1, 1, calls=CALLS), tools=[ADD]))["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] is None
+    assert chat.request({"messages": [choice["message"]]}).messages == (Message("assistant", "", CALLS),)
+
+
+def test_an_answer_that_was_cut_says_so_despite_its_calls() -> None:
+    [choice] = chat.answer(serve(Completion("x", 1, 1, "length", CALLS)))["choices"]
+    assert choice["finish_reason"] == "length"
+
+
+def test_log_probs() -> None:
+    sampled = (TokenLogprob("hé", -0.5), TokenLogprob("\ufffd", float("-inf")))
+    [choice] = chat.answer(serve(Completion("hé", 1, 2, logprobs=sampled), logprobs=True))["choices"]
+    assert choice["logprobs"]["content"] == [
+        {"token": "hé", "logprob": -0.5, "bytes": [104, 195, 169], "top_logprobs": []},
+        {"token": "\ufffd", "logprob": -9999.0, "bytes": [], "top_logprobs": []},
+    ]
+
+
+def test_a_stream() -> None:
+    served = serve(Completion("Hello", 10, 5, calls=CALLS), stream=True, stream_options={"include_usage": True})
+    *events, end = [event.data for event in chat.events(served)]
+    assert end is None
+    text, calls, finish, usage = [event for event in events if event]
+    assert text["choices"][0]["delta"] == {"role": "assistant", "content": "Hello"}
+    assert [call["index"] for call in calls["choices"][0]["delta"]["tool_calls"]] == [0, 1]
+    assert finish["choices"][0]["finish_reason"] == "tool_calls"
+    assert (usage["choices"], usage["usage"]["total_tokens"]) == ([], 15)
+    assert len(list(chat.events(serve(Completion("Hello", 1, 1))))) == 3

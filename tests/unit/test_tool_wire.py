@@ -1,0 +1,81 @@
+"""What a sandbox may say about tools, and what it may not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from rollout_api.v1 import sandbox_pb2 as pb
+
+from orchestrator.errors import ProtocolError
+from orchestrator.proxy import wire
+from orchestrator.proxy.lease import Lease
+from orchestrator.proxy.said import Asked, Spoken
+from orchestrator.types import Call, CompletionKind, Wishes
+from tests.fakes.completers import ScriptedCompleter
+from tests.fakes.plans import TALK, a_plan
+
+TOOL = {"type": "function", "function": {"name": "weather"}}
+
+
+def a_request(**changes: object) -> pb.CompleteRequest:
+    message = pb.Message(role=pb.ROLE_USER, content="Hi.")
+    request = pb.CompleteRequest(sequence=1, kind=pb.COMPLETION_KIND_ACTION, messages=[message])
+    for name, value in changes.items():
+        setattr(request, name, value)
+    return request
+
+
+def said(role: pb.Role, *calls: pb.Call, call_id: str = "") -> pb.CompleteRequest:
+    message = pb.Message(role=role, content="x", calls=calls, call_id=call_id)
+    return pb.CompleteRequest(sequence=1, kind=pb.COMPLETION_KIND_ACTION, messages=[message])
+
+
+HOSTILE: dict[str, Callable[[], pb.CompleteRequest]] = {
+    "no list": lambda: a_request(tools_json="{}"),
+    "no JSON": lambda: a_request(tools_json="["),
+    "no function": lambda: a_request(tools_json='[{"type": "function"}]'),
+    "no name": lambda: a_request(tools_json='[{"function": {"name": 7}}]'),
+    "too many": lambda: a_request(tools_json=json.dumps([TOOL] * (wire.MAX_TOOLS + 1))),
+    "too large": lambda: a_request(tools_json=json.dumps([TOOL]) + " " * wire.MAX_TOOLS_BYTES),
+    "too deep": lambda: a_request(tools_json="[" * 100_000),
+    "no number": lambda: a_request(tools_json='[{"function": {"name": "f", "x": NaN}}]'),
+    "surrogate": lambda: a_request(tools_json='[{"function": {"name": "\\ud800"}}]'),
+    "no choice": lambda: a_request(tool_choice=9),
+    "no format": lambda: a_request(response_format_json="[]"),
+    "calls of a user": lambda: said(pb.ROLE_USER, pb.Call(id="1", name="f", arguments_json="{}")),
+    "no object": lambda: said(pb.ROLE_ASSISTANT, pb.Call(id="1", name="f", arguments_json="[]")),
+    "no arguments": lambda: said(pb.ROLE_ASSISTANT, pb.Call(id="1", name="f", arguments_json="{")),
+    "too many calls": lambda: said(pb.ROLE_ASSISTANT, *[pb.Call(id="1", name="f", arguments_json="{}")] * 3000),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_is_none_is_refused_before_anything_is_made_of_it(name: str) -> None:
+    with pytest.raises(ProtocolError):
+        wire.completion_request(HOSTILE[name]().SerializeToString())
+
+
+def test_tools_calls_and_results_arrive_as_they_were_sent() -> None:
+    request = a_request(
+        tools_json=json.dumps([TOOL]), tool_choice=pb.TOOL_CHOICE_REQUIRED, tool_name="weather", logprobs=True
+    )
+    call = pb.Call(id="a", name="weather", arguments_json='{"b": 1,  "a": 2}')
+    request.messages.append(pb.Message(role=pb.ROLE_ASSISTANT, content="", calls=[call]))
+    request.messages.append(pb.Message(role=pb.ROLE_TOOL, content="21", call_id="a"))
+    asked = wire.completion_request(request.SerializeToString())
+    assert asked.wishes == Wishes((TOOL,), "required", "weather", {}, logprobs=True)
+    assert asked.messages[1:] == (
+        Spoken("assistant", "", (Call("a", "weather", '{"b": 1,  "a": 2}'),)),
+        Spoken("tool", "21", call_id="a"),
+    )
+
+
+@pytest.mark.parametrize("wishes", [Wishes(tools=(TOOL,)), Wishes(logprobs=True)])
+async def test_agents_of_smolagents_bring_no_tools(wishes: Wishes) -> None:
+    lease = Lease(a_plan(), ScriptedCompleter(["one"]), None, {})
+    with pytest.raises(ProtocolError, match="only a program"):
+        await lease.complete(Asked(1, CompletionKind.ACTION, TALK, wishes=wishes), b"1")
+    with pytest.raises(ProtocolError, match="only a program"):
+        await lease.complete(Asked(1, CompletionKind.ACTION, (*TALK, Spoken("tool", "x"))), b"1")

@@ -33,7 +33,7 @@ from orchestrator.launch.hardening import too_large
 from orchestrator.launch.names import is_path
 from orchestrator.observer import Observer
 from orchestrator.opening import open_hosts, open_scorer
-from orchestrator.plan import backfill, plan_group, seed_again
+from orchestrator.plan import backfill, plan_group, sandbox_of, seed_again
 from orchestrator.policy import Policy
 from orchestrator.proxy.left_files import OutputRule
 from orchestrator.redact import redact
@@ -361,10 +361,12 @@ class Orchestrator:
                         continue
                     if number in earlier.written:
                         continue
-                    while open_groups >= self.open_groups or not executor.has_room():
-                        changed.clear()
-                        await changed.wait()
-                    executor.begin(number, draw.size or self.config.env.group_size)
+                    size = draw.size or self.config.env.group_size
+                    with self.hosts.expecting(sandbox_of(task, self.config.sandbox_spec()), size):
+                        while open_groups >= self.open_groups or not executor.has_room():
+                            changed.clear()
+                            await changed.wait()
+                    executor.begin(number, size)
                     open_groups += 1
                     tg.create_task(one(task, draw), name=f"group {number}")
                 more = False

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from time import time
 from typing import Any
@@ -72,7 +72,7 @@ class Executor:
     ) -> None:
         self._hosts = hosts
         self._provision = provision
-        self.waiting = 0  # rollouts that need a sandbox and have no slot yet
+        self.waiting = 0  # rollouts that need a sandbox and wait for a slot
         self.settled: Callable[[], None] = lambda: None  # called when there may be more room than before
         self._wanted = 0  # rollouts that have or need a slot, those of `coming` included
         self._groups: dict[int, _Begun] = {}
@@ -192,7 +192,7 @@ class Executor:
         begun: Record | None = None
         try:
             async with self._slot(turn, plan.sandbox) as host:
-                if host is None or not await self._welcome(host):
+                if host is None:
                     return None, None
                 begun = Record(started_at=time(), node=host.name)
                 self._started(plan, host.name)
@@ -231,15 +231,22 @@ class Executor:
 
     @asynccontextmanager
     async def _slot(self, turn: int, spec: SandboxSpec) -> AsyncIterator[Host | None]:
-        self.waiting += 1
-        waiting = True
-        try:
+        """A host that works. None: the run is being stopped. Raises RunUnhealthy."""
+        with ExitStack() as waiting:
+            waiting.enter_context(self._waits(spec))
             async with self._hosts.slot(turn, spec) as host:
-                self.waiting -= 1
-                waiting = False
-                yield host
+                welcome = host is not None and await self._welcome(host)
+                waiting.close()
+                yield host if welcome else None
+
+    @contextmanager
+    def _waits(self, spec: SandboxSpec) -> Iterator[None]:
+        self.waiting += 1
+        try:
+            with self._hosts.expecting(spec):
+                yield
         finally:
-            self.waiting -= waiting
+            self.waiting -= 1
 
     async def _welcome(self, host: Host) -> bool:
         """Waits until the host works. False: the run is being stopped. Raises RunUnhealthy."""

@@ -113,6 +113,9 @@ class Here:
         """`changed` is never called: this machine's budget is fixed."""
         return nullcontext() if self.around.pool is None else self.around.pool.following(demand)
 
+    def expecting(self, spec: SandboxSpec, rollouts: int = 1) -> AbstractContextManager[None]:
+        return nullcontext() if self.around.pool is None else self.around.pool.expecting(spec, rollouts)
+
     def drain(self) -> None:
         if self.around.pool is not None:
             self.around.pool.drain()

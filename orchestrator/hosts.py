@@ -80,6 +80,10 @@ class Hosts(Protocol):
         """Within this block no more sandboxes are kept warm than `demand` says rollouts will still need, and
         `changed` is called when the capacity changes."""
 
+    def expecting(self, spec: SandboxSpec, rollouts: int = 1) -> AbstractContextManager[None]:
+        """Within this block so many rollouts wait for such a sandbox: it is made ahead, if any is. The block is
+        left right before a host carries out the plan."""
+
     def drain(self) -> None:
         """No sandbox is made ahead any more, and those that are not used are removed."""
 

@@ -51,13 +51,18 @@ def plan_group(
             attempt=0,
             sampling=replace(common, seed=derive_seed(seed, task.task_id, epoch, index, 0)),
             agent=own_agent,
-            sandbox=replace(sandbox, image=task.image) if task.image else sandbox,
+            sandbox=sandbox_of(task, sandbox),
             limits=own_limits,
             split=split,
             group_size=group_size,
         )
         for index in range(group_size)
     )
+
+
+def sandbox_of(task: Task, usual: SandboxSpec) -> SandboxSpec:
+    """The sandbox for rollouts of this task; `usual`: for tasks without an image of their own."""
+    return replace(usual, image=task.image) if task.image else usual
 
 
 def next_attempt(plan: RolloutPlan) -> RolloutPlan:

@@ -142,13 +142,15 @@ class AgentSpec:
 
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
-    """What one sandbox is made of. Sandboxes of equal specs are interchangeable."""
+    """What one sandbox is made of. Sandboxes of equal specs are interchangeable. `preload`: modules that are
+    imported before there is a task."""
 
     image: str
     memory_bytes: int = 1 << 30
     cpus: float = 1.0
     pids: int = 128
     runtime: str | None = None
+    preload: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

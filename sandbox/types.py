@@ -23,13 +23,15 @@ class Identities:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """The places and identities this sandbox was started with. `identities` None: everything runs as one user."""
+    """The places and identities this sandbox was started with. `identities` None: everything runs as one user.
+    `preload`: modules to import before there is a task, for an agent that is a program."""
 
     channel: Path
     attachments: Path
     workspace: Path
     identities: Identities | None
     worker_processes: int
+    preload: tuple[str, ...] = ()
 
     @property
     def socket(self) -> Path:

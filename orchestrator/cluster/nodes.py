@@ -14,9 +14,11 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
+    AbstractContextManager,
     AsyncExitStack,
     asynccontextmanager,
     contextmanager,
+    nullcontext,
     suppress,
 )
 from dataclasses import replace
@@ -196,6 +198,10 @@ class Nodes:
         finally:
             self._demands.remove(demand)
             self._told.remove(changed)
+
+    def expecting(self, spec: SandboxSpec, rollouts: int = 1) -> AbstractContextManager[None]:
+        """Nothing is made ahead for tasks with an image of their own: which node gets the rollout is not known."""
+        return nullcontext()
 
     def demand(self) -> float:
         """How many more rollouts each node will get, as far as is known."""

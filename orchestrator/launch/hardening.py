@@ -189,6 +189,11 @@ def _tmpfs_bytes(memory_bytes: int, share: float) -> int:
     return int((memory_bytes - PROCESS_BYTES) * share) // _PAGE * _PAGE
 
 
+def preload_arguments(spec: SandboxSpec) -> tuple[str, ...]:
+    """What `python -m sandbox` is told to import ahead."""
+    return tuple(text for module in spec.preload for text in ("--preload", module))
+
+
 def _arguments(spec: SandboxSpec, uids: UidPair) -> tuple[str, ...]:
     """Arguments of `python -m sandbox`. Nothing of the task: all processes in the container can read them."""
     arguments = {
@@ -200,4 +205,7 @@ def _arguments(spec: SandboxSpec, uids: UidPair) -> tuple[str, ...]:
         "channel-gid": CHANNEL_GID,
         "worker-processes": spec.pids - SUPERVISOR_PIDS,
     }
-    return tuple(text for name, value in arguments.items() for text in (f"--{name}", str(value)))
+    return (
+        *(text for name, value in arguments.items() for text in (f"--{name}", str(value))),
+        *preload_arguments(spec),
+    )

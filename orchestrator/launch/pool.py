@@ -1,8 +1,8 @@
 """Sandboxes made ahead of their rollouts (warm): parked, verified, each used for one rollout, then replaced.
 
 One task in this module owns each sandbox, warm or not, from creation to removal. A claim uses the sandbox, but the
-task keeps owning it. `park` makes a sandbox and yields it verified. Sandboxes of another spec than the pool's are
-made when they are claimed.
+task keeps owning it. `park` makes a sandbox and yields it verified. Which sandboxes are made ahead follows from
+the rollouts that are known to come (`expecting`): a task may have an image of its own.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Generic, Protocol, TypeVar
@@ -61,7 +62,7 @@ class _Place(Generic[P]):
 
 class WarmPool(Generic[P]):
     """`async with WarmPool(...) as pool`: at most `leased` claimed sandboxes and `warm` more, those being created
-    and being removed included.
+    and being removed included. `spec`: of most sandboxes.
 
     The number of warm ones follows the demand: one more after a claim that finds none parked, one less for each
     that was not claimed for `idle_s`. Until the first claim, `head_start` more are made, at most `leased`.
@@ -81,7 +82,8 @@ class WarmPool(Generic[P]):
         backoff: Backoff = _AFTER_FAILURES,
     ) -> None:
         self._park = park
-        self._spec = spec
+        self._spec = self._claimed_last = spec
+        self._expected: dict[object, tuple[SandboxSpec, int]] = {}  # in the order of claims to come
         self._warm = warm
         self._wanted = warm
         self._head_start = min(head_start, leased) if warm else 0
@@ -105,9 +107,14 @@ class WarmPool(Generic[P]):
         await self.aclose()
 
     @property
+    def ready(self) -> list[SandboxSpec]:
+        """The sandboxes that can be handed out at once."""
+        return [place.spec for place in self._free if place.is_ready]
+
+    @property
     def parked(self) -> int:
-        """How many sandboxes can be handed out at once."""
-        return sum(place.is_ready for place in self._free)
+        """How many they are."""
+        return len(self.ready)
 
     @property
     def spare(self) -> int:
@@ -123,6 +130,17 @@ class WarmPool(Generic[P]):
             yield
         finally:
             self._demands.remove(demand)
+
+    @contextmanager
+    def expecting(self, spec: SandboxSpec, rollouts: int = 1) -> Iterator[None]:
+        """Within this block so many rollouts wait to claim such a sandbox. Leave it right before a claim."""
+        expectation = object()
+        self._expected[expectation] = (spec, rollouts)
+        self._fill()
+        try:
+            yield
+        finally:
+            del self._expected[expectation]
 
     @asynccontextmanager
     async def claim(self, spec: SandboxSpec) -> AsyncIterator[P]:
@@ -168,35 +186,59 @@ class WarmPool(Generic[P]):
     def _take(self, spec: SandboxSpec) -> _Place[P]:
         """The sandbox parked last, so that superfluous ones stay unclaimed; else the first one being made; else a
         new one."""
-        place: _Place[P] | None = None
-        if spec == self._spec:
-            ready = [place for place in self._free if place.is_ready]
-            coming = [place for place in self._free if not place.parked.done()]
-            place = ready[-1] if ready else coming[0] if coming else None
-            if not ready:
-                self._wanted = min(self._warm, self._wanted + 1)
-        elif len(self._free) > self._warm:  # a sandbox of the head start has to give way
-            self._discard(self._free[0])
-        if place is None:
-            place = self._make(spec)
-        else:
+        ready = [place for place in self._free if place.spec == spec and place.is_ready]
+        coming = [place for place in self._free if place.spec == spec and not place.parked.done()]
+        if not ready:
+            self._wanted = min(self._warm, self._wanted + 1)
+        if ready or coming:
+            place = ready[-1] if ready else coming[0]
             self._free.remove(place)
+        else:
+            if len(self._free) > self._warm:  # a sandbox of the head start has to give way
+                self._discard(self._free[0])
+            place = self._make(spec)
         place.claimed.set()
+        self._claimed_last = spec
         return place
 
     def _fill(self) -> None:
         if self._closed or self._broken is not None or self._pausing is not None:
             return
+        wanted = self._wanted_ahead()
+        lacking = Counter(wanted) - Counter(place.spec for place in self._free)
+        superfluous = Counter(place.spec for place in self._free) - Counter(wanted)
+        room, being_removed = len(wanted) - self.spare, sum(place.done.is_set() for place in self._all)
+        for number, spec in enumerate(lacking.elements()):
+            if number < room:
+                self._free.append(self._make(spec))
+            elif number >= room + being_removed and superfluous:
+                # The room is there when it is removed: then this is called again.
+                oldest = next(place for place in self._free if place.spec in superfluous)
+                self._discard(oldest)
+                superfluous -= Counter([oldest.spec])
+
+    def _wanted_ahead(self) -> list[SandboxSpec]:
+        """What the unclaimed sandboxes should be. Of rollouts that are not known yet, as long as most have the
+        pool's own spec, the same is expected."""
         demand = sum(demand() for demand in self._demands) if self._demands else math.inf
-        wanted = min(self._wanted + self._head_start, demand)
-        for _ in range(math.ceil(wanted) - self.spare):
-            self._free.append(self._make(self._spec))
+        wanted = math.ceil(min(self._wanted + self._head_start, demand))
+        known = [spec for spec, rollouts in self._expected.values() for _ in range(min(rollouts, wanted))][:wanted]
+        unknown = wanted - len(known) if self._claimed_last == self._spec else 0
+        return known + [self._spec] * unknown
 
     def _make(self, spec: SandboxSpec) -> _Place[P]:
         place = _Place[P](spec)
         self._all.add(place)
         place.task = asyncio.create_task(self._keep(place), name="sandbox")
+        place.task.add_done_callback(lambda task: self._gone(place))  # a task cancelled at once never begins
         return place
+
+    def _gone(self, place: _Place[P]) -> None:
+        self._all.discard(place)
+        if place in self._free:
+            self._free.remove(place)
+        self._settle(place, LaunchError("the pool of sandboxes is closed"))
+        self._fill()
 
     def _discard(self, place: _Place[P]) -> None:
         self._free.remove(place)
@@ -219,12 +261,6 @@ class WarmPool(Generic[P]):
         except Exception as error:  # a bug, or a machine that cannot confine: the run must end
             self._broken = error
             self._settle(place, error)
-        finally:
-            self._all.discard(place)
-            if place in self._free:
-                self._free.remove(place)
-            self._settle(place, LaunchError("the pool of sandboxes is closed"))
-            self._fill()
 
     async def _claimed(self, place: _Place[P], parked: P) -> bool:
         """Waits for a claim. False: the sandbox is superfluous, or was lost."""

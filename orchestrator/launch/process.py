@@ -21,6 +21,7 @@ from pathlib import Path
 
 from orchestrator.errors import EnvironmentUnusable, LaunchError
 from orchestrator.launch.channels import make_owned_directory, remove_owned_directory
+from orchestrator.launch.hardening import preload_arguments
 from orchestrator.launch.image.context import context_root
 from orchestrator.types import Confinement, SandboxExit, SandboxSpec
 from orchestrator.waits import uninterrupted
@@ -42,7 +43,7 @@ class ProcessSandbox:
         self._reading: asyncio.Task[None] | None = None
         self._tail = bytearray()
 
-    async def start(self, channel: Path) -> None:
+    async def start(self, spec: SandboxSpec, channel: Path) -> None:
         """Starts the process. Must not be cancelled: the process would be orphaned. Raises LaunchError."""
         places = {name: self._directory / name for name in ("attachments", "workspace", "tmp")}
         try:
@@ -51,6 +52,7 @@ class ProcessSandbox:
             self._started = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "sandbox", "--channel", channel),
                 *("--attachments", places["attachments"], "--workspace", places["workspace"]),
+                *preload_arguments(spec),
                 stdin=DEVNULL,
                 stdout=DEVNULL,
                 stderr=PIPE,
@@ -135,7 +137,7 @@ class ProcessLauncher:
                 raise LaunchError(f"no directory for a sandbox: {error}") from error
             sandbox = ProcessSandbox(directory)
             try:
-                await uninterrupted(sandbox.start(channel))
+                await uninterrupted(sandbox.start(spec, channel))
                 yield sandbox
             finally:
                 await uninterrupted(sandbox.remove())

@@ -4,10 +4,11 @@ reading the file."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.errors import ConfigError
+from orchestrator.plan import sandbox_of
 from orchestrator.run.lenient import json_lines
 from orchestrator.run.line import Attempted, read_attempt
 from orchestrator.run.lines import text_at
@@ -85,7 +86,7 @@ def plan_of(told: Attempted, task: Task, sandbox: SandboxSpec) -> RolloutPlan:
         attempt=told.attempt,
         sampling=told.sampling,
         agent=told.agent,
-        sandbox=replace(sandbox, image=task.image) if task.image else sandbox,
+        sandbox=sandbox_of(task, sandbox),
         limits=told.limits,
         group_size=told.group_size,
     )

@@ -65,6 +65,7 @@ class Config:
             cpus=env.sandbox_cpus,
             pids=env.sandbox_pids,
             runtime=Path(env.oci_runtime).name if env.launcher == "oci" else env.docker_runtime,
+            preload=env.program_preload,
         )
 
     def limits(self, agent: AgentSpec | None = None) -> Limits:

@@ -71,6 +71,7 @@ _HOST_AND_PORT = re.compile(r"(?:[A-Za-z0-9][\w.-]*|\[[0-9a-fA-F:]+\]):[1-9][0-9
 _IMAGE = re.compile(r"[A-Za-z0-9][\w.:/@-]*|(?:~|\.{1,2})?/[^\n]*")  # a name, or a path
 _PROGRAM = re.compile(r"[A-Za-z0-9~./][\w.+/ -]*")
 _MODULE = re.compile(r"\*|[A-Za-z_]\w*(?:\.\w+)*(?:\.\*)?")
+_IMPORTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 _SMOLAGENTS_ONLY = (
     "planning_interval",
@@ -222,6 +223,12 @@ class EnvSettings(Settings):
         Text("one of code, tool_calling, program:PATH", "AGENT", _is_agent),
         AGENT,
         "what solves the task: smolagents' CodeAgent or ToolCallingAgent, or a program with an OpenAI client",
+    )
+    program_preload: tuple[str, ...] = setting(
+        (),
+        Texts(Text("a module", "MODULE", _IMPORTED.fullmatch)),
+        AGENT,
+        "modules that a sandbox imports for the program before there is a task, so that no rollout waits for it",
     )
     planning_interval: int | None = setting(None, Whole(1, 10_000), AGENT, "steps between two plans")
     final_answer_at_max_steps: bool = setting(
@@ -591,6 +598,8 @@ class EnvSettings(Settings):
             for name in _SMOLAGENTS_ONLY:
                 if getattr(self, name) != self.rows()[name].default:
                     raise ConfigError(f"env.{name}: is for smolagents' agents, and env.agent is a program")
+        elif self.program_preload:
+            raise ConfigError(f"env.program_preload: is for env.agent program:PATH, not {self.agent}")
         kept = self.group_policy.removeprefix("partial:")
         if kept.isdecimal() and int(kept) > self.group_size:
             raise ConfigError(

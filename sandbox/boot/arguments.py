@@ -20,6 +20,7 @@ def box_of(arguments: list[str]) -> Box:
     parser.add_argument("--worker-uid", type=int, help="identity of model-written code")
     parser.add_argument("--channel-gid", type=int, help="group that may reach the socket")
     parser.add_argument("--worker-processes", type=int, default=100, help="most processes of the worker's uid")
+    parser.add_argument("--preload", action="append", default=[], help="a module to import ahead for a program")
     given = parser.parse_args(arguments)
     ids = (given.runner_uid, given.worker_uid, given.channel_gid)
     if None in ids and any(one is not None for one in ids):
@@ -32,4 +33,5 @@ def box_of(arguments: list[str]) -> Box:
         workspace=given.workspace.absolute(),
         identities=None if ids[0] is None else Identities(*ids),
         worker_processes=given.worker_processes,
+        preload=tuple(given.preload),
     )

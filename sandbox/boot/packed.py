@@ -1,4 +1,5 @@
-"""Packs all modules that pid 1 imports into one file, with the image: `python -m sandbox.boot.packed`.
+"""Packs all modules that pid 1 imports into one file, with the image: `python -m sandbox.boot.packed`. With names
+of modules it packs these and what they import, for programs that are to find them imported (`preloaded`).
 
 The file also holds what these modules compile at import (`compiled`), and the names of modules that were looked
 for and not found. A container starts with nothing of its file system cached, and each of some 200 modules takes
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     Entry = tuple[str, bool, int, int]
 
 FILE = os.path.join(sys.prefix, "modules.packed")
+PRELOADED = os.path.join(sys.prefix, "preload.packed")
 _LENGTH_BYTES = 8
 
 
@@ -53,6 +55,8 @@ class _PackedLoader(SourceFileLoader):
 
 class _Finder:
     """Takes the place of `PathFinder`, and asks it for modules that are not in the file."""
+
+    find_distributions = staticmethod(PathFinder.find_distributions)
 
     def __init__(self, known: "tuple[Any, ...]", codes: memoryview) -> None:
         self._index: Mapping[str, Entry]
@@ -148,7 +152,7 @@ def pack(file: str, compiled: "Compiled", absent: "Iterable[str]" = ()) -> int:
     end = 0
     for name, module in list(sys.modules.items()):
         # Not `module.__spec__`: that would load a module that is loaded late.
-        if not isinstance(module, type(sys)):
+        if not issubclass(type(module), type(sys)):  # some objects say that they are modules
             continue
         spec = object.__getattribute__(module, "__dict__").get("__spec__")
         if spec is None or spec.name != name:
@@ -191,15 +195,27 @@ def _changed_at(folder: str) -> int | None:
         return None
 
 
-def main() -> None:
-    """Imports what pid 1 imports, and packs it."""
+def forget_ours() -> None:
+    """Takes this package out of `sys.modules`: a program is to find none of it."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "sandbox"]:
+        del sys.modules[name]
+
+
+def main(modules: "Sequence[str]") -> None:
+    """Imports and packs these modules, or what pid 1 imports."""
     from sandbox.boot.compiled import recording
     from sandbox.boot.imported import imported
 
+    file = PRELOADED if modules else FILE
     with recording() as compiled, Absent() as absent:
-        imported()
-    print(f"{pack(FILE, compiled, absent)} modules in {FILE}")
+        if modules:
+            for name in modules:
+                __import__(name)
+            forget_ours()
+        else:
+            imported()
+    print(f"{pack(file, compiled, absent)} modules in {file}")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

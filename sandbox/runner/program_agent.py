@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 
@@ -24,6 +25,25 @@ from sandbox.worker.program import place
 
 _NO_LIMIT_S = 14 * 86_400.0  # the orchestrator's limits on the rollout end it sooner
 _LAST_LINES, _LAST_BYTES, _HEAD_CHARS = 12, 2_000, 400  # of what the program said last; of the line before it
+_PRELOAD_LIMIT_S = 40.0  # the orchestrator waits a minute for a sandbox to be parked
+
+
+def preload(link: WorkerLink, modules: tuple[str, ...]) -> ProgramEndpoint:
+    """Has the worker start the program's process and import modules in it; the endpoint is the program's. Raises
+    SupervisorGone.
+
+    The process has its whole environment from the start, as modules read it when they are imported: so the
+    endpoint's address is taken now."""
+    endpoint = ProgramEndpoint()
+    setup = {"kind": "preload", "modules": modules, "environment": endpoint.environment}
+    deadline = time.monotonic() + _PRELOAD_LIMIT_S
+    try:
+        link.send(setup, deadline)
+        link.receive(deadline)
+    except WorkerLost as lost:
+        print(f"env.program_preload: {type(lost).__name__}: {lost}", file=sys.stderr, flush=True)
+        link.replace()  # the program is started when there is one, and imports for itself
+    return endpoint
 
 
 def run_program_agent(
@@ -34,8 +54,10 @@ def run_program_agent(
     *,
     on_step: Callable[[StepReport], None],
     memory_kills: Callable[[], int | None],
+    endpoint: ProgramEndpoint | None = None,
 ) -> Result:
-    """Runs the program to its end. Raises EpisodeEnd."""
+    """Runs the program to its end. `endpoint`: the one that `preload` returned. Raises EpisodeEnd."""
+    endpoint = endpoint or ProgramEndpoint()
     program = place(assignment.program)
     link.limit_output(assignment.agent.max_output_chars)
     killed_before = memory_kills()
@@ -47,7 +69,7 @@ def run_program_agent(
         ends.append(end)
         os.write(ring, b"!")
 
-    with ProgramEndpoint(steps.ask, ended) as endpoint:
+    with endpoint.serving(steps.ask, ended):
         try:
             status, answer, errors = _run(link, str(program), task, endpoint.environment, bell)
         except Interrupted:

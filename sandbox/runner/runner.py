@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sandbox import procfs
 from sandbox.control import RunnerEnd
@@ -35,6 +36,9 @@ from sandbox.types import (
 )
 from sandbox.worker.tools import FILE_TOOLS
 
+if TYPE_CHECKING:
+    from sandbox.runner.endpoint.server import ProgramEndpoint
+
 EXIT_FAILED = 1
 OUTPUT_LIMIT_S = 30.0
 OUTPUT_CHUNK_BYTES = 256 * 1024
@@ -44,9 +48,14 @@ def main(box: Box, control: RunnerEnd, confinement: Confinement) -> int:
     """The runner's whole life; returns its exit code."""
     link = WorkerLink(control)
     rehearse(link)
+    endpoint: ProgramEndpoint | None = None
+    if box.preload:
+        from sandbox.runner.program_agent import preload  # imports an HTTP server
+
+        endpoint = preload(link, box.preload)
     with Client(box) as client:
         try:
-            return _episode(box, client, link, confinement)
+            return _episode(box, client, link, confinement, endpoint)
         except LeaseEnded:
             return 0
         except (ChannelLost, EpisodeCrashed, SupervisorGone) as failed:  # no result can be submitted
@@ -54,7 +63,9 @@ def main(box: Box, control: RunnerEnd, confinement: Confinement) -> int:
             return EXIT_FAILED
 
 
-def _episode(box: Box, client: Client, link: WorkerLink, confinement: Confinement) -> int:
+def _episode(
+    box: Box, client: Client, link: WorkerLink, confinement: Confinement, endpoint: ProgramEndpoint | None
+) -> int:
     """From parking to the result. Raises LeaseEnded, ChannelLost, SupervisorGone; EpisodeCrashed when
     nothing can be submitted."""
     responses = client.park(confinement)
@@ -69,7 +80,7 @@ def _episode(box: Box, client: Client, link: WorkerLink, confinement: Confinemen
         files = receive_attachments(responses, assignment.attachments, box.attachments)
         started = time.monotonic()
         if assignment.agent.kind == "program":
-            from sandbox.runner.program_agent import run_program_agent  # imports an HTTP server
+            from sandbox.runner.program_agent import run_program_agent
 
             result = run_program_agent(
                 assignment,
@@ -78,6 +89,7 @@ def _episode(box: Box, client: Client, link: WorkerLink, confinement: Confinemen
                 client.answer,
                 on_step=client.record_step,
                 memory_kills=procfs.memory_kills,
+                endpoint=endpoint,
             )
         else:
             result = solve(

@@ -1,20 +1,22 @@
 """An agent that is a program of its own: its files, its process, its answer.
 
-`place` runs in the runner, which owns the files: model-written code can read but not change them. `run_program`
-runs in the worker: the program and all code it runs share the worker's identity. The task is its standard input.
-Its answer is the file that the variable ANSWER_FILE names, else the last line it prints, if its exit code is 0.
+`place` runs in the runner, which owns the files: model-written code can read but not change them. `Program` is in
+the worker: the program and all code it runs share the worker's identity. The task is its standard input. Its
+answer is the file that the variable ANSWER_FILE names, else the last line it prints, if its exit code is 0.
 The end of its standard error tells people why it failed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import stat
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -28,6 +30,7 @@ _MAX_ANSWER_BYTES = 4 * ANSWER_CHARS
 _MAX_ERRORS_BYTES = 2 * 1024
 _ERRORS_S = 1.0  # how long a child that the program left behind may keep its standard error open
 _READ_BYTES = 64 * 1024
+_PRELOADED = Path(__file__).parents[1] / "boot" / "preloaded.py"  # run as a script
 
 
 def place(files: tuple[ProgramFile, ...]) -> Path:
@@ -48,33 +51,73 @@ def place(files: tuple[ProgramFile, ...]) -> Path:
     return folder
 
 
-def run_program(program: str, task: str, environment: Mapping[str, str]) -> tuple[int, str | None, str]:
-    """Returns (exit code, answer, end of standard error). The worker also prints what the program prints."""
-    answer_file = Path.cwd() / ANSWER_FILE
-    with tempfile.TemporaryFile() as told:
-        told.write(task.encode("utf-8", "replace"))
-        told.seek(0)
-        process = subprocess.Popen(  # noqa: S603  the operator's program
-            [sys.executable, program],
-            stdin=told,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**os.environ, **environment, "ANSWER_FILE": str(answer_file)},
+class Program:
+    """A program's process. With `modules` it is started before there is a program, and imports them meanwhile."""
+
+    def __init__(self, environment: Mapping[str, str], modules: Sequence[str] = ()) -> None:
+        self._answer_file = Path.cwd() / ANSWER_FILE
+        self._environment = {**os.environ, **environment, "ANSWER_FILE": str(self._answer_file)}
+        self._told = tempfile.TemporaryFile()  # noqa: SIM115  standard input: empty until there is a task
+        self._line, theirs = socket.socketpair()
+        self._waiting: _Process | None = None
+        if modules:
+            arguments = [str(_PRELOADED), str(theirs.fileno()), *modules]
+            self._waiting = self._start(arguments, theirs.fileno())
+        theirs.close()
+        if self._waiting is not None and not self._line.recv(1):
+            self._waiting = None  # importing ended it; as a program it will end the same way, and can be heard
+
+    def run(self, program: str, task: str) -> tuple[int, str | None, str]:
+        """Returns (exit code, answer, end of standard error). The worker also prints what the program prints. Call
+        it once."""
+        self._told.write(task.encode("utf-8", "replace"))
+        self._told.seek(0)
+        process = self._waiting
+        if process is None:
+            process = self._start([program])
+        else:
+            with contextlib.suppress(OSError):  # it has ended since
+                self._line.send(os.fsencode(program))
+        self._line.close()
+        self._told.close()
+        status, printed, errors = process.end()
+        answer = _read(self._answer_file)
+        if answer is None and status == 0:
+            lines = printed.decode("utf-8", "surrogateescape").split("\n")
+            answer = next((line.strip() for line in reversed(lines) if line.strip()), None)
+        return status, None if answer is None else answer[:ANSWER_CHARS], errors.decode("utf-8", "replace")
+
+    def _start(self, arguments: Sequence[str], *passed: int) -> _Process:
+        return _Process(
+            subprocess.Popen(  # noqa: S603  the operator's program
+                [sys.executable, *arguments],
+                stdin=self._told,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=self._environment,
+                pass_fds=passed,
+            )
         )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    printed = _Passed(process.stdout, 1, _MAX_ANSWER_BYTES + _READ_BYTES)
-    errors = _Passed(process.stderr, 2, _MAX_ERRORS_BYTES)
-    beside = threading.Thread(target=errors.on, name="stderr", daemon=True)
-    beside.start()
-    printed.on()
-    status = process.wait()
-    beside.join(_ERRORS_S)
-    answer = _read(answer_file)
-    if answer is None and status == 0:
-        lines = printed.tail.decode("utf-8", "surrogateescape").split("\n")
-        answer = next((line.strip() for line in reversed(lines) if line.strip()), None)
-    return status, None if answer is None else answer[:ANSWER_CHARS], errors.tail.decode("utf-8", "replace")
+
+
+class _Process:
+    """A process whose output is passed on."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self._process = process
+        self._printed = _Passed(process.stdout, 1, _MAX_ANSWER_BYTES + _READ_BYTES)
+        self._errors = _Passed(process.stderr, 2, _MAX_ERRORS_BYTES)
+        self._beside = threading.Thread(target=self._errors.on, name="stderr", daemon=True)
+        self._beside.start()
+
+    def end(self) -> tuple[int, bytes, bytes]:
+        """Waits for it. Returns (exit code, end of standard output, end of standard error)."""
+        self._printed.on()
+        status = self._process.wait()
+        self._beside.join(_ERRORS_S)
+        return status, self._printed.tail, self._errors.tail
 
 
 class _Passed:

@@ -26,7 +26,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from sandbox.texts import answer_text, value_text
-from sandbox.worker.program import run_program
+from sandbox.worker.program import Program
 from sandbox.worker.steps import StepRunner
 from sandbox.worker.tools import FileTools
 from sandbox.worker.tracebacks import describe_error
@@ -84,6 +84,7 @@ class Worker:
         sys.modules["__main__"] = self._spaces[""].main
         self._brought: dict[str, ModuleType] = {}
         self._files = FileTools(workspace)
+        self._program: Program | None = None
 
     def serve(self) -> None:
         """Runs steps until the runner closes its end."""
@@ -98,8 +99,12 @@ class Worker:
                 self._run(message["step"], message["code"], self._spaces[message["space"]])
             case "step":
                 self._run_amid(message["step"], message["code"], self._spaces[message["space"]])
+            case "preload":
+                self._program = Program(message["environment"], message["modules"])
+                _send({"kind": "ready"})
             case "program":
-                status, answer, errors = run_program(message["program"], message["task"], message["environment"])
+                program = self._program or Program(message["environment"])
+                status, answer, errors = program.run(message["program"], message["task"])
                 _send({"kind": "done", "status": status, "answer": answer, "errors": errors})
             case "reply":
                 pass  # the reply to a call that an exception, an alarm's for example, cut short

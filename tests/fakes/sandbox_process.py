@@ -31,6 +31,7 @@ class Places:
 
     root: Path
     uids: Uids | None = None
+    preload: tuple[str, ...] = ()
     channel: Path = field(init=False)
     attachments: Path = field(init=False)
     workspace: Path = field(init=False)
@@ -57,6 +58,7 @@ class Places:
             *(sys.executable, "-m", "sandbox", "--channel", str(self.channel)),
             *("--attachments", str(self.attachments), "--workspace", str(self.workspace)),
             *(text for name, value in identities.items() for text in (f"--{name}", str(value))),
+            *(text for module in self.preload for text in ("--preload", module)),
         ]
 
 

@@ -48,7 +48,8 @@ class Asked:
 @contextmanager
 def serving(*answers: Answers) -> Iterator[tuple[ProgramEndpoint, Asked]]:
     asked = Asked(*answers)
-    with ProgramEndpoint(asked, asked.ends.append) as endpoint:
+    endpoint = ProgramEndpoint()
+    with endpoint.serving(asked, asked.ends.append):
         yield endpoint, asked
 
 
@@ -306,7 +307,8 @@ def test_one_completion_is_asked_for_at_a_time() -> None:
 
     body = json.dumps({"input": "Hi"}).encode()
     numbers: list[str] = []
-    with ProgramEndpoint(ask, lambda end: None) as endpoint:
+    endpoint = ProgramEndpoint()
+    with endpoint.serving(ask, lambda end: None):
         threads = [
             threading.Thread(target=lambda: numbers.append(post(endpoint, "/v1/responses", body)[1]["id"]))
             for _ in range(8)

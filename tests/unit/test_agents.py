@@ -74,6 +74,9 @@ def test_agents_are_chosen_by_settings_and_read_back() -> None:
         ("code_block_tags", '["<a|b>", "</a>"]'),
         ("code_block_tags", '[" <a>", "</a>"]'),
         ("authorized_imports", '["os; rm"]'),
+        ("program_preload", '["os; rm"]'),
+        ("program_preload", '["a.*"]'),
+        ("program_preload", "litellm"),
         ("sandbox_tools", '["tools.py"]'),
         ("host_tools", "python:m:t"),
         ("managed_agents", '[{"name": "no name", "description": "x"}]'),
@@ -93,6 +96,13 @@ def test_bad_values_are_refused_by_name(name: str, value: str) -> None:
 def test_a_program_takes_nothing_that_is_for_smolagents() -> None:
     with pytest.raises(ConfigError, match=r"env\.planning_interval: is for smolagents"):
         load_config(env={"agent": "program:x.py", "planning_interval": 2})
+
+
+def test_modules_are_preloaded_for_programs_alone() -> None:
+    config = load_config(["--env.agent=program:x.py", '--env.program_preload=["litellm", "langgraph.graph"]'])
+    assert config.sandbox_spec().preload == ("litellm", "langgraph.graph")
+    with pytest.raises(ConfigError, match=r"env\.program_preload: is for env\.agent program:PATH, not code"):
+        load_config(env={"program_preload": ["litellm"]})
 
 
 # ---------------------------------------------------------------- what is read

@@ -30,6 +30,7 @@ from orchestrator.launch.hardening import (
 from orchestrator.launch.names import CHANNEL_MOUNT, DEFAULT_IMAGE
 from orchestrator.launch.uids import UidPair
 from orchestrator.types import Confinement, Mount, SandboxSpec
+from sandbox.boot.arguments import box_of
 
 SPEC = SandboxSpec(image=DEFAULT_IMAGE)
 UIDS = UidPair(20_000, 20_001)
@@ -380,3 +381,10 @@ def test_what_cannot_be_launched_is_refused_with_what_to_do(
 def test_old_runc_and_too_much_memory_in_total_are_said() -> None:
     lines = advice(INFO | {"RuncCommit": {"ID": "1.1.5+ds1-1+deb12u1"}}, SPEC, 16)
     assert [line.split()[0] for line in lines] == ["16", "runc"]
+
+
+def test_modules_to_preload_are_arguments_and_keep_sandboxes_apart(tmp_path: Path) -> None:
+    spec = replace(SPEC, preload=("litellm", "langgraph.graph"))
+    assert spec != SPEC
+    assert box_of(list(harden(spec, UidPair(1, 2), tmp_path).arguments)).preload == spec.preload
+    assert box_of(list(harden(SPEC, UidPair(1, 2), tmp_path).arguments)).preload == ()

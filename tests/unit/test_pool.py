@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -293,3 +293,69 @@ async def test_cancelled_claims_and_closing_leave_nothing(after_s: float) -> Non
         tasks[3].cancel()
         await asyncio.wait(tasks)
     assert bench.launcher.most_at_once <= 6
+
+
+# ---------------------------------------------------------------- tasks with images of their own
+
+OWN, OTHER = SandboxSpec("own"), SandboxSpec("other")
+
+
+def parked_as(bench: Bench, *specs: SandboxSpec) -> Callable[[], bool]:
+    """Whether these and no others are parked."""
+    return lambda: sorted(spec.image for spec in bench.pool.ready) == sorted(spec.image for spec in specs)
+
+
+async def test_sandboxes_are_parked_for_the_rollouts_that_come_next() -> None:
+    async with Bench() as bench:
+        await eventually(parked_as(bench, SPEC, SPEC))
+        with bench.pool.expecting(OWN), bench.pool.expecting(OTHER, 8):
+            await eventually(parked_as(bench, OWN, OTHER))
+        warm = set(bench.launcher.live)
+        assert {await bench.use(OWN), await bench.use(OTHER)} == warm
+        assert bench.launcher.most_at_once <= 6
+
+
+async def test_what_is_parked_for_nobody_stays_until_its_place_is_wanted() -> None:
+    async with Bench() as bench:
+        with bench.pool.expecting(OWN, 2):
+            await eventually(parked_as(bench, OWN, OWN))
+        launched = bench.launcher.launched
+        await asyncio.sleep(0.01)
+        assert parked_as(bench, OWN, OWN)()
+        with bench.pool.expecting(OWN), bench.pool.expecting(SPEC):
+            await eventually(parked_as(bench, OWN, SPEC))
+        assert bench.launcher.launched == launched + 1
+
+
+async def test_after_a_claim_of_an_own_image_none_is_made_for_tasks_that_are_not_known() -> None:
+    async with Bench() as bench:
+        with bench.pool.expecting(OWN, 2):
+            await eventually(parked_as(bench, OWN, OWN))
+        await bench.use(OWN)
+        await bench.use(OWN)
+        await eventually(lambda: bench.launcher.live == {})
+        await bench.use(SPEC)
+        await eventually(parked_as(bench, SPEC, SPEC))
+
+
+async def test_with_many_images_the_sum_holds_and_most_claims_find_theirs() -> None:
+    """As in a run: the next rollouts are known while they wait for a slot."""
+    async with Bench(FakeLauncher(max_sandboxes=100, create_s=0.002), head_start=4) as bench:
+        slots, found = asyncio.Semaphore(4), 0
+
+        async def rollout(spec: SandboxSpec) -> None:
+            nonlocal found
+            with ExitStack() as waiting:
+                waiting.enter_context(bench.pool.expecting(spec))
+                async with slots:
+                    waiting.close()
+                    found += spec in bench.pool.ready
+                    async with bench.pool.claim(spec):
+                        await asyncio.sleep(0.03)
+
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(48):
+                tasks.create_task(rollout((SPEC, OWN, OTHER)[number // 8 % 3]))
+        assert bench.launcher.most_at_once <= 6
+        assert found >= 12, found
+        assert bench.launcher.launched <= 48 + 8

@@ -7,6 +7,7 @@ import math
 import socketserver
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any, NoReturn, Protocol
 
@@ -49,20 +50,17 @@ class Api(Protocol):
 
 
 class ProgramEndpoint:
-    """`with ProgramEndpoint(ask, ended) as endpoint`: serves until the block is left.
+    """It has its address from the start, and answers while it is `serving`."""
 
-    `ask` is called by one thread at a time. The first EpisodeEnd that it raises goes to `ended`.
-    """
-
-    def __init__(self, ask: Ask, ended: Callable[[EpisodeEnd], None]) -> None:
+    def __init__(self) -> None:
         self.apis: dict[str, Api] = {
             "/v1/chat/completions": chat,
             "/v1/completions": completions,
             "/v1/messages": messages,
             "/v1/responses": Responses(),
         }
-        self._ask = ask
-        self._ended = ended
+        self._ask: Ask
+        self._ended: Callable[[EpisodeEnd], None]
         self._asking = threading.Lock()
         self._over = False
         self._served = 0
@@ -85,13 +83,17 @@ class ProgramEndpoint:
             "ANTHROPIC_MODEL": MODEL,
         }
 
-    def __enter__(self) -> ProgramEndpoint:
+    @contextmanager
+    def serving(self, ask: Ask, ended: Callable[[EpisodeEnd], None]) -> Iterator[None]:
+        """Serves until the block is left, once. `ask` is called by one thread at a time. The first EpisodeEnd that
+        it raises goes to `ended`."""
+        self._ask, self._ended = ask, ended
         threading.Thread(target=self._server.serve_forever, args=(0.1,), name="endpoint", daemon=True).start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        try:
+            yield
+        finally:
+            self._server.shutdown()
+            self._server.server_close()
 
     def note_refusal(self, request: str, error: BadRequest) -> None:
         """Keeps the first MAX_REFUSED, each once: programs try again."""

@@ -103,7 +103,7 @@ class Chooser:
                     self._leave_out(LeftOut.NO_PAIR, 2)
                 elif len(pairs) == self._choice.best:
                     self._leave_out(LeftOut.NOT_BEST, 2)
-                elif prompt != rejected.messages[:other_size]:
+                elif (prompt, chosen.tools) != (rejected.messages[:other_size], rejected.tools):
                     self._leave_out(LeftOut.OTHER_PROMPT, 2)
                 else:
                     pairs.append(Pair(prompt, chosen, rejected))

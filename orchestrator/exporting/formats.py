@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 from orchestrator.exporting.choice import Pair
 from orchestrator.run.groups import MASKED
 from orchestrator.run.rows import Row
@@ -55,6 +57,7 @@ FORMATS: Mapping[str, Format] = {
             "prompt": TALK,
             "chosen": TALK,
             "rejected": TALK,
+            "tools": TEXT,
             "task_id": TEXT,
             "group": WHOLE,
             "prompt_ids": IDS,
@@ -74,7 +77,7 @@ FORMATS: Mapping[str, Format] = {
         "Rows that are not `main` are side lines, without a score of their own.",
     ),
     "hf": Format(
-        {**_LINE, "messages": TALK, **_FACTS, **_POLICY},
+        {**_LINE, "messages": TALK, "tools": TEXT, **_FACTS, **_POLICY},
         "`env_mask` is 1 where the model sampled. `logprobs` are natural logs of the raw distribution, null where "
         "masked, null as a whole if the endpoint gave none; `messages` are the same conversation as text. Ids are "
         "empty if the endpoint gave none. Rows that are not `main` are side lines, without a score of their own.",
@@ -82,7 +85,7 @@ FORMATS: Mapping[str, Format] = {
         parquet=True,
     ),
     "messages": Format(
-        {"messages": TALK, **_FACTS, **_SIDE},
+        {"messages": TALK, "tools": TEXT, **_FACTS, **_SIDE},
         "`messages` are the conversation with what was sampled in its assistant messages; an agent's own program "
         "may have put others there. Trainers make ids of them with their tokenizer's template, which need not be "
         "those that were sampled; `sft` has those. Rows that are not `main` are side lines, without a score of "
@@ -109,12 +112,14 @@ def _row_values(row: Row) -> dict[str, Any]:
         "input_ids": [*row.prompt_ids, *row.completion_ids],
         "labels": [*[MASKED] * len(row.prompt_ids), *trained],
         "messages": _talk(row.messages),
+        "tools": _tools(row),
     }
 
 
 def _pair_values(pair: Pair) -> dict[str, Any]:
     values: dict[str, Any] = {
         "prompt": _talk(pair.prompt),
+        "tools": _tools(pair.chosen),
         "task_id": pair.chosen.task_id,
         "group": pair.chosen.group,
     }
@@ -133,3 +138,8 @@ def _pair_values(pair: Pair) -> dict[str, Any]:
 
 def _talk(messages: Sequence[Message]) -> list[dict[str, str]]:
     return [{"role": message.role, "content": message.content} for message in messages]
+
+
+def _tools(row: Row) -> str | None:
+    """As JSON text, as TRL reads it too: a column has one type, and the schemas of tools differ."""
+    return orjson.dumps(row.tools).decode() if row.tools else None

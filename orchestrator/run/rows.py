@@ -26,6 +26,7 @@ from orchestrator.types import (
     PolicySpan,
     Task,
     TokenSource,
+    Tools,
     Trajectory,
     last_attempts,
 )
@@ -49,6 +50,7 @@ class Row:
     lines: plans, managed agents, rewritten histories. They have no score of their own: who trains on them gives
     them what the main row of the same `rollout_id` gets; who does not leaves them out. env.trained_segments says
     which of the two the run wants.
+    `tools`: what the line's last prompt offers, in the form of OpenAI's chat completions.
     `reason`: of the outcome, or why a line has no ids; may be empty.
     `dropped`: why the rollout's group is no training data. None: it is, or the row was read from a record.
     `finish_reason`: of the line's last completion; `length`: it was cut. None: there is no completion.
@@ -72,6 +74,7 @@ class Row:
     token_source: TokenSource = "none"
     finish_reason: str | None = None
     messages: tuple[Message, ...] = ()
+    tools: Tools = ()
     reason: str = ""
     dropped: str | None = None
 
@@ -183,4 +186,5 @@ def _filled(
         token_source=line.token_source,
         finish_reason=last.completion.finish_reason,
         messages=line.messages,
+        tools=last.tools,
     )

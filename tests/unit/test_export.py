@@ -288,6 +288,29 @@ def test_messages_are_the_conversation_on_record(recorded: Path, tmp_path: Path)
         assert [message["role"] for message in row["messages"][:3]] == ["system", "user", "assistant"]
 
 
+def test_tools_are_beside_the_messages(copied: Path, tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+    lines = [json.loads(text) for text in (copied / "rollouts.jsonl").read_bytes().splitlines()]
+    for line in lines:
+        if line.get("completions") and line["index"] != 3:
+            line["completions"][0]["tools"] = tools
+    (copied / "rollouts.jsonl").write_bytes(b"\n".join(map(dumps, lines)) + b"\n")
+    assert export(copied, tmp_path / "m", "--format", "messages", "--best", "4") == 0
+    offered = {row["index"]: row["tools"] and json.loads(row["tools"]) for row in rows(tmp_path / "m")}
+    assert offered == {0: tools, 1: tools, 2: tools, 3: None}
+    # What was offered is a part of the prompt.
+    assert export(copied, tmp_path / "d", "--format", "dpo", "--best", "2") == 0
+    assert {json.loads(row["tools"])[0]["function"]["name"] for row in rows(tmp_path / "d")} == {"add"}
+    assert left_out(tmp_path / "d")["in a pair whose prompts differ"] > 0
+    assert export(copied, tmp_path / "h", "--format", "hf") == 0
+    assert {
+        row["tools"] is None for row in pq.read_table(next((tmp_path / "h" / "data").iterdir())).to_pylist()
+    } == {
+        True,
+        False,
+    }
+
+
 def test_long_rows_wait_for_no_others_before_they_are_written(tmp_path: Path) -> None:
     file = ParquetRows(tmp_path / "rows.parquet", {"ids": IDS, "messages": TALK})
     long_ids = {"ids": [7] * 600_000, "messages": []}

@@ -14,6 +14,7 @@ from tests.e2e.endpoint import scripted_endpoint
 from tests.fakes.runs import flags, lines, place, run
 from tests.fakes.tokenizer import tokenizer_folder
 
+ROOT = Path(__file__).parents[2]
 QUESTION = "How warm is it in Rome and in Oslo?"
 CALLS = "I look.\n" + "\n".join(
     f'<tool_call>\n{{"name": "weather",  "arguments": {{"city": "{city}", "unit": "C"}}}}\n</tool_call>'
@@ -116,6 +117,23 @@ async def test_a_program_that_calls_tools_keeps_one_line_of_sampled_ids(home: Pa
         assert messages[2]["content"] == CALLS
         assert messages[3]["content"].startswith("Rome")
         assert tokenizer.decode(tokens).count("<tool_response>") == 2
+    checked = await run(str(home / "run"), directory=home, command="verify")
+    assert checked.code == 0, checked.stdout
+
+
+@pytest.mark.docker
+async def test_the_example_calls_its_tool_in_a_container(home: Path) -> None:
+    agent = ROOT / "examples" / "agents" / "tools.py"
+    call = '<tool_call>\n{"name": "python", "arguments": {"code": "print(6 * 7)"}}\n</tool_call>'
+    said = [call.replace('"code"', '"program"'), call, "It is\n20 and 20"]
+    with scripted_endpoint({QUESTION: [said]}, "--dialect", "vllm") as endpoint:
+        given = flags(home, endpoint.base_url, launcher="docker", agent=f"program:{agent}")
+        ended = await run(*given, directory=home)
+    assert ended.code == 0, ended.stderr
+    for facts, messages in zip(group_of(home)["overrides"], group_of(home)["messages"], strict=True):
+        assert (facts["answer"], facts["segments"], facts["steps"]) == ("20 and 20", 1, 3)
+        seen = [message["content"] for message in messages if message["role"] == "tool"]
+        assert seen == ['Call python with {"code": "..."}.', "42\n"]
     checked = await run(str(home / "run"), directory=home, command="verify")
     assert checked.code == 0, checked.stdout
 

@@ -18,6 +18,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from orchestrator.agents.call_format import call_format
 from orchestrator.breaker import GROUPS, AgentGate, HealthGate
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.called import Sampler
@@ -46,6 +47,7 @@ from orchestrator.scorers.trial import Trial
 from orchestrator.text import one_line
 from orchestrator.tools.base import HostTool
 from orchestrator.types import (
+    AgentSpec,
     Attempt,
     BadTask,
     Group,
@@ -155,6 +157,7 @@ class Orchestrator:
         except BaseExceptionGroup as errors:
             raise first_error(errors) from errors
         self._hosts = hosts
+        self.agent_spec()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -176,6 +179,11 @@ class Orchestrator:
             raise RuntimeError("the orchestrator is not open: use `async with Orchestrator(config)`")
         return self._hosts
 
+    def agent_spec(self) -> AgentSpec:
+        """How agents are built for the model of this run. Only while open. Raises ConfigError."""
+        spec = self.config.agent_spec()
+        return replace(spec, call_format=call_format(self.config.env, spec, self.hosts.tokenizer))
+
     @property
     def open_groups(self) -> int:
         """How many groups may be open. Only while open."""
@@ -190,12 +198,14 @@ class Orchestrator:
         """What run.json says besides the configuration: tokenizer, kind of token ids, agent, sandbox."""
         tokenizer, told = self.hosts.tokenizer, await self.hosts.describe()
         identity = "its own" if self.config.env.program is None else "that of model-written code"
+        spec = self.agent_spec()
+        calls = {"tool_calls": spec.call_format or "json"} if spec.calls_tools else {}
         return {
             "tokenizer": tokenizer.name if isinstance(tokenizer, HubTokenizer) else None,
             "token_ids": "exact" if self.hosts.takes_ids else "from text",
             **({"why_text": self.hosts.why_text} if self.hosts.why_text else {}),
             **told,
-            "agent": {"kind": self.config.env.agent_kind, "identity": identity, **told["agent"]},
+            "agent": {"kind": spec.kind, "identity": identity, **calls, **told["agent"]},
         }
 
     @property
@@ -407,7 +417,7 @@ class Orchestrator:
             epoch=epoch,
             seed=seed,
             sampling=config.sampling,
-            agent=config.agent_spec(),
+            agent=self.agent_spec(),
             sandbox=config.sandbox_spec(),
             limits=config.limits,
             split=self.split,

@@ -234,8 +234,8 @@ def find_tokenizer(config: Config) -> HubTokenizer | None:
 
 
 def _loaded(name: str, config: Config) -> HubTokenizer:
-    asked = config.env.tool_call_format
-    return load_tokenizer(name, config.env.chat_template_kwargs, call_format=None if asked == "auto" else asked)
+    env = config.env
+    return load_tokenizer(name, env.chat_template_kwargs, call_format=env.named_call_format)
 
 
 def _check_tokenizer(config: Config) -> None:

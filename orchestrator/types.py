@@ -32,13 +32,14 @@ class Call:
     arguments: str
 
 
-Tools = tuple[Mapping[str, Any], ...]  # that a program offers its model, in the form of OpenAI's chat completions
+Tools = tuple[Mapping[str, Any], ...]  # that an agent offers its model, in the form of OpenAI's chat completions
 
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What a program asks for besides a text. `tool_name`: the one tool that must be called. `response_format`: as
-    OpenAI's, empty for any text."""
+    """What an agent asks for besides a text; smolagents' agents ask for tools alone.
+
+    `tool_name`: the one tool that must be called. `response_format`: as OpenAI's, empty for any text."""
 
     tools: Tools = ()
     tool_choice: Literal["auto", "none", "required"] = "auto"
@@ -97,6 +98,8 @@ class Sampling:
 
 
 AgentKind = Literal["code", "tool_calling", "program"]
+# How models write calls of tools, each as its chat templates print them.
+CallFormat = Literal["hermes", "qwen3_coder", "llama3", "mistral", "deepseek", "gpt_oss"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +122,10 @@ class ManagedAgent:
 
 @dataclass(frozen=True, slots=True)
 class AgentSpec:
-    """How the agent in the sandbox is built. For a program, each completion counts as a step."""
+    """How the agent in the sandbox is built. For a program, each completion counts as a step.
+
+    `call_format`: how smolagents' tool-calling agents, of the team too, call their tools. None: by JSON in their
+    text, as smolagents parses it."""
 
     max_steps: int = 12
     step_timeout_s: float = 60.0
@@ -132,6 +138,16 @@ class AgentSpec:
     max_output_chars: int = 20_000
     kind: AgentKind = "code"
     managed_agents: tuple[ManagedAgent, ...] = ()
+    call_format: CallFormat | None = None
+
+    def kind_of(self, name: str) -> AgentKind:
+        """The kind of the managed agent of this name; of the main agent for another one."""
+        return next((agent.kind for agent in self.managed_agents if agent.name == name), None) or self.kind
+
+    @property
+    def calls_tools(self) -> bool:
+        """Whether it is smolagents' tool-calling agent, or one of its team is."""
+        return "tool_calling" in (self.kind, *(agent.kind for agent in self.managed_agents))
 
     @property
     def closing_tag(self) -> str:

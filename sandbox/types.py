@@ -124,6 +124,7 @@ class AgentSettings:
     kind: AgentKind = "code"
     prompt_templates: Mapping[str, Any] | None = None
     managed_agents: tuple[ManagedAgent, ...] = ()
+    calls_as_data: bool = False  # of tool-calling agents; False: their calls are JSON in the text of a completion
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,12 +166,13 @@ class Assignment:
 
 Kind = Literal["action", "plan", "final"]
 Role = Literal["system", "user", "assistant", "tool"]
+Tools = tuple[Mapping[str, Any], ...]  # in the form of OpenAI's chat completions
 ToolChoice = Literal["auto", "none", "required"]
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a program's tool. `arguments`: JSON object, as text."""
+    """One call of a tool. `arguments`: JSON object, as text."""
 
     id: str
     name: str
@@ -189,15 +191,14 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A program's request for a completion. `tools` and `response_format` in the form of OpenAI's chat
-    completions.
+    """A request for a completion. `response_format`: in the form of OpenAI's chat completions.
 
     `tool_name`: the one tool that must be called. An assistant's message at the end is continued.
     """
 
     messages: tuple[Message, ...]
     stop: tuple[str, ...] = ()
-    tools: tuple[Mapping[str, Any], ...] = ()
+    tools: Tools = ()
     tool_choice: ToolChoice = "auto"
     tool_name: str = ""
     response_format: Mapping[str, Any] | None = None

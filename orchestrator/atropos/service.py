@@ -418,9 +418,11 @@ class Service:
 
     def _check_prompt(self, limit: int, label: str) -> None:
         tokenizer, env = self.engine.hosts.tokenizer, self.config.env
-        if tokenizer is None or env.agent_kind == "program" or env.prompt_templates is not None:
+        agent = self.engine.agent_spec()
+        ours = agent.kind == "tool_calling" and agent.call_format is not None
+        if tokenizer is None or env.agent_kind == "program" or env.prompt_templates is not None or ours:
             return  # the prompt's text is not smolagents' own
-        least = least_prompt_tokens(tokenizer, self.config.agent_spec())
+        least = least_prompt_tokens(tokenizer, agent)
         if limit <= least:
             raise ConfigError(
                 f"{label}: {limit} tokens are fewer than the agent's system prompt has, {least}; set it to "

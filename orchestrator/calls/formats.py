@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import TypeAlias
 
 from orchestrator.calls import deepseek, gpt_oss, hermes, llama3, mistral, qwen3_coder
 from orchestrator.calls.source import Reader
+from orchestrator.types import CallFormat
 
-Format = Literal["hermes", "qwen3_coder", "llama3", "mistral", "deepseek", "gpt_oss"]
+Format: TypeAlias = CallFormat
 
 READERS: Mapping[Format, Reader] = {
     "hermes": hermes.read,

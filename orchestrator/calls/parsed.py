@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 from orchestrator.calls.declared import parameters
 from orchestrator.calls.formats import READERS, Format
 from orchestrator.calls.source import json_value
@@ -41,7 +43,7 @@ def parsed(text: str, format: Format, tools: Sequence[Mapping[str, Any]], sequen
                 pieces.append(part.strip())
                 continue
             name, arguments = part
-            arguments.encode()  # a lone surrogate could not be sent to an agent
+            orjson.loads(arguments)  # strict: what it refuses, such as lone surrogates, could not come back
             if name not in declared or len(calls) == MAX_CALLS:
                 return Said(text, ())
             calls.append(Call(_id(sequence, len(calls)), name, arguments))

@@ -152,7 +152,8 @@ def _said(pairs: list[tuple[Turn, tuple[Message, ...]]], closing_tag: str) -> tu
     """The last conversation and its answer, with the closing code tag that the agent appends in earlier turns."""
     turn, talk = pairs[-1]
     text = turn.completion.visible
-    if turn.kind is CompletionKind.ACTION and text and not text.strip().endswith(closing_tag):
+    codes = turn.kind is CompletionKind.ACTION and not turn.tools
+    if codes and text and not text.strip().endswith(closing_tag):
         text += closing_tag
     return (*talk, Message("assistant", text))
 

@@ -119,22 +119,31 @@ class Lease:
     async def complete(self, asked: Asked, content: bytes) -> Reply:
         """The answer to one numbered request, whose bytes are `content`. Raises SequenceError; ProtocolError for a
         request that the plan's agent does not make."""
-        plan = self.plan.agent
+        plan, tools = self.plan.agent, asked.wishes.tools
         if asked.agent and asked.agent not in {managed.name for managed in plan.managed_agents}:
             raise ProtocolError(f"there is no managed agent {asked.agent[:80]!r}")
         if plan.kind != "program":
             if asked.stop:
                 raise ProtocolError("only a program may bring stop strings")
-            if asked.wishes != Wishes() or any(isinstance(message, Spoken) for message in asked.messages):
-                raise ProtocolError("only a program may bring tools and other wishes")
-            asked = replace(asked, stop=stop_strings(asked.kind, self._tags(asked.agent)))
+            if asked.wishes != Wishes(tools) or (tools and not self._has_calls_as_data(asked)):
+                raise ProtocolError("only a program may bring other wishes than an agent's tools")
+            if not tools and any(isinstance(message, Spoken) for message in asked.messages):
+                raise ProtocolError("calls and results in a request without tools")
+            # Calls end with the turn, and their arguments may hold any text: nothing stops them before.
+            stop = () if tools else stop_strings(asked.kind, self._tags(asked.agent))
+            asked = replace(asked, stop=stop)
         return await self._completions.answer(asked.sequence, content, lambda: self._complete(asked))
 
     def _tags(self, name: str) -> tuple[str, str] | None:
         """The code tags of the agent `name`; None: it writes no code blocks."""
         agent = self.plan.agent
-        kind = next((managed.kind for managed in agent.managed_agents if managed.name == name), None)
-        return agent.code_tags if (kind or agent.kind) == "code" else None
+        return agent.code_tags if agent.kind_of(name) == "code" else None
+
+    def _has_calls_as_data(self, asked: Asked) -> bool:
+        """Whether this agent, which is no program, brings tools to such a completion."""
+        agent = self.plan.agent
+        calling = agent.kind_of(asked.agent) == "tool_calling" and asked.kind is CompletionKind.ACTION
+        return calling and agent.call_format is not None
 
     async def _complete(self, asked: Asked) -> Reply:
         for step in asked.steps:  # here, so that a repeated request does not record them twice
@@ -156,7 +165,10 @@ class Lease:
                 return await self._failed(error, request, keep)
 
     def _not_served(self, refusal: Refusal) -> Reply:
-        """Refuses one request of a program, which may send another one."""
+        """Refuses one request of a program, which may send another one. Another agent's tools are the
+        operator's."""
+        if self.plan.agent.kind != "program":
+            return Reply(ended=self.refuse("record_error", refusal.told))
         self._refused += 1
         if self._refused > MAX_REFUSED:
             return Reply(ended=self.refuse("budget", f"{MAX_REFUSED} refused requests; the last: {refusal.told}"))
@@ -193,7 +205,7 @@ class Lease:
             sequence=asked.sequence,
             split=plan.split,
             wishes=asked.wishes,
-            call_format=self._turns.call_format if plan.agent.kind == "program" else None,
+            call_format=self._turns.call_format if plan.agent.kind == "program" or asked.wishes.tools else None,
         )
 
         def keep(completion: Completion) -> Reply:
@@ -219,7 +231,8 @@ class Lease:
         If the endpoint answers a control, the request is first sent once more, with the same seed: the endpoint
         may have come back in between. What was sampled of the completion before is continued, not sampled again.
         """
-        if isinstance(error, EndpointRefusal) and request is not None and request.wishes != Wishes():
+        refused_wishes = isinstance(error, EndpointRefusal) and request is not None and request.wishes != Wishes()
+        if refused_wishes and self.plan.agent.kind == "program":
             return self._not_served(Refusal(f"the endpoint refuses it: {error}"))  # as it may know no tools
         control: ControlAnswer | None = None
         if needs_control(error, sampled=bool(self.turns)):
@@ -240,7 +253,8 @@ class Lease:
         self.fatal = found.fatal or self.fatal
         if found.sampled is not None:
             keep(found.sampled)
-        return Reply(ended=self.refuse(found.outcome, found.detail))
+        advice = "; if it takes no tools, set --env.tool_call_format json" if refused_wishes else ""
+        return Reply(ended=self.refuse(found.outcome, found.detail + advice))
 
     # ------------------------------------------------------------ tools, steps
 

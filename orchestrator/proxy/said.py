@@ -30,8 +30,8 @@ class Reply:
     """Answer to Complete: a completion, a refusal of this request, or the name of the outcome that ended the
     lease.
 
-    `said`: the completion as a program gets it. `logprobs`: texts and log-probs of its tokens, if they were asked
-    for."""
+    `said`: the completion as an agent gets it that has calls as data. `logprobs`: texts and log-probs of its
+    tokens, if they were asked for."""
 
     completion: Completion | None = None
     ended: str | None = None
@@ -51,8 +51,8 @@ class ToolReply:
 
 @dataclass(frozen=True, slots=True)
 class Spoken(Message):
-    """A message as a program sends it. `calls`: the tools that an assistant calls, besides what it says.
-    `call_id`: the call that a tool's result answers."""
+    """A message with calls as data, as agents send it. `calls`: the tools that an assistant calls, besides what it
+    says. `call_id`: the call that a tool's result answers."""
 
     calls: tuple[Call, ...] = ()
     call_id: str = ""

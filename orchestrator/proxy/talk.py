@@ -1,8 +1,9 @@
-"""A program's conversation in the words of the record: calls as the text that the model sampled for them.
+"""A conversation with calls as data in the words of the record: calls as the text that the model sampled for them.
 
 Programs get a completion's calls as data, and send them back in their own way: other spaces, another order of
 keys, other ids, without the text beside them. What was sampled is on record, so here the completion itself takes
 the place of what came back, and the id line goes on behind it. Calls that nobody sampled are written out.
+smolagents' agents send back what they got, ids and all; those of one team may make the same calls.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from orchestrator.types import Message, Wishes
 
 
 class Talk:
-    """What a program was served so far. `format` None: its model calls no tools."""
+    """What an agent, or a team of them, was served so far. `format` None: its model calls no tools."""
 
     def __init__(self, format: Format | None) -> None:
         self.format = format
         self._served: list[tuple[str, Said]] = []  # the sampled text, and what the program got of it
 
     def said(self, text: str, wishes: Wishes, sequence: int) -> Said:
-        """What the program gets of a sampled text."""
+        """What the agent gets of a sampled text."""
         if self.format is None or not wishes.tools or wishes.tool_choice == "none":
             return Said(text, ())
         said = parsed(text, self.format, wishes.tools, sequence)
@@ -55,8 +56,9 @@ class Talk:
     def _text(self, spoken: Spoken, since: int) -> tuple[str, int]:
         """(the text of an assistant's message with calls, the number of the next completion that can come
         back)."""
-        after = range(since, len(self._served))
-        for place in (*after, *range(since)):
+        ids = [call.id for call in spoken.calls]
+        places = [*range(since, len(self._served)), *range(since)]
+        for place in sorted(places, key=lambda place: [call.id for call in self._served[place][1].calls] != ids):
             text, said = self._served[place]
             # A program that takes one call at a time got the first of them.
             same = same_calls(said.calls, spoken.calls) or same_calls(said.calls[:1], spoken.calls)

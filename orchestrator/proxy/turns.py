@@ -42,15 +42,15 @@ class Turns:
         self._tokenizer = tokenizer
         self._line = TokenLine(tokenizer, plan.agent.closing_tag) if tokenizer and takes_ids else None
         self._program = plan.agent.kind == "program"
-        self._talk = Talk(tokenizer.call_format if tokenizer else "hermes")
+        self._talk = Talk(plan.agent.call_format or (tokenizer.call_format if tokenizer else "hermes"))
         self._conversation: tuple[Message, ...] = ()
         self._talks: dict[int, tuple[Message, ...]] = {}  # last one of each segment, for text endpoints
         self._counted = 0  # tokens of the last prompt, if the endpoint takes text
 
     async def prepared(self, asked: Asked) -> Prepared:
-        """The prompt of a request. Raises Over for too much text, RecordError; RequestRefused for a program's
-        request that the model's template cannot show."""
-        messages, opening = self._told(asked) if self._program else (asked.messages, None)
+        """The prompt of a request. Raises Over for too much text, RecordError; RequestRefused for a request with
+        tools, or of a program, that the model's template cannot show."""
+        messages, opening = self._told(asked) if self._has_calls(asked) else (asked.messages, None)
         self._budgets.text(sum(len(m.content) for m in messages[shared(self._conversation, messages) :]))
         if self._line is None:
             return Prepared(messages, None, await self._length(messages))
@@ -83,8 +83,8 @@ class Turns:
         return tuple((self._tokenizer.decode((token,)), logprob) for token, logprob in pairs)
 
     def said(self, asked: Asked, prepared: Prepared, completion: Completion) -> Said | None:
-        """What a program gets of a completion. None: this is none."""
-        if not self._program:
+        """What an agent that has calls as data gets of a completion. None: this one gets the text."""
+        if not self._has_calls(asked):
             return None
         opening = prepared.line.opening if prepared.line else ""
         forced = opening if asked.wishes.tool_choice == "required" else ""
@@ -93,8 +93,12 @@ class Turns:
             return Said(forced + completion.visible, ())
         return said if forced else Said(said.content.removeprefix(opening), said.calls)
 
+    def _has_calls(self, asked: Asked) -> bool:
+        """Whether calls are data to who asks."""
+        return self._program or bool(asked.wishes.tools)
+
     def _told(self, asked: Asked) -> tuple[tuple[Message, ...], Opening | None]:
-        """(a program's conversation as the template takes it, how the answer begins). Raises RequestRefused."""
+        """(a conversation with calls as the template takes it, how the answer begins). Raises RequestRefused."""
         wishes, messages = asked.wishes, self._talk.plain(asked.messages)
         begun = messages[-1] if messages[-1].role == "assistant" else None
         if begun is not None:

@@ -35,7 +35,7 @@ from orchestrator.types import (
     Wishes,
 )
 
-CONTRACT = 5
+CONTRACT = 6
 MAX_OUTPUT_PIECE_BYTES = 256 * 1024
 CHUNK_BYTES = 256 * 1024
 MAX_MESSAGES = 2_000
@@ -146,6 +146,7 @@ def assignment(
                 )
                 for managed in agent.managed_agents
             ],
+            calls_as_data=agent.call_format is not None,
         ),
         host_tools=[_tool(name, tool) for name, tool in tools.items()],
         sandbox_tools=[

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.calls.declared import parameters
 from orchestrator.errors import ConfigError
 from orchestrator.plan import sandbox_of
 from orchestrator.run.lenient import json_lines
@@ -137,7 +138,11 @@ def _first_difference(old: Sequence[Message], new: Sequence[Message]) -> str:
 def _knows_web_tools(told: Attempted) -> bool:
     """Whether the agent's first prompt names web tools; without them it would be another prompt."""
     first = next(iter(told.record.turns), None)
-    return first is not None and any("def web_search(" in message.content for message in first.messages[:1])
+    if first is None:
+        return False
+    shown = ("def web_search(", "- web_search: ")  # to a code agent, to one that calls tools as JSON
+    named = "web_search" in parameters(first.tools)
+    return named or any(text in message.content for message in first.messages[:1] for text in shown)
 
 
 def _short(value: object) -> str:

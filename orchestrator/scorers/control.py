@@ -121,8 +121,8 @@ def control_record(plan: RolloutPlan, record: Record) -> Record:
     """The record of a rollout with one plain turn after the first prompt, which holds only the task. It has ids,
     log-probs and steps where `record` has them."""
     answer = NEUTRAL_ANSWER if plan.task.answer is None else plan.task.answer
-    visible, text = plain_answer(plan.agent, answer)
     first = record.turns[0]
+    visible, text = plain_answer(plan.agent, answer, as_data=bool(first.tools))
     ids = None if first.completion.tokens_T is None else (first.prompt_ids or (0,))[-1:]
     completion = Completion(
         text=text,

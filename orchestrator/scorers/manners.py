@@ -12,7 +12,9 @@ import re
 import warnings
 from typing import Any
 
-from orchestrator.types import AgentSpec, Completion
+from orchestrator.calls.parsed import parsed
+from orchestrator.calls.written import written
+from orchestrator.types import AgentSpec, Call, Completion, Turn
 
 _MAX_PARSED_CHARS = 64 << 10
 _MARKDOWN = ("```python", "```py")
@@ -25,37 +27,53 @@ _REST_OF_STRING = {
 }
 
 
-def well_formed(agent: AgentSpec, completion: Completion) -> bool:
-    """Whether an action is exactly one code block, or one tool call, in the agent's form."""
+def well_formed(agent: AgentSpec, turn: Turn) -> bool:
+    """Whether an action is exactly one code block, or one tool call, in the agent's form; where calls are data, at
+    least one call in the model's own format."""
+    completion = turn.completion
     match agent.kind:
         case "code":
             return code_block(completion, agent.code_tags) is not None
         case "tool_calling":
-            return tool_call(completion.visible) is not None
+            return bool(_calls(agent, turn) if turn.tools else tool_call(completion.visible))
     return completion.finish_reason == "stop"
 
 
-def gives_answer(agent: AgentSpec, completion: Completion) -> bool:
+def gives_answer(agent: AgentSpec, turn: Turn) -> bool:
     """Whether an action, the last one of a finished episode, gives the answer."""
     match agent.kind:
         case "code":
-            return calls_final_answer(code_run(completion.visible, agent.code_tags))
+            return calls_final_answer(code_run(turn.completion.visible, agent.code_tags))
         case "tool_calling":
-            return (tool_call(completion.visible) or {}).get("name") == "final_answer"
+            # Where a call in the model's format is malformed, smolagents looks for JSON in the text.
+            if calls := _calls(agent, turn):
+                return [call.name for call in calls] == ["final_answer"]
+            return (tool_call(turn.completion.visible) or {}).get("name") == "final_answer"
     return True
 
 
-def plain_answer(agent: AgentSpec, answer: str) -> tuple[str, str]:
-    """An action that only gives this answer: (the text the agent gets, the whole text)."""
+def plain_answer(agent: AgentSpec, answer: str, *, as_data: bool) -> tuple[str, str]:
+    """An action that only gives this answer: (the text the agent gets, the whole text). `as_data`: where calls of
+    tools are data."""
     match agent.kind:
         case "code":
             opening, closing = agent.code_tags
             visible = f"I give the answer.\n{opening}\nfinal_answer({answer!r})\n"
             return visible, visible + closing
         case "tool_calling":
-            said = json.dumps({"name": "final_answer", "arguments": {"answer": answer}}, ensure_ascii=False)
+            arguments = {"answer": answer}
+            said = json.dumps({"name": "final_answer", "arguments": arguments}, ensure_ascii=False)
+            if as_data and agent.call_format is not None:
+                said = written("", [Call("", "final_answer", json.dumps(arguments))], agent.call_format)
             return said, said
     return answer, answer
+
+
+def _calls(agent: AgentSpec, turn: Turn) -> tuple[Call, ...]:
+    """The calls in an action as the agent got them: as data."""
+    if agent.call_format is None or not turn.tools:
+        return ()
+    return parsed(turn.completion.visible, agent.call_format, turn.tools, turn.sequence).calls
 
 
 def tool_call(visible: str) -> dict[str, Any] | None:

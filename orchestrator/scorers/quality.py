@@ -4,7 +4,8 @@
 
 or by the weights of `env.combined_weights`:
 
-    format          share of action turns in the agent's own form (`manners`): one code block, one tool call
+    format          share of action turns in the agent's own form (`manners`): one code block, one tool call, or
+                    calls in the model's own format
     final_answer    1 when the episode finished and its last action turn calls `final_answer`
     execution       share of action turns whose code or call ran without an error
     efficiency      1 − (steps − 1) / (max_steps − 1) for a finished episode, else 0
@@ -56,8 +57,8 @@ def quality(
     turns = [turn for turn in record.turns if turn.is_step]
     parts = dict.fromkeys(WEIGHTS, 0.0)
     if turns:
-        parts["format"] = sum(well_formed(plan.agent, turn.completion) for turn in turns) / len(turns)
-        parts["final_answer"] = float(finished and gives_answer(plan.agent, turns[-1].completion))
+        parts["format"] = sum(well_formed(plan.agent, turn) for turn in turns) / len(turns)
+        parts["final_answer"] = float(finished and gives_answer(plan.agent, turns[-1]))
         parts["execution"] = _ran_well(record, finished) / len(turns)
         parts["efficiency"] = _efficiency(len(turns), plan.agent.max_steps) if finished else 0.0
     parts["length_penalty"] = length_penalty(record.answer, length_penalty_weight)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 from urllib.parse import urlsplit
 
 from orchestrator.errors import ConfigError
@@ -40,7 +40,7 @@ from orchestrator.settings.row import AUTO, Setting, Settings, setting
 from orchestrator.tasks.base import COLUMNS
 from orchestrator.text import path_of
 from orchestrator.tools.rules import DENIED_HOSTS, DENIED_WORDS, HOST_RULE
-from orchestrator.types import AgentKind, EndedName, ManagedAgent
+from orchestrator.types import AgentKind, CallFormat, EndedName, ManagedAgent
 
 TASKS = "Tasks"
 ROLLOUTS = "Rollouts and groups"
@@ -424,13 +424,12 @@ class EnvSettings(Settings):
         'arguments of the chat template besides the conversation, like {"enable_thinking": false}; sent to '
         "endpoints that render it themselves",
     )
-    tool_call_format: Literal["auto", "hermes", "qwen3_coder", "llama3", "mistral", "deepseek", "gpt_oss"] = (
-        setting(
-            "auto",
-            Choice(("auto", "hermes", "qwen3_coder", "llama3", "mistral", "deepseek", "gpt_oss")),
-            SAMPLING,
-            "how the model writes calls of a program's tools; auto: as its chat template shows",
-        )
+    tool_call_format: Literal["auto", "json"] | CallFormat = setting(
+        "auto",
+        Choice(("auto", "json", *get_args(CallFormat))),
+        SAMPLING,
+        "how the model writes calls of tools; auto: as its chat template shows; json: tool_calling agents write "
+        "them as JSON in their text, as they do with auto where the template shows no format",
     )
     use_chat_completion: bool = setting(
         True,
@@ -588,6 +587,11 @@ class EnvSettings(Settings):
         return path_of(self.agent.removeprefix("program:")) if self.agent_kind == "program" else None
 
     @property
+    def named_call_format(self) -> CallFormat | None:
+        """The format of the model's own calls, if it is named."""
+        return None if self.tool_call_format in ("auto", "json") else self.tool_call_format
+
+    @property
     def needs_localhost_tcp(self) -> bool:
         """A program finds its completions at a port of its sandbox's loopback device."""
         return self.allow_localhost_tcp or self.program is not None
@@ -598,6 +602,10 @@ class EnvSettings(Settings):
             for name in _SMOLAGENTS_ONLY:
                 if getattr(self, name) != self.rows()[name].default:
                     raise ConfigError(f"env.{name}: is for smolagents' agents, and env.agent is a program")
+            if self.tool_call_format == "json":
+                raise ConfigError(
+                    "env.tool_call_format: json is for smolagents' agents, and env.agent is a program"
+                )
         elif self.program_preload:
             raise ConfigError(f"env.program_preload: is for env.agent program:PATH, not {self.agent}")
         kept = self.group_policy.removeprefix("partial:")

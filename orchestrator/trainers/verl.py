@@ -251,9 +251,11 @@ class _Worker(Listener):
 
         orchestrator = self.sync.orchestrator
         env, tokenizer = orchestrator.config.env, orchestrator.hosts.tokenizer
-        if tokenizer is None or env.agent_kind == "program" or env.prompt_templates is not None:
+        agent = orchestrator.agent_spec()
+        ours = agent.kind == "tool_calling" and agent.call_format is not None
+        if tokenizer is None or env.agent_kind == "program" or env.prompt_templates is not None or ours:
             return  # the prompt's text is not smolagents' own
-        least = least_prompt_tokens(tokenizer, orchestrator.config.agent_spec())
+        least = least_prompt_tokens(tokenizer, agent)
         if self._prompt_length <= least:
             raise ConfigError(
                 f"{ROLLOUT}.prompt_length: the agent's system prompt alone has {least} tokens; set it to "

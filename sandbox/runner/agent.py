@@ -5,22 +5,24 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import smolagents.agents
 from jinja2 import Environment, StrictUndefined, Template, Undefined
-from smolagents.agents import CodeAgent, MultiStepAgent, ToolCallingAgent
-from smolagents.memory import ActionStep
+from smolagents.agents import CodeAgent, MultiStepAgent, ToolCallingAgent, ToolOutput
+from smolagents.memory import ActionStep, MemoryStep, ToolCall
 from smolagents.models import ChatMessage, MessageRole
-from smolagents.monitoring import AgentLogger, LogLevel
+from smolagents.monitoring import AgentLogger, LogLevel, Timing
+from smolagents.utils import AgentError
 
 from sandbox.boot.compiled import remembered
 from sandbox.errors import StepsUsedUp
 from sandbox.runner.executor import WorkerExecutor
 from sandbox.runner.model import Complete, OrchestratorModel
-from sandbox.runner.tool_calling import CalledTool, called_tools
+from sandbox.runner.tool_calling import DATA_PROMPT, CalledTool, called_tools
 from sandbox.types import AgentKind, AgentSettings, Assignment, StepReport, ToolSpec
 from sandbox.worker.tools import FILE_TOOLS
 
@@ -71,11 +73,69 @@ class SandboxCodeAgent(_Ends, CodeAgent):
 
 
 class SandboxToolCallingAgent(_Ends, ToolCallingAgent):
-    """Acts by one tool call in a step, written as JSON."""
+    """Acts by tool calls: those of a completion that come as data, else one that is JSON in its text."""
 
     def __init__(self, *, executor: WorkerExecutor, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.python_executor = executor  # `run` sends it variables and tools at its start, as for a code agent
+        self._results: dict[str, str] = {}  # by the call's id, of calls that came as data
+
+    def process_tool_calls(
+        self, chat_message: ChatMessage, memory_step: ActionStep
+    ) -> Generator[ToolCall | ToolOutput]:
+        """Carries the calls out. Raises AgentError.
+
+        Calls as data run one after another, as there is one code worker, and all of them do: each needs a result
+        in the conversation, whatever becomes of the others.
+        """
+        if not chat_message.raw:
+            yield from super().process_tool_calls(chat_message, memory_step)
+            return
+        outputs: list[ToolOutput] = []
+        failed: AgentError | None = None
+        for call in chat_message.tool_calls or ():
+            alone = replace(chat_message, tool_calls=[call])
+            try:
+                *_, output = super().process_tool_calls(alone, ActionStep(memory_step.step_number, Timing(0.0)))
+            except AgentError as error:
+                failed = failed or error
+                self._results[call.id] = _told(error)
+            else:
+                outputs.append(output)
+                if not output.is_final_answer:  # an answer has no result, but an error if it is refused
+                    self._results[call.id] = output.observation
+        calls = chat_message.tool_calls or ()
+        memory_step.tool_calls = [ToolCall(c.function.name, c.function.arguments, c.id) for c in calls]
+        memory_step.observations = "\n".join(output.observation for output in outputs) or None
+        if len(calls) > 1:
+            self.python_executor.answered = False  # smolagents refuses an answer beside other calls
+        if failed is not None:
+            raise failed
+        yield from outputs
+
+    def write_memory_to_messages(self, summary_mode: bool = False) -> list[ChatMessage]:
+        """As smolagents' own, with calls and results as data where the calls came so."""
+        if summary_mode:
+            return list(super().write_memory_to_messages(summary_mode))
+        messages = self.memory.system_prompt.to_messages()
+        for step in self.memory.steps:
+            messages += self._exchange(step) or step.to_messages()
+        return list(messages)
+
+    def _exchange(self, step: MemoryStep) -> list[ChatMessage]:
+        """A step as its completion with calls and the result of each. Empty: its completion had none as data."""
+        said = step.model_output_message if isinstance(step, ActionStep) else None
+        if said is None or not said.raw:
+            return []
+        failed = "" if step.error is None else _told(step.error)
+        results = [(call, self._results.get(call.id, failed)) for call in said.raw]
+        return [said, *(ChatMessage(MessageRole.TOOL_RESPONSE, told, raw=(call,)) for call, told in results)]
+
+
+def _told(error: AgentError) -> str:
+    """An error in the words in which smolagents shows it to the model."""
+    (message,) = ActionStep(0, Timing(0.0), error=error).to_messages()
+    return str(message.content[0]["text"])
 
 
 class _Log(AgentLogger):
@@ -117,7 +177,7 @@ def build_agent(
         executor = new_executor(kind, name, tools)
         own |= {
             "name": name or None,
-            "model": OrchestratorModel(complete, name),
+            "model": OrchestratorModel(complete, name, calls_as_data=settings.calls_as_data),
             "executor": executor,
             "prompt_templates": _templates(settings, kind),
             "final_answer_at_max_steps": settings.final_answer_at_max_steps,
@@ -171,6 +231,8 @@ smolagents.agents.Template = _template
 def _templates(settings: AgentSettings, kind: AgentKind) -> Any:
     """smolagents' templates; for agents of the main agent's kind, the settings' templates replace some of them."""
     templates = {name: dict(t) if isinstance(t, dict) else t for name, t in _own_templates(kind).items()}
+    if kind == "tool_calling" and settings.calls_as_data:
+        templates["system_prompt"] = DATA_PROMPT
     if kind == settings.kind and settings.prompt_templates is not None:
         for name, brought in settings.prompt_templates.items():
             templates[name] = {**templates[name], **brought} if isinstance(brought, dict) else brought

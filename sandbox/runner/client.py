@@ -18,7 +18,18 @@ from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
 from sandbox.errors import ChannelLost, EpisodeCrashed, LeaseEnded, RequestRefused, ToolFailure
 from sandbox.runner import wire
-from sandbox.types import Assignment, Box, Completion, Confinement, Kind, Message, Request, Result, StepReport
+from sandbox.types import (
+    Assignment,
+    Box,
+    Completion,
+    Confinement,
+    Kind,
+    Message,
+    Request,
+    Result,
+    StepReport,
+    Tools,
+)
 
 RECONNECT_S = 10.0
 SUBMIT_LIMIT_S = 60.0
@@ -76,10 +87,12 @@ class Client:
         except grpc.RpcError as error:
             raise _end(error) from error
 
-    def complete(self, kind: Kind, messages: tuple[Message, ...], agent: str = "") -> Completion:
+    def complete(
+        self, kind: Kind, messages: tuple[Message, ...], agent: str = "", tools: Tools = ()
+    ) -> Completion:
         """One completion, for a managed agent if it is named. Raises LeaseEnded, ChannelLost, EpisodeCrashed."""
         try:
-            return self.answer(Request(messages), kind, agent)
+            return self.answer(Request(messages, tools=tools), kind, agent)
         except RequestRefused as refused:
             raise EpisodeCrashed(f"the orchestrator refused a request: {refused}") from refused
 

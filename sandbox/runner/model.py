@@ -1,25 +1,40 @@
-"""smolagents' Model over the orchestrator: a conversation goes out as text, a completion comes back.
+"""smolagents' Model over the orchestrator: a conversation goes out, a completion comes back.
 
 smolagents would show an ordinary exception of `generate` to the model, or take it for the answer. So every
 failure to get a completion is raised as an EpisodeEnd.
+
+Calls are data where the orchestrator can parse the model's own format of calls (`AgentSettings.calls_as_data`).
+The `raw` of a message then holds them as the orchestrator gave them: what an assistant called, or the one call
+that a result answers. Sent back in the same words, they are found again in what was sampled.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Protocol
 
-from smolagents.models import ChatMessage, MessageRole, Model
+from smolagents.models import (
+    ChatMessage,
+    ChatMessageToolCall,
+    ChatMessageToolCallFunction,
+    MessageRole,
+    Model,
+    get_tool_json_schema,
+)
 from smolagents.monitoring import TokenUsage
 
 from sandbox.errors import EpisodeCrashed
-from sandbox.types import Completion, Kind, Message, Role
+from sandbox.types import Call, Completion, Kind, Message, Role, Tools
 
 
 class Complete(Protocol):
-    """Asks for one completion, for the managed agent named `agent`, or the main one."""
+    """Asks for one completion, for the managed agent named `agent`, or the main one. `tools`: that it may call."""
 
-    def __call__(self, kind: Kind, messages: tuple[Message, ...], agent: str = "") -> Completion: ...
+    def __call__(
+        self, kind: Kind, messages: tuple[Message, ...], agent: str = "", tools: Tools = ()
+    ) -> Completion: ...
 
 
 _PLAN_STOP = "<end_plan>"
@@ -38,30 +53,44 @@ class OrchestratorModel(Model):
     `agent`: the managed agent whose model this is; empty: the main agent.
     """
 
-    def __init__(self, complete: Complete, agent: str = "") -> None:
+    def __init__(self, complete: Complete, agent: str = "", *, calls_as_data: bool = False) -> None:
         super().__init__(flatten_messages_as_text=True, model_id="orchestrator")
         self._complete = complete
         self._agent = agent
+        self._calls_as_data = calls_as_data
         self._calls = 0
 
     def generate(
-        self, messages: list[ChatMessage], stop_sequences: list[str] | None = None, **kwargs: Any
+        self,
+        messages: list[ChatMessage],
+        stop_sequences: list[str] | None = None,
+        response_format: dict[str, str] | None = None,
+        tools_to_call_from: list[Any] | None = None,
+        **kwargs: Any,
     ) -> ChatMessage:
         """One completion. Raises only EpisodeEnd."""
         try:
             kind = _kind(stop_sequences)
-            answer = self._complete(kind, conversation(messages, kind), self._agent)
+            tools = tuple(map(get_tool_json_schema, tools_to_call_from or ())) if self._calls_as_data else ()
+            answer = self._complete(kind, conversation(messages, kind), self._agent, tools)
         except Exception as error:
             raise EpisodeCrashed(f"asking for a completion: {type(error).__name__}: {error}") from error
         return ChatMessage(
             role=MessageRole.ASSISTANT,
             content=answer.text,
+            tool_calls=[
+                ChatMessageToolCall(ChatMessageToolCallFunction(call.arguments, call.name), call.id, "function")
+                for call in answer.calls
+            ]
+            or None,
+            raw=answer.calls,
             token_usage=TokenUsage(answer.prompt_tokens, answer.completion_tokens),
         )
 
     def parse_tool_calls(self, message: ChatMessage) -> ChatMessage:
-        """The call in a completion. Its id is counted: equal runs have equal prompts. Raises ValueError."""
-        message = super().parse_tool_calls(message)
+        """The call in the text of a completion. Its id is counted: equal runs have equal prompts. Raises
+        ValueError."""
+        message = super().parse_tool_calls(replace(message))  # a copy: the one in memory has no calls as data
         for call in message.tool_calls:
             if not isinstance(call.function.name, str):
                 raise ValueError("the name of a tool must be text")
@@ -71,7 +100,7 @@ class OrchestratorModel(Model):
 
 
 def conversation(messages: Iterable[ChatMessage], kind: Kind) -> tuple[Message, ...]:
-    """Messages as text; neighbours of one role are joined by a newline, as smolagents does.
+    """Messages as they are sent; neighbours of one role are joined by a newline, as smolagents does.
 
     "Calling tools:" echoes are left out before joining: joined, they would become part of the model's own
     message, and stand behind its end-of-turn token. Requests for a plan keep them as the assistant's: a plan is
@@ -79,15 +108,28 @@ def conversation(messages: Iterable[ChatMessage], kind: Kind) -> tuple[Message, 
     """
     joined: list[Message] = []
     for message in messages:
-        role = MessageRole(message.role)
-        if role is MessageRole.TOOL_CALL and kind != "plan":
+        if MessageRole(message.role) is MessageRole.TOOL_CALL and kind != "plan":
             continue
-        text = _text(message.content)
-        if joined and joined[-1].role == _ROLES[role]:
-            joined[-1] = Message(_ROLES[role], f"{joined[-1].content}\n{text}")
+        told, before = _message(message, kind), joined[-1] if joined else None
+        if before and before.role == told.role != "tool" and not (before.calls or told.calls):
+            joined[-1] = Message(told.role, f"{before.content}\n{told.content}")
         else:
-            joined.append(Message(_ROLES[role], text))
+            joined.append(told)
     return tuple(joined)
+
+
+def _message(message: ChatMessage, kind: Kind) -> Message:
+    """One message. Only actions have tools: elsewhere calls and results are text, in smolagents' words."""
+    role, text = _ROLES[MessageRole(message.role)], _text(message.content)
+    calls: tuple[Call, ...] = message.raw or ()
+    if not calls:
+        return Message(role, text)
+    if kind == "action":
+        return Message(role, text, calls) if role == "assistant" else Message("tool", text, call_id=calls[0].id)
+    if role == "user":
+        return Message(role, f"Observation:\n{text}")
+    echo = "\n".join(f'{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}' for call in calls)
+    return Message(role, f"{text}\nCalling tools:\n{echo}".lstrip())
 
 
 def _text(content: str | list[dict[str, Any]] | None) -> str:

@@ -32,6 +32,7 @@ from sandbox.types import (
     Message,
     OutputLimits,
     Result,
+    Tools,
     ToolSpec,
 )
 from sandbox.worker.tools import FILE_TOOLS
@@ -174,7 +175,7 @@ def rehearse(link: WorkerLink) -> None:
     """
     lines = iter(["x = 6 * 7\nprint(x)", "final_answer(x)"])
 
-    def canned(kind: Kind, messages: tuple[Message, ...], agent: str = "") -> Completion:
+    def canned(kind: Kind, messages: tuple[Message, ...], agent: str = "", tools: Tools = ()) -> Completion:
         return Completion(f"Thought: a rehearsal.\n<code>\n{next(lines)}\n</code>", 1, 1)
 
     link.replace()

@@ -1,8 +1,7 @@
-"""smolagents' ToolCallingAgent over the code worker: each call runs there, as a step of one expression.
+"""Tools of smolagents' ToolCallingAgent over the code worker: each call runs there, as a step of one expression.
 
-The call is JSON in the text of a completion, and no endpoint parses it: prompts and samples are the text (and
-the ids) that the model saw. `python_interpreter`, file tools, sandbox tools and host tools are called in the
-worker, with its rights; only `final_answer` and managed agents run in the runner.
+`python_interpreter`, file tools, sandbox tools and host tools are called in the worker, with its rights; only
+`final_answer` and managed agents run in the runner.
 """
 
 from __future__ import annotations
@@ -18,6 +17,44 @@ from sandbox.texts import answer_text
 from sandbox.types import ToolSpec
 
 PYTHON_TOOL = "python_interpreter"
+# For calls as data: smolagents' own system prompt without its list of tools, which the chat template prints, and
+# without its examples of calls as JSON in the text, which would teach another format than the model's.
+DATA_PROMPT = """\
+You are an expert assistant who can solve any task using tool calls. You will be given a task to solve as best \
+you can.
+To do so, you have been given access to some tools.
+
+The tool call you write is an action: after the tool is executed, you will get the result of the tool call.
+This can repeat N times, you should take several steps when needed.
+You can use the result of the previous action as input for the next action.
+
+To provide the final answer to the task, call the tool "final_answer". It is the only way to complete the task, \
+else you will be stuck on a loop.
+{%- if managed_agents and managed_agents.values() | list %}
+
+You can also give tasks to team members.
+Calling a team member works as calling a tool: provide the task description as the 'task' argument. Since this \
+team member is a real human, be as detailed and verbose as necessary in your task description.
+You can also include any relevant variables or context using the 'additional_args' argument.
+Here is a list of the team members that you can call:
+{%- for agent in managed_agents.values() %}
+- {{ agent.name }}: {{ agent.description }}
+{%- endfor %}
+{%- endif %}
+{%- if custom_instructions %}
+
+{{custom_instructions}}
+{%- endif %}
+
+Here are the rules you should always follow to solve your task:
+1. ALWAYS provide a tool call, else you will fail.
+2. Always use the right arguments for the tools. Never use variable names as the action arguments, use the value \
+instead.
+3. Call a tool only when needed: try to solve the task yourself. If no tool call is needed, call final_answer to \
+return your answer, and no other tool beside it.
+4. Never re-do a tool call that you previously did with the exact same parameters.
+
+Now Begin!"""
 _ANSWER = {"answer": {"type": "any", "description": "The final answer to the problem."}}
 
 

@@ -196,7 +196,7 @@ class AttachmentFile(_message.Message):
     def __init__(self, name: _Optional[str] = ..., size_bytes: _Optional[int] = ...) -> None: ...
 
 class AgentSettings(_message.Message):
-    __slots__ = ("max_steps", "step_timeout", "planning_interval", "code_tag_open", "code_tag_close", "final_answer_at_max_steps", "authorized_imports", "instructions", "verbosity", "max_output_chars", "kind", "prompt_templates_json", "managed_agents")
+    __slots__ = ("max_steps", "step_timeout", "planning_interval", "code_tag_open", "code_tag_close", "final_answer_at_max_steps", "authorized_imports", "instructions", "verbosity", "max_output_chars", "kind", "prompt_templates_json", "managed_agents", "calls_as_data")
     MAX_STEPS_FIELD_NUMBER: _ClassVar[int]
     STEP_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     PLANNING_INTERVAL_FIELD_NUMBER: _ClassVar[int]
@@ -210,6 +210,7 @@ class AgentSettings(_message.Message):
     KIND_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TEMPLATES_JSON_FIELD_NUMBER: _ClassVar[int]
     MANAGED_AGENTS_FIELD_NUMBER: _ClassVar[int]
+    CALLS_AS_DATA_FIELD_NUMBER: _ClassVar[int]
     max_steps: int
     step_timeout: _duration_pb2.Duration
     planning_interval: int
@@ -223,7 +224,8 @@ class AgentSettings(_message.Message):
     kind: AgentKind
     prompt_templates_json: str
     managed_agents: _containers.RepeatedCompositeFieldContainer[ManagedAgent]
-    def __init__(self, max_steps: _Optional[int] = ..., step_timeout: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., planning_interval: _Optional[int] = ..., code_tag_open: _Optional[str] = ..., code_tag_close: _Optional[str] = ..., final_answer_at_max_steps: bool = ..., authorized_imports: _Optional[_Iterable[str]] = ..., instructions: _Optional[str] = ..., verbosity: _Optional[int] = ..., max_output_chars: _Optional[int] = ..., kind: _Optional[_Union[AgentKind, str]] = ..., prompt_templates_json: _Optional[str] = ..., managed_agents: _Optional[_Iterable[_Union[ManagedAgent, _Mapping]]] = ...) -> None: ...
+    calls_as_data: bool
+    def __init__(self, max_steps: _Optional[int] = ..., step_timeout: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., planning_interval: _Optional[int] = ..., code_tag_open: _Optional[str] = ..., code_tag_close: _Optional[str] = ..., final_answer_at_max_steps: bool = ..., authorized_imports: _Optional[_Iterable[str]] = ..., instructions: _Optional[str] = ..., verbosity: _Optional[int] = ..., max_output_chars: _Optional[int] = ..., kind: _Optional[_Union[AgentKind, str]] = ..., prompt_templates_json: _Optional[str] = ..., managed_agents: _Optional[_Iterable[_Union[ManagedAgent, _Mapping]]] = ..., calls_as_data: bool = ...) -> None: ...
 
 class ManagedAgent(_message.Message):
     __slots__ = ("name", "description", "tools", "max_steps", "kind")

@@ -10,7 +10,7 @@ from smolagents.monitoring import LogLevel
 
 from sandbox.errors import EpisodeCrashed, LeaseEnded
 from sandbox.runner.model import OrchestratorModel, conversation
-from sandbox.types import Completion, Kind, Message
+from sandbox.types import Completion, Kind, Message, Tools
 
 
 def chat(role: MessageRole, text: str) -> ChatMessage:
@@ -55,7 +55,7 @@ def asked_by_a_planning_agent() -> list[tuple[Kind, tuple[Message, ...]]]:
     """What smolagents' own code agent asks for, planning anew at each of its two steps."""
     asked: list[tuple[Kind, tuple[Message, ...]]] = []
 
-    def complete(kind: Kind, messages: tuple[Message, ...], agent: str = "") -> Completion:
+    def complete(kind: Kind, messages: tuple[Message, ...], agent: str = "", tools: Tools = ()) -> Completion:
         asked.append((kind, messages))
         said = {"plan": "My plan.", "action": "Thought: go\n<code>\nx = 2 * 3\n", "final": "six"}
         return Completion(said[kind], 7, 3)
@@ -109,7 +109,7 @@ def test_actions_continue_what_was_said_whatever_was_planned() -> None:
 def test_the_stop_strings_tell_what_a_completion_is_for(stop: list[str] | None, kind: Kind) -> None:
     asked: list[Kind] = []
 
-    def complete(kind: Kind, messages: tuple[Message, ...], agent: str = "") -> Completion:
+    def complete(kind: Kind, messages: tuple[Message, ...], agent: str = "", tools: Tools = ()) -> Completion:
         asked.append(kind)
         return Completion("text", 7, 3)
 
@@ -124,7 +124,7 @@ def test_the_stop_strings_tell_what_a_completion_is_for(stop: list[str] | None, 
 def test_no_failure_of_a_completion_is_an_ordinary_exception(
     raised: BaseException, seen: type[BaseException]
 ) -> None:
-    def complete(kind: Kind, messages: tuple[Message, ...], agent: str = "") -> Completion:
+    def complete(kind: Kind, messages: tuple[Message, ...], agent: str = "", tools: Tools = ()) -> Completion:
         raise raised
 
     with pytest.raises(seen) as caught:

@@ -1,0 +1,32 @@
+"""In which form smolagents' tool-calling agents call their tools: decided once, when a run opens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestrator.completion.base import Tokenizer
+from orchestrator.errors import ConfigError
+from orchestrator.types import AgentSpec, CallFormat
+
+if TYPE_CHECKING:
+    from orchestrator.settings.table import EnvSettings
+
+
+def call_format(env: EnvSettings, agent: AgentSpec, tokenizer: Tokenizer | None) -> CallFormat | None:
+    """The model's own format. None: JSON in the text, or no agent of the team calls tools.
+
+    Raises ConfigError where a format is named and the model's chat template shows no tools.
+    """
+    if not agent.calls_tools or env.tool_call_format == "json":
+        return None
+    named = env.named_call_format
+    if tokenizer is None:
+        return named
+    if tokenizer.shape.tools:
+        return tokenizer.call_format
+    if named is not None:
+        raise ConfigError(
+            f"env.tool_call_format: the model's chat template shows no tools, so it cannot be {named}; leave it "
+            "at auto, or set json"
+        )
+    return None

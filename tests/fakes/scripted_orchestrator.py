@@ -46,6 +46,7 @@ class Script:
     max_output_chars: int = 20_000
     instructions: str | None = None
     kind: str = "code"
+    calls_as_data: bool = False
     code_tags: tuple[str, str] = ("<code>", "</code>")
     authorized_imports: Sequence[str] = ("*",)
     managed_agents: Sequence[pb.ManagedAgent] = ()
@@ -234,6 +235,7 @@ class ScriptedOrchestrator(pb_grpc.SandboxServiceServicer):
                 kind=pb.AgentKind.Value(f"AGENT_KIND_{script.kind.upper()}"),
                 managed_agents=script.managed_agents,
                 prompt_templates_json=script.prompt_templates_json,
+                calls_as_data=script.calls_as_data,
             ),
             host_tools=[
                 pb.HostTool(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 from rollout_api.v1 import sandbox_pb2 as pb
@@ -235,6 +236,151 @@ async def test_a_tool_calling_agent_can_manage_a_code_agent(places: Places) -> N
     assert [request.agent for request in end.served.completions] == ["", "helper", ""]
     assert "final answer from your managed agent 'helper':\n3" in end.served.observations[1]
     assert end.served.answer == b"3"
+
+
+# ---------------------------------------------------------------- calls as data
+
+
+def calling(*calls: tuple[str, object], text: str = "", number: int = 1) -> pb.Completion:
+    """The completion with this number, which makes these calls."""
+    told = [
+        pb.Call(id=f"c{number:06x}{place:02x}", name=name, arguments_json=json.dumps(arguments))
+        for place, (name, arguments) in enumerate(calls)
+    ]
+    return pb.Completion(text=text, finish_reason=pb.FINISH_REASON_STOP, calls=told)
+
+
+def results(request: pb.CompleteRequest) -> list[tuple[str, str]]:
+    """(call's id, result) behind the last message of the assistant."""
+    found: list[tuple[str, str]] = []
+    for message in request.messages:
+        found = [*found, (message.call_id, message.content)] if message.role == pb.ROLE_TOOL else []
+    return found
+
+
+async def test_calls_as_data_get_a_result_each_whatever_becomes_of_the_others(places: Places) -> None:
+    both = calling(
+        ("python_interpreter", {"code": "x = 6 * 7\nx"}), ("search", {"query": "a"}), text="Both.", number=1
+    )
+    script = Script(
+        [
+            both,
+            calling(("search", {"wrong": 1}), ("write_file", {"path": "n.txt", "content": "x"}), number=2),
+            calling(("search", {"query": "fails"}), number=3),
+            "There is no call in this.",
+            'Text: {"name": "python_interpreter", "arguments": {"code": "x + 1"}}',
+            calling(("final_answer", {"answer": "early"}), ("search", {"query": "b"}), number=6),
+            calling(("helper", {"task": "Count."}), number=7),
+            action("final_answer(len('abc'))"),
+            calling(("final_answer", {"answer": "3"}), number=9),
+        ],
+        kind="tool_calling",
+        calls_as_data=True,
+        max_steps=12,
+        tools={
+            "search": lambda arguments: (
+                f"results for {arguments['query']}" if len(arguments["query"]) < 2 else 1 / 0
+            )
+        },
+        managed_agents=[HELPER],
+    )
+    end = await run(places, script)
+    assert (end.code, end.served.answer) == (0, b"3")
+    asked = end.served.completions
+    names = [tool["function"]["name"] for tool in json.loads(asked[0].tools_json)]
+    assert names == [
+        "python_interpreter",
+        "read_file",
+        "write_file",
+        "append_to_file",
+        "search",
+        "final_answer",
+        "helper",
+    ]
+    assert [request.agent for request in asked if not request.tools_json] == ["helper"]  # it writes code
+    system = asked[0].messages[0].content
+    assert '"arguments"' not in system
+    assert "- helper: " in system
+    # What the model said comes back as it was given, so that its tokens are found again.
+    assert asked[1].messages[-3] == pb.Message(role=pb.ROLE_ASSISTANT, content="Both.", calls=both.calls)
+    assert results(asked[1]) == [("c00000100", "Stdout:\n\nOutput: 42"), ("c00000101", "results for a")]
+    (wrong, told), (wrote, done) = results(asked[2])
+    assert (wrong, wrote) == ("c00000200", "c00000201")
+    assert told.startswith("Error:\nArgument wrong is not in the tool's input schema\nNow let's retry")
+    assert done == f"Wrote 1 characters to {places.workspace}/n.txt"
+    assert "division by zero" in results(asked[3])[0][1]
+    assert "does not contain any JSON blob" in asked[4].messages[-1].content
+    assert (asked[4].messages[-1].role, asked[4].messages[-2].content) == (
+        pb.ROLE_USER,
+        "There is no call in this.",
+    )
+    assert asked[5].messages[-1].content == "Observation:\nStdout:\n\nOutput: 43"
+    (_, refused), (_, found) = results(asked[6])
+    assert refused.startswith(
+        "Error:\nIf you want to return an answer, please do not perform any other tool calls"
+    )
+    assert found == "results for b"
+    assert "final answer from your managed agent 'helper':\n3" in results(asked[8])[0][1]
+    conversation = asked[8].messages
+    assert all(not message.call_id or message.role == pb.ROLE_TOOL for message in conversation)
+    for before, after in pairwise(request for request in asked if not request.agent):
+        assert list(after.messages)[: len(before.messages)] == list(before.messages)
+    assert end.served.steps[0].code.startswith("python_interpreter(**{'code': ")
+
+
+async def test_an_answer_that_was_refused_is_none(places: Places) -> None:
+    script = Script(
+        [calling(("final_answer", {"answer": "early"}), ("search", {"query": "b"})), "What do I know?"],
+        kind="tool_calling",
+        calls_as_data=True,
+        max_steps=1,
+        final_answer_at_max_steps=True,
+        tools={"search": lambda arguments: "found"},
+    )
+    end = await run(places, script)
+    assert end.served.answer == b"What do I know?"
+    assert [request.tools_json != "" for request in end.served.completions] == [True, False]
+    told = "".join(message.content for message in end.served.completions[1].messages)
+    assert "Calling tools:" in told
+    assert "Observation:\nfound" in told
+
+
+async def test_a_plan_has_no_tools_and_sees_what_was_called(places: Places) -> None:
+    script = Script(
+        [
+            "A plan.",
+            calling(("search", {"query": "a"}), number=2),
+            "A plan.",
+            calling(("final_answer", {"answer": 1})),
+        ],
+        kind="tool_calling",
+        calls_as_data=True,
+        planning_interval=1,
+        tools={"search": lambda arguments: "found"},
+    )
+    end = await run(places, script)
+    assert end.served.answer == b"1"
+    plan = end.served.completions[2]
+    assert plan.tools_json == ""
+    assert {message.role for message in plan.messages} == {pb.ROLE_SYSTEM, pb.ROLE_USER, pb.ROLE_ASSISTANT}
+    assert "'name': 'search'" in "".join(message.content for message in plan.messages)
+    first, last = end.served.completions[1], end.served.completions[3]
+    assert list(last.messages)[: len(first.messages)] == list(first.messages)
+    assert [pb.Role.Name(m.role) for m in last.messages[len(first.messages) :]] == [
+        *("ROLE_ASSISTANT", "ROLE_TOOL", "ROLE_ASSISTANT", "ROLE_USER"),
+    ]
+
+
+async def test_prompts_of_the_operator_replace_those_for_calls_as_data(places: Places) -> None:
+    script = Script(
+        [calling(("final_answer", {"answer": "x"}))],
+        kind="tool_calling",
+        calls_as_data=True,
+        prompt_templates_json=json.dumps({"system_prompt": "Call. {{custom_instructions}}"}),
+        instructions="Be brief.",
+    )
+    end = await run(places, script)
+    assert end.served.completions[0].messages[0].content == "Call. Be brief."
 
 
 # ---------------------------------------------------------------- a program as agent

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from rollout_api.v1 import sandbox_pb2 as pb
@@ -12,7 +13,7 @@ from orchestrator.errors import ProtocolError
 from orchestrator.proxy import wire
 from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.said import Asked, Spoken
-from orchestrator.types import Call, CompletionKind, Wishes
+from orchestrator.types import AgentSpec, Call, CompletionKind, ManagedAgent, Wishes
 from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.plans import TALK, a_plan
 
@@ -72,10 +73,41 @@ def test_tools_calls_and_results_arrive_as_they_were_sent() -> None:
     )
 
 
-@pytest.mark.parametrize("wishes", [Wishes(tools=(TOOL,)), Wishes(logprobs=True)])
-async def test_agents_of_smolagents_bring_no_tools(wishes: Wishes) -> None:
-    lease = Lease(a_plan(), ScriptedCompleter(["one"]), None, {})
+TOOLS = Wishes(tools=(TOOL,))
+CALLING = AgentSpec(kind="tool_calling", call_format="hermes")
+TEAM = AgentSpec(managed_agents=(ManagedAgent("caller", "Calls.", kind="tool_calling"),), call_format="hermes")
+
+
+@pytest.mark.parametrize(
+    ("agent", "name", "kind", "wishes"),
+    [
+        (AgentSpec(), "", "action", TOOLS),
+        (AgentSpec(kind="tool_calling"), "", "action", TOOLS),  # its calls are JSON in the text
+        (CALLING, "", "plan", TOOLS),
+        (CALLING, "", "action", replace(TOOLS, tool_choice="required")),
+        (CALLING, "", "action", replace(TOOLS, logprobs=True)),
+        (TEAM, "", "action", TOOLS),
+        (TEAM, "caller", "final", TOOLS),
+    ],
+)
+async def test_only_tool_calling_agents_bring_tools_and_nothing_else(
+    agent: AgentSpec, name: str, kind: str, wishes: Wishes
+) -> None:
+    lease = Lease(a_plan(agent=agent), ScriptedCompleter(["one"]), None, {})
     with pytest.raises(ProtocolError, match="only a program"):
-        await lease.complete(Asked(1, CompletionKind.ACTION, TALK, wishes=wishes), b"1")
-    with pytest.raises(ProtocolError, match="only a program"):
+        await lease.complete(Asked(1, CompletionKind(kind), TALK, agent=name, wishes=wishes), b"1")
+
+
+async def test_results_come_with_the_tools_that_gave_them() -> None:
+    lease = Lease(a_plan(agent=CALLING), ScriptedCompleter(["one"]), None, {})
+    with pytest.raises(ProtocolError, match="without tools"):
         await lease.complete(Asked(1, CompletionKind.ACTION, (*TALK, Spoken("tool", "x"))), b"1")
+
+
+@pytest.mark.parametrize(("agent", "name"), [(CALLING, ""), (TEAM, "caller")])
+async def test_nothing_stops_a_call_before_its_end(agent: AgentSpec, name: str) -> None:
+    completer = ScriptedCompleter(["one", "two"])
+    lease = Lease(a_plan(agent=agent), completer, None, {})
+    await lease.complete(Asked(1, CompletionKind.ACTION, TALK, agent=name, wishes=TOOLS), b"1")
+    await lease.complete(Asked(2, CompletionKind.PLAN, TALK, agent=name), b"2")
+    assert [request.stop for request in completer.requests] == [(), ("<end_plan>",)]

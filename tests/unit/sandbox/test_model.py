@@ -10,7 +10,8 @@ from smolagents.monitoring import LogLevel
 
 from sandbox.errors import EpisodeCrashed, LeaseEnded
 from sandbox.runner.model import OrchestratorModel, conversation
-from sandbox.types import Completion, Kind, Message, Tools
+from sandbox.runner.tool_calling import CalledTool
+from sandbox.types import Call, Completion, Kind, Message, Tools, ToolSpec
 
 
 def chat(role: MessageRole, text: str) -> ChatMessage:
@@ -130,3 +131,64 @@ def test_no_failure_of_a_completion_is_an_ordinary_exception(
     with pytest.raises(seen) as caught:
         OrchestratorModel(complete).generate([chat(MessageRole.USER, "u")])
     assert not isinstance(caught.value, Exception)
+
+
+# ---------------------------------------------------------------- calls as data
+
+TWO = (Call("c1", "look", '{"at":  "a"}'), Call("c2", "look", '{"at": "b"}'))
+
+
+def said_and_seen() -> list[ChatMessage]:
+    """Two calls and their results, as the agent has them in its memory."""
+    results = [ChatMessage(MessageRole.TOOL_RESPONSE, call.arguments[-3:], raw=(call,)) for call in TWO]
+    return [chat(MessageRole.USER, "u"), ChatMessage(MessageRole.ASSISTANT, "I look.", raw=TWO), *results]
+
+
+def test_calls_and_results_go_out_as_data_one_by_one() -> None:
+    told = [
+        *said_and_seen(),
+        ChatMessage(MessageRole.ASSISTANT, "Hm."),
+        chat(MessageRole.TOOL_RESPONSE, "Error:\ne"),
+    ]
+    assert conversation(told, "action") == (
+        Message("user", "u"),
+        Message("assistant", "I look.", TWO),
+        Message("tool", 'a"}', call_id="c1"),
+        Message("tool", 'b"}', call_id="c2"),
+        Message("assistant", "Hm."),
+        Message("user", "Error:\ne"),
+    )
+
+
+def test_a_completion_without_tools_gets_calls_and_results_as_text() -> None:
+    _, said, seen = conversation(said_and_seen(), "final")
+    assert said.content.startswith('I look.\nCalling tools:\n{"name": "look", "arguments": {"at":  "a"}}\n{"name"')
+    assert seen.content == 'Observation:\na"}\nObservation:\nb"}'
+    assert (said.calls, seen.role, seen.call_id) == ((), "user", "")
+
+
+@pytest.mark.parametrize("as_data", [True, False])
+def test_tools_go_out_and_calls_come_back(as_data: bool) -> None:
+    asked: list[Tools] = []
+
+    def complete(kind: Kind, messages: tuple[Message, ...], agent: str = "", tools: Tools = ()) -> Completion:
+        asked.append(tools)
+        return Completion("I look.", 7, 3, calls=TWO if tools else ())
+
+    spec = ToolSpec("look", "Looks.", {"at": {"type": "string", "description": "Where."}}, "string")
+    model = OrchestratorModel(complete, calls_as_data=as_data)
+    answer = model.generate([chat(MessageRole.USER, "u")], ["Observation:"], tools_to_call_from=[CalledTool(spec)])
+    assert [[tool["function"]["name"] for tool in tools] for tools in asked] == [["look"] * as_data]
+    if not as_data:
+        assert answer.tool_calls is None
+        return
+    assert asked[0][0]["function"]["parameters"]["required"] == ["at"]
+    assert answer.raw == TWO
+    called = [(call.id, call.function.name, call.function.arguments) for call in answer.tool_calls]
+    assert called == [(call.id, call.name, call.arguments) for call in TWO]
+
+
+def test_a_call_parsed_from_text_is_not_one_as_data() -> None:
+    said = ChatMessage(MessageRole.ASSISTANT, 'Action: {"name": "look", "arguments": {}}', raw=())
+    assert OrchestratorModel(lambda *_: Completion("", 0, 0)).parse_tool_calls(said).tool_calls
+    assert said.tool_calls is None

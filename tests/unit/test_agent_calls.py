@@ -1,0 +1,214 @@
+"""Calls of smolagents' tool-calling agents in the model's own format: who has them, exact ids, manners."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orchestrator.agents.call_format import call_format
+from orchestrator.completion.shape import Shape
+from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
+from orchestrator.completion.trajectory import trajectory
+from orchestrator.errors import ConfigError
+from orchestrator.proxy.lease import Lease
+from orchestrator.proxy.said import Asked, Reply, Spoken
+from orchestrator.scorers.control import first_control
+from orchestrator.scorers.manners import gives_answer, plain_answer, well_formed
+from orchestrator.settings.config import Config
+from orchestrator.settings.table import EnvSettings
+from orchestrator.types import AgentSpec, Completion, CompletionKind, ManagedAgent, Message, Record, Turn, Wishes
+from tests.fakes.plans import a_plan
+from tests.fakes.tokenizer import tokenizer_folder
+from tests.unit.test_tool_lines import Scripted
+
+SYSTEM, TASK = Message("system", "You help."), Message("user", "Is it warm in Rome?")
+HELP = Message("user", "Look for Rome.")
+ANSWER = '<tool_call>\n{"name": "final_answer", "arguments": {"answer": "yes"}}\n</tool_call>'
+LOOK = '<tool_call>\n{"name": "look", "arguments": {"at":  "Rome"}}\n</tool_call>'
+AGENT = AgentSpec(
+    kind="tool_calling", call_format="hermes", managed_agents=(ManagedAgent("helper", "Helps.", max_steps=9),)
+)
+
+
+def tools(*names: str) -> tuple[dict[str, Any], ...]:
+    return tuple(
+        {"type": "function", "function": {"name": name, "description": "d", "parameters": {"type": "object"}}}
+        for name in names
+    )
+
+
+WISHES = Wishes(tools=tools("look", "final_answer", "helper"))
+THEIRS = Wishes(tools=tools("look", "final_answer"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> HubTokenizer:
+    return load_tokenizer(str(tokenizer_folder()))
+
+
+class Team:
+    """An agent and the one it manages, as their lease sees them."""
+
+    def __init__(self, tokenizer: HubTokenizer, *texts: str) -> None:
+        self.tokenizer = tokenizer
+        self.completer = Scripted(tokenizer, *(f"{text}<|im_end|>" for text in texts))
+        self.lease = Lease(a_plan(agent=AGENT), self.completer, tokenizer, {})
+
+    async def ask(self, *talk: Message, agent: str = "") -> Reply:
+        number = len(self.completer.requests) + 1
+        asked = Asked(number, CompletionKind.ACTION, talk, agent=agent, wishes=THEIRS if agent else WISHES)
+        return await self.lease.complete(asked, str(number).encode())
+
+    def line(self, segment: int) -> tuple[str, str]:
+        """(the whole line, what of it is trained)."""
+        made = trajectory(Record(0.0, turns=tuple(self.lease.turns)), self.tokenizer, "", segment)
+        trained = [token for token, learn in zip(made.tokens_T, made.trained_T, strict=True) if learn]
+        return self.tokenizer.decode(made.tokens_T), self.tokenizer.decode(trained)
+
+
+def back(reply: Reply, *results: str) -> tuple[Message, ...]:
+    """A completion as the sandbox sends it back, with the result of each call."""
+    assert reply.said is not None
+    calls = reply.said.calls
+    told = (Spoken("tool", text, call_id=call.id) for call, text in zip(calls, results, strict=True))
+    return (Spoken("assistant", reply.said.content, calls), *told)
+
+
+async def test_the_line_goes_on_behind_calls_malformed_ones_and_errors(tokenizer: HubTokenizer) -> None:
+    malformed = LOOK.replace("}}", "}")
+    sampled = [f"Both.\n{LOOK}\n{LOOK}", malformed, LOOK, ANSWER]
+    team = Team(tokenizer, *sampled)
+    talk = [SYSTEM, TASK]
+    talk += back(await team.ask(*talk), "21", "Error:\nno")
+    assert (await team.ask(*talk)).said is not None
+    talk += [Message("assistant", malformed), Message("user", "Error:\nno JSON")]
+    talk += back(await team.ask(*talk), "<|im_end|> 22")
+    await team.ask(*talk)
+    assert [turn.segment for turn in team.lease.turns] == [0, 0, 0, 0]
+    whole, trained = team.line(0)
+    assert trained == "".join(f"{text}<|im_end|>" for text in sampled)
+    assert whole.count("<tool_response>\n") == 3
+    assert whole.count("Error:\nno JSON<|im_end|>") == 1
+    assert [request.stop for request in team.completer.requests] == [()] * 4
+
+
+async def test_equal_calls_of_a_team_continue_each_its_own_line(tokenizer: HubTokenizer) -> None:
+    """The managed agent makes the same call before the main agent's comes back, in other words."""
+    other = LOOK.replace(":  ", ": ")
+    team = Team(tokenizer, other, LOOK, "Hm.", "Well.")
+    theirs = await team.ask(SYSTEM, HELP, agent="helper")
+    ours = await team.ask(SYSTEM, TASK)
+    await team.ask(SYSTEM, TASK, *back(ours, "21"))
+    await team.ask(SYSTEM, HELP, *back(theirs, "21"), agent="helper")
+    assert [(turn.agent, turn.segment) for turn in team.lease.turns] == [
+        *(("helper", 0), ("", 1), ("", 1), ("helper", 0)),
+    ]
+    assert team.line(0)[1] == f"{other}<|im_end|>Well.<|im_end|>"
+    assert team.line(1)[1] == f"{LOOK}<|im_end|>Hm.<|im_end|>"
+
+
+@pytest.mark.parametrize("value", ['"\\ud800"', "1" * 400, "[" * 2000 + "]" * 2000, "1e400", "NaN"])
+async def test_arguments_that_could_not_come_back_are_text(tokenizer: HubTokenizer, value: str) -> None:
+    reply = await Team(tokenizer, LOOK.replace('"Rome"', value)).ask(SYSTEM, TASK)
+    assert reply.said is not None
+    for call in reply.said.calls:  # what is a call can be sent back
+        assert json.loads(call.arguments)
+        assert value.isdigit()
+
+
+# ---------------------------------------------------------------- who has them
+
+
+class Template:
+    """A tokenizer whose chat template does, or does not, print tools."""
+
+    def __init__(self, call_format: str | None, *, tools: bool = True) -> None:
+        self.call_format = call_format
+        self.shape = Shape(late_system=True, neighbours=True, results=True, tools=tools)
+
+
+def decided(tokenizer: Template | None, **env: Any) -> str | None:
+    config = Config(env=EnvSettings(**{"agent": "tool_calling", **env}))
+    return call_format(config.env, config.agent_spec(), tokenizer)  # type: ignore[arg-type]
+
+
+CALLER = (ManagedAgent("caller", "x", kind="tool_calling"),)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "env", "format"),
+    [
+        (Template("hermes"), {}, "hermes"),
+        (Template("hermes"), {"tool_call_format": "json"}, None),
+        (Template("hermes"), {"agent": "code"}, None),
+        (Template("hermes"), {"agent": "code", "managed_agents": CALLER}, "hermes"),
+        (Template(None), {}, None),
+        (Template("hermes", tools=False), {}, None),
+        (Template("mistral"), {"tool_call_format": "mistral"}, "mistral"),
+        (None, {}, None),
+        (None, {"tool_call_format": "llama3"}, "llama3"),
+    ],
+)
+def test_the_model_s_own_format_where_its_template_shows_one(
+    tokenizer: Template | None, env: dict[str, Any], format: str | None
+) -> None:
+    assert decided(tokenizer, **env) == format
+
+
+def test_a_format_that_the_template_cannot_show_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"shows no tools, so it cannot be hermes.*or set json"):
+        decided(Template("hermes", tools=False), tool_call_format="hermes")
+    with pytest.raises(ConfigError, match=r"json is for smolagents' agents"):
+        decided(None, agent="program:x.py", tool_call_format="json")
+
+
+# ---------------------------------------------------------------- manners
+
+
+def turn_of(text: str, *, offered: bool = True) -> Turn:
+    said = Completion(text, text, "stop", None, None, 1, 1)
+    given = WISHES.tools if offered else ()
+    return Turn(1, CompletionKind.ACTION, 0, (SYSTEM, TASK), 0, None, "", said, 0.0, 1.0, tools=given)
+
+
+JSON = '{"name": "final_answer", "arguments": {"answer": "yes"}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "good", "answers"),
+    [
+        (LOOK, True, False),
+        (f"I look.\n{LOOK}\n{LOOK}", True, False),
+        (ANSWER, True, True),
+        (f"{ANSWER}\n{LOOK}", True, False),  # smolagents refuses that
+        (LOOK.replace("look", "other"), False, False),
+        (LOOK.replace("}}", "}"), False, False),
+        (f"Action:\n{JSON}", False, True),  # smolagents reads it, but the model has another form
+        ("Rome.", False, False),
+    ],
+)
+def test_a_call_in_the_model_s_format_is_good_manners(text: str, good: bool, answers: bool) -> None:
+    assert (well_formed(AGENT, turn_of(text)), gives_answer(AGENT, turn_of(text))) == (good, answers)
+
+
+def test_json_in_the_text_is_good_manners_where_no_tools_were_shown() -> None:
+    plain = turn_of(f"Action:\n{JSON}", offered=False)
+    for agent in (AGENT, replace(AGENT, call_format=None)):
+        assert (well_formed(agent, plain), gives_answer(agent, plain)) == (True, True)
+
+
+@pytest.mark.parametrize("offered", [True, False])
+def test_the_control_gives_the_answer_in_the_agent_s_form(offered: bool) -> None:
+    visible, text = plain_answer(AGENT, 'a "b"\n', as_data=offered)
+    assert visible == text
+    assert well_formed(AGENT, turn_of(text, offered=offered))
+    assert gives_answer(AGENT, turn_of(text, offered=offered))
+
+
+def test_a_control_without_a_rollout_is_well_formed() -> None:
+    plan = a_plan(agent=AGENT)
+    (turn,) = first_control(plan, ids=True, output=False).turns
+    assert well_formed(plan.agent, turn)

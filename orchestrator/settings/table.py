@@ -424,7 +424,7 @@ class EnvSettings(Settings):
         'arguments of the chat template besides the conversation, like {"enable_thinking": false}; sent to '
         "endpoints that render it themselves",
     )
-    tool_call_format: Literal["auto", "json"] | CallFormat = setting(
+    tool_call_format: Literal["auto", "json", CallFormat] = setting(
         "auto",
         Choice(("auto", "json", *get_args(CallFormat))),
         SAMPLING,
@@ -589,7 +589,11 @@ class EnvSettings(Settings):
     @property
     def named_call_format(self) -> CallFormat | None:
         """The format of the model's own calls, if it is named."""
-        return None if self.tool_call_format in ("auto", "json") else self.tool_call_format
+        match self.tool_call_format:
+            case "auto" | "json":
+                return None
+            case named:
+                return named
 
     @property
     def needs_localhost_tcp(self) -> bool:

@@ -111,7 +111,8 @@ async def test_a_team_keeps_one_line_of_sampled_ids_for_each_agent(home: Path) -
         assert (line["score_parts"]["format"], line["score_parts"]["final_answer"]) == (5 / 6, 1.0)
         assert line["score_parts"]["execution"] == 4 / 6
     await verified(home)
-    replayed = await run(str(home / "run"), "--env.launcher", "process", directory=home, command="replay")
+    tools = ("--env.launcher", "process", "--env.host_tools", json.dumps(["python:prices:price"]))
+    replayed = await run(str(home / "run"), *tools, directory=home, command="replay")
     assert replayed.code == 0, replayed.stdout + replayed.stderr
     assert "2 of 2 rollouts as recorded" in replayed.stdout
     for form in ("sft", "messages"):

@@ -3,26 +3,44 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from smolagents.models import ChatMessage, MessageRole, parse_json_if_needed
 
 from orchestrator.agents.call_format import call_format
+from orchestrator.calls.written import written
 from orchestrator.completion.shape import Shape
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.completion.trajectory import trajectory
 from orchestrator.errors import ConfigError
+from orchestrator.proxy import wire
 from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.said import Asked, Reply, Spoken
 from orchestrator.scorers.control import first_control
 from orchestrator.scorers.manners import gives_answer, plain_answer, well_formed
 from orchestrator.settings.config import Config
 from orchestrator.settings.table import EnvSettings
-from orchestrator.types import AgentSpec, Completion, CompletionKind, ManagedAgent, Message, Record, Turn, Wishes
+from orchestrator.types import (
+    AgentSpec,
+    Call,
+    Completion,
+    CompletionKind,
+    ManagedAgent,
+    Message,
+    Record,
+    Turn,
+    Wishes,
+)
+from sandbox.runner import wire as box_wire
+from sandbox.runner.model import OrchestratorModel, conversation
+from sandbox.types import Request
 from tests.fakes.plans import a_plan
 from tests.fakes.tokenizer import tokenizer_folder
-from tests.unit.test_tool_lines import Scripted
+from tests.unit import test_tool_lines
+from tests.unit.test_tool_lines import ENDS, Scripted
 
 SYSTEM, TASK = Message("system", "You help."), Message("user", "Is it warm in Rome?")
 HELP = Message("user", "Look for Rome.")
@@ -42,6 +60,9 @@ def tools(*names: str) -> tuple[dict[str, Any], ...]:
 
 WISHES = Wishes(tools=tools("look", "final_answer", "helper"))
 THEIRS = Wishes(tools=tools("look", "final_answer"))
+
+
+any_format = test_tool_lines.tokenizer  # a fixture: one template after another
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +138,76 @@ async def test_arguments_that_could_not_come_back_are_text(tokenizer: HubTokeniz
     for call in reply.said.calls:  # what is a call can be sent back
         assert json.loads(call.arguments)
         assert value.isdigit()
+
+
+# ---------------------------------------------------------------- through the sandbox and back
+
+
+def any_value(draw: random.Random, depth: int = 2) -> Any:
+    texts = [
+        "",
+        "größer\n",
+        "<|im_end|>",
+        "</tool_call>",
+        '"}]',
+        "Observation:",
+        "\U0001f600",
+        "[TOOL_CALLS]",
+        " 1.0 ",
+    ]
+    plain = [None, True, 0, -1, 2**53 + 1, 0.1, 1e300, *texts]
+    if depth == 0 or draw.random() < 0.6:
+        return draw.choice(plain)
+    some = [any_value(draw, depth - 1) for _ in range(draw.randrange(3))]
+    return some if draw.random() < 0.5 else {draw.choice(texts): value for value in some}
+
+
+def any_calls(draw: random.Random, most: int) -> list[Call]:
+    """Calls in the manner of models: any spaces, and here and there a key twice."""
+    calls = []
+    for _ in range(draw.randint(1, most)):
+        arguments = {draw.choice("abc"): any_value(draw) for _ in range(draw.randrange(4))}
+        text = json.dumps(arguments, ensure_ascii=draw.random() < 0.5, indent=draw.choice([None, 1]))
+        if draw.random() < 0.2:
+            text = text.rstrip("}").rstrip() + (", " if len(arguments) else "") + '"a": 1}'
+        calls.append(Call("", draw.choice(["look", "helper"]), text))
+    return calls
+
+
+def through_the_sandbox(reply: Reply, number: int) -> list[ChatMessage]:
+    """What smolagents has in its memory after a completion: said, and the results of its calls."""
+    served = box_wire.completion(wire.completion_response(reply).completion)
+    said = OrchestratorModel(lambda *_: served, calls_as_data=True).generate([], ["Observation:"])
+    for call in said.tool_calls:  # as smolagents does
+        call.function.arguments = parse_json_if_needed(call.function.arguments)
+    return [said, *(ChatMessage(MessageRole.TOOL_RESPONSE, f"{number}", raw=(call,)) for call in said.raw)]
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_whatever_is_called_the_line_goes_on(any_format: HubTokenizer, seed: int) -> None:
+    draw, format = random.Random(seed), any_format.call_format
+    assert format is not None
+    end = ENDS[format]
+    most = 1 if format == "gpt_oss" else 3  # its template here prints one
+    texts = [
+        written(draw.choice(["", "I look."][: 1 + (most > 1)]), any_calls(draw, most), format) for _ in range(4)
+    ]
+    sampled = [text.removesuffix(end) + end for text in texts]
+    lease = Lease(a_plan(agent=replace(AGENT, call_format=format)), Scripted(any_format, *sampled), any_format, {})
+    talk = [ChatMessage(MessageRole.SYSTEM, "You help."), ChatMessage(MessageRole.USER, "Look.")]
+    for number in range(1, 5):
+        request = Request(conversation(talk, "action"), tools=WISHES.tools)
+        sent = box_wire.complete_request(number, "action", request).SerializeToString()
+        reply = await lease.complete(wire.completion_request(sent), sent)
+        assert reply.said is not None
+        if not reply.said.calls:  # what no reader takes for a call: malformed
+            assert reply.said.content + end == sampled[number - 1]
+            break
+        talk += through_the_sandbox(reply, number)
+    assert {turn.segment for turn in lease.turns} == {0}
+    made = trajectory(Record(0.0, turns=tuple(lease.turns)), any_format, "", 0)
+    trained = [token for token, learn in zip(made.tokens_T, made.trained_T, strict=True) if learn]
+    assert any_format.decode(trained) == "".join(any_format.decode(any_format.encode(t)) for t in sampled[:number])
 
 
 # ---------------------------------------------------------------- who has them

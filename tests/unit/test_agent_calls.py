@@ -12,10 +12,12 @@ from smolagents.models import ChatMessage, MessageRole, parse_json_if_needed
 
 from orchestrator.agents.call_format import call_format
 from orchestrator.calls.written import written
+from orchestrator.completion.base import CompletionRequest, Refusal
 from orchestrator.completion.shape import Shape
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.completion.trajectory import trajectory
 from orchestrator.errors import ConfigError
+from orchestrator.outcome import Refused
 from orchestrator.proxy import wire
 from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.said import Asked, Reply, Spoken
@@ -138,6 +140,31 @@ async def test_arguments_that_could_not_come_back_are_text(tokenizer: HubTokeniz
     for call in reply.said.calls:  # what is a call can be sent back
         assert json.loads(call.arguments)
         assert value.isdigit()
+
+
+class Refusing(Scripted):
+    """An endpoint that takes no tools."""
+
+    takes_ids = False
+
+    async def sample(self, request: CompletionRequest) -> Completion:
+        raise Refusal("no tools here")
+
+
+async def test_an_endpoint_that_takes_no_tools_is_told_with_what_to_do(tokenizer: HubTokenizer) -> None:
+    lease = Lease(a_plan(agent=AGENT), Refusing(tokenizer), tokenizer, {})
+    reply = await lease.complete(Asked(1, CompletionKind.ACTION, (SYSTEM, TASK), wishes=WISHES), b"1")
+    ended = await lease.ended()
+    assert isinstance(ended, Refused)
+    assert (reply.ended, ended.name) == ("llm_error", "llm_error")
+    assert ended.detail.endswith("no tools here; if it takes no tools, set --env.tool_call_format json")
+
+
+async def test_a_tool_that_spells_a_control_token_is_no_fault_of_the_policy(tokenizer: HubTokenizer) -> None:
+    lease = Lease(a_plan(agent=AGENT), Scripted(tokenizer, ANSWER), tokenizer, {})
+    wishes = Wishes(tools=tools("look", "<|im_end|>"))
+    reply = await lease.complete(Asked(1, CompletionKind.ACTION, (SYSTEM, TASK), wishes=wishes), b"1")
+    assert (reply.ended, reply.refused) == ("record_error", None)
 
 
 # ---------------------------------------------------------------- through the sandbox and back

@@ -31,7 +31,8 @@ except OSError as error:
 
 
 def call(name: str, arguments: object) -> str:
-    return f"Action:\n{json.dumps({'name': name, 'arguments': arguments})}"
+    """In the format that the tests' chat template shows."""
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 CODE = [

@@ -60,8 +60,6 @@ class Talk:
         places = [*range(since, len(self._served)), *range(since)]
         for place in sorted(places, key=lambda place: [call.id for call in self._served[place][1].calls] != ids):
             text, said = self._served[place]
-            # A program that takes one call at a time got the first of them.
-            same = same_calls(said.calls, spoken.calls) or same_calls(said.calls[:1], spoken.calls)
-            if same and spoken.content.strip() in ("", said.content.strip()):
+            if same_calls(said.calls, spoken.calls) and spoken.content.strip() in ("", said.content.strip()):
                 return text, place + 1
         return written(spoken.content, spoken.calls, self.format or "hermes"), since

@@ -18,6 +18,8 @@ from orchestrator.calls.source import json_value
 from orchestrator.types import Call
 
 MAX_CALLS = 128  # in one completion
+# How much longer the same arguments may be in other words: escapes take up to twelve times, indents some more.
+_MOST_LONGER, _LITTLE_CHARS = 16, 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +57,42 @@ def parsed(text: str, format: Format, tools: Sequence[Mapping[str, Any]], sequen
 def same_calls(one: Sequence[Call], other: Sequence[Call]) -> bool:
     """Whether both have the same names and, as JSON values, the same arguments. Ids, the order of keys and spaces
     do not count: programs write calls back in their own way."""
-    return len(one) == len(other) and all(
-        a.name == b.name and (a.arguments == b.arguments or _same_json(a.arguments, b.arguments))
-        for a, b in zip(one, other, strict=True)
-    )
+    return Compared(one).same(Compared(other))
 
 
-def _same_json(one: str, other: str) -> bool:
-    try:
-        return _normal(one) == _normal(other)
-    except (ValueError, RecursionError):
-        return False
+class Compared:
+    """Calls to be compared with many others: each is read once at most, and only if it could be the same.
+
+    Whoever asks for completions chooses how long arguments are, and reading them holds up all rollouts.
+    """
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self._calls = tuple(calls)
+        self._read: dict[int, str | None] = {}
+
+    def same(self, other: Compared) -> bool:
+        """See `same_calls`."""
+        return [call.name for call in self._calls] == [call.name for call in other._calls] and all(
+            self._same(other, place) for place in range(len(self._calls))
+        )
+
+    def _same(self, other: Compared, place: int) -> bool:
+        one, two = self._calls[place].arguments, other._calls[place].arguments
+        if one == two:
+            return True
+        if max(len(one), len(two)) > _MOST_LONGER * min(len(one), len(two)) + _LITTLE_CHARS:
+            return False
+        value = self._normal(place)
+        return value is not None and value == other._normal(place)
+
+    def _normal(self, place: int) -> str | None:
+        """None: it is not JSON."""
+        if place not in self._read:
+            try:
+                self._read[place] = _normal(self._calls[place].arguments)
+            except (ValueError, RecursionError):
+                self._read[place] = None
+        return self._read[place]
 
 
 def _normal(text: str) -> str:

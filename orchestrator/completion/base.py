@@ -29,7 +29,7 @@ _HOSTED = re.compile(
 _ERROR_CHARS = 16_384  # how much of an error is looked at; a server may send megabytes
 _BODY_BYTES, _BYTES_PER_TOKEN = 1 << 20, 4 << 10
 LONG_CHARS = 16_384  # longer texts take milliseconds to encode, and are encoded in a thread
-_TOKEN_CHARS = 8  # more than a token of any prose or code has on average
+TOKEN_CHARS = 8  # more than a token of any prose or code has on average
 
 Ids: TypeAlias = "array[int]"
 Span: TypeAlias = tuple[int, int]  # characters of a text, from the first to behind the last
@@ -210,7 +210,7 @@ async def encoded(
 
 def _encoded(tokenizer: Tokenizer, text: str, limit: int, plain: Sequence[Span]) -> tuple[int, ...] | None:
     """A text that is far too long is not encoded to its end: in pieces it has about as many ids as whole."""
-    if len(text) > limit * _TOKEN_CHARS and _counted(tokenizer.encode, (text,), limit) is None:
+    if len(text) > limit * TOKEN_CHARS and _counted(tokenizer.encode, (text,), limit) is None:
         return None
     return tuple(tokenizer.encode(text, plain))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orchestrator.calls.formats import Format
-from orchestrator.calls.parsed import Said, parsed, same_calls
+from orchestrator.calls.parsed import Compared, Said, parsed
 from orchestrator.calls.written import written
 from orchestrator.proxy.said import Spoken
 from orchestrator.types import Message, Wishes
@@ -22,7 +22,8 @@ class Talk:
 
     def __init__(self, format: Format | None) -> None:
         self.format = format
-        self._served: list[tuple[str, Said]] = []  # the sampled text, and what the program got of it
+        # The sampled text, what the program got of it, and its calls.
+        self._served: list[tuple[str, Said, Compared]] = []
 
     def said(self, text: str, wishes: Wishes, sequence: int) -> Said:
         """What the agent gets of a sampled text."""
@@ -30,7 +31,7 @@ class Talk:
             return Said(text, ())
         said = parsed(text, self.format, wishes.tools, sequence)
         if said.calls:
-            self._served.append((text, said))
+            self._served.append((text, said, Compared(said.calls)))
         return said
 
     def plain(self, messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -56,10 +57,10 @@ class Talk:
     def _text(self, spoken: Spoken, since: int) -> tuple[str, int]:
         """(the text of an assistant's message with calls, the number of the next completion that can come
         back)."""
-        ids = [call.id for call in spoken.calls]
+        calls, ids = Compared(spoken.calls), [call.id for call in spoken.calls]
         places = [*range(since, len(self._served)), *range(since)]
         for place in sorted(places, key=lambda place: [call.id for call in self._served[place][1].calls] != ids):
-            text, said = self._served[place]
-            if same_calls(said.calls, spoken.calls) and spoken.content.strip() in ("", said.content.strip()):
+            text, said, served = self._served[place]
+            if served.same(calls) and spoken.content.strip() in ("", said.content.strip()):
                 return text, place + 1
         return written(spoken.content, spoken.calls, self.format or "hermes"), since

@@ -8,7 +8,7 @@ import orjson
 
 from orchestrator.calls.formats import Format
 from orchestrator.calls.parsed import Said
-from orchestrator.completion.base import Tokenizer, counted, encoded
+from orchestrator.completion.base import TOKEN_CHARS, Tokenizer, counted, encoded
 from orchestrator.completion.line import Prompt, TokenLine
 from orchestrator.completion.prompt_text import Opening
 from orchestrator.errors import RecordError
@@ -55,6 +55,8 @@ class Turns:
         if self._line is None:
             return Prepared(messages, None, await self._length(messages))
         assert self._tokenizer is not None
+        if self._program:
+            await self._demand_modest(messages)
         try:
             following = self._line.following(messages, asked.wishes.tools, opening)
         except RecordError as error:
@@ -124,6 +126,14 @@ class Turns:
             raise _refused("the model's chat template shows no tools: describe them in the prompt", "tools")
         if self._tokenizer.spells_control(orjson.dumps(tools).decode()):
             raise _refused("a tool spells a control token of the model", "tools")
+
+    async def _demand_modest(self, messages: tuple[Message, ...]) -> None:
+        """Raises Over for a conversation that is far too long: printing it would hold up all other rollouts."""
+        assert self._tokenizer is not None
+        contents = [message.content for message in messages]
+        chars = sum(map(len, contents))
+        if chars > self._limit * TOKEN_CHARS and await counted(self._tokenizer, contents, self._limit) is None:
+            raise self._budgets.too_long(chars)
 
     async def _length(self, messages: tuple[Message, ...]) -> int:
         """Tokens of a conversation that is sent as text. Only its new messages are counted. 0: unknown."""

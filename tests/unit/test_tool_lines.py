@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -315,6 +316,18 @@ async def test_a_conversation_too_long_is_refused_so_that_a_program_can_shorten_
     other = Program(qwen, "ok<|im_end|>", limits=Limits(max_token_length=200))
     await other.ask(long, wishes=Wishes())
     assert (await other.ask(TASK, wishes=Wishes())).completion is not None
+
+
+async def test_long_arguments_of_a_program_do_not_hold_up_other_rollouts(qwen: HubTokenizer) -> None:
+    """Model-written code can send them. Held up for long enough, every rollout of the run would be drawn again."""
+    most = 12
+    program = Program(qwen, *[f"{CALL}<|im_end|>"] * most)
+    for _ in range(most):
+        await program.ask(SYSTEM, TASK)
+    call = Call("x", "weather", f'{{"city": [{"1, " * 700_000}1]}}')
+    began = time.process_time()
+    program.lease._turns._talk.plain((TASK, Spoken("assistant", "", (call,)), Spoken("tool", "x", call_id="x")))
+    assert time.process_time() - began < 1.0  # it took 20 s
 
 
 async def test_log_probs_are_those_on_record(qwen: HubTokenizer) -> None:

@@ -8,11 +8,20 @@ from the template. A request that does not continue any line opens a new one (a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from orchestrator.calls.structured import calls_in
+from orchestrator.calls.written import written
 from orchestrator.completion.base import Ids, Tokenizer, ids_of
-from orchestrator.completion.prompt_text import Opening, Piece, PromptText, begun, joined, prompt_text
+from orchestrator.completion.prompt_text import (
+    Opening,
+    Piece,
+    PromptText,
+    absent_marker,
+    begun,
+    joined,
+    prompt_text,
+)
 from orchestrator.completion.reasoning import reasoning_chars
 from orchestrator.types import Completion, Message, Tools
 
@@ -147,15 +156,27 @@ class TokenLine:
         self, messages: tuple[Message, ...], index: int, tools: Tools, opening: Opening | None
     ) -> list[Piece] | None:
         """The same where the message called tools. Templates print results only behind calls that they know, so
-        there the template gets the calls themselves, and the text behind them begins with the end of that turn."""
-        until = self._tokenizer.render(messages[: index + 1], generation_prompt=False, tools=tools)
+        there the template gets the calls themselves. The last one has a word for its arguments: what follows that
+        word up to the end of the turn is the same whether the turn is the last one or not. What stands before it
+        may differ, as with Qwen3, which prints an empty reasoning in the last turn alone."""
+        format, word = self._tokenizer.call_format, absent_marker(messages)
+        said = calls_in(messages, index, tools, format)
+        assert format is not None
+        assert said is not None
+        *others, last = said.calls
+        text = written("", (*others, replace(last, arguments=f'{{"{word}": "{word}"}}')), format)
+        marked = (*messages[:index], Message("assistant", text), *messages[index + 1 :])
+        if calls_in(marked, index, tools, format) is None:
+            return None
+        until = self._tokenizer.render(marked[: index + 1], generation_prompt=False, tools=tools)
         end = self._tokenizer.last_end(until)
-        if end is None:
+        first, *rest = begun(self._tokenizer, marked, opening, since=index + 1, tools=tools)
+        at, there = until.rfind(word), first.text.rfind(word)
+        if end is None or not at < end or at < 0 or there < 0:
             return None
-        first, *rest = begun(self._tokenizer, messages, opening, since=index + 1, tools=tools)
-        if not first.text.startswith(until[:end]):
+        if not first.text.startswith(until[at:end], there):
             return None
-        return [Piece(first.text[end:]), *rest]
+        return [Piece(first.text[there + end - at :]), *rest]
 
 
 def visible_text(

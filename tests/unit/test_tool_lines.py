@@ -58,6 +58,21 @@ HARMONY = """{%- if tools %}<|start|>developer<|message|># Tools functions.{{ to
 {%- elif m.role == 'assistant' %}<|start|>assistant<|channel|>final<|message|>{{ m.content }}<|end|>
 {%- else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{%- endif %}{%- endfor %}
 {%- if add_generation_prompt %}<|start|>assistant{%- endif %}"""
+# The last turn alone gets an empty reasoning.
+QWEN3 = """{%- if tools %}<|im_start|>system
+{{ tools | tojson }}<tool_call>{"name": ...}</tool_call><|im_end|>
+{% endif %}{%- for m in messages %}{%- if m.role == 'assistant' %}<|im_start|>assistant
+{{ '<think>\n\n</think>\n\n' if loop.last }}{{ m.content }}{%- for c in m.tool_calls %}<tool_call>
+{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}
+</tool_call>{%- endfor %}<|im_end|>
+{% elif m.role == 'tool' %}<|im_start|>user
+<tool_response>
+{{ m.content }}
+</tool_response><|im_end|>
+{% else %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endif %}{%- endfor %}{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
 SAMPLED = {
     "hermes": CALL,
     "mistral": '[TOOL_CALLS] [{"name": "weather", "arguments": {"city":  "Rome", "days": 2}}]',
@@ -66,23 +81,23 @@ SAMPLED = {
 }
 ENDS = {"hermes": "<|im_end|>", "mistral": "</s>", "gpt_oss": "<|call|>"}
 MARKS = {
-    "hermes": [],
+    "qwen3": [],
     "mistral": ["[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "</s>"],
     "gpt_oss": ["<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>"],
 }
 
 
-@pytest.fixture(scope="module", params=["hermes", "mistral", "gpt_oss"])
+@pytest.fixture(scope="module", params=["hermes", "qwen3", "mistral", "gpt_oss"])
 def tokenizer(request: pytest.FixtureRequest) -> HubTokenizer:
     """Qwen's own; and its tokens with the template and the control tokens of others."""
     if request.param == "hermes":
         return load_tokenizer(str(unpack()))
     inner = AutoTokenizer.from_pretrained(str(unpack()))
     inner.add_special_tokens({"additional_special_tokens": MARKS[request.param]})
-    inner.chat_template = {"mistral": MISTRAL, "gpt_oss": HARMONY}[request.param]
+    inner.chat_template = {"qwen3": QWEN3, "mistral": MISTRAL, "gpt_oss": HARMONY}[request.param]
     inner.bos_token = "<|endoftext|>"
     made = HubTokenizer(inner, request.param)
-    assert made.call_format == request.param
+    assert made.call_format == ("hermes" if request.param == "qwen3" else request.param)
     return made
 
 
@@ -218,7 +233,7 @@ async def test_parallel_calls_and_a_text_before_them(qwen: HubTokenizer) -> None
 
 
 async def test_a_call_that_does_not_come_back_opens_another_line(qwen: HubTokenizer) -> None:
-    """Of the sampled calls one is missing, or comes later: a line with both would show calls that were not made."""
+    """Of the sampled calls one is missing, or comes later: a line with both would show calls not made."""
     texts = [f"{CALL}\n{CALL.replace('Rome', 'Oslo')}<|im_end|>", "Warm.<|im_end|>", "Cold.<|im_end|>"]
     program = Program(qwen, *texts)
     first, second = sent_back(await program.ask(SYSTEM, TASK)).calls

@@ -7,6 +7,7 @@ rendering the conversation with a random word instead: a known word could be in 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Container, Iterable, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass
@@ -90,7 +91,9 @@ def _spells_control(tokenizer: Tokenizer, messages: tuple[Message, ...], place: 
     said = calls_in(messages, place, tools, tokenizer.call_format) if tools else None
     if said is None:
         return True
-    texts = [said.content, *(text for call in said.calls for text in (call.name, call.arguments))]
+    # Templates print the arguments without the escapes of JSON.
+    arguments = (json.dumps(json.loads(call.arguments), ensure_ascii=False) for call in said.calls)
+    texts = [said.content, *(call.name for call in said.calls), *arguments]
     return any(map(tokenizer.spells_control, texts))
 
 

@@ -18,6 +18,7 @@ from orchestrator.calls.source import json_value
 from orchestrator.types import Call
 
 MAX_CALLS = 128  # in one completion
+MAX_DEPTH = 64  # of arguments; more could not come back, and whether Python reads it depends on who asks
 # How much longer the same arguments may be in other words: escapes take up to twelve times, indents some more.
 _MOST_LONGER, _LITTLE_CHARS = 16, 4096
 
@@ -33,7 +34,8 @@ class Said:
 def parsed(text: str, format: Format, tools: Sequence[Mapping[str, Any]], sequence: int) -> Said:
     """The calls in a text that stands behind the reasoning and has no end token. Never raises.
 
-    A call without a name, of none of the `tools`, or without a JSON object as arguments is malformed.
+    A call without a name, of none of the `tools`, or without a JSON object as arguments is malformed; so is one
+    whose arguments are nested too deep, or hold what cannot be sent.
     `sequence`: the completion's number in its episode, for the calls' ids.
     """
     pieces: list[str] = []
@@ -45,8 +47,8 @@ def parsed(text: str, format: Format, tools: Sequence[Mapping[str, Any]], sequen
                 pieces.append(part.strip())
                 continue
             name, arguments = part
-            orjson.loads(arguments)  # strict: what it refuses, such as lone surrogates, could not come back
-            if name not in declared or len(calls) == MAX_CALLS:
+            value = orjson.loads(arguments)  # strict: what it refuses, such as lone surrogates, could not come back
+            if name not in declared or len(calls) == MAX_CALLS or _is_deeper(value, MAX_DEPTH):
                 return Said(text, ())
             calls.append(Call(_id(sequence, len(calls)), name, arguments))
     except (ValueError, RecursionError):
@@ -107,6 +109,13 @@ def _whole(value: Any) -> Any:
     if isinstance(value, list):
         return [_whole(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1e21 else value
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    if not isinstance(value, dict | list):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_is_deeper(one, levels - 1) for one in inner)
 
 
 def _id(sequence: int, index: int) -> str:

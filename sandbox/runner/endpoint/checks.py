@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from sandbox.types import Completion, Message, Request
 
@@ -14,8 +15,10 @@ MAX_CONVERSATION_BYTES = 3 << 20  # must fit a request to the orchestrator
 MAX_MESSAGES = 1_000
 MAX_STOPS, MAX_STOP_CHARS = 4, 64
 MAX_DEPTH = 64
+MAX_CALLS_TOGETHER = 2_000  # in all messages; the orchestrator takes no more
 TOO_LONG = "context_length_exceeded"  # OpenAI's code, by which agents know that they have to compact
 _MAX_SHOWN = 80
+_MAX_DIGITS = 300  # of a whole number; a larger one is no double, which strict readers refuse
 
 Body = dict[str, Any]
 
@@ -111,6 +114,24 @@ def shown(value: object) -> str:
     return repr(value[:_MAX_SHOWN] if isinstance(value, str) else value)[: _MAX_SHOWN + 10]
 
 
+def strict_json(text: str | bytes) -> Any:
+    """A JSON value as the orchestrator reads it too. Raises ValueError, RecursionError."""
+    return json.loads(text, parse_constant=_no_number, parse_float=_finite, parse_int=_whole)
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text[:_MAX_SHOWN]} is no JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _no_number(text)
+
+
+def _whole(text: str) -> int:
+    return int(text) if len(text) <= _MAX_DIGITS else _no_number(text)
+
+
 def object_of(value: Any, where: str) -> dict[str, Any]:
     """Raises BadRequest unless it is a JSON object."""
     if not isinstance(value, dict):
@@ -192,6 +213,8 @@ def conversation(messages: Sequence[Message], where: str) -> tuple[Message, ...]
     """The messages as they are. Raises BadRequest when there are none, or too many."""
     if not 1 <= len(messages) <= MAX_MESSAGES:
         raise BadRequest(f"a conversation has 1 to {MAX_MESSAGES} messages, and not {len(messages)}", where)
+    if sum(len(message.calls) for message in messages) > MAX_CALLS_TOGETHER:
+        raise BadRequest(f"a conversation of more than {MAX_CALLS_TOGETHER} calls of tools", where)
     if size_bytes(messages) > MAX_CONVERSATION_BYTES:
         raise BadRequest(f"a conversation of more than {MAX_CONVERSATION_BYTES} bytes", where)
     return tuple(messages)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 import socketserver
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 from sandbox.errors import EpisodeEnd, RequestRefused
 from sandbox.runner.endpoint import chat, completions, messages, tools
@@ -23,6 +22,7 @@ from sandbox.runner.endpoint.checks import (
     flag,
     openai_error,
     shown,
+    strict_json,
 )
 from sandbox.runner.endpoint.responses import Responses
 from sandbox.types import Completion, Request
@@ -216,7 +216,7 @@ class _Handler(BaseHTTPRequestHandler):
         if int(length) > MAX_BODY_BYTES:
             raise BadRequest(f"a request of more than {MAX_BODY_BYTES} bytes", status=413)
         try:
-            body = json.loads(self.rfile.read(int(length)), parse_constant=_no_number, parse_float=_finite)
+            body = strict_json(self.rfile.read(int(length)))
         except (ValueError, RecursionError):
             raise BadRequest("the request is no JSON") from None
         if not isinstance(body, dict):
@@ -259,12 +259,3 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are not logged."""
-
-
-def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no JSON")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    return number if math.isfinite(number) else _no_number(text)

@@ -20,6 +20,7 @@ from sandbox.runner.endpoint.checks import (
     only,
     sendable,
     shown,
+    strict_json,
     text_of,
 )
 from sandbox.types import Call, Completion, ToolChoice
@@ -108,7 +109,22 @@ def call(call_id: Any, name: Any, arguments: Any, where: str) -> Call:
     call_id, name = text_of(call_id, f"{where}.id", MAX_NAME_CHARS), text_of(name, f"{where}.name", MAX_NAME_CHARS)
     if not call_id or not name:
         raise BadRequest(f"{where} needs an id and a name", where)
-    return Call(call_id, name, text_of(arguments, f"{where}.arguments") or "{}")
+    return Call(
+        call_id, name, _object_text(text_of(arguments, f"{where}.arguments") or "{}", f"{where}.arguments")
+    )
+
+
+def _object_text(raw: Any, where: str) -> str:
+    """The text of a JSON object, as it is if it can be sent. Raises BadRequest."""
+    text = text_of(raw, where) or "{}"
+    try:
+        value = strict_json(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise BadRequest(f"{where} must be the text of a JSON object", where)
+    checked = sendable(value, where, MAX_CONVERSATION_BYTES)
+    return text if checked == value else json.dumps(checked, ensure_ascii=False)
 
 
 def joined(calls: Sequence[Call], where: str) -> tuple[Call, ...]:

@@ -137,6 +137,9 @@ LEFT: list[tuple[Format, str]] = [
     ("hermes", '<tool_call>{"name": "look", "arguments": {}</tool_call>'),
     ("hermes", '<tool_call>{"name": "look", "arguments": {}}}</tool_call>'),
     ("hermes", '<tool_call>{"name": "add", "arguments": {}}</tool_call><tool_call>add'),
+    ("hermes", hermes('{"q": "\\ud800"}')),
+    ("hermes", hermes('{"q": ' + "[" * 64 + "]" * 64 + "}")),
+    ("hermes", hermes('{"q": ' + "9" * 400 + "}")),
     ("hermes", "<tool_call>{'name': 'look', 'arguments': {}}</tool_call>"),
     *(
         ("hermes", hermes(odd))

@@ -249,3 +249,35 @@ def test_a_stream() -> None:
     assert finish["choices"][0]["finish_reason"] == "tool_calls"
     assert (usage["choices"], usage["usage"]["total_tokens"]) == ([], 15)
     assert len(list(chat.events(serve(Completion("Hello", 1, 1))))) == 3
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "{",
+        "[]",
+        "nothing",
+        '{"a": NaN}',
+        '{"a": 1e400}',
+        f'{{"a": {"9" * 400}}}',
+        '{"a": ' + "[" * 64 + "]" * 64 + "}",
+    ],
+)
+def test_arguments_that_the_orchestrator_would_not_take_are_refused_here(arguments: str) -> None:
+    """Else the rollout would crash instead of a 400."""
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": arguments}}
+    error = refused(messages=[*HI, {"role": "assistant", "tool_calls": [call]}])
+    assert error.param == "messages[1].tool_calls[0].arguments"
+
+
+def test_a_lone_surrogate_in_arguments_is_sent_as_a_question_mark() -> None:
+    call = {"id": "c1", "function": {"name": "add", "arguments": '{"a":  "\\ud800", "b": 1.0}'}}
+    asked = chat.request({"messages": [{"role": "assistant", "tool_calls": [call]}]})
+    assert asked.messages[0].calls == (Call("c1", "add", '{"a": "?", "b": 1.0}'),)
+
+
+def test_more_calls_than_the_orchestrator_takes_are_refused_here() -> None:
+    calls = [{"id": f"c{n}", "function": {"name": "add", "arguments": "{}"}} for n in range(100)]
+    said = {"role": "assistant", "tool_calls": calls}
+    assert len(chat.request({"messages": [said] * 20}).messages) == 20
+    assert "2000 calls" in str(refused(messages=[said] * 21))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -178,10 +178,15 @@ class ChatCompleter:
         if refusal.status not in (400, 422):
             return None
 
+        wishes = request.wishes
+        talk = structured(request.messages, wishes.tools, request.call_format)
+        asked = list(_texts([talk, wishes.tools, wishes.tool_name, wishes.response_format, request.stop]))
+
         def names(name: str) -> bool:
-            """A word of the conversation does not count: the refusal may quote what the model wrote on purpose."""
+            """A word of the request does not count: the refusal may quote what the model, or code of it, wrote on
+            purpose."""
             word = re.compile(rf"\b{name}\b")
-            return bool(word.search(text)) and not any(word.search(m.content) for m in request.messages)
+            return bool(word.search(text)) and not any(map(word.search, asked))
 
         if names("max_completion_tokens") and self._max_tokens_name == "max_tokens":
             self._max_tokens_name = "max_completion_tokens"
@@ -233,6 +238,19 @@ class ChatCompleter:
             return completion, f"a sample that ended by {str(reason)[:40]!r}"
         empty = (said is None and not reasoning) or not sampled
         return completion, "a sample without text" if empty else ""
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in a JSON value, names included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, one in value.items():
+            yield name
+            yield from _texts(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _texts(one)
 
 
 class _ParameterRefused(Exception):

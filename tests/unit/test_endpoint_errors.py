@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from orchestrator.completion.base import CompletionRequest, Endpoint
 from orchestrator.completion.chat import ChatCompleter, _count
 from orchestrator.completion.http import HttpClient
 from orchestrator.errors import CompletionError
-from orchestrator.types import Message, Sampling
+from orchestrator.types import Message, Sampling, Wishes
 
 ANSWER: dict[str, Any] = {
     "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "two"}}]
@@ -74,17 +75,26 @@ async def test_a_parameter_refused_by_name_is_left_out_from_then_on() -> None:
 
 
 @pytest.mark.parametrize("name", ["seed", "logprobs", "top_k", "max_completion_tokens", "presence_penalty"])
-async def test_a_conversation_that_is_quoted_leaves_nothing_out(name: str) -> None:
-    """A model could otherwise switch off log-probs, for all rollouts, by what it writes."""
+@pytest.mark.parametrize("where", ["messages", "stop", "tools", "response_format"])
+async def test_a_request_that_is_quoted_leaves_nothing_out(name: str, where: str) -> None:
+    """A model, or code of it, could otherwise switch off log-probs, for all rollouts, by what it writes."""
     bodies: list[dict[str, Any]] = []
+    tools = ({"type": "function", "function": {"name": "f", "description": f"the\n{name} of it"}},)
+    form = {"type": "json_schema", "json_schema": {"name": "f", "schema": {name: 1}}}
+    told = {
+        "messages": asked(f"{name} is unsupported"),
+        "stop": replace(asked("1 + 1?"), stop=(name,)),
+        "tools": replace(asked("1 + 1?"), wishes=Wishes(tools=tools)),
+        "response_format": replace(asked("1 + 1?"), wishes=Wishes(response_format=form)),
+    }
 
     def quote(body: dict[str, Any]) -> str:
         bodies.append(body)
-        return f"cannot read: {body['messages'][0]['content']}"
+        return f"cannot read: {body[where]}".replace("\\n", " ")
 
     async with refusing(quote) as completer:
         with pytest.raises(CompletionError):
-            await completer.sample(asked(f"{name} is unsupported"))
+            await completer.sample(told[where])
         assert completer.left_out == ()
         assert all("max_tokens" in body for body in bodies)
 

@@ -48,7 +48,7 @@ def parsed(text: str, format: Format, tools: Sequence[Mapping[str, Any]], sequen
                 continue
             name, arguments = part
             value = orjson.loads(arguments)  # strict: what it refuses, such as lone surrogates, could not come back
-            if name not in declared or len(calls) == MAX_CALLS or _is_deeper(value, MAX_DEPTH):
+            if name not in declared or len(calls) == MAX_CALLS or is_deeper(value, MAX_DEPTH):
                 return Said(text, ())
             calls.append(Call(_id(sequence, len(calls)), name, arguments))
     except (ValueError, RecursionError):
@@ -111,11 +111,12 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1e21 else value
 
 
-def _is_deeper(value: Any, levels: int) -> bool:
+def is_deeper(value: Any, levels: int) -> bool:
+    """Whether a JSON value is nested deeper than this."""
     if not isinstance(value, dict | list):
         return False
     inner = value.values() if isinstance(value, dict) else value
-    return levels == 0 or any(_is_deeper(one, levels - 1) for one in inner)
+    return levels == 0 or any(is_deeper(one, levels - 1) for one in inner)
 
 
 def _id(sequence: int, index: int) -> str:

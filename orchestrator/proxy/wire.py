@@ -13,6 +13,7 @@ from google.protobuf.duration_pb2 import Duration
 from rollout_api.v1 import sandbox_pb2 as pb
 
 from orchestrator.agents.equipment import Equipment, SandboxTool
+from orchestrator.calls.parsed import MAX_DEPTH, is_deeper
 from orchestrator.errors import ProtocolError
 from orchestrator.outcome import Submission
 from orchestrator.proxy.left_files import OutputRule
@@ -213,9 +214,18 @@ def _wishes(request: pb.CompleteRequest) -> Wishes:
         raise ProtocolError(f"tools over {MAX_TOOLS_BYTES} bytes, or a format over {MAX_FORMAT_BYTES}")
     tools = _tools(_json(request.tools_json, "tools")) if request.tools_json else ()
     response_format = _json(request.response_format_json, "a format") if request.response_format_json else {}
-    if not isinstance(response_format, dict):
-        raise ProtocolError("a response format that is no JSON object")
+    if not isinstance(response_format, dict) or not _is_format(response_format):
+        raise ProtocolError("a response format that is none of OpenAI's")
+    if request.tool_name and request.tool_name not in {tool["function"]["name"] for tool in tools}:
+        raise ProtocolError("a tool is demanded that is none of the tools")
     return Wishes(tools, choice, request.tool_name, response_format, request.logprobs)
+
+
+def _is_format(told: Mapping[str, Any]) -> bool:
+    schema = told.get("json_schema")
+    if told.get("type", "text") != "json_schema":
+        return told.get("type", "text") in ("text", "json_object") and schema is None
+    return isinstance(schema, dict) and isinstance(schema.get("schema"), dict)
 
 
 def _tools(told: Any) -> Tools:
@@ -230,9 +240,12 @@ def _tools(told: Any) -> Tools:
 
 def _json(text: str, what: str) -> Any:
     try:
-        return orjson.loads(text)  # strict: no NaN, no lone surrogates, bounded depth
+        value = orjson.loads(text)  # strict: no NaN, no lone surrogates, bounded depth
     except orjson.JSONDecodeError as error:
         raise ProtocolError(f"{what} that are no JSON") from error
+    if is_deeper(value, MAX_DEPTH):  # orjson reads deeper values than it writes
+        raise ProtocolError(f"{what} nested more than {MAX_DEPTH} deep")
+    return value
 
 
 def completion_response(reply: Reply) -> pb.CompleteResponse:

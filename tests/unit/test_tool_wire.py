@@ -41,10 +41,25 @@ HOSTILE: dict[str, Callable[[], pb.CompleteRequest]] = {
     "too many": lambda: a_request(tools_json=json.dumps([TOOL] * (wire.MAX_TOOLS + 1))),
     "too large": lambda: a_request(tools_json=json.dumps([TOOL]) + " " * wire.MAX_TOOLS_BYTES),
     "too deep": lambda: a_request(tools_json="[" * 100_000),
+    "deeper than can be written": lambda: a_request(
+        tools_json='[{"function": {"name": "f", "x": ' + "[" * 300 + "]" * 300 + "}}]"
+    ),
+    "a name that is no tool's": lambda: a_request(tools_json=json.dumps([TOOL]), tool_name="<|im_end|>"),
     "no number": lambda: a_request(tools_json='[{"function": {"name": "f", "x": NaN}}]'),
     "surrogate": lambda: a_request(tools_json='[{"function": {"name": "\\ud800"}}]'),
     "no choice": lambda: a_request(tool_choice=9),
     "no format": lambda: a_request(response_format_json="[]"),
+    "no kind of format": lambda: a_request(response_format_json='{"type": "grammar", "grammar": "root"}'),
+    "no schema": lambda: a_request(response_format_json='{"type": "json_schema", "json_schema": [1]}'),
+    "deep format": lambda: a_request(
+        response_format_json='{"type": "json_schema", "json_schema": {"schema": {"x": '
+        + "[" * 300
+        + "]" * 300
+        + "}}}"
+    ),
+    "deep arguments": lambda: said(
+        pb.ROLE_ASSISTANT, pb.Call(id="1", name="f", arguments_json='{"x": ' + "[" * 300 + "]" * 300 + "}")
+    ),
     "calls of a user": lambda: said(pb.ROLE_USER, pb.Call(id="1", name="f", arguments_json="{}")),
     "no object": lambda: said(pb.ROLE_ASSISTANT, pb.Call(id="1", name="f", arguments_json="[]")),
     "no arguments": lambda: said(pb.ROLE_ASSISTANT, pb.Call(id="1", name="f", arguments_json="{")),

@@ -273,6 +273,26 @@ def test_errors_below_messages_are_anthropics() -> None:
         assert (status, told["error"]["code"]) == (404, None)
 
 
+@pytest.mark.parametrize(
+    "request_line",
+    [
+        *(f"{method} /v1/chat/completions HTTP/1.1" for method in ("OPTIONS", "PUT", "PATCH", "NONE")),
+        *("\0 odd", "POST /v1/messages HTTP/9.1", "GET /" + "a" * 70_000 + " HTTP/1.1"),
+    ],
+)
+def test_what_is_no_request_of_any_api_gets_an_error_like_all_others(request_line: str) -> None:
+    with serving() as (endpoint, _):
+        address = urlsplit(endpoint.url)
+        with socket.create_connection((address.hostname, address.port), timeout=60) as connection:
+            connection.sendall(f"{request_line}\r\n\r\n".encode())
+            answer = http.client.HTTPResponse(connection)
+            answer.begin()
+            told = json.load(answer)
+    assert answer.status >= 400
+    assert told["error"]["type"] == "invalid_request_error"
+    assert answer.headers["x-should-retry"] == "false"
+
+
 def test_connections_have_a_limit_and_give_their_place_back() -> None:
     body = json.dumps({"messages": TALK}).encode()
     with serving(HELLO) as (endpoint, _):

@@ -7,6 +7,7 @@ import socketserver
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any, Protocol
 
@@ -194,6 +195,14 @@ class _Handler(BaseHTTPRequestHandler):
         """There is nothing to delete."""
         self._not_found()
 
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What is no HTTP, or has a method that is not served: in the form of all errors, and not as a page."""
+        # The request may not have been read so far.
+        self.command, self.path = self.command or "", getattr(self, "path", "")
+        self.request_version = self.protocol_version
+        error = BadRequest(message or HTTPStatus(code).phrase, status=code)
+        self._refuse(error, self._error(error))
+
     @property
     def _path(self) -> str:
         return self.path.partition("?")[0].rstrip("/")
@@ -206,8 +215,10 @@ class _Handler(BaseHTTPRequestHandler):
             if self._path == path or self._path.startswith(f"{path}/"):
                 told = why
         error = BadRequest(told, status=404)
-        is_anthropics = self._path.startswith("/v1/messages")
-        self._refuse(error, messages.error(error) if is_anthropics else openai_error(error))
+        self._refuse(error, self._error(error))
+
+    def _error(self, error: BadRequest) -> dict[str, Any]:
+        return messages.error(error) if self._path.startswith("/v1/messages") else openai_error(error)
 
     def _body(self) -> Body:
         length = self.headers.get("Content-Length", "")
@@ -239,7 +250,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Connection", "close")
             self.send_header("x-should-retry", "false")  # OpenAI's and Anthropic's clients would ask again
         self.end_headers()
-        self.wfile.write(content)
+        if self.command != "HEAD":
+            self.wfile.write(content)
 
     def _stream(self, events: Iterator[Event]) -> None:
         self.send_response(200)

@@ -98,24 +98,28 @@ _BY_REASON = {
 }
 
 
-def decide(ending: Ending, record: Record, *, program: bool = False) -> tuple[Outcome, str | None]:
-    """(the outcome, the accepted answer). `program`: the agent is a program."""
+def decide(
+    ending: Ending, record: Record, *, program: bool = False, awaited: bool = False
+) -> tuple[Outcome, str | None]:
+    """(the outcome, the accepted answer). `program`: the agent is a program. `awaited`: a completion was asked for
+    and not there yet when the rollout ended."""
     outcome, answer = _decide(ending, record)
     if isinstance(outcome, Ended) and record.sampled_tokens == 0:
         if outcome.name is EndedName.CONTEXT_LENGTH:
             return Failed(FailedName.BAD_TASK, f"the task does not fit: {outcome.detail}"), None
         if program and not record.turns:
-            return _of_program(ending, outcome, record), None
+            return _of_program(ending, outcome, awaited=awaited), None
         return Failed(FailedName.SANDBOX_LOST, _unsampled(outcome)), None
     return outcome, answer
 
 
-def _of_program(ending: Ending, ended: Ended, record: Record) -> Failed:
+def _of_program(ending: Ending, ended: Ended, *, awaited: bool) -> Failed:
     """Why there is no completion. What the sandbox says of it is for display alone."""
     said = redact(ending.detail) if isinstance(ending, Submission) else f"{ended.name}, {ended.detail}"
     why = "\n".join([line for line in said.split("\n") if line.strip()][:MAX_LINES]) or str(ended.name)
-    # A program has no tools to wait for, and a completion that cannot be served ends the rollout by another name.
-    if record.waiting_s > 0:
+    # A completion that cannot be served ends the rollout by another name. Requests that were refused are the
+    # program's, also where the orchestrator or the endpoint refused them.
+    if awaited:
         return Failed(FailedName.LLM_ERROR, f"the first completion was still awaited: {why}")
     return Failed(FailedName.AGENT_ERROR, f"no completion: {why}")
 

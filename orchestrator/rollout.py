@@ -46,6 +46,7 @@ async def run_rollout(plan: RolloutPlan, around: Surroundings, provision: Provis
         try:
             ending = await _ending(lease, parked.sandbox)
             duration_s, waiting_s = lease.clock.elapsed_s, lease.clock.waiting_s
+            awaited = lease.clock.samples
             output = await _output(ending, lease, parked.sandbox)
         finally:
             await lease.aclose()  # stops sampling at once, however long the removal of the sandbox takes
@@ -65,7 +66,7 @@ async def run_rollout(plan: RolloutPlan, around: Surroundings, provision: Provis
         )
         if lease.fatal is not None:
             raise lease.fatal
-    outcome, answer = decide(ending, record, program=plan.agent.kind == "program")
+    outcome, answer = decide(ending, record, program=plan.agent.kind == "program", awaited=awaited)
     return Attempt(plan, replace(record, answer=answer), outcome)
 
 

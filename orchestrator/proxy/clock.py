@@ -83,6 +83,11 @@ class OwnClock:
         return self._sampling.total_s
 
     @property
+    def samples(self) -> bool:
+        """Whether the sandbox waits for a completion now."""
+        return self._sampling.open > 0
+
+    @property
     def own_s(self) -> float:
         """Seconds of `elapsed_s` in which the sandbox did not wait."""
         return self.elapsed_s - self.waiting_s

@@ -91,6 +91,15 @@ async def test_a_program_without_a_completion_is_said_at_once_and_tried_again_on
     assert f"mostly agent_error: {first.partition('first: ')[2]}"[:100] in ended.stderr
 
 
+async def test_what_the_orchestrator_or_the_endpoint_refuses_is_the_program_s_too(home: Path) -> None:
+    program = ASK + "try: ask(response_format={'type': 'json_object'})\nexcept Exception: print('give up')"
+    server = ScriptedServer("sglang", always("4.5"))  # it keeps to no form
+    ended, asked = await ran(home, program, server=server, total_steps=1)
+    assert (ended.code, asked) == (1, 0), ended.stderr
+    assert outcomes(home / "run") == {"agent_error": 4}
+    assert "HTTP 400: this endpoint cannot keep to a json_object" in ended.stderr
+
+
 async def test_the_traceback_is_told_whole_and_marked_as_the_program_s_words(home: Path) -> None:
     program = "def deep(n):\n    return 1 / n\n\n\ndeep(0)\n"
     ended, _ = await ran(home, program, total_steps=1)

@@ -134,6 +134,8 @@ def test_no_policy_can_choose_an_agent_error(ending: Ending) -> None:
 
 
 def test_a_program_that_ends_while_it_waits_for_its_first_completion_blames_who_lets_it_wait() -> None:
-    outcome, _ = decide(Submission("no_answer", None, SAID), a_record(turns=0, waiting_s=10.0), program=True)
+    ending, record = Submission("no_answer", None, SAID), a_record(turns=0, waiting_s=10.0)
+    assert decide(ending, record, program=True)[0].name == "agent_error"  # its requests were refused
+    outcome, _ = decide(ending, record, program=True, awaited=True)
     assert outcome == Failed(outcome.name, f"the first completion was still awaited: {SAID}")
     assert outcome.name == "llm_error"

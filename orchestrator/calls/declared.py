@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+import orjson
+
 Tools: TypeAlias = Sequence[Mapping[str, Any]]
 
 
@@ -16,6 +18,15 @@ def parameters(tools: Tools) -> dict[str, Mapping[str, Any]]:
         if isinstance(name := function.get("name"), str):
             found[name] = _mapping(_mapping(function.get("parameters")).get("properties"))
     return found
+
+
+def same_tools(one: Tools, other: Tools) -> bool:
+    """Whether templates print them alike, but for the order of keys. Python takes 1, 1.0 and True for equal."""
+    return one == other and _text(one) == _text(other)
+
+
+def _text(tools: Tools) -> bytes:
+    return orjson.dumps(tools, option=orjson.OPT_SORT_KEYS)
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

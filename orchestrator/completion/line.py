@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from orchestrator.calls.declared import same_tools
 from orchestrator.calls.structured import calls_in
 from orchestrator.calls.written import written
 from orchestrator.completion.base import Ids, Tokenizer, ids_of
@@ -86,7 +87,10 @@ class TokenLine:
         """The line that this conversation continues, and the text to encode for it. Raises RecordError."""
         begins = "" if opening is None else opening.text
         for segment in reversed(self._segments):
-            if segment.tools == tools and (suffix := self._suffix(segment, messages, opening)) is not None:
+            if (
+                same_tools(segment.tools, tools)
+                and (suffix := self._suffix(segment, messages, opening)) is not None
+            ):
                 return Following(segment.number, segment.ids, *suffix, tools, begins)
         whole = prompt_text(self._tokenizer, messages, tools, opening)
         return Following(len(self._segments), ids_of(), "", whole, tools, begins)

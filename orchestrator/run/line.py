@@ -15,6 +15,7 @@ import orjson
 from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
+from orchestrator.calls.declared import same_tools
 from orchestrator.run.lines import demand_modest, demand_short_talks, dumps
 from orchestrator.text import MAX_JSON_INTEGER
 from orchestrator.types import (
@@ -366,7 +367,7 @@ def read_attempt(text: bytes) -> Attempted:
 
 def _turn_line(turn: Turn, before: Turn | None) -> dict[str, Any]:
     completion = turn.completion
-    same_tools = turn.tools == (before.tools if before else ())
+    told = same_tools(turn.tools, before.tools if before else ())
     return {
         "sequence": turn.sequence,
         "kind": str(turn.kind),
@@ -376,7 +377,7 @@ def _turn_line(turn: Turn, before: Turn | None) -> dict[str, Any]:
         "segment": turn.segment,
         "prompt_ids": turn.prompt_ids,
         "closing": turn.closing,
-        **({} if same_tools else {"tools": turn.tools}),
+        **({} if told else {"tools": turn.tools}),
         **({"opening": turn.opening} if turn.opening else {}),
         "text": completion.text,
         "visible": completion.visible,

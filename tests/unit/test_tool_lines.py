@@ -17,6 +17,7 @@ from orchestrator.completion.trajectory import trajectory
 from orchestrator.demo.tokenizer import unpack
 from orchestrator.proxy.lease import MAX_TOO_LONG, Lease
 from orchestrator.proxy.said import Asked, Reply, Spoken
+from orchestrator.run.line import _turn_line
 from orchestrator.types import AgentSpec, Call, Completion, CompletionKind, Limits, Message, Record, Wishes
 from tests.fakes.plans import a_plan
 
@@ -268,6 +269,20 @@ async def test_other_calls_and_other_tools_open_another_line(qwen: HubTokenizer)
     assert qwen.encode("<tool_call>")[0] in (program.lease.turns[1].prompt_ids or ())
     await program.ask(SYSTEM, TASK, sent_back(reply), Spoken("tool", "21", call_id="call_0"), wishes=Wishes())
     assert program.segments == [0, 1, 2]
+
+
+async def test_tools_that_print_other_numbers_open_another_line(qwen: HubTokenizer) -> None:
+    """For Python 1 and True are equal; for the model, and on record, they are not."""
+    program = Program(qwen, *["Yes.<|im_end|>"] * 3)
+    talk: list[Message] = [SYSTEM, TASK]
+    for default in (1, True, 1.0):
+        days = {"type": "integer", "default": default}
+        function = {"name": "weather", "parameters": {"type": "object", "properties": {"days": days}}}
+        await program.ask(*talk, wishes=Wishes(tools=({"type": "function", "function": function},)))
+        talk += [Message("assistant", "Yes."), Message("user", "Sure?")]
+    assert program.segments == [0, 1, 2]
+    before, turn, _ = program.lease.turns
+    assert "tools" in _turn_line(turn, before)
 
 
 @pytest.mark.parametrize(

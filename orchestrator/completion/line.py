@@ -117,10 +117,11 @@ class TokenLine:
         said = messages[len(seen)]
         if said.role != "assistant":
             return None
-        visible = f"{segment.opening}{completion.visible}".strip()
-        if not said.content.startswith(visible):
+        # Agents strip what they got, or do not: models begin with a space or a new line often.
+        visible, content = f"{segment.opening}{completion.visible}".strip(), said.content.lstrip()
+        if not content.startswith(visible):
             return None
-        appended = said.content[len(visible) :].strip()
+        appended = content[len(visible) :].strip()
         if appended not in ("", self._closing_tag):
             return None
         behind = self._behind(messages, len(seen), segment.tools, opening)

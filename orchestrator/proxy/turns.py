@@ -93,7 +93,9 @@ class Turns:
         said = self._talk.said(opening + completion.visible, asked.wishes, asked.sequence)
         if not said.calls:
             return Said(forced + completion.visible, ())
-        return said if forced else Said(said.content.removeprefix(opening), said.calls)
+        # The text beside calls has no space around it.
+        begins = next(filter(said.content.startswith, (opening.lstrip(), opening.strip())), "")
+        return said if forced else Said(said.content.removeprefix(begins), said.calls)
 
     def _has_calls(self, asked: Asked) -> bool:
         """Whether calls are data to who asks."""

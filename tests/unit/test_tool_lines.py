@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -320,6 +320,21 @@ async def test_a_demanded_call_begins_before_it_is_sampled(qwen: HubTokenizer) -
     assert made.messages[2].content == turn.opening + '{"city": "Rome"}}\n</tool_call>'
 
 
+@pytest.mark.parametrize("text", [" Hello.", "\n\nHello. \n", f" I look.\n{CALL}", f"\n{CALL}"])
+@pytest.mark.parametrize("strip", [str, str.strip])
+async def test_space_around_a_sampled_text_breaks_no_line(
+    qwen: HubTokenizer, text: str, strip: Callable[[str], str]
+) -> None:
+    """Mistral's models begin every answer with a space."""
+    program = Program(qwen, f"{text}<|im_end|>", "Yes.<|im_end|>")
+    reply = await program.ask(SYSTEM, TASK)
+    assert reply.said is not None
+    back = Spoken("assistant", strip(reply.said.content), reply.said.calls)
+    follows = Spoken("tool", "21", call_id=back.calls[0].id) if back.calls else Message("user", "Sure?")
+    await program.ask(SYSTEM, TASK, back, follows)
+    assert program.segments == [0, 0]
+
+
 async def test_calls_are_left_in_the_text_where_none_is_wanted(qwen: HubTokenizer) -> None:
     program = Program(qwen, f"{CALL}<|im_end|>")
     reply = await program.ask(SYSTEM, TASK, wishes=Wishes((TOOL,), "none"))
@@ -337,6 +352,19 @@ async def test_the_beginning_of_an_answer_is_continued(qwen: HubTokenizer) -> No
     assert program.trained() == " Rome.<|im_end|>"
     again = (TASK, Message("assistant", "The city is Rome."), Message("user", "Sure?"))
     await program.ask(*again, wishes=Wishes())
+    assert program.segments == [0, 0]
+
+
+@pytest.mark.parametrize("begins", ["I look", " I look", "I look "])
+async def test_what_an_answer_began_with_is_not_given_again_beside_its_calls(
+    qwen: HubTokenizer, begins: str
+) -> None:
+    program = Program(qwen, f" it up.\n{CALL}<|im_end|>", "Warm.<|im_end|>")
+    reply = await program.ask(TASK, Message("assistant", begins))
+    assert reply.said is not None
+    assert reply.said.content.strip() == "it up."
+    back = sent_back(reply, content=begins + reply.said.content)
+    await program.ask(TASK, back, Spoken("tool", "21", call_id="call_0"))
     assert program.segments == [0, 0]
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from orchestrator.calls.written import written
 from orchestrator.completion.base import Tokenizer
 from orchestrator.errors import RecordError
-from orchestrator.types import Message, Role, Tools
+from orchestrator.types import Call, Message, Role, Tools
 
 _TOOL: Tools = (
     {
@@ -75,12 +76,27 @@ def shape_of(tokenizer: Tokenizer) -> Shape:
         named = tools and "word_63914" not in text
         return not named and all(message.content in text for message in talk)
 
+    def prints_results(talk: tuple[tuple[Role, str], ...]) -> bool:
+        """Some templates print a result behind a call alone."""
+        if prints(*talk, ("assistant", "word 14142"), ("tool", "word 17320")):
+            return True
+        if tokenizer.call_format is None:
+            return False
+        call = written("", (Call("", "word_63914", '{"which": "word 14142"}'),), tokenizer.call_format)
+        messages = (*(Message(*one) for one in talk), Message("assistant", call), Message("tool", "word 17320"))
+        try:
+            return "word 17320" in tokenizer.render(messages, generation_prompt=True, tools=_TOOL)
+        except RecordError:
+            return False
+
     first: tuple[tuple[Role, str], ...] = (("system", "word 27183"), ("user", "word 31415"))
+    if not prints(*first):
+        first = first[1:]  # it takes no system message, and may take all others
     return Shape(
         late_system=prints(*first, ("assistant", "word 14142"), ("system", "word 17320"), ("user", "word 22360")),
         neighbours=prints(
             *first, ("user", "word 14142"), ("assistant", "word 17320"), ("assistant", "word 22360")
         ),
-        results=prints(*first, ("assistant", "word 14142"), ("tool", "word 17320")),
+        results=prints_results(first),
         tools=prints(*first, tools=_TOOL),
     )

@@ -192,6 +192,32 @@ async def test_what_comes_back_in_other_words_continues_the_sampled_line(tokeniz
     assert program.line.count(ENDS[format]) >= 2
 
 
+async def test_a_result_is_printed_as_one_where_the_template_wants_a_call_before_it(
+    tokenizer: HubTokenizer,
+) -> None:
+    format = str(tokenizer.call_format)
+    program = Program(tokenizer, SAMPLED[format] + ENDS[format], "Warm.")
+    reply = await program.ask(SYSTEM, TASK)
+    await program.ask(SYSTEM, TASK, sent_back(reply), Spoken("tool", "21 degrees", call_id="call_0"))
+    assert tokenizer.shape.results
+    printed = {
+        "hermes": "<|im_end|>\n<|im_start|>user\n<tool_response>\n21 degrees",
+        "mistral": '</s>[TOOL_RESULTS] {"content": 21 degrees',
+        "gpt_oss": "<|call|><|start|>functions.weather to=assistant<|channel|>commentary<|message|>21 degrees",
+    }
+    assert printed[format] in program.line
+
+
+def test_a_template_without_system_messages_may_print_tools() -> None:
+    inner = AutoTokenizer.from_pretrained(str(unpack()))
+    inner.chat_template = QWEN3.replace(
+        "{%- for m in messages %}",
+        "{%- for m in messages %}{%- if m.role == 'system' %}{{ raise_exception('no') }}{%- endif %}",
+    )
+    shape = HubTokenizer(inner, "none").shape
+    assert (shape.tools, shape.results, shape.neighbours, shape.late_system) == (True, True, True, False)
+
+
 async def test_the_line_is_what_the_template_prints(qwen: HubTokenizer) -> None:
     exact = CALL.replace('"city":  ', '"city": ')
     program = Program(qwen, exact + "<|im_end|>", "It is warm.<|im_end|>")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import orjson
 
+from orchestrator.calls.declared import same_tools
 from orchestrator.calls.formats import Format
 from orchestrator.calls.parsed import Said
 from orchestrator.completion.base import TOKEN_CHARS, Tokenizer, counted, encoded
@@ -44,7 +45,7 @@ class Turns:
         self._program = plan.agent.kind == "program"
         self._talk = Talk(plan.agent.call_format or (tokenizer.call_format if tokenizer else "hermes"))
         self._conversation: tuple[Message, ...] = ()
-        self._talks: dict[int, tuple[Message, ...]] = {}  # last one of each segment, for text endpoints
+        self._talks: dict[int, _Served] = {}  # the last of each segment, for text endpoints
         self._counted = 0  # tokens of the last prompt, if the endpoint takes text
 
     async def prepared(self, asked: Asked) -> Prepared:
@@ -164,7 +165,7 @@ class Turns:
                 kind=asked.kind,
                 kept=kept,
                 messages=messages[kept:],
-                segment=prompt.segment if prompt else self._text_segment(messages),
+                segment=prompt.segment if prompt else self._text_segment(messages, asked.wishes.tools, completion),
                 prompt_ids=prompt.added if prompt else None,
                 closing=prompt.closing if prompt else "",
                 completion=completion,
@@ -177,16 +178,31 @@ class Turns:
         )
         self._conversation = messages
 
-    def _text_segment(self, messages: tuple[Message, ...]) -> int:
-        """The latest segment whose last conversation these messages continue; else a new one."""
+    def _text_segment(self, messages: tuple[Message, ...], tools: Tools, completion: Completion) -> int:
+        """The latest segment that these messages continue; else a new one."""
         continued = (
-            segment
-            for segment, talk in reversed(self._talks.items())
-            if len(messages) > len(talk) and messages[: len(talk)] == talk
+            segment for segment, last in reversed(self._talks.items()) if self._goes_on(last, messages, tools)
         )
         segment = next(continued, len(self._talks))
-        self._talks[segment] = messages
+        self._talks[segment] = _Served(messages, tools, completion.visible.strip())
         return segment
+
+    def _goes_on(self, last: _Served, messages: tuple[Message, ...], tools: Tools) -> bool:
+        place = len(last.messages)
+        if len(messages) <= place or messages[:place] != last.messages:
+            return False
+        # A program may rewrite its conversation: smolagents' agents only put their own words around what was said.
+        said = Message(messages[place].role, messages[place].content.strip())
+        return not self._program or (said == Message("assistant", last.said) and same_tools(last.tools, tools))
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """The last request of a segment, and what the program got."""
+
+    messages: tuple[Message, ...]
+    tools: Tools
+    said: str
 
 
 def _refused(told: str, param: str) -> RequestRefused:

@@ -110,7 +110,8 @@ def qwen() -> HubTokenizer:
 class Scripted:
     """Samples what it is told to, as ids; remembers the prompts."""
 
-    takes_ids = guides = True
+    takes_ids: bool = True
+    guides = True
 
     def __init__(self, tokenizer: HubTokenizer, *texts: str) -> None:
         self._tokenizer = tokenizer
@@ -344,6 +345,20 @@ async def test_a_demanded_call_begins_before_it_is_sampled(qwen: HubTokenizer) -
     assert program.segments == [0, 0]
     made = trajectory(Record(0.0, turns=tuple(program.lease.turns)), qwen, "")
     assert made.messages[2].content == turn.opening + '{"city": "Rome"}}\n</tool_call>'
+
+
+async def test_without_ids_a_rewritten_conversation_opens_another_line_too(qwen: HubTokenizer) -> None:
+    program = Program(qwen, *["Yes.<|im_end|>"] * 6)
+    program.completer.takes_ids = False
+    program.lease = Lease(program.lease.plan, program.completer, qwen, {})
+    sure = Message("user", "Sure?")
+    await program.ask(SYSTEM, TASK)
+    await program.ask(SYSTEM, TASK, Message("assistant", " Yes."), sure)
+    await program.ask(SYSTEM, TASK, Message("assistant", "Yes!"), sure)
+    await program.ask(SYSTEM, TASK, sure)
+    await program.ask(SYSTEM, TASK, sure, Message("assistant", "Yes."), sure)
+    await program.ask(SYSTEM, TASK, sure, Message("assistant", "Yes."), sure, wishes=Wishes())
+    assert program.segments == [0, 0, 1, 2, 2, 3]
 
 
 @pytest.mark.parametrize("text", [" Hello.", "\n\nHello. \n", f" I look.\n{CALL}", f"\n{CALL}"])

@@ -43,7 +43,9 @@ class Turns:
         self._tokenizer = tokenizer
         self._line = TokenLine(tokenizer, plan.agent.closing_tag) if tokenizer and takes_ids else None
         self._program = plan.agent.kind == "program"
-        self._talk = Talk(plan.agent.call_format or (tokenizer.call_format if tokenizer else "hermes"))
+        # An endpoint without ids has tools, whatever the template shows: any format will do for its calls.
+        named = plan.agent.call_format or (tokenizer.call_format if tokenizer else None)
+        self._talk = Talk(named or (None if takes_ids else "hermes"))
         self._conversation: tuple[Message, ...] = ()
         self._talks: dict[int, _Served] = {}  # the last of each segment, for text endpoints
         self._counted = 0  # tokens of the last prompt, if the endpoint takes text

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from orchestrator.calls.structured import structured
 from orchestrator.completion.base import CompletionRequest
 from orchestrator.completion.line import visible_text
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
@@ -359,6 +360,24 @@ async def test_without_ids_a_rewritten_conversation_opens_another_line_too(qwen:
     await program.ask(SYSTEM, TASK, sure, Message("assistant", "Yes."), sure)
     await program.ask(SYSTEM, TASK, sure, Message("assistant", "Yes."), sure, wishes=Wishes())
     assert program.segments == [0, 0, 1, 2, 2, 3]
+
+
+async def test_without_ids_calls_are_data_though_the_template_shows_no_tools() -> None:
+    """The endpoint has tools, and its model's own template; the tokenizer only makes ids of the texts."""
+    inner = AutoTokenizer.from_pretrained(str(unpack()))
+    inner.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    )
+    program = Program(HubTokenizer(inner, "plain"), CALL, "Warm.")
+    program.completer.takes_ids = False
+    program.lease = Lease(program.lease.plan, program.completer, program.tokenizer, {})
+    reply = await program.ask(SYSTEM, TASK)
+    assert reply.said is not None
+    assert [call.name for call in reply.said.calls] == ["weather"]
+    await program.ask(SYSTEM, TASK, sent_back(reply), Spoken("tool", "21", call_id="call_0"))
+    assert program.segments == [0, 0]
+    sent = structured(program.completer.requests[1].messages, (TOOL,), program.completer.requests[1].call_format)
+    assert [message["role"] for message in sent if "tool_calls" in message] == ["assistant"]
 
 
 @pytest.mark.parametrize("text", [" Hello.", "\n\nHello. \n", f" I look.\n{CALL}", f"\n{CALL}"])

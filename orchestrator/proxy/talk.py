@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from orchestrator.calls.formats import Format
 from orchestrator.calls.parsed import Compared, Said, parsed
 from orchestrator.calls.written import written
-from orchestrator.proxy.said import Spoken
+from orchestrator.proxy.said import Refusal, RequestRefused, Spoken
 from orchestrator.types import Message, Wishes
 
 
@@ -35,7 +35,8 @@ class Talk:
         return said
 
     def plain(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """The same conversation without calls as data; results stand in the order of their calls."""
+        """The same conversation without calls as data; results stand in the order of their calls. Raises
+        RequestRefused for results that would stand in another call's place."""
         found: list[Message] = []
         asked: dict[str, int] = {}
         answers: list[tuple[int, Message]] = []
@@ -46,13 +47,13 @@ class Talk:
                 place = asked.get(spoken.call_id, len(asked))
                 answers.append((place, Message("tool", spoken.content)))
                 continue
-            found += [answer for _, answer in sorted(answers, key=lambda pair: pair[0])]
+            found += _in_order(answers, len(asked))
             asked, answers = {call.id: place for place, call in enumerate(spoken.calls)}, []
             content = spoken.content
             if spoken.calls:
                 content, served = self._text(spoken, served)
             found.append(Message(spoken.role, content))
-        return (*found, *(answer for _, answer in sorted(answers, key=lambda pair: pair[0])))
+        return (*found, *_in_order(answers, len(asked)))
 
     def _text(self, spoken: Spoken, since: int) -> tuple[str, int]:
         """(the text of an assistant's message with calls, the number of the next completion that can come
@@ -64,3 +65,13 @@ class Talk:
             if served.same(calls) and spoken.content.strip() in ("", said.content.strip()):
                 return text, place + 1
         return written(spoken.content, spoken.calls, self.format or "hermes"), since
+
+
+def _in_order(answers: list[tuple[int, Message]], calls: int) -> list[Message]:
+    """The results in the order of the calls before them. From here on a result's place alone says what it answers,
+    so none may be left out before another. Raises RequestRefused."""
+    answers = sorted(answers, key=lambda pair: pair[0])
+    if calls and [place for place, _ in answers] != list(range(len(answers))):
+        told = "results must answer the calls before them, each once, and none may be left out before another"
+        raise RequestRefused(Refusal(told, "messages"))
+    return [answer for _, answer in answers]

@@ -276,6 +276,20 @@ async def test_a_call_that_does_not_come_back_opens_another_line(qwen: HubTokeni
     assert qwen.decode(program.lease.turns[2].prompt_ids or ()).count("Oslo") == 1
 
 
+@pytest.mark.parametrize("answered", [["call_1"], ["call_0", "call_0"], ["call_0", "x"], ["x"], ["x", "call_1"]])
+async def test_a_result_that_would_stand_in_another_call_s_place_is_refused(
+    qwen: HubTokenizer, answered: list[str]
+) -> None:
+    """Its place alone tells the model, and the template, which call it answers."""
+    program = Program(qwen, f"{CALL}\n{CALL.replace('Rome', 'Oslo')}<|im_end|>", "Warm.<|im_end|>")
+    talk = (SYSTEM, TASK, sent_back(await program.ask(SYSTEM, TASK)))
+    reply = await program.ask(*talk, *(Spoken("tool", "21", call_id=name) for name in answered))
+    assert reply.refused is not None
+    assert "must answer the calls" in reply.refused.told
+    await program.ask(*talk, Spoken("tool", "21", call_id="call_0"))
+    assert program.segments == [0, 0]
+
+
 @pytest.mark.parametrize("text", ["<tool_call>\n{'name'", CALL.replace("weather", "nothing"), "plain <tool_call>"])
 async def test_a_malformed_call_is_text_and_goes_on_as_text(qwen: HubTokenizer, text: str) -> None:
     program = Program(qwen, f"{text}<|im_end|>", "Sorry.<|im_end|>")

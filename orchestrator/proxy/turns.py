@@ -14,7 +14,7 @@ from orchestrator.completion.line import Prompt, TokenLine
 from orchestrator.completion.prompt_text import Opening
 from orchestrator.errors import RecordError
 from orchestrator.proxy.budgets import Budgets
-from orchestrator.proxy.said import Asked, Refusal, RequestRefused
+from orchestrator.proxy.said import Asked, Refusal, RequestRefused, Spoken
 from orchestrator.proxy.talk import Talk
 from orchestrator.types import Completion, Message, RolloutPlan, Tools, Turn, shared
 
@@ -106,7 +106,9 @@ class Turns:
 
     def _told(self, asked: Asked) -> tuple[tuple[Message, ...], Opening | None]:
         """(a conversation with calls as the template takes it, how the answer begins). Raises RequestRefused."""
-        wishes, messages = asked.wishes, self._talk.plain(asked.messages)
+        wishes, messages, last = asked.wishes, self._talk.plain(asked.messages), asked.messages[-1]
+        if isinstance(last, Spoken) and last.calls:
+            raise _refused("the last message has calls without results", "messages")
         begun = messages[-1] if messages[-1].role == "assistant" else None
         if begun is not None:
             messages = messages[:-1]

@@ -290,6 +290,13 @@ async def test_a_result_that_would_stand_in_another_call_s_place_is_refused(
     assert program.segments == [0, 0]
 
 
+async def test_calls_without_results_are_no_beginning_of_an_answer(qwen: HubTokenizer) -> None:
+    """Else the program's own call would come back as one that the model made."""
+    reply = await Program(qwen).ask(TASK, Spoken("assistant", "", (Call("x", "weather", "{}"),)))
+    assert reply.refused is not None
+    assert "calls without results" in reply.refused.told
+
+
 @pytest.mark.parametrize("text", ["<tool_call>\n{'name'", CALL.replace("weather", "nothing"), "plain <tool_call>"])
 async def test_a_malformed_call_is_text_and_goes_on_as_text(qwen: HubTokenizer, text: str) -> None:
     program = Program(qwen, f"{text}<|im_end|>", "Sorry.<|im_end|>")

@@ -35,6 +35,7 @@ CHECKS: dict[str, str] = {
     "one line": "prompts and samples make the tokens, nothing between (against rollouts.jsonl)",
 }
 _SCORED = tuple(str(name) for name in EndedName)  # no set: values looked up may be unhashable
+_SOURCES = ("sampled", "retokenized", "none")
 _ROLES = ("system", "user", "assistant", "tool")
 _MOST = sys.float_info.max  # whole numbers in JSON may be larger than any float
 _PER_ROLLOUT = ("masks", "scores", "inference_logprobs", "overrides", "messages")
@@ -217,7 +218,10 @@ def _check_record(
     turns = [(turn, talk) for turn, talk in asked if turn.segment == facts.get("segment", 0)]
     if not findings.check("record", bool(turns), f"{where}: no such segment"):
         return
-    sampled = facts.get("token_source") == "sampled"
+    source = facts.get("token_source")  # it decides what is compared
+    own = known.token_source if facts.get("segment", 0) == known.segment else None
+    findings.check("record", source in _SOURCES and own in (None, source), f"{where}: another source of ids")
+    sampled = source == "sampled"
     if "messages" in member:
         said = _line_said if sampled else _last_said
         theirs = _as_messages(member["messages"])

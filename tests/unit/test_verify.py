@@ -137,6 +137,8 @@ def both(place: int, value: int) -> Callable[[dict[str, Any]], None]:
         ("record", lambda group: group["scores"].__setitem__(0, 0.5)),
         ("record", lambda group: group["overrides"][0].update(task_id="other")),
         ("record", lambda group: group["overrides"][0].update(segment=5)),
+        ("record", lambda group: group["overrides"][0].update(token_source="another")),
+        ("record", lambda group: group["overrides"][0].update(token_source="none")),
         ("outcome", lambda group: group["overrides"][0].update(outcome="docker_error")),
         ("outcome", lambda group: group["overrides"].__setitem__(1, group["overrides"][0])),
         ("messages", lambda group: group["messages"][0].pop(1)),

@@ -105,15 +105,20 @@ class ReplayCompleter:
         """The recorded completion of this call. Raises RecordError where there is none."""
         place = (request.task_id, request.index)
         episode = self._by_id.get((request.rollout_id, place), self._episodes.get(place, ()))
-        if not 0 < request.sequence <= len(episode):
+        calls = [number for number, served in enumerate(episode, 1) if served.sequence == request.sequence]
+        if not calls:
             self.missing += 1
             raise RecordError(
                 f"the recording of task {request.task_id!r}, rollout {request.index}, "
-                + (f"ends after {len(episode)} calls" if episode else "does not exist")
+                + (
+                    f"ends after {len(episode)} calls, without number {request.sequence}"
+                    if episode
+                    else "does not exist"
+                )
             )
         self.served += 1
-        self.differing += not _answers(episode[: request.sequence], request)
-        return episode[request.sequence - 1].completion
+        self.differing += not _answers(episode[: calls[0]], request)
+        return episode[calls[0] - 1].completion
 
     @property
     def replayed(self) -> Replayed:

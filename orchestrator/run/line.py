@@ -183,12 +183,16 @@ class _CountedLine(HeadLine):
     completions: tuple[_Tokens, ...]
 
 
+class _CallLine(ServedLine):
+    sequence: NotRequired[Whole]
+
+
 class _EpisodeLine(TypedDict):
     task_id: str
     index: Whole
     rollout_id: NotRequired[str]
     score: Real
-    completions: tuple[ServedLine, ...]
+    completions: tuple[_CallLine, ...]
 
 
 class _UnscoredLine(TypedDict):
@@ -535,8 +539,10 @@ def read_counted(text: bytes) -> Counted | CountedBadTask:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One completion of a recording. `kept`, `messages` and `prompt_ids` as in `Turn`."""
+    """One completion of a recording. `sequence`, `kept`, `messages` and `prompt_ids` as in `Turn`: a program's
+    requests that were refused have numbers too."""
 
+    sequence: int
     kept: int
     messages: tuple[Message, ...]
     segment: int
@@ -565,8 +571,10 @@ def read_episode(text: bytes) -> Episode | None:
         index=line["index"],
         rollout_id=line.get("rollout_id"),
         served=tuple(
-            Served(c["kept"], c["messages"], c["segment"], c["prompt_ids"], _completion(c))
-            for c in line["completions"]
+            Served(
+                c.get("sequence", number), c["kept"], c["messages"], c["segment"], c["prompt_ids"], _completion(c)
+            )
+            for number, c in enumerate(line["completions"], 1)
         ),
     )
 

@@ -43,15 +43,20 @@ def a_turn(
     return Turn(sequence, CompletionKind.ACTION, kept, messages, 0, prompt_ids, "", completion, 0.0, 1.0)
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    """A run of one rollout with two calls, token-exact, as `process` writes it."""
-    turns = (a_turn(1, 0, TALK, (1, 2, 3), "one"), a_turn(2, 2, MORE[2:], (4,), "two"))
+def a_run(place: Path, *numbers: int) -> Path:
+    """A run of one rollout with two calls of these numbers, token-exact, as `process` writes it."""
+    first, second = numbers
+    turns = (a_turn(first, 0, TALK, (1, 2, 3), "one"), a_turn(second, 2, MORE[2:], (4,), "two"))
     member = a_member()
     record = replace(member.attempt.record, turns=turns)
     attempt = replace(member.attempt, record=record, outcome=Ended(EndedName.FINISHED))
     line = Trajectory((1, 2, 3), (False, True, True), (1.0, -0.5, -0.1), TALK, "sampled")
-    return write_run(tmp_path / "run", replace(member, attempt=attempt, trajectory=line))
+    return write_run(place, replace(member, attempt=attempt, trajectory=line))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return a_run(tmp_path / "run", 1, 2)
 
 
 def a_request(sequence: int = 1, **changes: object) -> CompletionRequest:
@@ -70,6 +75,13 @@ async def test_each_call_gets_what_the_model_said_then_token_by_token(run: Path)
     assert (second.tokens_T, second.policy_version) == ((102, 202), "v1")
     assert (completer.served, completer.differing) == (2, 0)
     assert str(completer.replayed) == "2 completions replayed, every prompt as recorded"
+
+
+async def test_requests_that_were_refused_have_numbers_and_no_completion(tmp_path: Path) -> None:
+    completer = ReplayCompleter.open(a_run(tmp_path / "run", 2, 5))
+    assert (await completer.sample(a_request(2, messages=TALK, prompt_ids=ids_of((1, 2, 3))))).visible == "one"
+    assert (await completer.sample(a_request(5, messages=MORE))).visible == "two"
+    assert (completer.served, completer.differing) == (2, 0)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import socket
@@ -293,25 +294,41 @@ def test_what_is_no_request_of_any_api_gets_an_error_like_all_others(request_lin
     assert answer.headers["x-should-retry"] == "false"
 
 
-def test_connections_have_a_limit_and_give_their_place_back() -> None:
+def test_connections_have_a_limit_and_others_wait_for_a_place() -> None:
     body = json.dumps({"messages": TALK}).encode()
     with serving(HELLO) as (endpoint, _):
         address = urlsplit(endpoint.url)
         held = [socket.create_connection((address.hostname, address.port)) for _ in range(16)]
-        for connection in held:  # each is taken by a thread
-            connection.sendall(b"GET /v1/models HTTP/1.1\r\n\r\n")
-            assert connection.recv(15) == b"HTTP/1.1 200 OK"
-        with pytest.raises((OSError, http.client.HTTPException)):
-            post(endpoint, "/v1/chat/completions", body)
+        for connection in held:  # each is taken by a thread, which waits for the rest
+            connection.sendall(b"GET /v1/models HTTP/1.1\r\n")
+        waiting = http.client.HTTPConnection(urlsplit(endpoint.url).netloc, timeout=60)
+        waiting.request("POST", "/v1/chat/completions", body)
         for connection in held:
-            connection.close()
-        for _ in range(600):  # until the threads have seen it
-            try:
-                assert post(endpoint, "/v1/chat/completions", body)[0] == 200
-                return
-            except (OSError, http.client.HTTPException):
-                threading.Event().wait(0.1)
-    pytest.fail("no place was given back")
+            connection.sendall(b"\r\n")
+            assert connection.recv(15) == b"HTTP/1.1 200 OK"
+        assert waiting.getresponse().status == 200  # a connection that was answered holds no place
+
+
+def test_an_endpoint_whose_places_are_all_held_can_be_ended() -> None:
+    with serving() as (endpoint, _):
+        address = urlsplit(endpoint.url)
+        held = [socket.create_connection((address.hostname, address.port)) for _ in range(20)]
+        assert len(held) == 20
+
+
+async def test_a_program_may_ask_for_many_completions_at_a_time() -> None:
+    def ask(request: Request) -> Completion:
+        threading.Event().wait(0.05)
+        return HELLO
+
+    endpoint = ProgramEndpoint()
+    with endpoint.serving(ask, lambda end: None):
+        environment = endpoint.environment
+        async with openai.AsyncOpenAI(
+            base_url=environment["OPENAI_BASE_URL"], api_key="x", timeout=120, max_retries=0
+        ) as client:
+            said = [client.chat.completions.create(model="any", messages=TALK) for _ in range(60)]
+            assert len(await asyncio.gather(*said)) == 60
 
 
 def test_one_completion_is_asked_for_at_a_time() -> None:

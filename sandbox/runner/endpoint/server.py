@@ -30,8 +30,8 @@ from sandbox.types import Completion, Request
 
 MAX_BODY_BYTES = 4 << 20
 MAX_REFUSED, _MAX_PATH_CHARS = 3, 80
-_MAX_CONNECTIONS = 16
-_IDLE_S = 300.0
+_MAX_CONNECTIONS, _MAX_WAITING = 16, 256
+_IDLE_S, _LOOK_S = 300.0, 0.1
 _NOT_SERVED = {
     "/v1/messages/count_tokens": "tokens are not counted here: the usage of each answer says how many it had",
     "/v1/responses": "responses are not given again: previous_response_id continues one",
@@ -122,31 +122,38 @@ class ProgramEndpoint:
 
 
 class _Server(socketserver.ThreadingMixIn, HTTPServer):
-    """One thread per connection, at most _MAX_CONNECTIONS."""
+    """One thread per connection, at most _MAX_CONNECTIONS; more wait for their turn, as completions do anyway."""
 
     daemon_threads = True
     block_on_close = False
-    request_queue_size = _MAX_CONNECTIONS
+    request_queue_size = _MAX_WAITING
 
     def __init__(self, endpoint: ProgramEndpoint) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.endpoint = endpoint
         self._connections = threading.BoundedSemaphore(_MAX_CONNECTIONS)
+        self._ends = False
 
     def server_bind(self) -> None:
         """Skips HTTPServer's look-up of the host's name: there is no resolver."""
         socketserver.TCPServer.server_bind(self)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Closes a connection above the limit at once."""
-        if not self._connections.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
+        """Waits for a place."""
+        while not self._connections.acquire(timeout=_LOOK_S):
+            if self._ends:
+                self.shutdown_request(request)
+                return
         try:
             super().process_request(request, client_address)
         except BaseException:
             self._connections.release()
             raise
+
+    def shutdown(self) -> None:
+        """Ends the waiting too."""
+        self._ends = True
+        super().shutdown()
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Gives the connection's place back."""
@@ -236,18 +243,19 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _refuse(self, error: BadRequest, told: dict[str, Any]) -> None:
         self.server.endpoint.note_refusal(f"{self.command} {self._path[:_MAX_PATH_CHARS]}", error)
-        self.close_connection = True  # the rest of the request is not read
-        self._send(error.status, told)
+        self._send(error.status, told, refused=True)
 
-    def _send(self, status: int, value: dict[str, Any], *, sampled: bool = False) -> None:
+    def _send(self, status: int, value: dict[str, Any], *, sampled: bool = False, refused: bool = False) -> None:
         content = json.dumps(value).encode()
+        # Idle connections would hold places, and the rest of a refused request is not read.
+        self.close_connection = True
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))
         if sampled:
             self._say_who_samples()
-        if self.close_connection:
-            self.send_header("Connection", "close")
+        self.send_header("Connection", "close")
+        if refused:
             self.send_header("x-should-retry", "false")  # OpenAI's and Anthropic's clients would ask again
         self.end_headers()
         if self.command != "HEAD":

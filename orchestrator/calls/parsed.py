@@ -47,7 +47,7 @@ def parsed(text: str, format: Format, tools: Sequence[Mapping[str, Any]], sequen
                 pieces.append(part.strip())
                 continue
             name, arguments = part
-            value = orjson.loads(arguments)  # strict: what it refuses, such as lone surrogates, could not come back
+            value = orjson.loads(arguments)  # strict: what it refuses (lone surrogates) could not come back
             if name not in declared or len(calls) == MAX_CALLS or is_deeper(value, MAX_DEPTH):
                 return Said(text, ())
             calls.append(Call(_id(sequence, len(calls)), name, arguments))

@@ -12,19 +12,25 @@ from orchestrator.types import Message, Tools
 
 
 def structured(
-    messages: Sequence[Message], tools: Tools, format: Format | None, *, for_api: bool = False
+    messages: Sequence[Message],
+    tools: Tools,
+    format: Format | None,
+    *,
+    for_api: bool = False,
+    one_by_one: bool = False,
 ) -> list[dict[str, Any]]:
     """Messages as dictionaries. What an assistant called is data where results follow, or nothing at all.
 
     Elsewhere it stays the text that it is. Results answer the calls in their order. Arguments are objects, as
-    templates want them; `for_api`: they are text, and a result without a call is a user's message.
+    templates want them; `for_api`: they are text, and a result without a call is a user's message. `one_by_one`:
+    several calls in one message stay text, for templates that print one alone.
     """
     told: list[dict[str, Any]] = []
     waiting: list[dict[str, Any]] = []
     for place, message in enumerate(messages):
         one: dict[str, Any] = {"role": message.role, "content": message.content}
         said = calls_in(messages, place, tools, format)
-        if said is not None:
+        if said is not None and not (one_by_one and len(said.calls) > 1):
             waiting = [
                 {
                     "id": call.id,

@@ -198,19 +198,27 @@ class HubTokenizer:
 
     def render(self, messages: tuple[Message, ...], *, generation_prompt: bool, tools: Tools = ()) -> str:
         """The chat template's text. Raises RecordError for roles in an order the template does not know."""
+        told = structured(messages, tools, self.call_format)
         try:
-            # transformers 5 returns a BatchEncoding unless told not to tokenize.
-            return str(
-                self._tokenizer.apply_chat_template(
-                    structured(messages, tools, self.call_format),
-                    tokenize=False,
-                    add_generation_prompt=generation_prompt,
-                    **({"tools": list(tools)} if tools else {}),
-                    **self._template_kwargs,
-                )
-            )
+            return self._printed(told, tools, generation_prompt)
         except Exception as error:  # the template is a program that comes with the model
+            singly = structured(messages, tools, self.call_format, one_by_one=True)
+            if singly != told:
+                # Llama 3.1 writes several calls, and its template refuses them. As text they look the same.
+                with contextlib.suppress(Exception):
+                    return self._printed(singly, tools, generation_prompt)
             raise RecordError(f"the model's chat template refuses the conversation: {error}") from error
+
+    def _printed(self, told: list[dict[str, Any]], tools: Tools, generation_prompt: bool) -> str:
+        # transformers 5 returns a BatchEncoding unless told not to tokenize.
+        printed = self._tokenizer.apply_chat_template(
+            told,
+            tokenize=False,
+            add_generation_prompt=generation_prompt,
+            **({"tools": list(tools)} if tools else {}),
+            **self._template_kwargs,
+        )
+        return str(printed)
 
 
 def load_tokenizer(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -75,6 +76,18 @@ QWEN3 = """{%- if tools %}<|im_start|>system
 {{ m.content }}<|im_end|>
 {% endif %}{%- endfor %}{%- if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
+LLAMA = """{%- if tools %}<|start_header_id|>system<|end_header_id|>
+Respond in the format {"name": ..., "parameters": ...}. {{ tools | tojson }}<|eot_id|>{%- endif %}
+{%- for m in messages %}{%- if m.tool_calls is defined %}
+{%- if m.tool_calls | length != 1 %}{{ raise_exception('only single tool-calls at once') }}{%- endif %}
+{{- '<|start_header_id|>assistant<|end_header_id|>\n\n{"name": "' + m.tool_calls[0].function.name }}
+{{- '", "parameters": ' + m.tool_calls[0].function.arguments | tojson + '}<|eot_id|>' }}
+{%- else %}<|start_header_id|>{{ 'ipython' if m.role == 'tool' else m.role }}<|end_header_id|>
+
+{{ m.content | trim }}<|eot_id|>{%- endif %}{%- endfor %}
+{%- if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>
+
+{% endif %}"""
 SAMPLED = {
     "hermes": CALL,
     "mistral": '[TOOL_CALLS] [{"name": "weather", "arguments": {"city":  "Rome", "days": 2}}]',
@@ -85,6 +98,7 @@ ENDS = {"hermes": "<|im_end|>", "mistral": "</s>", "gpt_oss": "<|call|>"}
 MARKS = {
     "qwen3": [],
     "mistral": ["[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "</s>"],
+    "llama3": ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
     "gpt_oss": ["<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>"],
 }
 
@@ -423,6 +437,28 @@ async def test_calls_are_left_in_the_text_where_none_is_wanted(qwen: HubTokenize
     assert (reply.said.content, reply.said.calls) == (CALL, ())
 
 
+async def test_several_calls_go_on_where_the_template_prints_one_alone() -> None:
+    inner = AutoTokenizer.from_pretrained(str(unpack()))
+    inner.add_special_tokens({"additional_special_tokens": MARKS["llama3"]})
+    inner.chat_template = LLAMA
+    tokenizer = HubTokenizer(inner, "llama3")
+    assert tokenizer.call_format == "llama3"
+    call = '{"name": "weather", "parameters": {"city":  "Rome"}}'
+    program = Program(tokenizer, f"{call}; {call}<|eot_id|>", f"{call}<|eot_id|>", "Warm.<|eot_id|>")
+    reply = await program.ask(SYSTEM, TASK)
+    assert reply.said is not None
+    assert len(reply.said.calls) == 2
+    results = [Spoken("tool", f"{n} degrees", call_id=f"call_{n}") for n in range(3)]
+    talk = (SYSTEM, TASK, sent_back(reply), *results[:2])
+    more = await program.ask(*talk)
+    await program.ask(
+        *talk, replace(sent_back(more), calls=(replace(sent_back(more).calls[0], id="call_2"),)), results[2]
+    )
+    assert program.segments == [0, 0, 0]
+    assert program.trained() == f"{call}; {call}<|eot_id|>{call}<|eot_id|>Warm.<|eot_id|>"
+    assert "0 degrees<|eot_id|><|start_header_id|>ipython<|end_header_id|>\n\n1 degrees" in program.line
+
+
 async def test_the_beginning_of_an_answer_is_continued(qwen: HubTokenizer) -> None:
     program = Program(qwen, " Rome.<|im_end|>", "Yes.<|im_end|>")
     begun = Message("assistant", "The city is")
@@ -465,14 +501,17 @@ async def test_a_conversation_too_long_is_refused_so_that_a_program_can_shorten_
 
 async def test_long_arguments_of_a_program_do_not_hold_up_other_rollouts(qwen: HubTokenizer) -> None:
     """Model-written code can send them. Held up for long enough, every rollout of the run would be drawn again."""
-    most = 12
-    program = Program(qwen, *[f"{CALL}<|im_end|>"] * most)
-    for _ in range(most):
-        await program.ask(SYSTEM, TASK)
     call = Call("x", "weather", f'{{"city": [{"1, " * 700_000}1]}}')
-    began = time.process_time()
-    program.lease._turns._talk.plain((TASK, Spoken("assistant", "", (call,)), Spoken("tool", "x", call_id="x")))
-    assert time.process_time() - began < 1.0  # it took 20 s
+    talk = (TASK, Spoken("assistant", "", (call,)), Spoken("tool", "x", call_id="x"))
+    took = []
+    for served in (1, 24):
+        program = Program(qwen, *[f"{CALL}<|im_end|>"] * served)
+        for _ in range(served):
+            await program.ask(SYSTEM, TASK)
+        began = time.process_time()
+        program.lease._turns._talk.plain(talk)
+        took.append(time.process_time() - began)
+    assert took[1] < 8 * took[0]  # it was read again for each completion
 
 
 async def test_log_probs_are_those_on_record(qwen: HubTokenizer) -> None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from orchestrator.calls.formats import Format
+from orchestrator.calls.structured import calls_in
 from orchestrator.calls.written import written
 from orchestrator.completion.base import Tokenizer
 from orchestrator.errors import RecordError
@@ -33,16 +35,23 @@ class Shape:
 
     late_system: bool  # a system message behind others
     neighbours: bool  # two messages of one role
-    results: bool  # messages of the role `tool`
+    results: bool  # messages of the role `tool` behind calls
+    bare_results: bool  # behind other messages too
     tools: bool  # the tools that there are
 
-    def fit(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+    def fit(
+        self, messages: Sequence[Message], tools: Tools = (), format: Format | None = None
+    ) -> tuple[Message, ...]:
         """The conversation with as little changed as the template needs: late system messages and results become
-        the user's, neighbours are joined by an empty line."""
+        the user's, neighbours are joined by an empty line. `tools`, `format`: by which calls are known."""
         fitted: list[Message] = []
+        called = False
         for place, message in enumerate(messages):
             role: Role = message.role
-            if (role == "system" and place and not self.late_system) or (role == "tool" and not self.results):
+            if role != "tool":
+                called = not self.bare_results and calls_in(messages, place, tools, format) is not None
+            printed = self.results and (called or self.bare_results)
+            if (role == "system" and place and not self.late_system) or (role == "tool" and not printed):
                 role = "user"
             if fitted and fitted[-1].role == role and role != "tool" and not self.neighbours:
                 fitted[-1] = Message(role, f"{fitted[-1].content}\n\n{message.content}")
@@ -77,9 +86,6 @@ def shape_of(tokenizer: Tokenizer) -> Shape:
         return not named and all(message.content in text for message in talk)
 
     def prints_results(talk: tuple[tuple[Role, str], ...]) -> bool:
-        """Some templates print a result behind a call alone."""
-        if prints(*talk, ("assistant", "word 14142"), ("tool", "word 17320")):
-            return True
         if tokenizer.call_format is None:
             return False
         call = written("", (Call("", "word_63914", '{"which": "word 14142"}'),), tokenizer.call_format)
@@ -92,11 +98,13 @@ def shape_of(tokenizer: Tokenizer) -> Shape:
     first: tuple[tuple[Role, str], ...] = (("system", "word 27183"), ("user", "word 31415"))
     if not prints(*first):
         first = first[1:]  # it takes no system message, and may take all others
+    bare_results = prints(*first, ("assistant", "word 14142"), ("tool", "word 17320"))
     return Shape(
         late_system=prints(*first, ("assistant", "word 14142"), ("system", "word 17320"), ("user", "word 22360")),
         neighbours=prints(
             *first, ("user", "word 14142"), ("assistant", "word 17320"), ("assistant", "word 22360")
         ),
-        results=prints_results(first),
+        results=bare_results or prints_results(first),
+        bare_results=bare_results,
         tools=prints(*first, tools=_TOOL),
     )

@@ -117,7 +117,7 @@ class Turns:
                 raise _refused("this endpoint cannot continue a message of the assistant's", "messages")
             return messages, None
         self._demand_tools(wishes.tools)
-        shown = self._tokenizer.shape.fit(messages)
+        shown = self._tokenizer.shape.fit(messages, wishes.tools, self._tokenizer.call_format)
         if wishes.tool_choice == "required" and wishes.tools:
             if begun is not None:
                 raise _refused("a call cannot be demanded behind the beginning of an answer", "tool_choice")

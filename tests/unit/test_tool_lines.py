@@ -224,6 +224,18 @@ async def test_a_result_is_printed_as_one_where_the_template_wants_a_call_before
     assert printed[format] in program.line
 
 
+async def test_a_conversation_with_results_may_go_on_without_tools(tokenizer: HubTokenizer) -> None:
+    """As programs do that want a text at the end. Without tools nothing tells calls from text."""
+    format = str(tokenizer.call_format)
+    program = Program(tokenizer, SAMPLED[format] + ENDS[format], "Warm.")
+    reply = await program.ask(SYSTEM, TASK)
+    result = Spoken("tool", "21 degrees", call_id="call_0")
+    last = await program.ask(SYSTEM, TASK, sent_back(reply), result, wishes=Wishes())
+    assert last.completion is not None
+    assert program.segments == [0, 1]
+    assert "21 degrees" in tokenizer.decode(program.lease.turns[1].prompt_ids or ())
+
+
 def test_a_template_without_system_messages_may_print_tools() -> None:
     inner = AutoTokenizer.from_pretrained(str(unpack()))
     inner.chat_template = QWEN3.replace(

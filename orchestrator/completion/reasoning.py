@@ -18,6 +18,7 @@ _ANALYSIS, _MESSAGE_ENDS = (
     "<|channel|>analysis<|message|>",
     "<|end|>",
 )  # of gpt-oss: a call may follow, and no answer
+_ANSWERS = _TAGS[_ANALYSIS]  # an answer without a thought begins so; agents get no part of it
 _OPENS, _CLOSES = next(iter(_TAGS.items()))
 LONGEST_TAG = max(map(len, _TAGS))
 _EMPTY = re.compile(r"<think>\s*</think>\s*$")
@@ -36,6 +37,8 @@ def reasoning_chars(text: str, opened: str | None = "") -> int:
     tag; a closing tag without an opening one shows that it did. Reasoning without an end is the whole text.
     """
     start = len(text) - len(text.lstrip())
+    if text.startswith(_ANSWERS, start):
+        return _behind(text, start + len(_ANSWERS))
     tag = next((tag for tag in _TAGS if text.startswith(tag, start)), opened)
     if tag:
         closes = (_TAGS[tag], _MESSAGE_ENDS) if tag == _ANALYSIS else (_TAGS[tag],)

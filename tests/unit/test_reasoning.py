@@ -60,6 +60,7 @@ def tokenizer() -> HubTokenizer:
         ("\n <think>a</think>b", "", "\n <think>a</think>"),
         ("[THINK]a[/THINK]b", "", "[THINK]a[/THINK]"),
         ("<|channel|>analysis<|message|>a<|channel|>final<|message|>b", "", None),
+        ("<|channel|>final<|message|>b", "", None),
         ("<think>without an end <code>\nx\n", "", "<think>without an end <code>\nx\n"),
         ("well\n</think>\nanswer", "<think>", "well\n</think>\n"),
         ("still going", "<think>", "still going"),

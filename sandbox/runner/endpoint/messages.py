@@ -45,6 +45,7 @@ FIELDS = Fields(
         "output_format": "use output_config.format",
         "response_format": "use output_config.format",
         "stop": "use stop_sequences",
+        "thread": "no conversation is kept here, send all of its messages",
     },
 )
 _ROLES: dict[str, Role] = {"user": "user", "assistant": "assistant", "system": "system"}
@@ -56,8 +57,10 @@ _ERRORS = {404: "not_found_error", 413: "request_too_large", 429: "rate_limit_er
 def error(refusal: BadRequest) -> dict[str, Any]:
     """An error in Anthropic's form."""
     told = f"prompt is too long: {refusal}" if refusal.code == TOO_LONG else str(refusal)
-    kind = _ERRORS.get(refusal.status, "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": told}}
+    error: dict[str, Any] = {"type": _ERRORS.get(refusal.status, "invalid_request_error"), "message": told}
+    if refusal.param == "thread":  # Anthropic's tool runner asks for one, and goes on without when it is told so
+        error["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    return {"type": "error", "error": error}
 
 
 def request(body: Body) -> Request:

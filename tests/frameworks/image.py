@@ -1,0 +1,95 @@
+"""The image that has the frameworks: the sandbox image, their wheels, and one file of the modules they import."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from docker import DockerClient
+from docker.errors import BuildError, ImageNotFound
+from docker.utils import kwargs_from_env
+
+from orchestrator.launch.image.base import probe_python
+from orchestrator.launch.image.wheels import ImagePython, fetch_wheels, wheels_cache
+from orchestrator.launch.names import DEFAULT_IMAGE
+from tests.fakes.runs import ROOT
+from tests.frameworks.programs import PROGRAMS
+
+IMAGE = "rollout-orchestrator-frameworks:1"
+REQUIREMENTS = Path(__file__).with_name("requirements.txt")
+LABEL = "orchestrator.frameworks"  # digest of what the image is made from
+BUILD_S = 1800
+# As docs/bring-your-own.md and docs/agents.md have it. litellm fetches prices when it is imported, three times with
+# pauses, unless it is told not to.
+DOCKERFILE = f"""\
+FROM {DEFAULT_IMAGE}
+ENV LITELLM_LOCAL_MODEL_COST_MAP=True
+COPY packages /opt/sandbox/packages
+RUN chmod -R a+rX /opt/sandbox/packages && \\
+    python -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/sandbox/packages
+RUN python -m sandbox.boot.packed {{modules}}
+"""
+
+
+async def frameworks_image() -> str:
+    """The image's name. It is built if it is missing, or was made from other requirements or another sandbox image.
+
+    Raises ImageNotFound where there is no sandbox image; EnvironmentUnusable where wheels cannot be fetched.
+    """
+    modules = dict.fromkeys(module for program in PROGRAMS for module in program.modules)
+    dockerfile = DOCKERFILE.format(modules=" ".join(modules))
+    requirements = REQUIREMENTS.read_bytes()
+    client = DockerClient(**kwargs_from_env(), timeout=BUILD_S)
+    try:
+        base = client.images.get(DEFAULT_IMAGE).id
+        digest = hashlib.sha256(f"{base}\0{dockerfile}\0".encode() + requirements).hexdigest()
+        if _digest(client) != digest:
+            python = probe_python(client.api, DEFAULT_IMAGE)
+            wheels = await fetch_wheels(requirements, python, cache=wheels_cache(), progress=lambda line: None)
+            _build(client, dockerfile, wheels, python, digest)
+    finally:
+        client.close()
+    return IMAGE
+
+
+def _digest(client: DockerClient) -> str | None:
+    try:
+        return client.images.get(IMAGE).labels.get(LABEL)
+    except ImageNotFound:
+        return None
+
+
+def _build(
+    client: DockerClient, dockerfile: str, wheels: tuple[Path, ...], python: ImagePython, digest: str
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="frameworks") as context:
+        (Path(context) / "Dockerfile").write_text(dockerfile)
+        _install(_missing(wheels), python, Path(context) / "packages")
+        try:
+            client.images.build(
+                path=context, tag=IMAGE, labels={LABEL: digest}, network_mode="none", rm=True, forcerm=True
+            )
+        except BuildError as error:
+            said = "".join(line.get("stream", "") for line in error.build_log)
+            raise RuntimeError(f"{error}\n{said[-2000:]}") from None
+
+
+def _missing(wheels: tuple[Path, ...]) -> list[Path]:
+    """Those of packages that the sandbox image does not have."""
+    listed = re.findall(r"^([\w.-]+)==", (ROOT / "sandbox" / "requirements.txt").read_text(), re.MULTILINE)
+    there = {name.replace("-", "_").lower() for name in listed}
+    return [wheel for wheel in wheels if wheel.name.partition("-")[0].lower() not in there]
+
+
+def _install(wheels: list[Path], python: ImagePython, target: Path) -> None:
+    """For the image's Python, which need not be this one."""
+    argv = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile"]
+    argv += ["--target", str(target), "--only-binary", ":all:", "--python-version", str(python)]
+    argv += ["--implementation", "cp"]
+    argv += [part for abi in (python.tag, "abi3", "none") for part in ("--abi", abi)]
+    argv += [part for platform in python.platforms for part in ("--platform", platform)]
+    subprocess.run([*argv, *map(str, wheels)], check=True, timeout=BUILD_S)

@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 
-from agents import Agent, Runner, function_tool
+from agents import Agent, Runner, function_tool, set_tracing_disabled
+
+set_tracing_disabled(True)  # it would send traces to OpenAI, and try for seconds before the program ends
 
 
 @function_tool

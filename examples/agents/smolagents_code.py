@@ -7,6 +7,10 @@ import os
 import sys
 
 from smolagents import CodeAgent, OpenAIModel
+from smolagents.models import MessageRole
 
-agent = CodeAgent(tools=[], model=OpenAIModel(os.environ["OPENAI_MODEL"]))
+# smolagents repeats the code of each step behind what the model said, as the model's own words. As the user's they
+# leave the line of sampled tokens whole.
+roles = {MessageRole.TOOL_CALL: MessageRole.USER, MessageRole.TOOL_RESPONSE: MessageRole.USER}
+agent = CodeAgent(tools=[], model=OpenAIModel(os.environ["OPENAI_MODEL"], custom_role_conversions=roles))
 print(agent.run(sys.stdin.read()))

@@ -122,14 +122,16 @@ class TokenLine:
         if not content.startswith(visible):
             return None
         appended = content[len(visible) :].strip()
-        if appended not in ("", self._closing_tag):
+        tokens = completion.tokens_T or ()
+        ended = bool(tokens) and self._tokenizer.is_end(tokens[-1])
+        # A program may write the stop string that it asked for, and that was sampled, back behind its text.
+        if appended not in ("", self._closing_tag) and (ended or not completion.unseen.startswith(appended)):
             return None
         behind = self._behind(messages, len(seen), segment.tools, opening)
         if behind is None:
             return None
         first, *rest = behind
-        tokens = completion.tokens_T or ()
-        if tokens and self._tokenizer.is_end(tokens[-1]):
+        if ended:
             end = self._tokenizer.decode(tokens[-1:])
             # The model ended the turn itself: the agent's addition has no place behind the end.
             return "", joined([Piece(first.text.removeprefix(end)), *rest])

@@ -25,13 +25,13 @@ LABEL = "orchestrator.frameworks"  # digest of what the image is made from
 BUILD_S = 1800
 # As docs/bring-your-own.md and docs/agents.md have it. litellm fetches prices when it is imported, three times with
 # pauses, unless it is told not to.
-DOCKERFILE = f"""\
-FROM {DEFAULT_IMAGE}
+DOCKERFILE = """\
+FROM {base}
 ENV LITELLM_LOCAL_MODEL_COST_MAP=True
 COPY packages /opt/sandbox/packages
 RUN chmod -R a+rX /opt/sandbox/packages && \\
     python -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/sandbox/packages
-RUN python -m sandbox.boot.packed {{modules}}
+RUN python -m sandbox.boot.packed {modules}
 """
 
 
@@ -41,7 +41,7 @@ async def frameworks_image() -> str:
     Raises ImageNotFound where there is no sandbox image; EnvironmentUnusable where wheels cannot be fetched.
     """
     modules = dict.fromkeys(module for program in PROGRAMS for module in program.modules)
-    dockerfile = DOCKERFILE.format(modules=" ".join(modules))
+    dockerfile = DOCKERFILE.format(base=DEFAULT_IMAGE, modules=" ".join(modules))
     requirements = REQUIREMENTS.read_bytes()
     client = DockerClient(**kwargs_from_env(), timeout=BUILD_S)
     try:

@@ -109,6 +109,20 @@ def test_what_the_agent_closes_is_masked_and_said_to_be_so(tokenizer: HubTokeniz
     assert line.messages[2].content == "Thought: <code>\nx = 1\nprint(</code>"
 
 
+@pytest.mark.parametrize(("appended", "segment"), [(TAG, 0), ("", 0), (f"{TAG} and more", 1), ("Observation:", 1)])
+def test_a_program_may_write_the_sampled_stop_string_back(
+    tokenizer: HubTokenizer, appended: str, segment: int
+) -> None:
+    line = TokenLine(tokenizer, "")  # whatever tag the program uses
+    completion = sampled(tokenizer, tokenizer.encode(f"<code>\nprint(1)\n{TAG}"))
+    line.append(line.prompt(TALK), TALK, completion)
+    said = Message("assistant", f"{completion.visible}{appended}")
+    following = line.prompt((*TALK, said, Message("user", "1")))
+    assert (following.segment, following.closing) == (segment, "")
+    if segment == 0:
+        assert tokenizer.decode(following.ids).count(TAG) == 1
+
+
 def test_leading_whitespace_that_the_agent_strips_stays_in_the_line(tokenizer: HubTokenizer) -> None:
     episode = Episode(tokenizer)
     ids = tokenizer.encode("\n\n  Thought: y\n<code>\n1\n</code>")

@@ -31,6 +31,7 @@ SECTIONS = (
     "launchers",
     "nodes",
     "cluster",
+    "frameworks",
 )
 
 

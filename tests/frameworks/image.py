@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from docker import DockerClient
@@ -20,23 +21,26 @@ from tests.fakes.runs import ROOT
 from tests.frameworks.programs import PROGRAMS
 
 IMAGE = "rollout-orchestrator-frameworks:1"
+WITHOUT_FILE = f"{IMAGE}-without-file"  # of the modules: for comparison
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 LABEL = "orchestrator.frameworks"  # digest of what the image is made from
 BUILD_S = 1800
-# As docs/bring-your-own.md and docs/agents.md have it. litellm fetches prices when it is imported, three times with
+# As docs/bring-your-own.md and docs/agents.md have it. litellm's import tries three times to fetch prices, with
 # pauses, unless it is told not to.
 DOCKERFILE = """\
-FROM {base}
+FROM {base} AS frameworks
 ENV LITELLM_LOCAL_MODEL_COST_MAP=True
 COPY packages /opt/sandbox/packages
 RUN chmod -R a+rX /opt/sandbox/packages && \\
     python -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/sandbox/packages
+FROM frameworks
 RUN python -m sandbox.boot.packed {modules}
 """
 
 
 async def frameworks_image() -> str:
-    """The image's name. It is built if it is missing, or was made from other requirements or another sandbox image.
+    """The name of the image. It and WITHOUT_FILE are built if it is missing, or was made
+    from other requirements or another sandbox image.
 
     Raises ImageNotFound where there is no sandbox image; EnvironmentUnusable where wheels cannot be fetched.
     """
@@ -69,10 +73,10 @@ def _build(
     with tempfile.TemporaryDirectory(prefix="frameworks") as context:
         (Path(context) / "Dockerfile").write_text(dockerfile)
         _install(_missing(wheels), python, Path(context) / "packages")
+        build = partial(client.images.build, path=context, network_mode="none", rm=True, forcerm=True)
         try:
-            client.images.build(
-                path=context, tag=IMAGE, labels={LABEL: digest}, network_mode="none", rm=True, forcerm=True
-            )
+            build(tag=WITHOUT_FILE, target="frameworks")
+            build(tag=IMAGE, labels={LABEL: digest})
         except BuildError as error:
             said = "".join(line.get("stream", "") for line in error.build_log)
             raise RuntimeError(f"{error}\n{said[-2000:]}") from None

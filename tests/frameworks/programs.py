@@ -1,19 +1,45 @@
-"""The example programs, one for each framework."""
+"""The example programs, one for each framework, and what a model says to them: it calls a tool twice at once, then
+it answers."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.fakes.runs import ROOT
 
+QUESTION, ANSWER = "What is six times seven?", "42"
+
+
+def calls(name: str, *arguments: Mapping[str, str]) -> str:
+    """As the model writes them."""
+    return "\n".join(
+        f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(one)}}}\n</tool_call>' for one in arguments
+    )
+
+
+def demanded(name: str, *arguments: Mapping[str, str]) -> str:
+    """The same where the request demands a call: the prompt ends with its beginning."""
+    return calls(name, *arguments).removeprefix('<tool_call>\n{"name": "')
+
+
+PYTHON = ({"code": "print(6 * 7)"}, {"code": "print(7 * 6)"})
+BASH = ({"command": "echo $((6 * 7))"}, {"command": "echo $((7 * 6))"})
+SUBMIT = {"command": f"echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo {ANSWER}"}
+ASKED = ("I count in two ways.\n" + calls("run_python", *PYTHON), ANSWER)
+
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """`modules`: what `env.program_preload` is to import."""
+    """`modules`: for `env.program_preload`. `turns`: what the model says. `segments`: how many lines of tokens that
+    makes: one if the framework sends back what was sampled."""
 
     name: str
     modules: tuple[str, ...]
+    turns: tuple[str, ...] = ASKED
+    segments: int = 1
 
     @property
     def path(self) -> Path:
@@ -26,8 +52,25 @@ PROGRAMS = (
     Program("anthropic_tools", ("anthropic",)),
     Program("litellm_tools", ("litellm",)),
     Program("langchain_agent", ("langchain.agents", "langchain_openai")),
-    Program("pydantic_ai_agent", ("pydantic_ai", "pydantic_ai.models.openai")),
-    Program("smolagents_code", ("smolagents",)),
-    Program("smolagents_tools", ("smolagents",)),
-    Program("mini_swe_agent", ("minisweagent.agents.default",)),
+    Program(
+        "pydantic_ai_agent",
+        ("pydantic_ai", "pydantic_ai.models.openai"),
+        (demanded("run_python", *PYTHON), demanded("final_result", {"answer": ANSWER})),
+    ),
+    Program(
+        "smolagents_code",
+        ("smolagents",),
+        ("I count.\n<code>\nx = 6 * 7\nprint(x)\n</code>", "That is it.\n<code>\nfinal_answer(x)\n</code>"),
+    ),
+    Program(
+        "smolagents_tools",
+        ("smolagents",),
+        (demanded("run_python", *PYTHON), demanded("final_answer", {"answer": ANSWER})),
+        segments=2,
+    ),
+    Program(
+        "mini_swe_agent",
+        ("minisweagent.agents.default", "minisweagent.environments.local", "minisweagent.models.litellm_model"),
+        ("I count in two ways.\n" + calls("bash", *BASH), "I submit.\n" + calls("bash", SUBMIT)),
+    ),
 )

@@ -192,7 +192,7 @@ def test_errors(error: BadRequest, kind: str, told: str) -> None:
 
 
 def test_a_thread_is_refused_in_the_words_by_which_anthropics_tool_runner_does_without() -> None:
-    with pytest.raises(BadRequest, match="thread is not taken: .* send all of its messages") as refused:
+    with pytest.raises(BadRequest, match=r"^thread is not taken: .* send all of its messages") as refused:
         messages.request({"messages": HI, "thread": {"type": "create"}})
     error = messages.error(refused.value)["error"]
     assert error["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}

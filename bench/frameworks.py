@@ -47,7 +47,7 @@ async def measure(scale: Scale) -> Findings:
         ways += [(program, "alone", image, False), (program, "preload", WITHOUT_FILE, True)]
         ways.append((program, "preload and file", image, True))
     model, tokenizer, run_id = Model(), load_tokenizer(str(tokenizer_folder())), secrets.token_hex(8)
-    launcher = DockerLauncher(run_id, max_sandboxes=1, advise=lambda line: None)
+    launcher = DockerLauncher(run_id, max_sandboxes=1, allow_localhost_tcp=True, advise=lambda line: None)
     async with ScriptedServer("vllm", model) as server:
         completer = await connect(Endpoint(server.base_url, "scripted"), tokenizer, tokens="exact")
         try:

@@ -8,8 +8,8 @@ import os
 import subprocess
 import sys
 
-# Without it an import looks for prices on the internet, three times. With `env.program_preload` modules are imported
-# before this line: then it belongs into the image (ENV in its Dockerfile).
+# Else the import tries three times to fetch prices, with pauses. With `env.program_preload` it comes before this
+# line: then write it into the image's Dockerfile, with ENV.
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
 import litellm

@@ -33,8 +33,8 @@ ASKED = ("I count in two ways.\n" + calls("run_python", *PYTHON), ANSWER)
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """`modules`: for `env.program_preload`. `turns`: what the model says. `segments`: how many lines of tokens that
-    makes: one if the framework sends back what was sampled."""
+    """`modules`: for `env.program_preload`. `turns`: what the model says. `segments`: how many lines of tokens it
+    makes, one if the framework sends back what was sampled."""
 
     name: str
     modules: tuple[str, ...]

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import os
 import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 from docker import DockerClient
-from docker.errors import BuildError, ImageNotFound
+from docker.errors import APIError, BuildError
+from docker.models.images import Image
 from docker.utils import kwargs_from_env
 
 from orchestrator.launch.image.base import probe_python
@@ -39,8 +44,8 @@ RUN python -m sandbox.boot.packed {modules}
 
 
 async def frameworks_image() -> str:
-    """The name of the image. It and WITHOUT_FILE are built if it is missing, or was made
-    from other requirements or another sandbox image.
+    """The name of the image. It and WITHOUT_FILE are built if one is missing, or if they were made from other
+    requirements or another sandbox image.
 
     Raises ImageNotFound where there is no sandbox image; EnvironmentUnusable where wheels cannot be fetched.
     """
@@ -49,22 +54,26 @@ async def frameworks_image() -> str:
     requirements = REQUIREMENTS.read_bytes()
     client = DockerClient(**kwargs_from_env(), timeout=BUILD_S)
     try:
-        base = client.images.get(DEFAULT_IMAGE).id
-        digest = hashlib.sha256(f"{base}\0{dockerfile}\0".encode() + requirements).hexdigest()
-        if _digest(client) != digest:
-            python = probe_python(client.api, DEFAULT_IMAGE)
-            wheels = await fetch_wheels(requirements, python, cache=wheels_cache(), progress=lambda line: None)
-            _build(client, dockerfile, wheels, python, digest)
+        with _alone():
+            base = client.images.get(DEFAULT_IMAGE).id
+            digest = hashlib.sha256(f"{base}\0{dockerfile}\0".encode() + requirements).hexdigest()
+            there = [image for name in (IMAGE, WITHOUT_FILE) for image in client.images.list(name)]
+            if len(there) < 2 or there[0].labels.get(LABEL) != digest:
+                python = probe_python(client.api, DEFAULT_IMAGE)
+                wheels = await fetch_wheels(requirements, python, cache=wheels_cache(), progress=lambda line: None)
+                _build(client, dockerfile, wheels, python, digest)
+                _remove_unnamed(client, there)
     finally:
         client.close()
     return IMAGE
 
 
-def _digest(client: DockerClient) -> str | None:
-    try:
-        return client.images.get(IMAGE).labels.get(LABEL)
-    except ImageNotFound:
-        return None
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Tests and the benchmark may want the image at the same time: one of them builds it."""
+    with (Path(tempfile.gettempdir()) / f"rollout-orchestrator-frameworks-{os.getuid()}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _build(
@@ -80,6 +89,15 @@ def _build(
         except BuildError as error:
             said = "".join(line.get("stream", "") for line in error.build_log)
             raise RuntimeError(f"{error}\n{said[-2000:]}") from None
+
+
+def _remove_unnamed(client: DockerClient, before: list[Image]) -> None:
+    """Those of these that lost their name to the ones just built."""
+    for image in before:
+        image.reload()
+        if not image.tags:
+            with suppress(APIError):  # a sandbox may still be there
+                client.images.remove(str(image.id))
 
 
 def _missing(wheels: tuple[Path, ...]) -> list[Path]:

@@ -59,12 +59,12 @@ PROGRAMS = (
     ),
     Program(
         "smolagents_code",
-        ("smolagents",),
+        ("smolagents", "openai"),
         ("I count.\n<code>\nx = 6 * 7\nprint(x)\n</code>", "That is it.\n<code>\nfinal_answer(x)\n</code>"),
     ),
     Program(
         "smolagents_tools",
-        ("smolagents",),
+        ("smolagents", "openai"),
         (demanded("run_python", *PYTHON), demanded("final_answer", {"answer": ANSWER})),
         segments=2,
     ),

@@ -3,7 +3,6 @@ while it was parked, and one whose image has a file of them besides; in turns.""
 
 from __future__ import annotations
 
-import re
 import secrets
 from dataclasses import replace
 
@@ -22,8 +21,8 @@ from orchestrator.types import AgentSpec, Record, Task
 from tests.fakes.inference import Call, ScriptedServer
 from tests.fakes.plans import a_plan
 from tests.fakes.tokenizer import tokenizer_folder
-from tests.frameworks.image import REQUIREMENTS, WITHOUT_FILE, frameworks_image
-from tests.frameworks.programs import ANSWER, PROGRAMS, QUESTION, Program
+from tests.frameworks.image import WITHOUT_FILE, frameworks_image
+from tests.frameworks.programs import ANSWER, PROGRAMS, QUESTION, Program, versions
 
 TITLE = "agent frameworks: alone, preloaded, and out of the image's file"
 PLAIN = Program("loop", (), ("```python\nprint(6 * 7)\n```", f"ANSWER: {ANSWER}"))
@@ -65,7 +64,7 @@ async def measure(scale: Scale) -> Findings:
             await launcher.aclose()
     for name, seconds in found.samples.items():
         found.add(name, p50(seconds), "CPU-s" if ": CPU" in name else "s")
-    found.notes.append(", ".join(_versions()))
+    found.notes.append(", ".join(f"{name} {version}" for name, version in versions().items()))
     return found
 
 
@@ -77,10 +76,3 @@ async def _rollout(program: Program, around: Surroundings, image: str, *, preloa
     if attempt.record.answer != ANSWER:
         raise RuntimeError(f"{program.name}: {attempt.outcome}, {attempt.record.steps}")
     return attempt.record
-
-
-def _versions() -> list[str]:
-    """Of the frameworks that were asked for by name."""
-    asked = re.findall(r"^([\w-]+)", REQUIREMENTS.with_suffix(".in").read_text(), re.MULTILINE)
-    pinned = dict(re.findall(r"^([\w-]+)==(\S+)", REQUIREMENTS.read_text(), re.MULTILINE))
-    return [f"{name} {pinned[name]}" for name in asked if name in pinned]

@@ -22,12 +22,10 @@ from docker.utils import kwargs_from_env
 from orchestrator.launch.image.base import probe_python
 from orchestrator.launch.image.wheels import ImagePython, fetch_wheels, wheels_cache
 from orchestrator.launch.names import DEFAULT_IMAGE
-from tests.fakes.runs import ROOT
-from tests.frameworks.programs import PROGRAMS
+from tests.frameworks.programs import PROGRAMS, REQUIREMENTS, SANDBOX_REQUIREMENTS
 
 IMAGE = "rollout-orchestrator-frameworks:1"
 WITHOUT_FILE = f"{IMAGE}-without-file"  # of the modules: for comparison
-REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 LABEL = "orchestrator.frameworks"  # digest of what the image is made from
 BUILD_S = 1800
 # As docs/bring-your-own.md and docs/agents.md have it. litellm's import tries three times to fetch prices, with
@@ -102,7 +100,7 @@ def _remove_unnamed(client: DockerClient, before: list[Image]) -> None:
 
 def _missing(wheels: tuple[Path, ...]) -> list[Path]:
     """Those of packages that the sandbox image does not have."""
-    listed = re.findall(r"^([\w.-]+)==", (ROOT / "sandbox" / "requirements.txt").read_text(), re.MULTILINE)
+    listed = re.findall(r"^([\w.-]+)==", SANDBOX_REQUIREMENTS.read_text(), re.MULTILINE)
     there = {name.replace("-", "_").lower() for name in listed}
     return [wheel for wheel in wheels if wheel.name.partition("-")[0].lower() not in there]
 

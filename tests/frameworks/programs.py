@@ -4,12 +4,15 @@ it answers."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.fakes.runs import ROOT
 
+REQUIREMENTS = Path(__file__).with_name("requirements.txt")
+SANDBOX_REQUIREMENTS = ROOT / "sandbox" / "requirements.txt"
 QUESTION, ANSWER = "What is six times seven?", "42"
 
 
@@ -74,3 +77,11 @@ PROGRAMS = (
         ("I count in two ways.\n" + calls("bash", *BASH), "I submit.\n" + calls("bash", SUBMIT)),
     ),
 )
+
+
+def versions() -> dict[str, str]:
+    """Of the frameworks, by name."""
+    asked = re.findall(r"^[\w-]+", REQUIREMENTS.with_suffix(".in").read_text(), re.MULTILINE)
+    lists = SANDBOX_REQUIREMENTS.read_text() + REQUIREMENTS.read_text()
+    pinned = dict(re.findall(r"^([\w-]+)==(\S+)", lists, re.MULTILINE))
+    return {name.removesuffix("-slim"): pinned[name] for name in (*asked, "smolagents")}

@@ -215,7 +215,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One sampled answer, cut before its stop string. `text` is without the calls."""
+    """One sampled answer, cut before its stop string (`stop`, where it is known). `text` is without the calls."""
 
     text: str
     prompt_tokens: int
@@ -223,6 +223,7 @@ class Completion:
     finish_reason: Literal["stop", "length"] = "stop"
     calls: tuple[Call, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    stop: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -212,7 +212,8 @@ class Lease:
             self._turns.record(asked, prompt, started_s, self.clock.elapsed_s, completion)
             said = self._turns.said(asked, prompt, completion)
             told = self._turns.logprobs(completion) if asked.wishes.logprobs else ()
-            return Reply(completion=completion, said=said, logprobs=told)
+            stop = next(filter(completion.unseen.startswith, asked.stop), "")
+            return Reply(completion=completion, said=said, logprobs=told, stop=stop)
 
         return request, keep
 

@@ -31,13 +31,14 @@ class Reply:
     lease.
 
     `said`: the completion as an agent gets it that has calls as data. `logprobs`: texts and log-probs of its
-    tokens, if they were asked for."""
+    tokens, if they were asked for. `stop`: the stop string that ended it, where one was sampled."""
 
     completion: Completion | None = None
     ended: str | None = None
     refused: Refusal | None = None
     said: Said | None = None
     logprobs: tuple[tuple[str, float], ...] = ()
+    stop: str = ""
 
 
 @dataclass(frozen=True, slots=True)

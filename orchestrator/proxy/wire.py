@@ -274,6 +274,7 @@ def completion_response(reply: Reply) -> pb.CompleteResponse:
             finish_reason=_FINISH[completion.finish_reason],
             prompt_tokens=completion.prompt_tokens,
             completion_tokens=completion.completion_tokens,
+            stop=reply.stop,
         )
     )
 

@@ -170,6 +170,7 @@ def completion(message: pb.Completion) -> Completion:
         finish_reason="length" if length else "stop",
         calls=tuple(Call(call.id, call.name, call.arguments_json) for call in message.calls),
         logprobs=tuple(TokenLogprob(one.token, one.logprob) for one in message.logprobs),
+        stop=message.stop,
     )
 
 

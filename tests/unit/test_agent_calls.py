@@ -245,7 +245,7 @@ class Template:
 
     def __init__(self, call_format: str | None, *, tools: bool = True) -> None:
         self.call_format = call_format
-        self.shape = Shape(late_system=True, neighbours=True, results=True, tools=tools)
+        self.shape = Shape(late_system=True, neighbours=True, results=True, bare_results=True, tools=tools)
 
 
 def decided(tokenizer: Template | None, **env: Any) -> str | None:

@@ -497,6 +497,14 @@ async def test_what_an_answer_began_with_is_not_given_again_beside_its_calls(
     assert program.segments == [0, 0]
 
 
+async def test_a_program_learns_which_stop_string_was_sampled(qwen: HubTokenizer) -> None:
+    program = Program(qwen, "It is warm.\nEND", "It is.<|im_end|>")
+    for number, stop in enumerate(("END", ""), start=1):
+        asked = Asked(number, CompletionKind.ACTION, (TASK,), stop=("STOP", "END"))
+        reply = await program.lease.complete(asked, str(number).encode())
+        assert reply.stop == stop
+
+
 async def test_a_conversation_too_long_is_refused_so_that_a_program_can_shorten_it(qwen: HubTokenizer) -> None:
     program = Program(qwen, "ok<|im_end|>", limits=Limits(max_token_length=200))
     long = Message("user", "word " * 500)

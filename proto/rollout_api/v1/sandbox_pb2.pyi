@@ -342,20 +342,22 @@ class CompleteResponse(_message.Message):
     def __init__(self, completion: _Optional[_Union[Completion, _Mapping]] = ..., ended: _Optional[_Union[EpisodeEnded, _Mapping]] = ..., refused: _Optional[_Union[RequestRefused, _Mapping]] = ...) -> None: ...
 
 class Completion(_message.Message):
-    __slots__ = ("text", "finish_reason", "prompt_tokens", "completion_tokens", "calls", "logprobs")
+    __slots__ = ("text", "finish_reason", "prompt_tokens", "completion_tokens", "calls", "logprobs", "stop")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CALLS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
     text: str
     finish_reason: FinishReason
     prompt_tokens: int
     completion_tokens: int
     calls: _containers.RepeatedCompositeFieldContainer[Call]
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
-    def __init__(self, text: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., calls: _Optional[_Iterable[_Union[Call, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
+    stop: str
+    def __init__(self, text: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., calls: _Optional[_Iterable[_Union[Call, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., stop: _Optional[str] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token", "logprob")

@@ -90,9 +90,13 @@ def answer(served: Served) -> dict[str, Any]:
     """The answer to a request that is not to be streamed."""
     completion = served.completion
     return {
-        **_head(served),
+        "id": f"msg_{served.number}",
+        "type": "message",
+        "role": "assistant",
+        "model": MODEL,
         "content": _content(completion),
         "stop_reason": _stop_reason(completion),
+        "stop_sequence": completion.stop or None,
         "usage": {"input_tokens": completion.prompt_tokens, "output_tokens": completion.completion_tokens},
     }
 
@@ -106,7 +110,10 @@ def events(served: Served) -> Iterator[Event]:
     completion = served.completion
     whole = answer(served)
     used = {**whole["usage"], "output_tokens": 0}
-    yield event("message_start", message={**whole, "content": [], "stop_reason": None, "usage": used})
+    yield event(
+        "message_start",
+        message={**whole, "content": [], "stop_reason": None, "stop_sequence": None, "usage": used},
+    )
     arguments = iter(call.arguments for call in completion.calls)
     for index, block in enumerate(whole["content"]):
         if block["type"] == "text":
@@ -116,7 +123,7 @@ def events(served: Served) -> Iterator[Event]:
         yield event("content_block_start", index=index, content_block=begun)
         yield event("content_block_delta", index=index, delta=delta)
         yield event("content_block_stop", index=index)
-    end = {"stop_reason": whole["stop_reason"], "stop_sequence": None}
+    end = {"stop_reason": whole["stop_reason"], "stop_sequence": whole["stop_sequence"]}
     yield event("message_delta", delta=end, usage=whole["usage"])
     yield event("message_stop")
 
@@ -211,11 +218,6 @@ def _format(body: Body) -> dict[str, Any] | None:
     return tools.response_format("json_schema", {"name": "output", "schema": asked.get("schema")}, where)
 
 
-def _head(served: Served) -> dict[str, Any]:
-    head = {"id": f"msg_{served.number}", "type": "message", "role": "assistant", "model": MODEL}
-    return {**head, "stop_sequence": None}
-
-
 def _content(completion: Completion) -> list[dict[str, Any]]:
     """An empty text is a block where there is nothing else."""
     blocks: list[dict[str, Any]] = []
@@ -229,7 +231,8 @@ def _content(completion: Completion) -> list[dict[str, Any]]:
 
 
 def _stop_reason(completion: Completion) -> str:
-    """Which stop string ended a text is not known here: such an end is an `end_turn` too."""
     if completion.finish_reason == "length":
         return "max_tokens"
+    if completion.stop:
+        return "stop_sequence"
     return "tool_use" if completion.calls else "end_turn"

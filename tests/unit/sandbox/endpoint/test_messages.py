@@ -161,6 +161,8 @@ def test_arguments_that_are_no_object_are_kept_as_text(arguments: str) -> None:
 def test_why_an_answer_ended() -> None:
     assert messages.answer(serve(Completion("x", 1, 1)))["stop_reason"] == "end_turn"
     assert messages.answer(serve(Completion("x", 1, 1, "length")))["stop_reason"] == "max_tokens"
+    stopped = messages.answer(serve(Completion("x", 1, 1, stop="END")))
+    assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", "END")
     assert messages.answer(serve(Completion("", 1, 1)))["content"] == [{"type": "text", "text": ""}]
 
 

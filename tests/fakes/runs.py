@@ -4,6 +4,7 @@ resumed, and what it left compared."""
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import re
@@ -11,12 +12,13 @@ import signal
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.fakes.forked import Forked, forked
 from tests.fakes.inference import Reply, Script, by_task
 from tests.fakes.tokenizer import tokenizer_folder
 
@@ -30,6 +32,15 @@ def place() -> Iterator[Path]:
     """A directory for runs; its path is short enough for sockets below it."""
     with tempfile.TemporaryDirectory(prefix="run", ignore_cleanup_errors=True) as directory:
         yield Path(directory)
+
+
+@contextmanager
+def cleaning() -> Iterator[None]:
+    """`orchestrator cleanup` removes what is left of any run or build on the machine. So one test at a time has it
+    run, or makes what it would take."""
+    with (Path("/tmp") / f"orchestrator-tests-cleanup-{os.getuid()}").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def write_tasks(path: Path, count: int, bad: int | None = None) -> Path:
@@ -94,7 +105,7 @@ class Ended:
 class Running:
     """A command under way, in a session of its own."""
 
-    process: asyncio.subprocess.Process
+    process: asyncio.subprocess.Process | Forked
     temporary: Path
 
     def signal(self, number: int) -> None:
@@ -121,25 +132,30 @@ async def running(
     left."""
     temporary = directory / "t"
     temporary.mkdir(exist_ok=True)
-    process = await asyncio.create_subprocess_exec(
-        *wrapper,
-        *program,
-        command,
-        *arguments,
-        cwd=directory,
-        preexec_fn=_hear_hangups,
-        env={
-            "PATH": os.environ["PATH"],
-            "PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}",
-            "HOME": str(directory),
-            "TMPDIR": str(temporary),
-            **(environ or {}),
-        },
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        start_new_session=True,
-    )
+    environment = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}",
+        "HOME": str(directory),
+        "TMPDIR": str(temporary),
+        **(environ or {}),
+    }
+    process: asyncio.subprocess.Process | Forked
+    if environ is None and not wrapper and program == COMMAND and _asks_no_hub(arguments):
+        process = await forked((command, *arguments), environment, directory)
+    else:
+        process = await asyncio.create_subprocess_exec(
+            *wrapper,
+            *program,
+            command,
+            *arguments,
+            cwd=directory,
+            preexec_fn=_hear_hangups,
+            env=environment,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
     try:
         yield Running(process, temporary)
     finally:
@@ -211,6 +227,12 @@ def essence(groups_file: Path) -> list[str]:
         )
         result.append(json.dumps(members))
     return sorted(result)
+
+
+def _asks_no_hub(arguments: Sequence[str]) -> bool:
+    """Where the hub is and keeps its files is read when its library is imported."""
+    named = [argument for argument in arguments if argument.startswith("--env.tokenizer_name")]
+    return all(argument == f"--env.tokenizer_name={tokenizer_folder()}" for argument in named)
 
 
 def _hear_hangups() -> None:

@@ -17,6 +17,7 @@ from tests.e2e.leftovers import engine
 from tests.fakes.inference import ScriptedServer, always
 from tests.fakes.runs import (
     answers,
+    cleaning,
     essence,
     flags,
     lines,
@@ -131,7 +132,8 @@ async def test_containers_end_with_their_orchestrator_and_only_those_of_the_dead
             await killed.ended()
             await until(lambda: "running" not in states_of(both[0]), "it ends by itself")
             assert states_of(both[1]) == ["running"]
-            cleaned = await run(directory=home, command="cleanup")
+            with cleaning():
+                cleaned = await run(directory=home, command="cleanup")
             assert cleaned.code == 0, cleaned.stderr
             assert [states_of(pid) for pid in both] == [[], ["running"]]
             assert not any((home / "t").glob("orchestrator-*"))

@@ -29,6 +29,7 @@ from orchestrator.launch.names import (
 )
 from orchestrator.launch.owner import Owner, owner_label, this_process
 from orchestrator.launch.reaper import reap, reap_directories
+from tests.fakes.runs import cleaning
 from tests.integration.launch.probes import containers_of, launcher_for, probed, write_owner
 
 FOREVER = "import signal\nsignal.pause()"
@@ -135,7 +136,7 @@ async def test_images_that_lost_their_name_to_a_newer_build_go_unless_used(
     engine: docker.APIClient, probe: str
 ) -> None:
     label = f"{LABEL_PROJECT}={PROJECT}"
-    with image_of(engine, probe, label) as old, image_of(engine, probe, label) as used:
+    with cleaning(), image_of(engine, probe, label) as old, image_of(engine, probe, label) as used:
         with (
             image_of(engine, probe, label) as named,
             image_of(engine, probe, f"{LABEL_PROJECT}=another") as foreign,

@@ -27,7 +27,7 @@ from tests.e2e import leftovers
 from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.inference import Reply, ScriptedServer, always
 from tests.fakes.plans import a_plan
-from tests.fakes.runs import flags, place, running, until, write_tasks
+from tests.fakes.runs import cleaning, flags, place, running, until, write_tasks
 from tests.fakes.runs import run as run_command
 from tests.integration.launch.probes import containers_of, eventually
 
@@ -166,6 +166,7 @@ async def test_killed_with_warm_containers_a_run_leaves_none_after_cleanup() -> 
                 )
                 started.signal(signal.SIGKILL)
                 await started.ended()
-            ended = await run_command(directory=home, command="cleanup")
+            with cleaning():
+                ended = await run_command(directory=home, command="cleanup")
         assert ended.code == 0, ended.stderr
         assert leftovers.containers_of(pid) == []

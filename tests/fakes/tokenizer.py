@@ -38,7 +38,7 @@ CHAT_TEMPLATE = (
     "{{- '<|im_start|>user\\n<tool_response>\\n' + message.content + '\\n</tool_response><|im_end|>\\n' -}}"
     "{%- elif not loop.first or message.role != 'system' -%}"
     "{{- '<|im_start|>' + message.role + '\\n' + message.content -}}"
-    "{%- for call in message.tool_calls or () -%}"
+    "{%- for call in message.tool_calls or [] -%}"
     "{{- '\\n' if message.content or not loop.first else '' -}}"
     '{{- \'<tool_call>\\n{"name": "\' + call.function.name + \'", "arguments": \' -}}'
     "{{- call.function.arguments | tojson -}}{{- '}\\n</tool_call>' -}}"

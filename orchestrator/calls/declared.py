@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from typing import Any
 
 import orjson
 
-Tools: TypeAlias = Sequence[Mapping[str, Any]]
+from orchestrator.types import Tools
 
 
 def parameters(tools: Tools) -> dict[str, Mapping[str, Any]]:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
 
 from orchestrator.calls import deepseek, gpt_oss, hermes, llama3, mistral, qwen3_coder
 from orchestrator.calls.source import Reader
 from orchestrator.types import CallFormat
 
-Format: TypeAlias = CallFormat
-
-READERS: Mapping[Format, Reader] = {
+READERS: Mapping[CallFormat, Reader] = {
     "hermes": hermes.read,
     "qwen3_coder": qwen3_coder.read,
     "llama3": llama3.read,
@@ -20,7 +17,7 @@ READERS: Mapping[Format, Reader] = {
     "deepseek": deepseek.read,
     "gpt_oss": gpt_oss.read,
 }
-_BEGINNINGS: Mapping[Format, Callable[[str | None, str], str]] = {
+_BEGINNINGS: Mapping[CallFormat, Callable[[str | None, str], str]] = {
     "hermes": hermes.forced,
     "qwen3_coder": qwen3_coder.forced,
     "llama3": llama3.forced,
@@ -29,7 +26,7 @@ _BEGINNINGS: Mapping[Format, Callable[[str | None, str], str]] = {
     "gpt_oss": gpt_oss.forced,
 }
 # What templates of a format hold, all of it. The first that fits counts.
-_SIGNS: tuple[tuple[Format | None, tuple[str, ...]], ...] = (
+_SIGNS: tuple[tuple[CallFormat | None, tuple[str, ...]], ...] = (
     (None, ("<tool_call>", "<arg_key>")),  # GLM: tags around keys and values
     ("qwen3_coder", ("<tool_call>", "<function=")),
     ("hermes", ("<tool_call>",)),
@@ -40,14 +37,14 @@ _SIGNS: tuple[tuple[Format | None, tuple[str, ...]], ...] = (
 )
 
 
-def format_of(template: str) -> Format | None:
+def format_of(template: str) -> CallFormat | None:
     """The format that a chat template prints calls in. None: it prints no tools, or calls in another format."""
     if not re.search(r"\btools\b", template):
         return None  # as DeepSeek's own templates, which print calls and never tools
     return next((format for format, signs in _SIGNS if all(sign in template for sign in signs)), None)
 
 
-def forced(format: Format, name: str | None, template: str = "") -> str:
+def forced(format: CallFormat, name: str | None, template: str = "") -> str:
     """The text that a completion begins with where a call is demanded: of this function, or (None) of any.
 
     It is put in front of the sampled text before that is parsed. `template`: the chat template, which tells the

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator.calls.declared import Tools
 from orchestrator.calls.source import Called, Source
+from orchestrator.types import Tools
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _CALL_ENDS, _ENDS = "<|call|>", ("<|end|>", "<|return|>")

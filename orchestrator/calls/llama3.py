@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from orchestrator.calls.declared import Tools
 from orchestrator.calls.source import Called, Source
+from orchestrator.types import Tools
 
 _TAG = "<|python_tag|>"
 

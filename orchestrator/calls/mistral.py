@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from orchestrator.calls.declared import Tools
 from orchestrator.calls.source import Called, Source
+from orchestrator.types import Tools
 
 _OPENS, _ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 

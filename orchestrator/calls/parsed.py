@@ -6,16 +6,16 @@ A text with a malformed call has no calls, so the agent gets all of it as text, 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from orchestrator.calls.declared import parameters
-from orchestrator.calls.formats import READERS, Format
+from orchestrator.calls.formats import READERS
 from orchestrator.calls.source import json_value
-from orchestrator.types import Call
+from orchestrator.types import Call, CallFormat, Tools
 
 MAX_CALLS = 128  # in one completion
 MAX_DEPTH = 64  # of arguments; more could not come back, and whether Python reads it depends on who asks
@@ -31,7 +31,7 @@ class Said:
     calls: tuple[Call, ...]
 
 
-def parsed(text: str, format: Format, tools: Sequence[Mapping[str, Any]], sequence: int) -> Said:
+def parsed(text: str, format: CallFormat, tools: Tools, sequence: int) -> Said:
     """The calls in a text that stands behind the reasoning and has no end token. Never raises.
 
     A call without a name, of none of the `tools`, or without a JSON object as arguments is malformed; so is one

@@ -12,8 +12,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from orchestrator.calls.declared import Tools, parameters
+from orchestrator.calls.declared import parameters
 from orchestrator.calls.source import Called, Source
+from orchestrator.types import Tools
 
 _OPENS, _CLOSES = "<tool_call>", "</tool_call>"
 _FUNCTION, _PARAMETER = "<function=", "<parameter="

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, TypeAlias
 
-from orchestrator.calls.declared import Tools
+from orchestrator.types import Tools
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _DIGITS = 4000  # of a number; Python turns longer ones into text and back in quadratic time, or refuses to

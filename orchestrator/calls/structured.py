@@ -6,15 +6,14 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from orchestrator.calls.formats import Format
 from orchestrator.calls.parsed import Said, parsed
-from orchestrator.types import Message, Tools
+from orchestrator.types import CallFormat, Message, Tools
 
 
 def structured(
     messages: Sequence[Message],
     tools: Tools,
-    format: Format | None,
+    format: CallFormat | None,
     *,
     for_api: bool = False,
     one_by_one: bool = False,
@@ -54,7 +53,7 @@ def structured(
     return told
 
 
-def calls_in(messages: Sequence[Message], place: int, tools: Tools, format: Format | None) -> Said | None:
+def calls_in(messages: Sequence[Message], place: int, tools: Tools, format: CallFormat | None) -> Said | None:
     """What an assistant's message says and calls, if results follow or it is the last one. None: no calls."""
     if format is None or not tools or messages[place].role != "assistant":
         return None

@@ -8,11 +8,10 @@ from typing import Any
 
 import orjson
 
-from orchestrator.calls.formats import Format
-from orchestrator.types import Call
+from orchestrator.types import Call, CallFormat
 
 
-def written(content: str, calls: Sequence[Call], format: Format) -> str:
+def written(content: str, calls: Sequence[Call], format: CallFormat) -> str:
     """What the model would have written: the content, and the calls behind it. Arguments that are no JSON stay as
     they are."""
     if not calls:
@@ -62,7 +61,7 @@ def _gpt_oss(name: str, call: Call) -> str:
     return f"<|channel|>commentary to=functions.{call.name} <|constrain|>json<|message|>{call.arguments}<|call|>"
 
 
-_WRITERS: Mapping[Format, tuple[Callable[[str, Call], str], str]] = {
+_WRITERS: Mapping[CallFormat, tuple[Callable[[str, Call], str], str]] = {
     "hermes": (_hermes, "\n"),
     "qwen3_coder": (_qwen3_coder, "\n"),
     "llama3": (_llama3, "; "),
@@ -70,7 +69,7 @@ _WRITERS: Mapping[Format, tuple[Callable[[str, Call], str], str]] = {
     "deepseek": (_deepseek, "\n"),
     "gpt_oss": (_gpt_oss, "<|start|>assistant"),
 }
-_AROUND: Mapping[Format, tuple[str, str]] = {
+_AROUND: Mapping[CallFormat, tuple[str, str]] = {
     "mistral": ("[TOOL_CALLS] [", "]"),
     "deepseek": ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
 }

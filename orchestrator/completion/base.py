@@ -11,10 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
-from orchestrator.calls.formats import Format
 from orchestrator.errors import CompletionError, ContextLengthError
 from orchestrator.redact import redact
-from orchestrator.types import Completion, Message, PolicySpan, Sampling, Split, Tools, Wishes
+from orchestrator.types import CallFormat, Completion, Message, PolicySpan, Sampling, Split, Tools, Wishes
 
 if TYPE_CHECKING:
     from orchestrator.completion.shape import Shape
@@ -107,7 +106,7 @@ class CompletionRequest:
     split: Split = "train"
     begun: tuple[Part, ...] = ()
     wishes: Wishes = field(default_factory=Wishes)
-    call_format: Format | None = None
+    call_format: CallFormat | None = None
 
 
 def answer_bytes(request: CompletionRequest) -> int:
@@ -192,7 +191,7 @@ class Tokenizer(Protocol):
         """Where the token begins that ends the text's last turn; None: no such token is its end."""
 
     @property
-    def call_format(self) -> Format | None:
+    def call_format(self) -> CallFormat | None:
         """How the model writes calls of tools; None: its template prints no tools."""
 
     def render(self, messages: tuple[Message, ...], *, generation_prompt: bool, tools: Tools = ()) -> str:

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.calls.formats import Format
 from orchestrator.calls.structured import calls_in
 from orchestrator.calls.written import written
 from orchestrator.completion.base import Tokenizer
 from orchestrator.errors import RecordError
-from orchestrator.types import Call, Message, Role, Tools
+from orchestrator.types import Call, CallFormat, Message, Role, Tools
 
 _TOOL: Tools = (
     {
@@ -40,7 +39,7 @@ class Shape:
     tools: bool  # the tools that there are
 
     def fit(
-        self, messages: Sequence[Message], tools: Tools = (), format: Format | None = None
+        self, messages: Sequence[Message], tools: Tools = (), format: CallFormat | None = None
     ) -> tuple[Message, ...]:
         """The conversation with as little changed as the template needs: late system messages and results become
         the user's, neighbours are joined by an empty line. `tools`, `format`: by which calls are known."""

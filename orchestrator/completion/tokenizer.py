@@ -21,14 +21,14 @@ from typing import Any
 
 import orjson
 
-from orchestrator.calls.formats import Format, forced, format_of
+from orchestrator.calls.formats import forced, format_of
 from orchestrator.calls.structured import structured
 from orchestrator.completion.base import Span, ids_of
 from orchestrator.completion.control_tokens import ControlTokens
 from orchestrator.completion.shape import Shape, shape_of
 from orchestrator.errors import ConfigError, EnvironmentUnusable, RecordError
 from orchestrator.text import path_of
-from orchestrator.types import Message, Tools
+from orchestrator.types import CallFormat, Message, Tools
 
 HUB_TIMEOUT_S = 1.5
 _FLAG = "--env.tokenizer_name"
@@ -46,7 +46,7 @@ class HubTokenizer:
         tokenizer: Any,
         name: str,
         template_kwargs: Mapping[str, Any] | None = None,
-        call_format: Format | None = None,
+        call_format: CallFormat | None = None,
     ) -> None:
         """`call_format`: how the model writes calls; None: as its template shows."""
         self._tokenizer = tokenizer
@@ -226,7 +226,7 @@ def load_tokenizer(
     template_kwargs: Mapping[str, Any] | None = None,
     *,
     here_only: bool = False,
-    call_format: Format | None = None,
+    call_format: CallFormat | None = None,
 ) -> HubTokenizer:
     """Blocking: seconds of imports. Raises EnvironmentUnusable within about 3 s where it is not available (with
     `here_only`: on this machine); ConfigError for `template_kwargs` that are the library's own parameters."""

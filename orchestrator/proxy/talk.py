@@ -10,17 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.calls.formats import Format
 from orchestrator.calls.parsed import Compared, Said, parsed
 from orchestrator.calls.written import written
 from orchestrator.proxy.said import Refusal, RequestRefused, Spoken
-from orchestrator.types import Message, Wishes
+from orchestrator.types import CallFormat, Message, Wishes
 
 
 class Talk:
     """What an agent, or a team of them, was served so far. `format` None: its model calls no tools."""
 
-    def __init__(self, format: Format | None) -> None:
+    def __init__(self, format: CallFormat | None) -> None:
         self.format = format
         # The sampled text, what the program got of it, and its calls.
         self._served: list[tuple[str, Said, Compared]] = []

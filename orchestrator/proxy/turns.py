@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import orjson
 
 from orchestrator.calls.declared import same_tools
-from orchestrator.calls.formats import Format
 from orchestrator.calls.parsed import Said
 from orchestrator.completion.base import TOKEN_CHARS, Tokenizer, counted, encoded
 from orchestrator.completion.line import Prompt, TokenLine
@@ -16,7 +15,7 @@ from orchestrator.errors import RecordError
 from orchestrator.proxy.budgets import Budgets
 from orchestrator.proxy.said import Asked, Refusal, RequestRefused, Spoken
 from orchestrator.proxy.talk import Talk
-from orchestrator.types import Completion, Message, RolloutPlan, Tools, Turn, shared
+from orchestrator.types import CallFormat, Completion, Message, RolloutPlan, Tools, Turn, shared
 
 _MESSAGE_OVERHEAD = 8  # tokens a chat template puts around a message, roughly; for chat endpoints only
 
@@ -74,7 +73,7 @@ class Turns:
         return Prepared(messages, prompt, len(prompt.ids))
 
     @property
-    def call_format(self) -> Format | None:
+    def call_format(self) -> CallFormat | None:
         """How calls are written in the texts of conversations."""
         return self._talk.format
 

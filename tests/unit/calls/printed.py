@@ -8,12 +8,12 @@ from typing import Any
 
 import jinja2
 
-from orchestrator.calls.formats import Format
+from orchestrator.types import CallFormat
 
 Calls = list[tuple[str, dict[str, Any]]]
 
 # name: (its format, the template, what ends a turn)
-TEMPLATES: Mapping[str, tuple[Format, str, str]] = {
+TEMPLATES: Mapping[str, tuple[CallFormat, str, str]] = {
     "hermes": (
         "hermes",
         """{% for tool in tools %}{{ tool | tojson }}{% endfor %}{{ content }}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.calls.formats import Format, forced, format_of
+from orchestrator.calls.formats import forced, format_of
 from orchestrator.calls.parsed import parsed
+from orchestrator.types import CallFormat
 from tests.unit.calls.printed import TEMPLATES, tool
 
 
@@ -55,5 +56,5 @@ def test_a_demanded_call_is_read_with_its_beginning(name: str, function: str | N
 
 
 @pytest.mark.parametrize("format", ["mistral", "deepseek"])
-def test_a_beginning_needs_no_template(format: Format) -> None:
+def test_a_beginning_needs_no_template(format: CallFormat) -> None:
     assert "look" in forced(format, "look")

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.calls.formats import Format
 from orchestrator.calls.parsed import MAX_CALLS, Said, parsed, same_calls
-from orchestrator.types import Call
+from orchestrator.types import Call, CallFormat
 from tests.unit.calls.printed import tool
 
 TOOLS = [
@@ -20,7 +19,7 @@ ADD = ("add", "{}")
 HARMONY = "<|channel|>commentary to=functions.look <|constrain|>json<|message|>"
 
 # format, text, content, calls
-READ: list[tuple[Format, str, str, list[tuple[str, str]]]] = [
+READ: list[tuple[CallFormat, str, str, list[tuple[str, str]]]] = [
     ("hermes", '<tool_call>\n{"name": "look", "arguments": {"q": "x"}}\n</tool_call>', "", [LOOK]),
     ("hermes", 'Well.\n<tool_call>{"arguments":{"q": "x"},"name":"look"}</tool_call>\n', "Well.", [LOOK]),
     ("hermes", '<tool_call>{"name": "add", "arguments": {}}</tool_call>' * 2, "", [ADD, ADD]),
@@ -117,7 +116,7 @@ READ: list[tuple[Format, str, str, list[tuple[str, str]]]] = [
 
 
 @pytest.mark.parametrize(("format", "text", "content", "calls"), READ)
-def test_calls_are_read(format: Format, text: str, content: str, calls: list[tuple[str, str]]) -> None:
+def test_calls_are_read(format: CallFormat, text: str, content: str, calls: list[tuple[str, str]]) -> None:
     said = parsed(text, format, TOOLS, 0)
     assert (said.content, [(call.name, call.arguments) for call in said.calls]) == (content, calls)
 
@@ -126,7 +125,7 @@ def hermes(arguments: str) -> str:
     return f'<tool_call>{{"name": "look", "arguments": {arguments}}}</tool_call>'
 
 
-LEFT: list[tuple[Format, str]] = [
+LEFT: list[tuple[CallFormat, str]] = [
     ("hermes", ""),
     ("hermes", "Well."),
     ("hermes", '{"name": "look", "arguments": {}}'),
@@ -174,7 +173,7 @@ LEFT: list[tuple[Format, str]] = [
 
 
 @pytest.mark.parametrize(("format", "text"), LEFT)
-def test_a_text_without_a_whole_call_stays_as_it_is(format: Format, text: str) -> None:
+def test_a_text_without_a_whole_call_stays_as_it_is(format: CallFormat, text: str) -> None:
     assert parsed(text, format, TOOLS, 0) == Said(text, ())
 
 
@@ -289,5 +288,5 @@ MANY = 100_000
         ("gpt_oss", "<|start|>" + "to=functions.add <|" * MANY + "<|message|>{}"),
     ],
 )
-def test_long_texts_take_linear_time(format: Format, text: str) -> None:
+def test_long_texts_take_linear_time(format: CallFormat, text: str) -> None:
     assert len(parsed(text, format, TOOLS, 0).calls) <= 1

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.calls.formats import READERS, Format
+from orchestrator.calls.formats import READERS
 from orchestrator.calls.parsed import parsed, same_calls
-from orchestrator.types import Call
+from orchestrator.types import Call, CallFormat
 from tests.unit.calls.printed import TEMPLATES, Calls, printed, tool
 
 MARKS = (
@@ -84,7 +84,7 @@ TOOLS = [tool("look", q="integer")]
 
 @pytest.mark.parametrize("format", READERS)
 @given(text=st.text(st.characters()) | MARKED)
-def test_no_text_is_lost(format: Format, text: str) -> None:
+def test_no_text_is_lost(format: CallFormat, text: str) -> None:
     said = parsed(text, format, TOOLS, 0)
     if not said.calls:
         assert said.content == text

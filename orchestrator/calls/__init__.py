@@ -1,1 +1,2 @@
-"""What a model writes when it calls tools: which format its chat template has, and how a text of it is read."""
+"""What a model writes when it calls tools: which format its chat template has, how a text of it is read
+and written."""

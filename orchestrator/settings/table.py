@@ -222,7 +222,8 @@ class EnvSettings(Settings):
         "code",
         Text("one of code, tool_calling, program:PATH", "AGENT", _is_agent),
         AGENT,
-        "what solves the task: smolagents' CodeAgent or ToolCallingAgent, or a program with an OpenAI client",
+        "what solves the task: smolagents' CodeAgent or ToolCallingAgent, or a program that calls OpenAI's or "
+        "Anthropic's API",
     )
     program_preload: tuple[str, ...] = setting(
         (),

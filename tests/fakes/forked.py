@@ -145,8 +145,7 @@ def serve(control: int) -> list[str]:
 def _become(request: Mapping[str, object], fds: list[int]) -> list[str]:
     """Makes this fork what the request describes; its arguments."""
     os.setsid()
-    # Where the tests themselves run under nohup, the runs they start would inherit that.
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    hear_hangups()
     for target, fd in enumerate(fds[:3]):
         os.dup2(fd, target)
     for name in os.listdir("/proc/self/fd"):
@@ -157,3 +156,8 @@ def _become(request: Mapping[str, object], fds: list[int]) -> list[str]:
     os.environ.clear()
     os.environ.update(request["environment"])  # type: ignore[call-overload]
     return [*request["arguments"]]  # type: ignore[misc]
+
+
+def hear_hangups() -> None:
+    """Where the tests themselves run under nohup, the runs they start would inherit that."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)

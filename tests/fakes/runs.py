@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.fakes.forked import Forked, forked
+from tests.fakes.forked import Forked, forked, hear_hangups
 from tests.fakes.inference import Reply, Script, by_task
 from tests.fakes.tokenizer import tokenizer_folder
 
@@ -149,7 +149,7 @@ async def running(
             command,
             *arguments,
             cwd=directory,
-            preexec_fn=_hear_hangups,
+            preexec_fn=hear_hangups,
             env=environment,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
@@ -233,8 +233,3 @@ def _asks_no_hub(arguments: Sequence[str]) -> bool:
     """Where the hub is and keeps its files is read when its library is imported."""
     named = [argument for argument in arguments if argument.startswith("--env.tokenizer_name")]
     return all(argument == f"--env.tokenizer_name={tokenizer_folder()}" for argument in named)
-
-
-def _hear_hangups() -> None:
-    """Where the tests themselves run under nohup, the runs they start would inherit that."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -102,7 +102,8 @@ class Keeper:
         self._selector.register(self._line, selectors.EVENT_READ, self._receive)
         while self._open or (self._containers and time.monotonic() < self._until_s):
             for key, _ in self._selector.select(self._wait_s()):
-                key.data()
+                if self._selector.get_map().get(key.fd) is key:  # what came before it may have closed it
+                    key.data()
             self._reap()
             self._kill_overdue()
 
@@ -129,10 +130,8 @@ class Keeper:
 
     def _tell(self, **told: Any) -> None:
         if self._open:
-            try:
+            with contextlib.suppress(OSError):  # it is gone, which `_receive` finds next
                 self._line.sendall(json.dumps(told).encode() + b"\n")
-            except OSError:
-                self._hang_up()
 
     def _hang_up(self) -> None:
         """The orchestrator is gone: nothing of it stays."""

@@ -99,12 +99,13 @@ async def test_the_groups_are_those_of_one_machine_and_say_which_node(
 
 async def test_the_other_commands_know_nothing_of_nodes(cluster: tuple[Path, RayCluster], endpoint: str) -> None:
     """A trainer is fed and measured from nodes, what was recorded there is played again there, and a model is
-    evaluated."""
+    evaluated. No group waits beside another one, so that a step comes between the two."""
     home, ray = cluster
     await ray.join("a")
     await ray.join("b")
     async with run_api() as api:
-        told = on(ray, home, endpoint, total_steps=2, steps_per_eval=1, eval_split="hash:0.3")
+        evaluating = {"steps_per_eval": 1, "eval_split": "hash:0.3"}
+        told = on(ray, home, endpoint, total_steps=2, max_batches_offpolicy=1, **evaluating)
         trainer = await Trainer.registered(api.url, batch_size=2)
         async with running(*told, f"--env.rollout_server_url={api.url}", directory=home, command="serve") as serve:
             await trainer.take(2, serve)

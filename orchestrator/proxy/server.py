@@ -60,7 +60,7 @@ class SandboxServer:
         self._server.add_generic_rpc_handlers((self._service,))
         try:
             self._server.add_insecure_port(f"unix:{self._path}")
-            await self._server.start()
+            await uninterrupted(self._server.start())  # a server that is cancelled in its start cannot be stopped
             self._door.open()
         except BaseException as error:  # also a cancel
             await uninterrupted(self._server.stop(None))

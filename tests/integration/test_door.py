@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import grpc.aio
+import pytest
 from rollout_api.v1 import sandbox_pb2 as pb
 from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
@@ -76,3 +77,15 @@ async def test_a_lost_connection_opens_the_door_until_somebody_is_connected(tmp_
             await mode(0)
             assert "Permission denied" in await newcomer(path)
         await channel.close()
+
+
+@pytest.mark.parametrize("hops", range(6))
+async def test_a_cancel_in_the_start_of_a_server_is_a_cancel_and_nothing_else(tmp_path: Path, hops: int) -> None:
+    """As when a sandbox that is made ahead is not needed any more."""
+    server = SandboxServer(tmp_path)
+    starting = asyncio.create_task(server.__aenter__())
+    for _ in range(hops):
+        await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting

@@ -32,7 +32,7 @@ from orchestrator.group import GroupPolicy, Unfinished, run_group
 from orchestrator.hosts import Hosts, Provision
 from orchestrator.launch.hardening import too_large
 from orchestrator.launch.names import is_path
-from orchestrator.observer import Observer
+from orchestrator.observer import Listener, Observer
 from orchestrator.opening import open_hosts, open_scorer
 from orchestrator.plan import backfill, plan_group, sandbox_of, seed_again
 from orchestrator.policy import Policy
@@ -44,6 +44,7 @@ from orchestrator.run.rows import Row, bad_task_row, group_rows, unfinished_row
 from orchestrator.run.session import OpenRun, open_program_run, program_run_path
 from orchestrator.scorers.base import Scorer
 from orchestrator.scorers.trial import Trial
+from orchestrator.telemetry import open_watchers
 from orchestrator.text import one_line
 from orchestrator.tools.base import HostTool
 from orchestrator.types import (
@@ -105,6 +106,7 @@ class Orchestrator:
         self._opening: asyncio.Task[Any] | None = None
         self._scorer: Scorer | None = None
         self._trial: Trial | None = None
+        self._watching: list[Listener] = []  # count whatever this engine's hosts do
         self._stopping = asyncio.Event()
         self._draws = Draws(self.fitting)
         # One for all calls: a program may ask for a few groups at a time. Every rollout may be refilled once.
@@ -117,6 +119,7 @@ class Orchestrator:
         other = Orchestrator(config, observer, split=split)
         other.seed, other._scorer, other.policy = self.seed, self._scorer, self.policy
         other._trial, other._agent_gate = self._trial, self._agent_gate
+        observer.listeners += self._watching
         other._hosts, other._stopping = self.hosts, self._stopping
         return other
 
@@ -147,6 +150,10 @@ class Orchestrator:
 
     async def _open(self, stack: AsyncExitStack) -> None:
         observer = self.observer
+        self._watching = await open_watchers(self.config, lambda: self._hosts, stack, observer.say)
+        for watcher in self._watching:  # from now on: an endpoint may be waited for
+            observer.listeners.append(watcher)
+            stack.callback(observer.listeners.remove, watcher)
         try:
             async with asyncio.TaskGroup() as meanwhile:  # the judge's endpoint may be waited for
                 self._scorer = await open_scorer(self.config, stack, observer.say, meanwhile)
@@ -320,6 +327,8 @@ class Orchestrator:
                     raise item
                 if self._output is not None and item.dropped is None:
                     await uninterrupted(self._output.groups.append(item))
+                if self._records:
+                    self.observer.group(item)
                 yield item
         finally:
             listening = False

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 from orchestrator.breaker import Breaker
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.replay import ReplayCompleter, Replayed
-from orchestrator.hosts import Provision
+from orchestrator.hosts import HostNow, Provision
 from orchestrator.rollout import run_rollout
 from orchestrator.slots import Slots
 from orchestrator.surroundings import Surroundings
@@ -40,6 +41,7 @@ class Here:
         self._warm = warm
         self._spec = spec
         self._breakers = breakers or {}
+        self._running = 0
         self._slots = Slots(max_sandboxes)
 
     @classmethod
@@ -96,15 +98,39 @@ class Here:
     def tools(self) -> Mapping[str, HostTool]:
         return self.around.tools
 
+    @property
+    def waiting(self) -> int:
+        return self._slots.waiting
+
+    def now(self) -> Mapping[str, HostNow]:
+        pool, away = self.around.pool, {breaker.what: breaker.is_away for breaker in self._breakers.values()}
+        now = HostNow(
+            self.capacity,
+            self._running,
+            sampling=sum(lease.clock.sampling for lease in self.around.leases),
+            away=away,
+        )
+        if pool is not None:
+            now = replace(
+                now,
+                sandboxes=pool.states(),
+                claims=dict(pool.claims),
+                started=pool.started,
+                starting_s=pool.starting_s,
+            )
+        return {self.name: now}
+
     def turn(self) -> int:
         return self._slots.turn()
 
     @asynccontextmanager
     async def slot(self, turn: int, spec: SandboxSpec | None = None) -> AsyncIterator[Here]:
         await self._slots.acquire(turn)
+        self._running += 1
         try:
             yield self
         finally:
+            self._running -= 1
             self._slots.release()
 
     def following(

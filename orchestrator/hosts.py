@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from orchestrator.completion.base import Tokenizer
@@ -25,6 +25,23 @@ class Provision:
 
     output: OutputRule | None = None
     tools: Mapping[str, HostTool] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HostNow:
+    """How one host stands at a moment. `running`: rollouts that have one of its `slots`. `sandboxes`: by state,
+    `starting`, `ready`, `leased` or `ending`. `sampling`: completions that are awaited. `away`: services, and
+    whether each is away. So far: `claims`, of rollouts by what they found (a sandbox that was `ready`, one being
+    `made`, or `none`), and how many sandboxes were `started` in `starting_s` seconds altogether."""
+
+    slots: int
+    running: int
+    sandboxes: Mapping[str, int] = field(default_factory=dict)
+    claims: Mapping[str, int] = field(default_factory=dict)
+    started: int = 0
+    starting_s: float = 0.0
+    sampling: int = 0
+    away: Mapping[str, bool] = field(default_factory=dict)
 
 
 class Host(Protocol):
@@ -68,6 +85,13 @@ class Hosts(Protocol):
     @property
     def capacity(self) -> int:
         """How many rollouts may have a sandbox at a time. It follows the nodes of a cluster."""
+
+    @property
+    def waiting(self) -> int:
+        """How many rollouts wait for room."""
+
+    def now(self) -> Mapping[str, HostNow]:
+        """How each host stands, by its name. Of a node of a cluster: when it last gave a sign of life."""
 
     def turn(self) -> int:
         """The next place in the order of groups. All rollouts of a group share one."""

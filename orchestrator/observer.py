@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from orchestrator.types import Attempt, BadTask, Member, RolloutPlan
+from orchestrator.types import Attempt, BadTask, Group, Member, RolloutPlan
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,9 @@ class Listener:
 
     def attempt(self, result: Member | Attempt) -> None:
         """An attempt is over and on disk."""
+
+    def group(self, group: Group) -> None:
+        """A group is over: written, delivered or dropped."""
 
     def bad_task(self, task: BadTask) -> None:
         """A row that no task could be made of was met, and is on disk."""
@@ -66,6 +69,11 @@ class Observer:
             await self.writer.record(result)
         for listener in self.listeners:
             listener.attempt(result)
+
+    def group(self, group: Group) -> None:
+        """A group is over."""
+        for listener in self.listeners:
+            listener.group(group)
 
     async def bad_task(self, task: BadTask, number: int) -> None:
         """A row that no task could be made of was met. `number`: its place in the stream of tasks."""

@@ -43,12 +43,14 @@ async def run_rollout(plan: RolloutPlan, around: Surroundings, provision: Provis
         )
         launch_s = loop.time() - launch_start
         parked.server.assign(lease)
+        around.leases.add(lease)
         try:
             ending = await _ending(lease, parked.sandbox)
             duration_s, waiting_s = lease.clock.elapsed_s, lease.clock.waiting_s
-            awaited = lease.clock.samples
+            awaited = lease.clock.sampling > 0
             output = await _output(ending, lease, parked.sandbox)
         finally:
+            around.leases.discard(lease)
             await lease.aclose()  # stops sampling at once, however long the removal of the sandbox takes
         record = Record(
             started_at=launched_at + launch_s,

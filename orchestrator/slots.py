@@ -40,6 +40,11 @@ class Line(Generic[W, F]):
                 self._back(found)
             raise
 
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        return sum(not given.done() for *_, given in self._waiting)
+
     def serve(self) -> None:
         """Something may have become free."""
         while self._waiting:
@@ -69,6 +74,11 @@ class Slots:
     def __init__(self, total: int) -> None:
         self._free = total
         self._line: Line[None, Slots] = Line(self._take, lambda _: self.release())
+
+    @property
+    def waiting(self) -> int:
+        """As `Line.waiting`."""
+        return self._line.waiting
 
     def turn(self) -> int:
         """As `Line.turn`."""

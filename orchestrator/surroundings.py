@@ -14,6 +14,7 @@ from orchestrator.completion.control import EndpointControl
 from orchestrator.launch.base import Launcher
 from orchestrator.launch.pool import WarmPool
 from orchestrator.parked import ParkedSandbox, parked_sandbox
+from orchestrator.proxy.lease import Lease
 from orchestrator.tools.base import HostTool
 from orchestrator.types import SandboxSpec
 
@@ -29,7 +30,7 @@ class Surroundings:
     `endpoint_answers` asks the endpoint without sampling and raises CompletionError if it does not answer.
     `docker` pauses launching while the Engine is away. Without a `pool` each rollout makes its own sandbox.
     `control`: shared, so that few control questions are asked; None: each rollout has its own. `why_text`: why the
-    endpoint is asked for text; empty: it takes ids.
+    endpoint is asked for text; empty: it takes ids. `leases`: of the rollouts under way.
     """
 
     launcher: Launcher
@@ -43,6 +44,7 @@ class Surroundings:
     equipment: Equipment = Equipment()  # noqa: RUF009 - immutable
     control: EndpointControl | None = None
     why_text: str = ""
+    leases: set[Lease] = field(default_factory=set)
 
     def sandbox(self, spec: SandboxSpec) -> AbstractAsyncContextManager[ParkedSandbox]:
         """A sandbox for one rollout, from the pool if there is one."""

@@ -12,11 +12,11 @@ from contextlib import asynccontextmanager
 import orjson
 from aiohttp import web
 
-from orchestrator.errors import ConfigError, EnvironmentUnusable
+from orchestrator.errors import ConfigError
+from orchestrator.listen import listening
 from orchestrator.policy import Policy
 
 MOST_BYTES = 64 << 10
-CLOSE_S = 1.0  # for requests under way, which may wait for a node that is away
 
 
 @asynccontextmanager
@@ -47,17 +47,8 @@ async def policy_service(address: str, policy: Policy, say: Callable[[str], None
 
     application = web.Application(client_max_size=MOST_BYTES)
     application.add_routes([web.get("/policy", told), web.post("/policy", serve)])
-    runner = web.AppRunner(application, access_log=None, shutdown_timeout=CLOSE_S)
-    await runner.setup()
-    host, _, port = address.rpartition(":")
-    try:
-        try:
-            await web.TCPSite(runner, host.strip("[]"), int(port)).start()
-        except (OSError, OverflowError) as error:
-            raise EnvironmentUnusable(f"env.policy_address: nothing can listen at {address}: {error}") from error
+    async with listening(application, address, "env.policy_address"):
         yield
-    finally:
-        await runner.cleanup()
 
 
 def _refused(status: int, text: str) -> web.Response:

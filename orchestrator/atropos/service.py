@@ -255,10 +255,7 @@ class Service:
             return
         if because is not None and group.dropped is None:
             group = replace(group, dropped=because)
-        self.metrics.group(group)
-        self.tally.group(group)
-        if self._feed is not None:
-            self.progress.group(group)
+        self._observer.group(group)
 
     def _begin(self, position: Position) -> None:
         """Begins the task stream at `position`."""

@@ -245,7 +245,8 @@ class HostActor:
         said, waits = tuple(self._said), tuple(self._waits.values())
         self._said.clear()
         self._waits.clear()
-        return Pulse(said, self._warm(), waits)
+        now = None if self._here is None else self._here.now()[self._here.name]
+        return Pulse(said, self._warm(), waits, now)
 
     def _warm(self) -> int:
         pool = None if self._here is None else self._here.around.pool

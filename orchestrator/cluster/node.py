@@ -18,6 +18,7 @@ from orchestrator.cluster.parcels import KeptOutput, pieces
 from orchestrator.cluster.remote import NodeLost, NodeSeen, Remote
 from orchestrator.completion.startup import Wait
 from orchestrator.errors import LaunchError, RolloutError, SandboxLostError
+from orchestrator.hosts import HostNow
 from orchestrator.policy import Policy, Served
 from orchestrator.tasks.attachments import open_attachment
 from orchestrator.types import Attachment, Output, OutputFile
@@ -56,6 +57,7 @@ class Node:
         self.images: set[str] = set()
         self.used = 0  # rollouts that were placed here and are not over
         self.warm = 0
+        self.now = HostNow(sandboxes, 0)  # as it last told
         self.away: str | None = None  # why no rollout goes there now
         self.lost: str | None = None  # why none will go there any more
         self.draining = False
@@ -265,7 +267,7 @@ class Node:
         self._heard_s = asyncio.get_running_loop().time()
         for line in told.said:
             self._say(f"node {self.name}: {line}")
-        self.warm = told.warm
+        self.warm, self.now = told.warm, told.now or self.now
         for wait in told.waits:
             self.loading = wait if wait.answer else None
             self.waits.set()

@@ -41,7 +41,7 @@ from orchestrator.errors import (
     RolloutError,
     SandboxLostError,
 )
-from orchestrator.hosts import Provision
+from orchestrator.hosts import HostNow, Provision
 from orchestrator.launch.channels import make_owned_directory, remove_owned_directory
 from orchestrator.opening import find_tokenizer
 from orchestrator.policy import Policy
@@ -154,6 +154,13 @@ class Nodes:
             node.warm = max(0, node.warm - 1)
             self._rooms.set(node, node.free, warm=node.warm > 0)
         return node
+
+    @property
+    def waiting(self) -> int:
+        return self._line.waiting
+
+    def now(self) -> Mapping[str, HostNow]:
+        return {node.name: node.now for node in self._members.nodes.values()}
 
     def turn(self) -> int:
         return self._line.turn()

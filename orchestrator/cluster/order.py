@@ -18,6 +18,7 @@ from orchestrator import errors
 from orchestrator.agents.equipment import Equipment
 from orchestrator.completion.startup import Wait
 from orchestrator.errors import EnvironmentUnusable, OrchestratorError, RolloutError, SandboxLostError
+from orchestrator.hosts import HostNow
 from orchestrator.settings.config import Config
 from orchestrator.tools.base import HostTool
 from orchestrator.types import Outcome, Record, RolloutPlan
@@ -137,11 +138,13 @@ class Delivery:
 @dataclass(frozen=True, slots=True)
 class Pulse:
     """A node's sign of life. `said`: lines for people since the last one. `warm`: sandboxes ready for a
-    rollout. `waits`: how those for the node's endpoints stand, while it is opened."""
+    rollout. `waits`: how those for the node's endpoints stand, while it is opened. `now`: how the node stands,
+    once it is open."""
 
     said: tuple[str, ...] = ()
     warm: int = 0
     waits: tuple[Wait, ...] = ()
+    now: HostNow | None = None
 
 
 def for_node(plan: RolloutPlan) -> RolloutPlan:

@@ -18,7 +18,6 @@ from orchestrator.run.tally import Tally
 from orchestrator.tasks.split import evaluation_tasks
 from orchestrator.terminal.progress import open_progress
 from orchestrator.terminal.signals import NOTHING_BEGUN, Stopped, stoppable
-from orchestrator.types import Group
 
 if TYPE_CHECKING:
     from orchestrator.settings.config import Config
@@ -55,12 +54,7 @@ async def _run(config: Config) -> int:
                 for note in observer.notes:
                     progress.say(f"note: {note}")
                 progress.say(orchestrator.summary())
-
-                def counted(group: Group) -> None:
-                    tally.group(group)
-                    progress.group(group)
-
-                await measure(orchestrator, tasks, evaluation, files, counted)
+                await measure(orchestrator, tasks, evaluation, files)
                 if (replayed := await orchestrator.hosts.replayed()) is not None:
                     rows.append(("replay", replayed))
                 if not orchestrator.stopping:

@@ -69,8 +69,7 @@ async def work(config: Config, command: str = "process") -> int:
                 async def finished(group: Group) -> None:
                     if group.dropped is None:
                         await output.groups.append(group)
-                    tally.group(group)
-                    progress.group(group)
+                    observer.group(group)
 
                 async with aclosing(orchestrator.groups(tasks, output.earlier)) as groups:
                     async for group in groups:

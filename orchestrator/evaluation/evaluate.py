@@ -7,7 +7,6 @@ The engine makes the samples, `measured.py` counts them, and `files.py` writes t
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import aclosing, closing
 from dataclasses import replace
 from pathlib import Path
@@ -66,14 +65,13 @@ async def measure(
     tasks: Source,
     evaluation: Evaluation,
     files: EvaluationFiles,
-    counted: Callable[[Group], None] = lambda group: None,
 ) -> None:
-    """Runs every task. Each group is written to `files`, then counted by `evaluation`, then given to `counted`."""
+    """Runs every task. Each group is written to `files`, then counted by `evaluation`, then told to listeners."""
 
     async def finished(group: Group) -> None:
         await files.take(group)
         evaluation.take(group)
-        counted(group)
+        orchestrator.observer.group(group)
 
     orchestrator.observer.writer = files.run
     orchestrator.observer.listeners.append(evaluation)

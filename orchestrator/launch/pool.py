@@ -59,6 +59,14 @@ class _Place(Generic[P]):
     def is_ready(self) -> bool:
         return self.is_parked and self.parked.result().connected
 
+    @property
+    def state(self) -> str:
+        if self.done.is_set() or (self.parked.done() and not self.is_parked):
+            return "ending"
+        if not self.is_parked:
+            return "starting"
+        return "leased" if self.claimed.is_set() else "ready"
+
 
 class WarmPool(Generic[P]):
     """`async with WarmPool(...) as pool`: at most `leased` claimed sandboxes and `warm` more, those being created
@@ -96,6 +104,11 @@ class WarmPool(Generic[P]):
         self._all: set[_Place[P]] = set()
         self._closed = False
         self._broken: Exception | None = None  # an error that no retry can mend; claims raise it
+        self.claims = Counter(
+            {"ready": 0, "made": 0, "none": 0}
+        )  # by what was there: a sandbox ready, one being made
+        self.started = 0  # sandboxes that were parked, and how long making these took
+        self.starting_s = 0.0
         self._failures = 0
         self._pausing: asyncio.Task[None] | None = None
 
@@ -115,6 +128,10 @@ class WarmPool(Generic[P]):
     def parked(self) -> int:
         """How many they are."""
         return len(self.ready)
+
+    def states(self) -> dict[str, int]:
+        """How many sandboxes are in each state."""
+        return {"starting": 0, "ready": 0, "leased": 0, "ending": 0} | Counter(p.state for p in self._all)
 
     @property
     def spare(self) -> int:
@@ -190,6 +207,7 @@ class WarmPool(Generic[P]):
         coming = [place for place in self._free if place.spec == spec and not place.parked.done()]
         if not ready:
             self._wanted = min(self._warm, self._wanted + 1)
+        self.claims["ready" if ready else "made" if coming else "none"] += 1
         if ready or coming:
             place = ready[-1] if ready else coming[0]
             self._free.remove(place)
@@ -250,12 +268,16 @@ class WarmPool(Generic[P]):
     async def _keep(self, place: _Place[P]) -> None:
         """Creates the sandbox, watches it until it is claimed, removes it when its rollout is over."""
         try:
-            async with self._room, self._park(place.spec) as parked:
-                self._failures = 0
-                place.parked.set_result(parked)
-                if not await self._claimed(place, parked):
-                    return
-                await place.done.wait()
+            async with self._room:
+                began_s = asyncio.get_running_loop().time()
+                async with self._park(place.spec) as parked:
+                    self.started += 1
+                    self.starting_s += asyncio.get_running_loop().time() - began_s
+                    self._failures = 0
+                    place.parked.set_result(parked)
+                    if not await self._claimed(place, parked):
+                        return
+                    await place.done.wait()
         except RolloutError as error:
             self._failed(place, error)
         except Exception as error:  # a bug, or a machine that cannot confine: the run must end

@@ -83,9 +83,9 @@ class OwnClock:
         return self._sampling.total_s
 
     @property
-    def samples(self) -> bool:
-        """Whether the sandbox waits for a completion now."""
-        return self._sampling.open > 0
+    def sampling(self) -> int:
+        """How many completions the sandbox waits for now."""
+        return self._sampling.open
 
     @property
     def own_s(self) -> float:

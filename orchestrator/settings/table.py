@@ -68,6 +68,7 @@ _AGENT = re.compile(r"code|tool_calling|program:\S.*")
 _BROUGHT = re.compile(rf"python:{_OBJECT}")
 _RAY_ADDRESS = re.compile(r"auto|[A-Za-z0-9][\w.-]*:[0-9]{1,5}|\[[0-9a-fA-F:]+\]:[0-9]{1,5}")
 _HOST_AND_PORT = re.compile(r"(?:[A-Za-z0-9][\w.-]*|\[[0-9a-fA-F:]+\]):[1-9][0-9]{0,4}")
+_PORT = re.compile(r"(?:(?:[A-Za-z0-9][\w.-]*|\[[0-9a-fA-F:]+\]):)?[0-9]{1,5}")
 _IMAGE = re.compile(r"[A-Za-z0-9][\w.:/@-]*|(?:~|\.{1,2})?/[^\n]*")  # a name, or a path
 _PROGRAM = re.compile(r"[A-Za-z0-9~./][\w.+/ -]*")
 _MODULE = re.compile(r"\*|[A-Za-z_]\w*(?:\.\w+)*(?:\.\*)?")
@@ -496,6 +497,13 @@ class EnvSettings(Settings):
     include_messages: bool = setting(True, Flag(), OUTPUT, "messages in the groups file")
     save_full_traces: bool = setting(True, Flag(), OUTPUT, "the agent's steps in rollouts.jsonl")
     agent_verbosity: int = setting(0, Whole(0, 3), OUTPUT, "how much the agent logs in its sandbox")
+    metrics_port: str | None = setting(
+        None,
+        Text("a port, or HOST:PORT for others than this machine", "[HOST:]PORT", _PORT.fullmatch),
+        OUTPUT,
+        "Prometheus metrics at http://127.0.0.1:PORT/metrics; 0: a free port; docs/metrics.md",
+        unset="none",
+    )
 
     # Atropos' own names (BaseEnvConfig); a test compares them with the installed version's
     rollout_server_url: str = setting(

@@ -1,0 +1,51 @@
+"""Who watches a run from outside: Prometheus asks for metrics, OpenTelemetry is sent spans.
+
+Neither is imported where it was not asked for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+from orchestrator.hosts import Hosts
+from orchestrator.observer import Listener
+
+if TYPE_CHECKING:
+    from orchestrator.settings.config import Config
+
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+
+
+async def open_watchers(
+    config: Config,
+    hosts: Callable[[], Hosts | None],
+    stack: AsyncExitStack,
+    say: Callable[[str], None],
+    environ: Mapping[str, str] | None = None,
+) -> list[Listener]:
+    """The listeners that were asked for; `stack` closes them. `hosts`: those of the run, None until they are open.
+    `environ`: where OpenTelemetry's own variables are. Raises EnvironmentUnusable."""
+    watchers: list[Listener] = []
+    if config.env.metrics_port is not None:
+        from orchestrator.telemetry.metrics import serving_metrics
+
+        metrics, url = await stack.enter_async_context(serving_metrics(config.env.metrics_port, hosts))
+        say(f"metrics: {url}")
+        watchers.append(metrics)
+    if _traces(os.environ if environ is None else environ):
+        from orchestrator.telemetry.tracing import tracing
+
+        watchers.append(await stack.enter_async_context(tracing(config.openai[0].model_name, say)))
+    return watchers
+
+
+def _traces(environ: Mapping[str, str]) -> bool:
+    """Whether OpenTelemetry's variables ask for spans."""
+    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    if environ.get("OTEL_TRACES_EXPORTER", "otlp").strip().lower() != "otlp":
+        return False
+    return any(environ.get(name) for name in _ENDPOINTS)

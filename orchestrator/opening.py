@@ -35,6 +35,7 @@ from orchestrator.launch.ramp import Ramp
 from orchestrator.parked import ParkedSandbox, parked_sandbox
 from orchestrator.plugins import PREFIX
 from orchestrator.policy import Policy
+from orchestrator.purse import Purse
 from orchestrator.scorers.base import Scorer
 from orchestrator.scorers.control import ControlledScorer
 from orchestrator.scorers.judge import JudgeScorer
@@ -64,11 +65,13 @@ async def open_hosts(
     tell: Callable[[str, str | None], None] = lambda node, away: None,
     policy: Policy | None = None,
     sampler: Sampler | None = None,
+    purse: Purse | None = None,
 ) -> Hosts:
     """This machine, or the nodes of a cluster; `stack` closes them. Raises ConfigError, EnvironmentUnusable.
 
     `say` is told when something goes away and comes back. `tell`: a node works (None), or why rollouts do not go
-    there. `policy`: what a trainer says it serves. `sampler`: samples in the place of the endpoints.
+    there. `policy`: what a trainer says it serves. `sampler`: samples in the place of the endpoints. `purse`: for
+    completions sampled on this machine.
     """
     policy = policy or Policy()
     if sampler is not None:
@@ -77,7 +80,7 @@ async def open_hosts(
         from orchestrator.cluster.nodes import open_nodes
 
         return await open_nodes(config, stack, notes, say, tell, policy)
-    return await open_here(config, stack, notes, say, policy=policy, sampler=sampler)
+    return await open_here(config, stack, notes, say, policy=policy, sampler=sampler, purse=purse)
 
 
 async def open_here(
@@ -89,10 +92,11 @@ async def open_here(
     policy: Policy | None = None,
     tell: Callable[[Wait], None] | None = None,
     sampler: Sampler | None = None,
+    purse: Purse | None = None,
 ) -> Here:
     """As `open_hosts`, for this machine. `equipment`: read elsewhere, from files that may not be here. `tell` is
     told of waits for an endpoint, in the place of `say`."""
-    around = await open_surroundings(config, stack, notes, say, equipment, policy, tell, sampler)
+    around = await open_surroundings(config, stack, notes, say, equipment, policy, tell, sampler, purse)
     return Here.with_breakers(
         around,
         config.sandbox_spec(),
@@ -111,6 +115,7 @@ async def open_surroundings(
     policy: Policy | None = None,
     tell: Callable[[Wait], None] | None = None,
     sampler: Sampler | None = None,
+    purse: Purse | None = None,
 ) -> Surroundings:
     """Opens Docker, image, tokenizer, endpoint, tools; `stack` closes them. Raises EnvironmentUnusable.
 
@@ -152,6 +157,7 @@ async def open_surroundings(
         equipment,
         control=EndpointControl(completer, tokenizer),
         why_text=why_text,
+        purse=purse,
     )
 
 

@@ -40,6 +40,7 @@ async def run_rollout(plan: RolloutPlan, around: Surroundings, provision: Provis
             around.equipment,
             output=provision.output,
             control=around.control,
+            purse=around.purse,
         )
         launch_s = loop.time() - launch_start
         parked.server.assign(lease)

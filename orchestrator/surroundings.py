@@ -15,6 +15,7 @@ from orchestrator.launch.base import Launcher
 from orchestrator.launch.pool import WarmPool
 from orchestrator.parked import ParkedSandbox, parked_sandbox
 from orchestrator.proxy.lease import Lease
+from orchestrator.purse import Purse
 from orchestrator.tools.base import HostTool
 from orchestrator.types import SandboxSpec
 
@@ -31,6 +32,7 @@ class Surroundings:
     `docker` pauses launching while the Engine is away. Without a `pool` each rollout makes its own sandbox.
     `control`: shared, so that few control questions are asked; None: each rollout has its own. `why_text`: why the
     endpoint is asked for text; empty: it takes ids. `leases`: of the rollouts under way.
+    `purse`: what all their completions may cost; None: there is no limit.
     """
 
     launcher: Launcher
@@ -45,6 +47,7 @@ class Surroundings:
     control: EndpointControl | None = None
     why_text: str = ""
     leases: set[Lease] = field(default_factory=set)
+    purse: Purse | None = None
 
     def sandbox(self, spec: SandboxSpec) -> AbstractAsyncContextManager[ParkedSandbox]:
         """A sandbox for one rollout, from the pool if there is one."""

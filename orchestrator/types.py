@@ -469,6 +469,11 @@ class Record:
         return sum(turn.is_step for turn in self.turns)
 
     @property
+    def prompt_tokens(self) -> int:
+        """Prompt tokens over all turns; those of a repeated prompt count again."""
+        return sum(turn.completion.prompt_tokens for turn in self.turns)
+
+    @property
     def sampled_tokens(self) -> int:
         """Tokens sampled over all turns, by the endpoint's count."""
         return sum(turn.completion.completion_tokens for turn in self.turns)

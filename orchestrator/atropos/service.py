@@ -32,6 +32,7 @@ from orchestrator.executor import Executor
 from orchestrator.observer import Observer
 from orchestrator.run.files import RUN_FILE
 from orchestrator.run.groups import check_writable
+from orchestrator.run.prices import Prices
 from orchestrator.run.session import OpenRun, describe, open_run, run_directory_path
 from orchestrator.run.tally import Tally
 from orchestrator.settings.config import Config
@@ -65,7 +66,7 @@ class Service:
         self.step = 0
         self.registered_name = ""
         self.metrics = Metrics(kept_completions=max(s.rolling_buffer_length for s in config.openai))
-        self.tally = Tally()
+        self.tally = Tally(Prices.of(config))
         self.progress = PlainProgress(None, self.tally)
         self.tracking = Tracking(config.env.use_wandb, Path("wandb"), self.progress.say)
         self.sandbox_time = SandboxTime()
@@ -176,6 +177,7 @@ class Service:
                 if self.config.env.resume is not None:
                     self._resume(run_path, output)
                 await describe(output, engine, tasks.name)
+                engine.open_purse(self.tally.cost)
                 self._observer.writer = output.run
                 self._observer.listeners[:0] = [self.tally, self.progress]
                 self._check_prompt(engine.config.env.max_token_length, "env.max_token_length")
@@ -189,6 +191,7 @@ class Service:
                 feed = Feed(api, self, lambda: self.stream, self.ledger, terms, self.progress.say)
                 self._feed, self._executor = feed, engine.executor(self._kept)
                 self._executor.settled = feed.wake
+                engine.drained.append(feed.drain)
                 try:
                     async with self._policy_service(engine):
                         with _demand(engine, feed, self._executor):
@@ -197,6 +200,8 @@ class Service:
                     raise first_error(errors) from None
                 finally:
                     await uninterrupted(self.saved())
+                if engine.purse is not None and engine.purse.is_empty and not feed.finished:
+                    raise engine.purse.reached
                 return 0 if terms.total is None or feed.finished else EXIT_INCOMPLETE
 
     def _policy_service(self, engine: Orchestrator) -> AbstractAsyncContextManager[None]:

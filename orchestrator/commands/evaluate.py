@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 from orchestrator.engine import Orchestrator, freeze
 from orchestrator.evaluation.evaluate import evaluation_config, measure
 from orchestrator.evaluation.files import EvaluationFiles
-from orchestrator.evaluation.measured import Evaluation, Prices
+from orchestrator.evaluation.measured import Evaluation
 from orchestrator.evaluation.table import print_evaluation
 from orchestrator.observer import Observer
 from orchestrator.run.files import RUN_FILE
+from orchestrator.run.prices import Prices
 from orchestrator.run.session import run_directory_path
 from orchestrator.run.tally import Tally
 from orchestrator.tasks.split import evaluation_tasks
@@ -35,8 +36,8 @@ async def _run(config: Config) -> int:
     env = config.env
     tasks = evaluation_tasks(env)
     path = run_directory_path(env)
-    evaluation = Evaluation(env.eval_samples, Prices.of(config.openai))
-    tally = Tally()
+    prices = Prices.of(config)
+    evaluation, tally = Evaluation(env.eval_samples, prices), Tally(prices)
     progress = open_progress(env.total_steps if env.total_steps > 0 else None, tally)
     observer = Observer(
         listeners=[tally, progress], say=progress.say, notes=_notes(env), output_folder=path / "output"
@@ -54,6 +55,7 @@ async def _run(config: Config) -> int:
                 for note in observer.notes:
                     progress.say(f"note: {note}")
                 progress.say(orchestrator.summary())
+                orchestrator.open_purse(tally.cost)
                 await measure(orchestrator, tasks, evaluation, files)
                 if (replayed := await orchestrator.hosts.replayed()) is not None:
                     rows.append(("replay", replayed))

@@ -7,12 +7,13 @@ from contextlib import AsyncExitStack, ExitStack, aclosing
 from typing import TYPE_CHECKING
 
 from orchestrator.engine import Orchestrator, freeze
-from orchestrator.errors import RunUnhealthy
+from orchestrator.errors import CostReached, RunUnhealthy
 from orchestrator.hosts import Hosts
 from orchestrator.observer import Observer
 from orchestrator.report import write_report
 from orchestrator.run.files import RUN_FILE
 from orchestrator.run.groups import check_writable
+from orchestrator.run.prices import Prices
 from orchestrator.run.session import OpenRun, describe, open_run, run_directory_path
 from orchestrator.run.tally import Tally
 from orchestrator.tasks.split import training_tasks
@@ -44,7 +45,7 @@ async def work(config: Config, command: str = "process") -> int:
         check_writable(env.data_path_to_save_groups.parent)
     wanted = env.total_steps if env.total_steps > 0 else None
     way_on = f"orchestrator {command} --env.resume {run_path}"
-    tally = Tally()
+    tally = Tally(Prices.of(config))
     progress = open_progress(wanted, tally)
     observer = Observer(listeners=[tally, progress], say=progress.say, output_folder=run_path / "output")
     orchestrator = Orchestrator(config, observer)
@@ -63,6 +64,7 @@ async def work(config: Config, command: str = "process") -> int:
                 for note in observer.notes:
                     progress.say(f"note: {note}")
                 progress.say(orchestrator.summary())
+                orchestrator.open_purse(tally.cost)
                 observer.writer = output.run
                 after.push_async_callback(_report, orchestrator.hosts, output, rows)
 
@@ -84,6 +86,8 @@ async def work(config: Config, command: str = "process") -> int:
         begun = (run_path / RUN_FILE).exists()
         progress.say(f"stopped by {stopped}; " + (f"go on with `{way_on}`" if begun else NOTHING_BEGUN))
         return stopped.exit_code
+    except CostReached as error:
+        raise CostReached(f"{error}: `{way_on} --env.max_cost MORE`") from error
     except RunUnhealthy as error:
         raise RunUnhealthy(f"{error}; `{way_on}` goes on, and gets past tasks that are at fault alone") from error
     finally:

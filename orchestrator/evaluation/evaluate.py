@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from orchestrator.engine import Orchestrator
 from orchestrator.evaluation.files import EvaluationFiles
-from orchestrator.evaluation.measured import Evaluation, Prices
+from orchestrator.evaluation.measured import Evaluation
 from orchestrator.observer import Observer
+from orchestrator.run.prices import Prices
 from orchestrator.tasks.base import Source
 from orchestrator.types import Group
 from orchestrator.waits import uninterrupted
@@ -50,7 +51,7 @@ async def evaluate(orchestrator: Orchestrator, tasks: Source, directory: Path) -
     config = replace(config, env=replace(env, total_steps=-1, max_open_groups=tasks_at_once))
     observer = Observer(say=orchestrator.observer.say, output_folder=directory / "output")
     beside = orchestrator.beside(config, observer, split="eval")
-    evaluation = Evaluation(env.group_size, Prices.of(config.openai))
+    evaluation = Evaluation(env.group_size, Prices.of(config))
     with closing(EvaluationFiles(directory, env, resume=(directory / "run.json").exists())) as files:
         await files.describe(beside, tasks)
         await measure(beside, tasks, evaluation, files)

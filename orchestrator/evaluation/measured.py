@@ -9,45 +9,15 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from orchestrator.completion.route import place_of
-from orchestrator.errors import ConfigError
 from orchestrator.evaluation.estimates import Estimate, estimate_pass_at_k, sizes_of_k
 from orchestrator.observer import Listener
+from orchestrator.run.prices import Prices
 from orchestrator.types import Attempt, BadTask, FailedName, Group, last_attempts
 
-if TYPE_CHECKING:
-    from orchestrator.settings.table import OpenAISettings
-
 SPENT = ("steps", "prompt_tokens", "completion_tokens", "duration_s", "waiting_s")
-_MILLION = 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Prices:
-    """The price of a million prompt tokens and of a million sampled ones, by server, in any currency."""
-
-    servers: tuple[tuple[float, float], ...]
-    weights: tuple[float, ...]
-
-    @classmethod
-    def of(cls, servers: Sequence[OpenAISettings]) -> Prices | None:
-        """None where no price is given. Raises ConfigError where some are missing."""
-        given = [(s.prompt_price, s.completion_price) for s in servers]
-        if all(price is None for pair in given for price in pair):
-            return None
-        known = tuple((p, c) for p, c in given if p is not None and c is not None)
-        if len(known) < len(given):
-            raise ConfigError("openai.prompt_price, openai.completion_price: give both, for every server, or none")
-        return cls(known, tuple(s.weight for s in servers))
-
-    def cost(self, attempt: Attempt) -> float:
-        """The cost of all its completions, by the token counts on record."""
-        prompt, sampled = self.servers[place_of(attempt.plan.rollout_id, self.weights)]
-        return (prompt * prompt_tokens(attempt) + sampled * attempt.record.sampled_tokens) / _MILLION
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +61,7 @@ class Evaluation(Listener):
         self.retries += len(group.attempts) - self.samples_per_task
         self.outcomes.update(str(attempt.outcome.name) for attempt in last_attempts(group.attempts))
         if self.prices is not None:
-            self.cost += math.fsum(self.prices.cost(attempt) for attempt in group.attempts)
+            self.cost += math.fsum(self.prices.cost_of(attempt) for attempt in group.attempts)
         for member in group.members_G:
             self.sums.update(spent(member.attempt))
 
@@ -161,17 +131,12 @@ class Evaluation(Listener):
         return found | ({"eval/cost": self.cost} if self.prices is not None else {})
 
 
-def prompt_tokens(attempt: Attempt) -> int:
-    """Prompt tokens of all its completions; the tokens of a repeated prompt count again."""
-    return sum(turn.completion.prompt_tokens for turn in attempt.record.turns)
-
-
 def spent(attempt: Attempt) -> dict[str, float]:
     """Steps, tokens and times of one attempt, by the names in SPENT."""
     record = attempt.record
     return {
         "steps": record.action_steps,
-        "prompt_tokens": prompt_tokens(attempt),
+        "prompt_tokens": record.prompt_tokens,
         "completion_tokens": record.sampled_tokens,
         "duration_s": record.duration_s,
         "waiting_s": record.waiting_s,

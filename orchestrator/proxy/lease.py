@@ -20,6 +20,7 @@ from orchestrator.control import ControlAnswer
 from orchestrator.errors import (
     AuthenticationError,
     ContextLengthError,
+    CostReached,
     OrchestratorError,
     ProtocolError,
     ToolError,
@@ -33,6 +34,7 @@ from orchestrator.proxy.left_files import OutputIntake, OutputRule
 from orchestrator.proxy.once import Once
 from orchestrator.proxy.said import Asked, Refusal, Reply, RequestRefused, Spoken, ToolReply
 from orchestrator.proxy.turns import Turns
+from orchestrator.purse import Purse
 from orchestrator.tools.arguments import recordable
 from orchestrator.tools.base import HostTool
 from orchestrator.types import Completion, CompletionKind, RolloutPlan, Step, ToolCall, Turn, Wishes
@@ -61,9 +63,10 @@ class Lease:
         *,
         output: OutputRule | None = None,
         control: EndpointControl | None = None,
+        purse: Purse | None = None,
     ) -> None:
         """`cpu_s` returns the CPU seconds of the sandbox so far, None if unknown. `control`: the run's; None: the
-        lease gets its own."""
+        lease gets its own. `purse`: the run's; None: completions may cost what they do."""
         self.plan = plan
         self.tools = tools
         self.equipment = equipment or Equipment()
@@ -71,9 +74,10 @@ class Lease:
         self.clock = OwnClock(plan.limits.rollout_timeout_s)
         self.tool_calls: list[ToolCall] = []
         self.steps: list[Step] = []
-        self.fatal: AuthenticationError | None = None  # ends the run
+        self.fatal: AuthenticationError | CostReached | None = None  # ends the run
         self.control = control or EndpointControl(completer, tokenizer)
         self._completer = completer
+        self._purse = purse
         self._budgets = Budgets(plan, cpu_s)
         self._turns = Turns(plan, self._budgets, tokenizer, takes_ids=completer.takes_ids)
         self._completions: Once[Reply] = Once()
@@ -150,7 +154,7 @@ class Lease:
             self.record_step(step)
         with self.clock.waiting(sampling=True):
             try:
-                request, keep = await self._prepared(asked)
+                request, prompt_tokens, keep = await self._prepared(asked)
             except Over as over:
                 if over.name == "context_length" and (reply := self._too_long_for_now(over.detail)) is not None:
                     return reply
@@ -158,11 +162,23 @@ class Lease:
             except RequestRefused as error:
                 return self._not_served(error.refusal)
             except Exception as error:  # else the sandbox's call would fail, and the rollout be scored for it
-                return await self._failed(error, None, _keep_nothing)
+                return await self._failed(error, None, 0, _keep_nothing)
             try:
-                return keep(await self._completer.sample(request))
+                return await self._sampled(request, prompt_tokens, keep)
             except Exception as error:  # as above
-                return await self._failed(error, request, keep)
+                return await self._failed(error, request, prompt_tokens, keep)
+
+    async def _sampled(self, request: CompletionRequest, prompt_tokens: int, keep: Keep) -> Reply:
+        if self._purse is None:
+            return keep(await self._completer.sample(request))
+        try:
+            with self._purse.hold(self.plan.rollout_id, prompt_tokens, request.sampling.max_tokens) as settle:
+                completion = await self._completer.sample(request)
+                settle(completion.prompt_tokens, completion.completion_tokens)
+                return keep(completion)
+        except CostReached as reached:
+            self.fatal = reached
+            return Reply(ended=self.refuse("cancelled", str(reached)))
 
     def _not_served(self, refusal: Refusal) -> Reply:
         """Refuses one request of a program, which may send another one. Another agent's tools are the
@@ -184,8 +200,9 @@ class Lease:
         told = f"This model's maximum context length is {most} tokens: {detail}. Shorten the conversation."
         return self._not_served(Refusal(told, "messages", too_long=True))
 
-    async def _prepared(self, asked: Asked) -> tuple[CompletionRequest, Keep]:
-        """The request, and a function that records its completion. Raises Over, RecordError."""
+    async def _prepared(self, asked: Asked) -> tuple[CompletionRequest, int, Keep]:
+        """The request, the tokens of its prompt, and a function that records its completion. Raises Over,
+        RecordError."""
         await self._budgets.check_cpu()
         plan, started_s = self.plan, self.clock.elapsed_s
         prompt = await self._turns.prepared(asked)
@@ -215,7 +232,7 @@ class Lease:
             stop = next(filter(completion.unseen.startswith, asked.stop), "")
             return Reply(completion=completion, said=said, logprobs=told, stop=stop)
 
-        return request, keep
+        return request, prompt.tokens, keep
 
     def _demand_guidance(self, wishes: Wishes) -> None:
         """Raises RequestRefused unless the endpoint keeps to the form that is asked for."""
@@ -226,7 +243,9 @@ class Lease:
         if wishes.logprobs and not self._completer.takes_ids:
             raise RequestRefused(Refusal("this endpoint gives no log-probs of its tokens", "logprobs"))
 
-    async def _failed(self, error: Exception, request: CompletionRequest | None, keep: Keep) -> Reply:
+    async def _failed(
+        self, error: Exception, request: CompletionRequest | None, prompt_tokens: int, keep: Keep
+    ) -> Reply:
         """Ends the lease with the outcome that `blame` decides.
 
         If the endpoint answers a control, the request is first sent once more, with the same seed: the endpoint
@@ -242,7 +261,7 @@ class Lease:
             if isinstance(error, Interrupted):
                 request = replace(request, begun=error.parts)
             try:
-                return keep(await self._completer.sample(request))
+                return await self._sampled(request, prompt_tokens, keep)
             except Exception as again:
                 error, control = again, await self.control.answer(self.plan)
         if not isinstance(error, OrchestratorError):

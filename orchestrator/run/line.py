@@ -176,6 +176,7 @@ class BadTaskLine(TypedDict):
 
 
 class _Tokens(TypedDict):
+    prompt_tokens: Whole
     completion_tokens: Whole
 
 
@@ -481,6 +482,7 @@ class Counted:
     reason: str
     ungraded: bool
     score: Score | None
+    prompt_tokens: int
     sampled_tokens: int
     duration_s: float
     cpu_s: float | None
@@ -499,6 +501,7 @@ class Counted:
             reason=outcome.detail if isinstance(outcome, Ended) else outcome.reason,
             ungraded=attempt.ungraded is not None,
             score=result.score if isinstance(result, Member) else None,
+            prompt_tokens=record.prompt_tokens,
             sampled_tokens=record.sampled_tokens,
             duration_s=record.duration_s,
             cpu_s=record.cpu_s,
@@ -530,6 +533,7 @@ def read_counted(text: bytes) -> Counted | CountedBadTask:
         reason=line["reason"],
         ungraded=line.get("ungraded") is not None,
         score=None if score is None else Score(score, line["score_parts"] or {}, line.get("score_evidence") or {}),
+        prompt_tokens=sum(completion["prompt_tokens"] for completion in line["completions"]),
         sampled_tokens=sum(completion["completion_tokens"] for completion in line["completions"]),
         duration_s=line["duration_s"],
         cpu_s=line["cpu_s"],

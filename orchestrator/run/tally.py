@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from orchestrator.observer import Listener
 from orchestrator.run.line import Counted, CountedBadTask
+from orchestrator.run.prices import Prices
 from orchestrator.text import LINE_CHARS, one_line, printable
 from orchestrator.types import Attempt, BadTask, Failed, FailedName, Group, Member
 
@@ -21,6 +22,7 @@ _UNWANTED = {"have the same score": "of equal scores", "policy versions behind":
 class Tally(Listener):
     """Counts of one run. `outcomes` has every attempt once, bad tasks included."""
 
+    prices: Prices | None = None  # None: nothing is known of them
     started: float = field(default_factory=time.monotonic)
     outcomes: Counter[str] = field(default_factory=Counter)
     scores: list[float] = field(default_factory=list)
@@ -32,6 +34,8 @@ class Tally(Listener):
     mixed: int = 0
     attempts: int = 0
     tokens: int = 0
+    cost: float = 0.0  # of all completions, where prices are known
+    trained: int = 0  # rollouts of written groups
     cpu_s: float = 0.0  # of the attempts for which it is known
     cpu_known: int = 0
     rollout_s: float = 0.0
@@ -55,6 +59,8 @@ class Tally(Listener):
         if told.ungraded:
             return None  # its tokens and times are counted with its score
         self.tokens += told.sampled_tokens
+        if self.prices is not None:
+            self.cost += self.prices.cost(told.rollout_id, told.prompt_tokens, told.sampled_tokens)
         self.rollout_s += told.duration_s
         if told.cpu_s is not None:
             self.cpu_s += told.cpu_s
@@ -78,6 +84,7 @@ class Tally(Listener):
     def earlier_group(self, scores: Sequence[float]) -> None:
         """Counts one group that an earlier process of the run has written."""
         self.groups += 1
+        self.trained += len(scores)
         self.mixed += len(set(scores)) > 1
 
     def bad_task(self, task: BadTask | None = None) -> None:
@@ -90,6 +97,7 @@ class Tally(Listener):
             self._count_drop(group)
             return
         self.groups += 1
+        self.trained += len(group.members_G)
         self.mixed += len({m.score.value for m in group.members_G}) > 1
 
     def _count_drop(self, group: Group) -> None:

@@ -172,6 +172,20 @@ class EnvSettings(Settings):
     # Rollouts and groups
     group_size: int = setting(8, Whole(1, 1024), ROLLOUTS, "rollouts per task, compared with each other")
     max_steps: int = setting(12, Whole(1, 10_000), ROLLOUTS, "agent steps")
+    max_cost: float | None = setting(
+        None,
+        Number(above=0),
+        ROLLOUTS,
+        "the run ends in order before its completions cost more; needs prices; docs/runs.md",
+        unset="none",
+    )
+    price_table: Path | None = setting(
+        None,
+        File(),
+        ROLLOUTS,
+        "YAML with lines `MODEL: {prompt: 2.5, completion: 10}`, per million tokens",
+        unset="none",
+    )
     max_retries: int = setting(2, Whole(0, 100), ROLLOUTS, "new attempts after a failure of the infrastructure")
     group_policy: str = setting(
         "backfill",

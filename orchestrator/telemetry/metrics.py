@@ -120,7 +120,7 @@ class RunMetrics(Listener):
         self._rollout_s.labels(split).observe(record.duration_s)
         self._wait_s.observe(record.launch_s)
         self._tokens.labels(split, "sampled").inc(record.sampled_tokens)
-        self._tokens.labels(split, "prompt").inc(sum(turn.completion.prompt_tokens for turn in record.turns))
+        self._tokens.labels(split, "prompt").inc(record.prompt_tokens)
         for turn in record.turns:
             self._completion_s.observe(turn.ended_s - turn.started_s)
             self._retries.inc(turn.completion.retries)

@@ -1,7 +1,7 @@
 """Spans of a run for OpenTelemetry, over OTLP. The only place that knows its SDK.
 
-A span is made when its attempt or group is over, with the times on record: nothing on the way of a rollout knows of
-it. What a model wrote, was told or was given by a tool is in no span.
+A span is made when its attempt or group is over, with the times on record: nothing on the way of a rollout knows
+of it. What a model wrote, was told or was given by a tool is in no span.
 
     group > rollout > launch, step > completion, tool call; grading
 """
@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from orchestrator import __version__
 from orchestrator.errors import EnvironmentUnusable
@@ -74,7 +74,7 @@ class Tracing(Listener):
             MODEL: self._model,
             TEMPERATURE: plan.sampling.temperature,
             TOP_P: plan.sampling.top_p,
-            PROMPT_TOKENS: sum(turn.completion.prompt_tokens for turn in record.turns),
+            PROMPT_TOKENS: record.prompt_tokens,
             SAMPLED_TOKENS: record.sampled_tokens,
             "orchestrator.rollout_id": plan.rollout_id,
             "orchestrator.task_id": plan.task.task_id,
@@ -101,7 +101,9 @@ class Tracing(Listener):
         """Steps by the orchestrator's own clock: each from its completion to the next step, or to the end."""
         record, start = attempt.record, attempt.record.started_at
         firsts = [turn.started_s for turn in record.turns if turn.is_step]
-        bounds = list(zip(firsts, [*firsts[1:], max(record.duration_s, *firsts, 0.0)], strict=True)) if firsts else []
+        bounds = (
+            list(zip(firsts, [*firsts[1:], max(record.duration_s, *firsts, 0.0)], strict=True)) if firsts else []
+        )
         steps = [
             (since, until, self._span("step", rollout, start + since, {"orchestrator.step": number}))
             for number, (since, until) in enumerate(bounds, 1)
@@ -113,7 +115,11 @@ class Tracing(Listener):
 
         for turn in record.turns:
             span = self._span(
-                f"chat {self._model}", within(turn.started_s), start + turn.started_s, self._of(attempt, turn), client=True
+                f"chat {self._model}",
+                within(turn.started_s),
+                start + turn.started_s,
+                self._of(attempt, turn),
+                client=True,
             )
             span.end(_ns(start + turn.ended_s))
         for call in record.tool_calls:
@@ -162,8 +168,12 @@ class Tracing(Listener):
     def _group(self, plan: RolloutPlan) -> Span:
         key = plan.split, plan.group
         if key not in self._groups:
-            told = {"orchestrator.group": plan.group, "orchestrator.task_id": plan.task.task_id}
-            self._groups[key] = self._span("group", Context(), time.time(), {**told, "orchestrator.split": plan.split})
+            told: Attributes = {
+                "orchestrator.group": plan.group,
+                "orchestrator.task_id": plan.task.task_id,
+                "orchestrator.split": plan.split,
+            }
+            self._groups[key] = self._span("group", Context(), time.time(), told)
         return self._groups[key]
 
     def _span(
@@ -187,17 +197,18 @@ async def tracing(model: str, say: Callable[[str], None]) -> AsyncIterator[Traci
     finally:
         made.end()
         loop = asyncio.get_running_loop()
-        sent = loop.create_future()
+        sent = asyncio.Event()
 
         def shut() -> None:
             provider.shutdown()
-            loop.call_soon_threadsafe(lambda: sent.done() or sent.set_result(None))
+            with suppress(RuntimeError):  # it took too long, and the loop is closed
+                loop.call_soon_threadsafe(sent.set)
 
         # A daemon: the end of the process waits for a collector that is away no longer than this does.
         threading.Thread(target=shut, name="spans", daemon=True).start()
         try:
             async with asyncio.timeout(CLOSE_S):
-                await sent
+                await sent.wait()
         except TimeoutError:
             say(f"tracing: the collector takes too long; what it has not got after {CLOSE_S:g} s is lost")
 

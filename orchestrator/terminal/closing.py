@@ -35,6 +35,17 @@ def scores_text(tally: Tally) -> str:
     return f"mean {tally.mean_score:.3f}, {tally.correct} of {scored} correct ({share(tally.correct, scored)})"
 
 
+def cost_text(tally: Tally) -> str:
+    """What all completions cost, those of broken and dropped rollouts included; and for each result."""
+    text = f"{tally.cost:.4f}"
+    if tally.trained:
+        each = (
+            f"{tally.cost / tally.groups:.4f} a written group, {tally.cost / tally.trained:.5f} a trained rollout"
+        )
+        text = f"{text}; {each}"
+    return text
+
+
 def draws_text(tally: Tally) -> str:
     """How often rollouts were drawn again, by outcome, and whether most draws were in one group."""
     each = ", ".join(f"{name} {n}" for name, n in tally.draws.most_common())
@@ -82,6 +93,8 @@ def closing_table(
         table.append(("scores", scores_text(tally)))
     table += reason_rows(tally)
     table += [("tokens", f"{tally.tokens} sampled"), ("time", f"{tally.wall_s:.1f} s{_per_rollout(tally)}")]
+    if tally.prices is not None:
+        table.append(("cost", cost_text(tally)))
     stream = stream or sys.stdout
     if stream.isatty():
         print(file=stream)

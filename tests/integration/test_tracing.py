@@ -36,7 +36,9 @@ async def test_every_rollout_is_a_tree_of_spans_that_agrees_with_the_record(home
     groups, rollouts = collector.named("group"), collector.named("rollout")
     assert len(groups) == TASKS
     assert len(rollouts) == len(record) == 2 * TASKS
-    children = Counter((collector.spans[s.parent_span_id].name, s.name) for s in collector.spans.values() if s.parent_span_id)
+    children = Counter(
+        (collector.spans[s.parent_span_id].name, s.name) for s in collector.spans.values() if s.parent_span_id
+    )
     assert children["group", "rollout"] == len(record)
     assert children["rollout", "launch"] == children["rollout", "grading"] == len(record)
     completions = sum(len(line["completions"]) for line in record.values())

@@ -22,10 +22,11 @@ from orchestrator.engine import Orchestrator
 from orchestrator.errors import ConfigError, RecordError
 from orchestrator.evaluation.evaluate import evaluate, evaluation_config
 from orchestrator.evaluation.files import EvaluationFiles, sample_line
-from orchestrator.evaluation.measured import Evaluation, Prices
+from orchestrator.evaluation.measured import Evaluation
 from orchestrator.evaluation.table import print_evaluation
 from orchestrator.here import Here
 from orchestrator.observer import Observer
+from orchestrator.run.prices import Prices
 from orchestrator.run.tally import Tally
 from orchestrator.settings.config import Config
 from orchestrator.settings.table import EnvSettings, OpenAISettings
@@ -145,29 +146,29 @@ def test_metrics_have_accuracy_by_level_and_source_and_are_plain_numbers() -> No
 def test_cost_is_of_every_attempt_at_its_server_s_price() -> None:
     group = a_group([True, None])
     sampled = group.attempts[0].record.sampled_tokens
-    evaluation = measured(group, prices=Prices.of([PRICED]))
+    evaluation = measured(group, prices=Prices.of(Config(openai=(PRICED,))))
     assert evaluation.cost == pytest.approx(3 * (10 * 2.0 + sampled * 8.0) / 1e6)
     dear = replace(PRICED, prompt_price=0.0, completion_price=1000.0, weight=3.0)
-    two = Prices.of([PRICED, dear])
+    two = Prices.of(Config(openai=(PRICED, dear)))
     assert two is not None
     ids = [f"g{n:06d}-r00-a0" for n in range(50)]
     places = [place_of(rollout_id, two.weights) for rollout_id in ids]
     assert 25 < sum(places) < 50
     attempt = group.attempts[0]
     for rollout_id, place in zip(ids, places, strict=True):
-        cost = two.cost(replace(attempt, plan=replace(attempt.plan, rollout_id=rollout_id)))
+        cost = two.cost_of(replace(attempt, plan=replace(attempt.plan, rollout_id=rollout_id)))
         assert cost == pytest.approx(sampled * 1e-3 if place else (20 + sampled * 8) / 1e6)
 
 
 def test_half_a_price_is_refused() -> None:
-    assert Prices.of([OpenAISettings()]) is None
+    assert Prices.of(Config()) is None
     for servers in ([replace(PRICED, prompt_price=None)], [PRICED, OpenAISettings()]):
         with pytest.raises(ConfigError, match="give both, for every server, or none"):
-            Prices.of(servers)
+            Prices.of(Config(openai=tuple(servers)))
 
 
 def test_the_table_shows_labels_as_text_and_what_is_missing() -> None:
-    evaluation = measured(a_group([True, None], level="[red]\x1b[31m"), prices=Prices.of([PRICED]))
+    evaluation = measured(a_group([True, None], level="[red]\x1b[31m"), prices=Prices.of(Config(openai=(PRICED,))))
     stream, tally = StringIO(), Tally()
     tally.attempt(an_attempt(Failed(FailedName.SCORER_ERROR, "mine raised\n\x1b[31mKeyError")))
     print_evaluation(evaluation, tally, [("metrics", "m.json")], stream)

@@ -12,7 +12,20 @@ import pytest
 ROOT = Path(__file__).parents[2]
 # Names, values and pure rules: no input, no output, no clock. `base` is a room's contract.
 VOCABULARY = {
-    *("types", "errors", "text", "redact", "plugins", "backoff", "waits", "control", "outcome", "plan", "policy"),
+    *(
+        "types",
+        "errors",
+        "text",
+        "redact",
+        "plugins",
+        "backoff",
+        "waits",
+        "control",
+        "outcome",
+        "plan",
+        "policy",
+        "purse",
+    ),
 }
 # Who carries a rollout out, from the inside outwards: each may import those before it.
 WAY_OUT = ("rollout", "executor", "group", "engine")
@@ -55,7 +68,7 @@ HOMES = {
     "trl": "orchestrator.trainers.trl_async",
     "accelerate": "orchestrator.trainers.trl",
 }
-# Packages of trainers and of who watches a run: each is known in one file, which is imported only where it is used.
+# Packages of trainers and of who watches a run: each is known in one file, imported only where it is used.
 ONE_FILE = {
     "prometheus_client": "orchestrator.telemetry.metrics",
     "opentelemetry": "orchestrator.telemetry.tracing",

@@ -1,0 +1,89 @@
+"""What completions cost, by the token counts on record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from orchestrator.completion.route import place_of
+from orchestrator.errors import ConfigError
+from orchestrator.types import Attempt
+
+if TYPE_CHECKING:
+    from orchestrator.settings.config import Config
+
+_MILLION = 1_000_000
+_MOST_BYTES = 1 << 20
+_KEYS = ("prompt", "completion")
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """The price of a million prompt tokens and of a million sampled ones, by server, in any currency."""
+
+    servers: tuple[tuple[float, float], ...]
+    weights: tuple[float, ...]
+
+    @classmethod
+    def of(cls, config: Config) -> Prices | None:
+        """Of each server its own prices, else those of its model in `env.price_table`. None where no price is
+        given. Raises ConfigError where some are missing."""
+        table = {} if config.env.price_table is None else _read(config.env.price_table)
+        given = [
+            table.get(s.model_name, (None, None))
+            if s.prompt_price is None and s.completion_price is None
+            else (s.prompt_price, s.completion_price)
+            for s in config.openai
+        ]
+        if not table and all(price is None for pair in given for price in pair):
+            return None
+        known = tuple((p, c) for p, c in given if p is not None and c is not None)
+        if len(known) < len(given):
+            raise ConfigError(
+                f"env.price_table: no prices of {_unpriced(config, table)} in {config.env.price_table}"
+                if table
+                else "openai.prompt_price, openai.completion_price: give both, for every server, or none"
+            )
+        return cls(known, tuple(s.weight for s in config.openai))
+
+    def cost(self, rollout_id: str, prompt_tokens: int, sampled_tokens: int) -> float:
+        """The cost of so many tokens of one rollout."""
+        prompt, sampled = self.servers[place_of(rollout_id, self.weights)]
+        return (prompt * prompt_tokens + sampled * sampled_tokens) / _MILLION
+
+    def cost_of(self, attempt: Attempt) -> float:
+        """The cost of all its completions."""
+        return self.cost(attempt.plan.rollout_id, attempt.record.prompt_tokens, attempt.record.sampled_tokens)
+
+
+def _unpriced(config: Config, table: Mapping[str, Any]) -> str:
+    return ", ".join(sorted({s.model_name for s in config.openai if s.prompt_price is None} - set(table)))
+
+
+def _read(path: Path) -> dict[str, tuple[float, float]]:
+    """Prices by model. Raises ConfigError."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+        told = yaml.safe_load(content) if len(content) <= _MOST_BYTES else None
+    except OSError as error:
+        raise ConfigError(f"env.price_table: {path} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"env.price_table: {path} is no YAML: {' '.join(str(error).split())[:200]}") from error
+    form = f"env.price_table: {path} must have lines of the form `MODEL: {{prompt: 2.5, completion: 10}}`"
+    if not isinstance(told, dict) or not told:
+        raise ConfigError(form)
+    found = {}
+    for model, prices in told.items():
+        if not isinstance(prices, dict) or set(prices) != set(_KEYS) or not all(map(_is_price, prices.values())):
+            raise ConfigError(f"{form}; {str(model)[:80]!r} has none")
+        found[str(model)] = (float(prices["prompt"]), float(prices["completion"]))
+    return found
+
+
+def _is_price(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e9

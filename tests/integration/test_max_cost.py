@@ -1,0 +1,92 @@
+"""A run that may cost so much and no more ends in order before, and goes on with more."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.inference import ScriptedServer
+from tests.fakes.runs import Ended, answers, essence, flags, lines, outcomes, place, run, running, write_tasks
+from tests.fakes.trainers import Trainer, run_api
+
+TASKS = 10
+PRICES = ("--openai.prompt_price=100", "--openai.completion_price=1000")
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    with place() as directory:
+        write_tasks(directory / "tasks.jsonl", TASKS)
+        yield directory
+
+
+def cost(run_directory: Path) -> float:
+    """By the token counts on record."""
+    completions = [c for line in lines(run_directory / "rollouts.jsonl") for c in line.get("completions", ())]
+    return sum(c["prompt_tokens"] * 100 + c["completion_tokens"] * 1000 for c in completions) / 1e6
+
+
+def printed(ended: Ended) -> float:
+    found = re.search(r"^cost +([0-9.]+)", ended.stdout, re.MULTILINE)
+    assert found, ended.stdout
+    return float(found[1])
+
+
+async def test_a_run_ends_before_its_cost_is_passed_and_goes_on_to_the_same_groups(home: Path) -> None:
+    async with ScriptedServer("vllm", answers(TASKS, delay_s=0.05)) as server:
+        whole = await run(*flags(home, server.base_url, run_dir=home / "whole"), *PRICES, directory=home)
+        assert whole.code == 0, whole.stderr
+        everything = cost(home / "whole")
+        assert printed(whole) == pytest.approx(everything, abs=1e-3)
+        most = everything / 2
+        given = flags(home, server.base_url, max_cost=most)
+        ended = await run(*given, *PRICES, directory=home)
+        assert ended.code == 1, ended.stderr
+        assert not ended.traceback
+        assert 0 < cost(home / "run") <= most
+        assert printed(ended) == pytest.approx(cost(home / "run"), abs=1e-3)
+        assert "env.max_cost: completions have cost" in ended.stderr
+        assert "--env.resume" in ended.stderr
+        assert 0 < len(lines(home / "run" / "groups.jsonl")) < TASKS
+        again = await run("--env.resume", "run", directory=home)
+        assert again.code == 1, "nothing is left"
+        assert "env.max_cost: completions have cost" in again.stderr
+        more = await run("--env.resume", "run", f"--env.max_cost={10 * everything}", directory=home)
+        assert more.code == 0, more.stderr
+    assert essence(home / "run" / "groups.jsonl") == essence(home / "whole" / "groups.jsonl")
+
+
+async def test_even_the_first_rollouts_cannot_pass_it(home: Path) -> None:
+    """Nothing is known yet of what a rollout costs: the completion that might pass the limit is not asked for."""
+    async with ScriptedServer("vllm", answers(TASKS, delay_s=0.2)) as server:
+        given = flags(home, server.base_url, max_cost=0.5, max_completion_tokens=16)
+        ended = await run(*given, *PRICES, directory=home)
+        assert ended.code == 1, ended.stderr
+        assert not ended.traceback, ended.stderr
+        served = sum(len(s.prompt_ids) * 100 + len(s.sampled_ids) * 1000 for s in server.log.completions) / 1e6
+    assert 0 < served <= 0.5
+    assert "env.max_cost" in ended.stderr
+    assert set(outcomes(home / "run")) <= {"finished", "no_answer", "cancelled"}
+
+
+async def test_serve_ends_so_too(home: Path) -> None:
+    async with run_api() as api, ScriptedServer("vllm", answers(TASKS, delay_s=0.05)) as server:
+        given = flags(home, server.base_url, rollout_server_url=api.url, total_steps=40, max_cost=4)
+        trainer = await Trainer.registered(api.url, batch_size=2)
+        async with running(*given, *PRICES, directory=home, command="serve") as serve:
+            ended = await trainer.until_ended(serve)
+    assert ended.code == 1, ended.stderr
+    assert not ended.traceback, ended.stderr
+    assert 0 < cost(home / "run") <= 4
+    assert "env.max_cost: completions have cost" in ended.stderr
+    assert 0 < len(trainer.groups) < 40
+
+
+async def test_a_limit_without_prices_is_refused(home: Path) -> None:
+    async with ScriptedServer("vllm", answers(TASKS)) as server:
+        ended = await run(*flags(home, server.base_url, max_cost=1), directory=home)
+    assert ended.code == 2
+    assert "env.max_cost: needs prices" in ended.stderr

@@ -1,0 +1,131 @@
+"""A limit of money: what a purse lets through, and which prices it is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import ConfigError, CostReached
+from orchestrator.purse import Purse
+from orchestrator.run.prices import Prices
+from orchestrator.settings.config import Config
+from orchestrator.settings.table import EnvSettings, OpenAISettings
+
+
+def cents(rollout_id: str, prompt_tokens: int, sampled_tokens: int) -> float:
+    return prompt_tokens * 0.01 + sampled_tokens * 0.1
+
+
+class Told:
+    """How often a purse said that nothing is to be begun any more."""
+
+    def __init__(self, most: float) -> None:
+        self.count = 0
+        self.purse = Purse(most, cents, self._empty)
+
+    def _empty(self) -> None:
+        self.count += 1
+
+
+def test_a_completion_that_could_pass_the_limit_is_not_asked_for() -> None:
+    purse = Told(10.0).purse
+    with purse.hold("r", 100, 50) as settle:  # at most 6.00
+        with pytest.raises(CostReached, match=r"env\.max_cost: completions have cost 0\.0000 of 10"):
+            with purse.hold("s", 100, 50):
+                pass
+        settle(100, 10)
+    assert purse.spent == pytest.approx(2.0)
+    with purse.hold("s", 100, 50) as settle:
+        settle(100, 50)
+    assert purse.spent == pytest.approx(8.0)
+    with pytest.raises(CostReached), purse.hold("t", 100, 11):
+        pass
+    with purse.hold("t", 100, 10):
+        pass
+
+
+def test_what_a_failed_completion_held_is_given_back() -> None:
+    purse = Told(10.0).purse
+    for _ in range(5):
+        with pytest.raises(ValueError), purse.hold("r", 100, 80):
+            raise ValueError
+    assert purse.spent == 0
+
+
+def test_no_rollout_is_begun_when_those_under_way_will_use_up_the_rest() -> None:
+    told = Told(10.0)
+    for _ in range(4):
+        told.purse.begun()
+    assert told.count == 0, "nothing is known of what a rollout costs"
+    told.purse.ended(2.0, spend=False)  # 2 spent, three under way and the next one: 10
+    assert told.count == 0
+    told.purse.begun()
+    assert (told.count, told.purse.is_empty) == (1, True)
+    told.purse.ended(2.0, spend=False)
+    assert told.count == 1
+
+
+def test_what_earlier_processes_spent_counts() -> None:
+    told = Told(10.0)
+    told.purse.open(7.0)
+    told.purse.begun()
+    told.purse.ended(2.0, spend=False)
+    assert told.count == 1
+    with pytest.raises(CostReached):
+        Told(10.0).purse.open(10.0)
+
+
+def test_what_other_machines_sampled_is_spent_when_it_is_known() -> None:
+    purse = Told(10.0).purse
+    purse.ended(6.0, spend=True)
+    with pytest.raises(CostReached, match=r"12\.0000 of 10"):
+        purse.ended(6.0, spend=True)
+
+
+def priced(table: Path, *models: str) -> Prices | None:
+    servers = tuple(OpenAISettings(model_name=model) for model in models)
+    return Prices.of(Config(env=EnvSettings(price_table=table), openai=servers))
+
+
+def test_prices_come_from_a_table_by_model(tmp_path: Path) -> None:
+    table = tmp_path / "prices.yaml"
+    table.write_text("small: {prompt: 0.5, completion: 2}\nlarge/model: {prompt: 3, completion: 15.0}\n")
+    prices = priced(table, "large/model")
+    assert prices is not None
+    assert prices.cost("g0", 1_000_000, 1_000_000) == 18
+    own = Config(
+        env=EnvSettings(price_table=table),
+        openai=(OpenAISettings(model_name="other", prompt_price=1.0, completion_price=1.0),),
+    )
+    assert Prices.of(own) == Prices(((1.0, 1.0),), (1.0,))
+    with pytest.raises(ConfigError, match=r"env\.price_table: no prices of other in "):
+        priced(table, "small", "other")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(
+            "",
+            "[]",
+            "a: 1",
+            "a: {prompt: 1}",
+            "a: {prompt: 1, completion: -1}",
+            "a: {prompt: 1, completion: .nan}",
+        ),
+        *("a: {prompt: true, completion: 1}", "a: {prompt: 1, completion: 1, more: 1}", "{", "a: !!python/none 1"),
+        *("[" * 100_000, "\x00"),
+    ],
+)
+def test_a_table_that_is_none_is_refused_in_one_line(tmp_path: Path, content: str) -> None:
+    table = tmp_path / "prices.yaml"
+    table.write_text(content)
+    with pytest.raises(ConfigError, match=r"env\.price_table: ") as refused:
+        priced(table, "a")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_table_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"env\.price_table: .* cannot be read"):
+        priced(tmp_path / "none.yaml", "a")

@@ -32,6 +32,7 @@ SECTIONS = (
     "nodes",
     "cluster",
     "frameworks",
+    "watched",
 )
 
 

@@ -120,7 +120,11 @@ async def _three_beside_one(found: Findings, scale: Scale) -> None:
         for nodes in scale.pick((1, 2), (1, 3), (1, 3)):
             async with _cluster_of(nodes) as address:
                 config = configuration(
-                    server.base_url, groups=groups, group_size=group_size, sandboxes=SANDBOXES, launcher="docker"
+                    server.base_url,
+                    groups=groups,
+                    group_size=group_size,
+                    max_concurrent_sandboxes=SANDBOXES,
+                    launcher="docker",
                 )
                 env = replace(config.env, cluster="ray", ray_address=address)
                 walls[nodes] = await _wall_s(replace(config, env=env))

@@ -13,6 +13,7 @@ import asyncio
 import importlib
 import json
 import logging
+import os
 import sys
 import tempfile
 import time
@@ -49,17 +50,16 @@ class Mark:
     outcomes: dict[str, int]
 
 
-def configuration(base_url: str, *, groups: int, group_size: int, sandboxes: int, launcher: str) -> Config:
-    """Defaults otherwise; only exact ids are good enough."""
+def configuration(base_url: str, *, groups: int, group_size: int, **more: object) -> Config:
+    """Defaults otherwise; only exact ids are good enough. `more`: of `env`."""
     return load_config(
         env={
             "group_size": group_size,
             "total_steps": groups,
-            "max_concurrent_sandboxes": sandboxes,
-            "launcher": launcher,
             "tokenizer_name": str(tokenizer_folder()),
             "token_source": "exact",
             "seed": 1,
+            **more,
         },
         openai={"base_url": base_url, "model_name": "bench"},
     )
@@ -129,6 +129,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--sandboxes", type=int, default=8)
     parser.add_argument("--launcher", default="docker")
+    parser.add_argument("--metrics-port", help="where metrics are served; default: nowhere")
+    parser.add_argument("--otlp", help="where spans are sent; default: nowhere")
     parser.add_argument("--every", type=int, default=10, help="rollouts between two marks")
     return parser.parse_args()
 
@@ -140,9 +142,12 @@ def main() -> None:
         given.endpoint,
         groups=given.groups,
         group_size=given.group_size,
-        sandboxes=given.sandboxes,
+        max_concurrent_sandboxes=given.sandboxes,
         launcher=given.launcher,
+        metrics_port=given.metrics_port,
     )
+    if given.otlp:
+        os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = given.otlp
 
     def told(mark: Mark) -> None:
         print(json.dumps(asdict(mark)), flush=True)

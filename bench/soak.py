@@ -68,7 +68,11 @@ def soak(rollouts: int, sandboxes: int, launcher: str, turns: int, home: Path) -
         place = home / name
         place.mkdir()
         config = configuration(
-            server.base_url, groups=groups, group_size=GROUP_SIZE, sandboxes=sandboxes, launcher=launcher
+            server.base_url,
+            groups=groups,
+            group_size=GROUP_SIZE,
+            max_concurrent_sandboxes=sandboxes,
+            launcher=launcher,
         )
         return asyncio.run(run(config, place, told, 1))
 

@@ -71,7 +71,11 @@ async def _wall_s(durations: Sequence[float]) -> float:
     groups = len(durations) // GROUP_SIZE
     with endpoint(turns=TURNS, durations_s=durations) as server:
         config = configuration(
-            server.base_url, groups=groups, group_size=GROUP_SIZE, sandboxes=SLOTS, launcher="docker"
+            server.base_url,
+            groups=groups,
+            group_size=GROUP_SIZE,
+            max_concurrent_sandboxes=SLOTS,
+            launcher="docker",
         )
         async with Orchestrator(config, Observer(say=lambda line: None)) as orchestrator:
             await asyncio.sleep(2.0)  # the first sandboxes are made

@@ -1,0 +1,93 @@
+"""What it costs to be watched: the job of 64 rollouts with metrics that somebody scrapes, with spans that somebody
+collects, and with neither, in turns.
+
+The orchestrator's own CPU is compared: nothing else does more. A share is of all CPU that a rollout takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from bench.endpoint import RunningEndpoint, endpoint
+from bench.job import COMPLETION_S, OURS, STEPS
+from bench.machine import CpuMeter
+from bench.numbers import p50
+from bench.program import program
+from bench.report import Findings, Scale
+from tests.fakes.collector import collecting
+from tests.fakes.trainers import free_port
+
+TITLE = "64 rollouts with metrics, and with spans"
+SCRAPE_S = 1.0
+MOST = {"metrics": 0.01, "spans": 0.03}  # of the CPU of a rollout
+
+
+async def measure(scale: Scale) -> Findings:
+    found = Findings()
+    groups, group_size = scale.pick((1, 2), (8, 8), (8, 8))
+    rollouts = groups * group_size
+    own: dict[str, list[float]] = {"neither": [], "metrics": [], "spans": []}
+    everything: list[float] = []
+    with endpoint(scale.pick(0.05, COMPLETION_S, COMPLETION_S), STEPS) as server:
+        meter = await CpuMeter.open(scale.pick(0.2, 3.0, 10.0), [server.pid])
+        ways = list(own)
+        for turn in range(scale.pick(1, 3, 10)):
+            for way in ways if turn % 2 else reversed(ways):
+                before = meter.now()
+                own[way].append(await _job(way, server, groups, group_size) / rollouts)
+                if way == "neither":
+                    everything.append(meter.since(before) / rollouts)
+    found.samples = {f"{way}, CPU-s a rollout": values for way, values in own.items()}
+    found.samples["everything, CPU-s a rollout"] = everything
+    whole = p50(everything)
+    found.add("CPU in the orchestrator per rollout", p50(own["neither"]), "CPU-s")
+    found.add("CPU per rollout, everything included", whole, "CPU-s", note=meter.trouble)
+    for way, most in MOST.items():
+        added = p50([a - b for a, b in zip(own[way], own["neither"], strict=True)])
+        found.add(f"added by {way}, per rollout", added, "CPU-s", note=f"median of {len(own[way])} differences")
+        bound = {} if scale is Scale.TINY else {"at_most": most}
+        found.add(f"added by {way} / everything", added / whole, "x", **bound)
+    return found
+
+
+async def _job(way: str, server: RunningEndpoint, groups: int, group_size: int) -> float:
+    """CPU seconds of the orchestrator."""
+    sizes = ("--endpoint", server.base_url, "--groups", groups, "--group-size", group_size)
+    async with _watched(way) as more, program(OURS, *sizes, "--sandboxes", 2 * group_size, *more) as ready:
+        end = json.loads((await ready.go())[-1])
+    if end["outcomes"] != {"finished": groups * group_size}:
+        raise RuntimeError(f"the job did not end as it should: {end['outcomes']}")
+    return float(end["cpu_s"])
+
+
+@asynccontextmanager
+async def _watched(way: str) -> AsyncIterator[tuple[str, ...]]:
+    """The arguments for one way of being watched, and who watches."""
+    if way == "spans":
+        async with collecting() as collector:
+            yield "--otlp", collector.address
+            if not collector.spans:
+                raise RuntimeError("no span was sent")
+    elif way == "metrics":
+        port, seen = str(free_port()), [0]
+        scraping = asyncio.create_task(_scrape(f"http://127.0.0.1:{port}/metrics", seen))
+        try:
+            yield "--metrics-port", port
+        finally:
+            scraping.cancel()
+        if not seen[0]:
+            raise RuntimeError("nothing was scraped")
+    else:
+        yield ()
+
+
+async def _scrape(url: str, seen: list[int]) -> None:
+    while True:
+        with suppress(OSError):  # it does not run yet, or no more
+            await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=10).read())
+            seen[0] += 1
+        await asyncio.sleep(SCRAPE_S)

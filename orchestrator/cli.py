@@ -79,7 +79,7 @@ def find_command(argv: Sequence[str], commands: Sequence[Command]) -> tuple[Comm
 
 def run_command(command: Command, argv: Sequence[str], carry_out: CarryOut | None = None) -> int:
     """Reads flags, environment and YAML, then hands over to the command's module."""
-    given = parse(argv, command.flags(), command.arguments)
+    given = parse(argv, command.flags(), command.arguments, repeats=command.repeats)
     _warn_of_keys(given)
     own = {
         row.name: given[row.key].value if row.key in given else row.default

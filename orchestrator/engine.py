@@ -243,6 +243,7 @@ class Orchestrator:
             "tokenizer": tokenizer.name if isinstance(tokenizer, HubTokenizer) else None,
             "token_ids": "exact" if self.hosts.takes_ids else "from text",
             **({"why_text": self.hosts.why_text} if self.hosts.why_text else {}),
+            **({"prices": self._prices.public()} if self._prices is not None else {}),
             **told,
             "agent": {"kind": spec.kind, "identity": identity, **calls, **told["agent"]},
         }

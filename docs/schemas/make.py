@@ -97,6 +97,14 @@ class ConfigFile(TypedDict):
     openai: tuple[dict[str, Any], ...]
 
 
+class PricesOfServer(TypedDict):
+    """Of a million tokens of one server, and its share of the rollouts."""
+
+    prompt: float
+    completion: float
+    weight: float
+
+
 class RunFile(TypedDict):
     """run.json: what ran. `token_ids`: whether ids are those sampled or made from text; `why_text`: why from text.
     `groups_file`: relative to the run directory, or absolute."""
@@ -108,6 +116,7 @@ class RunFile(TypedDict):
     tasks: str
     token_ids: Literal["exact", "from text"]
     why_text: NotRequired[str]
+    prices: NotRequired[tuple[PricesOfServer, ...]]
     tokenizer: str | None
     agent: dict[str, Any]
     sandbox: dict[str, str]

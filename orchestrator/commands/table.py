@@ -7,7 +7,7 @@ from pathlib import Path
 
 from orchestrator.launch.names import EXTRAS
 from orchestrator.settings.flags import OPTIONS, Command
-from orchestrator.settings.kinds import Choice, File, Flag, Kind, Number, Text, Whole
+from orchestrator.settings.kinds import Choice, File, Files, Flag, Kind, Number, Text, Whole
 from orchestrator.settings.row import Setting
 from orchestrator.settings.table import (
     AGENT,
@@ -164,6 +164,16 @@ COMMANDS = (
                 unset="the run's own, where it is on this machine",
             ),
             _option("browser", Flag(), "open it in a browser", default=False),
+        ),
+    ),
+    Command(
+        "compare",
+        "shows runs side by side: outcomes, solved tasks with intervals, tokens, money, and which tasks changed",
+        arguments=(_option("runs", Files(2), "run directories; the others are compared with the first"),),
+        repeats=True,
+        options=(
+            _option("json", File(), "also write it as JSON", unset="none"),
+            _option("html", File(), "also write it as a page", unset="none"),
         ),
     ),
     Command(

@@ -11,6 +11,7 @@ import yaml
 
 from orchestrator.completion.route import place_of
 from orchestrator.errors import ConfigError
+from orchestrator.run.lenient import number, objects
 from orchestrator.types import Attempt
 
 if TYPE_CHECKING:
@@ -49,6 +50,25 @@ class Prices:
                 else "openai.prompt_price, openai.completion_price: give both, for every server, or none"
             )
         return cls(known, tuple(s.weight for s in config.openai))
+
+    @classmethod
+    def recorded(cls, told: Mapping[str, Any]) -> Prices | None:
+        """Those in a run.json, unchecked; None: it has none."""
+        found = objects(told.get("prices"))
+        rows = [
+            (number(one.get("prompt")), number(one.get("completion")), number(one.get("weight"))) for one in found
+        ]
+        known = [(p, c, w) for p, c, w in rows if p is not None and c is not None and w is not None and w > 0]
+        if not known or len(known) < len(rows):
+            return None
+        return cls(tuple((p, c) for p, c, _ in known), tuple(w for _, _, w in known))
+
+    def public(self) -> list[dict[str, float]]:
+        """For run.json."""
+        return [
+            {"prompt": prompt, "completion": completion, "weight": weight}
+            for (prompt, completion), weight in zip(self.servers, self.weights, strict=True)
+        ]
 
     def cost(self, rollout_id: str, prompt_tokens: int, sampled_tokens: int) -> float:
         """The cost of so many tokens of one rollout."""

@@ -41,6 +41,7 @@ class Command:
     without_endpoint: bool = False  # whether it also works without one
     settings_of: str = ""  # the argument that names a run directory, whose settings are the defaults
     defaults: Mapping[str, str] = field(default_factory=dict)  # the command's own, by key
+    repeats: bool = False  # whether its one argument comes several times
 
     @property
     def samples(self) -> bool:
@@ -76,9 +77,13 @@ def dotted_flags() -> dict[str, Setting]:
     return flags | {row.flag: row for row in (TAVILY_KEY, CONFIG_FILE)}
 
 
-def parse(argv: Sequence[str], flags: dict[str, Setting], arguments: Sequence[Setting] = ()) -> Layer:
-    """Everything given on a command line, read and checked. Raises ConfigError."""
+def parse(
+    argv: Sequence[str], flags: dict[str, Setting], arguments: Sequence[Setting] = (), *, repeats: bool = False
+) -> Layer:
+    """Everything given on a command line, read and checked. `repeats`: the last argument takes all words that are
+    left. Raises ConfigError."""
     layer: Layer = {}
+    words: list[str] = []
     tokens, expected = deque(argv), deque(arguments)
     last: Setting | None = None
     while tokens:
@@ -90,12 +95,17 @@ def parse(argv: Sequence[str], flags: dict[str, Setting], arguments: Sequence[Se
                 raise ConfigError(_unknown(name, flags))
             give(layer, row, value if equals else _value(row, name, tokens), name)
             last = row
+        elif repeats and len(expected) == 1:
+            words.append(token)
+            last = None
         elif expected:
             row = expected.popleft()
             give(layer, row, token, row.name.upper())
             last = None
         else:
             raise ConfigError(_unexpected(token, last))
+    if words:
+        give(layer, row := expected.popleft(), words, row.name.upper())
     if expected:
         raise ConfigError(f"{expected[0].name.upper()} is missing: {expected[0].text}")
     return layer

@@ -41,7 +41,7 @@ def overview(commands: Sequence[Command]) -> str:
 def command_help(command: Command) -> str:
     """What `orchestrator COMMAND --help` prints."""
     rows = command.rows()
-    words = "".join(f" {row.name.upper()}" for row in command.arguments)
+    words = "".join(f" {row.name.upper()}" for row in command.arguments) + " ..." * command.repeats
     lines = [f"usage: orchestrator {command.name}{words}{' [FLAGS]' * bool(rows)}", ""]
     lines += _wrapped(command.summary[0].upper() + command.summary[1:] + ".", "")
     for row in command.arguments:

@@ -221,6 +221,23 @@ class File(Kind):
         return path_of(str(raw))
 
 
+@dataclass(frozen=True, slots=True)
+class Files(Kind):
+    """Several paths, for an argument that repeats."""
+
+    at_least: int
+    metavar: str = "PATH"
+
+    @property
+    def valid(self) -> str:
+        return f"{self.at_least} paths or more"
+
+    def read(self, raw: object) -> tuple[Path, ...]:
+        if not isinstance(raw, list | tuple) or len(raw) < self.at_least:
+            raise ValueError
+        return tuple(File().read(one) for one in raw)
+
+
 class Json(Kind):
     """Base of the kinds that are given as JSON text, or as such a value in YAML or Python."""
 

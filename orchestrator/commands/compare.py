@@ -1,0 +1,56 @@
+"""`orchestrator compare RUN RUN ...`: runs side by side, and which tasks changed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import orjson
+from rich.table import Table
+
+from orchestrator.comparing.compared import ComparedRun, Difference, as_json
+from orchestrator.comparing.page import comparison_page
+from orchestrator.comparing.shown import rows
+from orchestrator.errors import OutputError
+from orchestrator.terminal.console import Console
+from orchestrator.text import printable
+
+SHOWN = 5  # tasks that changed, for each run
+
+
+def run(runs: tuple[Path, ...], json: Path | None, html: Path | None) -> int:
+    """0: it is shown. Raises ConfigError for what is no run, OutputError."""
+    compared = [ComparedRun.read(path) for path in runs]
+    differences = [Difference.of(compared[0], other) for other in compared[1:]]
+    table = orjson.dumps(as_json(compared, differences), option=orjson.OPT_INDENT_2) + b"\n"
+    for path, content in ((json, table), (html, comparison_page(compared, differences).encode())):
+        if path is not None:
+            _write(path, content)
+    _print(compared, differences)
+    for label, path in (("json", json), ("page", html)):
+        if path is not None:
+            print(f"{label}: {path}")
+    return 0
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _print(compared: list[ComparedRun], differences: list[Difference]) -> None:
+    console = Console(sys.stdout, soft_wrap=True)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("", *(run.name for run in compared)):
+        table.add_column(printable(name), overflow="fold")
+    for label, cells in rows(compared, differences):
+        table.add_row(printable(label), *map(printable, cells))
+    console.print(table, markup=False)
+    for run, difference in zip(compared[1:], differences, strict=True):
+        for task, before, now in difference.changed[:SHOWN]:
+            console.print(printable(f"{run.name}: {task}: solved {before:.0%}, now {now:.0%}"), markup=False)
+    console.print(
+        "intervals of 95 %, over tasks; differences are from the first run, on the tasks of both; * not zero"
+    )

@@ -1,0 +1,214 @@
+"""Several runs side by side: what each one did, and how the others differ from the first, task by task."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator.errors import ConfigError
+from orchestrator.evaluation.estimates import Estimate, estimate_mean, estimate_pass_at_k
+from orchestrator.report.summary import Row, read_run
+from orchestrator.run.files import find_run, read_description
+from orchestrator.run.lenient import mapping, objects, text
+from orchestrator.run.prices import Prices
+
+CHANGED = 10  # tasks that are told
+PARTS = ("level", "source")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRows:
+    """One task's scored rollouts."""
+
+    level: str
+    source: str
+    scores: tuple[float, ...]
+    solved: int
+
+    @property
+    def share(self) -> float:
+        """The share of its rollouts that solved it."""
+        return self.solved / len(self.scores)
+
+    @property
+    def score(self) -> float:
+        return math.fsum(self.scores) / len(self.scores)
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedRun:
+    """What one run did. `outcomes`, tokens, seconds and cost are of all attempts. `cost` None: no prices are
+    known."""
+
+    name: str
+    model: str
+    outcomes: Counter[str]
+    tasks: Mapping[str, TaskRows]
+    bad_tasks: int
+    sampled_tokens: int
+    prompt_tokens: int
+    duration_s: float
+    cost: float | None
+
+    @classmethod
+    def read(cls, path: Path) -> ComparedRun:
+        """A run directory. Raises ConfigError if there is none, or no rollout in it."""
+        files = find_run(path)
+        if files.directory is None:
+            raise ConfigError(f"{path} is a groups file: name the run's directory, which has all rollouts")
+        told = read_description(files.directory)
+        run = read_run(files.directory, files.groups or files.directory / "groups.jsonl")
+        rows = list(run.rollouts.values())
+        if not rows:
+            raise ConfigError(f"{path} holds no rollout")
+        servers = objects(mapping(told.get("config")).get("openai"))
+        prices = Prices.recorded(told)
+        return cls(
+            name=str(path),
+            model=", ".join(dict.fromkeys(text(server.get("model_name"), 80) for server in servers)),
+            outcomes=Counter(row["outcome"] for row in rows) + Counter(bad_task=len(run.bad_tasks)),
+            tasks=_tasks(rows, run.groups),
+            bad_tasks=len(run.bad_tasks),
+            sampled_tokens=sum(row["tokens"] for row in rows),
+            prompt_tokens=sum(row["prompt_tokens"] for row in rows),
+            duration_s=math.fsum(row["duration_s"] or 0.0 for row in rows),
+            cost=None if prices is None else _cost(rows, prices),
+        )
+
+    @property
+    def attempts(self) -> int:
+        return sum(self.outcomes.values()) - self.bad_tasks
+
+    @property
+    def rollouts(self) -> int:
+        """Those that were scored."""
+        return sum(len(task.scores) for task in self.tasks.values())
+
+    def solved(self, tasks: Iterable[TaskRows] | None = None) -> Estimate | None:
+        """The mean share of solved rollouts over tasks; None: none was scored."""
+        chosen = self.tasks.values() if tasks is None else tasks
+        return estimate_pass_at_k([(len(task.scores), task.solved) for task in chosen], 1)
+
+    def score(self) -> Estimate | None:
+        """The mean score over tasks."""
+        return estimate_mean([task.score for task in self.tasks.values()])
+
+    def by(self, part: str) -> dict[str, list[TaskRows]]:
+        """Tasks by `level` or `source`, sorted; tasks without one are left out."""
+        parts: dict[str, list[TaskRows]] = {}
+        for task in self.tasks.values():
+            if label := getattr(task, part):
+                parts.setdefault(label, []).append(task)
+        return dict(sorted(parts.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How a run differs from the first on the tasks that both have. `changed`: (task, share before, share now),
+    the greatest changes first. The estimates are None for fewer than three tasks."""
+
+    tasks: int
+    solved: Estimate | None
+    score: Estimate | None
+    better: int
+    worse: int
+    changed: Sequence[tuple[str, float, float]] = field(default_factory=tuple)
+
+    @classmethod
+    def of(cls, first: ComparedRun, other: ComparedRun) -> Difference:
+        shared = [(name, task, other.tasks[name]) for name, task in first.tasks.items() if name in other.tasks]
+        by = _differences(shared, lambda task: task.share)
+        changed = sorted(
+            ((name, before.share, now.share) for name, before, now in shared if before.share != now.share),
+            key=lambda it: (-abs(it[2] - it[1]), it[0]),
+        )
+        return cls(
+            tasks=len(shared),
+            solved=estimate_mean(by, least=3),
+            score=estimate_mean(_differences(shared, lambda task: task.score), least=3),
+            better=sum(value > 0 for value in by),
+            worse=sum(value < 0 for value in by),
+            changed=changed[:CHANGED],
+        )
+
+
+def _differences(
+    shared: Iterable[tuple[str, TaskRows, TaskRows]], value: Callable[[TaskRows], float]
+) -> list[float]:
+    return [value(now) - value(before) for _, before, now in shared]
+
+
+def _tasks(rows: Iterable[Row], groups: Mapping[int, Row]) -> dict[str, TaskRows]:
+    scored: dict[str, list[Row]] = {}
+    places: dict[str, Row] = {}
+    for row in rows:
+        if row["score"] is not None:
+            group = groups[row["group"]]
+            scored.setdefault(group["task"], []).append(row)
+            places[group["task"]] = group
+    return {
+        task: TaskRows(
+            level=places[task]["level"],
+            source=places[task]["source"],
+            scores=tuple(row["score"] for row in found),
+            solved=sum(row["solved"] for row in found),
+        )
+        for task, found in scored.items()
+    }
+
+
+def _cost(rows: Iterable[Row], prices: Prices) -> float:
+    return math.fsum(prices.cost(row["id"], row["prompt_tokens"], row["tokens"]) for row in rows)
+
+
+def as_json(runs: Sequence[ComparedRun], differences: Sequence[Difference]) -> dict[str, Any]:
+    """All of it as plain values."""
+    return {
+        "runs": [_run(run) for run in runs],
+        "differences_from_the_first": [
+            {
+                "run": run.name,
+                "tasks_of_both": difference.tasks,
+                "solved": _estimate(difference.solved),
+                "score": _estimate(difference.score),
+                "tasks_better": difference.better,
+                "tasks_worse": difference.worse,
+                "changed_most": [
+                    {"task": task, "solved_before": before, "solved_now": now}
+                    for task, before, now in difference.changed
+                ],
+            }
+            for run, difference in zip(runs[1:], differences, strict=True)
+        ],
+    }
+
+
+def _run(run: ComparedRun) -> dict[str, Any]:
+    return {
+        "run": run.name,
+        "model": run.model,
+        "outcomes": dict(run.outcomes.most_common()),
+        "attempts": run.attempts,
+        "scored_rollouts": run.rollouts,
+        "tasks": len(run.tasks),
+        "solved": _estimate(run.solved()),
+        "score": _estimate(run.score()),
+        **{
+            f"solved_by_{part}": {label: _estimate(run.solved(tasks)) for label, tasks in run.by(part).items()}
+            for part in PARTS
+        },
+        "sampled_tokens": run.sampled_tokens,
+        "prompt_tokens": run.prompt_tokens,
+        "seconds": run.duration_s,
+        "cost": run.cost,
+    }
+
+
+def _estimate(found: Estimate | None) -> dict[str, float] | None:
+    if found is None:
+        return None
+    return {"value": found.value, "low": found.low, "high": found.high, "tasks": found.tasks}

@@ -1,0 +1,92 @@
+"""The comparison as rows of text, for the terminal and for a page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from orchestrator.comparing.compared import PARTS, ComparedRun, Difference
+from orchestrator.evaluation.estimates import Estimate
+from orchestrator.terminal.closing import share
+
+Row = tuple[str, tuple[str, ...]]  # label, a cell for each run
+
+
+def rows(runs: Sequence[ComparedRun], differences: Sequence[Difference]) -> list[Row]:
+    """What is shown of all runs, in order. What no run has is left out."""
+
+    def row(label: str, cell: Callable[[ComparedRun], str]) -> Row:
+        return label, tuple(map(cell, runs))
+
+    outcomes = dict.fromkeys(name for run in runs for name, _ in run.outcomes.most_common())
+    shown = [
+        row("model", lambda run: run.model),
+        row("tasks", lambda run: str(len(run.tasks))),
+        row("scored rollouts", lambda run: f"{run.rollouts} of {run.attempts} attempts"),
+        *(row(f"  {name}", lambda run, name=name: _count(run, name)) for name in outcomes),  # type: ignore[misc]
+        row("solved", lambda run: percent(run.solved())),
+    ]
+    for part in PARTS:
+        shown += _by(part, runs)
+    shown += [
+        row("score", lambda run: plain(run.score())),
+        row("sampled tokens", lambda run: _each(run, run.sampled_tokens, ",.0f")),
+        row("prompt tokens", lambda run: _each(run, run.prompt_tokens, ",.0f")),
+        row("rollout seconds", lambda run: _each(run, run.duration_s, ",.2f")),
+    ]
+    if any(run.cost is not None for run in runs):
+        shown.append(row("cost", lambda run: "" if run.cost is None else _each(run, run.cost, ",.4f")))
+    against = [("", *(_against(difference) for difference in differences))]
+    names = ("tasks of both", "solved, difference", "score, difference", "tasks better, worse")
+    shown += [(name, ("", *(cells[i] for cells in against[0][1:]))) for i, name in enumerate(names)]
+    return [(label, cells) for label, cells in shown if any(cells)]
+
+
+def _by(part: str, runs: Sequence[ComparedRun]) -> list[Row]:
+    """Solved tasks by level or source, a row for each that a run has; none where all have the same one."""
+    parts = [run.by(part) for run in runs]
+    labels = sorted({label for found in parts for label in found})
+    return [
+        (
+            f"  {part} {label}",
+            tuple(percent(run.solved(found.get(label, ()))) for run, found in zip(runs, parts, strict=True)),
+        )
+        for label in (labels if len(labels) > 1 else ())
+    ]
+
+
+def _against(difference: Difference) -> tuple[str, ...]:
+    return (
+        str(difference.tasks),
+        signed(difference.solved, "%"),
+        signed(difference.score),
+        f"{difference.better}, {difference.worse}",
+    )
+
+
+def _count(run: ComparedRun, name: str) -> str:
+    found = run.outcomes[name]
+    return f"{found} ({share(found, sum(run.outcomes.values()))})" if found else ""
+
+
+def _each(run: ComparedRun, total: float, form: str) -> str:
+    """All of it, and for each scored rollout."""
+    each = f"; {total / run.rollouts:{form}} each" if run.rollouts else ""
+    return f"{total:{form}}{each}"
+
+
+def percent(found: Estimate | None) -> str:
+    """With its interval."""
+    return "" if found is None else f"{found.value:.1%} ({100 * found.low:.1f}–{found.high:.1%})"
+
+
+def plain(found: Estimate | None) -> str:
+    return "" if found is None else f"{found.value:.3f} ({found.low:.3f}–{found.high:.3f})"
+
+
+def signed(found: Estimate | None, unit: str = "") -> str:
+    """A difference with its interval; a mark where the interval leaves out zero."""
+    if found is None:
+        return "too few tasks to tell"
+    form = "+.1%" if unit else "+.3f"
+    told = f"{found.value:{form}} ({found.low:{form}} to {found.high:{form}})"
+    return f"{told} *" if found.low > 0 or found.high < 0 else told

@@ -1,0 +1,168 @@
+"""Runs side by side."""
+
+from __future__ import annotations
+
+import json
+import math
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.cli import main
+from orchestrator.comparing.compared import ComparedRun, Difference
+from orchestrator.evaluation.estimates import estimate_mean
+from tests.fakes.odd_run import an_attempt_line, write_odd_run
+
+HOSTILE = "<script>alert(1)</script>\x1b[31m"
+
+
+def write_run(
+    directory: Path, tasks: dict[str, list[float]], prices: list[dict[str, float]] | None = None
+) -> Path:
+    """Each task's scores; a negative one: the rollout broke."""
+    directory.mkdir()
+    lines = []
+    for group, (task, scores) in enumerate(tasks.items()):
+        for index, score in enumerate(scores):
+            broke = score < 0
+            lines.append(
+                an_attempt_line(
+                    rollout_id=f"g{group:06d}-r{index:02d}-a0",
+                    group=group,
+                    index=index,
+                    task_id=task,
+                    level=str(group % 2 + 1),
+                    outcome="llm_error" if broke else "finished",
+                    score=None if broke else score,
+                    score_parts={},
+                    duration_s=2.0,
+                    completions=[{"prompt_tokens": 1000, "completion_tokens": 100, "kind": "action"}],
+                )
+            )
+    (directory / "rollouts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    told: dict[str, Any] = {"config": {"env": {}, "openai": [{"model_name": f"m-{directory.name}"}]}}
+    (directory / "run.json").write_text(json.dumps(told | ({"prices": prices} if prices else {})))
+    return directory
+
+
+def compare(*arguments: object) -> int:
+    return main(["compare", *map(str, arguments)])
+
+
+def test_shares_are_over_tasks_and_differences_over_pairs(tmp_path: Path) -> None:
+    names = [f"t{n}" for n in range(6)]
+    first = write_run(tmp_path / "a", {name: [1.0, 0.0] for name in names} | {"only-a": [1.0, 1.0]})
+    other = write_run(
+        tmp_path / "b", {name: [1.0, 1.0 if n < 3 else 0.0] for n, name in enumerate(names)} | {"only-b": [-1, -1]}
+    )
+    a, b = ComparedRun.read(first), ComparedRun.read(other)
+    assert (len(a.tasks), len(b.tasks)) == (7, 6), "a task of which no rollout was scored is none"
+    assert b.outcomes == {"finished": 12, "llm_error": 2}
+    solved = a.solved()
+    assert solved is not None
+    assert solved.value == pytest.approx((6 * 0.5 + 1) / 7)
+    difference = Difference.of(a, b)
+    assert (difference.tasks, difference.better, difference.worse) == (6, 3, 0)
+    assert difference.changed == [("t0", 0.5, 1.0), ("t1", 0.5, 1.0), ("t2", 0.5, 1.0)]
+    assert difference.solved is not None
+    assert difference.solved.value == pytest.approx(0.25)
+    half = 2.5706 * math.sqrt(6 * 0.0625 / 5) / math.sqrt(6)  # Student's quantile for five degrees of freedom
+    assert difference.solved.high - 0.25 == pytest.approx(half, rel=0.01)
+    assert a.by("level").keys() == {"1", "2"}
+
+
+@pytest.mark.parametrize(("freedom", "quantile"), [(1, 12.706), (2, 4.303), (3, 3.182), (10, 2.228), (100, 1.984)])
+def test_the_interval_of_a_mean_is_student_s(freedom: int, quantile: float) -> None:
+    """Quantiles out of printed tables."""
+    values = [0.0, 1.0] + [0.5] * (freedom - 1)
+    found = estimate_mean(values)
+    assert found is not None
+    spread = math.sqrt(0.5 / freedom)
+    assert found.high - found.value == pytest.approx(quantile * spread / math.sqrt(freedom + 1), rel=0.035)
+    assert estimate_mean(values[:1]) is None
+
+
+def test_two_tasks_are_too_few_for_a_difference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [write_run(tmp_path / name, {"t0": [1.0], "t1": [0.0]}) for name in "ab"]
+    assert compare(*runs) == 0
+    assert "too few tasks to tell" in capsys.readouterr().out
+
+
+def test_money_is_told_where_prices_are_on_record(tmp_path: Path) -> None:
+    priced = [{"prompt": 10.0, "completion": 100.0, "weight": 1.0}]
+    dear = ComparedRun.read(write_run(tmp_path / "a", {"t": [1.0, -1.0]}, priced))
+    assert dear.cost == pytest.approx(2 * (1000 * 10 + 100 * 100) / 1e6), "what broke has cost too"
+    assert ComparedRun.read(write_run(tmp_path / "b", {"t": [1.0]})).cost is None
+
+
+class Texts(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.texts: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def test_table_json_and_page_say_the_same_and_names_are_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks = {HOSTILE: [1.0], "t1": [1.0], "t2": [0.0], "t3": [1.0]}
+    a = write_run(tmp_path / "a", tasks)
+    b = write_run(tmp_path / "b", {**tasks, HOSTILE: [0.0]})
+    page, table = tmp_path / "c.html", tmp_path / "c.json"
+    assert compare(a, b, "--html", page, "--json", table) == 0
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed
+    found = Texts()
+    found.feed(page.read_text())
+    assert "script" not in found.tags
+    assert any("alert(1)" in text for text in found.texts)
+    told = json.loads(table.read_text())
+    assert told["runs"][0]["solved"]["value"] == 0.75
+    assert told["differences_from_the_first"][0]["solved"]["value"] == -0.25
+    assert "75.0%" in printed
+    assert any("75.0%" in text for text in found.texts)
+    assert "-25.0%" in printed
+
+
+def test_a_run_of_odd_fields_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "odd").mkdir()
+    write_odd_run(tmp_path / "odd")
+    assert compare(tmp_path / "odd", tmp_path / "odd", "--html", tmp_path / "c.html") == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "RUNS is missing"),
+        (("a",), "2 paths or more"),
+        (("a", "none"), "none is no run directory"),
+        (("a", "empty"), "holds no rollout"),
+        (("a", "g/groups.jsonl"), "name the run's directory"),
+        (("a", "a", "--json", "none/c.json"), "cannot write"),
+    ],
+)
+def test_what_is_no_comparison_is_refused_in_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "a", {"t": [1.0]})
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "rollouts.jsonl").write_text("")
+    (tmp_path / "g").mkdir()
+    (tmp_path / "g" / "groups.jsonl").write_text("{}\n")
+    assert compare(*arguments) in (1, 2)
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1

@@ -235,6 +235,11 @@ COMMANDS = (
         settings_of="run_dir",
     ),
     Command(
+        "completion",
+        "prints a script that completes commands and flags in your shell",
+        arguments=(_option("shell", Choice(("bash", "zsh", "fish")), "which shell"),),
+    ),
+    Command(
         "cleanup",
         "removes what killed runs left: containers, sockets, temporary files",
         uses=("env.launcher",),

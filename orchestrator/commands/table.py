@@ -63,7 +63,8 @@ COMMANDS = (
         "measures a model on tasks, the held-out ones where there are any: accuracy, pass@k, intervals",
         uses=(
             *(TASKS, EVALUATION, AGENT, LIMITS, SANDBOX, TOOLS, SAMPLING, SCORING, ENDPOINT),
-            *("env.max_retries", "env.drain_timeout", "env.run_dir", "env.resume"),
+            *("env.max_retries", "env.drain_timeout", "env.run_dir", "env.resume", "env.max_cost"),
+            *("env.price_table", "env.metrics_port"),
             *("env.fsync", "env.include_messages", "env.save_full_traces"),
         ),
         defaults={"env.scoring_strategy": "correctness"},  # `combined` is meant for training

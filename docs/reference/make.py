@@ -1,0 +1,73 @@
+"""Writes the reference of all commands and settings beside itself: `python docs/reference/make.py`.
+
+It says what `orchestrator COMMAND --help` says, from the same tables. A test fails where it is not current.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from orchestrator.commands.table import COMMANDS
+from orchestrator.settings.flags import CONFIG_FILE, Command
+from orchestrator.settings.row import Setting
+from orchestrator.settings.table import GROUPS, SECTIONS, TAVILY_KEY
+
+PAGE = Path(__file__).parent / "README.md"
+_HEAD = """\
+# Commands and settings
+
+Made by `python docs/reference/make.py` from the tables that the command line reads; `orchestrator COMMAND
+--help` says the same. A setting `env.NAME` is the flag `--env.NAME VALUE`, the variable
+`ORCHESTRATOR_ENV__NAME` and the key `NAME` below `env:` in the file that `--config` names. How these go
+together: [configuration.md](../configuration.md).
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [_HEAD, "## Commands\n", *map(_command, COMMANDS), "## Settings\n"]
+    rows = [row for section in SECTIONS.values() for row in section.rows().values()]
+    for group in GROUPS:
+        table = _table([row for row in rows if row.group == group], "setting")
+        parts += [f"### {group}\n", table]
+    parts.append(f"### Elsewhere\n\n{_table([TAVILY_KEY, CONFIG_FILE], 'flag')}")
+    return "\n".join(parts)
+
+
+def _command(command: Command) -> str:
+    words = "".join(f" {row.name.upper()}" for row in command.arguments) + " ..." * command.repeats
+    text = f"### `orchestrator {command.name}{words}`\n\n{command.summary[0].upper()}{command.summary[1:]}.\n"
+    arguments = "".join(f"- `{row.name.upper()}`: {_cell(row.text)}\n" for row in command.arguments)
+    used = list(
+        dict.fromkeys(row.group for row in command.rows() if row.key in _keys() and row.group in command.uses)
+    )
+    single = [row.key for row in command.rows() if row.key in command.uses]
+    settings = [f"those of {', '.join(used)}"] * bool(used) + [f"`{key}`" for key in single]
+    parts = [text, arguments]
+    if command.options:
+        parts.append(_table(command.options, "flag"))
+    if settings:
+        parts.append(f"Settings: {', '.join(settings)}.\n")
+    return "\n".join(part for part in parts if part)
+
+
+def _keys() -> set[str]:
+    return {row.key for section in SECTIONS.values() for row in section.rows().values()}
+
+
+def _table(rows: list[Setting] | tuple[Setting, ...], name: str) -> str:
+    lines = [f"| {name} | default | what it is | valid |", "|---|---|---|---|"]
+    for row in rows:
+        shown = row.key if name == "setting" else row.flag
+        also = f" Also {', '.join(f'`{flag}`' for flag in row.other_flags)}." if row.other_flags else ""
+        valid = "a key" if row.secret else row.kind.valid
+        lines.append(f"| `{shown}` | {_cell(row.shown_default)} | {_cell(row.text)}.{also} | {_cell(valid)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

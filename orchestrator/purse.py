@@ -65,7 +65,7 @@ class Purse:
         self._running = max(0, self._running - 1)
         self._over += 1
         self._cost_of_over += cost
-        if spend:
+        if spend and cost:
             self.spent += cost
             if self.spent >= self.most:
                 raise self.reached

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import signal
 import socket
+import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -32,7 +34,7 @@ from tests.fakes.runs import (
     whole_lines,
     write_tasks,
 )
-from tests.fakes.trainers import Trainer, run_api
+from tests.fakes.trainers import Trainer, free_port, run_api
 
 pytestmark = [
     pytest.mark.long,
@@ -61,6 +63,10 @@ def on(cluster: RayCluster, home: Path, base_url: str, **env: object) -> list[st
     """The command line of a run on that cluster."""
     where: dict[str, object] = {"cluster": "ray", "ray_address": cluster.address, "launcher": "docker"}
     return flags(home, base_url, **{**where, "max_concurrent_sandboxes": 2, **env})
+
+
+def metrics(port: int) -> str:
+    return urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60).read().decode()  # type: ignore[no-any-return]
 
 
 def nodes_of(home: Path) -> Counter[str]:
@@ -175,7 +181,13 @@ async def test_a_node_that_is_told_to_end_ends_its_rollouts_first(
     cluster: tuple[Path, RayCluster], endpoint: str
 ) -> None:
     home, ray = cluster
-    async with midway(ray, home, endpoint, "a", "b") as started:
+    port = free_port()
+    async with midway(ray, home, endpoint, "a", "b", metrics_port=port) as started:
+        told = await asyncio.to_thread(metrics, port)
+        for node in ("a", "b"):
+            assert f'orchestrator_slots{{node="{node}"}} 2.0' in told
+            assert f'orchestrator_node_up{{node="{node}"}} 1.0' in told
+            assert f'orchestrator_sandboxes{{node="{node}",state="leased"}} ' in told
         ray.nodes["a"].terminate()
         ended = await started.ended()
     assert ended.code == 0, ended.stderr

@@ -1,0 +1,51 @@
+"""docs/troubleshooting.md quotes errors that exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from orchestrator.settings.table import SECTIONS
+from orchestrator.types import EndedName, FailedName
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
+
+
+@cache
+def said() -> str:
+    """All texts of the program, docstrings left out. In a text with expressions these are left out."""
+    texts = []
+    for file in (ROOT / "orchestrator").rglob("*.py"):
+        tree = ast.parse(file.read_text("utf-8"))
+        docs = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if node in docs:
+                continue
+            if isinstance(node, ast.JoinedStr):
+                texts.append("".join(p.value if isinstance(p, ast.Constant) else "\0" for p in node.values))  # type: ignore[misc]
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.append(node.value)
+    return "\n".join(texts)
+
+
+def quoted() -> list[str]:
+    """The first column's quotations."""
+    rows = re.findall(r"^\| (?!the error|---)([^|]+) \|", PAGE, re.MULTILINE)
+    return [text for row in rows for text in re.findall(r"`([^`]+)`", row)]
+
+
+@pytest.mark.parametrize("text", quoted())
+def test_what_it_quotes_is_said(text: str) -> None:
+    assert text in said() or text in {*EndedName, *FailedName}
+
+
+def test_settings_it_names_exist() -> None:
+    known = {row.key for section in SECTIONS.values() for row in section.rows().values()}
+    named = set(re.findall(r"`(?:--)?((?:env|openai)\.[a-z_]+)[ `]", PAGE))
+    assert len(named) > 8
+    assert named <= known

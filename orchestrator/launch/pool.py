@@ -104,9 +104,8 @@ class WarmPool(Generic[P]):
         self._all: set[_Place[P]] = set()
         self._closed = False
         self._broken: Exception | None = None  # an error that no retry can mend; claims raise it
-        self.claims = Counter(
-            {"ready": 0, "made": 0, "none": 0}
-        )  # by what was there: a sandbox ready, one being made
+        # What claims found: a sandbox that was ready, one being made, or none.
+        self.claims = Counter({"ready": 0, "made": 0, "none": 0})
         self.started = 0  # sandboxes that were parked, and how long making these took
         self.starting_s = 0.0
         self._failures = 0

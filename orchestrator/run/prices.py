@@ -87,6 +87,8 @@ def _unpriced(config: Config, table: Mapping[str, Any]) -> str:
 def _read(path: Path) -> dict[str, tuple[float, float]]:
     """Prices by model. Raises ConfigError."""
     try:
+        if path.exists() and not path.is_file():  # opening a pipe would block
+            raise ConfigError(f"env.price_table: {path} is no file")
         with path.open("rb") as file:
             content = file.read(_MOST_BYTES + 1)
         told = yaml.safe_load(content) if len(content) <= _MOST_BYTES else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -129,3 +130,7 @@ def test_a_table_that_is_none_is_refused_in_one_line(tmp_path: Path, content: st
 def test_a_table_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"env\.price_table: .* cannot be read"):
         priced(tmp_path / "none.yaml", "a")
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(ConfigError, match=r"env\.price_table: .* is no file"):
+            priced(place, "a")

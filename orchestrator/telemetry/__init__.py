@@ -38,7 +38,7 @@ async def open_watchers(
     if _traces(os.environ if environ is None else environ):
         from orchestrator.telemetry.tracing import tracing
 
-        watchers.append(await stack.enter_async_context(tracing(config.openai[0].model_name, say)))
+        watchers.append(await stack.enter_async_context(tracing(config.openai[0].model_name, hosts, say)))
     return watchers
 
 

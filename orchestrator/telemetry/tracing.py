@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager, suppress
 
 from orchestrator import __version__
 from orchestrator.errors import EnvironmentUnusable
+from orchestrator.hosts import Hosts
 from orchestrator.observer import Listener
 from orchestrator.text import one_line
 from orchestrator.types import Attempt, Failed, Group, Member, RolloutPlan, Turn
@@ -51,11 +52,13 @@ Attributes = Mapping[str, str | int | float | bool | tuple[str, ...]]
 
 
 class Tracing(Listener):
-    """Makes the spans of one run. `model`: the name that completions are asked for with."""
+    """Makes the spans of one run. `model`: the name that completions are asked for with. `hosts`: as those of
+    `open_watchers`."""
 
-    def __init__(self, tracer: Tracer, model: str) -> None:
+    def __init__(self, tracer: Tracer, model: str, hosts: Callable[[], Hosts | None]) -> None:
         self._tracer = tracer
         self._model = model
+        self._hosts = hosts
         self._groups: dict[tuple[str, int], Span] = {}  # by split and number
         self._begun_at: dict[str, float] = {}
 
@@ -77,7 +80,7 @@ class Tracing(Listener):
             PROMPT_TOKENS: record.prompt_tokens,
             SAMPLED_TOKENS: record.sampled_tokens,
             "orchestrator.rollout_id": plan.rollout_id,
-            "orchestrator.task_id": plan.task.task_id,
+            "orchestrator.task_id": plan.task.task_id[:200],
             "orchestrator.attempt": plan.attempt,
             "orchestrator.outcome": str(attempt.outcome.name),
         }
@@ -123,13 +126,19 @@ class Tracing(Listener):
             )
             span.end(_ns(start + turn.ended_s))
         for call in record.tool_calls:
-            told = {OPERATION: "execute_tool", TOOL: call.name}
-            span = self._span(f"execute_tool {call.name}", within(call.started_s), start + call.started_s, told)
+            name = self._tool(call.name)
+            told = {OPERATION: "execute_tool", TOOL: name}
+            span = self._span(f"execute_tool {name}", within(call.started_s), start + call.started_s, told)
             if call.error is not None:
                 span.set_status(Status(StatusCode.ERROR))
             span.end(_ns(start + call.ended_s))
         for _, until, span in steps:
             span.end(_ns(start + until))
+
+    def _tool(self, name: str) -> str:
+        """The name if it is a tool's: model-written code may call any."""
+        hosts = self._hosts()
+        return name if hosts is not None and name in hosts.tools else "unknown"
 
     def _of(self, attempt: Attempt, turn: Turn) -> Attributes:
         completion = turn.completion
@@ -170,7 +179,7 @@ class Tracing(Listener):
         if key not in self._groups:
             told: Attributes = {
                 "orchestrator.group": plan.group,
-                "orchestrator.task_id": plan.task.task_id,
+                "orchestrator.task_id": plan.task.task_id[:200],
                 "orchestrator.split": plan.split,
             }
             self._groups[key] = self._span("group", Context(), time.time(), told)
@@ -185,13 +194,15 @@ class Tracing(Listener):
 
 
 @asynccontextmanager
-async def tracing(model: str, say: Callable[[str], None]) -> AsyncIterator[Tracing]:
+async def tracing(
+    model: str, hosts: Callable[[], Hosts | None], say: Callable[[str], None]
+) -> AsyncIterator[Tracing]:
     """Within this block spans are sent to where OpenTelemetry's variables say. Raises EnvironmentUnusable."""
     named = os.environ.get("OTEL_SERVICE_NAME", "orchestrator")
     resource = Resource.create({"service.name": named, "service.version": __version__})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(_exporter()))
-    made = Tracing(provider.get_tracer("orchestrator", __version__), model)
+    made = Tracing(provider.get_tracer("orchestrator", __version__), model, hosts)
     try:
         yield made
     finally:

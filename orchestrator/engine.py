@@ -25,7 +25,7 @@ from orchestrator.completion.called import Sampler
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.completion.trajectory import sampled_by
 from orchestrator.draws import Draw, Draws
-from orchestrator.errors import ConfigError
+from orchestrator.errors import ConfigError, CostReached
 from orchestrator.executor import Executor
 from orchestrator.grade import grade
 from orchestrator.group import GroupPolicy, Unfinished, run_group
@@ -197,7 +197,7 @@ class Orchestrator:
         return Purse(most, prices.cost, self._out_of_money)
 
     def open_purse(self, spent: float) -> None:
-        """What earlier processes of the run have spent. Raises CostReached if `env.max_cost` leaves nothing."""
+        """What earlier processes of the run have spent. If `env.max_cost` leaves nothing, nothing is begun."""
         if self.purse is not None:
             self.purse.open(spent)
 
@@ -272,6 +272,11 @@ class Orchestrator:
         """Whether `drain` was called."""
         return self._stopping.is_set()
 
+    @property
+    def cut_short(self) -> bool:
+        """Whether `drain` was called while there was work left. For `env.max_cost` CostReached says so."""
+        return self.stopping and not (self.purse is not None and self.purse.is_empty)
+
     def summary(self) -> str:
         """One line for people: model, endpoint, group size, and how many sandboxes may live at once."""
         env, other = self.config.env, self.no_sampled_ids
@@ -315,7 +320,8 @@ class Orchestrator:
         The rows are in the order of the tasks, then of the places in the group; a rollout's side rows follow its
         main row. Every task has `group_size` (None: `env.group_size`) main rows, whatever became of it: a
         rollout without a score, a dropped group, a bad task, and what `drain` left unfinished have rows that say
-        so. `epoch` as for `groups`. Raises what ends a run; then all rollouts are cancelled.
+        so. `epoch` as for `groups`. Raises what ends a run; then all rollouts are cancelled. Where `env.max_cost`
+        is reached, what is done is returned, and the next call raises CostReached.
         """
         if self.config.env.total_steps >= 0:
             raise ConfigError("env.total_steps: rollouts(tasks) rolls every task out once; leave it at -1")
@@ -325,9 +331,13 @@ class Orchestrator:
         # Tasks may be made as they are read: off the event loop.
         draws = await asyncio.to_thread(list, self._draws.once(tasks, epoch=epoch, size=size))
         found: dict[int, list[Row]] = {}
-        async with aclosing(self._ended(iter(draws), Earlier())) as ended:
-            async for group in ended:
-                found[group.number] = self.rows(group)
+        try:
+            async with aclosing(self._ended(iter(draws), Earlier())) as ended:
+                async for group in ended:
+                    found[group.number] = self.rows(group)
+        except CostReached:
+            if not found:
+                raise
         for draw in draws:
             if isinstance(draw.task, BadTask):
                 found[draw.number] = [bad_task_row(draw.task, draw.number, index) for index in range(size)]
@@ -428,7 +438,7 @@ class Orchestrator:
                 more = False
         if (purse := self.purse) is None or not purse.is_empty:
             return
-        if unfinished or await asyncio.to_thread(next, draws, None) is not None:
+        if unfinished or await asyncio.to_thread(lambda: any(_is_work(draw, earlier) for draw in draws)):
             raise purse.reached
 
     def fitting(self, task: Task | BadTask) -> Task | BadTask:
@@ -517,7 +527,7 @@ class Orchestrator:
         def started(plan: RolloutPlan, node: str) -> None:
             self.observer.started(plan, node)
             if self.purse is not None:
-                self.purse.begun()
+                self.purse.begun(plan.rollout_id)
 
         async def recorded(result: Member | Attempt) -> None:
             attempt = result.attempt if isinstance(result, Member) else result
@@ -526,7 +536,14 @@ class Orchestrator:
             await self.observer.recorded(result)
             self._agent_gate.attempt(attempt)
             if self.purse is not None and self._prices is not None:
-                self.purse.ended(self._prices.cost_of(attempt), spend=env.cluster != "none")
+                plan, cost = attempt.plan, self._prices.cost_of(attempt)
+                self.purse.ended(
+                    plan.rollout_id,
+                    (plan.split, plan.group, plan.index),
+                    cost,
+                    graded=attempt.ungraded is None,
+                    held=env.cluster == "none",
+                )
 
         return Executor(
             self.hosts,
@@ -540,6 +557,11 @@ class Orchestrator:
             stopping=self._stopping,
             health=self._health,
         )
+
+
+def _is_work(draw: Draw, earlier: Earlier) -> bool:
+    """Whether a group is still to be made for it."""
+    return isinstance(draw.task, Task) and draw.number not in earlier.written
 
 
 def freeze() -> None:

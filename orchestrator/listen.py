@@ -25,7 +25,7 @@ async def listening(application: web.Application, address: str, setting: str) ->
         site = web.TCPSite(runner, host.strip("[]") or LOOPBACK, int(port))
         try:
             await site.start()
-        except (OSError, OverflowError) as error:
+        except (OSError, OverflowError, ValueError) as error:  # ValueError: a name that no host has
             raise EnvironmentUnusable(f"{setting}: nothing can listen at {address}: {error}") from error
         yield f"{host or LOOPBACK}:{runner.addresses[0][1]}"
     finally:

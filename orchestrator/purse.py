@@ -2,13 +2,15 @@
 
 A purse opens with what an earlier process has spent. When what is under way will probably use up the rest, no
 rollout is begun any more; those that run come to their end. If that guess was wrong, the completion that might
-pass the limit raises CostReached.
+pass the limit waits for those under way, and raises CostReached if these leave too little.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from orchestrator.errors import CostReached
 
@@ -25,19 +27,27 @@ class Purse:
         self._price = price
         self._empty = empty
         self._earlier = 0.0
-        self._held = 0.0
-        self._running = 0
+        self._held: list[float] = []  # of completions under way
+        self._settled = asyncio.Event()
+        self._running: set[str] = set()
+        self._unscored: set[object] = set()  # places of attempts that were paid and lack their score
         self._over = 0
         self._cost_of_over = 0.0
 
-    @contextmanager
-    def hold(self, rollout_id: str, prompt_tokens: int, most_tokens: int) -> Iterator[Callable[[int, int], None]]:
+    @asynccontextmanager
+    async def hold(
+        self, rollout_id: str, prompt_tokens: int, most_tokens: int
+    ) -> AsyncIterator[Callable[[int, int], None]]:
         """Within this block a completion is asked for, of at most so many tokens. Yields a function that takes the
-        tokens it really had. Raises CostReached before anything is asked."""
+        tokens it really had. Waits for others under way where these may leave enough. Raises CostReached before
+        anything is asked."""
         held = self._price(rollout_id, prompt_tokens, most_tokens)
-        if self.spent + self._held + held > self.most:
-            raise self.reached
-        self._held += held
+        while self.spent + math.fsum(self._held) + held > self.most:
+            if not self._held:
+                raise self.reached
+            self._settled.clear()
+            await self._settled.wait()
+        self._held.append(held)
 
         def settle(prompt: int, sampled: int) -> None:
             self.spent += self._price(rollout_id, prompt, sampled)
@@ -45,7 +55,8 @@ class Purse:
         try:
             yield settle
         finally:
-            self._held -= held
+            self._held.remove(held)
+            self._settled.set()
 
     @property
     def reached(self) -> CostReached:
@@ -54,32 +65,46 @@ class Purse:
             f"env.max_cost: completions have cost {self.spent:.4f} of {self.most:g}; raise it to go on"
         )
 
-    def begun(self) -> None:
+    def begun(self, rollout_id: str) -> None:
         """A rollout is begun."""
-        self._running += 1
+        self._running.add(rollout_id)
         self._look()
 
-    def ended(self, cost: float, *, spend: bool) -> None:
-        """A rollout is over. `spend`: nobody held its completions, as they were sampled on another machine. Raises
+    def ended(self, rollout_id: str, place: object, cost: float, *, graded: bool, held: bool) -> None:
+        """An attempt is on record. `place`: of its group, the same for the attempt that brings the score of one
+        that has none. `held`: its completions were held here, and not sampled on another machine. Raises
         CostReached if these were too many."""
-        self._running = max(0, self._running - 1)
-        self._over += 1
-        self._cost_of_over += cost
-        if spend and cost:
-            self.spent += cost
-            if self.spent >= self.most:
-                raise self.reached
+        made_here = rollout_id in self._running
+        self._running.discard(rollout_id)
+        if made_here:
+            self._over += 1
+            self._cost_of_over += cost
+            if not graded:
+                self._unscored.add(place)
+        if (made_here and not held) or not (made_here or place in self._unscored):
+            self._spend(cost)
+        if not made_here:
+            self._unscored.discard(place)
         self._look()
 
     def open(self, spent: float) -> None:
-        """What an earlier process has spent. Raises CostReached if nothing is left."""
+        """What an earlier process has spent. If nothing is left, no rollout is begun."""
         self.spent = self._earlier = spent
         if self.spent >= self.most:
+            self._close()
+
+    def _spend(self, cost: float) -> None:
+        self.spent += cost
+        if cost and self.spent > self.most:
             raise self.reached
 
     def _look(self) -> None:
         """Rollouts under way, and the next one, are taken to cost what those before them did."""
         mean = self._cost_of_over / self._over if self._over else 0.0
-        if self._earlier + self._cost_of_over + mean * (self._running + 1) > self.most and not self.is_empty:
+        if self._earlier + self._cost_of_over + mean * (len(self._running) + 1) > self.most:
+            self._close()
+
+    def _close(self) -> None:
+        if not self.is_empty:
             self.is_empty = True
             self._empty()

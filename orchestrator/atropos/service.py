@@ -177,7 +177,6 @@ class Service:
                 if self.config.env.resume is not None:
                     self._resume(run_path, output)
                 await describe(output, engine, tasks.name)
-                engine.open_purse(self.tally.cost)
                 self._observer.writer = output.run
                 self._observer.listeners[:0] = [self.tally, self.progress]
                 self._check_prompt(engine.config.env.max_token_length, "env.max_token_length")
@@ -192,6 +191,7 @@ class Service:
                 self._feed, self._executor = feed, engine.executor(self._kept)
                 self._executor.settled = feed.wake
                 engine.drained.append(feed.drain)
+                engine.open_purse(self.tally.cost + self._cost_of_evaluations(run_path))
                 try:
                     async with self._policy_service(engine):
                         with _demand(engine, feed, self._executor):
@@ -203,6 +203,11 @@ class Service:
                 if engine.purse is not None and engine.purse.is_empty and not feed.finished:
                     raise engine.purse.reached
                 return 0 if terms.total is None or feed.finished else EXIT_INCOMPLETE
+
+    def _cost_of_evaluations(self, run_path: Path) -> float:
+        """Of those that earlier processes of the run have made."""
+        prices, records = self.tally.prices, (run_path / "evals").glob("step-*/rollouts.jsonl")
+        return 0.0 if prices is None else sum(prices.cost_in(record) for record in records)
 
     def _policy_service(self, engine: Orchestrator) -> AbstractAsyncContextManager[None]:
         address = self.config.env.policy_address

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
+from json import dumps
 from pathlib import Path
 
-import orjson
 from rich.table import Table
 
 from orchestrator.comparing.compared import ComparedRun, Difference, as_json
@@ -22,7 +22,7 @@ def run(runs: tuple[Path, ...], json: Path | None, html: Path | None) -> int:
     """0: it is shown. Raises ConfigError for what is no run, OutputError."""
     compared = [ComparedRun.read(path) for path in runs]
     differences = [Difference.of(compared[0], other) for other in compared[1:]]
-    table = orjson.dumps(as_json(compared, differences), option=orjson.OPT_INDENT_2) + b"\n"
+    table = dumps(as_json(compared, differences), indent=2).encode() + b"\n"
     for path, content in ((json, table), (html, comparison_page(compared, differences).encode())):
         if path is not None:
             _write(path, content)

@@ -16,12 +16,14 @@ from orchestrator.settings.row import Setting
 _MADE = f"# Completes orchestrator {__version__}; made by `orchestrator completion`."
 _BASH = """\
 _orchestrator() {{
-  local word="${{COMP_WORDS[COMP_CWORD]}}" words=""
+  local word="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}" words=""
+  # Bash takes `--flag=value` for three words.
+  if [[ $word == "=" ]]; then word=""; elif [[ $before == "=" ]]; then before="${{COMP_WORDS[COMP_CWORD-2]}}"; fi
   case "$COMP_CWORD:${{COMP_WORDS[1]}}" in
     1:*) words={commands} ;;
 {seconds}
     *)
-      case "${{COMP_WORDS[COMP_CWORD-1]}}" in
+      case "$before" in
 {values}
       esac
       if [[ -z $words && $word == -* ]]; then
@@ -49,11 +51,13 @@ def run(shell: str) -> int:
 
 def _bash(commands: tuple[Command, ...]) -> str:
     first = dict.fromkeys(command.name.split()[0] for command in commands)
-    families = {name: [c.name.split()[1] for c in commands if c.name.startswith(f"{name} ")] for name in first}
+    seconds = {name: [c.name.split()[1] for c in commands if c.name.startswith(f"{name} ")] for name in first}
+    seconds |= {c.name: [*_words(c.arguments[0])] for c in commands if c.arguments and _words(c.arguments[0])}
+    seconds["help"] = [*first]
     words = {flag: of for command in commands for flag, row in command.flags().items() if (of := _words(row))}
     return _BASH.format(
-        commands=quote(" ".join(first)),
-        seconds=_cases(4, {f"2:{name}": " ".join(of) for name, of in families.items() if of}),
+        commands=quote(" ".join([*first, "help"])),
+        seconds=_cases(4, {f"2:{name}": " ".join(of) for name, of in seconds.items() if of}),
         values=_cases(8, {flag: " ".join(of) for flag, of in sorted(words.items())}),
         flags=_cases(10, {_begins(command): " ".join(command.flags()) for command in commands}),
     )
@@ -87,6 +91,9 @@ def _fish_lines(commands: tuple[Command, ...]) -> Iterator[str]:
             yield f"-f -n __fish_use_subcommand -a {first} -d {told}"
         seen = " ; and ".join(f"__fish_seen_subcommand_from {word}" for word in command.name.split())
         within = f"-n {quote(seen)}"
+        for argument in command.arguments:
+            if words := _words(argument):
+                yield f"-f {within} -a {quote(' '.join(words))}"
         for flag, row in command.flags().items():
             yield f"{within} -l {flag.removeprefix('--')} -d {quote(row.text)}{_fish_value(row)}"
 

@@ -59,7 +59,7 @@ async def _run(config: Config) -> int:
                 await measure(orchestrator, tasks, evaluation, files)
                 if (replayed := await orchestrator.hosts.replayed()) is not None:
                     rows.append(("replay", replayed))
-                if not orchestrator.stopping:
+                if not orchestrator.cut_short:
                     await files.finish(evaluation, config)
                     written = ("metrics.json", "samples.jsonl")
                     rows[:0] = [(name.partition(".")[0], files.target / name) for name in written]

@@ -75,7 +75,7 @@ class ComparedRun:
             bad_tasks=len(run.bad_tasks),
             sampled_tokens=sum(row["tokens"] for row in rows),
             prompt_tokens=sum(row["prompt_tokens"] for row in rows),
-            duration_s=math.fsum(row["duration_s"] or 0.0 for row in rows),
+            duration_s=math.fsum(row["duration_s"] or 0.0 for row in rows if not row["ungraded"]),
             cost=None if prices is None else _cost(rows, prices),
         )
 

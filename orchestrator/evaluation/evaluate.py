@@ -55,7 +55,7 @@ async def evaluate(orchestrator: Orchestrator, tasks: Source, directory: Path) -
     with closing(EvaluationFiles(directory, env, resume=(directory / "run.json").exists())) as files:
         await files.describe(beside, tasks)
         await measure(beside, tasks, evaluation, files)
-        if beside.stopping:
+        if beside.cut_short:
             return None
         await files.finish(evaluation, config)
     return evaluation

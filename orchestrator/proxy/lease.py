@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.agents.equipment import Equipment
-from orchestrator.completion.base import Completer, CompletionRequest, Interrupted, Tokenizer
+from orchestrator.completion.base import Completer, CompletionRequest, Interrupted, Tokenizer, UnusableSample
 from orchestrator.completion.base import Refusal as EndpointRefusal
 from orchestrator.completion.control import EndpointControl
 from orchestrator.control import ControlAnswer
@@ -171,9 +171,15 @@ class Lease:
     async def _sampled(self, request: CompletionRequest, prompt_tokens: int, keep: Keep) -> Reply:
         if self._purse is None:
             return keep(await self._completer.sample(request))
+        # Without a tokenizer the prompt's length is not known: a token has a byte at least.
+        most = prompt_tokens or sum(len(message.content.encode()) + 64 for message in request.messages)
         try:
-            with self._purse.hold(self.plan.rollout_id, prompt_tokens, request.sampling.max_tokens) as settle:
-                completion = await self._completer.sample(request)
+            async with self._purse.hold(self.plan.rollout_id, most, request.sampling.max_tokens) as settle:
+                try:
+                    completion = await self._completer.sample(request)
+                except UnusableSample as error:
+                    settle(error.completion.prompt_tokens, error.completion.completion_tokens)
+                    raise
                 settle(completion.prompt_tokens, completion.completion_tokens)
                 return keep(completion)
         except CostReached as reached:

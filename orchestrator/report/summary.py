@@ -137,7 +137,8 @@ def _rollout(line: dict[str, Any], rollout_id: str, group: int) -> Row:
         "steps": sum(c.get("kind") == "action" and not c.get("agent") for c in completions),
         # An attempt that only lacked its score comes again with it: its tokens count there.
         "tokens": 0 if line.get("ungraded") else sum(count(c.get("completion_tokens")) for c in completions),
-        "prompt_tokens": sum(count(c.get("prompt_tokens")) for c in completions),
+        "prompt_tokens": 0 if line.get("ungraded") else sum(count(c.get("prompt_tokens")) for c in completions),
+        "ungraded": bool(line.get("ungraded")),
         "calls": len(objects(line.get("tool_calls"))),
     }
 

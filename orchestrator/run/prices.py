@@ -11,7 +11,7 @@ import yaml
 
 from orchestrator.completion.route import place_of
 from orchestrator.errors import ConfigError
-from orchestrator.run.lenient import number, objects
+from orchestrator.run.lenient import count, json_lines, number, objects
 from orchestrator.types import Attempt
 
 if TYPE_CHECKING:
@@ -78,6 +78,17 @@ class Prices:
     def cost_of(self, attempt: Attempt) -> float:
         """The cost of all its completions."""
         return self.cost(attempt.plan.rollout_id, attempt.record.prompt_tokens, attempt.record.sampled_tokens)
+
+    def cost_in(self, rollouts: Path) -> float:
+        """The cost of all in a rollouts.jsonl. An attempt that only lacked its score comes again with it."""
+        cost = 0.0
+        for _, line in json_lines(rollouts):
+            if line is None or line.get("ungraded"):
+                continue
+            found = objects(line.get("completions"))
+            prompt, sampled = (sum(count(c.get(k)) for c in found) for k in ("prompt_tokens", "completion_tokens"))
+            cost += self.cost(str(line.get("rollout_id")), prompt, sampled)
+        return cost
 
 
 def _unpriced(config: Config, table: Mapping[str, Any]) -> str:

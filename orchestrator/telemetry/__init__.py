@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
+from orchestrator.errors import EnvironmentUnusable
 from orchestrator.hosts import Hosts
 from orchestrator.observer import Listener
+from orchestrator.text import one_line
 
 if TYPE_CHECKING:
     from orchestrator.settings.config import Config
@@ -36,10 +38,25 @@ async def open_watchers(
         say(f"metrics: {url}")
         watchers.append(metrics)
     if _traces(os.environ if environ is None else environ):
+        watchers.append(await _tracing(config.openai[0].model_name, hosts, stack, say))
+    return watchers
+
+
+async def _tracing(
+    model: str, hosts: Callable[[], Hosts | None], stack: AsyncExitStack, say: Callable[[str], None]
+) -> Listener:
+    """Its SDK and exporters raise what they like for variables that they cannot use, some at their import."""
+    try:
         from orchestrator.telemetry.tracing import tracing
 
-        watchers.append(await stack.enter_async_context(tracing(config.openai[0].model_name, hosts, say)))
-    return watchers
+        return await stack.enter_async_context(tracing(model, hosts, say))
+    except EnvironmentUnusable:
+        raise
+    except Exception as error:
+        told = one_line(f"{type(error).__name__}: {error}")
+        raise EnvironmentUnusable(
+            f"OpenTelemetry cannot be used ({told}): mend its OTEL_ variables, or set OTEL_SDK_DISABLED=true"
+        ) from error
 
 
 def _traces(environ: Mapping[str, str]) -> bool:

@@ -119,11 +119,11 @@ class RunMetrics(Listener):
             return  # the rest counts with its score
         self._rollout_s.labels(split).observe(record.duration_s)
         self._wait_s.observe(record.launch_s)
-        self._tokens.labels(split, "sampled").inc(record.sampled_tokens)
-        self._tokens.labels(split, "prompt").inc(record.prompt_tokens)
+        self._tokens.labels(split, "sampled").inc(max(0, record.sampled_tokens))
+        self._tokens.labels(split, "prompt").inc(max(0, record.prompt_tokens))
         for turn in record.turns:
             self._completion_s.observe(turn.ended_s - turn.started_s)
-            self._retries.inc(turn.completion.retries)
+            self._retries.inc(max(0, turn.completion.retries))
 
     def group(self, group: Group) -> None:
         split = next((attempt.plan.split for attempt in group.attempts), "train")

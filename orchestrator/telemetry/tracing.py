@@ -19,7 +19,6 @@ from orchestrator import __version__
 from orchestrator.errors import EnvironmentUnusable
 from orchestrator.hosts import Hosts
 from orchestrator.observer import Listener
-from orchestrator.text import one_line
 from orchestrator.types import Attempt, Failed, Group, Member, RolloutPlan, Turn
 
 try:
@@ -97,7 +96,7 @@ class Tracing(Listener):
         if member is not None:
             self._span("grading", inside, ended_at).end(_ns(now))
         if isinstance(attempt.outcome, Failed):
-            span.set_status(Status(StatusCode.ERROR, one_line(attempt.outcome.reason)))
+            span.set_status(Status(StatusCode.ERROR, str(attempt.outcome.name)))
         span.end(_ns(now))
 
     def _steps(self, attempt: Attempt, rollout: Context) -> None:
@@ -165,7 +164,7 @@ class Tracing(Listener):
             return
         span.set_attribute("orchestrator.rollouts", len(group.members_G))
         if group.dropped is not None:
-            span.set_status(Status(StatusCode.ERROR, one_line(group.dropped)))
+            span.set_status(Status(StatusCode.ERROR, "dropped"))
         span.end()
 
     def end(self) -> None:

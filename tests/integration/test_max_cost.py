@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.inference import ScriptedServer
+from tests.fakes.inference import ScriptedServer, always
 from tests.fakes.runs import Ended, answers, essence, flags, lines, outcomes, place, run, running, write_tasks
 from tests.fakes.trainers import Trainer, run_api
 
@@ -90,3 +90,36 @@ async def test_a_limit_without_prices_is_refused(home: Path) -> None:
         ended = await run(*flags(home, server.base_url, max_cost=1), directory=home)
     assert ended.code == 2
     assert "env.max_cost: needs prices" in ended.stderr
+
+
+async def test_a_limit_that_the_last_rollouts_come_near_leaves_a_whole_evaluation(home: Path) -> None:
+    """There would be no money for another rollout, and none is to come. All cost the same."""
+    few = {"max_completion_tokens": 32, "max_concurrent_sandboxes": 1}
+    async with ScriptedServer("vllm", always("Thought.\n<code>\nfinal_answer(1)\n</code>")) as server:
+        first = flags(home, server.base_url, run_dir=home / "a", **few)
+        whole = await run(*first, *PRICES, directory=home, command="evaluate")
+        assert whole.code == 0, whole.stderr
+        given = flags(home, server.base_url, max_cost=cost(home / "a") * (1 + 0.5 / TASKS), **few)
+        ended = await run(*given, *PRICES, directory=home, command="evaluate")
+    assert ended.code == 0, ended.stderr
+    assert "no rollout is begun any more" in ended.stderr
+    assert len(lines(home / "run" / "rollouts.jsonl")) == TASKS
+    assert (home / "run" / "metrics.json").exists()
+
+
+async def test_a_run_that_is_complete_is_complete_whatever_it_may_cost(home: Path) -> None:
+    async with ScriptedServer("vllm", answers(TASKS)) as server:
+        whole = await run(*flags(home, server.base_url), *PRICES, directory=home)
+        assert whole.code == 0, whole.stderr
+        for most in (cost(home / "run"), 0.001):
+            again = await run("--env.resume", "run", f"--env.max_cost={most}", directory=home)
+            assert again.code == 0, again.stderr
+
+
+async def test_where_no_tokenizer_counts_a_prompt_its_bytes_bound_it(home: Path) -> None:
+    async with ScriptedServer("openai", answers(TASKS)) as server:
+        given = flags(home, server.base_url, max_cost=0.05, tokenizer_name="none")
+        ended = await run(*given, *PRICES, directory=home)
+        assert not server.log.completions or all(s.probe for s in server.log.completions)
+    assert ended.code == 1, ended.stderr
+    assert "env.max_cost: completions have cost 0.0000" in ended.stderr

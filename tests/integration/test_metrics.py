@@ -123,6 +123,8 @@ async def test_a_port_that_is_taken_is_said_before_anything_begins(home: Path) -
     async with ScriptedServer("vllm", answers(TASKS)) as server:
         port = server.base_url.removesuffix("/v1").rpartition(":")[2]
         ended = await run(*flags(home, server.base_url, metrics_port=port), directory=home)
+        odd = await run(*flags(home, server.base_url, metrics_port="a..b:9000"), directory=home)
+    assert (odd.code, odd.traceback) == (3, False), odd.stderr
     assert ended.code == 3
     assert f"env.metrics_port: nothing can listen at {port}" in ended.stderr
     assert not ended.traceback

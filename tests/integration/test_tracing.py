@@ -75,6 +75,22 @@ async def test_a_collector_that_is_away_costs_nothing_but_a_moment_at_the_end(ho
 
 
 @pytest.mark.parametrize(
+    "odd",
+    [
+        {"OTEL_BSP_SCHEDULE_DELAY": "0"},
+        {"OTEL_EXPORTER_OTLP_TIMEOUT": "abc"},
+        {"OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": "x"},
+    ],
+)
+async def test_variables_that_cannot_be_used_are_refused_in_one_line(home: Path, odd: dict[str, str]) -> None:
+    async with ScriptedServer("vllm", answers(TASKS)) as server:
+        environ = {ENDPOINT: f"http://127.0.0.1:{free_port()}", **odd}
+        ended = await run(*flags(home, server.base_url), directory=home, environ=environ)
+    assert (ended.code, ended.traceback) == (3, False), ended.stderr
+    assert "OpenTelemetry cannot be used" in ended.stderr
+
+
+@pytest.mark.parametrize(
     ("environ", "refused"),
     [
         ({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}, True),

@@ -97,6 +97,27 @@ def test_money_is_told_where_prices_are_on_record(tmp_path: Path) -> None:
     assert ComparedRun.read(write_run(tmp_path / "b", {"t": [1.0]})).cost is None
 
 
+def test_an_attempt_that_came_again_with_its_score_counts_once(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", {"t": [1.0]}, [{"prompt": 10.0, "completion": 100.0, "weight": 1.0}])
+    (told,) = (run / "rollouts.jsonl").read_text().splitlines()
+    line = json.loads(told)
+    again = {**line, "rollout_id": "g000000-r00-a1", "attempt": 1}
+    stopped = {**line, "outcome": "cancelled", "score": None, "ungraded": {"name": "finished", "detail": ""}}
+    (run / "rollouts.jsonl").write_text(json.dumps(stopped) + "\n" + json.dumps(again) + "\n")
+    read = ComparedRun.read(run)
+    assert (read.prompt_tokens, read.sampled_tokens, read.duration_s) == (1000, 100, 2.0)
+    assert read.cost == pytest.approx(0.02)
+
+
+def test_counts_that_no_machine_word_holds_are_written(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", {"t": [1.0]})
+    line = json.loads((run / "rollouts.jsonl").read_text())
+    line["completions"] = [{"prompt_tokens": 10**15 - 1, "completion_tokens": 10**15 - 1}] * 20_000
+    (run / "rollouts.jsonl").write_text(json.dumps(line) + "\n")
+    assert compare(run, run, "--json", tmp_path / "c.json") == 0
+    assert json.loads((tmp_path / "c.json").read_text())["runs"][0]["prompt_tokens"] > 2**64
+
+
 class Texts(HTMLParser):
     def __init__(self) -> None:
         super().__init__()

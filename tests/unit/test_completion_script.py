@@ -38,7 +38,10 @@ def bash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
         (("process", "--env.group_s"), ["--env.group_size"]),
         (("process", "--env.launcher", ""), ["docker", "oci", "process"]),
         (("export", "run", "--format", "d"), ["dpo"]),
-        (("completion", ""), []),
+        (("completion", ""), ["bash", "zsh", "fish"]),
+        (("process", "--env.launcher", "=", "d"), ["docker"]),
+        (("process", "--env.launcher", "="), ["docker", "oci", "process"]),
+        (("help", "pro"), ["process"]),
         (("view", "--env.group_s"), []),
         (("nonsense", "--x"), []),
     ],
@@ -48,7 +51,7 @@ def test_bash_offers_what_goes_there(bash: Path, words: tuple[str, ...], offered
 
 
 def test_every_command_is_offered_with_its_flags(bash: Path) -> None:
-    assert set(completed(bash, "")) == {command.name.split()[0] for command in COMMANDS}
+    assert set(completed(bash, "")) == {"help", *(command.name.split()[0] for command in COMMANDS)}
     for command in COMMANDS:
         assert set(completed(bash, *command.name.split(), "--")) == set(command.flags())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -29,59 +30,107 @@ class Told:
         self.count += 1
 
 
-def test_a_completion_that_could_pass_the_limit_is_not_asked_for() -> None:
+async def test_a_completion_that_could_pass_the_limit_is_not_asked_for() -> None:
     purse = Told(10.0).purse
-    with purse.hold("r", 100, 50) as settle:  # at most 6.00
-        with pytest.raises(CostReached, match=r"env\.max_cost: completions have cost 0\.0000 of 10"):
-            with purse.hold("s", 100, 50):
-                pass
+    async with purse.hold("r", 100, 50) as settle:  # at most 6.00
         settle(100, 10)
     assert purse.spent == pytest.approx(2.0)
-    with purse.hold("s", 100, 50) as settle:
+    async with purse.hold("s", 100, 50) as settle:
         settle(100, 50)
     assert purse.spent == pytest.approx(8.0)
-    with pytest.raises(CostReached), purse.hold("t", 100, 11):
-        pass
-    with purse.hold("t", 100, 10):
+    with pytest.raises(CostReached, match=r"env\.max_cost: completions have cost 8\.0000 of 10"):
+        async with purse.hold("t", 100, 11):
+            pass
+    async with purse.hold("t", 100, 10):
         pass
 
 
-def test_what_a_failed_completion_held_is_given_back() -> None:
+async def test_a_completion_waits_for_those_that_may_leave_enough() -> None:
+    purse, asked = Told(10.0).purse, asyncio.Event()
+
+    async def other(most: int) -> bool:
+        async with purse.hold("s", 100, most):
+            asked.set()
+        return True
+
+    async with purse.hold("r", 100, 50) as settle:
+        waiting = asyncio.create_task(other(50))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not asked.is_set()
+        settle(100, 10)
+    assert await waiting
+    async with purse.hold("r", 100, 50) as settle:
+        waiting = asyncio.create_task(other(50))
+        await asyncio.sleep(0)
+        settle(100, 50)
+    with pytest.raises(CostReached):
+        await waiting
+
+
+async def test_what_a_failed_completion_held_is_given_back() -> None:
     purse = Told(10.0).purse
     for _ in range(5):
-        with pytest.raises(ValueError), purse.hold("r", 100, 80):
-            raise ValueError
+        with pytest.raises(ValueError, match="broken"):
+            async with purse.hold("r", 100, 80):
+                raise ValueError("broken")
     assert purse.spent == 0
+
+
+def end(purse: Purse, name: str, cost: float, *, graded: bool = True, held: bool = True) -> None:
+    """The attempt `name` of the rollout with the name's first letter."""
+    purse.ended(name, name[0], cost, graded=graded, held=held)
 
 
 def test_no_rollout_is_begun_when_those_under_way_will_use_up_the_rest() -> None:
     told = Told(10.0)
-    for _ in range(4):
-        told.purse.begun()
+    for name in "abcd":
+        told.purse.begun(name)
     assert told.count == 0, "nothing is known of what a rollout costs"
-    told.purse.ended(2.0, spend=False)  # 2 spent, three under way and the next one: 10
+    end(told.purse, "a", 2.0)  # 2 spent, three under way and the next one: 10
     assert told.count == 0
-    told.purse.begun()
+    told.purse.begun("e")
     assert (told.count, told.purse.is_empty) == (1, True)
-    told.purse.ended(2.0, spend=False)
+    end(told.purse, "b", 2.0)
     assert told.count == 1
 
 
 def test_what_earlier_processes_spent_counts() -> None:
     told = Told(10.0)
     told.purse.open(7.0)
-    told.purse.begun()
-    told.purse.ended(2.0, spend=False)
+    told.purse.begun("a")
+    end(told.purse, "a", 2.0)
     assert told.count == 1
-    with pytest.raises(CostReached):
-        Told(10.0).purse.open(10.0)
+    used_up = Told(10.0)
+    used_up.purse.open(10.0)
+    assert (used_up.count, used_up.purse.is_empty) == (1, True)
 
 
 def test_what_other_machines_sampled_is_spent_when_it_is_known() -> None:
     purse = Told(10.0).purse
-    purse.ended(6.0, spend=True)
+    for name in "ab":
+        purse.begun(name)
+    end(purse, "a", 6.0, held=False)
     with pytest.raises(CostReached, match=r"12\.0000 of 10"):
-        purse.ended(6.0, spend=True)
+        end(purse, "b", 6.0, held=False)
+
+
+@pytest.mark.parametrize("held", [True, False])
+async def test_an_attempt_that_comes_again_with_its_score_is_paid_once(held: bool) -> None:
+    purse = Told(10.0).purse
+    purse.begun("a0")
+    if held:
+        async with purse.hold("a0", 100, 30) as settle:
+            settle(100, 30)
+    end(purse, "a0", 4.0, graded=False, held=held)
+    end(purse, "a1", 4.0, held=held)
+    assert purse.spent == pytest.approx(4.0)
+
+
+def test_an_attempt_of_an_earlier_process_that_lacked_its_score_is_paid_here() -> None:
+    purse = Told(10.0).purse
+    end(purse, "a1", 4.0)
+    assert purse.spent == pytest.approx(4.0)
 
 
 def priced(table: Path, *models: str) -> Prices | None:

@@ -10,7 +10,7 @@ import asyncio
 import json
 import urllib.request
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 from bench.endpoint import RunningEndpoint, endpoint
 from bench.job import COMPLETION_S, OURS, STEPS
@@ -45,12 +45,14 @@ async def measure(scale: Scale) -> Findings:
     found.samples["everything, CPU-s a rollout"] = everything
     whole = p50(everything)
     found.add("CPU in the orchestrator per rollout", p50(own["neither"]), "CPU-s")
-    found.add("CPU per rollout, everything included", whole, "CPU-s", note=meter.trouble)
+    can_tell = not meter.trouble and whole > 0
+    found.add("CPU per rollout, everything included", whole if can_tell else None, "CPU-s", note=meter.trouble)
     for way, most in MOST.items():
         added = p50([a - b for a, b in zip(own[way], own["neither"], strict=True)])
         found.add(f"added by {way}, per rollout", added, "CPU-s", note=f"median of {len(own[way])} differences")
         bound = {} if scale is Scale.TINY else {"at_most": most}
-        found.add(f"added by {way} / everything", added / whole, "x", **bound)
+        share = added / whole if can_tell else None
+        found.add(f"added by {way} / everything", share, "x", note=meter.trouble, **bound)
     return found
 
 
@@ -87,7 +89,10 @@ async def _watched(way: str) -> AsyncIterator[tuple[str, ...]]:
 
 async def _scrape(url: str, seen: list[int]) -> None:
     while True:
-        with suppress(OSError):  # it does not run yet, or no more
+        try:
             await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=10).read())
+        except OSError:  # it does not run yet, or no more
+            await asyncio.sleep(0.05)
+        else:
             seen[0] += 1
-        await asyncio.sleep(SCRAPE_S)
+            await asyncio.sleep(SCRAPE_S)

@@ -37,7 +37,7 @@ from orchestrator.doctor.host import check_host
 from orchestrator.doctor.machine import check_room
 from orchestrator.errors import EnvironmentUnusable, LaunchError, OrchestratorError, RolloutError
 from orchestrator.here import Here
-from orchestrator.hosts import Provision
+from orchestrator.hosts import HostNow, Provision
 from orchestrator.launch.channels import make_owned_directory, remove_owned_directory
 from orchestrator.opening import open_here
 from orchestrator.outcome import failed
@@ -198,7 +198,9 @@ class HostActor:
             contents = await asyncio.to_thread(self._contents, attempt, rule)
         except OSError:  # the disk failed since; `fetch` will fail too, and the run notes that files are missing
             contents = {}
-        return Delivery(attempt.record, attempt.outcome, away=away, contents=contents, warm=self._warm())
+        return Delivery(
+            attempt.record, attempt.outcome, away=away, contents=contents, warm=self._warm(), now=self._now()
+        )
 
     def _contents(self, attempt: Attempt, rule: OutputRule | None) -> Mapping[str, bytes]:
         """All output files if they are small together; else none, and `fetch` gives them."""
@@ -245,8 +247,10 @@ class HostActor:
         said, waits = tuple(self._said), tuple(self._waits.values())
         self._said.clear()
         self._waits.clear()
-        now = None if self._here is None else self._here.now()[self._here.name]
-        return Pulse(said, self._warm(), waits, now)
+        return Pulse(said, self._warm(), waits, self._now())
+
+    def _now(self) -> HostNow | None:
+        return None if self._here is None else self._here.now()[self._here.name]
 
     def _warm(self) -> int:
         pool = None if self._here is None else self._here.around.pool

@@ -123,7 +123,7 @@ class Node:
         for _ in range(SENDINGS):
             delivery = await self.call(self.remote.carry_out(order))
             if not delivery.missing:
-                self.warm = delivery.warm
+                self.warm, self.now = delivery.warm, delivery.now or self.now
                 return delivery
             for attachment, parcel in zip(attachments, order.parcels, strict=True):
                 if parcel.digest in delivery.missing:

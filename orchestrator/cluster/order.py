@@ -133,6 +133,7 @@ class Delivery:
     away: str = ""
     contents: Mapping[str, bytes] = field(default_factory=dict)  # small output files, by path
     warm: int = 0  # sandboxes that are ready now
+    now: HostNow | None = None  # how the node stands
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,11 +183,19 @@ async def test_a_node_that_is_told_to_end_ends_its_rollouts_first(
     home, ray = cluster
     port = free_port()
     async with midway(ray, home, endpoint, "a", "b", metrics_port=port) as started:
-        told = await asyncio.to_thread(metrics, port)
-        for node in ("a", "b"):
-            assert f'orchestrator_slots{{node="{node}"}} 2.0' in told
-            assert f'orchestrator_node_up{{node="{node}"}} 1.0' in told
-            assert f'orchestrator_sandboxes{{node="{node}",state="leased"}} ' in told
+        wanted = [
+            line.format(node)
+            for node in "ab"
+            for line in (
+                'orchestrator_slots{{node="{}"}} 2.0',
+                'orchestrator_node_up{{node="{}"}} 1.0',
+                'orchestrator_sandboxes{{node="{}",state="leased"}} ',
+            )
+        ]
+        told = ""
+        while not all(line in told for line in wanted):
+            assert whole_lines(home / "run" / "rollouts.jsonl") < 2 * TASKS, told
+            told = await asyncio.to_thread(metrics, port)
         ray.nodes["a"].terminate()
         ended = await started.ended()
     assert ended.code == 0, ended.stderr

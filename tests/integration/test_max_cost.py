@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator import Orchestrator, load_config
+from orchestrator.errors import CostReached
+from orchestrator.types import Task
 from tests.fakes.inference import ScriptedServer, always
 from tests.fakes.runs import Ended, answers, essence, flags, lines, outcomes, place, run, running, write_tasks
+from tests.fakes.tokenizer import tokenizer_folder
 from tests.fakes.trainers import Trainer, run_api
 
 TASKS = 10
@@ -123,3 +127,25 @@ async def test_where_no_tokenizer_counts_a_prompt_its_bytes_bound_it(home: Path)
         assert not server.log.completions or all(s.probe for s in server.log.completions)
     assert ended.code == 1, ended.stderr
     assert "env.max_cost: completions have cost 0.0000" in ended.stderr
+
+
+async def test_a_program_gets_the_rows_that_are_paid(home: Path) -> None:
+    """What was not begun has rows that say so; the next call, which could make none, raises."""
+    tasks = [Task(f"q{n}", f"What is number {n} (of q{n}!)?", str(n)) for n in range(TASKS)]
+    async with ScriptedServer("vllm", always("Thought.\n<code>\nfinal_answer(1)\n</code>")) as server:
+        env = {"launcher": "process", "tokenizer_name": str(tokenizer_folder()), "max_completion_tokens": 32}
+        openai = {
+            "base_url": server.base_url,
+            "model_name": "scripted",
+            "prompt_price": 100,
+            "completion_price": 1000,
+        }
+        limits = {"max_concurrent_sandboxes": 1, "group_size": 1, "max_cost": 1.0}
+        config = load_config(env={**env, **limits}, openai=openai, environ={}, cwd=home)
+        async with Orchestrator(config) as orchestrator:
+            rows = await orchestrator.rollouts(tasks)
+            scored = [row for row in rows if row.score is not None]
+            assert len(rows) == TASKS
+            assert 0 < len(scored) < TASKS
+            with pytest.raises(CostReached):
+                await orchestrator.rollouts(tasks)

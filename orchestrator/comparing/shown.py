@@ -35,9 +35,9 @@ def rows(runs: Sequence[ComparedRun], differences: Sequence[Difference]) -> list
     ]
     if any(run.cost is not None for run in runs):
         shown.append(row("cost", lambda run: "" if run.cost is None else _each(run, run.cost, ",.4f")))
-    against = [("", *(_against(difference) for difference in differences))]
+    told = [_against(difference) for difference in differences]
     names = ("tasks of both", "solved, difference", "score, difference", "tasks better, worse")
-    shown += [(name, ("", *(cells[i] for cells in against[0][1:]))) for i, name in enumerate(names)]
+    shown += [(name, ("", *(cells[i] for cells in told))) for i, name in enumerate(names)]
     return [(label, cells) for label, cells in shown if any(cells)]
 
 

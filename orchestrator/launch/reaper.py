@@ -161,9 +161,16 @@ def _owned_directories() -> Iterator[Path]:
         except OSError:
             continue
         for entry in entries:
-            ours = entry.name.startswith(PREFIX) and entry.is_dir(follow_symlinks=False)
-            if ours and entry.stat(follow_symlinks=False).st_uid == os.geteuid():
+            if entry.name.startswith(PREFIX) and _is_own_directory(entry):
                 yield Path(entry.path)
+
+
+def _is_own_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        status = entry.stat(follow_symlinks=False)
+    except OSError:  # its run has just ended, or another reaper was faster
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def _is_left_directory(directory: Path) -> bool:

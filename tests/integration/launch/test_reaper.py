@@ -28,7 +28,7 @@ from orchestrator.launch.names import (
     PROJECT,
 )
 from orchestrator.launch.owner import Owner, owner_label, this_process
-from orchestrator.launch.reaper import reap, reap_directories
+from orchestrator.launch.reaper import _owned_directories, reap, reap_directories
 from tests.fakes.runs import cleaning
 from tests.integration.launch.probes import containers_of, launcher_for, probed, write_owner
 
@@ -191,6 +191,27 @@ def test_live_channels_are_not_touched(temporary: Path) -> None:
     with Channels("r", temporary) as channels, channels.directory() as directory:
         reap_directories()
         assert directory.exists()
+
+
+def test_a_directory_that_goes_meanwhile_is_no_error(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs end at any time, and two that start at once reap the same leftovers."""
+    going, left = temporary / f"{PREFIX}a", temporary / f"{PREFIX}b"
+    for directory in (going, left):
+        directory.mkdir()
+        write_owner(directory, DEAD, "r")
+    listed = os.scandir
+
+    def list_then_lose(parent: Path) -> list[os.DirEntry[str]]:
+        entries = list(listed(parent))
+        if going.exists():
+            going.rename(temporary / "gone")
+        return entries
+
+    with monkeypatch.context() as patched:
+        patched.setattr("orchestrator.launch.reaper.os.scandir", list_then_lose)
+        found = list(_owned_directories())
+    assert left in found
+    assert going not in found
 
 
 def test_directories_that_are_not_surely_ours_stay(temporary: Path) -> None:

@@ -136,7 +136,7 @@ class Orchestrator:
         """
         run_path = program_run_path(self.config.env) if self._records else None
         if run_path is not None:
-            self.observer.output_folder = run_path / "output"
+            self.observer.run_path = run_path
         self._opening = asyncio.current_task()
         try:
             async with AsyncExitStack() as stack:
@@ -155,7 +155,7 @@ class Orchestrator:
 
     async def _open(self, stack: AsyncExitStack) -> None:
         observer = self.observer
-        self._watching = await open_watchers(self.config, lambda: self._hosts, stack, observer.say)
+        self._watching = await open_watchers(self.config, lambda: self._hosts, stack, observer)
         for watcher in self._watching:  # from now on: an endpoint may be waited for
             observer.listeners.append(watcher)
             stack.callback(observer.listeners.remove, watcher)
@@ -373,7 +373,7 @@ class Orchestrator:
                 if self._output is not None and item.dropped is None:
                     await uninterrupted(self._output.groups.append(item))
                 if self._records:
-                    self.observer.group(item)
+                    await uninterrupted(self.observer.group(item))
                 yield item
         finally:
             listening = False

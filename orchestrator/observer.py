@@ -23,6 +23,9 @@ class Writer(Protocol):
         """Writes a row that no task could be made of. It is on disk when this returns. `number`: the row's place
         in the stream of tasks."""
 
+    async def record_drop(self, group: Group) -> None:
+        """Writes why a group was not written or delivered. It is on disk when this returns."""
+
 
 class Listener:
     """Is told what happens. A subclass overrides the methods it needs."""
@@ -51,7 +54,13 @@ class Observer:
     listeners: list[Listener] = field(default_factory=list)
     say: Callable[[str], None] = log.warning
     notes: list[str] = field(default_factory=list)
-    output_folder: Path | None = None  # for the files that rollouts leave; None: sandboxes are not asked for files
+    run_path: Path | None = None  # the run directory; None: nothing is recorded
+    wanted: int | None = None  # how many groups the run will have; None: nobody knows
+
+    @property
+    def output_folder(self) -> Path | None:
+        """For the files that rollouts leave; None: sandboxes are not asked for files."""
+        return None if self.run_path is None else self.run_path / "output"
 
     def started(self, plan: RolloutPlan, node: str = "") -> None:
         """A rollout gets a sandbox, on this node."""
@@ -70,8 +79,10 @@ class Observer:
         for listener in self.listeners:
             listener.attempt(result)
 
-    def group(self, group: Group) -> None:
+    async def group(self, group: Group) -> None:
         """A group is over."""
+        if self.writer is not None and group.dropped is not None:
+            await self.writer.record_drop(group)
         for listener in self.listeners:
             listener.group(group)
 

@@ -30,7 +30,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.evaluation.evaluate import evaluate
 from orchestrator.executor import Executor
 from orchestrator.observer import Observer
-from orchestrator.run.files import RUN_FILE
+from orchestrator.run.files import RUN_FILE, record_of
 from orchestrator.run.groups import check_writable
 from orchestrator.run.prices import Prices
 from orchestrator.run.session import OpenRun, describe, open_run, run_directory_path
@@ -156,7 +156,7 @@ class Service:
         if env.data_path_to_save_groups:
             check_writable(env.data_path_to_save_groups.parent)
         self.tracking.directory = run_path
-        self._observer.output_folder = run_path / "output"
+        self._observer.run_path = run_path
         try:
             return await stoppable(self._serve(run_path), drain=self._drain, drain_timeout_s=env.drain_timeout)
         except Stopped as stopped:
@@ -206,7 +206,8 @@ class Service:
 
     def _cost_of_evaluations(self, run_path: Path) -> float:
         """Of those that earlier processes of the run have made."""
-        prices, records = self.tally.prices, (run_path / "evals").glob("step-*/rollouts.jsonl")
+        prices = self.tally.prices
+        records = filter(None, map(record_of, (run_path / "evals").glob("step-*")))
         return 0.0 if prices is None else sum(prices.cost_in(record) for record in records)
 
     def _policy_service(self, engine: Orchestrator) -> AbstractAsyncContextManager[None]:
@@ -255,17 +256,17 @@ class Service:
             self._kept.made[item.number] = group
         lines = [] if group.dropped is not None else await asyncio.to_thread(engine.group_format.groups, group)
         if self._feed is None:
-            self._over(item.number)
+            await self._over(item.number)
         return lines
 
-    def _over(self, number: int, because: str | None = None) -> None:
+    async def _over(self, number: int, because: str | None = None) -> None:
         """Counts a group that does not come again, as dropped where a reason is given."""
         group = self._kept.forget(number)
         if group is None:  # made by a subclass alone
             return
         if because is not None and group.dropped is None:
             group = replace(group, dropped=because)
-        self._observer.group(group)
+        await uninterrupted(self._observer.group(group))
 
     def _begin(self, position: Position) -> None:
         """Begins the task stream at `position`."""
@@ -302,7 +303,7 @@ class Service:
                 return written
             groups = await self._make(item)
             if not groups:
-                self._over(item.number, "postprocess_histories left nothing of it")
+                await self._over(item.number, "postprocess_histories left nothing of it")
             return [_named(group, item.number) for group in groups]
         finally:
             self._executor.end(item.number)
@@ -311,7 +312,7 @@ class Service:
         """Writes the groups, once, as they will be delivered, and counts them."""
         if self._kept.written.pop(item.number, None) is None and self._output is not None:
             await self._output.groups.append_lines(groups)
-        self._over(item.number)
+        await self._over(item.number)
 
     async def saved(self) -> None:
         """Writes the position to the run directory and to the trainer's checkpoints. Raises OutputError."""

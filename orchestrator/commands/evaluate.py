@@ -39,9 +39,7 @@ async def _run(config: Config) -> int:
     prices = Prices.of(config)
     evaluation, tally = Evaluation(env.eval_samples, prices), Tally(prices)
     progress = open_progress(env.total_steps if env.total_steps > 0 else None, tally)
-    observer = Observer(
-        listeners=[tally, progress], say=progress.say, notes=_notes(env), output_folder=path / "output"
-    )
+    observer = Observer(listeners=[tally, progress], say=progress.say, notes=_notes(env), run_path=path)
     orchestrator = Orchestrator(config, observer, split="eval")
     rows: list[tuple[str, object]] = []
 

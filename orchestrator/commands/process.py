@@ -11,7 +11,7 @@ from orchestrator.errors import CostReached, RunUnhealthy
 from orchestrator.hosts import Hosts
 from orchestrator.observer import Observer
 from orchestrator.report import write_report
-from orchestrator.run.files import RUN_FILE
+from orchestrator.run.files import RUN_FILE, report_beside
 from orchestrator.run.groups import check_writable
 from orchestrator.run.prices import Prices
 from orchestrator.run.session import OpenRun, describe, open_run, run_directory_path
@@ -47,7 +47,7 @@ async def work(config: Config, command: str = "process") -> int:
     way_on = f"orchestrator {command} --env.resume {run_path}"
     tally = Tally(Prices.of(config))
     progress = open_progress(wanted, tally)
-    observer = Observer(listeners=[tally, progress], say=progress.say, output_folder=run_path / "output")
+    observer = Observer(listeners=[tally, progress], say=progress.say, run_path=run_path, wanted=wanted)
     orchestrator = Orchestrator(config, observer)
     rows: list[tuple[str, object]] = []
 
@@ -71,7 +71,7 @@ async def work(config: Config, command: str = "process") -> int:
                 async def finished(group: Group) -> None:
                     if group.dropped is None:
                         await output.groups.append(group)
-                    observer.group(group)
+                    await observer.group(group)
 
                 async with aclosing(orchestrator.groups(tasks, output.earlier)) as groups:
                     async for group in groups:
@@ -100,7 +100,7 @@ async def work(config: Config, command: str = "process") -> int:
 async def _report(hosts: Hosts, output: OpenRun, rows: list[tuple[str, object]]) -> None:
     """Writes the report beside the groups file, of whatever is there. Rows tell of it, and how faithful a replay
     was."""
-    html = output.groups.path.with_suffix(".html")
+    html = report_beside(output.groups.path)
     try:
         await asyncio.to_thread(write_report, output.run.path, output.groups.path, html, tokenizer=hosts.tokenizer)
         rows.append(("report", html))

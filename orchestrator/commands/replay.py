@@ -18,7 +18,7 @@ from orchestrator.observer import Observer
 from orchestrator.redact import Secret
 from orchestrator.run.compared import Replayable, differences, plan_of
 from orchestrator.run.directory import RunDirectory, new_run_directory
-from orchestrator.run.files import ROLLOUTS_FILE, read_description
+from orchestrator.run.files import ROLLOUTS_FILE, read_description, record_of
 from orchestrator.run.line import Attempted
 from orchestrator.settings.config import Config
 from orchestrator.settings.table import OpenAISettings
@@ -34,7 +34,7 @@ EXIT_DIFFERENT = 1
 
 def run(config: Config, run_dir: Path, rollout: str | None) -> int:
     """0: every rollout came out as recorded; 1: one did not, or broke; 128 + n after a signal."""
-    recorded = Replayable.read(run_dir / ROLLOUTS_FILE, rollout)
+    recorded = Replayable.read(record_of(run_dir) or run_dir / ROLLOUTS_FILE, rollout)
     tasks = _tasks(config, run_dir, recorded)
     return asyncio.run(_run(_replaying(config, run_dir, recorded), recorded, tasks))
 

@@ -28,7 +28,7 @@ from orchestrator.rescoring.output import ASKED, NewRun, new_run
 from orchestrator.rescoring.rescore import LeftOut, Rescored, Rescorer, Result
 from orchestrator.rescoring.table import print_changes
 from orchestrator.run.directory import new_run_directory
-from orchestrator.run.files import GROUPS_FILE, is_going_on, saved_env, saved_tokenizer
+from orchestrator.run.files import GROUPS_FILE, is_going_on, report_beside, saved_env, saved_tokenizer
 from orchestrator.run.groups import GroupFormat
 from orchestrator.run.line import SCHEMA
 from orchestrator.run.lines import end_now, texts
@@ -192,7 +192,7 @@ def _facts(config: Config, run_dir: Path, described: Mapping[str, Any], notes: l
 
 
 def _report(run: NewRun, path: Path) -> str:
-    html = run.groups.with_suffix(".html")
+    html = report_beside(run.groups)
     try:
         write_report(run.folder, run.groups, html)
     except Exception as error:  # the data are written: a failing report must not fail them

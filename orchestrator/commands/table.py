@@ -64,7 +64,7 @@ COMMANDS = (
         uses=(
             *(TASKS, EVALUATION, AGENT, LIMITS, SANDBOX, TOOLS, SAMPLING, SCORING, ENDPOINT),
             *("env.max_retries", "env.drain_timeout", "env.run_dir", "env.resume", "env.max_cost"),
-            *("env.price_table", "env.metrics_port"),
+            *("env.price_table", "env.metrics_port", "env.view_port", "env.compress"),
             *("env.fsync", "env.include_messages", "env.save_full_traces"),
         ),
         defaults={"env.scoring_strategy": "correctness"},  # `combined` is meant for training

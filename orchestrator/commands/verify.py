@@ -17,8 +17,10 @@ from orchestrator.errors import ConfigError
 from orchestrator.run.files import (
     RUN_FILE,
     groups_file_of,
+    groups_in,
     read_description,
     read_run,
+    record_of,
     saved_tokenizer,
 )
 from orchestrator.run.lines import LinesById, demand_modest, demand_short_talks, texts
@@ -79,17 +81,15 @@ def _files(path: Path, findings: Findings) -> tuple[Path, Path | None]:
     """(groups file, rollouts.jsonl beside it or in the run directory)."""
     directory = path if path.is_dir() else path.parent
     told = _asked(directory, findings)
-    groups = path
+    groups: Path | None = path
     if path.is_dir():
-        groups = path / "groups.jsonl"
-        if not groups.is_file() and told:
-            groups = path / told
-        if not groups.is_file():
+        groups = groups_in(path, None) or groups_in(path, told)
+        if groups is None:
             raise ConfigError(f"{path} holds no groups.jsonl; name the groups file itself")
     elif not path.is_file():
         raise ConfigError(f"{path} is no groups file and no run directory")
-    rollouts = directory / "rollouts.jsonl"
-    return groups, rollouts if rollouts.is_file() else None
+    assert groups is not None
+    return groups, record_of(directory)
 
 
 def _asked(directory: Path, findings: Findings) -> str | None:

@@ -15,7 +15,14 @@ from orchestrator.errors import ConfigError, OutputError
 from orchestrator.report import write_report
 from orchestrator.report.from_groups import write_rollouts
 from orchestrator.report.summary import Run
-from orchestrator.run.files import RunFiles, find_run, is_going_on, read_description, saved_tokenizer
+from orchestrator.run.files import (
+    RunFiles,
+    find_run,
+    is_going_on,
+    read_description,
+    report_beside,
+    saved_tokenizer,
+)
 from orchestrator.terminal.closing import outcomes_text, print_rows
 
 
@@ -40,9 +47,9 @@ def run(path: Path, output: Path | None, tokenizer: str | None, browser: bool) -
 def _beside(files: RunFiles) -> Path:
     """Where the report goes: into the run directory or beside the groups file that was named."""
     if files.directory is not None:
-        return files.directory / (f"{files.groups.stem}.html" if files.groups is not None else "report.html")
+        return files.directory / (report_beside(files.groups).name if files.groups is not None else "report.html")
     assert files.groups is not None
-    return files.groups.with_suffix(".html")
+    return report_beside(files.groups)
 
 
 def _write(files: RunFiles, html: Path, tokenizer: Tokenizer | None) -> Run:

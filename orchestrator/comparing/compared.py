@@ -61,7 +61,7 @@ class ComparedRun:
         if files.directory is None:
             raise ConfigError(f"{path} is a groups file: name the run's directory, which has all rollouts")
         told = read_description(files.directory)
-        run = read_run(files.directory, files.groups or files.directory / "groups.jsonl")
+        run = read_run(files.directory, files.groups)
         rows = list(run.rollouts.values())
         if not rows:
             raise ConfigError(f"{path} holds no rollout")

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from orchestrator.completion.base import CompletionRequest, Ids, ids_of
 from orchestrator.errors import EnvironmentUnusable, RecordError
+from orchestrator.run.files import record_of
 from orchestrator.run.line import Served, read_episode
 from orchestrator.run.lines import texts
 from orchestrator.types import Completion, conversations
@@ -71,7 +72,7 @@ class ReplayCompleter:
     @classmethod
     def open(cls, run_directory: Path) -> ReplayCompleter:
         """Reads a recording; blocking. Raises EnvironmentUnusable for a directory without one."""
-        path = run_directory / RECORDING
+        path = record_of(run_directory) or run_directory / RECORDING
         if not path.exists() and (packed := path.with_name(f"{RECORDING}.xz")).exists():
             path = packed
         if path.exists() and not path.is_file():  # reading a pipe would wait for ever

@@ -49,7 +49,7 @@ async def evaluate(orchestrator: Orchestrator, tasks: Source, directory: Path) -
     env = config.env
     tasks_at_once = min(orchestrator.open_groups, env.max_eval_workers)
     config = replace(config, env=replace(env, total_steps=-1, max_open_groups=tasks_at_once))
-    observer = Observer(say=orchestrator.observer.say, output_folder=directory / "output")
+    observer = Observer(say=orchestrator.observer.say, run_path=directory)
     beside = orchestrator.beside(config, observer, split="eval")
     evaluation = Evaluation(env.group_size, Prices.of(config))
     with closing(EvaluationFiles(directory, env, resume=(directory / "run.json").exists())) as files:
@@ -72,7 +72,7 @@ async def measure(
     async def finished(group: Group) -> None:
         await files.take(group)
         evaluation.take(group)
-        orchestrator.observer.group(group)
+        await orchestrator.observer.group(group)
 
     orchestrator.observer.writer = files.run
     orchestrator.observer.listeners.append(evaluation)

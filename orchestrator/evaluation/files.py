@@ -59,7 +59,13 @@ class EvaluationFiles:
         if resume and read_run(directory).get("command") != COMMAND:
             raise ConfigError(f"env.resume: {directory} holds no evaluation; is it one of `orchestrator process`?")
         self._env = env
-        self.run = RunDirectory(directory, resume=resume, fsync=env.fsync, full_traces=env.save_full_traces)
+        self.run = RunDirectory(
+            directory,
+            resume=resume,
+            fsync=env.fsync,
+            full_traces=env.save_full_traces,
+            compress=env.compress == "zstd",
+        )
         try:
             # An evaluation has no groups file: recorded attempts are counted again, and none is made again.
             groups = directory / "groups.jsonl"

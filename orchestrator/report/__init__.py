@@ -14,6 +14,7 @@ from orchestrator.completion.base import Tokenizer
 from orchestrator.report.details import TokenTable, rollout_details
 from orchestrator.report.page import Page, as_block
 from orchestrator.report.summary import Run, outcome_kinds, read_run
+from orchestrator.run.files import record_of
 from orchestrator.run.lenient import read_at
 
 __all__ = ["write_report"]
@@ -30,13 +31,13 @@ def write_report(run_directory: Path, groups_file: Path, html: Path, *, tokenize
     run = read_run(run_directory, groups_file)
     with Page(html) as page:
         table = TokenTable(tokenizer)
-        left_out = _write_details(page, run, run_directory / "rollouts.jsonl", groups_file, table)
+        left_out = _write_details(page, run, record_of(run_directory), groups_file, table)
         page.data("token-table", as_block(table.entries))
         page.data("run", as_block(_overview(run, left_out)))
     return run
 
 
-def _write_details(page: Page, run: Run, rollouts: Path, groups_file: Path, table: TokenTable) -> int:
+def _write_details(page: Page, run: Run, rollouts: Path | None, groups_file: Path, table: TokenTable) -> int:
     """Writes the details of the most telling rollouts, up to a number and a size. Returns how many it left out."""
     room, detailed, left_out = MAX_DETAIL_BYTES, 0, 0
     group_at, group = -1, dict[str, Any]()
@@ -45,7 +46,7 @@ def _write_details(page: Page, run: Run, rollouts: Path, groups_file: Path, tabl
         if detailed >= MAX_DETAILED:
             left_out += 1
             continue
-        details = rollout_details(read_at(rollouts, run.places[row["id"]]))
+        details = rollout_details(read_at(rollouts, run.places[row["id"]]) if rollouts is not None else {})
         offset, place = run.written.get(row["id"], (-1, 0))
         if offset != group_at:
             group_at, group = offset, read_at(groups_file, offset) if offset >= 0 else {}
@@ -71,4 +72,7 @@ def _overview(run: Run, left_out: int) -> dict[str, Any]:
         "bad_tasks": run.bad_tasks,
         "skipped": asdict(run.skipped),
         "left_out": left_out,
+        "forgotten": 0,
+        "forgotten_groups": 0,
+        "most": None,
     }

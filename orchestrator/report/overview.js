@@ -37,9 +37,12 @@ function overview() {
     el("header", "", el("h1", "", "Run report"), model ? el("p", "model", shown(model[1])) : null),
     facts(run.facts.filter((fact) => fact !== model)),
     notices(),
+    livePanel(),
     tiles(),
     el("div", "panels", outcomePanel(), scorePanel(), usePanel()),
     correctPanel(),
+    lossPanel(),
+    timelinePanel(),
     groupTable(),
     badTasks(),
   ];
@@ -52,6 +55,10 @@ function notices() {
   for (const note of run.notes) list.append(el("li", "", shown(note)));
   if (rollouts) list.append(el("li", "warning", `Unreadable and not shown: ${counted(rollouts, "line")} of rollouts.jsonl.`));
   if (groups) list.append(el("li", "warning", `Unreadable and not shown: ${counted(groups, "line")} of the groups file.`));
+  if (run.forgotten) {
+    list.append(el("li", "warning",
+      `This page follows the last ${whole(run.most)} attempts; ${counted(run.forgotten, "earlier one")} are in rollouts.jsonl, and \`orchestrator view\` shows them.`));
+  }
   if (run.left_out) {
     list.append(el("li", "warning",
       `To keep this file small it has the steps and tokens of ${whole(run.rollouts.length - run.left_out)} of ` +
@@ -109,6 +116,36 @@ function firstReasons() {
     if (reason) list.append(el("li", "", shown(kind), ` (${whole(number)}), the first: `, el("span", "reason", shown(reason[1]))));
   }
   return list.childElementCount ? list : null;
+}
+
+// Why groups were not written, and what was drawn again.
+function lossPanel() {
+  const rows = (title, entries) => {
+    const list = el("ul", "rows");
+    for (const [number, what, why] of entries) {
+      list.append(el("li", "", `${whole(number)} × `, shown(what), why ? el("span", "reason", " ", shown(why)) : null));
+    }
+    return entries.length ? el("div", "", el("h2", "", title), list) : null;
+  };
+  const dropped = counts(run.groups.map((g) => g.written ? "" : g.dropped).filter(Boolean));
+  const again = new Map();
+  for (const group of run.groups) {
+    const last = new Map();
+    for (const one of [...group.attempts].sort((a, b) => a.attempt - b.attempt)) {
+      const before = last.get(one.index);
+      if (before) {
+        const found = again.get(before.outcome) || [0, before.score === null ? before.reason : ""];
+        again.set(before.outcome, [found[0] + 1, found[1]]);
+      }
+      last.set(one.index, one);
+    }
+  }
+  const repeated = run.rollouts.reduce((sum, r) => sum + r.retries, 0);
+  const drawn = [...again].sort((a, b) => b[1][0] - a[1][0]).map(([outcome, [number, why]]) => [number, outcome, why && `the first: ${why}`]);
+  if (repeated) drawn.push([repeated, "a request for a completion, repeated within its rollout", ""]);
+  const parts = [rows("Groups that were not written", dropped.slice(0, 12).map(([why, number]) => [number, why, ""])),
+    rows("Drawn again", drawn)].filter(Boolean);
+  return parts.length ? el("section", "panel wide split", ...parts) : null;
 }
 
 function correctPanel() {
@@ -172,7 +209,7 @@ function usePanel() {
   const measures = [
     ["from its assignment", "duration_s", seconds], ["of it waiting for answers", "waiting_s", seconds],
     ["CPU in the sandbox", "cpu_s", seconds], ["until the sandbox ran", "launch_s", seconds],
-    ["tokens sampled", "tokens", whole], ["prompt tokens, all calls", "prompt_tokens", whole],
+    ["requests repeated", "retries", whole], ["tokens sampled", "tokens", whole], ["prompt tokens, all calls", "prompt_tokens", whole],
     ["steps", "steps", whole], ["tool calls", "calls", whole],
   ];
   if (known(done.map((r) => r.staleness)).length) measures.push(["policy versions behind", "staleness", whole]);
@@ -197,7 +234,7 @@ function badTasks() {
     more > 0 ? el("p", "none", `${whole(more)} more are in rollouts.jsonl`) : null);
 }
 
-const table = { sort: COLUMNS[0], down: false, limit: PAGE_ROWS, rows: run.groups, chosen: -1 };
+const table = { sort: COLUMNS[0], down: false, limit: PAGE_ROWS, rows: [], chosen: -1, search: "", which: "", outcome: "" };
 
 // The next group in the table as sorted and filtered; for a group not in the table, the next of all.
 function neighbour(group, step) {
@@ -240,7 +277,12 @@ function groupTable() {
     return head;
   });
 
+  search.value = table.search;
+  which.value = table.which;
+  outcome.value = table.outcome;
+
   function fill() {
+    Object.assign(table, { search: search.value, which: which.value, outcome: outcome.value });
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
     const passes = (g) => words.every((word) => g.text.includes(word)) &&
       (!which.value || (which.value === "dropped" ? !g.written : g[which.value])) &&
@@ -280,7 +322,7 @@ function groupRow(group, columns) {
     scores: () => scoreBars(group.members),
     mean: () => score(group.mean),
     spread: () => score(group.spread),
-    outcomes: () => el("span", "badges", group.written ? null : el("span", "badge dropped", "not written"),
+    outcomes: () => el("span", "badges", group.written ? null : titled(el("span", "badge dropped", "not written"), group.dropped),
       ...counts(group.attempts.map((r) => r.outcome)).map(([name, number]) => {
         const mark = badge(name);
         if (number > 1) mark.append(` ×${number}`);

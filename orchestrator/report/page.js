@@ -20,19 +20,25 @@ function addressed() {
   return group ? { group } : null;
 }
 
-function route() {
+let routed = 0;
+
+async function route() {
+  const turn = ++routed;
   const what = addressed();
   if (!home.hidden) homeScroll = scrollY;
   home.hidden = what !== null;
   view.hidden = what === null;
   view.replaceChildren();
   if (what === null) {
+    if (LIVE) home.replaceChildren(...overview().filter(Boolean));
     document.title = "Run report";
     scrollTo(0, homeScroll);
     return;
   }
   const { group, rollout } = what;
-  view.replaceChildren(...(rollout ? rolloutView(rollout) : groupView(group)).filter(Boolean));
+  const shownNow = rollout ? await rolloutView(rollout).catch(() => [el("p", "warning box", AWAY)]) : groupView(group);
+  if (turn !== routed) return;  // another address was opened meanwhile
+  view.replaceChildren(...shownNow.filter(Boolean));
   applyToggles();
   document.title = rollout ? `${plain(rollout.id.slice(0, 40))} – run report` : `Group ${group.number} – run report`;
   scrollTo(0, 0);
@@ -75,6 +81,16 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-home.append(...overview().filter(Boolean));
+// Shows what has changed, without taking a field from somebody who types in it.
+function refresh(changed) {
+  const typing = home.contains(document.activeElement) && document.activeElement.matches("input, select");
+  if (!home.hidden && !typing) home.replaceChildren(...overview().filter(Boolean));
+  const what = addressed();
+  if (what !== null && !what.rollout && changed.has(what.group.number)) view.replaceChildren(...groupView(what.group).filter(Boolean));
+}
+
 addEventListener("hashchange", route);
+if (LIVE) follow();
+else take(JSON.parse(document.getElementById("run").textContent));
+home.replaceChildren(...overview().filter(Boolean));
 route();

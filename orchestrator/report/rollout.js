@@ -14,17 +14,27 @@ function groupView(group) {
       group.written ? null : el("span", "badge dropped", "not written to the groups file"),
       group.mixed ? el("span", "badge mixed", "mixed scores") : null,
       shown([group.level && `level ${group.level}`, group.source].filter(Boolean).join(" · ")))),
+    group.dropped && !group.written ? el("p", "warning box", shown(`Not written: ${group.dropped}`)) : null,
     group.question ? el("pre", "question", shown(group.question)) : null,
+    group.reference === null ? null : el("section", "panel wide", el("h2", "", "Reference answer"), el("pre", "answer", shown(group.reference))),
     facts([["mean score", score(group.mean)], ["spread", score(group.spread)],
       ["scored rollouts", whole(group.members.length)], ["attempts", whole(group.attempts.length)],
       ["tokens, mean", whole(group.tokens)], ["seconds, mean", seconds(group.seconds)]]),
-    group.members.length ? el("div", "cards", ...group.members.map(memberCard)) : el("p", "none", "No rollout of this group was scored."),
+    group.members.length ? el("div", "cards", ...group.members.map((member) => memberCard(member, group))) : el("p", "none", "No rollout of this group was scored."),
     broken.length ? el("section", "panel wide", el("h2", "", "Attempts that broke"),
       el("p", "none", "Never scored: nothing here was the policy’s doing."), brokenList(broken)) : null,
   ];
 }
 
-function memberCard(rollout) {
+// How much better than its group a rollout is: what policy gradients push by.
+function advantage(rollout, group) {
+  if (rollout.score === null || group.mean === null) return "–";
+  const over = rollout.score - group.mean;
+  const sign = over > 0 ? "+" : "";
+  return group.spread ? `${sign}${over.toFixed(3)} (${sign}${(over / group.spread).toFixed(2)} σ)` : `${sign}${over.toFixed(3)}`;
+}
+
+function memberCard(rollout, group) {
   const parts = Object.entries(rollout.parts).map(([name, value]) => {
     const bar = el("i", "share");
     bar.style.setProperty("--share", Math.max(0, Math.min(1, value)));
@@ -39,9 +49,9 @@ function memberCard(rollout) {
     rollout.answer === null ? el("p", "none", "none") : el("pre", "answer", shown(rollout.answer)),
     parts.length ? el("h3", "", "Score parts") : null,
     facts(parts, "parts"),
-    facts([["steps", whole(rollout.steps)], ["tool calls", whole(rollout.calls)], ["tokens", whole(rollout.tokens)],
+    facts([["advantage", advantage(rollout, group)], ["steps", whole(rollout.steps)], ["tool calls", whole(rollout.calls)], ["tokens", whole(rollout.tokens)],
       ["time", seconds(rollout.duration_s)], ["CPU", seconds(rollout.cpu_s)]], "small"),
-    link(rolloutHash(rollout), "open", rollout.detail === null ? "Facts only" : "Step by step →"));
+    link(rolloutHash(rollout), "open", !LIVE && rollout.detail === null ? "Facts only" : "Step by step →"));
 }
 
 function brokenList(rollouts) {
@@ -57,9 +67,9 @@ function rolloutHash(rollout) {
   return `#rollout-${encodeURIComponent(rollout.id)}`;
 }
 
-function rolloutView(rollout) {
+async function rolloutView(rollout) {
   const group = groupOf.get(rollout.group);
-  const details = rollout.detail === null ? null : JSON.parse(document.getElementById(`detail-${rollout.detail}`).textContent);
+  const details = await detailsOf(rollout);
   const siblings = group.attempts;
   const place = siblings.indexOf(rollout);
   const beside = (text, other) => other ? link(rolloutHash(other), "step", text) : el("span", "step", text);
@@ -69,7 +79,7 @@ function rolloutView(rollout) {
       beside("← previous attempt", siblings[place - 1]), beside("next attempt →", siblings[place + 1])),
     el("header", "", el("h1", "", shown(group.task)),
       el("p", "", badge(rollout.outcome), rollout.reason ? el("span", "reason", shown(rollout.reason)) : null)),
-    facts([["score", score(rollout.score)],
+    facts([["score", score(rollout.score)], ...(rollout.score === null ? [] : [["advantage", advantage(rollout, group)]]),
       ...Object.entries(rollout.parts).map(([name, value]) => [name, score(value)]),
       ["steps", whole(rollout.steps)], ["tokens sampled", whole(rollout.tokens)], ["prompt tokens", whole(rollout.prompt_tokens)],
       ["from its assignment", seconds(rollout.duration_s)], ["of it waiting for answers", seconds(rollout.waiting_s)],
@@ -78,13 +88,14 @@ function rolloutView(rollout) {
         ? [["completions aside", whole(details.completions.filter((c) => c.aside).length)]] : []),
       ...(details && details.exit ? [["sandbox ended", details.exit]] : []),
       ...(details && details.sampling.seed !== undefined ? [["sampling seed", String(details.sampling.seed)]] : [])]),
-    rollout.answer === null ? null : el("section", "panel wide", el("h2", "", "Answer"), el("pre", "answer", shown(rollout.answer))),
+    rollout.answer === null && group.reference === null ? null : el("section", "panel wide split", ...[["Answer", rollout.answer], ["Reference answer", group.reference]]
+      .map(([name, text]) => text === null ? null : el("div", "", el("h2", "", name), el("pre", "answer", shown(text)))).filter(Boolean)),
   ];
   if (details === null) {
     return [...page, el("p", "warning box", "The steps of this attempt are not in this file, to keep it small. They are in rollouts.jsonl.")];
   }
   for (const note of details.notes) page.push(el("p", "warning box", shown(note)));
-  return [...page, tokenPanel(details.tokens), toggles(), timeline(details)];
+  return [...page, tokenPanel(details.tokens), toggles(), stepsOf(details)];
 }
 
 function toggles() {
@@ -108,7 +119,7 @@ function askedBy(call, completions) {
 }
 
 // Steps come from the sandbox in order, one for each action completion; tool calls are placed by time.
-function timeline(details) {
+function stepsOf(details) {
   const steps = [...details.steps].sort((a, b) => a.step_number - b.step_number);
   const list = el("div", "timeline");
   let action = 0;
@@ -201,7 +212,7 @@ function tokenPanel(line) {
 }
 
 function tokenView(line) {
-  const entries = JSON.parse(document.getElementById("token-table").textContent);
+  const entries = line.entries || JSON.parse(document.getElementById("token-table").textContent);
   const told = el("p", "told", "Point at a token to see its id and probability.");
   const text = el("div", "ids");
   const classes = line.runs.flatMap((length, place) => Array(length).fill(place % 2 === 1));

@@ -6,17 +6,30 @@ Reads each file once and keeps rows and the offsets of lines, which `details` re
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from orchestrator.run.files import read_description
-from orchestrator.run.lenient import Skipped, count, json_lines, mapping, number, numbers, objects, text, texts
+from orchestrator.run.files import DROPPED_FILE, read_description, record_of
+from orchestrator.run.lenient import (
+    Skipped,
+    count,
+    line_near_end,
+    lines_from,
+    mapping,
+    number,
+    numbers,
+    objects,
+    parse,
+    text,
+    texts,
+)
 from orchestrator.types import EndedName, FailedName, TokenSource, is_solved
 
 Row = dict[str, Any]
+MAX_WAITS = 100  # of one kind and rollout, shown in the time line
 _TIMES = ("started_at", "launch_s", "duration_s", "waiting_s", "cpu_s")
 _TOKEN_SOURCES: dict[TokenSource, str] = {
     "retokenized": "retokenized, that is their ids were made from text again and may differ from those sampled",
@@ -53,24 +66,108 @@ class Run:
         return sorted(self.rollouts.values(), key=rank)
 
 
-def read_run(run_directory: Path, groups_file: Path) -> Run:
+def read_run(run_directory: Path, groups_file: Path | None) -> Run:
     """Reads everything but the details."""
-    run, staleness = Run(), dict[str, int | float | None]()
-    for offset, line in json_lines(groups_file):
-        overrides = objects(line.get("overrides")) if line else []
-        run.skipped.group_lines += not overrides
-        for place, override in enumerate(overrides):
-            rollout_id = text(override.get("rollout_id"), 200)
-            run.written[rollout_id] = offset, place
-            staleness[rollout_id] = number(override.get("staleness"))
-    for offset, line in json_lines(run_directory / "rollouts.jsonl"):
-        if line is None or not _take(run, line, offset):
-            run.skipped.rollout_lines += 1
-    for rollout_id, row in run.rollouts.items():
-        row["staleness"] = staleness.get(rollout_id)
-    _compare(run)
-    _describe(run, run_directory)
-    return run
+    reader = RunReader(run_directory)
+    reader.read(groups_file)
+    return reader.run
+
+
+class RunReader:
+    """Reads a run that is over, or one that goes on, again and again: each time only what is new.
+
+    `growing`: lines that are not whole yet are left for the next time. `most`: how many attempts are kept; groups
+    that were begun first are forgotten first. `behind_bytes`: of each file, at the first time, only that much of
+    its end is read.
+    """
+
+    def __init__(
+        self,
+        run_directory: Path,
+        *,
+        growing: bool = False,
+        most: int | None = None,
+        behind_bytes: int | None = None,
+    ) -> None:
+        self.run = Run()
+        self.forgotten = self.forgotten_groups = 0  # how many attempts and groups
+        self._behind_bytes = behind_bytes
+        self._directory = run_directory
+        self._growing = growing
+        self._most = most
+        self._next: dict[Path, int] = {}  # where to go on in a file
+        self._members: dict[int, list[str]] = {}  # ids of a group's attempts
+        self._staleness: dict[str, float | None] = {}
+
+    def read(self, groups_file: Path | None) -> set[int]:
+        """Takes what is new; gives the numbers of the groups of which something is."""
+        run, changed = self.run, set[int]()
+        for offset, line in self._new(groups_file):
+            overrides = objects(line.get("overrides")) if line else []
+            run.skipped.group_lines += not overrides
+            for place, override in enumerate(overrides):
+                rollout_id = text(override.get("rollout_id"), 200)
+                run.written[rollout_id] = offset, place
+                self._staleness[rollout_id] = number(override.get("staleness"))
+                if (row := run.rollouts.get(rollout_id)) is not None:
+                    changed.add(row["group"])
+        for offset, line in self._new(record_of(self._directory)):
+            if line is None or (group := _take(run, line, offset)) is None:
+                run.skipped.rollout_lines += 1
+            elif group >= 0:
+                changed.add(group)
+                self._members.setdefault(group, []).append(text(line["rollout_id"], 200))
+        for _, line in self._new(self._directory / DROPPED_FILE):
+            if line is not None and (dropped := run.groups.get(count(line.get("group")))) is not None:
+                dropped["dropped"] = text(line.get("reason"), 500)
+                changed.add(dropped["number"])
+        self._forget()
+        changed &= run.groups.keys()
+        for each in changed:
+            self._compare(each)
+        _describe(run, self._directory)
+        return changed
+
+    def attempts(self, group: int) -> list[Row]:
+        """The rows of a group. An id that came twice belongs to the group that it came with last."""
+        rows = (self.run.rollouts.get(name) for name in dict.fromkeys(self._members.get(group, ())))
+        return [row for row in rows if row is not None and row["group"] == group]
+
+    def _new(self, path: Path | None) -> Iterator[tuple[int, dict[str, Any] | None]]:
+        if path is None:
+            return
+        if path not in self._next and self._behind_bytes is not None:
+            self._next[path] = line_near_end(path, self._behind_bytes)
+        for line in lines_from(path, self._next.get(path, 0)):
+            if self._growing and not line.is_whole:
+                return
+            self._next[path] = line.end
+            if line.text.strip():
+                yield line.offset, parse(line.text)
+
+    def _compare(self, group: int) -> None:
+        """Marks a group that was written, and one whose members differ in score or in being solved."""
+        rows, row = self.attempts(group), self.run.groups[group]
+        for one in rows:
+            one["staleness"] = self._staleness.get(one["id"])
+        members = [one for one in rows if one["score"] is not None]
+        row["written"] = any(one["id"] in self.run.written for one in members)
+        row["mixed"] = len({one["score"] for one in members}) > 1
+        row["divided"] = len({one["solved"] for one in members}) > 1
+
+    def _forget(self) -> None:
+        run = self.run
+        while self._most is not None and len(run.rollouts) > self._most and len(run.groups) > 1:
+            group = next(iter(run.groups))
+            for row in self.attempts(group):
+                name = row["id"]
+                run.written.pop(name, None)
+                self._staleness.pop(name, None)
+                del run.rollouts[name], run.places[name]
+                self.forgotten += 1
+            del run.groups[group]
+            self._members.pop(group, None)
+            self.forgotten_groups += 1
 
 
 def outcome_kinds() -> dict[str, str]:
@@ -78,32 +175,23 @@ def outcome_kinds() -> dict[str, str]:
     return dict.fromkeys(map(str, EndedName), "ended") | dict.fromkeys(map(str, FailedName), "failed")
 
 
-def _compare(run: Run) -> None:
-    """Marks groups that were written, and those whose members differ in score or in being solved."""
-    members: dict[int, list[Row]] = {key: [] for key in run.groups}
-    for row in run.rollouts.values():
-        if row["score"] is not None:
-            members[row["group"]].append(row)
-    for key, group in run.groups.items():
-        group["written"] = any(row["id"] in run.written for row in members[key])
-        group["mixed"] = len({row["score"] for row in members[key]}) > 1
-        group["divided"] = len({row["solved"] for row in members[key]}) > 1
-
-
-def _take(run: Run, line: dict[str, Any], offset: int) -> bool:
-    """Adds one line of rollouts.jsonl to the rows. False: the line is unusable."""
+def _take(run: Run, line: dict[str, Any], offset: int) -> int | None:
+    """Adds one line of rollouts.jsonl to the rows, and gives its group; -1: it is a bad task. None: the line is
+    unusable."""
     rollout_id, outcome, place = line.get("rollout_id"), line.get("outcome"), count(line.get("group"))
     if not isinstance(rollout_id, str) or not isinstance(outcome, str) or place != line.get("group"):
-        return False
+        return None
     if "plan" not in line:
         run.bad_tasks.append({"task": text(line.get("task_id"), 300), "reason": text(line.get("reason"), 1000)})
-        return True
+        return -1
     row = _rollout(line, text(rollout_id, 200), place)
     run.rollouts[row["id"]] = row  # should an id come twice, the last line counts
     run.places[row["id"]] = offset
     group = run.groups.setdefault(place, _group(line, place))
     group["question"] = group["question"] or _question(line)
-    return True
+    if line.get("reference") is not None:
+        group["reference"] = text(line.get("reference"), 2000)
+    return place
 
 
 def _group(line: dict[str, Any], place: int) -> Row:
@@ -113,6 +201,11 @@ def _group(line: dict[str, Any], place: int) -> Row:
         "level": text(line.get("level"), 40),
         "source": text(line.get("source"), 80),
         "question": "",
+        "reference": None,
+        "dropped": "",
+        "written": False,
+        "mixed": False,
+        "divided": False,
     }
 
 
@@ -139,8 +232,23 @@ def _rollout(line: dict[str, Any], rollout_id: str, group: int) -> Row:
         "tokens": 0 if line.get("ungraded") else sum(count(c.get("completion_tokens")) for c in completions),
         "prompt_tokens": 0 if line.get("ungraded") else sum(count(c.get("prompt_tokens")) for c in completions),
         "ungraded": bool(line.get("ungraded")),
+        "retries": sum(count(c.get("retries")) for c in completions),
         "calls": len(objects(line.get("tool_calls"))),
+        "sandbox": text(mapping(line.get("sandbox")).get("id"), 80),
+        "node": text(line.get("node"), 80),
+        "waits": _waits(completions, objects(line.get("tool_calls"))),
     }
+
+
+def _waits(completions: list[Row], calls: list[Row]) -> list[tuple[int, int, int]]:
+    """When the agent waited: (0 for a completion, 1 for a tool; begin, end in hundredths of a second)."""
+    found = []
+    for kind, asked in enumerate((completions, calls)):
+        for one in asked[:MAX_WAITS]:
+            begin, end = number(one.get("started_s")), number(one.get("ended_s"))
+            if begin is not None and end is not None and 0 <= begin <= end:
+                found.append((kind, round(begin * 100), round(end * 100)))
+    return sorted(found, key=lambda wait: wait[1])
 
 
 def _question(line: dict[str, Any]) -> str:
@@ -154,8 +262,7 @@ def _question(line: dict[str, Any]) -> str:
 
 def _describe(run: Run, run_directory: Path) -> None:
     told = read_description(run_directory)
-    if not told:
-        run.notes.append("run.json is missing or cannot be read: what ran is not known")
+    run.notes = [] if told else ["run.json is missing or cannot be read: what ran is not known"]
     config = mapping(told.get("config"))
     env, openai = mapping(config.get("env")), config.get("openai")
     server = (objects(openai) or [mapping(openai)])[0]
@@ -180,7 +287,7 @@ def _describe(run: Run, run_directory: Path) -> None:
     run.notes += texts(told.get("notes"))
     sources = Counter(row["token_source"] for row in run.rollouts.values())
     why = f" ({text(told.get('why_text'), 200)})" if told.get("why_text") else ""
-    run.warnings += [f"{sources[s]} rollouts are {note}{why}" for s, note in _TOKEN_SOURCES.items() if sources[s]]
+    run.warnings = [f"{sources[s]} rollouts are {note}{why}" for s, note in _TOKEN_SOURCES.items() if sources[s]]
 
 
 def _token_ids(told: Mapping[str, Any]) -> object:

@@ -41,15 +41,18 @@ class _Group:
     """Scored attempts by place, and why others have no score. `size`: how many rollouts it was to have."""
 
     size: int
+    task_id: str
     places: dict[int, list[_Kept]] = field(default_factory=dict)
     failures: list[Failed] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A group: its number, its lines (none if it is no training data, for the reason `dropped`), its scores."""
+    """A group: its number, its task, its lines (none if it is no training data, for the reason `dropped`), its
+    scores."""
 
     number: int
+    task_id: str
     lines: tuple[bytes, ...]
     scores: tuple[float, ...]
     dropped: str | None = None
@@ -78,7 +81,7 @@ class Grouping:
     def add(self, rollout: Rescored) -> None:
         """Takes a rollout, scored or not. Raises OSError."""
         after = rollout.after
-        group = self._groups.setdefault(after.group, _Group(after.group_size or self._size))
+        group = self._groups.setdefault(after.group, _Group(after.group_size or self._size, after.task_id))
         if isinstance(after.outcome, Failed):
             group.failures.append(after.outcome)
         if after.score is None:
@@ -97,7 +100,7 @@ class Grouping:
             members = drawn(places, self._policy.enough(group.size))
             scores = tuple(member.score.value for member in members)
             dropped = verdict(self._policy, group.size, scores, group.failures)
-            yield Made(number, () if dropped else self._lines(members), scores, dropped)
+            yield Made(number, group.task_id, () if dropped else self._lines(members), scores, dropped)
 
     def _lines(self, members: Sequence[_Kept]) -> tuple[bytes, ...]:
         """The group's line, and one for each side line that all members have."""

@@ -9,15 +9,16 @@ from typing import Any
 
 from orchestrator.rescoring.grouping import Grouping
 from orchestrator.rescoring.rescore import LeftOut, Result
-from orchestrator.run.files import GROUPS_FILE, ROLLOUTS_FILE, RUN_FILE
-from orchestrator.run.lines import write_whole
+from orchestrator.run.files import DROPPED_FILE, GROUPS_FILE, ROLLOUTS_FILE, RUN_FILE
+from orchestrator.run.line import dropped_line
+from orchestrator.run.lines import dumps, write_whole
 from orchestrator.run.whole import whole_folder
 
 ASKED = "env.run_dir"  # the setting that names it
 
 
 class NewRun:
-    """Three files, as a run has them, in a `folder` without a lasting name."""
+    """The files of a run, in a `folder` without a lasting name."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -31,11 +32,15 @@ class NewRun:
     def write_groups(self, grouping: Grouping) -> dict[int, str | None]:
         """Writes the groups file. Gives each group's number, and why it is not in the file. Raises OSError."""
         self._rollouts.flush()
-        dropped = {}
+        dropped, drops = dict[int, str | None](), list[bytes]()
         with self.groups.open("wb") as file:
             for group in grouping.groups():
                 file.writelines(group.lines)
                 dropped[group.number] = group.dropped
+                if group.dropped is not None:
+                    drops.append(dumps(dropped_line(group.number, group.task_id, group.dropped)) + b"\n")
+        if drops:
+            (self.folder / DROPPED_FILE).write_bytes(b"".join(drops))
         return dropped
 
     def describe(self, facts: Mapping[str, Any]) -> None:

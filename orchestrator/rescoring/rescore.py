@@ -158,8 +158,10 @@ class Rescorer:
             after = replace(told, outcome=verdict, ungraded=None, score=None, token_source=None, segment=None)
             return Rescored(told.rollout_id, line.place, _written(text, after, decoded), told, after)
         assert isinstance(end, Ended)
+        assert isinstance(asked.task, Task)  # without its task a rollout has no `Ended`
         after = replace(
             told,
+            reference=asked.task.answer,
             outcome=end,
             ungraded=None,
             score=verdict,
@@ -169,7 +171,7 @@ class Rescorer:
         return Rescored(told.rollout_id, line.place, _written(text, after, decoded), told, after, decoded.lines)
 
     async def _scored_alone(self, asked: Asked, end: Ended) -> Score | Failed:
-        assert isinstance(asked.task, Task)  # without its task a rollout has no `Ended`
+        assert isinstance(asked.task, Task)
         async with self._alone:
             told = await asyncio.to_thread(read_attempt, asked.text)
             try:

@@ -3,9 +3,10 @@
 Its files:
 
     run.json        configuration without secrets, versions, image
-    rollouts.jsonl  one line per attempt, bad tasks included
+    rollouts.jsonl  one line per attempt, bad tasks included; rollouts.jsonl.zst if it is compressed
     output/         what rollouts left in `output/`, a folder for each that left something
     groups.jsonl    the groups file, unless another place was set
+    dropped.jsonl   one line per group that was not written, and why
     lock            locked by the orchestrator that uses the directory
 """
 
@@ -24,30 +25,43 @@ import orjson
 from orchestrator.errors import ConfigError, RunLocked
 from orchestrator.run import lines as jsonl
 from orchestrator.run import proof
-from orchestrator.run.line import SCHEMA, attempt_line, bad_task_line
-from orchestrator.types import Attempt, BadTask, Member
+from orchestrator.run.files import DROPPED_FILE, ROLLOUTS_FILE, packed_name, record_of
+from orchestrator.run.line import SCHEMA, attempt_line, bad_task_line, dropped_line
+from orchestrator.types import Attempt, BadTask, Group, Member
 
 
 class RunDirectory:
     """Locked by one orchestrator at a time, until it is closed.
 
     With `resume` it holds the run to go on with, and an unfinished last line is set aside; otherwise it must hold
-    no run. Without `full_traces` the steps, as the sandbox reports them, are left out; the completions hold all
-    that was served. Raises RunLocked, ConfigError.
+    no run. `compress`: of a new record. Without `full_traces` the steps, as the sandbox reports them, are left
+    out; the completions hold all that was served. Raises RunLocked, ConfigError.
     """
 
-    def __init__(self, path: Path, *, resume: bool = False, fsync: bool = False, full_traces: bool = True) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        resume: bool = False,
+        fsync: bool = False,
+        full_traces: bool = True,
+        compress: bool = False,
+    ) -> None:
         self.path = path
-        self.rollouts = path / "rollouts.jsonl"
+        plain = path / ROLLOUTS_FILE
+        there = record_of(path)
+        self.rollouts = there or (packed_name(plain) if compress else plain)
         self._fsync = fsync
         self._full_traces = full_traces
+        self._drops: jsonl.JsonLines | None = None  # many runs drop nothing
         if resume:
             _demand_inside(path)
         self._lock = _locked(path)
         try:
             if resume:
                 jsonl.set_torn_end_aside(self.rollouts)
-            elif self.rollouts.exists() and self.rollouts.stat().st_size:
+                jsonl.set_torn_end_aside(path / DROPPED_FILE)
+            elif there is not None and there.stat().st_size:
                 raise ConfigError(
                     f"env.run_dir: {path} holds a run; go on with it by --env.resume {path}, or name another one"
                 )
@@ -84,9 +98,17 @@ class RunDirectory:
         """Writes a row that no task could be made of. It is on disk when this returns."""
         await self._lines.append(lambda: [bad_task_line(task, group)])
 
+    async def record_drop(self, group: Group) -> None:
+        """Writes why a group is not in the groups file. It is on disk when this returns."""
+        if self._drops is None:
+            self._drops = jsonl.JsonLines(self.path / DROPPED_FILE, fsync=self._fsync)
+        await self._drops.append(lambda: [dropped_line(group.number, group.task.task_id, group.dropped or "")])
+
     def close(self) -> None:
         """Idempotent."""
         self._lines.close()
+        if self._drops is not None:
+            self._drops.close()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1

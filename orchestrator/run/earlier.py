@@ -15,6 +15,7 @@ from pathlib import Path
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.trajectory import main_line
 from orchestrator.errors import ConfigError, RecordError
+from orchestrator.run.frames import is_compressed
 from orchestrator.run.line import Attempted, Counted, CountedBadTask, read_attempt, read_counted, read_group_head
 from orchestrator.run.lines import MAX_LINE_BYTES, LinesById, TextLine, set_end_aside, set_torn_end_aside, texts
 from orchestrator.types import Attempt, Member, RolloutPlan
@@ -143,10 +144,13 @@ def _demand_groups(path: Path) -> None:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise ConfigError(f"{path} is no file; name the run's groups file in run.json to resume")
-        with path.open("rb") as file:
-            line = file.read(len(_GROUP_BEGINS))
-            if line == _GROUP_BEGINS:  # otherwise the line may be anything, of any length
-                line += file.readline(MAX_LINE_BYTES)
+        if is_compressed(path):
+            first = next(texts(path), None)
+            if first is None or not first.is_whole:
+                return  # nothing yet, or the first group half written
+            line = first.text
+        else:
+            line = _first_line(path)
     except FileNotFoundError:
         return
     except OSError as error:
@@ -161,6 +165,14 @@ def _demand_groups(path: Path) -> None:
             f"{place} is no group of this run; name the run's groups file in run.json, or put that file aside "
             "to have its groups written anew"
         ) from error
+
+
+def _first_line(path: Path) -> bytes:
+    """The first line of a plain file, or what stands where a group would begin."""
+    with path.open("rb") as file:
+        line = file.read(len(_GROUP_BEGINS))
+        # Otherwise the line may be anything, of any length.
+        return line + file.readline(MAX_LINE_BYTES) if line == _GROUP_BEGINS else line
 
 
 def _texts(path: Path) -> Iterator[TextLine]:

@@ -11,12 +11,14 @@ from typing import Any
 import orjson
 
 from orchestrator.errors import ConfigError
+from orchestrator.run.frames import SUFFIX, is_compressed
 from orchestrator.run.lenient import mapping, parse
 from orchestrator.run.lines import MAX_RUN_FILE_BYTES
 
 RUN_FILE = "run.json"
 ROLLOUTS_FILE = "rollouts.jsonl"
 GROUPS_FILE = "groups.jsonl"
+DROPPED_FILE = "dropped.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +36,39 @@ class RunFiles:
         return found
 
 
+def record_of(directory: Path) -> Path | None:
+    """The record in a run directory, plain or compressed; None: there is none."""
+    plain = directory / ROLLOUTS_FILE
+    return next((place for place in (plain, packed_name(plain)) if place.is_file()), None)
+
+
+def groups_in(directory: Path, named: str | None) -> Path | None:
+    """The groups file of a run directory whose run.json has `named`; None: there is none."""
+    plain = directory / GROUPS_FILE
+    places = [*([directory / named] if named is not None else []), plain, packed_name(plain)]
+    return next((place for place in places if place.is_file()), None)
+
+
+def packed_name(plain: Path) -> Path:
+    """The name of the same file with compressed lines."""
+    return plain if is_compressed(plain) else plain.with_name(plain.name + SUFFIX)
+
+
+def report_beside(groups: Path) -> Path:
+    """Where the report of this groups file goes."""
+    plain = groups.with_suffix("") if is_compressed(groups) else groups
+    return plain.with_suffix(".html")
+
+
 def find_run(path: Path) -> RunFiles:
     """`path` is a run directory, a file in it, or a groups file anywhere. Raises ConfigError."""
     try:
-        if path.is_file() and path.name in (RUN_FILE, ROLLOUTS_FILE):
+        if path.is_file() and path.name in (RUN_FILE, ROLLOUTS_FILE, ROLLOUTS_FILE + SUFFIX):
             path = path.parent
         if path.is_dir():
             return _in_directory(path)
         if path.is_file():
-            beside = (path.parent / ROLLOUTS_FILE).is_file()
+            beside = record_of(path.parent) is not None
             return RunFiles(path.parent if beside else None, path)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
@@ -110,9 +136,7 @@ def saved_tokenizer(description: dict[str, Any]) -> tuple[object, object]:
 
 def _in_directory(directory: Path) -> RunFiles:
     told = read_description(directory)
-    named = groups_file_of(told)
-    places = [directory / named] if named is not None else []
-    groups = next((place for place in (*places, directory / GROUPS_FILE) if place.is_file()), None)
-    if not told and groups is None and not (directory / ROLLOUTS_FILE).is_file():
+    groups = groups_in(directory, groups_file_of(told))
+    if not told and groups is None and record_of(directory) is None:
         raise ConfigError(f"{directory} holds no run: neither {RUN_FILE} nor {ROLLOUTS_FILE} nor {GROUPS_FILE}")
     return RunFiles(directory, groups)

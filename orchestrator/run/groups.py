@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.trajectory import main_segment, sampled_by, trajectory
 from orchestrator.errors import ConfigError, RecordError
+from orchestrator.run.frames import is_compressed
 from orchestrator.run.lines import JsonLines
 from orchestrator.types import (
     Ended,
@@ -261,6 +262,7 @@ def fresh_path(path: Path) -> Path:
     It is made here, with its folder, so that no other process takes the name. Raises ConfigError.
     """
     number, fresh = 0, path
+    ending = "".join(path.suffixes[-2:]) if is_compressed(path) else path.suffix
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         while True:
@@ -269,6 +271,6 @@ def fresh_path(path: Path) -> Path:
                 return fresh
             except FileExistsError:
                 number += 1
-                fresh = path.with_name(f"{path.stem}_{number}{path.suffix}")
+                fresh = path.with_name(f"{path.name.removesuffix(ending)}_{number}{ending}")
     except OSError as error:
         raise ConfigError(f"cannot make {fresh}: {error.strerror}") from error

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from orchestrator.run.lines import loads, text_at
+from orchestrator.run.lines import TextLine, line_after, loads, text_at
 from orchestrator.run.lines import texts as texts_of
 
 MAX_TEXT_CHARS = 32_768
@@ -29,14 +29,25 @@ class Skipped:
 
 def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
     """(offset, object) of each line; None for a line that is torn or no JSON object. No file: no lines."""
+    return ((line.offset, parse(line.text)) for line in lines_from(path) if line.text.strip())
+
+
+def lines_from(path: Path, start: int = 0) -> Iterator[TextLine]:
+    """The lines from offset `start` on. No file: no lines; what cannot be read ends them."""
     try:
-        if not path.is_file():  # opening a pipe would block
-            return
-        for line in texts_of(path):
-            if line.text.strip():
-                yield line.offset, parse(line.text)
+        if path.is_file():  # opening a pipe would block
+            yield from texts_of(path, start=start)
     except OSError:
         return
+
+
+def line_near_end(path: Path, size_bytes: int) -> int:
+    """The offset of the first line in the last `size_bytes` of a file; of its first line, where it is shorter."""
+    try:
+        behind = path.stat().st_size - size_bytes
+        return line_after(path, behind) if behind > 0 and path.is_file() else 0
+    except OSError:
+        return 0
 
 
 def read_at(path: Path, offset: int) -> dict[str, Any]:

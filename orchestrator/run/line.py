@@ -108,7 +108,7 @@ class SandboxLine(TypedDict):
 
 
 class PlanLine(TypedDict):
-    """The plan of a rollout, without the task: its answer stays in the data set."""
+    """The plan of a rollout, without the task: that stays in the data set."""
 
     sampling: Sampling
     agent: AgentSpec
@@ -144,11 +144,13 @@ class HeadLine(TypedDict):
 
 
 class AttemptLine(HeadLine):
-    """One attempt, as a line of rollouts.jsonl. Times in seconds; `started_at` is Unix time."""
+    """One attempt, as a line of rollouts.jsonl. Times in seconds; `started_at` is Unix time. `reference`: the
+    task's reference answer."""
 
     level: str | None
     source: str
     answer: str | None
+    reference: NotRequired[str | None]
     token_source: TokenSource | None
     segment: NotRequired[Whole | None]
     started_at: Real
@@ -172,6 +174,16 @@ class BadTaskLine(TypedDict):
     task_id: str
     group: Whole
     outcome: Literal["bad_task"]
+    reason: str
+
+
+class DroppedLine(TypedDict):
+    """A group that was not written, as a line of dropped.jsonl. A group that comes again on resume and is written
+    then keeps its line."""
+
+    schema: Literal[1]
+    group: Whole
+    task_id: str
     reason: str
 
 
@@ -234,6 +246,7 @@ class Attempted:
     source: str = ""
     segment: int | None = None  # the main line; None: not scored, or written by a version that did not name it
     group_size: int | None = None  # None: written by a version that did not say it
+    reference: str | None = None  # the task's answer, for people; scoring takes it from the data set
 
 
 def told_of(result: Member | Attempt) -> Attempted:
@@ -260,6 +273,7 @@ def told_of(result: Member | Attempt) -> Attempted:
         source=plan.task.source,
         segment=member.trajectory.segment if member else None,
         group_size=plan.group_size,
+        reference=plan.task.answer,
     )
 
 
@@ -312,6 +326,7 @@ def verdict_line(told: Attempted) -> dict[str, Any]:
         "reason": outcome.detail if isinstance(outcome, Ended) else outcome.reason,
         "ungraded": {"outcome": str(ungraded.name), "reason": ungraded.detail} if ungraded else None,
         "answer": told.record.answer,
+        "reference": told.reference,
         "score": score.value if score else None,
         "score_parts": dict(score.parts) if score else None,
         "score_evidence": dict(score.evidence) if score and score.evidence else None,
@@ -367,6 +382,7 @@ def read_attempt(text: bytes) -> Attempted:
         source=line["source"],
         segment=line.get("segment"),
         group_size=line.get("group_size"),
+        reference=line.get("reference"),
     )
 
 
@@ -469,6 +485,11 @@ def bad_task_line(task: BadTask, number: int) -> dict[str, Any]:
         "outcome": str(FailedName.BAD_TASK),
         "reason": task.reason,
     }
+
+
+def dropped_line(number: int, task_id: str, reason: str) -> dict[str, Any]:
+    """One line of dropped.jsonl. `number`: the group's."""
+    return {"schema": SCHEMA, "group": number, "task_id": task_id, "reason": reason}
 
 
 @dataclass(frozen=True, slots=True)

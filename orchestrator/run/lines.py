@@ -19,6 +19,7 @@ from typing import Any
 import orjson
 
 from orchestrator.errors import ConfigError, OutputError
+from orchestrator.run.frames import compressed, frame_at, frames, is_compressed, next_frame, whole_end
 from orchestrator.text import valid
 
 MAX_LINE_BYTES = 256 << 20  # we write no longer line
@@ -44,6 +45,12 @@ def dumps(value: Any, *, indent: bool = False) -> bytes:
         for end, escaped in _LINE_ENDS.items():
             text = text.replace(end, escaped)
     return text
+
+
+def packed_line(path: Path, value: Any) -> bytes:
+    """One line of this file, as it stands there."""
+    line = dumps(value) + b"\n"
+    return compressed(line) if is_compressed(path) else line
 
 
 def write_whole(path: Path, value: Any, *, indent: bool = False, fsync: bool = False) -> None:
@@ -93,47 +100,76 @@ def demand_short_talks(line: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TextLine:
-    """A line of a file. `offset`: where it begins, in bytes. `text` includes the newline."""
+    """A line of a file, from `offset` to `end` in bytes. `text` includes the newline."""
 
     path: Path
     number: int  # from 1 on
     offset: int
     text: bytes
+    end: int
 
     @property
     def place(self) -> str:
         """Path and number of the line, for error texts."""
         return f"{self.path}:{self.number}"
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether its writer has come to its end."""
+        return self.text.endswith(b"\n")
 
-def texts(path: Path, end: int | None = None) -> Iterator[TextLine]:
-    """Every line of a file, read one at a time. A line longer than MAX_LINE_BYTES comes in pieces.
 
-    `end`: an offset, of a file that grows: lines that begin there or later are not read. A missing file has no
-    lines. Raises OSError.
+def texts(path: Path, end: int | None = None, start: int = 0) -> Iterator[TextLine]:
+    """Every line of a file, plain or compressed, read one at a time. A plain line longer than MAX_LINE_BYTES comes
+    in pieces, a compressed one as a line that is none, as one that is broken does.
+
+    `end`: an offset, of a file that grows: lines that begin there or later are not read. `start`: the offset of
+    the line to begin with, which gets number 1. A missing file has no lines. Raises OSError.
     """
     try:
         file = path.open("rb")
     except FileNotFoundError:
         return
     with file:
-        number = offset = 0
+        if is_compressed(path):
+            for number, frame in enumerate(frames(file, MAX_LINE_BYTES, start), 1):
+                if end is not None and frame.offset >= end:
+                    return
+                yield TextLine(path, number, frame.offset, frame.text, frame.end)
+            return
+        number, offset = 0, file.seek(start)
         while (end is None or offset < end) and (text := file.readline(MAX_LINE_BYTES + 1)):
             number += 1
-            yield TextLine(path, number, offset, text)
+            yield TextLine(path, number, offset, text, offset + len(text))
             offset += len(text)
 
 
 def end_now(path: Path, *, growing: bool) -> int:
     """Where the file ends now; of one that is `growing`, where its last complete line does. Raises OSError."""
+    if growing and is_compressed(path):
+        return whole_end(path, MAX_LINE_BYTES)
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         return _line_start(file.fileno(), size) if growing else size
 
 
+def line_after(path: Path, offset: int) -> int:
+    """The offset of a line that begins behind `offset`; the file's end if there is none. Raises OSError."""
+    with path.open("rb") as file:
+        if is_compressed(path):
+            return next_frame(file, offset)
+        file.seek(offset)
+        while (text := file.readline(_CHUNK_BYTES)) and not text.endswith(b"\n"):
+            pass
+        return file.tell()
+
+
 def text_at(path: Path, offset: int) -> bytes:
     """The line that begins at `offset`. Raises OSError."""
     with path.open("rb") as file:
+        if is_compressed(path):
+            frame = frame_at(file, MAX_LINE_BYTES, offset)
+            return b"" if frame is None else frame.text
         file.seek(offset)
         return file.readline(MAX_LINE_BYTES + 1)
 
@@ -160,7 +196,8 @@ def _containers(text: bytes) -> int:
 
 
 class JsonLines:
-    """A file that grows by complete lines. Each is flushed; `fsync` also waits for the disk.
+    """A file that grows by complete lines, compressed if its name says so. Each is flushed; `fsync` also waits for
+    the disk.
 
     A thread of its own makes and writes the lines in the order of the calls, so that a long line or a slow disk
     does not hold up the event loop.
@@ -190,7 +227,7 @@ class JsonLines:
         self._file.close()
 
     def _write(self, values: Callable[[], Iterable[Any]]) -> None:
-        lines = b"".join(dumps(value) + b"\n" for value in values())
+        lines = b"".join(packed_line(self.path, value) for value in values())
         start = self._file.seek(0, os.SEEK_END)
         try:
             written = 0
@@ -210,9 +247,12 @@ def set_torn_end_aside(path: Path) -> int:
     """Moves an unfinished end, left by a killed writer, to `<path>.torn`. Returns its size in bytes.
 
     That is everything after the last newline, and a last line that is no JSON: after a power loss a line may
-    have its length but not its content. A missing file has no such end. Raises ConfigError.
+    have its length but not its content. A compressed line is checked by its sum. A missing file has no such end.
+    Raises ConfigError.
     """
     try:
+        if is_compressed(path):
+            return set_end_aside(path, whole_end(path, MAX_LINE_BYTES))
         with path.open("rb") as file:
             end = _whole_end(file.fileno())
     except FileNotFoundError:
@@ -232,7 +272,7 @@ def set_end_aside(path: Path, start: int) -> int:
             with Path(f"{path}.torn").open("ab") as aside:
                 file.seek(start)
                 shutil.copyfileobj(file, aside, _CHUNK_BYTES)
-                if os.pread(file.fileno(), 1, size - 1) != b"\n":
+                if not is_compressed(path) and os.pread(file.fileno(), 1, size - 1) != b"\n":
                     aside.write(b"\n")
                 aside.flush()
                 os.fsync(aside.fileno())

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import ConfigError
-from orchestrator.run.files import ROLLOUTS_FILE, read_run
+from orchestrator.run.files import ROLLOUTS_FILE, read_run, record_of
 from orchestrator.run.line import SCHEMA
 from orchestrator.text import printable
 
@@ -15,10 +15,10 @@ from orchestrator.text import printable
 def read_recorded(directory: Path, asked: str) -> tuple[Mapping[str, Any], Path]:
     """(run.json, path of the record) of a run that this version can read. Raises ConfigError, which names the
     setting `asked`."""
-    told, record = read_run(directory, asked), directory / ROLLOUTS_FILE
+    told, record = read_run(directory, asked), record_of(directory)
     if told.get("schema") != SCHEMA:
         other = printable(str(told.get("schema")))[:40]
         raise ConfigError(f"{asked}: {directory} has schema {other}; this version reads {SCHEMA}")
-    if not record.is_file():
+    if record is None:
         raise ConfigError(f"{asked}: {directory} holds no {ROLLOUTS_FILE}")
     return told, record

@@ -12,7 +12,7 @@ from orchestrator import __version__
 from orchestrator.errors import ConfigError, OrchestratorError
 from orchestrator.run.directory import RunDirectory, new_run_directory
 from orchestrator.run.earlier import Earlier, read_earlier, repair_groups
-from orchestrator.run.files import groups_file_of, read_run
+from orchestrator.run.files import GROUPS_FILE, groups_file_of, packed_name, read_run
 from orchestrator.run.groups import GroupFormat, GroupsFile, check_writable, fresh_path
 from orchestrator.run.tally import Tally
 
@@ -35,11 +35,17 @@ class OpenRun:
 def open_run(config: Config, run_path: Path, tally: Tally, form: GroupFormat) -> Iterator[OpenRun]:
     """Opens the run directory and the groups file, new ones or those of the run that is resumed."""
     env = config.env
+    packed = env.compress == "zstd"
     asked = env.data_path_to_save_groups if env.resume is None else None
+    asked = packed_name(asked) if asked is not None and packed else asked
     groups_path = fresh_path(asked) if asked is not None else None  # before the run directory, as it may fail
     try:
         directory = RunDirectory(
-            run_path, resume=env.resume is not None, fsync=env.fsync, full_traces=env.save_full_traces
+            run_path,
+            resume=env.resume is not None,
+            fsync=env.fsync,
+            full_traces=env.save_full_traces,
+            compress=packed,
         )
     except OrchestratorError:
         if groups_path is not None:
@@ -47,7 +53,9 @@ def open_run(config: Config, run_path: Path, tally: Tally, form: GroupFormat) ->
         raise
     with closing(directory) as run:
         if env.resume is None:
-            groups_path, earlier = groups_path or fresh_path(run_path / "groups.jsonl"), Earlier()
+            default = run_path / GROUPS_FILE
+            default = packed_name(default) if packed else default
+            groups_path, earlier = groups_path or fresh_path(default), Earlier()
         else:
             groups_path = groups_path_of(run_path)
             repair_groups(groups_path, several_lines=form.all_segments)

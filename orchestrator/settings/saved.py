@@ -76,7 +76,8 @@ _FREE = frozenset(
         "agent_verbosity", "cluster", "data_dir_to_save_evals", "debug_scoring", "docker_runtime", "drain_timeout",
         "fsync", "max_concurrent_sandboxes", "max_concurrent_tool_calls", "max_cost", "max_open_groups",
         "max_retries", "metrics_port", "oci_runtime", "price_table", "program_preload", "ray_address", "resume",
-        "run_dir", "save_full_traces", "tavily_base_url", "total_steps", "waive_hardening", "warm_sandboxes",
+        "run_dir", "save_full_traces", "tavily_base_url", "total_steps", "view_port", "waive_hardening",
+        "warm_sandboxes",
     }
 )  # fmt: skip
 _CONTACTED = frozenset(

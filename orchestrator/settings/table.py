@@ -518,6 +518,19 @@ class EnvSettings(Settings):
         "Prometheus metrics at http://127.0.0.1:PORT/metrics; 0: a free port; docs/metrics.md",
         unset="none",
     )
+    view_port: str | None = setting(
+        None,
+        Text("a port, or HOST:PORT for others than this machine", "[HOST:]PORT", _PORT.fullmatch),
+        OUTPUT,
+        "the report of the run under way, at an address with a token that is told at the start; 0: a free port",
+        unset="none",
+    )
+    compress: Literal["none", "zstd"] = setting(
+        "none",
+        Choice(("none", "zstd")),
+        OUTPUT,
+        "zstd: rollouts.jsonl.zst and groups.jsonl.zst, a sixth of the size or less; all commands read both",
+    )
 
     # Atropos' own names (BaseEnvConfig); a test compares them with the installed version's
     rollout_server_url: str = setting(

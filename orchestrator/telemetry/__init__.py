@@ -1,6 +1,6 @@
-"""Who watches a run from outside: Prometheus asks for metrics, OpenTelemetry is sent spans.
+"""Who watches a run from outside: Prometheus asks for metrics, OpenTelemetry is sent spans, people look at a page.
 
-Neither is imported where it was not asked for.
+None of it is imported where it was not asked for.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
-from orchestrator.errors import EnvironmentUnusable
+from orchestrator.errors import ConfigError, EnvironmentUnusable
 from orchestrator.hosts import Hosts
-from orchestrator.observer import Listener
+from orchestrator.observer import Listener, Observer
 from orchestrator.text import one_line
 
 if TYPE_CHECKING:
@@ -25,18 +25,26 @@ async def open_watchers(
     config: Config,
     hosts: Callable[[], Hosts | None],
     stack: AsyncExitStack,
-    say: Callable[[str], None],
+    observer: Observer,
     environ: Mapping[str, str] | None = None,
 ) -> list[Listener]:
     """The listeners that were asked for; `stack` closes them. `hosts`: those of the run, None until they are open.
-    `environ`: where OpenTelemetry's own variables are. Raises EnvironmentUnusable."""
+    `environ`: where OpenTelemetry's own variables are. Raises EnvironmentUnusable, ConfigError."""
     watchers: list[Listener] = []
+    say = observer.say
     if config.env.metrics_port is not None:
         from orchestrator.telemetry.metrics import serving_metrics
 
         metrics, url = await stack.enter_async_context(serving_metrics(config.env.metrics_port, hosts))
         say(f"metrics: {url}")
         watchers.append(metrics)
+    if config.env.view_port is not None:
+        if observer.run_path is None:
+            raise ConfigError("env.view_port: the page shows the record; set env.run_dir too")
+        from orchestrator.telemetry.live_page import live_page
+
+        page = live_page(config.env.view_port, observer.run_path, observer, hosts)
+        say(f"live page: {await stack.enter_async_context(page)}")
     if _traces(os.environ if environ is None else environ):
         watchers.append(await _tracing(config.openai[0].model_name, hosts, stack, say))
     return watchers

@@ -22,7 +22,7 @@ from orchestrator.completion.trajectory import main_segment
 from orchestrator.engine import Orchestrator
 from orchestrator.errors import ConfigError, EnvironmentUnusable
 from orchestrator.observer import Observer
-from orchestrator.run.files import ROLLOUTS_FILE, read_run, saved_env
+from orchestrator.run.files import ROLLOUTS_FILE, read_run, record_of, saved_env
 from orchestrator.run.groups import GroupFormat
 from orchestrator.run.line import Attempted, CountedBadTask, read_attempt, read_counted, told_of
 from orchestrator.run.lines import texts
@@ -359,8 +359,8 @@ def traces(run_dir: Path) -> Iterator[tuple[str, TrainingTrace]]:
     Masks are as the run's settings say. That a group was dropped is not on record there. Raises ConfigError for
     what is no run, and ValueError for a line that is no rollout, has no sampled ids, or does not pass the check.
     """
-    form, record = _form(run_dir), run_dir / ROLLOUTS_FILE
-    if not record.is_file():
+    form, record = _form(run_dir), record_of(run_dir)
+    if record is None:
         raise ConfigError(f"{run_dir} holds no {ROLLOUTS_FILE}")
     for line in texts(record):
         try:

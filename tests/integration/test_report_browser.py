@@ -126,7 +126,7 @@ def test_a_rollout_shows_thought_code_output_error_and_tool_calls(page, report: 
     assert second.locator(".part-thought pre").text_content() == "Thought: I add them up."
     assert second.locator(".part-code pre").text_content() == "total = sum(row['amount'] for row in rows)"
     assert "TypeError" in second.locator(".part-output pre.error").text_content()
-    page.get_by_label("code").uncheck()
+    page.get_by_role("checkbox", name="code").uncheck()
     assert not second.locator(".part-code").is_visible()
     assert second.locator(".part-thought").is_visible()
 

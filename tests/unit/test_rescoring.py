@@ -68,7 +68,7 @@ def line_of(result: Member | Attempt) -> bytes:
 
 
 def as_lines(*texts: bytes) -> list[TextLine]:
-    return [TextLine(Path("rollouts.jsonl"), n, 0, text) for n, text in enumerate(texts, 1)]
+    return [TextLine(Path("rollouts.jsonl"), n, 0, text, len(text)) for n, text in enumerate(texts, 1)]
 
 
 async def rescored(*texts: bytes, tasks: dict[str, Task | str] | None = None) -> list[Result]:

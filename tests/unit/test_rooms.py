@@ -90,11 +90,19 @@ def modules() -> dict[str, Path]:
 
 
 @cache
+def targets_of(*, late: bool) -> dict[str, frozenset[str]]:
+    """What each module imports, by name."""
+    return {
+        name: frozenset(_targets(ast.parse(file.read_text("utf-8")), late)) for name, file in modules().items()
+    }
+
+
+@cache
 def imports(*, late: bool) -> set[tuple[str, str]]:
     """(module, module it imports) of our own; `late`: inside functions too. For types alone is no import."""
     found = set()
-    for name, file in modules().items():
-        for target in _targets(ast.parse(file.read_text("utf-8")), late):
+    for name, targets in targets_of(late=late).items():
+        for target in targets:
             while target and target not in modules():
                 target = target.rpartition(".")[0]
             if target and target != name:
@@ -207,12 +215,8 @@ def test_sandbox_and_orchestrator_share_the_wire_alone() -> None:
 
 def importing(library: str, *, late: bool) -> set[str]:
     """Our modules that import this foreign library."""
-    found = set()
-    for name, file in modules().items():
-        targets = _targets(ast.parse(file.read_text("utf-8")), late)
-        if library in {target.partition(".")[0] for target in targets}:
-            found.add(name)
-    return found
+    each = targets_of(late=late).items()
+    return {name for name, targets in each if library in {target.partition(".")[0] for target in targets}}
 
 
 @pytest.mark.parametrize(("library", "home"), HOMES.items())

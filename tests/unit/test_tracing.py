@@ -11,6 +11,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
+from orchestrator.observer import Observer
 from orchestrator.settings.config import Config
 from orchestrator.telemetry import open_watchers
 from orchestrator.telemetry.tracing import Tracing
@@ -76,7 +77,7 @@ def test_failures_and_drops_are_errors_and_groups_left_open_end() -> None:
 async def test_nobody_watches_unless_asked() -> None:
     loaded = {name for name in sys.modules if name.startswith("opentelemetry.exporter")}
     async with AsyncExitStack() as stack:
-        assert await open_watchers(Config(), lambda: None, stack, print, environ={}) == []
+        assert await open_watchers(Config(), lambda: None, stack, Observer(), environ={}) == []
         off = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_SDK_DISABLED": "TRUE"}
-        assert await open_watchers(Config(), lambda: None, stack, print, environ=off) == []
+        assert await open_watchers(Config(), lambda: None, stack, Observer(), environ=off) == []
     assert {name for name in sys.modules if name.startswith("opentelemetry.exporter")} == loaded

@@ -1,0 +1,92 @@
+"""The report of a run that goes on: the same page, which asks for what is new. Each line is read once.
+
+What is kept in memory is bounded: of a very long run, the attempts that were begun last.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from orchestrator.completion.base import Tokenizer
+from orchestrator.report.details import TokenTable, rollout_details
+from orchestrator.report.page import document
+from orchestrator.report.summary import RunReader, outcome_kinds
+from orchestrator.run.files import groups_file_of, groups_in, read_description, record_of
+from orchestrator.run.lenient import read_at
+
+MOST_ATTEMPTS = 20_000
+MAX_BEHIND_BYTES = 512 << 20  # of a record that is older than the page, its last part is read
+
+
+class LiveReport:
+    """The methods block, and may be called from any threads. `tokenizer`: the run's, once there is one."""
+
+    def __init__(self, run_directory: Path, tokenizer: Callable[[], Tokenizer | None]) -> None:
+        self._directory = run_directory
+        self._tokenizer = tokenizer
+        self._lock = Lock()
+        self._reader = RunReader(run_directory, growing=True, most=MOST_ATTEMPTS, behind_bytes=MAX_BEHIND_BYTES)
+        self._version = 0
+        self._changed: dict[int, int] = {}  # the version at which a group changed last; in the order of versions
+
+    def page(self) -> bytes:
+        """The HTML."""
+        return document([("live", b"{}")], live=True)
+
+    def update(self, since: int) -> dict[str, Any]:
+        """What is new since that version: groups with all their attempts, and everything else as it is."""
+        with self._lock:
+            changed = self._reader.read(self._groups_file())
+            if changed:
+                self._version += 1
+            for number in changed:
+                self._changed.pop(number, None)
+                self._changed[number] = self._version
+            reader, run = self._reader, self._reader.run
+            numbers = []
+            for number, version in reversed(self._changed.items()):
+                if version <= since:
+                    break
+                if number in run.groups:
+                    numbers.append(number)
+            return {
+                "version": self._version,
+                "facts": run.facts,
+                "notes": run.notes,
+                "warnings": run.warnings,
+                "kinds": outcome_kinds(),
+                "groups": [dict(run.groups[number]) for number in reversed(numbers)],
+                "rollouts": [dict(row) for number in reversed(numbers) for row in reader.attempts(number)],
+                "bad_tasks": run.bad_tasks[:],
+                "skipped": asdict(run.skipped),
+                "forgotten": reader.forgotten,
+                "forgotten_groups": reader.forgotten_groups,
+                "most": MOST_ATTEMPTS,
+            }
+
+    def details(self, rollout_id: str) -> dict[str, Any] | None:
+        """One rollout step by step, with its tokens; None: there is no such one, or it was forgotten."""
+        with self._lock:
+            run, groups_file = self._reader.run, self._groups_file()
+            place, written = run.places.get(rollout_id), run.written.get(rollout_id)
+        record = record_of(self._directory)
+        if place is None or record is None:
+            return None
+        group = read_at(groups_file, written[0]) if written is not None and groups_file is not None else {}
+        table = TokenTable(self._tokenizer())
+        tokens = table.member(group, written[1]) if written is not None else None
+        shown = None if tokens is None else {**tokens, "entries": table.entries}
+        return {**rollout_details(read_at(record, place)), "tokens": shown}
+
+    def _groups_file(self) -> Path | None:
+        return groups_in(self._directory, groups_file_of(read_description(self._directory)))
+
+
+def new_token() -> str:
+    """What the page's address holds, so that only who was told it can read the run."""
+    return secrets.token_urlsafe(16)

@@ -1,0 +1,143 @@
+// When each slot had a rollout, and what that waited for.
+
+const LANE = 9;  // CSS pixels
+const MOST_LANES = 160;
+const GAP = 0.05;  // seconds: a slot is given on at once
+const PHASES = [["sampling", "waits for a completion"], ["tool", "waits for a tool"], ["code", "the agent and its code"],
+  ["launch", "its sandbox starts"], ["idle", "no rollout"]];
+const span = { from: null, to: null };  // what is shown, in seconds since the first start; null: to the end of it
+
+// Rollouts in lanes, as many as ran at a time; those of one node stay together.
+function lanesOf(rollouts) {
+  const timed = rollouts.filter((r) => r.started_at !== null && r.duration_s !== null);
+  const start = Math.min(...timed.map((r) => r.started_at - (r.launch_s || 0)));
+  const byNode = new Map();
+  for (const rollout of timed.sort((a, b) => a.started_at - b.started_at)) {
+    if (!byNode.has(rollout.node)) byNode.set(rollout.node, []);
+    const lanes = byNode.get(rollout.node);
+    const from = rollout.started_at - start;
+    let lane = lanes.filter((l) => l.until <= from + GAP).sort((a, b) => a.until - b.until)[0];  // idle for longest
+    if (!lane) lanes.push(lane = { node: rollout.node, until: 0, bars: [] });
+    const launch = Math.max(lane.until, from - (rollout.launch_s || 0));
+    lane.bars.push({ rollout, launch, from, to: from + rollout.duration_s });
+    lane.until = from + rollout.duration_s;
+  }
+  const lanes = [...byNode.keys()].sort().flatMap((node) => byNode.get(node));
+  return { lanes, length: Math.max(0, ...lanes.map((l) => l.until)) };
+}
+
+// Calls back with (phase, from, to) for each part of a bar, in order.
+function phases(bar, told) {
+  let at = bar.from;
+  if (bar.launch < bar.from) told("launch", bar.launch, bar.from);
+  for (const [kind, begin, end] of bar.rollout.waits) {
+    const [from, to] = [Math.max(at, bar.from + begin / 100), Math.min(bar.to, bar.from + end / 100)];
+    if (from > at) told("code", at, from);
+    if (to > from) told(kind ? "tool" : "sampling", from, to);
+    at = Math.max(at, to);
+  }
+  if (bar.to > at) told("code", at, bar.to);
+}
+
+function shares(lanes, length) {
+  const sums = { sampling: 0, tool: 0, code: 0, launch: 0 };
+  for (const lane of lanes) for (const bar of lane.bars) phases(bar, (phase, from, to) => { sums[phase] += to - from; });
+  const all = lanes.length * length;
+  sums.idle = Math.max(0, all - sums.sampling - sums.tool - sums.code - sums.launch);
+  return PHASES.map(([phase, label]) => [phase, label, all ? sums[phase] / all : 0]);
+}
+
+function timelinePanel() {
+  const { lanes, length } = lanesOf(run.rollouts);
+  if (!lanes.length || !length) return null;
+  const shown_ = lanes.slice(0, MOST_LANES);
+  const canvas = el("canvas", "slots");
+  canvas.setAttribute("role", "img");
+  const told = el("p", "told");
+  const hint = "Drag over a part to see it larger; click a rollout to open it.";
+  const legend = el("p", "legend", ...shares(lanes, length).flatMap(([phase, label, share]) =>
+    [el("i", `phase-${phase}`), el("span", "", `${label} ${(share * 100).toFixed(share < 0.1 ? 1 : 0)} %`)]));
+  const back = button("The whole run", () => { span.from = span.to = null; draw(); });
+  const edges = () => [span.from === null ? 0 : span.from, span.to === null ? length : span.to];
+  const parts = [...legend.querySelectorAll("span")].map((part) => part.textContent).join(", ");
+  canvas.setAttribute("aria-label", `${counted(lanes.length, "slot")} over ${seconds(length)}: ${parts}`);
+
+  function draw(selected) {
+    const scale = devicePixelRatio || 1;
+    const [width, height] = [canvas.clientWidth || 1180, shown_.length * LANE + 18];
+    canvas.style.height = `${height}px`;
+    canvas.width = width * scale;
+    canvas.height = height * scale;
+    const pen = canvas.getContext("2d");
+    const style = getComputedStyle(canvas);
+    const colour = Object.fromEntries(PHASES.map(([phase]) => [phase, style.getPropertyValue(`--${phase}`)]));
+    const [from, to] = edges();
+    const x = (t) => ((t - from) / (to - from)) * width;
+    pen.scale(scale, scale);
+    shown_.forEach((lane, place) => {
+      const y = place * LANE;
+      pen.fillStyle = colour.idle;
+      pen.fillRect(0, y, width, LANE - 1);
+      for (const bar of lane.bars) {
+        if (bar.to < from || bar.launch > to) continue;
+        phases(bar, (phase, begin, end) => {
+          pen.fillStyle = colour[phase];
+          pen.fillRect(x(begin), y, Math.max(0.5, x(end) - x(begin)), LANE - 1);
+        });
+        pen.fillStyle = style.color;
+        pen.fillRect(x(bar.from), y, 0.6, LANE - 1);
+        if (kindOf(bar.rollout.outcome) === "failed") {
+          pen.fillStyle = style.getPropertyValue("--broken");
+          pen.fillRect(x(bar.from), y + LANE - 3, Math.max(1, x(bar.to) - x(bar.from)), 2);
+        }
+      }
+    });
+    pen.fillStyle = style.getPropertyValue("--faint");
+    pen.font = "11px sans-serif";
+    for (let tick = 0; tick <= 4; tick += 1) {
+      pen.textAlign = tick === 0 ? "left" : tick === 4 ? "right" : "center";
+      pen.fillText(seconds(from + ((to - from) * tick) / 4), (width * tick) / 4, height - 4);
+    }
+    if (selected) {
+      pen.fillStyle = style.getPropertyValue("--chosen");
+      pen.fillRect(Math.min(...selected), 0, Math.abs(selected[1] - selected[0]), height - 18);
+    }
+    back.hidden = span.from === null;
+  }
+
+  function under(event) {
+    const [from, to] = edges();
+    const at = from + (event.offsetX / canvas.clientWidth) * (to - from);
+    const lane = shown_[Math.floor(event.offsetY / LANE)];
+    return [lane, at, lane && lane.bars.find((bar) => bar.launch <= at && at <= bar.to)];
+  }
+
+  let began = null;
+  canvas.addEventListener("pointerdown", (event) => { began = event.offsetX; canvas.setPointerCapture(event.pointerId); });
+  canvas.addEventListener("pointermove", (event) => {
+    const [lane, at, bar] = under(event);
+    let phase = "idle";
+    if (bar) phases(bar, (name, from, to) => { if (from <= at && at <= to) phase = name; });
+    told.textContent = !lane ? hint : plain([seconds(at), lane.node && `node ${lane.node}`, bar ? bar.rollout.id : null,
+      bar ? bar.rollout.outcome : null, PHASES.find(([name]) => name === phase)[1]].filter(Boolean).join(" · "));
+    if (began !== null) draw([began, event.offsetX]);
+  });
+  canvas.addEventListener("pointerup", (event) => {
+    const [from, to] = edges();
+    const ends = [began === null ? event.offsetX : began, event.offsetX].sort((a, b) => a - b)
+      .map((at) => from + (Math.max(0, Math.min(canvas.clientWidth, at)) / canvas.clientWidth) * (to - from));
+    const dragged = began !== null && Math.abs(event.offsetX - began) > 4;
+    began = null;
+    if (dragged) [span.from, span.to] = ends;
+    draw();
+    const bar = under(event)[2];
+    if (!dragged && bar) location.hash = rolloutHash(bar.rollout);
+  });
+  canvas.addEventListener("pointerleave", () => { told.textContent = hint; });
+  told.textContent = hint;
+  new ResizeObserver(() => draw()).observe(canvas);
+  const more = lanes.length - shown_.length;
+  return el("section", "panel wide", el("h2", "", "Slots over time",
+    el("small", "", `${counted(lanes.length, "slot")} in use at most${more > 0 ? `, ${shown_.length} of them shown` : ""}`)),
+  legend, canvas, el("div", "below", told, back));
+}

@@ -75,9 +75,11 @@ function tiles() {
   const ends = known(run.rollouts.map((r) => r.started_at === null ? null : r.started_at + (r.duration_s || 0)));
   const start = new Date(starts.length ? starts[0] * 1000 : NaN);
   const tile = (value, name, more) => el("div", "tile", el("b", "", value), el("span", "", name), more ? el("small", "", more) : null);
-  const dropped = run.groups.length - written.length;
+  const underWay = run.groups.filter(isUnderWay).length;
+  const dropped = run.groups.length - written.length - underWay;
+  const others = [dropped ? `${whole(dropped)} not written` : "", underWay ? `${whole(underWay)} under way` : ""].filter(Boolean);
   return el("section", "tiles",
-    tile(whole(written.length), written.length === 1 ? "group written" : "groups written", dropped ? `${whole(dropped)} not written` : "none dropped"),
+    tile(whole(written.length), written.length === 1 ? "group written" : "groups written", others.join(", ") || "none dropped"),
     tile(whole(written.filter((g) => g.mixed).length), "with mixed scores", `${whole(written.filter((g) => g.divided).length)} right and wrong`),
     tile(whole(members.length), members.length === 1 ? "rollout scored" : "rollouts scored", `${counted(run.rollouts.length, "attempt")} in all`),
     tile(score(mean(scores)), "mean score", `${whole(members.filter(isCorrect).length)} correct`),
@@ -257,7 +259,7 @@ function groupTable() {
     }
     return select;
   };
-  const which = choice("which groups", [["", "all groups"], ["mixed", "mixed scores"], ["divided", "right and wrong"], ["written", "written"], ["dropped", "not written"]]);
+  const which = choice("which groups", [["", "all groups"], ["mixed", "mixed scores"], ["divided", "right and wrong"], ["written", "written"], ["dropped", LIVE ? "not written yet" : "not written"]]);
   which.id = "which";
   const names = counts(run.rollouts.map((r) => r.outcome)).map(([name]) => name);
   const outcome = choice("outcome", [["", "any outcome"], ...names.map((name) => [name, name])]);
@@ -322,7 +324,7 @@ function groupRow(group, columns) {
     scores: () => scoreBars(group.members),
     mean: () => score(group.mean),
     spread: () => score(group.spread),
-    outcomes: () => el("span", "badges", group.written ? null : titled(el("span", "badge dropped", "not written"), group.dropped),
+    outcomes: () => el("span", "badges", group.written ? null : titled(el("span", "badge dropped", isUnderWay(group) ? "under way" : "not written"), group.dropped),
       ...counts(group.attempts.map((r) => r.outcome)).map(([name, number]) => {
         const mark = badge(name);
         if (number > 1) mark.append(` ×${number}`);

@@ -11,7 +11,7 @@ function groupView(group) {
     el("nav", "path", link("#", "", "Run"), el("span", "", `Group ${group.number}`), el("span", "space"),
       beside("← previous group", neighbour(group, -1)), beside("next group →", neighbour(group, 1))),
     el("header", "", el("h1", "", shown(group.task)), el("p", "",
-      group.written ? null : el("span", "badge dropped", "not written to the groups file"),
+      group.written ? null : el("span", "badge dropped", isUnderWay(group) ? "under way" : "not written to the groups file"),
       group.mixed ? el("span", "badge mixed", "mixed scores") : null,
       shown([group.level && `level ${group.level}`, group.source].filter(Boolean).join(" · ")))),
     group.dropped && !group.written ? el("p", "warning box", shown(`Not written: ${group.dropped}`)) : null,

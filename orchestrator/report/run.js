@@ -11,6 +11,11 @@ function kindOf(outcome) {
   return outcome === "finished" ? "finished" : run.kinds[outcome];
 }
 
+// Of a run that goes on: whether the group may still be written.
+function isUnderWay(group) {
+  return LIVE && !group.written && !group.dropped;
+}
+
 function isCorrect(rollout) {
   return rollout.solved;
 }

@@ -10,7 +10,7 @@ const span = { from: null, to: null };  // what is shown, in seconds since the f
 // Rollouts in lanes, as many as ran at a time; those of one node stay together.
 function lanesOf(rollouts) {
   const timed = rollouts.filter((r) => r.started_at !== null && r.duration_s !== null);
-  const start = Math.min(...timed.map((r) => r.started_at - (r.launch_s || 0)));
+  const start = timed.reduce((least, r) => Math.min(least, r.started_at - (r.launch_s || 0)), Infinity);
   const byNode = new Map();
   for (const rollout of timed.sort((a, b) => a.started_at - b.started_at)) {
     if (!byNode.has(rollout.node)) byNode.set(rollout.node, []);

@@ -1,7 +1,12 @@
-"""Lines that are compressed one by one: each is a zstd frame, and the frames follow each other.
+"""Compressed lines: zstd frames of a few lines each. `zstdcat` gives the plain file.
 
-So a killed writer loses one line at most, each line can be read alone, and `zstdcat` gives the plain file. A file
-may come from anybody: what a frame unpacks to is bounded, whatever it says of itself.
+A frame is flushed after each line, so a killed writer loses one line at most. The lines of a frame share what they
+repeat, which halves the file; they are few, so that any line can be read without the rest of the file. The format
+is that of RFC 8878. No checksums are written: a frame without one can be closed wherever a line ends, which mends
+what a killed writer left.
+
+A file may come from anybody. It is unpacked block by block, each at most 128 KiB, so nothing it says fills the
+memory.
 """
 
 from __future__ import annotations
@@ -14,31 +19,62 @@ from pathlib import Path
 from typing import BinaryIO
 
 if sys.version_info >= (3, 14):
-    from compression.zstd import CompressionParameter, ZstdCompressor, ZstdDecompressor, ZstdError
+    from compression.zstd import ZstdCompressor, ZstdDecompressor, ZstdError
 else:
-    from backports.zstd import CompressionParameter, ZstdCompressor, ZstdDecompressor, ZstdError
+    from backports.zstd import ZstdCompressor, ZstdDecompressor, ZstdError
 
 SUFFIX = ".zst"
-_LEVEL = 9
+END = b"\x01\x00\x00"  # an empty last block: closes a frame
+NO_LINE = b"no line: this part of the file is damaged"
+_LEVEL = 3
+_LINES = 16  # of a frame that is written
+_FRAME_BYTES = 4 << 20  # of text: a longer frame is closed earlier
 _MAGIC = b"\x28\xb5\x2f\xfd"
-_CHUNK_BYTES = 1 << 16
-_BROKEN = b"no whole zstd frame"
-_PARAMETERS: dict[int, int] = {
-    CompressionParameter.compression_level: _LEVEL,
-    CompressionParameter.checksum_flag: 1,
-}
+_INDEX_BITS = 24
+_CHUNK_BYTES = 1 << 20
+_BLOCK_BYTES = 128 << 10  # what the format allows
+_EMPTY_BLOCKS = 100  # in a row: zeros, which a loss of power leaves, look like them
+_RLE = 1  # the kind of a block
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
-    """The frame from `offset` to `end`, in bytes of the file. `whole`: all of it is there, intact, and no longer
-    than the limit. `text`: what it unpacks to; of a frame that is not whole, words that no reader takes for a line.
-    """
+class PackedLine:
+    """A line, or at last what stands behind the last newline. `place` is its frame's offset and its number in the
+    frame, as one number that grows along the file. `start`, `end`: bytes of the file, where frames are ours."""
 
-    offset: int
-    end: int
+    frame: int
+    index: int
     text: bytes
-    whole: bool
+    start: int
+    end: int
+
+    @property
+    def place(self) -> int:
+        return place_of(self.frame, self.index)
+
+    @property
+    def following(self) -> int:
+        """The place of the next line."""
+        return place_of(self.frame, self.index + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedEnd:
+    """Where the complete lines of a file end: behind the line `last`, at `offset` bytes. `closed`: so does a
+    frame. `place`: of the line that would follow."""
+
+    last: PackedLine | None
+    offset: int
+    closed: bool
+
+    @property
+    def place(self) -> int:
+        return self.last.following if self.last is not None and not self.closed else place_of(self.offset)
+
+
+def place_of(frame: int, index: int = 0) -> int:
+    """A place in a compressed file."""
+    return frame << _INDEX_BITS | index
 
 
 def is_compressed(path: Path) -> bool:
@@ -46,45 +82,85 @@ def is_compressed(path: Path) -> bool:
     return path.suffix == SUFFIX
 
 
-def compressed(line: bytes) -> bytes:
-    """The frame of one line."""
-    packer = ZstdCompressor(options=_PARAMETERS)
-    return packer.compress(line, ZstdCompressor.FLUSH_FRAME)
+class Packer:
+    """Packs the lines that are appended to one file."""
+
+    def __init__(self) -> None:
+        self._frame: ZstdCompressor | None = None
+        self._lines = self._bytes = 0  # in the frame
+        self._unclosed = False  # the file ends in a frame that is given up
+
+    def packed(self, lines: list[bytes]) -> bytes:
+        """What to append for these lines."""
+        made = bytearray(END if self._unclosed else b"")
+        self._unclosed = False
+        for line in lines:
+            frame = self._frame = self._frame or ZstdCompressor(level=_LEVEL)
+            self._lines += 1
+            self._bytes += len(line)
+            if self._lines < _LINES and self._bytes < _FRAME_BYTES:
+                made += frame.compress(line, ZstdCompressor.FLUSH_BLOCK)
+            else:
+                made += frame.compress(line, ZstdCompressor.FLUSH_FRAME)
+                self._begin()
+        return bytes(made)
+
+    def closed(self) -> bytes:
+        """What to append at the end."""
+        made = END if self._unclosed or self._frame is not None else b""
+        self._begin()
+        self._unclosed = False
+        return made
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the file ends in an open frame."""
+        return self._unclosed or self._frame is not None
+
+    def lost(self, *, was_open: bool) -> None:
+        """What was packed last is not in the file. `was_open`: as the file was before."""
+        self._begin()
+        self._unclosed = was_open
+
+    def _begin(self) -> None:
+        self._frame, self._lines, self._bytes = None, 0, 0
 
 
-def frames(file: BinaryIO, limit: int, offset: int = 0) -> Iterator[Frame]:
-    """All frames from `offset` on. What stands between a broken frame and the next one is one more frame, which is
-    not whole. Raises OSError."""
-    while (frame := frame_at(file, limit, offset)) is not None:
-        yield frame
+def lines_from(file: BinaryIO, limit: int, place: int = 0) -> Iterator[PackedLine]:
+    """Every line from `place` on. A damaged part is one NO_LINE, and so is a line over `limit` bytes; then it goes
+    on with the next frame. Raises OSError."""
+    offset, first = place >> _INDEX_BITS, place & ((1 << _INDEX_BITS) - 1)
+    while True:
+        frame = _Frame(file, offset, limit)
+        for line in frame.lines():
+            if line.index >= first:
+                yield line
+        if frame.end is None:
+            return
+        offset, first = frame.end, 0
+
+
+def line_at(file: BinaryIO, limit: int, place: int) -> bytes:
+    """The line at `place`; empty if there is none. Raises OSError."""
+    frame = _Frame(file, place >> _INDEX_BITS, limit)
+    wanted = place & ((1 << _INDEX_BITS) - 1)
+    return next((line.text for line in frame.lines() if line.index == wanted), b"")
+
+
+def packed_end(file: BinaryIO, limit: int, before: int | None = None) -> PackedEnd:
+    """Where the complete lines end, or those before a place. Reads the whole file. Raises OSError."""
+    last: PackedLine | None = None
+    offset = 0
+    while True:
+        frame, lines = _Frame(file, offset, limit), 0
+        for line in frame.lines():
+            if before is not None and line.place >= before:
+                return PackedEnd(last, line.start, closed=not lines)
+            if line.text.endswith(b"\n"):
+                last, lines = line, lines + 1
+        if frame.end is None:  # the file ends in this frame, or before it
+            return PackedEnd(last, last.end if last is not None and lines else offset, closed=not lines)
         offset = frame.end
-
-
-def frame_at(file: BinaryIO, limit: int, offset: int) -> Frame | None:
-    """The frame that begins at `offset`; None where the file ends. Raises OSError."""
-    unpacker, text, read = ZstdDecompressor(), bytearray(), offset
-    file.seek(offset)
-    try:
-        while not unpacker.eof:
-            packed = file.read(_CHUNK_BYTES) if unpacker.needs_input else b""
-            if unpacker.needs_input and not packed:
-                return Frame(offset, read, _BROKEN, whole=False) if read > offset else None
-            read += len(packed)
-            text += unpacker.decompress(packed, max_length=_CHUNK_BYTES)
-            if len(text) > limit:
-                raise ZstdError("longer than any line")
-    except ZstdError:
-        return Frame(offset, next_frame(file, offset), _BROKEN, whole=False)
-    return Frame(offset, read - len(unpacker.unused_data), bytes(text), whole=True)
-
-
-def whole_end(path: Path, limit: int) -> int:
-    """Where the last whole frame ends. Reads the whole file. Raises OSError."""
-    end = 0
-    with path.open("rb") as file:
-        for frame in frames(file, limit):
-            end = frame.end if frame.whole else end
-    return end
 
 
 def next_frame(file: BinaryIO, behind: int) -> int:
@@ -92,8 +168,86 @@ def next_frame(file: BinaryIO, behind: int) -> int:
     offset = behind + 1
     while True:
         chunk = os.pread(file.fileno(), _CHUNK_BYTES, offset)
-        if (place := chunk.find(_MAGIC)) >= 0:
-            return offset + place
+        if (found := chunk.find(_MAGIC)) >= 0:
+            return offset + found
         if len(chunk) < len(_MAGIC):
             return offset + len(chunk)
         offset += len(chunk) - len(_MAGIC) + 1
+
+
+class _Frame:
+    """One frame of a file. When its lines are read, `end` is where the next one begins; None: the file ends."""
+
+    def __init__(self, file: BinaryIO, offset: int, limit: int) -> None:
+        self.end: int | None = None
+        self._file, self._offset, self._limit = file, offset, limit
+
+    def lines(self) -> Iterator[PackedLine]:
+        index, start, end, pending, too_long = 0, self._offset, self._offset, bytearray(), False
+        try:
+            for text, end in self._pieces():
+                *whole, rest = text.split(b"\n")
+                for part in whole:
+                    pending += part
+                    line = NO_LINE if too_long or len(pending) > self._limit else bytes(pending)
+                    yield PackedLine(self._offset, index, line + b"\n", start, end)
+                    index, start, too_long = index + 1, end, False
+                    pending.clear()
+                pending += rest
+                if len(pending) > self._limit:
+                    too_long = True
+                    pending.clear()
+        except (ZstdError, _Damaged):
+            yield PackedLine(self._offset, index, NO_LINE + b"\n", start, end)
+            # Nothing is read twice, so a file made for it takes no longer than others.
+            self.end = next_frame(self._file, max(self._offset, self._file.tell() - 1))
+            return
+        if pending or too_long:
+            yield PackedLine(self._offset, index, NO_LINE if too_long else bytes(pending), start, end)
+
+    def _pieces(self) -> Iterator[tuple[bytes, int]]:
+        """(text of a block, where the block ends). Raises ZstdError, _Damaged."""
+        file = self._file
+        file.seek(self._offset)
+        head = file.read(5)
+        if not head or _is_cut(head, 5):
+            return
+        if not head.startswith(_MAGIC):
+            raise _Damaged
+        told = head[4]
+        single, summed = told >> 5 & 1, told >> 2 & 1
+        size_bytes = (single, 2, 4, 8)[told >> 6]
+        rest = file.read(1 - single + (0, 1, 2, 4)[told & 3] + size_bytes)
+        unpacker, offset = ZstdDecompressor(), self._offset + 5 + len(rest)
+        unpacker.decompress(head + rest)
+        last, empty = False, 0
+        while not last:
+            head = file.read(3)
+            if len(head) < 3:
+                return
+            said = int.from_bytes(head, "little")
+            last, kind, size = bool(said & 1), said >> 1 & 3, said >> 3
+            empty = empty + 1 if size == 0 else 0
+            if size > _BLOCK_BYTES or empty > _EMPTY_BLOCKS:
+                raise _Damaged
+            block = file.read(1 if kind == _RLE else size)
+            if len(block) < (1 if kind == _RLE else size):
+                return
+            offset += 3 + len(block)
+            total = b""
+            if last and summed:
+                total = file.read(4)
+                offset += 4
+            text = unpacker.decompress(head + block + total)
+            if last:
+                self.end = offset
+            yield text, offset
+
+
+class _Damaged(Exception):
+    """No frame begins here."""
+
+
+def _is_cut(head: bytes, size: int) -> bool:
+    """Whether a frame begins here that the end of the file cuts short."""
+    return len(head) < size and (_MAGIC.startswith(head[:4]) or head.startswith(_MAGIC))

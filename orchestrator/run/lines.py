@@ -14,12 +14,22 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import orjson
 
 from orchestrator.errors import ConfigError, OutputError
-from orchestrator.run.frames import compressed, frame_at, frames, is_compressed, next_frame, whole_end
+from orchestrator.run.frames import (
+    END,
+    PackedEnd,
+    Packer,
+    is_compressed,
+    line_at,
+    lines_from,
+    next_frame,
+    packed_end,
+    place_of,
+)
 from orchestrator.text import valid
 
 MAX_LINE_BYTES = 256 << 20  # we write no longer line
@@ -45,12 +55,6 @@ def dumps(value: Any, *, indent: bool = False) -> bytes:
         for end, escaped in _LINE_ENDS.items():
             text = text.replace(end, escaped)
     return text
-
-
-def packed_line(path: Path, value: Any) -> bytes:
-    """One line of this file, as it stands there."""
-    line = dumps(value) + b"\n"
-    return compressed(line) if is_compressed(path) else line
 
 
 def write_whole(path: Path, value: Any, *, indent: bool = False, fsync: bool = False) -> None:
@@ -100,7 +104,8 @@ def demand_short_talks(line: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TextLine:
-    """A line of a file, from `offset` to `end` in bytes. `text` includes the newline."""
+    """A line of a file. `text` includes the newline. `offset`: where it begins, `end`: where the next one does; in
+    bytes, of a compressed file as `PackedLine.place`."""
 
     path: Path
     number: int  # from 1 on
@@ -132,10 +137,10 @@ def texts(path: Path, end: int | None = None, start: int = 0) -> Iterator[TextLi
         return
     with file:
         if is_compressed(path):
-            for number, frame in enumerate(frames(file, MAX_LINE_BYTES, start), 1):
-                if end is not None and frame.offset >= end:
+            for number, line in enumerate(lines_from(file, MAX_LINE_BYTES, start), 1):
+                if end is not None and line.place >= end:
                     return
-                yield TextLine(path, number, frame.offset, frame.text, frame.end)
+                yield TextLine(path, number, line.place, line.text, line.following)
             return
         number, offset = 0, file.seek(start)
         while (end is None or offset < end) and (text := file.readline(MAX_LINE_BYTES + 1)):
@@ -146,18 +151,18 @@ def texts(path: Path, end: int | None = None, start: int = 0) -> Iterator[TextLi
 
 def end_now(path: Path, *, growing: bool) -> int:
     """Where the file ends now; of one that is `growing`, where its last complete line does. Raises OSError."""
-    if growing and is_compressed(path):
-        return whole_end(path, MAX_LINE_BYTES)
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
+        if is_compressed(path):
+            return _packed_end(file).place if growing else place_of(size)
         return _line_start(file.fileno(), size) if growing else size
 
 
 def line_after(path: Path, offset: int) -> int:
-    """The offset of a line that begins behind `offset`; the file's end if there is none. Raises OSError."""
+    """Where a line begins behind so many bytes; the file's end if there is none. Raises OSError."""
     with path.open("rb") as file:
         if is_compressed(path):
-            return next_frame(file, offset)
+            return place_of(next_frame(file, offset))
         file.seek(offset)
         while (text := file.readline(_CHUNK_BYTES)) and not text.endswith(b"\n"):
             pass
@@ -168,8 +173,7 @@ def text_at(path: Path, offset: int) -> bytes:
     """The line that begins at `offset`. Raises OSError."""
     with path.open("rb") as file:
         if is_compressed(path):
-            frame = frame_at(file, MAX_LINE_BYTES, offset)
-            return b"" if frame is None else frame.text
+            return line_at(file, MAX_LINE_BYTES, offset)
         file.seek(offset)
         return file.readline(MAX_LINE_BYTES + 1)
 
@@ -210,6 +214,7 @@ class JsonLines:
             self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
         except OSError as error:
             raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+        self._packer = Packer() if is_compressed(path) else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=path.name)
 
     async def append(self, values: Callable[[], Iterable[Any]]) -> None:
@@ -224,10 +229,15 @@ class JsonLines:
     def close(self) -> None:
         """Waits until all appended lines are written. Idempotent."""
         self._thread.shutdown()
+        if self._packer is not None and not self._file.closed:
+            with suppress(OSError):  # a frame that is not closed is read all the same
+                self._file.write(self._packer.closed())
         self._file.close()
 
     def _write(self, values: Callable[[], Iterable[Any]]) -> None:
-        lines = b"".join(packed_line(self.path, value) for value in values())
+        made, packer = [dumps(value) + b"\n" for value in values()], self._packer
+        was_open = packer is not None and packer.is_open
+        lines = b"".join(made) if packer is None else packer.packed(made)
         start = self._file.seek(0, os.SEEK_END)
         try:
             written = 0
@@ -238,6 +248,8 @@ class JsonLines:
         except OSError as error:
             with suppress(OSError):  # else the next process sets the torn line aside
                 self._file.truncate(start)
+            if packer is not None:
+                packer.lost(was_open=was_open)
             raise OutputError(
                 f"cannot write {self.path}: {error.strerror}; make room and go on with --env.resume"
             ) from error
@@ -247,12 +259,11 @@ def set_torn_end_aside(path: Path) -> int:
     """Moves an unfinished end, left by a killed writer, to `<path>.torn`. Returns its size in bytes.
 
     That is everything after the last newline, and a last line that is no JSON: after a power loss a line may
-    have its length but not its content. A compressed line is checked by its sum. A missing file has no such end.
-    Raises ConfigError.
+    have its length but not its content. A missing file has no such end. Raises ConfigError.
     """
     try:
         if is_compressed(path):
-            return set_end_aside(path, whole_end(path, MAX_LINE_BYTES))
+            return _set_packed_end_aside(path)
         with path.open("rb") as file:
             end = _whole_end(file.fileno())
     except FileNotFoundError:
@@ -265,6 +276,8 @@ def set_torn_end_aside(path: Path) -> int:
 def set_end_aside(path: Path, start: int) -> int:
     """Moves everything from offset `start` on to `<path>.torn`. Returns its size in bytes. Raises ConfigError."""
     try:
+        if is_compressed(path):
+            return _set_packed_end_aside(path, start)
         with path.open("r+b") as file:
             size = file.seek(0, os.SEEK_END)
             if start == size:
@@ -282,6 +295,42 @@ def set_end_aside(path: Path, start: int) -> int:
         raise ConfigError(f"cannot repair {path}: {error.strerror}") from error
 
 
+def _packed_end(file: BinaryIO, before: int | None = None) -> PackedEnd:
+    """Where the complete lines of a compressed file end, or those before a place. Raises OSError."""
+    end = packed_end(file, MAX_LINE_BYTES, before)
+    if end.last is not None and not _is_json(end.last.text):
+        end = packed_end(file, MAX_LINE_BYTES, end.last.place)
+    return end
+
+
+def _set_packed_end_aside(path: Path, before: int | None = None) -> int:
+    """Moves what stands behind the complete lines aside, unpacked where it can be, and closes their frame. Returns
+    how many bytes the file lost. Raises OSError."""
+    with path.open("r+b") as file:
+        end, size = _packed_end(file, before), os.fstat(file.fileno()).st_size
+        if size > end.offset:
+            rest = b"".join(line.text for line in lines_from(file, MAX_LINE_BYTES, end.place))
+            file.seek(end.offset)
+            with Path(f"{path}.torn").open("ab") as aside:
+                aside.write(rest or file.read(_CHUNK_BYTES))
+                aside.write(b"" if rest.endswith(b"\n") else b"\n")
+                aside.flush()
+                os.fsync(aside.fileno())
+            file.truncate(end.offset)
+        if not end.closed:
+            file.seek(end.offset)
+            file.write(END)
+    return size - end.offset
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        loads(text)
+    except orjson.JSONDecodeError:
+        return False
+    return True
+
+
 def _sync_folder(folder: Path) -> None:
     """Makes new names in the folder survive a power loss."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -297,11 +346,7 @@ def _whole_end(fd: int) -> int:
     if end == 0:
         return 0
     start = _line_start(fd, end - 1)
-    try:
-        loads(os.pread(fd, min(end - start, MAX_LINE_BYTES + 1), start))
-    except orjson.JSONDecodeError:
-        return start
-    return end
+    return end if _is_json(os.pread(fd, min(end - start, MAX_LINE_BYTES + 1), start)) else start
 
 
 def _line_start(fd: int, before: int) -> int:

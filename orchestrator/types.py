@@ -62,7 +62,8 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A problem and what grades it. `answer` and `metadata` never reach a sandbox."""
+    """A problem and what grades it. `answer`, `other_answers` (as right as that one) and `metadata` never reach a
+    sandbox."""
 
     task_id: str
     question: str
@@ -74,6 +75,12 @@ class Task:
     scorer: str | None = None
     image: str | None = None
     limits: Mapping[str, float] = field(default_factory=dict)
+    other_answers: tuple[str, ...] = ()
+
+    @property
+    def reference(self) -> str | None:
+        """Every right answer, for people and judges."""
+        return None if self.answer is None else "\nOR\n".join((self.answer, *self.other_answers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,12 +410,14 @@ class Output:
     """The files received from the sandbox's `output/`. `left_out`: the sandbox's count of files it did not send
     (links, devices, files over the limits).
 
-    `complete` False: the stream broke off, and `files` are those received before.
+    `complete` False: the stream broke off, and `files` are those received before. `folder`: where they are, for a
+    scorer; empty where that is not known. It is not on record.
     """
 
     files: tuple[OutputFile, ...] = ()
     left_out: int = 0
     complete: bool = True
+    folder: str = ""
 
 
 @dataclass(frozen=True, slots=True)

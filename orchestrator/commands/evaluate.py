@@ -53,6 +53,8 @@ async def _run(config: Config) -> int:
                 for note in observer.notes:
                     progress.say(f"note: {note}")
                 progress.say(orchestrator.summary())
+                if (count := await asyncio.to_thread(tasks.count)) is not None:
+                    progress.wanted = observer.wanted = min(progress.wanted or count, count)
                 orchestrator.open_purse(tally.cost)
                 await measure(orchestrator, tasks, evaluation, files)
                 if (replayed := await orchestrator.hosts.replayed()) is not None:

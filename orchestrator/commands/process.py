@@ -64,6 +64,8 @@ async def work(config: Config, command: str = "process") -> int:
                 for note in observer.notes:
                     progress.say(f"note: {note}")
                 progress.say(orchestrator.summary())
+                if wanted is None:
+                    progress.wanted = observer.wanted = await asyncio.to_thread(tasks.count)
                 orchestrator.open_purse(tally.cost)
                 observer.writer = output.run
                 after.push_async_callback(_report, orchestrator.hosts, output, rows)
@@ -94,7 +96,7 @@ async def work(config: Config, command: str = "process") -> int:
         if tally.dropped:
             rows.insert(0, ("dropped", dropped_text(tally, way_on)))
         if rows:
-            closing_table(tally, rows, wanted=wanted)
+            closing_table(tally, rows, wanted=progress.wanted)
 
 
 async def _report(hosts: Hosts, output: OpenRun, rows: list[tuple[str, object]]) -> None:

@@ -23,9 +23,12 @@ function livePanel() {
   const recent = known(run.rollouts.map((r) => r.started_at === null ? null : r.started_at + (r.duration_s || 0)))
     .filter((end) => end > state.now - 300);
   const lasted = Math.max(1, Math.min(300, state.now - state.began));
+  const finished = run.groups.filter((g) => !isUnderWay(g) && g.attempts.some((r) => r.started_at !== null && r.started_at > state.began)).length;
+  const left = state.wanted && finished ? Math.max(0, state.wanted - done) * (state.now - state.began) / finished : null;
   const names = Object.keys(state.hosts).sort();
   const pairs = [
     ["groups", state.wanted ? `${whole(done)} of ${whole(state.wanted)}` : whole(done)],
+    ...(left === null ? [] : [["time left", left < 90 ? seconds(left) : `${whole(left / 60)} min`]]),
     ["rollouts a minute", (recent.length / lasted * 60).toFixed(1)],
     ["waiting for a slot", whole(state.waiting)],
     ...names.flatMap((name) => {

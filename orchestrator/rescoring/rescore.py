@@ -161,7 +161,7 @@ class Rescorer:
         assert isinstance(asked.task, Task)  # without its task a rollout has no `Ended`
         after = replace(
             told,
-            reference=asked.task.answer,
+            reference=asked.task.reference,
             outcome=end,
             ungraded=None,
             score=verdict,

@@ -34,6 +34,7 @@ from orchestrator.types import (
     Message,
     Outcome,
     Output,
+    OutputFile,
     PolicySpan,
     Record,
     Sampling,
@@ -107,6 +108,14 @@ class SandboxLine(TypedDict):
     exit: SandboxExit | None
 
 
+class OutputLine(TypedDict):
+    """The files that a rollout left, below `output/` and its id. `left_out`: how many it did not send."""
+
+    files: tuple[OutputFile, ...]
+    left_out: NotRequired[Whole]
+    complete: NotRequired[bool]
+
+
 class PlanLine(TypedDict):
     """The plan of a rollout, without the task: that stays in the data set."""
 
@@ -162,7 +171,7 @@ class AttemptLine(HeadLine):
     completions: tuple[CompletionLine, ...]
     tool_calls: tuple[ToolCall, ...]
     steps: tuple[Step, ...]
-    output: NotRequired[Output | None]
+    output: NotRequired[OutputLine | None]
     notes: tuple[str, ...]
 
 
@@ -273,7 +282,7 @@ def told_of(result: Member | Attempt) -> Attempted:
         source=plan.task.source,
         segment=member.trajectory.segment if member else None,
         group_size=plan.group_size,
-        reference=plan.task.answer,
+        reference=plan.task.reference,
     )
 
 
@@ -303,7 +312,7 @@ def told_line(told: Attempted) -> dict[str, Any]:
         "completions": [_turn_line(turn, before) for before, turn in pairwise((None, *record.turns)) if turn],
         "tool_calls": [{name: getattr(call, name) for name in _TOOL_CALL} for call in record.tool_calls],
         "steps": [asdict(step) for step in record.steps],
-        "output": asdict(record.output) if record.output else None,
+        "output": _output_line(record.output) if record.output else None,
         "notes": list(record.notes),
     }
 
@@ -371,7 +380,7 @@ def read_attempt(text: bytes) -> Attempted:
             waiting_s=line["waiting_s"],
             cpu_s=line["cpu_s"],
             notes=line["notes"],
-            output=line.get("output"),
+            output=_output(line.get("output")),
             node=line.get("node") or "",
         ),
         outcome=Ended(name, reason) if isinstance(name, EndedName) else Failed(name, reason),
@@ -384,6 +393,22 @@ def read_attempt(text: bytes) -> Attempted:
         group_size=line.get("group_size"),
         reference=line.get("reference"),
     )
+
+
+def _output_line(output: Output) -> dict[str, Any]:
+    """Without the folder: a run directory may be moved, and may be somebody else's."""
+    files = [asdict(file) for file in output.files]
+    return {"files": files, "left_out": output.left_out, "complete": output.complete}
+
+
+def _output(line: OutputLine | None) -> Output | None:
+    """Raises ValueError for a path that leaves the rollout's folder."""
+    if line is None:
+        return None
+    for file in line["files"]:
+        if file.path.startswith("/") or ".." in file.path.split("/") or "\0" in file.path:
+            raise ValueError(f"output.files: {file.path!r} is no path inside a folder")
+    return Output(line["files"], line.get("left_out", 0), line.get("complete", True))
 
 
 def _turn_line(turn: Turn, before: Turn | None) -> dict[str, Any]:

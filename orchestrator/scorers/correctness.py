@@ -21,19 +21,19 @@ def correctness(task: Task, record: Record, ended: Ended) -> float:
     return 1.0 if grader(record.answer, task) else 0.0
 
 
-def _reference(task: Task) -> str:
+def _references(task: Task) -> tuple[str, ...]:
     if task.answer is None:
         raise ScorerError(f"task {task.task_id!r} has no reference answer to score against")
-    return task.answer
+    return task.answer, *task.other_answers
 
 
 def _gaia(answer: str, task: Task) -> bool:
-    return question_scorer(answer, _reference(task))
+    return any(question_scorer(answer, reference) for reference in _references(task))
 
 
 def _exact(answer: str, task: Task) -> bool:
     """Equal except for white space at the ends."""
-    return answer.strip() == _reference(task).strip()
+    return any(answer.strip() == reference.strip() for reference in _references(task))
 
 
 def _reasoning_gym(answer: str, task: Task) -> bool:

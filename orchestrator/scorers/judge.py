@@ -182,7 +182,7 @@ def unjudgeable(task: Task) -> str:
     """What the task has that no answer to it can be judged with; empty: nothing."""
     if task.answer is None:
         return "no reference answer to judge by"
-    if len(task.question) + len(task.answer) > MAX_TASK_CHARS:
+    if len(task.question) + len(task.reference or "") > MAX_TASK_CHARS:
         return f"more than {MAX_TASK_CHARS} characters: too long to judge"
     return ""
 
@@ -201,7 +201,7 @@ def conversation(rubric: str, task: Task, answer: str, mark: str) -> tuple[Messa
         f"{what} {mark}\n{text}\nEND OF {what} {mark}"
         for what, text in (
             ("QUESTION", task.question),
-            ("REFERENCE ANSWER", task.answer),
+            ("REFERENCE ANSWER", task.reference),
             ("GIVEN ANSWER", answer),
         )
     )

@@ -66,6 +66,7 @@ def needed(plan: RolloutPlan, record: Record) -> tuple[RolloutPlan, Record]:
         task.answer,
         metadata={name: metadata[name] for name in MADE_FROM if name in metadata},
         scorer=task.scorer,
+        other_answers=task.other_answers,
     )
     turns = tuple(
         replace(turn, prompt_ids=None, completion=_without_logprobs(turn.completion)) for turn in record.turns

@@ -4,6 +4,7 @@ of a row's columns, for data sets that have others."""
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,8 @@ class BadRow(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """`name`: where the tasks come from, for display. `read`: reads them from the start.
+    """`name`: where the tasks come from, for display. `read`: reads them from the start. `size`: says how many
+    there are without reading them; None: reading is how it is known.
 
     A row that no task can be made of comes as BadTask; it raises nothing. Two tasks never have the same id. Tasks
     are streamed: only a set of hashes of ids, eight bytes each, grows with the source.
@@ -30,6 +32,7 @@ class Source:
 
     name: str
     read: Callable[[], Iterator[Task | BadTask]]
+    size: Callable[[], int | None] | None = None
 
     def __iter__(self) -> Iterator[Task | BadTask]:
         seen: set[bytes] = set()
@@ -42,6 +45,18 @@ class Source:
                     continue
                 seen.add(digest)
             yield task
+
+    def count(self, longest_s: float = 2.0) -> int | None:
+        """How many tasks there are, for progress; None: it takes longer to find out. Blocks. Raises what reading
+        raises."""
+        if self.size is not None:
+            return self.size()
+        found, ends = 0, time.monotonic() + longest_s
+        for number, task in enumerate(self):
+            found += isinstance(task, Task)
+            if number % 64 == 0 and time.monotonic() > ends:
+                return None
+        return found
 
     def named(self, wanted: Set[str]) -> dict[str, Task | BadTask]:
         """The tasks with these ids, as far as there are any."""

@@ -1,6 +1,7 @@
 """`csv:PATH`: a header with the names of `jsonl:` rows, one task per record; attachments are in its folder.
 
-A cell is text. `files` holds a JSON list or names separated by `;`; `metadata` and `limits` hold JSON.
+The delimiter is the one of `,` `;` tab and `|` under which the header has a question. A cell is text. `files`
+holds a JSON list or names separated by `;`; `metadata` and `limits` hold JSON.
 """
 
 from __future__ import annotations
@@ -21,19 +22,32 @@ from orchestrator.types import BadTask, Task
 _FLAG = "env.dataset"
 _QUESTION = ("question", "Question")
 _JSON = ("metadata", "Annotator Metadata", "limits")
+_DELIMITERS = (",", ";", "\t", "|")
 
 
 def csv_tasks(path: Path, *, name: str, columns: Columns = NONE) -> Source:
     """The source. Raises ConfigError if the file cannot be read or its header is invalid."""
     check_readable(path, _FLAG)
-    _header(_reader(path), path, columns)
-    return Source(name, lambda: _read(path, name, columns))
+    delimiter = _delimiter(path, columns)
+    _header(_reader(path, delimiter), path, columns)
+    return Source(name, lambda: _read(path, name, columns, delimiter))
 
 
-def _reader(path: Path) -> Any:
+def _reader(path: Path, delimiter: str) -> Any:
     # The limit holds for the whole process; its default is below our longest question.
     csv.field_size_limit(MAX_LINE_BYTES)
-    return csv.reader(_text_lines(path), strict=True)
+    return csv.reader(_text_lines(path), strict=True, delimiter=delimiter)
+
+
+def _delimiter(path: Path, columns: Columns) -> str:
+    """The one that the header is written with; a comma if none fits, which is refused later."""
+    for delimiter in _DELIMITERS:
+        try:
+            _header(_reader(path, delimiter), path, columns)
+        except ConfigError:
+            continue
+        return delimiter
+    return _DELIMITERS[0]
 
 
 def _text_lines(path: Path) -> Iterator[str]:
@@ -60,8 +74,8 @@ def _header(records: Any, path: Path, columns: Columns) -> list[str]:
     return header
 
 
-def _read(path: Path, source: str, columns: Columns) -> Iterator[Task | BadTask]:
-    records = _reader(path)
+def _read(path: Path, source: str, columns: Columns, delimiter: str) -> Iterator[Task | BadTask]:
+    records = _reader(path, delimiter)
     header = _header(records, path, columns)
     while True:
         place = f"line {records.line_num + 1}"

@@ -30,13 +30,15 @@ class DecodeError(Exception):
 class Decoded:
     """The rows of a `decoder` with these arguments: `parquet` or `hub`, then what it needs.
 
-    The data are opened at once. Raises DecodeError. `columns`: names of the columns; None: unknown before reading.
+    The data are opened at once. Raises DecodeError. `columns`: names of the columns, `size`: how many rows there
+    are; None: unknown before reading.
     """
 
     def __init__(self, *arguments: str) -> None:
         self._arguments = arguments
         self._process: _Process | None = _Process(arguments)
         self.columns: list[str] | None = self._process.columns
+        self.size: int | None = self._process.size
 
     def rows(self) -> Iterator[dict[str, Any] | None]:
         """All rows from the start; None for a row over MAX_LINE_BYTES. Raises DecodeError."""
@@ -68,8 +70,10 @@ class _Process:
         assert self._process.stdout is not None
         self._said: IO[bytes] = self._process.stdout
         try:
-            line = self.line() or COLUMNS + b"null"
-            self.columns: list[str] | None = orjson.loads(line[1:])
+            line = self.line() or COLUMNS + b"[null, null]"
+            self.columns: list[str] | None
+            self.size: int | None
+            self.columns, self.size = orjson.loads(line[1:])
         except BaseException:
             self.end()
             raise

@@ -1,11 +1,11 @@
 """Prints the rows of a file or of a hub's data set as lines of JSON, in a process with limited memory.
 
     python -m orchestrator.tasks.decoder BYTES parquet FILE
-    python -m orchestrator.tasks.decoder BYTES hub NAME CONFIG SPLIT
+    python -m orchestrator.tasks.decoder BYTES hub NAME CONFIG SPLIT this|any
 
 BYTES is the memory allowed in addition to that of the imports. Each line begins with a letter from `decoded`:
-first the columns, then rows, or an error. A value that JSON does not have (bytes, dates, decimals) becomes a list
-with the name of its type, so that it is not taken for text.
+first the columns and the number of rows, then rows, or an error. A value that JSON does not have (bytes, dates,
+decimals) becomes a list with the name of its type, so that it is not taken for text.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def main(limit_bytes: int, kind: str, *arguments: str) -> NoReturn:
     guard_streams()
     code = 1
     try:
-        columns, rows = (_parquet if kind == "parquet" else _hub)(limit_bytes, *arguments)
-        said.write(COLUMNS + orjson.dumps(columns) + b"\n")
+        columns, size, rows = (_parquet if kind == "parquet" else _hub)(limit_bytes, *arguments)
+        said.write(COLUMNS + orjson.dumps([columns, size]) + b"\n")
         said.flush()
         _give(rows, said)
         code = 0
@@ -73,7 +73,7 @@ def _limit(limit_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (used + limit_bytes, resource.RLIM_INFINITY))
 
 
-def _parquet(limit_bytes: int, file: str) -> tuple[list[str], Iterator[Any]]:
+def _parquet(limit_bytes: int, file: str) -> tuple[list[str], int | None, Iterator[Any]]:
     import pyarrow
     import pyarrow.parquet
 
@@ -86,17 +86,26 @@ def _parquet(limit_bytes: int, file: str) -> tuple[list[str], Iterator[Any]]:
             for number in range(batch.num_rows):  # one by one: every row may hold a value stored only once
                 yield from batch.slice(number, 1).to_pylist()
 
-    return list(table.schema_arrow.names), rows()
+    return list(table.schema_arrow.names), table.metadata.num_rows, rows()
 
 
-def _hub(limit_bytes: int, name: str, config: str, split: str) -> tuple[list[str] | None, Iterator[Any]]:
+def _hub(
+    limit_bytes: int, name: str, config: str, split: str, only: str
+) -> tuple[list[str] | None, int | None, Iterator[Any]]:
+    """`only`: `any` takes the only split of a data set that does not have this one."""
     import datasets
     import pyarrow
 
     pyarrow.set_cpu_count(1)
     _limit(limit_bytes)
-    rows = datasets.load_dataset(name, config or None, split=split, streaming=True)
-    return rows.column_names, iter(rows)
+    splits = datasets.load_dataset(name, config or None, streaming=True)
+    if split not in splits and only == "any" and len(splits) == 1:
+        split = next(iter(splits))
+    if split not in splits:
+        raise ValueError(f"it has no such split, but {', '.join(map(str, splits))}")
+    rows = splits[split]
+    told = (rows.info.splits or {}).get(split)
+    return rows.column_names, (told.num_examples or None) if told is not None else None, iter(rows)
 
 
 if __name__ == "__main__":

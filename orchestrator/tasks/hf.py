@@ -1,7 +1,8 @@
 """`hf:NAME?question=COLUMN&answer=COLUMN&split=..&config=..`: a data set of the Hugging Face hub, streamed.
 
-Columns that neither this text nor `env.columns` names are looked for under the names of `jsonl:` rows. Rows with
-files are bad tasks: a streamed data set has no folder with them.
+NAME may be a folder of files that the library `datasets` reads, as `hf:./data`. Columns that neither this text nor
+`env.columns` names are looked for under the names of `jsonl:` rows. Rows with files are bad tasks: a streamed data
+set has no folder with them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from orchestrator.tasks.rows import make_task
 from orchestrator.types import BadTask, Task
 
 _COLUMNS = ("question", "answer", "task_id", "level", "metadata")
+DEFAULT_SPLIT = "validation"
 _SETTINGS = (*_COLUMNS, "split", "config")
 
 
@@ -30,17 +32,19 @@ def hf_tasks(text: str, *, split: str, columns: Columns = NONE) -> Source:
         raise ConfigError(f"env.columns: {twice[0]} is named in env.dataset too; name it once")
     columns = {**columns, **named}
     chosen = settings.get("split", split)
-    rows = _load(name, settings.get("config"), chosen)
+    # Nobody asked for the default: a data set with one split means that one.
+    only = "any" if "split" not in settings and split == DEFAULT_SPLIT else "this"
+    rows = _load(name, settings.get("config"), chosen, only)
     known = rows.columns  # None: unknown before reading
     if known is not None and (missing := sorted(set(columns.values()) - set(known))):
         rows.close()
         raise ConfigError(f"env.dataset: hf:{name} has no column {missing[0]!r}; it has {', '.join(known)}")
-    return Source(f"hf:{text}", lambda: _read(rows, f"hf:{name}", columns))
+    return Source(f"hf:{text}", lambda: _read(rows, f"hf:{name}", columns), lambda: rows.size)
 
 
-def _load(name: str, config: str | None, split: str) -> Decoded:
+def _load(name: str, config: str | None, split: str, only: str) -> Decoded:
     try:
-        return Decoded("hub", name, config or "", split)
+        return Decoded("hub", name, config or "", split, only)
     except DecodeError as error:
         hint = "name another with ?split=, or check the name, your login and the network"
         raise ConfigError(f"env.dataset: cannot load hf:{name} split {split!r}: {error}; {hint}") from error

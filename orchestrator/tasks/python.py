@@ -24,7 +24,7 @@ def python_tasks(spec: str) -> Source:
     factory = load_object(spec, _FLAG)
     if not callable(factory):
         raise ConfigError(f"{_FLAG}: {spec} is no function; it must return the tasks when called")
-    return Source(spec, lambda: _read(factory, spec))
+    return Source(spec, lambda: _read(factory, spec), lambda: _size(factory))
 
 
 def _read(factory: Any, spec: str) -> Iterator[Task | BadTask]:
@@ -37,6 +37,15 @@ def _read(factory: Any, spec: str) -> Iterator[Task | BadTask]:
     except Exception as error:  # the operator's code
         what = f"{type(error).__name__}: {one_line(error)}{raised_at(error)}"
         raise ConfigError(f"{_FLAG}: {spec} raised {what}") from error
+
+
+def _size(factory: Any) -> int | None:
+    """Of a factory that returns a list; another one may take any time for its rows."""
+    try:
+        rows = factory()
+    except Exception:  # said where the tasks are read
+        return None
+    return len(rows) if isinstance(rows, list | tuple) else None
 
 
 def _checked(row: object, spec: str, place: str) -> Task | BadTask:

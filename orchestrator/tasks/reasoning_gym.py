@@ -46,7 +46,7 @@ def reasoning_gym_tasks(text: str) -> Source:
     chosen = list(dict.fromkeys(names.split("+")))
     for name in chosen:
         dataset(name, seed, size, tuple(config.items()))
-    return Source(f"reasoning_gym:{text}", lambda: _read(chosen, seed, size, config))
+    return Source(f"reasoning_gym:{text}", lambda: _read(chosen, seed, size, config), lambda: size * len(chosen))
 
 
 @lru_cache(maxsize=256)

@@ -20,6 +20,7 @@ from orchestrator.types import Attachment, BadTask, Task
 
 MAX_QUESTION_BYTES = 1 << 20
 MAX_ANSWER_BYTES = 64 << 10
+MAX_ANSWERS = 100  # of a task, each as right as the others
 MAX_ID_CHARS = 256
 MAX_LEVEL_CHARS = 64
 
@@ -45,10 +46,11 @@ def make_task(row: object, *, source: str, place: str, root: Path | None) -> Tas
         question = _question(row)
         task_id = _task_id(row, place, question)
         scorer, metadata = _scorer(row), _metadata(row)
+        answer, *others = _answers(row, scorer, metadata)
         return Task(
             task_id=task_id,
             question=question,
-            answer=_answer(row, scorer, metadata),
+            answer=answer,
             attachments=_attachments(row, root),
             level=_level(row),
             source=source,
@@ -56,6 +58,7 @@ def make_task(row: object, *, source: str, place: str, root: Path | None) -> Tas
             scorer=scorer,
             image=_image(row, root),
             limits=_limits(row),
+            other_answers=tuple(other for other in others if other is not None),
         )
     except BadRow as error:
         if isinstance(row, Mapping) and task_id == place:
@@ -151,16 +154,25 @@ def _scorer(row: Mapping[Any, Any]) -> str | None:
     return value  # type: ignore[no-any-return]  # None or a member of ROW_SCORERS
 
 
-def _answer(row: Mapping[Any, Any], scorer: str | None, metadata: Mapping[str, Any]) -> str | None:
+def _answers(row: Mapping[Any, Any], scorer: str | None, metadata: Mapping[str, Any]) -> list[str | None]:
+    """The answer, and others that are as right."""
     value = _first(row, "answer", "Final answer")
     if scorer in NEEDS_NO_ANSWER:
         missing = [key for key in NEEDS_NO_ANSWER[scorer] if key not in metadata]
         if missing:
             raise BadRow(f"scorer {scorer} needs {', '.join(missing)} in metadata")
         if value is None:
-            return None
+            return [None]
     if value is None:
         raise BadRow("the answer is missing")
+    if not isinstance(value, list | tuple):
+        return [_answer(value, row)]
+    if not 0 < len(value) <= MAX_ANSWERS:
+        raise BadRow(f"answer is a list of {len(value)}; 1 to {MAX_ANSWERS} right answers are allowed")
+    return list(dict.fromkeys(_answer(one, row) for one in value))
+
+
+def _answer(value: object, row: Mapping[Any, Any]) -> str:
     answer = _text_or_number(value, "answer", MAX_ANSWER_BYTES)
     if not answer.strip():
         raise BadRow("the answer is blank")

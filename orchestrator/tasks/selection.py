@@ -45,7 +45,11 @@ def select(source: Source, selection: Selection) -> Source:
             tasks = shuffled(tasks, selection.shuffle_seed)
         return _first(tasks, selection.count)
 
-    return Source(source.name, read)
+    def size() -> int | None:
+        whole = source.size() if source.size is not None and not (levels or tags) else None
+        return whole if whole is None or selection.count is None else min(whole, selection.count)
+
+    return Source(source.name, read, None if source.size is None else size)
 
 
 def tags_of(task: Task) -> frozenset[str]:

@@ -78,7 +78,7 @@ def _part(source: Source, share: float, *, held: bool) -> Source:
         return (t for t in source if isinstance(t, BadTask) or held_out(t.task_id, share) == held)
 
     kept = f"the {share:g} held out by hash" if held else f"without the {share:g} held out by hash"
-    return Source(f"{source.name}, {kept}", read)
+    return Source(f"{source.name}, {kept}", read, None if source.size is None else lambda: None)
 
 
 def _other_split(dataset: str, split: str, eval_split: str) -> str:

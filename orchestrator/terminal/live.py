@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.run.tally import Tally
+from orchestrator.terminal.bar import span
 from orchestrator.terminal.closing import lost, outcomes_text, scores_text, wrapped
 from orchestrator.terminal.console import Console
 from orchestrator.terminal.progress import PlainProgress
@@ -47,6 +48,7 @@ class LiveProgress(PlainProgress):
         self._console.print(wrapped(printable(text), self._console.width), markup=False, soft_wrap=True)
 
     def begun(self, plan: RolloutPlan, node: str) -> None:
+        super().begun(plan, node)
         self._running[plan.rollout_id] = node
 
     def node(self, name: str, away: str | None) -> None:
@@ -100,7 +102,13 @@ class LiveProgress(PlainProgress):
         row = Table.grid(padding=(0, 2, 0, 0))
         row.add_column(no_wrap=True)
         row.add_column(width=30)
-        row.add_row(f"{done} of {self.wanted}", ProgressBar(self.wanted, done, width=30))
+        left = self.left_s()
+        row.add_column(style="dim", no_wrap=True)
+        row.add_row(
+            f"{done} of {self.wanted}",
+            ProgressBar(self.wanted, done, width=30),
+            "" if left is None else f"{span(left)} left",
+        )
         return row
 
 

@@ -61,3 +61,17 @@ def test_a_missing_data_set_is_one_line(folder: Path) -> None:
     with pytest.raises(ConfigError, match="cannot load hf:") as refused:
         read(f"hf:{folder}/nowhere")
     assert "\n" not in str(refused.value)
+
+
+def test_the_only_split_is_taken_where_none_was_asked_for(folder: Path) -> None:
+    (folder / "test.jsonl").unlink()
+    named = f"hf:{folder}?question=problem&answer=solution&task_id=id"
+    assert read(named, split="validation")[0].task_id == "train-p0"
+    for spec, split in ((f"{named}&split=validation", "train"), (named, "test")):
+        with pytest.raises(ConfigError, match="it has no such split, but train"):
+            read(spec, split)
+
+
+def test_of_several_splits_none_is_taken_unasked(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="no such split, but train, test"):
+        read(f"hf:{folder}?question=problem&answer=solution", split="validation")

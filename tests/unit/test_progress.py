@@ -53,6 +53,23 @@ def test_elsewhere_than_on_a_terminal_each_group_is_one_line(tally: Tally) -> No
     assert "\x1b" not in out.getvalue()
 
 
+def test_once_a_minute_it_says_how_long_it_will_take(tally: Tally, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr("orchestrator.terminal.progress.time.monotonic", lambda: clock[0])
+    out = io.StringIO()
+    tally.groups = 5  # of an earlier process of the run
+    with open_progress(20, tally, out) as progress:
+        assert progress.left_s() is None
+        progress.begun(a_plan(0), "")
+        for _ in range(10):
+            clock[0] += 10.0
+            tally.group(group := a_group(1.0, 0.25))
+            progress.group(group)
+    said = [line for line in out.getvalue().splitlines() if line.endswith(" left")]
+    assert said == ["11 of 20 groups, 2 min left"]
+    assert progress.left_s() == 50.0
+
+
 def test_how_many_draws_each_outcome_bought_is_told(tally: Tally) -> None:
     lost, refused = Failed(FailedName.SANDBOX_LOST, "gone"), Failed(FailedName.LLM_ERROR, "HTTP 500")
     for index, failures in enumerate(((refused, refused, lost), (refused,), ())):

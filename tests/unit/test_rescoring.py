@@ -276,7 +276,7 @@ async def test_a_group_s_line_is_what_the_run_would_have_written(tmp_path: Path)
     scores = [replace(member, score=Score(0.25, {"new": 1.0})) for member in made]
     (group,) = await grouped(tmp_path, *reversed(made))
     whole = Group(0, TASK, tuple(scores), tuple(member.attempt for member in scores))
-    assert group == Made(0, (jsonl.dumps(scored_data_group(whole)) + b"\n",), (0.25,) * 4)
+    assert group == Made(0, TASK.task_id, (jsonl.dumps(scored_data_group(whole)) + b"\n",), (0.25,) * 4)
 
 
 async def test_a_group_that_lacks_a_rollout_is_left_out_or_kept_as_the_policy_says(tmp_path: Path) -> None:

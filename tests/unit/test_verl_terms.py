@@ -163,7 +163,7 @@ def test_a_prompt_that_is_more_than_a_question_is_no_task(prompt: Any) -> None:
     assert "one text of the user" in task.reason
 
 
-@pytest.mark.parametrize("model", [None, {}, {"ground_truth": None}, {"ground_truth": ["4", "2"]}, "42"], ids=str)
+@pytest.mark.parametrize("model", [None, {}, {"ground_truth": None}, {"ground_truth": ["4", {}]}, "42"], ids=str)
 def test_an_answer_that_is_none_is_no_task(model: Any) -> None:
     assert isinstance(task_of({**ROW, "reward_model": model}, None), BadTask)
 

@@ -11,7 +11,7 @@ from orchestrator.errors import ConfigError, ScorerError
 from orchestrator.opening import open_scorer
 from orchestrator.scorers.base import ROW_SCORERS
 from orchestrator.scorers.correctness import _GRADERS
-from orchestrator.scorers.strategies import STRATEGIES, StrategyScorer
+from orchestrator.scorers.strategies import STRATEGIES, StrategyScorer, needed
 from orchestrator.settings.sources import load_config
 from orchestrator.types import Ended, EndedName
 
@@ -121,3 +121,11 @@ async def test_debug_logs_the_parts(caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.INFO, "orchestrator"):
             await scorer.score(plan(), PERFECT, FINISHED)
     assert "combined 0.9900 (correctness 1.000, format 1.000" in caplog.text
+
+
+@pytest.mark.parametrize("scorer", ["gaia", "exact"])
+@pytest.mark.parametrize(("answer", "right"), [("42", 1.0), ("forty-two", 1.0), ("XLII", 1.0), ("43", 0.0)])
+def test_any_of_several_right_answers_is_right(scorer: str, answer: str, right: float) -> None:
+    asked = plan(other_answers=("forty-two", "XLII"), scorer=scorer)
+    given_plan, given_record = needed(asked, record((code("final_answer(1)"), ""), answer=answer))
+    assert StrategyScorer("correctness").measure(given_plan, given_record, FINISHED).value == right

@@ -77,3 +77,16 @@ def test_a_header_without_question_is_refused_at_start(tmp_path: Path, header: s
 def test_a_missing_file_is_refused_at_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read"):
         open_tasks(f"csv:{tmp_path}/no.csv", dataset_path=Path("."), split="validation")
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_the_delimiter_is_that_of_the_header(tmp_path: Path, delimiter: str) -> None:
+    rows = [("task_id", "question", "answer"), ("a", "What, then; or | so\t?", "1"), ("b", "Why?", "2")]
+    text = "\r\n".join(delimiter.join(f'"{cell}"' for cell in row) for row in rows)
+    tasks = read(tmp_path, text)
+    assert [(t.task_id, t.question, t.answer) for t in tasks if isinstance(t, Task)] == list(rows[1:])
+
+
+def test_a_header_without_a_question_is_refused_as_it_stands(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="it has 'prompt;answer'"):
+        read(tmp_path, "prompt;answer\na;b\n")

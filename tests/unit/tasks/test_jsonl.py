@@ -99,7 +99,10 @@ def test_gaias_names_are_accepted(tmp_path: Path) -> None:
         ({"answer": None}, "answer is missing"),
         ({"answer": "  "}, "answer is blank"),
         ({"answer": True}, "answer must be text, not bool"),
-        ({"answer": ["42"]}, "answer must be text, not list"),
+        ({"answer": []}, "answer is a list of 0"),
+        ({"answer": ["42"] * 101}, "answer is a list of 101"),
+        ({"answer": ["42", ["43"]]}, "answer must be text, not list"),
+        ({"answer": ["42", " "]}, "answer is blank"),
         ({"answer": "x" * 70_000}, "answer has 70000 bytes"),
         ({"answer": None, "Final answer": "?"}, "hidden"),
         ({"level": [1]}, "level must be text"),
@@ -298,3 +301,15 @@ def test_numbers_only_python_rows_can_hold_are_bad_tasks(number: float) -> None:
 def test_a_path_that_can_be_none_is_refused_in_one_line(kind: str, path: str) -> None:
     with pytest.raises(ConfigError, match=r"env\.dataset: '.*' cannot be a path"):
         open_tasks(f"{kind}:{path}", dataset_path=Path(), split="")
+
+
+def test_a_list_is_of_answers_that_are_all_right(tmp_path: Path) -> None:
+    rows = [{"question": "How many?", "answer": [4, "four", "4", "IV"]}, {"question": "One?", "answer": ["one"]}]
+    path = tmp_path / "tasks.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    several, one = open_tasks(f"jsonl:{path}", dataset_path=Path("."), split="validation")
+    assert isinstance(several, Task)
+    assert isinstance(one, Task)
+    assert (several.answer, several.other_answers) == ("4", ("four", "IV"))
+    assert (one.answer, one.other_answers, one.reference) == ("one", (), "one")
+    assert several.reference == "4\nOR\nfour\nOR\nIV"

@@ -1,11 +1,14 @@
 """Filters, order, position, and the part that is never trained on."""
 
+import itertools
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.tasks import open_tasks
 from orchestrator.tasks.base import Source
 from orchestrator.tasks.selection import Selection, held_out, select, shuffled, tags_of
 from orchestrator.types import BadTask, Task
@@ -74,3 +77,18 @@ def test_held_out_is_a_fixed_share_of_the_ids() -> None:
 
 def test_the_stated_split_does_not_change_between_versions() -> None:
     assert [n for n in range(40) if held_out(f"task-{n}", 0.25)] == [11, 12, 15, 17, 29, 33, 34, 35, 37, 38]
+
+
+def test_tasks_are_counted_for_progress_without_those_that_are_bad() -> None:
+    def endless() -> Iterator[Task | BadTask]:
+        return (Task(f"t{n}", "?") for n in itertools.count())
+
+    listed = Source("s", lambda: iter(TASKS))
+    assert listed.count() == 12
+    assert select(listed, Selection(levels=frozenset({"1"}))).count() == 4
+    assert Source("s", endless).count(longest_s=0.05) is None
+    known = Source("s", endless, lambda: 500)  # what is known is not read
+    assert known.count() == 500
+    assert select(known, Selection(count=20, shuffle_seed=1)).count() == 20
+    assert select(known, Selection(tags=frozenset({"odd"}))).count() is None
+    assert open_tasks("reasoning_gym:chain_sum+gcd?size=12", dataset_path=Path("."), split="").count() == 24

@@ -3,7 +3,7 @@
 # mmdebstrap makes a base image where no registry answers; chromium looks at the report; runc makes sandboxes
 # without Docker, with uidmap for ordinary users too.
 # With REGISTER_RUNSC, gVisor too: on machines that are the tests' own, as it changes the Engine's configuration. And
-# Prometheus, whose package starts a server where there is systemd.
+# Podman and Prometheus, whose packages start services where there is systemd.
 set -euo pipefail
 
 packages() {
@@ -11,6 +11,7 @@ packages() {
   command -v mmdebstrap >/dev/null || missing+=(mmdebstrap)
   command -v chromium >/dev/null || command -v chromium-browser >/dev/null || missing+=(chromium)
   command -v newuidmap >/dev/null || missing+=(uidmap)
+  [ -z "${REGISTER_RUNSC:-}" ] || command -v podman >/dev/null || missing+=(podman)
   [ -z "${REGISTER_RUNSC:-}" ] || command -v prometheus >/dev/null || missing+=(prometheus)
   command -v runc >/dev/null || [ -x /usr/sbin/runc ] || missing+=(runc)
   [ ${#missing[@]} -eq 0 ] && return 0

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict
 
-from orchestrator.run.line import AttemptLine, BadTaskLine, Ids, Real, Whole
+from orchestrator.run.line import AttemptLine, BadTaskLine, DroppedLine, Ids, Real, Whole
 from orchestrator.types import EndedName, Message, PolicySpan, TokenSource
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -130,6 +130,7 @@ class RunFile(TypedDict):
 FILES: dict[str, tuple[Any, str]] = {
     "rollouts.jsonl": (AttemptLine | BadTaskLine, "a line of rollouts.jsonl"),
     "groups.jsonl": (GroupLine, "a line of a groups file"),
+    "dropped.jsonl": (DroppedLine, "a line of dropped.jsonl"),
     "run.json": (RunFile, "run.json"),
 }
 

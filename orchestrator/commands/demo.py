@@ -19,7 +19,8 @@ from orchestrator.commands import process
 from orchestrator.demo.recording import RECORDING, Recording
 from orchestrator.demo.tokenizer import unpack
 from orchestrator.errors import ConfigError, EnvironmentUnusable
-from orchestrator.launch.docker.client import connect, inspect_image
+from orchestrator.launch.docker.client import connect, inspect_image, podman_version
+from orchestrator.launch.docker.facts import engine_problem
 from orchestrator.launch.image.build import ensure_image, is_current
 from orchestrator.launch.image.context import BuildContext, context_root
 from orchestrator.launch.names import DEFAULT_IMAGE
@@ -104,13 +105,20 @@ def _with_launcher(env: EnvSettings) -> EnvSettings:
             "env.launcher: process puts attachments elsewhere, where the demo's recorded code would not find them"
         )
     try:
-        connect(ENGINE_TIMEOUT_S).close()
+        _demand_engine()
     except EnvironmentUnusable as error:
         if (reason := why_not_here(env.oci_runtime, frozenset(env.waive_hardening))) is not None:
             raise EnvironmentUnusable(f"{error}; the launcher oci cannot help here: {reason}") from None
         print_wrapped(f"demo: sandboxes are made by {env.oci_runtime} itself, as {error}", sys.stdout)
         return replace(env, launcher="oci")
     return env
+
+
+def _demand_engine() -> None:
+    """Raises EnvironmentUnusable where no Docker Engine answers that can confine a sandbox."""
+    with closing(connect(ENGINE_TIMEOUT_S)) as engine:
+        if (reason := engine_problem({**engine.info(), "Podman": podman_version(engine)})) is not None:
+            raise EnvironmentUnusable(reason)
 
 
 def _need_image(env: EnvSettings) -> None:

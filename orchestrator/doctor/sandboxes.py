@@ -6,17 +6,17 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.doctor.finding import Finding, fail, ok, warn
 from orchestrator.doctor.machine import check_room
 from orchestrator.errors import ConfigError, DockerError, EnvironmentUnusable, RolloutError
 from orchestrator.launch.channels import Channels
 from orchestrator.launch.docker.calls import Engine
-from orchestrator.launch.docker.facts import advice, image_problem, missing_features
+from orchestrator.launch.docker.facts import advice, engine_problem, image_problem, is_rootless, missing_features
 from orchestrator.launch.image.build import is_current
 from orchestrator.launch.image.context import BuildContext, context_root
 from orchestrator.launch.make import make_launcher
@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from orchestrator.settings.config import Config
 
 START_TIMEOUT_S = 120.0
+LIMITS_CURE = (
+    "a rootless Engine limits it where the machine has cgroup v2 and delegates it to its user; or waive it: "
+    "--env.waive_hardening"
+)
 
 
 async def check_sandboxes(config: Config, *, image_comes: bool = False) -> AsyncIterator[Finding]:
@@ -68,14 +72,14 @@ async def _check_engine(engine: Engine, config: Config, image_comes: bool) -> As
     except (DockerError, EnvironmentUnusable) as error:
         yield fail("docker", str(error))
         return
+    if (reason := engine_problem(info)) is not None:
+        yield fail("docker", reason)
+        return
     runtimes = ", ".join(sorted(info.get("Runtimes") or ()))
-    yield ok("docker", f"{info.get('ServerVersion')} on {info.get('KernelVersion')}, runtimes {runtimes}")
-    missing = missing_features(info)
-    for line in missing:
-        yield fail("limits", line)
-    if not missing:
-        version = info.get("CgroupVersion") or "?"
-        yield ok("limits", f"memory, swap, CPU and processes by cgroup v{version}; system calls by seccomp")
+    kind = ", rootless" if is_rootless(info) else ""
+    yield ok("docker", f"{info.get('ServerVersion')}{kind} on {info.get('KernelVersion')}, runtimes {runtimes}")
+    for finding in _limits(info, frozenset(config.env.waive_hardening)):
+        yield finding
     if (problem := image_problem(spec, info, image)) is not None:
         yield fail("image", problem)
     elif image:
@@ -86,6 +90,19 @@ async def _check_engine(engine: Engine, config: Config, image_comes: bool) -> As
     root = Path(info.get("DockerRootDir") or "/var/lib/docker")
     if await asyncio.to_thread(root.exists):  # otherwise the Engine runs on another machine
         yield check_room("disk", root, "run `docker system prune`, or make room")
+
+
+def _limits(info: Mapping[str, Any], waived: frozenset[str]) -> Iterator[Finding]:
+    missing = missing_features(info, waived)
+    for line in missing:
+        yield fail("limits", f"{line}; {LIMITS_CURE if is_rootless(info) else 'waive it: --env.waive_hardening'}")
+    if missing:
+        return
+    if unlimited := ", ".join(line.partition(":")[0] for line in missing_features(info)):
+        yield warn("limits", f"none of {unlimited}, as you waived that")
+    else:
+        version = info.get("CgroupVersion") or "?"
+        yield ok("limits", f"memory, swap, CPU and processes by cgroup v{version}; system calls by seccomp")
 
 
 async def _check_oci(config: Config) -> AsyncIterator[Finding]:
@@ -133,9 +150,11 @@ async def _other_launcher(config: Config, engine: Engine) -> Finding:
         return ok("launchers", f"oci would not work here: {reason}" if reason else "oci would work here too")
     try:
         await engine.open()
-        await engine.info()
+        reason = engine_problem(await engine.info())
     except (DockerError, EnvironmentUnusable) as error:
-        return ok("launchers", f"docker would not work here: {error}")
+        reason = str(error)
+    if reason is not None:
+        return ok("launchers", f"docker would not work here: {reason}")
     return ok("launchers", "docker would work here too")
 
 

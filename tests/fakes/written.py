@@ -17,9 +17,16 @@ from orchestrator.types import Attempt, BadTask, Member
 
 
 def demand_as_published(run_directory: Path) -> None:
-    """Every line of the run's three files is as the published schemas say, with no field that they do not name."""
-    for file, lines in (("run.json", False), ("rollouts.jsonl", True), ("groups.jsonl", True)):
+    """Every line of the run's files is as the published schemas say, with no field that they do not name."""
+    for file, lines in (
+        ("run.json", False),
+        ("rollouts.jsonl", True),
+        ("groups.jsonl", True),
+        ("dropped.jsonl", True),
+    ):
         validator = Draft202012Validator(_closed(schema(file)))
+        if file == "dropped.jsonl" and not (run_directory / file).exists():
+            continue
         text = (run_directory / file).read_text("utf-8")
         values = text.splitlines() if lines else [text]
         assert values

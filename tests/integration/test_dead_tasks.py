@@ -42,7 +42,7 @@ async def test_dead_tasks_are_dropped_the_others_made_and_resume_gets_past(home:
         assert ended.code == 1, ended.stderr
         assert not ended.traceback
         assert {line["overrides"][0]["task_id"] for line in lines(groups)} == alive
-        assert f"{TASKS - DEAD} written" in ended.stdout
+        assert f"{TASKS - DEAD} of {TASKS} written" in ended.stdout
         (told,) = [line for line in ended.stdout.splitlines() if line.startswith("dropped ")]
         assert f"{DEAD} groups: {DEAD} by llm_error" in told
         assert "HTTP 400" in told
@@ -50,6 +50,10 @@ async def test_dead_tasks_are_dropped_the_others_made_and_resume_gets_past(home:
         assert printed_outcomes(ended) == outcomes(home / "run")
         # Two rollouts and two in their places: each is tried three times.
         assert outcomes(home / "run")["llm_error"] == DEAD * 4 * 3
+        drops = lines(home / "run" / "dropped.jsonl")
+        assert {drop["task_id"] for drop in drops} == {f"q{n}" for n in dead}
+        assert all("HTTP 400" in drop["reason"] for drop in drops)
+        assert "HTTP 400" in (home / "run" / "groups.html").read_text()
         made = groups.read_bytes()
         again = await run("--env.resume", "run", directory=home)
         assert again.code == 1, again.stderr

@@ -10,12 +10,16 @@ from typing import Any
 
 import pytest
 
-from orchestrator.errors import DockerError, EngineUnfitError, LaunchError
+from orchestrator.doctor.sandboxes import check_sandboxes
+from orchestrator.errors import DockerError, EngineUnfitError, EnvironmentUnusable, LaunchError
 from orchestrator.launch.docker.calls import Engine
+from orchestrator.launch.docker.client import is_lasting, why_refused
 from orchestrator.launch.docker.events import ContainerEvent, EngineEvents
 from orchestrator.launch.docker.launcher import DockerLauncher
 from orchestrator.launch.docker.sandbox import DockerSandbox
 from orchestrator.launch.uids import UidPair
+from orchestrator.settings.config import Config
+from orchestrator.settings.table import EnvSettings
 from orchestrator.types import SandboxSpec
 from tests.fakes.odd_engine import OddEngine
 
@@ -220,5 +224,57 @@ async def test_an_engine_without_the_runtime_is_not_waited_for(engine: OddEngine
     try:
         with pytest.raises(EngineUnfitError, match=r"daemon\.json"):
             await launcher.ready(SandboxSpec(image="image"))
+    finally:
+        await launcher.aclose()
+
+
+PROFILE = "name=seccomp,profile=default"
+LIMITS = dict.fromkeys(("MemoryLimit", "SwapLimit", "CpuCfsQuota", "PidsLimit"), True)
+INFO = {"OSType": "linux", "MemTotal": 1 << 34, "NCPU": 2, "SecurityOptions": [PROFILE], **LIMITS}
+ROOTLESS = {"SecurityOptions": [PROFILE, "name=rootless"], **dict.fromkeys(LIMITS, False)}
+PODMAN = {"ApiVersion": "1.41", "Components": [{"Name": "Podman Engine", "Version": "4.3.1"}, {"Name": "Conmon"}]}
+
+
+async def findings(engine: OddEngine, info: Mapping[str, object], waived: tuple[str, ...] = ()) -> list[str]:
+    """What doctor says of an Engine without an image."""
+    engine.answers |= {"/info": {**INFO, **info}}
+    config = Config(env=EnvSettings(waive_hardening=waived))
+    return [f"{found.level} {found.what}: {found.text}" async for found in check_sandboxes(config)]
+
+
+async def test_podman_is_refused_with_what_it_lacks_and_what_to_use(engine: OddEngine) -> None:
+    engine.answers["/version"] = PODMAN
+    first, *_ = await findings(engine, {})
+    assert first.startswith("fail docker: DOCKER_HOST leads to Podman 4.3.1, which cannot limit the files")
+    assert "--env.launcher oci" in first
+    async with closing_launcher() as launcher:
+        with pytest.raises(EnvironmentUnusable, match=r"leads to Podman 4\.3\.1"):
+            await launcher.check(SandboxSpec("image"))
+    assert not [asked for asked in engine.asked if asked.startswith("POST")], "nothing was made"
+
+
+async def test_what_a_rootless_engine_cannot_limit_is_told_with_its_cure(engine: OddEngine) -> None:
+    usual = await findings(engine, {})
+    assert [line for line in usual if "limits" in line and line.startswith("ok")]
+    told = await findings(engine, ROOTLESS)
+    assert "rootless on" in told[0]
+    limits = [line for line in told if line.startswith("fail limits: ")]
+    assert [line.split()[2] for line in limits] == ["memory:", "swap:", "cpus:", "pids:"]
+    assert all("where the machine has cgroup v2 and delegates it" in line for line in limits)
+    waived = await findings(engine, ROOTLESS, ("memory", "swap", "cpus", "pids"))
+    assert "warn limits: none of memory, swap, cpus, pids, as you waived that" in waived
+
+
+async def test_a_rootless_engine_of_another_user_is_told_apart_from_a_broken_one() -> None:
+    refused = 'invalid mount config for type "bind": stat /tmp/orchestrator-1/x: permission denied'
+    assert "run the orchestrator as that user" in why_refused(refused)
+    assert is_lasting(refused)
+
+
+@asynccontextmanager
+async def closing_launcher() -> AsyncIterator[DockerLauncher]:
+    launcher = DockerLauncher("run", max_sandboxes=1)
+    try:
+        yield launcher
     finally:
         await launcher.aclose()

@@ -88,6 +88,11 @@ TURNS = st.builds(
     ended_s=SECONDS,
     agent=TEXTS,
 )
+# As a sandbox's files are received: none leaves its folder.
+PATHS = st.lists(
+    st.text("ab\u00e9 .", min_size=1, max_size=5).filter(lambda part: part not in (".", "..")), min_size=1
+)
+PATHS = PATHS.map("/".join)
 RECORDS = st.builds(
     Record,
     started_at=SECONDS,
@@ -118,7 +123,7 @@ RECORDS = st.builds(
     notes=st.lists(TEXTS, max_size=2).map(tuple),
     output=st.none()
     | st.builds(
-        Output, st.lists(st.builds(OutputFile, TEXTS, COUNTS), max_size=2).map(tuple), COUNTS, st.booleans()
+        Output, st.lists(st.builds(OutputFile, PATHS, COUNTS), max_size=2).map(tuple), COUNTS, st.booleans()
     ),
 )
 ENDED = st.builds(Ended, st.sampled_from(EndedName), TEXTS)
@@ -235,3 +240,12 @@ def test_every_field_of_a_line_is_written() -> None:
 
 def _inherited() -> set[str]:
     return {name for base in AttemptLine.__orig_bases__ for name in base.__annotations__}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../../x", "a/..", "a\0b"])
+def test_a_file_that_leaves_its_folder_is_none(path: str) -> None:
+    """A scorer that scores a record again may open what it names."""
+    line = attempt_line(a_member())
+    line["output"] = {"files": [{"path": path, "size_bytes": 1}], "left_out": 0, "complete": True}
+    with pytest.raises(ValueError, match="no path inside a folder"):
+        read_attempt(dumps(line))

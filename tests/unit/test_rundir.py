@@ -13,13 +13,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 
+from docs.schemas.make import schema
 from orchestrator.errors import ConfigError, OutputError, RunLocked
 from orchestrator.run import lines as jsonl
 from orchestrator.run.directory import RunDirectory, new_run_directory
 from orchestrator.run.groups import fresh_path
 from orchestrator.run.lines import JsonLines, set_torn_end_aside
-from orchestrator.types import BadTask
+from orchestrator.types import BadTask, Group, Task
 from tests.fakes.plans import a_member, an_attempt
 from tests.fakes.written import write_run
 
@@ -50,6 +52,21 @@ async def test_record_is_on_disk_when_the_call_returns(tmp_path: Path) -> None:
         await run.record_bad_task(BadTask("t", "torn"), 7)
     *_, bad = (json.loads(line) for line in (tmp_path / "rollouts.jsonl").read_text().splitlines())
     assert (bad["rollout_id"], bad["outcome"]) == ("g000007", "bad_task")
+
+
+async def test_why_a_group_was_dropped_is_on_disk_and_a_torn_end_is_set_aside(tmp_path: Path) -> None:
+    file, group = tmp_path / "dropped.jsonl", Group(3, Task("t", "?"), (), (), "0 of 2 rollouts usable")
+    with closing(RunDirectory(tmp_path)) as run:
+        assert not file.exists()
+        await run.record_drop(group)
+        told = json.loads(file.read_text())
+        assert told == {"schema": 1, "group": 3, "task_id": "t", "reason": "0 of 2 rollouts usable"}
+        Draft202012Validator(schema("dropped.jsonl")).validate(told)
+    with file.open("a") as torn:
+        torn.write('{"schema": 1, "gr')
+    with closing(RunDirectory(tmp_path, resume=True)) as run:
+        await run.record_drop(group)
+    assert [json.loads(line) for line in file.read_text().splitlines()] == [told, told]
 
 
 async def test_description_is_replaced_whole(tmp_path: Path) -> None:

@@ -17,7 +17,14 @@ from docker.errors import APIError, DockerException, NotFound
 from urllib3.exceptions import HTTPError
 
 from orchestrator.errors import DockerError, EngineUnfitError, LaunchError, RolloutError
-from orchestrator.launch.docker.client import connect, is_lasting, one_line, why_refused, why_unreachable
+from orchestrator.launch.docker.client import (
+    connect,
+    is_lasting,
+    one_line,
+    podman_version,
+    why_refused,
+    why_unreachable,
+)
 from orchestrator.text import printable
 from orchestrator.waits import uninterrupted
 
@@ -50,11 +57,11 @@ class Engine:
                 self._client = await self._in_thread("connect", lambda: connect(self._timeout_s), self._timeout_s)
 
     async def info(self) -> dict[str, Any]:
-        """Facts about the Engine itself."""
+        """Facts about the Engine itself; `Podman`: its version, if it is Podman that answers, else None."""
 
         def info(client: APIClient) -> dict[str, Any]:
-            told = client.info()
-            return {**told, "MemTotal": int(told["MemTotal"]), "NCPU": int(told["NCPU"])}
+            told, podman = client.info(), podman_version(client)
+            return {**told, "MemTotal": int(told["MemTotal"]), "NCPU": int(told["NCPU"]), "Podman": podman}
 
         return await self._call("info", info)
 

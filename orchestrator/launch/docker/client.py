@@ -21,6 +21,12 @@ def connect(timeout_s: int) -> docker.APIClient:
         raise EnvironmentUnusable(why_unreachable(error)) from None
 
 
+def podman_version(engine: docker.APIClient) -> str | None:
+    """Podman's version, if it is Podman that answers as the Engine. Blocks."""
+    parts = engine.version().get("Components") or ()
+    return next((str(part.get("Version")) for part in parts if "podman" in str(part.get("Name")).lower()), None)
+
+
 def inspect_image(engine: docker.APIClient, name: str) -> dict[str, Any] | None:
     """The Engine's description of the image `name` (a tag or an id); None: there is none. Blocks."""
     try:
@@ -87,6 +93,11 @@ _REFUSALS = (
         re.compile(rf"/dev/fuse|fuse(?:-overlayfs)?:|fusermount|(?:{_DRIVER}).*(?:{_BROKEN})"),
         "Docker's storage fails: its driver cannot mount or read a layer ({text}): see `docker info` for the "
         "driver and the daemon's log for more; with fuse-overlayfs the daemon needs /dev/fuse",
+    ),
+    _Refusal(
+        re.compile(r'"bind": stat .*permission denied'),
+        "the Docker Engine cannot reach the sandbox's sockets ({text}): a rootless Engine runs as another user; "
+        "run the orchestrator as that user",
     ),
     _Refusal(
         re.compile("unknown (?:or invalid )?runtime"),

@@ -27,10 +27,31 @@ def missing_features(info: Mapping[str, Any], waived: frozenset[str] = NO_MEASUR
     return problems
 
 
-def image_problem(spec: SandboxSpec, info: Mapping[str, Any], image: Mapping[str, Any] | None) -> str | None:
-    """Why this Engine cannot launch `spec`, and what to do; None: it can."""
+def engine_problem(info: Mapping[str, Any]) -> str | None:
+    """Why no sandbox can be confined by what answers as the Docker Engine, and what to do; None: it can.
+
+    Podman 4.3 takes a seccomp profile only as a file of its own machine, and refuses a tmpfs that has an owner or
+    a limited number of files ("unknown mount option"). Without these, model-written code could not be kept apart
+    from the runner, and could use up the machine's memory with empty files.
+    """
     if info.get("OSType") != "linux":
         return f"the Docker Engine runs {info.get('OSType')} containers: switch it to Linux containers"
+    if (version := info.get("Podman")) is not None:
+        return (
+            f"DOCKER_HOST leads to Podman {version}, which cannot limit the files of a sandbox or give its "
+            "folders to two users (tmpfs options nr_inodes and uid): use --env.launcher oci, which needs no "
+            "engine, or point DOCKER_HOST to a Docker Engine"
+        )
+    return None
+
+
+def is_rootless(info: Mapping[str, Any]) -> bool:
+    """Whether the Engine runs as an ordinary user."""
+    return any("name=rootless" in option for option in info.get("SecurityOptions") or ())
+
+
+def image_problem(spec: SandboxSpec, info: Mapping[str, Any], image: Mapping[str, Any] | None) -> str | None:
+    """Why this Engine cannot launch `spec`, and what to do; None: it can."""
     if image is None:
         cure = (
             "run `orchestrator image build`"

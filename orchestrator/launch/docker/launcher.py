@@ -21,7 +21,7 @@ from orchestrator.launch.confinement import untold_by, verify_confinement
 from orchestrator.launch.cpu_clock import CpuClock
 from orchestrator.launch.docker.calls import CALL_TIMEOUT_S, Engine
 from orchestrator.launch.docker.events import ContainerEvent, EngineEvents
-from orchestrator.launch.docker.facts import advice, describe, image_problem, missing_features
+from orchestrator.launch.docker.facts import advice, describe, engine_problem, image_problem, missing_features
 from orchestrator.launch.docker.request import create_body
 from orchestrator.launch.docker.sandbox import DockerSandbox
 from orchestrator.launch.docker.verification import verify
@@ -94,6 +94,8 @@ class DockerLauncher:
         except DockerError as error:
             raise EnvironmentUnusable(str(error)) from None
         self._cpus = max(self._cpus, info["NCPU"])  # the Engine may be on another machine
+        if (reason := engine_problem(info)) is not None:
+            raise EnvironmentUnusable(reason)
         demand(missing_features(info, self._waived))
         if problem := image_problem(spec, info, image):
             raise EnvironmentUnusable(problem)

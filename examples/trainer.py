@@ -65,6 +65,17 @@ class RunApi:
         batch: list[Group] | None = self._call("/batch")["batch"]
         return batch or None
 
+    def wait(self, seconds: float) -> None:
+        """Returns once the run-api answers, or after so long."""
+        ends = time.monotonic() + seconds
+        while time.monotonic() < ends:
+            try:
+                self.registered()
+            except NO_ANSWER:
+                time.sleep(0.2)
+            else:
+                return
+
     def registered(self) -> bool:
         """Whether the run-api knows a trainer."""
         return bool(self._call("/info", timeout_s=5)["batch_size"] > 0)
@@ -157,9 +168,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--checkpoint-interval", type=int, default=0, help="steps between two checkpoints")
     parser.add_argument("--starting-step", type=int, default=0, help="the step it goes on from")
     parser.add_argument("--step-seconds", type=float, default=0.0, help="how long a step takes")
+    parser.add_argument("--wait-seconds", type=float, default=60.0, help="how long the run-api may take to start")
     parser.add_argument("--save", type=Path, help="a file for the batches, one JSON line each")
     options = parser.parse_args(argv)
     api = RunApi(options.url)
+    api.wait(options.wait_seconds)
     api.register(
         batch_size=options.batch_size,
         max_token_len=options.max_token_len,

@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import docker
 import pytest
@@ -18,12 +12,12 @@ import pytest
 from orchestrator.launch.image.context import BuildContext, context_root
 from orchestrator.launch.names import DEFAULT_IMAGE, LABEL_CONTEXT
 from tests.e2e.endpoint import answers, says, scripted_endpoint
-from tests.fakes.runs import DEADLINE_S, ROOT, lines, place
+from tests.e2e.guide import Followed, follow, run
+from tests.fakes.runs import ROOT, lines, place
 
 pytestmark = [pytest.mark.long, pytest.mark.docker, pytest.mark.timeout(900)]
 
 GUIDE = ROOT / "docs" / "bring-your-own.md"
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # The sum of the prices, also as a file; with the package of the image where there is one.
 ADDS_UP = """\
 import csv, os
@@ -61,20 +55,6 @@ found = [
 ]"""
 
 
-@dataclass(frozen=True, slots=True)
-class Followed:
-    """What the guide left: the folder, and what each command printed."""
-
-    home: Path
-    said: dict[str, str]
-
-    def rollouts(self, name: str) -> list[dict[str, object]]:
-        return lines(self.home / "runs" / name / "rollouts.jsonl")
-
-    def scores(self, name: str) -> list[float]:
-        return sorted(float(str(line["score"])) for line in self.rollouts(name))
-
-
 @pytest.fixture(scope="module")
 def followed() -> Iterator[Followed]:
     image = f"test-{uuid.uuid4().hex[:12]}:1"
@@ -85,44 +65,14 @@ def followed() -> Iterator[Followed]:
             .replace("my-model", "scripted")
         )
         text = text.replace("my-sandbox:1", image).replace("rollout-orchestrator-sandbox:0.1.0", DEFAULT_IMAGE)
-        said: dict[str, str] = {}
         try:
-            for kind, block in BLOCK.findall(text):
-                if kind != "sh":
-                    first, _, content = block.partition("\n")
-                    path = home / first.removeprefix("# ")
-                    path.parent.mkdir(exist_ok=True)
-                    path.write_text(content, "utf-8")
-                    continue
-                for command in block.splitlines():
-                    said[command] = run(command, home)
-            yield Followed(home, said)
+            with follow(text, home) as followed:
+                yield followed
         finally:
             engine = docker.from_env(timeout=120)
             if engine.images.list(image):
                 engine.images.remove(image, force=True)
             engine.close()
-
-
-def run(command: str, home: Path) -> str:
-    """As a shell would, with our command in the place of the installed one."""
-    (home / "t").mkdir(exist_ok=True)
-    (home / "bin").mkdir(exist_ok=True)
-    program = home / "bin" / "orchestrator"
-    program.write_text(f"#!{sys.executable}\nimport sys\nfrom orchestrator.cli import main\nsys.exit(main())\n")
-    program.chmod(0o755)
-    environ = {
-        "PATH": f"{home / 'bin'}:{os.environ['PATH']}",
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}",
-        "HOME": str(home),
-        "TMPDIR": str(home / "t"),
-        "DOCKER_BUILDKIT": "0",
-    }
-    ended = subprocess.run(
-        command, shell=True, cwd=home, env=environ, capture_output=True, text=True, timeout=DEADLINE_S, check=False
-    )
-    assert ended.returncode == 0, f"{command}\n{ended.stdout}\n{ended.stderr}"
-    return ended.stdout
 
 
 def test_a_task_with_a_file_is_solved_and_its_output_comes_back(followed: Followed) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator.errors import ConfigError, EnvironmentUnusable
 from orchestrator.launch.confinement import untold_by, verify_confinement
-from orchestrator.launch.docker.facts import advice, image_problem, missing_features
+from orchestrator.launch.docker.facts import advice, engine_problem, image_problem, missing_features
 from orchestrator.launch.docker.request import create_body
 from orchestrator.launch.docker.verification import MEASURES, verify
 from orchestrator.launch.hardening import (
@@ -372,7 +372,7 @@ def test_limit_nobody_enforces_is_named(measure: str, changes: dict[str, Any]) -
 def test_what_cannot_be_launched_is_refused_with_what_to_do(
     spec: SandboxSpec, info: dict[str, Any], image: dict[str, Any] | None, cure: str
 ) -> None:
-    problem = image_problem(spec, info, image)
+    problem = engine_problem(info) or image_problem(spec, info, image)
     assert problem is not None
     assert cure in problem
     assert "\n" not in problem

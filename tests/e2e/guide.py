@@ -1,0 +1,108 @@
+"""Follows a page of the documentation: every file in it is written, every command in it is run."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.fakes.runs import DEADLINE_S, ROOT, lines
+
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+STOP_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """What the guide left: the folder, and what each command printed."""
+
+    home: Path
+    said: dict[str, str]
+    under_way: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def rollouts(self, name: str) -> list[dict[str, object]]:
+        return lines(self.home / "runs" / name / "rollouts.jsonl")
+
+    def scores(self, name: str) -> list[float]:
+        return sorted(float(str(line["score"])) for line in self.rollouts(name))
+
+
+@contextmanager
+def follow(text: str, home: Path, environ: Mapping[str, str] | None = None) -> Iterator[Followed]:
+    """Carries a page out in `home`. A block `sh` holds commands; one of `bash` begins what goes on until the end,
+    and each other block is a file, named by its first line."""
+    followed = Followed(home, {})
+    with ExitStack() as stack:
+        for kind, block in BLOCK.findall(text):
+            if kind == "bash":
+                followed.under_way.append(stack.enter_context(_going_on(block.strip(), home, environ)))
+                continue
+            if kind != "sh":
+                first, _, content = block.partition("\n")
+                path = home / first.removeprefix("# ")
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(content, "utf-8")
+                continue
+            for command in block.splitlines():
+                followed.said[command] = run(command, home, environ)
+        yield followed
+
+
+def run(command: str, home: Path, environ: Mapping[str, str] | None = None) -> str:
+    """As a shell would, with our command in the place of the installed one."""
+    ended = subprocess.run(
+        command,
+        shell=True,
+        cwd=home,
+        env=_environment(home, environ),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert ended.returncode == 0, f"{command}\n{ended.stdout}\n{ended.stderr}"
+    return ended.stdout
+
+
+@contextmanager
+def _going_on(command: str, home: Path, environ: Mapping[str, str] | None) -> Iterator[subprocess.Popen[bytes]]:
+    with (home / "under-way.log").open("ab") as log:
+        process = subprocess.Popen(
+            command,
+            shell=True,
+            cwd=home,
+            env=_environment(home, environ),
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, number)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(STOP_S)
+
+
+def _environment(home: Path, more: Mapping[str, str] | None) -> dict[str, str]:
+    (home / "t").mkdir(exist_ok=True)
+    (home / "bin").mkdir(exist_ok=True)
+    program = home / "bin" / "orchestrator"
+    program.write_text(f"#!{sys.executable}\nimport sys\nfrom orchestrator.cli import main\nsys.exit(main())\n")
+    program.chmod(0o755)
+    return {
+        "PATH": f"{home / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}",
+        "HOME": str(home),
+        "TMPDIR": str(home / "t"),
+        "DOCKER_BUILDKIT": "0",
+        **(more or {}),
+    }

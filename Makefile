@@ -10,7 +10,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
-.PHONY: help install system image proto check lint types generated unit integration test test-long test-trainers demo learn bench clean
+.PHONY: help install system image proto check lint types generated unit integration test test-long test-trainers demo site learn bench clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -81,6 +81,10 @@ test-trainers: image $(TRAINERS_VENV)/.installed $(VERL_VENV)/.installed  ## wit
 	@echo "== tests with trainers"
 	@$(TRAINERS_VENV)/bin/pytest -m trainers tests
 	@$(VERL_VENV)/bin/pytest -m trainers tests/integration/trainers
+
+site: install  ## the documentation as a site, in build/site
+	@bash docs/stage.sh build/site-source
+	@$(BIN)/zensical build --clean --strict -f mkdocs.yml
 
 learn: image $(LEARN_VENV)/.installed  ## a small model learns on this machine's CPU, in an hour; LEARN="--seed 2"
 	@$(LEARN_VENV)/bin/python -m examples.learn $(LEARN)

@@ -49,7 +49,7 @@ def follow(text: str, home: Path, environ: Mapping[str, str] | None = None) -> I
                 path.parent.mkdir(exist_ok=True)
                 path.write_text(content, "utf-8")
                 continue
-            for command in block.splitlines():
+            for command in block.replace("\\\n", "").splitlines():
                 followed.said[command] = run(command, home, environ)
         yield followed
 

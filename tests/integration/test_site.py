@@ -1,0 +1,56 @@
+"""The documentation as a site: every page is on it, and no link on it leads nowhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.fakes.runs import ROOT
+
+
+def pages(nav: list[Any]) -> Iterator[str]:
+    for entry in nav:
+        for place in entry.values():
+            if isinstance(place, list):
+                yield from pages(place)
+            else:
+                yield place
+
+
+def test_every_page_is_in_the_menu_once() -> None:
+    named = list(pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
+    there = [path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")]
+    around = ["README.md", "SECURITY.md", "ARCHITECTURE.md", "CHANGELOG.md", "examples/README.md"]
+    assert sorted(named) == sorted([*there, *around])
+
+
+@pytest.mark.long
+@pytest.mark.skipif(importlib.util.find_spec("zensical") is None, reason="Zensical is not installed")
+def test_it_is_built_without_a_warning_and_can_be_searched(tmp_path: Path) -> None:
+    for name in ("docs", "examples"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    for name in ("README.md", "SECURITY.md", "ARCHITECTURE.md", "CHANGELOG.md", "mkdocs.yml"):
+        shutil.copy(ROOT / name, tmp_path)
+    subprocess.run(["bash", "docs/stage.sh", "build/site-source"], cwd=tmp_path, check=True)
+    built = subprocess.run(
+        [str(Path(sys.executable).with_name("zensical")), "build", "--clean", "--strict", "-f", "mkdocs.yml"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    assert "No issues found" in built.stdout
+    found = json.dumps(json.loads((tmp_path / "build" / "site" / "search.json").read_text()))
+    for word in ("max_cost", "sandbox_lost", "Reinforcement learning", "view_port"):
+        assert word in found
+    assert (tmp_path / "build" / "site" / "docs" / "tutorials" / "rl" / "index.html").exists()

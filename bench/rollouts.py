@@ -34,6 +34,8 @@ from orchestrator.settings.config import Config
 from orchestrator.types import Attempt, Member, Task
 from tests.fakes.tokenizer import tokenizer_folder
 
+PAGE = "live page: "
+
 
 @dataclass(frozen=True, slots=True)
 class Mark:
@@ -103,15 +105,24 @@ class Marks(Listener):
         )
 
 
-async def run(config: Config, home: Path, told: Callable[[Mark], None], every: int) -> Mark:
-    """One run into `home`, opening and closing included. The mark of its end."""
-    observer = Observer(say=lambda line: print(line, file=sys.stderr))
+async def run(
+    config: Config, home: Path, told: Callable[[Mark], None], every: int, page: Path | None = None
+) -> Mark:
+    """One run into `home`, opening and closing included. The mark of its end. `page`: a file for the address of
+    its live page."""
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr)
+        if page is not None and line.startswith(PAGE):
+            page.write_text(line.removeprefix(PAGE))
+
+    observer = Observer(say=say, run_path=home / "run" if page is not None else None)
     marks = Marks(every, told)
     async with Orchestrator(config, observer) as orchestrator:
         freeze()
         with (
             closing(RunDirectory(home / "run")) as directory,
-            closing(GroupsFile(home / "groups.jsonl", form=orchestrator.group_format)) as groups_file,
+            closing(GroupsFile(directory.path / "groups.jsonl", form=orchestrator.group_format)) as groups_file,
         ):
             observer.writer = directory
             observer.listeners.append(marks)
@@ -130,6 +141,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--sandboxes", type=int, default=8)
     parser.add_argument("--launcher", default="docker")
     parser.add_argument("--metrics-port", help="where metrics are served; default: nowhere")
+    parser.add_argument("--page", type=Path, help="a file for the live page's address; default: no page")
     parser.add_argument("--otlp", help="where spans are sent; default: nowhere")
     parser.add_argument("--every", type=int, default=10, help="rollouts between two marks")
     return parser.parse_args()
@@ -145,6 +157,7 @@ def main() -> None:
         max_concurrent_sandboxes=given.sandboxes,
         launcher=given.launcher,
         metrics_port=given.metrics_port,
+        view_port="0" if given.page else None,
     )
     if given.otlp:
         os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = given.otlp
@@ -157,7 +170,7 @@ def main() -> None:
     print("ready", flush=True)
     sys.stdin.readline()
     with tempfile.TemporaryDirectory(prefix="bench") as home:
-        told(asyncio.run(run(config, Path(home), told, given.every)))
+        told(asyncio.run(run(config, Path(home), told, given.every, given.page)))
 
 
 if __name__ == "__main__":

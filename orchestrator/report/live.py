@@ -33,6 +33,7 @@ class LiveReport:
         self._reader = RunReader(run_directory, growing=True, most=MOST_ATTEMPTS, behind_bytes=MAX_BEHIND_BYTES)
         self._version = 0
         self._changed: dict[int, int] = {}  # the version at which a group changed last; in the order of versions
+        self._bad_tasks = 0, 0  # how many there are, and the version at which that changed
 
     def page(self) -> bytes:
         """The HTML."""
@@ -42,12 +43,16 @@ class LiveReport:
         """What is new since that version: groups with all their attempts, and everything else as it is."""
         with self._lock:
             changed = self._reader.read(self._groups_file())
-            if changed:
+            reader, run = self._reader, self._reader.run
+            if changed or len(run.bad_tasks) != self._bad_tasks[0]:
                 self._version += 1
+            if len(run.bad_tasks) != self._bad_tasks[0]:
+                self._bad_tasks = len(run.bad_tasks), self._version
             for number in changed:
                 self._changed.pop(number, None)
                 self._changed[number] = self._version
-            reader, run = self._reader, self._reader.run
+            if len(self._changed) > 2 * len(run.groups) + 1000:
+                self._changed = {number: at for number, at in self._changed.items() if number in run.groups}
             numbers = []
             for number, version in reversed(self._changed.items()):
                 if version <= since:
@@ -62,7 +67,7 @@ class LiveReport:
                 "kinds": outcome_kinds(),
                 "groups": [dict(run.groups[number]) for number in reversed(numbers)],
                 "rollouts": [dict(row) for number in reversed(numbers) for row in reader.attempts(number)],
-                "bad_tasks": run.bad_tasks[:],
+                **({"bad_tasks": run.bad_tasks[:]} if self._bad_tasks[1] > since else {}),
                 "skipped": asdict(run.skipped),
                 "forgotten": reader.forgotten,
                 "forgotten_groups": reader.forgotten_groups,

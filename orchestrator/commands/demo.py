@@ -13,13 +13,14 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.commands import process
 from orchestrator.demo.recording import RECORDING, Recording
 from orchestrator.demo.tokenizer import unpack
-from orchestrator.errors import ConfigError, EnvironmentUnusable
-from orchestrator.launch.docker.client import connect, inspect_image, podman_version
+from orchestrator.errors import ConfigError, DockerError, EnvironmentUnusable
+from orchestrator.launch.docker.calls import Engine
+from orchestrator.launch.docker.client import connect, inspect_image
 from orchestrator.launch.docker.facts import engine_problem
 from orchestrator.launch.image.build import ensure_image, is_current
 from orchestrator.launch.image.context import BuildContext, context_root
@@ -116,9 +117,21 @@ def _with_launcher(env: EnvSettings) -> EnvSettings:
 
 def _demand_engine() -> None:
     """Raises EnvironmentUnusable where no Docker Engine answers that can confine a sandbox."""
-    with closing(connect(ENGINE_TIMEOUT_S)) as engine:
-        if (reason := engine_problem({**engine.info(), "Podman": podman_version(engine)})) is not None:
-            raise EnvironmentUnusable(reason)
+
+    async def info() -> dict[str, Any]:
+        engine = Engine(threads=1, timeout_s=ENGINE_TIMEOUT_S)
+        try:
+            await engine.open()
+            return await engine.info()
+        finally:
+            await engine.aclose()
+
+    try:
+        reason = engine_problem(asyncio.run(info()))
+    except DockerError as error:
+        raise EnvironmentUnusable(str(error)) from error
+    if reason is not None:
+        raise EnvironmentUnusable(reason)
 
 
 def _need_image(env: EnvSettings) -> None:

@@ -18,11 +18,13 @@ from orchestrator.run.files import (
     RUN_FILE,
     groups_file_of,
     groups_in,
+    is_going_on,
     read_description,
     read_run,
     record_of,
     saved_tokenizer,
 )
+from orchestrator.run.frames import UNCLOSED
 from orchestrator.run.lines import LinesById, demand_modest, demand_short_talks, texts
 from orchestrator.run.verify import CHECKS, Findings, Wanted, check_group
 from orchestrator.terminal.console import Console
@@ -30,8 +32,6 @@ from orchestrator.text import printable
 
 if TYPE_CHECKING:
     from orchestrator.forward.check import Against
-
-SHOWN = 5  # places printed per check
 
 
 def run(
@@ -83,7 +83,7 @@ def _files(path: Path, findings: Findings) -> tuple[Path, Path | None]:
     told = _asked(directory, findings)
     groups: Path | None = path
     if path.is_dir():
-        groups = groups_in(path, None) or groups_in(path, told)
+        groups = groups_in(path, told and Path(told).name) or groups_in(path, told)
         if groups is None:
             raise ConfigError(f"{path} holds no groups.jsonl; name the groups file itself")
     elif not path.is_file():
@@ -121,7 +121,10 @@ def _rollouts(path: Path, findings: Findings) -> LinesById:
 def _lines(path: Path, findings: Findings) -> Iterator[tuple[str, int, Any]]:
     """(file and line number, offset, value) of each line that is JSON, strict or not."""
     try:
+        under_way = is_going_on(path.parent)
         for line in texts(path):
+            if under_way and line.text == UNCLOSED:
+                continue
             where = f"{path.name}:{line.number}"
             try:
                 value = _loads(line.text, where, findings)
@@ -160,14 +163,14 @@ def _print(groups_file: Path, rollouts_file: Path | None, findings: Findings) ->
     for column in ("check", "looked at", "wrong", "what holds"):
         table.add_column(column, justify="right" if column in ("looked at", "wrong") else "left")
     for name, meaning in CHECKS.items():
-        looked, wrong = findings.checked[name], len(findings.wrong.get(name, ()))
+        looked, wrong = findings.checked[name], findings.failed[name]
         table.add_row(name, str(looked) if looked else "-", str(wrong) if looked else "-", meaning)
     console.print(table)
     for name, places in findings.wrong.items():
-        for place in places[:SHOWN]:
+        for place in places:
             console.print(printable(f"{name}: {place}"), markup=False)
-        if len(places) > SHOWN:
-            console.print(f"{name}: {len(places) - SHOWN} more")
+        if more := findings.failed[name] - len(places):
+            console.print(f"{name}: {more} more")
     sources = printable(", ".join(f"{name} {count}" for name, count in findings.sources.most_common())) or "none"
     record = "" if rollouts_file else "; no rollouts.jsonl beside it, so nothing was compared with the record"
     if findings.unread:

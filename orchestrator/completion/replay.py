@@ -18,6 +18,7 @@ from pathlib import Path
 from orchestrator.completion.base import CompletionRequest, Ids, ids_of
 from orchestrator.errors import EnvironmentUnusable, RecordError
 from orchestrator.run.files import record_of
+from orchestrator.run.frames import UNCLOSED
 from orchestrator.run.line import Served, read_episode
 from orchestrator.run.lines import texts
 from orchestrator.types import Completion, conversations
@@ -139,7 +140,7 @@ def _lines(path: Path) -> Iterator[bytes]:
         yield from io.BytesIO(_unpacked(path))
     else:
         path.stat()  # raises OSError where there is none
-        yield from (line.text for line in texts(path))
+        yield from (line.text for line in texts(path) if line.text != UNCLOSED)  # it goes on, or was killed
 
 
 def _unpacked(path: Path) -> bytes:

@@ -48,12 +48,13 @@ function livePanel() {
 async function follow() {
   try {
     const told = await ask("update", { since: live.version });
-    const changed = told.groups.length > 0 || live.version === 0;
+    const first = live.state === null;
     live.version = told.version;
     live.state = told.state;
     live.away = false;
     take(told);
-    refresh(changed ? new Set(told.groups.map((g) => g.number)) : new Set());
+    if (first && !home.hidden) home.replaceChildren();
+    refresh(new Set(told.groups.map((g) => g.number)));
   } catch {
     live.away = true;
     refresh(new Set());

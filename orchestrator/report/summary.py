@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from orchestrator.run.files import DROPPED_FILE, read_description, record_of
+from orchestrator.run.files import DROPPED_FILE, is_going_on, read_description, record_of
 from orchestrator.run.lenient import (
     Skipped,
     count,
@@ -68,7 +68,8 @@ class Run:
 
 def read_run(run_directory: Path, groups_file: Path | None) -> Run:
     """Reads everything but the details."""
-    reader = RunReader(run_directory)
+    # The last frame of a compressed file is closed at the end of its run; until then nothing is missing there.
+    reader = RunReader(run_directory, growing=is_going_on(run_directory))
     reader.read(groups_file)
     return reader.run
 
@@ -98,10 +99,12 @@ class RunReader:
         self._next: dict[Path, int] = {}  # where to go on in a file
         self._members: dict[int, list[str]] = {}  # ids of a group's attempts
         self._staleness: dict[str, float | None] = {}
+        self._dropped: dict[int, str] = {}  # why groups were not written, also of groups that are not known yet
+        self._changed: set[int] = set()  # groups that nobody was told of
 
     def read(self, groups_file: Path | None) -> set[int]:
         """Takes what is new; gives the numbers of the groups of which something is."""
-        run, changed = self.run, set[int]()
+        run, changed = self.run, self._changed
         for offset, line in self._new(groups_file):
             overrides = objects(line.get("overrides")) if line else []
             run.skipped.group_lines += not overrides
@@ -118,14 +121,15 @@ class RunReader:
                 changed.add(group)
                 self._members.setdefault(group, []).append(text(line["rollout_id"], 200))
         for _, line in self._new(self._directory / DROPPED_FILE):
-            if line is not None and (dropped := run.groups.get(count(line.get("group")))) is not None:
-                dropped["dropped"] = text(line.get("reason"), 500)
-                changed.add(dropped["number"])
+            if line is not None and type(line.get("group")) is int:
+                self._dropped[line["group"]] = text(line.get("reason"), 500)
+                changed.add(line["group"])
         self._forget()
         changed &= run.groups.keys()
         for each in changed:
             self._compare(each)
         _describe(run, self._directory)
+        self._changed = set()
         return changed
 
     def attempts(self, group: int) -> list[Row]:
@@ -151,6 +155,7 @@ class RunReader:
         for one in rows:
             one["staleness"] = self._staleness.get(one["id"])
         members = [one for one in rows if one["score"] is not None]
+        row["dropped"] = self._dropped.get(group, "")
         row["written"] = any(one["id"] in self.run.written for one in members)
         row["mixed"] = len({one["score"] for one in members}) > 1
         row["divided"] = len({one["solved"] for one in members}) > 1
@@ -167,6 +172,7 @@ class RunReader:
                 self.forgotten += 1
             del run.groups[group]
             self._members.pop(group, None)
+            self._dropped.pop(group, None)
             self.forgotten_groups += 1
 
 

@@ -16,14 +16,22 @@ function lanesOf(rollouts) {
     if (!byNode.has(rollout.node)) byNode.set(rollout.node, []);
     const lanes = byNode.get(rollout.node);
     const from = rollout.started_at - start;
-    let lane = lanes.filter((l) => l.until <= from + GAP).sort((a, b) => a.until - b.until)[0];  // idle for longest
-    if (!lane) lanes.push(lane = { node: rollout.node, until: 0, bars: [] });
+    const idle = lanes.length && lanes[0].until <= from + GAP;  // the first one is idle for longest
+    const lane = idle ? lanes.shift() : { node: rollout.node, until: 0, bars: [] };
     const launch = Math.max(lane.until, from - (rollout.launch_s || 0));
     lane.bars.push({ rollout, launch, from, to: from + rollout.duration_s });
     lane.until = from + rollout.duration_s;
+    let [low, high] = [0, lanes.length];  // lanes stay in the order in which they become idle
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (lanes[middle].until < lane.until) low = middle + 1;
+      else high = middle;
+    }
+    lanes.splice(low, 0, lane);
   }
   const lanes = [...byNode.keys()].sort().flatMap((node) => byNode.get(node));
-  return { lanes, length: Math.max(0, ...lanes.map((l) => l.until)) };
+  lanes.sort((a, b) => (a.node < b.node ? -1 : a.node > b.node ? 1 : a.bars[0].from - b.bars[0].from));
+  return { lanes, length: lanes.reduce((most, lane) => Math.max(most, lane.until), 0) };
 }
 
 // Calls back with (phase, from, to) for each part of a bar, in order.

@@ -37,9 +37,12 @@ class RunFiles:
 
 
 def record_of(directory: Path) -> Path | None:
-    """The record in a run directory, plain or compressed; None: there is none."""
+    """The record in a run directory, plain or compressed; None: there is none. Where both are, because somebody
+    has unpacked it, the one that the run writes."""
     plain = directory / ROLLOUTS_FILE
-    return next((place for place in (plain, packed_name(plain)) if place.is_file()), None)
+    places = [place for place in (plain, packed_name(plain)) if place.is_file()]
+    packs = len(places) > 1 and saved_env(read_description(directory)).get("compress") == "zstd"
+    return next(iter(reversed(places) if packs else places), None)
 
 
 def groups_in(directory: Path, named: str | None) -> Path | None:

@@ -26,10 +26,13 @@ else:
 SUFFIX = ".zst"
 END = b"\x01\x00\x00"  # an empty last block: closes a frame
 NO_LINE = b"no line: this part of the file is damaged"
+UNCLOSED = b"no line: the file ends in the middle of a frame"
 _LEVEL = 3
 _LINES = 16  # of a frame that is written
 _FRAME_BYTES = 4 << 20  # of text: a longer frame is closed earlier
 _MAGIC = b"\x28\xb5\x2f\xfd"
+_SKIPPED = range(0x184D2A50, 0x184D2A60)  # magic numbers of frames without data
+_MOST_TIMES, _MOST_MORE = 1000, 256 << 10  # a frame's text is so many times its size at most, and these bytes
 _INDEX_BITS = 24
 _CHUNK_BYTES = 1 << 20
 _BLOCK_BYTES = 128 << 10  # what the format allows
@@ -39,14 +42,18 @@ _RLE = 1  # the kind of a block
 
 @dataclass(frozen=True, slots=True)
 class PackedLine:
-    """A line, or at last what stands behind the last newline. `place` is its frame's offset and its number in the
-    frame, as one number that grows along the file. `start`, `end`: bytes of the file, where frames are ours."""
+    """A line, or at last what stands behind the last newline; where that is nothing and the frame is not closed,
+    UNCLOSED. `place` is its frame's offset and its number in the frame, as one number that grows along the file.
+
+    `start`, `end`: bytes of the file; `exact`: they are, and the file can be cut there, as in frames of ours.
+    """
 
     frame: int
     index: int
     text: bytes
     start: int
     end: int
+    exact: bool = True
 
     @property
     def place(self) -> int:
@@ -66,6 +73,11 @@ class PackedEnd:
     last: PackedLine | None
     offset: int
     closed: bool
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the file can be cut there."""
+        return self.last is None or self.closed or self.last.exact
 
     @property
     def place(self) -> int:
@@ -127,8 +139,8 @@ class Packer:
 
 
 def lines_from(file: BinaryIO, limit: int, place: int = 0) -> Iterator[PackedLine]:
-    """Every line from `place` on. A damaged part is one NO_LINE, and so is a line over `limit` bytes; then it goes
-    on with the next frame. Raises OSError."""
+    """Every line from `place` on. A line over `limit` bytes is a NO_LINE, and so is a damaged part, behind which
+    it goes on with the next frame. Raises OSError."""
     offset, first = place >> _INDEX_BITS, place & ((1 << _INDEX_BITS) - 1)
     while True:
         frame = _Frame(file, offset, limit)
@@ -148,18 +160,26 @@ def line_at(file: BinaryIO, limit: int, place: int) -> bytes:
 
 
 def packed_end(file: BinaryIO, limit: int, before: int | None = None) -> PackedEnd:
-    """Where the complete lines end, or those before a place. Reads the whole file. Raises OSError."""
-    last: PackedLine | None = None
-    offset = 0
+    """Where the complete lines end, or those before a place; damaged parts at the end are none. Reads the whole
+    file. Raises OSError."""
+    found, offset = PackedEnd(None, 0, closed=True), 0
     while True:
-        frame, lines = _Frame(file, offset, limit), 0
+        frame, damaged = _Frame(file, offset, limit), False
+        last: PackedLine | None = None
         for line in frame.lines():
             if before is not None and line.place >= before:
-                return PackedEnd(last, line.start, closed=not lines)
-            if line.text.endswith(b"\n"):
-                last, lines = line, lines + 1
-        if frame.end is None:  # the file ends in this frame, or before it
-            return PackedEnd(last, last.end if last is not None and lines else offset, closed=not lines)
+                return found if last is None else PackedEnd(last, last.end, closed=False)
+            if line.text.endswith(b"\n") and not line.text.startswith(NO_LINE):
+                last = line
+            else:
+                damaged = True
+        whole = frame.end is not None and not damaged
+        if last is not None:
+            found = PackedEnd(last, frame.end if whole and frame.end else last.end, closed=whole)
+        elif whole and frame.end is not None and found.closed and found.offset == offset:
+            found = PackedEnd(found.last, frame.end, closed=True)
+        if frame.end is None:
+            return found
         offset = frame.end
 
 
@@ -180,6 +200,7 @@ class _Frame:
 
     def __init__(self, file: BinaryIO, offset: int, limit: int) -> None:
         self.end: int | None = None
+        self._begun = False  # something of it is there
         self._file, self._offset, self._limit = file, offset, limit
 
     def lines(self) -> Iterator[PackedLine]:
@@ -187,10 +208,11 @@ class _Frame:
         try:
             for text, end in self._pieces():
                 *whole, rest = text.split(b"\n")
-                for part in whole:
+                for number, part in enumerate(whole, 1):
                     pending += part
                     line = NO_LINE if too_long or len(pending) > self._limit else bytes(pending)
-                    yield PackedLine(self._offset, index, line + b"\n", start, end)
+                    exact = number == len(whole) == 1 and not rest
+                    yield PackedLine(self._offset, index, line + b"\n", start, end, exact)
                     index, start, too_long = index + 1, end, False
                     pending.clear()
                 pending += rest
@@ -204,23 +226,30 @@ class _Frame:
             return
         if pending or too_long:
             yield PackedLine(self._offset, index, NO_LINE if too_long else bytes(pending), start, end)
+        elif self.end is None and self._begun:
+            yield PackedLine(self._offset, index, UNCLOSED, start, end)
 
     def _pieces(self) -> Iterator[tuple[bytes, int]]:
         """(text of a block, where the block ends). Raises ZstdError, _Damaged."""
         file = self._file
         file.seek(self._offset)
         head = file.read(5)
+        self._begun = bool(head)
         if not head or _is_cut(head, 5):
+            return
+        if int.from_bytes(head[:4], "little") in _SKIPPED:
+            size = int.from_bytes(head[4:] + file.read(3), "little")
+            self.end = file.seek(size, os.SEEK_CUR)
             return
         if not head.startswith(_MAGIC):
             raise _Damaged
-        told = head[4]
-        single, summed = told >> 5 & 1, told >> 2 & 1
-        size_bytes = (single, 2, 4, 8)[told >> 6]
-        rest = file.read(1 - single + (0, 1, 2, 4)[told & 3] + size_bytes)
+        kinds = head[4]
+        single, summed = kinds >> 5 & 1, kinds >> 2 & 1
+        size_bytes = (single, 2, 4, 8)[kinds >> 6]
+        rest = file.read(1 - single + (0, 1, 2, 4)[kinds & 3] + size_bytes)
         unpacker, offset = ZstdDecompressor(), self._offset + 5 + len(rest)
         unpacker.decompress(head + rest)
-        last, empty = False, 0
+        last, empty, told = False, 0, 0
         while not last:
             head = file.read(3)
             if len(head) < 3:
@@ -239,6 +268,9 @@ class _Frame:
                 total = file.read(4)
                 offset += 4
             text = unpacker.decompress(head + block + total)
+            told += len(text)
+            if told > _MOST_TIMES * (offset - self._offset) + _MOST_MORE:
+                raise _Damaged
             if last:
                 self.end = offset
             yield text, offset

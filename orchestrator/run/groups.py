@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.trajectory import main_segment, sampled_by, trajectory
 from orchestrator.errors import ConfigError, RecordError
-from orchestrator.run.frames import is_compressed
+from orchestrator.run.frames import SUFFIX, is_compressed
 from orchestrator.run.lines import JsonLines
 from orchestrator.types import (
     Ended,
@@ -256,6 +256,11 @@ def check_writable(folder: Path) -> None:
         )
 
 
+def _twin(path: Path) -> Path:
+    """The same file in the other kind, compressed or plain."""
+    return path.with_suffix("") if is_compressed(path) else path.with_name(path.name + SUFFIX)
+
+
 def fresh_path(path: Path) -> Path:
     """A new empty file: `path`, or with `_1`, `_2` … before its ending if that exists, as Atropos names files.
 
@@ -267,6 +272,8 @@ def fresh_path(path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         while True:
             try:
+                if _twin(fresh).exists():  # their reports would have one name
+                    raise FileExistsError
                 fresh.touch(exist_ok=False)
                 return fresh
             except FileExistsError:

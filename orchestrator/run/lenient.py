@@ -71,7 +71,10 @@ def text(value: object, limit: int = MAX_TEXT_CHARS) -> str:
     """The text, or its beginning and how much is missing. Other values are shown as JSON."""
     if value is None:
         return ""
-    whole = value if isinstance(value, str) else orjson.dumps(value).decode()
+    try:
+        whole = value if isinstance(value, str) else orjson.dumps(value).decode()
+    except TypeError:  # it is read deeper than it is written
+        whole = f"({type(value).__name__}, too deep to show)"
     if len(whole) <= limit:
         return whole
     return f"{whole[:limit]}… [{len(whole) - limit:,} more characters in rollouts.jsonl]"

@@ -21,6 +21,8 @@ import orjson
 from orchestrator.errors import ConfigError, OutputError
 from orchestrator.run.frames import (
     END,
+    NO_LINE,
+    UNCLOSED,
     PackedEnd,
     Packer,
     is_compressed,
@@ -308,19 +310,56 @@ def _set_packed_end_aside(path: Path, before: int | None = None) -> int:
     how many bytes the file lost. Raises OSError."""
     with path.open("r+b") as file:
         end, size = _packed_end(file, before), os.fstat(file.fileno()).st_size
-        if size > end.offset:
-            rest = b"".join(line.text for line in lines_from(file, MAX_LINE_BYTES, end.place))
-            file.seek(end.offset)
-            with Path(f"{path}.torn").open("ab") as aside:
-                aside.write(rest or file.read(_CHUNK_BYTES))
-                aside.write(b"" if rest.endswith(b"\n") else b"\n")
-                aside.flush()
-                os.fsync(aside.fileno())
-            file.truncate(end.offset)
+        if size > end.offset or not end.is_exact:
+            _keep_aside(file, path, end)
+        if not end.is_exact:
+            _pack_again(file, path, end)
+            return size - path.stat().st_size
+        file.truncate(end.offset)
         if not end.closed:
             file.seek(end.offset)
             file.write(END)
     return size - end.offset
+
+
+def _keep_aside(file: BinaryIO, path: Path, end: PackedEnd) -> None:
+    """What can be unpacked goes to `<path>.torn`, and if there is damage, the bytes as they are to `.damaged`."""
+    rest = [line.text for line in lines_from(file, MAX_LINE_BYTES, end.place) if line.text != UNCLOSED]
+    unpacked = b"".join(text for text in rest if not text.startswith(NO_LINE))
+    if unpacked:
+        with Path(f"{path}.torn").open("ab") as aside:
+            aside.write(unpacked if unpacked.endswith(b"\n") else unpacked + b"\n")
+            aside.flush()
+            os.fsync(aside.fileno())
+    if len(unpacked) != sum(map(len, rest)) or not rest:
+        with Path(f"{path}.damaged").open("ab") as raw:
+            file.seek(end.offset)
+            shutil.copyfileobj(file, raw, _CHUNK_BYTES)
+            raw.flush()
+            os.fsync(raw.fileno())
+
+
+def _pack_again(file: BinaryIO, path: Path, end: PackedEnd) -> None:
+    """Ends a file behind a line at which it cannot be cut, as another program has packed it: the lines of that
+    frame are packed anew. The file is replaced whole."""
+    assert end.last is not None
+    first, packer = place_of(end.last.frame), Packer()
+    draft = path.with_name(path.name + ".part")
+    with draft.open("wb") as whole:
+        file.seek(0)
+        left = end.last.frame
+        while left and (chunk := file.read(min(left, _CHUNK_BYTES))):
+            whole.write(chunk)
+            left -= len(chunk)
+        for line in lines_from(file, MAX_LINE_BYTES, first):
+            if line.place > end.last.place:
+                break
+            whole.write(packer.packed([line.text]))
+        whole.write(packer.closed())
+        whole.flush()
+        os.fsync(whole.fileno())
+    draft.replace(path)
+    _sync_folder(path.parent)
 
 
 def _is_json(text: bytes) -> bool:

@@ -44,6 +44,9 @@ Line = Mapping[str, Any]
 Asked = tuple[Turn, tuple[Message, ...]]  # a completion, and the whole conversation of its prompt
 
 
+SHOWN = 5  # places, of each check that failed
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What the run's settings ask for, as far as they are known. `size`: of groups whose record does not say it;
@@ -74,7 +77,7 @@ class Wanted:
 
 @dataclass(slots=True)
 class Findings:
-    """How often each check was applied, and where it failed.
+    """How often each check was applied, how often it failed, and where it failed first.
 
     `tokenizer` returns the run's, or None; called if ids were made from text. `unread`: rollouts whose ids were
     not compared with their text, as there is no tokenizer.
@@ -82,7 +85,8 @@ class Findings:
 
     asked: Wanted = Wanted()
     checked: Counter[str] = field(default_factory=Counter)
-    wrong: dict[str, list[str]] = field(default_factory=dict)
+    failed: Counter[str] = field(default_factory=Counter)
+    wrong: dict[str, list[str]] = field(default_factory=dict)  # the first places
     groups: int = 0
     rollouts: int = 0
     sources: Counter[str] = field(default_factory=Counter)
@@ -94,13 +98,16 @@ class Findings:
         """Counts one check; `where` is kept if it failed."""
         self.checked[name] += 1
         if not good:
-            self.wrong.setdefault(name, []).append(where)
+            self.failed[name] += 1
+            places = self.wrong.setdefault(name, [])
+            if len(places) < SHOWN:
+                places.append(where)
         return good
 
     @property
     def violations(self) -> int:
         """How many checks failed."""
-        return sum(len(places) for places in self.wrong.values())
+        return self.failed.total()
 
 
 def check_group(group: Line, where: str, findings: Findings, rollouts: Mapping[str, bytes] | None) -> None:

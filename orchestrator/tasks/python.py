@@ -13,7 +13,7 @@ from typing import Any
 from orchestrator.errors import ConfigError
 from orchestrator.plugins import load_object, raised_at
 from orchestrator.tasks.base import Source
-from orchestrator.tasks.rows import make_task, one_line
+from orchestrator.tasks.rows import MAX_ANSWER_BYTES, MAX_ANSWERS, make_task, one_line
 from orchestrator.types import BadTask, Task
 
 _FLAG = "env.dataset"
@@ -24,7 +24,17 @@ def python_tasks(spec: str) -> Source:
     factory = load_object(spec, _FLAG)
     if not callable(factory):
         raise ConfigError(f"{_FLAG}: {spec} is no function; it must return the tasks when called")
-    return Source(spec, lambda: _read(factory, spec), lambda: _size(factory))
+    made: list[Any] = []  # what was made to count it, for the first reading
+
+    def size() -> int | None:
+        if not made:
+            try:
+                made.append(factory())
+            except Exception:  # said where the tasks are read
+                return None
+        return len(made[0]) if isinstance(made[0], list | tuple) else None
+
+    return Source(spec, lambda: _read(lambda: made.pop() if made else factory(), spec), size)
 
 
 def _read(factory: Any, spec: str) -> Iterator[Task | BadTask]:
@@ -39,15 +49,6 @@ def _read(factory: Any, spec: str) -> Iterator[Task | BadTask]:
         raise ConfigError(f"{_FLAG}: {spec} raised {what}") from error
 
 
-def _size(factory: Any) -> int | None:
-    """Of a factory that returns a list; another one may take any time for its rows."""
-    try:
-        rows = factory()
-    except Exception:  # said where the tasks are read
-        return None
-    return len(rows) if isinstance(rows, list | tuple) else None
-
-
 def _checked(row: object, spec: str, place: str) -> Task | BadTask:
     if isinstance(row, BadTask):
         return row
@@ -57,4 +58,9 @@ def _checked(row: object, spec: str, place: str) -> Task | BadTask:
         return BadTask(place, "the task_id is missing")
     if not isinstance(row.question, str) or not row.question.strip():
         return BadTask(row.task_id, "the question is missing")
+    answers = (row.answer, *row.other_answers) if isinstance(row.other_answers, list | tuple) else ()
+    if not answers or not all(isinstance(a, str) for a in answers if a is not None or row.other_answers):
+        return BadTask(row.task_id, "answer and other_answers must be texts, the others in a tuple")
+    if len(answers) > MAX_ANSWERS or any(len(answer or "") > MAX_ANSWER_BYTES for answer in answers):
+        return BadTask(row.task_id, f"more than {MAX_ANSWERS} answers, or one over {MAX_ANSWER_BYTES} characters")
     return row

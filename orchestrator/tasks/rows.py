@@ -73,7 +73,13 @@ def one_line(error: BaseException) -> str:
 
 def _first(row: Mapping[Any, Any], *names: str) -> Any:
     """The value of the first of these columns that is not empty."""
-    return next((row[name] for name in names if row.get(name) not in (None, "")), None)
+    found = (_plain(row.get(name)) for name in names)
+    return next((value for value in found if not (value is None or (isinstance(value, str) and not value))), None)
+
+
+def _plain(value: Any) -> Any:
+    """Arrays and scalars of numpy, which a `python:` source may give, as lists and numbers."""
+    return value.tolist() if type(value).__module__ == "numpy" and hasattr(value, "tolist") else value
 
 
 def _mapping(row: Mapping[Any, Any], name: str, *others: str) -> Mapping[Any, Any]:

@@ -23,6 +23,7 @@ from orchestrator.engine import Orchestrator
 from orchestrator.errors import ConfigError, EnvironmentUnusable
 from orchestrator.observer import Observer
 from orchestrator.run.files import ROLLOUTS_FILE, read_run, record_of, saved_env
+from orchestrator.run.frames import UNCLOSED
 from orchestrator.run.groups import GroupFormat
 from orchestrator.run.line import Attempted, CountedBadTask, read_attempt, read_counted, told_of
 from orchestrator.run.lines import texts
@@ -363,6 +364,8 @@ def traces(run_dir: Path) -> Iterator[tuple[str, TrainingTrace]]:
     if record is None:
         raise ConfigError(f"{run_dir} holds no {ROLLOUTS_FILE}")
     for line in texts(record):
+        if line.text == UNCLOSED:  # a run that goes on, or was killed
+            continue
         try:
             if isinstance(read_counted(line.text), CountedBadTask):
                 continue

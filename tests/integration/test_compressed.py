@@ -103,3 +103,39 @@ async def test_a_groups_file_elsewhere_and_an_evaluation_are_compressed_too(home
     assert (home / "eval" / "samples.jsonl").exists()
     assert mixed.code == 2
     assert "env.compress" in mixed.stderr
+
+
+async def test_a_copy_that_broke_off_and_one_that_was_unpacked_are_told(home: Path) -> None:
+    record, groups = (home / "run" / f"{name}.jsonl.zst" for name in ("rollouts", "groups"))
+    async with ScriptedServer("vllm", answers(TASKS, delay_s=0.1)) as server:
+        given = flags(home, server.base_url, compress="zstd")
+        async with running(*given, directory=home) as started:
+            await until(lambda: record.exists() and len(list(texts(record))) >= 4, "some rollouts")
+            (home / "run" / "rollouts.jsonl").write_bytes(b"".join(line.text for line in texts(record)))
+            started.signal(signal.SIGKILL)
+            await started.process.wait()
+        ended = await run("--env.resume", str(home / "run"), directory=home)
+        assert ended.code == 0, ended.stderr
+    whole = await run(str(home / "run"), directory=home, command="verify")
+    assert whole.code == 0, whole.stdout
+    kept = groups.read_bytes()
+    for name, command in ((groups, "verify"), (record, "export")):
+        with name.open("r+b") as file:
+            file.truncate(name.stat().st_size * 7 // 10)
+        told = await run(str(home / "run"), directory=home, command=command)
+        if command == "verify":
+            assert told.code == 1, told.stdout
+            groups.write_bytes(kept)
+        else:
+            assert "unreadable" in told.stdout, told.stdout + told.stderr
+
+
+async def test_reports_of_a_plain_and_of_a_compressed_file_have_names_of_their_own(home: Path) -> None:
+    asked = home / "data" / "train.jsonl"
+    async with ScriptedServer("vllm", answers(TASKS)) as server:
+        for name, kind in (("one", "none"), ("two", "zstd")):
+            more = {"run_dir": home / name, "data_path_to_save_groups": asked, "compress": kind, "total_steps": 1}
+            ended = await run(*flags(home, server.base_url, **more), directory=home)
+            assert ended.code == 0, ended.stderr
+    files = sorted(file.name for file in asked.parent.iterdir())
+    assert files == ["train.html", "train.jsonl", "train_1.html", "train_1.jsonl.zst"]

@@ -101,7 +101,7 @@ def test_an_open_frame_is_read_up_to_its_last_line_and_goes_on(tmp_path: Path) -
     for n in range(40):
         with file.open("ab") as end:
             end.write(packer.packed([b'{"n": %d}\n' % n]))
-        assert [json.loads(line.text)["n"] for line in texts(file, start=place)] == [n]
+        assert [json.loads(line.text)["n"] for line in texts(file, start=place) if line.is_whole] == [n]
         place = end_now(file, growing=True)
         assert len(list(texts(file, end=place))) == n + 1
 
@@ -113,7 +113,7 @@ def test_what_a_killed_writer_left_unfinished_is_set_aside_and_nothing_else(file
     assert values(file)[:50] == VALUES
     assert set_torn_end_aside(file) == left
     assert file.read_bytes() == whole + END
-    assert Path(f"{file}.torn").exists() == (left > 0)
+    assert Path(f"{file}.damaged").exists() == (left > 0)
     assert set_torn_end_aside(file) == 0
     written(file, [{"n": 50}])
     assert values(file) == [*VALUES, {"n": 50}]
@@ -129,6 +129,65 @@ def test_a_kill_at_any_byte_loses_one_line_at_most_and_the_file_goes_on(file: Pa
         assert values(file) == VALUES[:kept]
         written(file, ["on"])
         assert [json.loads(line.text) for line in texts(file)] == [*VALUES[:kept], "on"]
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.95])
+def test_a_finished_file_that_was_cut_says_so(file: Path, share: float) -> None:
+    """As after a copy that broke off: nothing of a line is left over, and the lines before it are good."""
+    whole = file.read_bytes()
+    ends = [line.end for line in read_frames(file)]
+    size = max(end for end in ends if end <= share * len(whole))
+    file.write_bytes(whole[:size])
+    closed = size in (ends[15], ends[31], ends[47])
+    assert values(file) == [*VALUES[: ends.index(size) + 1], *([] if closed else [None])]
+
+
+def test_all_damage_at_the_end_is_set_aside_as_it_is(file: Path) -> None:
+    whole = file.read_bytes()
+    garbage = bytes(50) + b"\x28\xb5\x2f\xfd" + b"junkjunk" * 30
+    file.write_bytes(whole + garbage)
+    assert set_torn_end_aside(file) == len(garbage)
+    assert file.read_bytes() == whole
+    assert Path(f"{file}.damaged").read_bytes() == garbage
+    written(file, ["on"])
+    assert [json.loads(line.text) for line in texts(file)] == [*VALUES, "on"]
+
+
+def test_a_frame_whose_head_is_damaged_is_kept_for_who_can_mend_it(file: Path) -> None:
+    whole = bytearray(file.read_bytes())
+    last = read_frames(file)[-1].frame
+    whole[last] ^= 1
+    file.write_bytes(whole)
+    set_torn_end_aside(file)
+    assert values(file) == VALUES[:48]
+    assert Path(f"{file}.damaged").read_bytes() == whole[last:]
+
+
+def test_what_another_program_packed_is_cut_where_a_line_ends(tmp_path: Path) -> None:
+    file = tmp_path / "groups.jsonl.zst"
+    lines = [json.dumps(value).encode() + b"\n" for value in VALUES]
+    file.write_bytes(compressed(b"".join(lines)))
+    places = list(texts(file))
+    assert set_end_aside(file, places[40].offset) != 0
+    assert values(file) == VALUES[:40]
+    assert Path(f"{file}.torn").read_bytes() == b"".join(lines[40:])
+    file.write_bytes(compressed(b"".join(lines) + b'{"n": 5'))
+    set_torn_end_aside(file)
+    written(file, [{"n": "on"}])
+    assert values(file) == [*VALUES, {"n": "on"}]
+
+
+def test_frames_without_data_are_passed_over(file: Path) -> None:
+    skipped = (0x184D2A53).to_bytes(4, "little") + (9).to_bytes(4, "little") + b"anything."
+    file.write_bytes(skipped + file.read_bytes() + skipped)
+    assert values(file) == VALUES
+
+
+def test_few_bytes_hold_no_million_of_lines(tmp_path: Path) -> None:
+    file = tmp_path / "groups.jsonl.zst"
+    block = b"\x02\x00\x10" + b"\n"  # 128 KiB of newlines
+    file.write_bytes(b"\x28\xb5\x2f\xfd\x00\x58" + block * 1000 + END)
+    assert sum(1 for _ in texts(file)) < 500_000
 
 
 def read_frames(file: Path) -> list[PackedLine]:

@@ -101,3 +101,26 @@ def test_of_a_record_older_than_the_page_the_end_is_read(tmp_path: Path, monkeyp
     told = report(tmp_path).update(0)
     assert 3 <= len(told["groups"]) <= 7
     assert told["skipped"]["rollout_lines"] == 0
+
+
+def test_a_value_that_cannot_be_shown_costs_nothing_else(tmp_path: Path) -> None:
+    deep: object = "x"
+    for _ in range(300):
+        deep = [deep]
+    live = report(tmp_path)
+    appended(tmp_path / "rollouts.jsonl", *attempts(0))
+    nested = json.dumps(attempts(1)[0] | {"reference": deep}).encode() + b"\n"
+    with (tmp_path / "rollouts.jsonl").open("ab") as end:
+        end.write(nested)
+    told = live.update(0)
+    assert [group["number"] for group in told["groups"]] == [0, 1]
+    assert told["groups"][1]["reference"] == "(list, too deep to show)"
+
+
+def test_why_a_group_was_dropped_may_be_there_before_its_rollouts(tmp_path: Path) -> None:
+    live = report(tmp_path)
+    drops = tmp_path / "dropped.jsonl"
+    appended(drops, {"group": 1, "reason": "first"}, {"group": "0", "reason": "x"}, {"reason": "x"}, {"group": -1})
+    assert live.update(0)["groups"] == []
+    appended(tmp_path / "rollouts.jsonl", *attempts(0), *attempts(1))
+    assert [group["dropped"] for group in live.update(0)["groups"]] == ["", "first"]

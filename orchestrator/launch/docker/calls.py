@@ -19,9 +19,9 @@ from urllib3.exceptions import HTTPError
 from orchestrator.errors import DockerError, EngineUnfitError, LaunchError, RolloutError
 from orchestrator.launch.docker.client import (
     connect,
+    engine_info,
     is_lasting,
     one_line,
-    podman_version,
     why_refused,
     why_unreachable,
 )
@@ -60,8 +60,7 @@ class Engine:
         """Facts about the Engine itself; `Podman`: its version, if it is Podman that answers, else None."""
 
         def info(client: APIClient) -> dict[str, Any]:
-            told, podman = client.info(), podman_version(client)
-            return {**told, "MemTotal": int(told["MemTotal"]), "NCPU": int(told["NCPU"]), "Podman": podman}
+            return engine_info(client)
 
         return await self._call("info", info)
 

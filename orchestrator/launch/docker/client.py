@@ -21,10 +21,23 @@ def connect(timeout_s: int) -> docker.APIClient:
         raise EnvironmentUnusable(why_unreachable(error)) from None
 
 
-def podman_version(engine: docker.APIClient) -> str | None:
-    """Podman's version, if it is Podman that answers as the Engine. Blocks."""
-    parts = engine.version().get("Components") or ()
-    return next((str(part.get("Version")) for part in parts if "podman" in str(part.get("Name")).lower()), None)
+def engine_info(engine: docker.APIClient) -> dict[str, Any]:
+    """Facts about the Engine itself, of the types that it documents; `Podman`: its version, if it is Podman that
+    answers, else None. Blocks. Raises KeyError, TypeError, ValueError where facts are missing that a run needs."""
+    told, version = engine.info(), engine.version()
+    if not isinstance(told, dict) or not isinstance(version, dict):
+        raise TypeError("the Engine describes itself in no object")
+    options, parts = told.get("SecurityOptions"), version.get("Components")
+    names = [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+    podman = [str(part.get("Version") or "?") for part in names if "podman" in str(part.get("Name")).lower()]
+    return {
+        **told,
+        "MemTotal": int(told["MemTotal"]),
+        "NCPU": int(told["NCPU"]),
+        "SecurityOptions": [str(option) for option in options] if isinstance(options, list) else [],
+        **{name: told[name] if isinstance(told.get(name), dict) else {} for name in ("Runtimes", "RuncCommit")},
+        "Podman": podman[0] if podman else None,
+    }
 
 
 def inspect_image(engine: docker.APIClient, name: str) -> dict[str, Any] | None:

@@ -1,7 +1,9 @@
 """Tasks from code in the current directory."""
 
+import sys
 from pathlib import Path
 
+import numpy
 import pytest
 
 from orchestrator.errors import ConfigError
@@ -67,3 +69,47 @@ def test_a_factory_that_does_not_work_is_one_line(module: str, name: str) -> Non
     with pytest.raises(ConfigError, match=module) as refused:
         read(f"python:{module}:{name}")
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        Task("t", "?", ["0", "zero"]),  # type: ignore[arg-type]
+        Task("t", "?", 2),  # type: ignore[arg-type]
+        Task("t", "?", "a", other_answers="bc"),  # type: ignore[arg-type]
+        Task("t", "?", "a", other_answers=(2,)),  # type: ignore[arg-type]
+        Task("t", "?", None, other_answers=("a", None)),  # type: ignore[arg-type]
+        Task("t", "?", "a", other_answers=("x" * 70_000,)),
+        Task("t", "?", "a", other_answers=tuple(map(str, range(200)))),
+    ],
+    ids=lambda task: str((task.answer, task.other_answers))[:30],
+)
+def test_answers_of_another_kind_make_a_bad_task(monkeypatch: pytest.MonkeyPatch, task: Task) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "given", lambda: [task, Task("good", "?", "a")], raising=False)
+    found = list(open_tasks(f"python:{__name__}:given", dataset_path=Path("."), split=""))
+    assert [type(one) for one in found] == [BadTask, Task]
+
+
+def test_what_is_made_to_be_counted_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def given() -> list[Task]:
+        made.append(1)
+        return [Task(f"t{n}", "?", "a") for n in range(3)]
+
+    monkeypatch.setattr(sys.modules[__name__], "given", given, raising=False)
+    source = open_tasks(f"python:{__name__}:given", dataset_path=Path("."), split="")
+    assert source.count() == 3
+    assert len(list(source)) == 3
+    assert len(made) == 1
+    assert len(list(source)) == 3
+    assert len(made) == 2
+
+
+def test_arrays_of_numpy_are_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"question": "?", "answer": numpy.array(["4", "four"])}, {"question": "??", "answer": numpy.int64(7)}]
+    monkeypatch.setattr(sys.modules[__name__], "given", lambda: rows, raising=False)
+    several, one = open_tasks(f"python:{__name__}:given", dataset_path=Path("."), split="")
+    assert isinstance(several, Task)
+    assert isinstance(one, Task)
+    assert (several.answer, several.other_answers, one.answer) == ("4", ("four",), "7")

@@ -82,11 +82,12 @@ def soak(rollouts: int, sandboxes: int, launcher: str, turns: int, home: Path) -
         end = one("soak", groups, marks.append)
         after = _settled(before, temporary)
     warm = marks[min(int(rollouts * WARM_UP), WARM_UP_MOST) - 1]
-    lines = {name: len(lines_of(home / "soak" / name)) for name in ("run/rollouts.jsonl", "groups.jsonl")}
+    record = home / "soak" / "run"
+    lines = {name: len(lines_of(record / name)) for name in ("rollouts.jsonl", "groups.jsonl")}
     found = Findings()
     finished = end.outcomes.get("finished", 0)
     found.add("rollouts finished", finished, f"of {rollouts}", at_least=rollouts)
-    found.add("rollouts on record", lines["run/rollouts.jsonl"], f"of {rollouts}", at_least=rollouts)
+    found.add("rollouts on record", lines["rollouts.jsonl"], f"of {rollouts}", at_least=rollouts)
     found.add("groups written", lines["groups.jsonl"], f"of {groups}", at_least=groups)
     found.add(
         f"memory, from rollout {warm.rollouts} to {rollouts}",

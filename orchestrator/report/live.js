@@ -18,6 +18,7 @@ async function ask(path, parameters) {
 // What there is now: progress, slots, sandboxes, services that are away.
 function livePanel() {
   const state = live.state;
+  if (LIVE && state === null && live.away) return el("p", "warning box live", AWAY);
   if (!LIVE || state === null) return null;
   const done = run.groups.filter((g) => g.written || g.dropped).length + run.forgotten_groups;
   const recent = known(run.rollouts.map((r) => r.started_at === null ? null : r.started_at + (r.duration_s || 0)))

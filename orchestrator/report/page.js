@@ -84,7 +84,7 @@ document.addEventListener("keydown", (event) => {
 // Shows what has changed, without taking a field from somebody who types in it.
 function refresh(changed) {
   const typing = home.contains(document.activeElement) && document.activeElement.matches("input, select");
-  if (!home.hidden && !typing && (changed.size || !home.childElementCount)) home.replaceChildren(...overview().filter(Boolean));
+  if (!home.hidden && !typing && (changed.size || !home.querySelector(".live"))) home.replaceChildren(...overview().filter(Boolean));
   else if (home.querySelector(".live")) home.querySelector(".live").replaceWith(livePanel());
   const what = addressed();
   if (what !== null && !what.rollout && changed.has(what.group.number)) view.replaceChildren(...groupView(what.group).filter(Boolean));

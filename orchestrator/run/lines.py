@@ -287,7 +287,7 @@ def set_end_aside(path: Path, start: int) -> int:
             with Path(f"{path}.torn").open("ab") as aside:
                 file.seek(start)
                 shutil.copyfileobj(file, aside, _CHUNK_BYTES)
-                if not is_compressed(path) and os.pread(file.fileno(), 1, size - 1) != b"\n":
+                if os.pread(file.fileno(), 1, size - 1) != b"\n":
                     aside.write(b"\n")
                 aside.flush()
                 os.fsync(aside.fileno())

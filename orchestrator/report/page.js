@@ -33,6 +33,7 @@ async function route() {
     if (LIVE) home.replaceChildren(...overview().filter(Boolean));
     document.title = "Run report";
     scrollTo(0, homeScroll);
+    document.body.dataset.shown = location.hash;
     return;
   }
   const { group, rollout } = what;
@@ -40,6 +41,7 @@ async function route() {
   if (turn !== routed) return;  // another address was opened meanwhile
   view.replaceChildren(...shownNow.filter(Boolean));
   applyToggles();
+  document.body.dataset.shown = location.hash;
   document.title = rollout ? `${plain(rollout.id.slice(0, 40))} – run report` : `Group ${group.number} – run report`;
   scrollTo(0, 0);
 }

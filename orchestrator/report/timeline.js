@@ -61,6 +61,8 @@ function timelinePanel() {
   const shown_ = lanes.slice(0, MOST_LANES);
   const canvas = el("canvas", "slots");
   canvas.setAttribute("role", "img");
+  const height = shown_.length * LANE + 18;
+  canvas.style.height = `${height}px`;  // once: whoever changes a size while it is observed is told of a loop
   const told = el("p", "told");
   const hint = "Drag over a part to see it larger; click a rollout to open it.";
   const legend = el("p", "legend", ...shares(lanes, length).flatMap(([phase, label, share]) =>
@@ -72,8 +74,7 @@ function timelinePanel() {
 
   function draw(selected) {
     const scale = devicePixelRatio || 1;
-    const [width, height] = [canvas.clientWidth || 1180, shown_.length * LANE + 18];
-    canvas.style.height = `${height}px`;
+    const width = canvas.clientWidth || 1180;
     canvas.width = width * scale;
     canvas.height = height * scale;
     const pen = canvas.getContext("2d");
@@ -143,7 +144,7 @@ function timelinePanel() {
   });
   canvas.addEventListener("pointerleave", () => { told.textContent = hint; });
   told.textContent = hint;
-  new ResizeObserver(() => draw()).observe(canvas);
+  new ResizeObserver(() => requestAnimationFrame(() => draw())).observe(canvas);
   const more = lanes.length - shown_.length;
   return el("section", "panel wide", el("h2", "", "Slots over time",
     el("small", "", `${counted(lanes.length, "slot")} in use at most${more > 0 ? `, ${shown_.length} of them shown` : ""}`)),

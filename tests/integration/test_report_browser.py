@@ -65,6 +65,18 @@ def groups(page) -> list[str]:
 
 def open_at(page, report: str, place: str) -> None:
     page.goto(f"{report}{place}")
+    shows(page)
+
+
+def at(page, place: str) -> None:
+    """Waits until the address is this one, and shown."""
+    page.wait_for_url(f"**{place}")
+    shows(page)
+
+
+def shows(page) -> None:
+    """Waits until the page shows what its address names."""
+    page.wait_for_function("document.body.dataset.shown === location.hash")
 
 
 def test_the_table_has_a_row_for_every_group_and_the_summary_counts_them(page):
@@ -107,7 +119,7 @@ def test_groups_are_filtered_by_outcome_kind_and_text(page):
 
 def test_a_group_shows_its_members_side_by_side_and_what_broke(page):
     page.click(".groups tbody tr:nth-child(4) .c-mean")
-    page.wait_for_url("**#group-3")
+    at(page, "#group-3")
     assert page.locator(".card").count() == 4
     tops = page.locator(".card").evaluate_all("cards => cards.map(card => card.offsetTop)")
     assert len(set(tops)) == 1
@@ -192,7 +204,7 @@ def test_hostile_text_is_shown_and_does_nothing(page, report: str):
         width = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
         assert width[0] <= width[1]
     page.keyboard.press("Escape")
-    page.wait_for_url(f"**#group-{HOSTILE_GROUP}")
+    at(page, f"#group-{HOSTILE_GROUP}")
     page.locator("#view .rows a").click()
     page.wait_for_selector(".turn")
     assert page.locator("#view header .badge").text_content() == "llm_error"
@@ -222,15 +234,15 @@ def test_the_keys_search_walk_the_groups_and_go_back(page):
     page.keyboard.press("j")
     page.keyboard.press("j")
     page.keyboard.press("Enter")
-    page.wait_for_url("**#group-1")
+    at(page, "#group-1")
     page.keyboard.press("j")
-    page.wait_for_url("**#group-2")
+    at(page, "#group-2")
     page.keyboard.press("k")
-    page.wait_for_url("**#group-1")
+    at(page, "#group-1")
     page.locator(".card .open").first.click()
-    page.wait_for_url("**#rollout-g000001-r00-a0")
+    at(page, "#rollout-g000001-r00-a0")
     page.keyboard.press("Escape")
-    page.wait_for_url("**#group-1")
+    at(page, "#group-1")
     page.keyboard.press("Escape")
     page.wait_for_selector("#overview:not([hidden])")
     assert groups(page) == [str(number) for number in range(8)]

@@ -529,7 +529,7 @@ class EnvSettings(Settings):
         "none",
         Choice(("none", "zstd")),
         OUTPUT,
-        "zstd: rollouts.jsonl.zst and groups.jsonl.zst, a sixth of the size or less; all commands read both",
+        "zstd: rollouts.jsonl.zst and groups.jsonl.zst, a tenth of the size; all commands read both",
     )
 
     # Atropos' own names (BaseEnvConfig); a test compares them with the installed version's

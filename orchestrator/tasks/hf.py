@@ -18,7 +18,7 @@ from orchestrator.tasks.rows import make_task
 from orchestrator.types import BadTask, Task
 
 _COLUMNS = ("question", "answer", "task_id", "level", "metadata")
-DEFAULT_SPLIT = "validation"
+DEFAULT_SPLIT = "validation"  # of `env.split`
 _SETTINGS = (*_COLUMNS, "split", "config")
 
 
@@ -32,7 +32,7 @@ def hf_tasks(text: str, *, split: str, columns: Columns = NONE) -> Source:
         raise ConfigError(f"env.columns: {twice[0]} is named in env.dataset too; name it once")
     columns = {**columns, **named}
     chosen = settings.get("split", split)
-    # Nobody asked for the default: a data set with one split means that one.
+    # Hardly anybody asks for the default: a data set with one split means that one.
     only = "any" if "split" not in settings and split == DEFAULT_SPLIT else "this"
     rows = _load(name, settings.get("config"), chosen, only)
     known = rows.columns  # None: unknown before reading

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import ConfigError
+from orchestrator.settings.table import EnvSettings
 from orchestrator.tasks import open_tasks
+from orchestrator.tasks.hf import DEFAULT_SPLIT
 from orchestrator.types import BadTask, Task
 
 
@@ -75,3 +77,7 @@ def test_the_only_split_is_taken_where_none_was_asked_for(folder: Path) -> None:
 def test_of_several_splits_none_is_taken_unasked(folder: Path) -> None:
     with pytest.raises(ConfigError, match="no such split, but train, test"):
         read(f"hf:{folder}?question=problem&answer=solution", split="validation")
+
+
+def test_the_default_split_is_that_of_the_settings() -> None:
+    assert EnvSettings().split == DEFAULT_SPLIT

@@ -211,14 +211,6 @@ class Orchestrator:
             return None
         return OutputRule(folder, env.output_files, env.output_bytes)
 
-    def _with_folder(self, attempt: Attempt) -> Attempt:
-        """The attempt, whose output says where it is, for the scorer."""
-        folder, output = self.observer.output_folder, attempt.record.output
-        if folder is None or output is None or not output.files:
-            return attempt
-        output = replace(output, folder=str((folder / attempt.plan.rollout_id).absolute()))
-        return replace(attempt, record=replace(attempt.record, output=output))
-
     @property
     def hosts(self) -> Hosts:
         """Where plans are carried out. Only while open."""
@@ -530,7 +522,7 @@ class Orchestrator:
         assert scorer is not None  # set together with `hosts`
 
         async def graded(attempt: Attempt) -> Member | Attempt:
-            return await grade(self._with_folder(attempt), tokenizer, scorer)
+            return await grade(attempt, tokenizer, scorer, self.observer.output_folder)
 
         def started(plan: RolloutPlan, node: str) -> None:
             self.observer.started(plan, node)

@@ -5,25 +5,32 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.trajectory import main_line
 from orchestrator.errors import RecordError, ScorerError
 from orchestrator.scorers.base import Scorer
 from orchestrator.text import told
-from orchestrator.types import Attempt, Ended, Failed, FailedName, Member, Trajectory
+from orchestrator.types import Attempt, Ended, Failed, FailedName, Member, Output, Trajectory
 
 # Linear in the length of the conversation, which may be megabytes: so it has a thread of its own.
 _THREAD = ThreadPoolExecutor(1, "trajectory")
 
 
-async def grade(attempt: Attempt, tokenizer: Tokenizer | None, scorer: Scorer) -> Member | Attempt:
-    """A Member if the attempt could be scored; else the attempt, with an outcome that says why not."""
-    if not isinstance(attempt.outcome, Ended):
+async def grade(
+    attempt: Attempt, tokenizer: Tokenizer | None, scorer: Scorer, outputs: Path | None = None
+) -> Member | Attempt:
+    """A Member if the attempt could be scored; else the attempt, with an outcome that says why not. `outputs`:
+    where the folders of files are that rollouts left."""
+    end = attempt.outcome
+    if not isinstance(end, Ended):
         return attempt
+    if outputs is not None and attempt.record.output is not None:
+        attempt = _told_where(attempt, attempt.record.output, outputs / attempt.plan.rollout_id)
     try:
         line = await _trajectory(attempt, tokenizer)
-        score = await scorer.score(attempt.plan, attempt.record, attempt.outcome)
+        score = await scorer.score(attempt.plan, attempt.record, end)
     except RecordError as error:
         return replace(attempt, outcome=Failed(FailedName.RECORD_ERROR, str(error)))
     except ScorerError as error:
@@ -31,6 +38,12 @@ async def grade(attempt: Attempt, tokenizer: Tokenizer | None, scorer: Scorer) -
     if line.note:
         attempt = replace(attempt, record=replace(attempt.record, notes=(*attempt.record.notes, line.note)))
     return Member(attempt, line, score)
+
+
+def _told_where(attempt: Attempt, output: Output, folder: Path) -> Attempt:
+    """The attempt, whose output says where its files are."""
+    told = replace(output, folder=str(folder.absolute()) if output.files else "")
+    return replace(attempt, record=replace(attempt.record, output=told))
 
 
 async def _trajectory(attempt: Attempt, tokenizer: Tokenizer | None) -> Trajectory:

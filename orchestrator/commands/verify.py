@@ -81,14 +81,13 @@ def _files(path: Path, findings: Findings) -> tuple[Path, Path | None]:
     """(groups file, rollouts.jsonl beside it or in the run directory)."""
     directory = path if path.is_dir() else path.parent
     told = _asked(directory, findings)
-    groups: Path | None = path
-    if path.is_dir():
-        groups = groups_in(path, told and Path(told).name) or groups_in(path, told)
-        if groups is None:
-            raise ConfigError(f"{path} holds no groups.jsonl; name the groups file itself")
-    elif not path.is_file():
+    if path.is_file():
+        return path, record_of(directory)
+    if not path.is_dir():
         raise ConfigError(f"{path} is no groups file and no run directory")
-    assert groups is not None
+    groups = groups_in(path, told and Path(told).name) or groups_in(path, told)
+    if groups is None:
+        raise ConfigError(f"{path} holds no groups.jsonl; name the groups file itself")
     return groups, record_of(directory)
 
 

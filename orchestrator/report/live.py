@@ -5,7 +5,6 @@ What is kept in memory is bounded: of a very long run, the attempts that were be
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -90,8 +89,3 @@ class LiveReport:
 
     def _groups_file(self) -> Path | None:
         return groups_in(self._directory, groups_file_of(read_description(self._directory)))
-
-
-def new_token() -> str:
-    """What the page's address holds, so that only who was told it can read the run."""
-    return secrets.token_urlsafe(16)

@@ -240,7 +240,6 @@ def _rollout(line: dict[str, Any], rollout_id: str, group: int) -> Row:
         "ungraded": bool(line.get("ungraded")),
         "retries": sum(count(c.get("retries")) for c in completions),
         "calls": len(objects(line.get("tool_calls"))),
-        "sandbox": text(mapping(line.get("sandbox")).get("id"), 80),
         "node": text(line.get("node"), 80),
         "waits": _waits(completions, objects(line.get("tool_calls"))),
     }

@@ -29,8 +29,7 @@ function lanesOf(rollouts) {
     }
     lanes.splice(low, 0, lane);
   }
-  const lanes = [...byNode.keys()].sort().flatMap((node) => byNode.get(node));
-  lanes.sort((a, b) => (a.node < b.node ? -1 : a.node > b.node ? 1 : a.bars[0].from - b.bars[0].from));
+  const lanes = [...byNode.values()].flat().sort((a, b) => (a.node < b.node ? -1 : a.node > b.node ? 1 : a.bars[0].from - b.bars[0].from));
   return { lanes, length: lanes.reduce((most, lane) => Math.max(most, lane.until), 0) };
 }
 

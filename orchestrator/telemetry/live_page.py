@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -16,7 +17,7 @@ from aiohttp import web
 from orchestrator.hosts import Hosts
 from orchestrator.listen import listening
 from orchestrator.observer import Observer
-from orchestrator.report.live import LiveReport, new_token
+from orchestrator.report.live import LiveReport
 from orchestrator.run.lines import dumps
 
 _HEADERS = {
@@ -44,7 +45,7 @@ async def live_page(
 
 class _LivePage:
     def __init__(self, run_directory: Path, observer: Observer, hosts: Callable[[], Hosts | None]) -> None:
-        self.token = new_token()
+        self.token = secrets.token_urlsafe(16)  # only who was told it can read the run
         self._began = time.time()
         self._observer = observer
         self._hosts = hosts

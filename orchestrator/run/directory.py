@@ -27,6 +27,7 @@ from orchestrator.run import lines as jsonl
 from orchestrator.run import proof
 from orchestrator.run.files import DROPPED_FILE, ROLLOUTS_FILE, packed_name, record_of
 from orchestrator.run.line import SCHEMA, attempt_line, bad_task_line, dropped_line
+from orchestrator.run.repair import set_torn_end_aside
 from orchestrator.types import Attempt, BadTask, Group, Member
 
 
@@ -59,8 +60,8 @@ class RunDirectory:
         self._lock = _locked(path)
         try:
             if resume:
-                jsonl.set_torn_end_aside(self.rollouts)
-                jsonl.set_torn_end_aside(path / DROPPED_FILE)
+                set_torn_end_aside(self.rollouts)
+                set_torn_end_aside(path / DROPPED_FILE)
             elif there is not None and there.stat().st_size:
                 raise ConfigError(
                     f"env.run_dir: {path} holds a run; go on with it by --env.resume {path}, or name another one"

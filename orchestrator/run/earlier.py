@@ -17,7 +17,8 @@ from orchestrator.completion.trajectory import main_line
 from orchestrator.errors import ConfigError, RecordError
 from orchestrator.run.frames import is_compressed
 from orchestrator.run.line import Attempted, Counted, CountedBadTask, read_attempt, read_counted, read_group_head
-from orchestrator.run.lines import MAX_LINE_BYTES, LinesById, TextLine, set_end_aside, set_torn_end_aside, texts
+from orchestrator.run.lines import MAX_LINE_BYTES, LinesById, TextLine, texts
+from orchestrator.run.repair import set_end_aside, set_torn_end_aside
 from orchestrator.types import Attempt, Member, RolloutPlan
 
 _ROLLOUT_ID = re.compile(r"g(\d+)(?:-r\d+-a\d+)?")

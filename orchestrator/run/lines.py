@@ -1,4 +1,4 @@
-"""Files of strict JSON, one value per line: written, repaired after a sudden end, and read within limits.
+"""Files of strict JSON, one value per line: written, and read within limits. `repair` mends what a kill left.
 
 A file may come from anybody: a line may be as long as a disk, or short and a thousand times larger in memory.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -20,9 +19,6 @@ import orjson
 
 from orchestrator.errors import ConfigError, OutputError
 from orchestrator.run.frames import (
-    END,
-    NO_LINE,
-    UNCLOSED,
     PackedEnd,
     Packer,
     is_compressed,
@@ -38,7 +34,7 @@ MAX_LINE_BYTES = 256 << 20  # we write no longer line
 MAX_RUN_FILE_BYTES = 16 << 20  # run.json
 MAX_CONTAINERS = 1_000_000  # objects and arrays of a line: in memory an empty one takes twenty times its text
 MAX_TALK = 4_000_000  # messages of all prompts of a line; it stores only what each prompt adds to the one before
-_CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 20
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 # JSON allows these unescaped, but many readers take them for line ends.
 _LINE_ENDS = {end.encode(): f"\\u{ord(end):04x}".encode() for end in ("\u0085", "\u2028", "\u2029")}
@@ -69,7 +65,7 @@ def write_whole(path: Path, value: Any, *, indent: bool = False, fsync: bool = F
             os.fsync(file.fileno())
     draft.replace(path)
     if fsync:
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
 
 
 def loads(text: bytes) -> Any:
@@ -85,7 +81,7 @@ def demand_modest(text: bytes) -> None:
     """Raises orjson.JSONDecodeError for a line that is too long or has too many objects and arrays."""
     if len(text) > MAX_LINE_BYTES:
         raise orjson.JSONDecodeError(f"over {MAX_LINE_BYTES} bytes", "", 0)
-    short = len(text) <= _CHUNK_BYTES or _containers(text) <= MAX_CONTAINERS  # nearly always
+    short = len(text) <= CHUNK_BYTES or _containers(text) <= MAX_CONTAINERS  # nearly always
     if not short and _containers(_STRING.sub(b"", text)) > MAX_CONTAINERS:
         raise orjson.JSONDecodeError(f"over {MAX_CONTAINERS} objects and arrays", "", 0)
 
@@ -156,8 +152,8 @@ def end_now(path: Path, *, growing: bool) -> int:
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         if is_compressed(path):
-            return _packed_end(file).place if growing else place_of(size)
-        return _line_start(file.fileno(), size) if growing else size
+            return last_whole(file).place if growing else place_of(size)
+        return line_start(file.fileno(), size) if growing else size
 
 
 def line_after(path: Path, offset: int) -> int:
@@ -166,7 +162,7 @@ def line_after(path: Path, offset: int) -> int:
         if is_compressed(path):
             return place_of(next_frame(file, offset))
         file.seek(offset)
-        while (text := file.readline(_CHUNK_BYTES)) and not text.endswith(b"\n"):
+        while (text := file.readline(CHUNK_BYTES)) and not text.endswith(b"\n"):
             pass
         return file.tell()
 
@@ -257,112 +253,16 @@ class JsonLines:
             ) from error
 
 
-def set_torn_end_aside(path: Path) -> int:
-    """Moves an unfinished end, left by a killed writer, to `<path>.torn`. Returns its size in bytes.
-
-    That is everything after the last newline, and a last line that is no JSON: after a power loss a line may
-    have its length but not its content. A missing file has no such end. Raises ConfigError.
-    """
-    try:
-        if is_compressed(path):
-            return _set_packed_end_aside(path)
-        with path.open("rb") as file:
-            end = _whole_end(file.fileno())
-    except FileNotFoundError:
-        return 0
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    return set_end_aside(path, end)
-
-
-def set_end_aside(path: Path, start: int) -> int:
-    """Moves everything from offset `start` on to `<path>.torn`. Returns its size in bytes. Raises ConfigError."""
-    try:
-        if is_compressed(path):
-            return _set_packed_end_aside(path, start)
-        with path.open("r+b") as file:
-            size = file.seek(0, os.SEEK_END)
-            if start == size:
-                return 0
-            with Path(f"{path}.torn").open("ab") as aside:
-                file.seek(start)
-                shutil.copyfileobj(file, aside, _CHUNK_BYTES)
-                if os.pread(file.fileno(), 1, size - 1) != b"\n":
-                    aside.write(b"\n")
-                aside.flush()
-                os.fsync(aside.fileno())
-            file.truncate(start)
-            return size - start
-    except OSError as error:
-        raise ConfigError(f"cannot repair {path}: {error.strerror}") from error
-
-
-def _packed_end(file: BinaryIO, before: int | None = None) -> PackedEnd:
+def last_whole(file: BinaryIO, before: int | None = None) -> PackedEnd:
     """Where the complete lines of a compressed file end, or those before a place. Raises OSError."""
     end = packed_end(file, MAX_LINE_BYTES, before)
-    if end.last is not None and not _is_json(end.last.text):
+    if end.last is not None and not is_json(end.last.text):
         end = packed_end(file, MAX_LINE_BYTES, end.last.place)
     return end
 
 
-def _set_packed_end_aside(path: Path, before: int | None = None) -> int:
-    """Moves what stands behind the complete lines aside, unpacked where it can be, and closes their frame. Returns
-    how many bytes the file lost. Raises OSError."""
-    with path.open("r+b") as file:
-        end, size = _packed_end(file, before), os.fstat(file.fileno()).st_size
-        if size > end.offset or not end.is_exact:
-            _keep_aside(file, path, end)
-        if not end.is_exact:
-            _pack_again(file, path, end)
-            return size - path.stat().st_size
-        file.truncate(end.offset)
-        if not end.closed:
-            file.seek(end.offset)
-            file.write(END)
-    return size - end.offset
-
-
-def _keep_aside(file: BinaryIO, path: Path, end: PackedEnd) -> None:
-    """What can be unpacked goes to `<path>.torn`, and if there is damage, the bytes as they are to `.damaged`."""
-    rest = [line.text for line in lines_from(file, MAX_LINE_BYTES, end.place) if line.text != UNCLOSED]
-    unpacked = b"".join(text for text in rest if not text.startswith(NO_LINE))
-    if unpacked:
-        with Path(f"{path}.torn").open("ab") as aside:
-            aside.write(unpacked if unpacked.endswith(b"\n") else unpacked + b"\n")
-            aside.flush()
-            os.fsync(aside.fileno())
-    if len(unpacked) != sum(map(len, rest)) or not rest:
-        with Path(f"{path}.damaged").open("ab") as raw:
-            file.seek(end.offset)
-            shutil.copyfileobj(file, raw, _CHUNK_BYTES)
-            raw.flush()
-            os.fsync(raw.fileno())
-
-
-def _pack_again(file: BinaryIO, path: Path, end: PackedEnd) -> None:
-    """Ends a file behind a line at which it cannot be cut, as another program has packed it: the lines of that
-    frame are packed anew. The file is replaced whole."""
-    assert end.last is not None
-    first, packer = place_of(end.last.frame), Packer()
-    draft = path.with_name(path.name + ".part")
-    with draft.open("wb") as whole:
-        file.seek(0)
-        left = end.last.frame
-        while left and (chunk := file.read(min(left, _CHUNK_BYTES))):
-            whole.write(chunk)
-            left -= len(chunk)
-        for line in lines_from(file, MAX_LINE_BYTES, first):
-            if line.place > end.last.place:
-                break
-            whole.write(packer.packed([line.text]))
-        whole.write(packer.closed())
-        whole.flush()
-        os.fsync(whole.fileno())
-    draft.replace(path)
-    _sync_folder(path.parent)
-
-
-def _is_json(text: bytes) -> bool:
+def is_json(text: bytes) -> bool:
+    """Whether it is one value of strict JSON, within the limits."""
     try:
         loads(text)
     except orjson.JSONDecodeError:
@@ -370,7 +270,7 @@ def _is_json(text: bytes) -> bool:
     return True
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Makes new names in the folder survive a power loss."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -379,19 +279,10 @@ def _sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def _whole_end(fd: int) -> int:
-    """Offset after the last complete line."""
-    end = _line_start(fd, os.fstat(fd).st_size)
-    if end == 0:
-        return 0
-    start = _line_start(fd, end - 1)
-    return end if _is_json(os.pread(fd, min(end - start, MAX_LINE_BYTES + 1), start)) else start
-
-
-def _line_start(fd: int, before: int) -> int:
+def line_start(fd: int, before: int) -> int:
     """Offset after the last newline in the first `before` bytes; 0 if there is none."""
     while before > 0:
-        start = max(0, before - _CHUNK_BYTES)
+        start = max(0, before - CHUNK_BYTES)
         place = os.pread(fd, before - start, start).rfind(b"\n")
         if place >= 0:
             return start + place + 1

@@ -22,11 +22,10 @@ from orchestrator.run.lines import (
     JsonLines,
     end_now,
     line_after,
-    set_end_aside,
-    set_torn_end_aside,
     text_at,
     texts,
 )
+from orchestrator.run.repair import set_end_aside, set_torn_end_aside
 
 VALUES = [{"n": n, "text": "Thought: I add them up. " * n} for n in range(50)]
 

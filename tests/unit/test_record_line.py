@@ -15,7 +15,8 @@ from jsonschema import Draft202012Validator
 from docs.schemas.make import FILES, schema, write
 from orchestrator.run import lenient
 from orchestrator.run.line import AttemptLine, attempt_line, read_attempt, read_counted, read_episode
-from orchestrator.run.lines import dumps, set_torn_end_aside
+from orchestrator.run.lines import dumps
+from orchestrator.run.repair import set_torn_end_aside
 from orchestrator.types import (
     Attempt,
     Completion,

@@ -20,7 +20,8 @@ from orchestrator.errors import ConfigError, OutputError, RunLocked
 from orchestrator.run import lines as jsonl
 from orchestrator.run.directory import RunDirectory, new_run_directory
 from orchestrator.run.groups import fresh_path
-from orchestrator.run.lines import JsonLines, set_torn_end_aside
+from orchestrator.run.lines import JsonLines
+from orchestrator.run.repair import set_torn_end_aside
 from orchestrator.types import BadTask, Group, Task
 from tests.fakes.plans import a_member, an_attempt
 from tests.fakes.written import write_run

@@ -5,9 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import webbrowser
-from collections import Counter
 from pathlib import Path
-from statistics import fmean
 
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.tokenizer import load_tokenizer, tokenizer_here
@@ -15,6 +13,7 @@ from orchestrator.errors import ConfigError, OutputError
 from orchestrator.report import write_report
 from orchestrator.report.from_groups import write_rollouts
 from orchestrator.report.summary import Run
+from orchestrator.report.totals import outcome_counts
 from orchestrator.run.files import (
     RunFiles,
     find_run,
@@ -70,20 +69,17 @@ def _tokenizer(files: RunFiles, name: str | None) -> Tokenizer | None:
 
 
 def _print(files: RunFiles, told: Run, html: Path) -> None:
-    rollouts = list(told.rollouts.values())
-    scored = [row for row in rollouts if row["score"] is not None]
-    outcomes = Counter(row["outcome"] for row in rollouts) + Counter(bad_task=len(told.bad_tasks))
+    totals = told.totals
+    outcomes = outcome_counts(totals)
     rows: list[tuple[str, object]] = [("run", files.name)]
     if files.directory is not None and is_going_on(files.directory):
         rows.append(("state", "going on; what follows is of now"))
-    written = sum(group["written"] for group in told.groups.values())
-    mixed = sum(group["mixed"] for group in told.groups.values())
-    rows.append(("groups", f"{len(told.groups)}, {written} of them written, {mixed} with mixed scores"))
+    rows.append(("groups", f"{totals.groups}, {totals.written} of them written, {totals.mixed} with mixed scores"))
     rows.append(("outcomes", outcomes_text(outcomes) if outcomes else "none yet"))
-    if scored:
-        mean, correct = fmean(row["score"] for row in scored), sum(row["solved"] for row in scored)
-        rows.append(("scores", f"mean {mean:.3f}, {correct} of {len(scored)} correct"))
-    rows.append(("tokens", f"{sum(row['tokens'] for row in rollouts)} sampled"))
+    if totals.scored:
+        mean = totals.score / totals.scored
+        rows.append(("scores", f"mean {mean:.3f}, {totals.solved} of {totals.scored} correct"))
+    rows.append(("tokens", f"{totals.tokens} sampled"))
     rows += [("note", warning) for warning in told.warnings]
     if unread := told.skipped.rollout_lines + told.skipped.group_lines:
         rows.append(("unreadable", f"{unread} lines, passed over"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +10,8 @@ from typing import Any
 
 from orchestrator.errors import ConfigError
 from orchestrator.evaluation.estimates import Estimate, estimate_mean, estimate_pass_at_k
-from orchestrator.report.summary import Row, read_run
+from orchestrator.report.summary import read_run
+from orchestrator.report.totals import Row, outcome_counts
 from orchestrator.run.files import find_run, read_description
 from orchestrator.run.lenient import mapping, objects, text
 from orchestrator.run.prices import Prices
@@ -20,23 +20,48 @@ CHANGED = 10  # tasks that are told
 PARTS = ("level", "source")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TaskRows:
-    """One task's scored rollouts."""
+    """One task's scored rollouts. `total`: the sum of their scores."""
 
     level: str
     source: str
-    scores: tuple[float, ...]
-    solved: int
+    scored: int = 0
+    solved: int = 0
+    total: float = 0.0
 
     @property
     def share(self) -> float:
         """The share of its rollouts that solved it."""
-        return self.solved / len(self.scores)
+        return self.solved / self.scored
 
     @property
     def score(self) -> float:
-        return math.fsum(self.scores) / len(self.scores)
+        return self.total / self.scored
+
+
+class RunCounts:
+    """Counts what is compared while a run is read. Memory grows with its tasks, not with its rollouts."""
+
+    def __init__(self, prices: Prices | None) -> None:
+        self.tasks: dict[str, TaskRows] = {}
+        self.prompt_tokens = 0
+        self.duration_s = 0.0
+        self.cost = 0.0
+        self._prices = prices
+
+    def count(self, row: Row, group: Row, by: int = 1) -> None:
+        """See `report.summary.Counting`."""
+        self.prompt_tokens += by * row["prompt_tokens"]
+        if not row["ungraded"]:
+            self.duration_s += by * (row["duration_s"] or 0.0)
+        if self._prices is not None:
+            self.cost += by * self._prices.cost(row["id"], row["prompt_tokens"], row["tokens"])
+        if row["score"] is not None:
+            task = self.tasks.setdefault(group["task"], TaskRows(group["level"], group["source"]))
+            task.scored += by
+            task.solved += by * row["solved"]
+            task.total += by * row["score"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +86,22 @@ class ComparedRun:
         if files.directory is None:
             raise ConfigError(f"{path} is a groups file: name the run's directory, which has all rollouts")
         told = read_description(files.directory)
-        run = read_run(files.directory, files.groups)
-        rows = list(run.rollouts.values())
-        if not rows:
+        prices = Prices.recorded(told)
+        counts = RunCounts(prices)
+        totals = read_run(files.directory, None, also=counts).totals
+        if not totals.attempts:
             raise ConfigError(f"{path} holds no rollout")
         servers = objects(mapping(told.get("config")).get("openai"))
-        prices = Prices.recorded(told)
         return cls(
             name=str(path),
             model=", ".join(dict.fromkeys(text(server.get("model_name"), 80) for server in servers)),
-            outcomes=Counter(row["outcome"] for row in rows) + Counter(bad_task=len(run.bad_tasks)),
-            tasks=_tasks(rows, run.groups),
-            bad_tasks=len(run.bad_tasks),
-            sampled_tokens=sum(row["tokens"] for row in rows),
-            prompt_tokens=sum(row["prompt_tokens"] for row in rows),
-            duration_s=math.fsum(row["duration_s"] or 0.0 for row in rows if not row["ungraded"]),
-            cost=None if prices is None else _cost(rows, prices),
+            outcomes=outcome_counts(totals),
+            tasks={name: task for name, task in counts.tasks.items() if task.scored},
+            bad_tasks=totals.bad_tasks,
+            sampled_tokens=totals.tokens,
+            prompt_tokens=counts.prompt_tokens,
+            duration_s=counts.duration_s,
+            cost=None if prices is None else counts.cost,
         )
 
     @property
@@ -86,12 +111,12 @@ class ComparedRun:
     @property
     def rollouts(self) -> int:
         """Those that were scored."""
-        return sum(len(task.scores) for task in self.tasks.values())
+        return sum(task.scored for task in self.tasks.values())
 
     def solved(self, tasks: Iterable[TaskRows] | None = None) -> Estimate | None:
         """The mean share of solved rollouts over tasks; None: none was scored."""
         chosen = self.tasks.values() if tasks is None else tasks
-        return estimate_pass_at_k([(len(task.scores), task.solved) for task in chosen], 1)
+        return estimate_pass_at_k([(task.scored, task.solved) for task in chosen], 1)
 
     def score(self) -> Estimate | None:
         """The mean score over tasks."""
@@ -140,29 +165,6 @@ def _differences(
     shared: Iterable[tuple[str, TaskRows, TaskRows]], value: Callable[[TaskRows], float]
 ) -> list[float]:
     return [value(now) - value(before) for _, before, now in shared]
-
-
-def _tasks(rows: Iterable[Row], groups: Mapping[int, Row]) -> dict[str, TaskRows]:
-    scored: dict[str, list[Row]] = {}
-    places: dict[str, Row] = {}
-    for row in rows:
-        if row["score"] is not None:
-            group = groups[row["group"]]
-            scored.setdefault(group["task"], []).append(row)
-            places[group["task"]] = group
-    return {
-        task: TaskRows(
-            level=places[task]["level"],
-            source=places[task]["source"],
-            scores=tuple(row["score"] for row in found),
-            solved=sum(row["solved"] for row in found),
-        )
-        for task, found in scored.items()
-    }
-
-
-def _cost(rows: Iterable[Row], prices: Prices) -> float:
-    return math.fsum(prices.cost(row["id"], row["prompt_tokens"], row["tokens"]) for row in rows)
 
 
 def as_json(runs: Sequence[ComparedRun], differences: Sequence[Difference]) -> dict[str, Any]:

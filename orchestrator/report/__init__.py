@@ -1,7 +1,8 @@
 """The report of a run: one HTML file that needs no network, made from the run directory.
 
 Everything read is untrusted (models, sandboxes and data sets wrote it) and lines may be torn; everything is shown
-as text. The report of a large run has every group in its table, and the details of some rollouts only.
+as text. The report of a large run has its last attempts, and the details of some of them only; its figures are of
+all of it.
 """
 
 from __future__ import annotations
@@ -67,12 +68,13 @@ def _overview(run: Run, left_out: int) -> dict[str, Any]:
         "notes": run.notes,
         "warnings": run.warnings,
         "kinds": outcome_kinds(),
+        "totals": run.totals.shown(),
         "groups": sorted(run.groups.values(), key=lambda group: group["number"]),
         "rollouts": sorted(run.rollouts.values(), key=lambda r: (r["group"], r["index"], r["attempt"])),
         "bad_tasks": run.bad_tasks,
         "skipped": asdict(run.skipped),
         "left_out": left_out,
-        "forgotten": 0,
-        "forgotten_groups": 0,
+        "forgotten": run.forgotten,
+        "forgotten_groups": run.forgotten_groups,
         "most": None,
     }

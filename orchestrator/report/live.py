@@ -1,6 +1,6 @@
 """The report of a run that goes on: the same page, which asks for what is new. Each line is read once.
 
-What is kept in memory is bounded: of a very long run, the attempts that were begun last.
+Of a very long run it shows the attempts that were begun last, and the figures of all.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from typing import Any
 from orchestrator.completion.base import Tokenizer
 from orchestrator.report.details import TokenTable, rollout_details
 from orchestrator.report.page import document
-from orchestrator.report.summary import RunReader, outcome_kinds
+from orchestrator.report.summary import MOST_ATTEMPTS, RunReader, outcome_kinds
 from orchestrator.run.files import groups_file_of, groups_in, read_description, record_of
 from orchestrator.run.lenient import read_at
 
-MOST_ATTEMPTS = 20_000
 MAX_BEHIND_BYTES = 512 << 20  # of a record that is older than the page, its last part is read
 
 
@@ -29,7 +28,7 @@ class LiveReport:
         self._directory = run_directory
         self._tokenizer = tokenizer
         self._lock = Lock()
-        self._reader = RunReader(run_directory, growing=True, most=MOST_ATTEMPTS, behind_bytes=MAX_BEHIND_BYTES)
+        self._reader = RunReader(run_directory, growing=True, behind_bytes=MAX_BEHIND_BYTES)
         self._version = 0
         self._changed: dict[int, int] = {}  # the version at which a group changed last; in the order of versions
         self._bad_tasks = 0, 0  # how many there are, and the version at which that changed
@@ -43,10 +42,11 @@ class LiveReport:
         with self._lock:
             changed = self._reader.read(self._groups_file())
             reader, run = self._reader, self._reader.run
-            if changed or len(run.bad_tasks) != self._bad_tasks[0]:
+            bad_tasks = run.totals.bad_tasks
+            if changed or bad_tasks != self._bad_tasks[0]:
                 self._version += 1
-            if len(run.bad_tasks) != self._bad_tasks[0]:
-                self._bad_tasks = len(run.bad_tasks), self._version
+            if bad_tasks != self._bad_tasks[0]:
+                self._bad_tasks = bad_tasks, self._version
             for number in changed:
                 self._changed.pop(number, None)
                 self._changed[number] = self._version
@@ -64,12 +64,13 @@ class LiveReport:
                 "notes": run.notes,
                 "warnings": run.warnings,
                 "kinds": outcome_kinds(),
+                "totals": run.totals.shown(),
                 "groups": [dict(run.groups[number]) for number in reversed(numbers)],
                 "rollouts": [dict(row) for number in reversed(numbers) for row in reader.attempts(number)],
                 **({"bad_tasks": run.bad_tasks[:]} if self._bad_tasks[1] > since else {}),
                 "skipped": asdict(run.skipped),
-                "forgotten": reader.forgotten,
-                "forgotten_groups": reader.forgotten_groups,
+                "forgotten": run.forgotten,
+                "forgotten_groups": run.forgotten_groups,
                 "most": MOST_ATTEMPTS,
             }
 

@@ -57,7 +57,8 @@ function notices() {
   if (groups) list.append(el("li", "warning", `Unreadable and not shown: ${counted(groups, "line")} of the groups file.`));
   if (run.forgotten) {
     list.append(el("li", "warning",
-      `This page follows the last ${whole(run.most)} attempts; ${counted(run.forgotten, "earlier one")} are in rollouts.jsonl, and \`orchestrator view\` shows them.`));
+      `The figures are of all attempts. Groups, medians and slots are of the last ${whole(run.rollouts.length)}; ` +
+      `${counted(run.forgotten, "earlier one")} of ${counted(run.forgotten_groups, "group")} can be read in rollouts.jsonl.`));
   }
   if (run.left_out) {
     list.append(el("li", "warning",
@@ -68,23 +69,20 @@ function notices() {
 }
 
 function tiles() {
-  const members = run.rollouts.filter((r) => r.score !== null);
-  const scores = members.map((m) => m.score);
-  const written = run.groups.filter((g) => g.written);
-  const starts = known(run.rollouts.map((r) => r.started_at));
-  const ends = known(run.rollouts.map((r) => r.started_at === null ? null : r.started_at + (r.duration_s || 0)));
-  const start = new Date(starts.length ? starts[0] * 1000 : NaN);
+  const { totals } = run;
+  if (totals === null) return null;
+  const start = new Date(totals.began === null ? NaN : totals.began * 1000);
   const tile = (value, name, more) => el("div", "tile", el("b", "", value), el("span", "", name), more ? el("small", "", more) : null);
   const underWay = run.groups.filter(isUnderWay).length;
-  const dropped = run.groups.length - written.length - underWay;
+  const dropped = Math.max(0, totals.groups - totals.written - underWay);
   const others = [dropped ? `${whole(dropped)} not written` : "", underWay ? `${whole(underWay)} under way` : ""].filter(Boolean);
   return el("section", "tiles",
-    tile(whole(written.length), written.length === 1 ? "group written" : "groups written", others.join(", ") || "none dropped"),
-    tile(whole(written.filter((g) => g.mixed).length), "with mixed scores", `${whole(written.filter((g) => g.divided).length)} right and wrong`),
-    tile(whole(members.length), members.length === 1 ? "rollout scored" : "rollouts scored", `${counted(run.rollouts.length, "attempt")} in all`),
-    tile(score(mean(scores)), "mean score", `${whole(members.filter(isCorrect).length)} correct`),
-    tile(whole(members.reduce((sum, m) => sum + m.tokens, 0)), "tokens sampled", "in scored rollouts"),
-    tile(starts.length ? seconds(ends[ends.length - 1] - starts[0]) : "–", "wall clock",
+    tile(whole(totals.written), totals.written === 1 ? "group written" : "groups written", others.join(", ") || "none dropped"),
+    tile(whole(totals.mixed), "with mixed scores", `${whole(totals.divided)} right and wrong`),
+    tile(whole(totals.scored), totals.scored === 1 ? "rollout scored" : "rollouts scored", `${counted(totals.attempts, "attempt")} in all`),
+    tile(score(totals.scored ? totals.score / totals.scored : null), "mean score", `${whole(totals.solved)} correct`),
+    tile(whole(totals.scored_tokens), "tokens sampled", "in scored rollouts"),
+    tile(totals.began === null ? "–" : seconds(totals.ended - totals.began), "wall clock",
       isNaN(start) ? "" : start.toISOString().slice(0, 16).replace("T", " ") + " UTC"));
 }
 
@@ -93,8 +91,10 @@ function panel(title, ...children) {
 }
 
 function outcomePanel() {
-  const all = counts([...run.rollouts.map((r) => r.outcome), ...run.bad_tasks.map(() => "bad_task")]);
-  const most = all.length ? all[0][1] : 1;
+  const { totals } = run;
+  const all = [...(totals ? totals.outcomes : [])];
+  if (totals && totals.bad_tasks) all.push(["bad_task", totals.bad_tasks]);
+  const most = Math.max(1, ...all.map(([, number]) => number));
   const rows = (failed) => {
     const list = el("div", "bars");
     for (const [name, number] of all.filter(([n]) => (kindOf(n) === "failed") === failed)) {
@@ -112,10 +112,8 @@ function outcomePanel() {
 // Why rollouts were not scored, or scored 0 because grading failed: the first reason of each kind.
 function firstReasons() {
   const list = el("ul", "rows");
-  const kinds = run.rollouts.map((r) => [r.unscorable ? "not gradable, scored 0" : kindOf(r.outcome) === "failed" ? r.outcome : "", r.reason]);
-  for (const [kind, number] of counts(kinds.map(([name]) => name).filter(Boolean))) {
-    const reason = kinds.find(([name, why]) => name === kind && why);
-    if (reason) list.append(el("li", "", shown(kind), ` (${whole(number)}), the first: `, el("span", "reason", shown(reason[1]))));
+  for (const [kind, number, reason] of run.totals ? run.totals.not_scored : []) {
+    if (reason) list.append(el("li", "", shown(kind), ` (${whole(number)}), the first: `, el("span", "reason", shown(reason))));
   }
   return list.childElementCount ? list : null;
 }
@@ -129,21 +127,8 @@ function lossPanel() {
     }
     return entries.length ? el("div", "", el("h2", "", title), list) : null;
   };
-  const dropped = counts(run.groups.map((g) => g.written ? "" : g.dropped).filter(Boolean));
-  const again = new Map();
-  for (const group of run.groups) {
-    const last = new Map();
-    for (const one of [...group.attempts].sort((a, b) => a.attempt - b.attempt)) {
-      const before = last.get(one.index);
-      if (before) {
-        const found = again.get(before.outcome) || [0, before.score === null ? before.reason : ""];
-        again.set(before.outcome, [found[0] + 1, found[1]]);
-      }
-      last.set(one.index, one);
-    }
-  }
-  const repeated = run.rollouts.reduce((sum, r) => sum + r.retries, 0);
-  const drawn = [...again].sort((a, b) => b[1][0] - a[1][0]).map(([outcome, [number, why]]) => [number, outcome, why && `the first: ${why}`]);
+  const { dropped, drawn_again: again, repeated } = run.totals || { dropped: [], drawn_again: [], repeated: 0 };
+  const drawn = again.map(([outcome, number, why]) => [number, outcome, why && `the first: ${why}`]);
   if (repeated) drawn.push([repeated, "a request for a completion, repeated within its rollout", ""]);
   const parts = [rows("Groups that were not written", dropped.slice(0, 12).map(([why, number]) => [number, why, ""])),
     rows("Drawn again", drawn)].filter(Boolean);
@@ -157,31 +142,23 @@ function correctPanel() {
 
 // The share of correct rollouts for each level or source, where there are several.
 function correctBy(field) {
-  const members = run.rollouts.filter((r) => r.score !== null);
-  const names = [...new Set(members.map((m) => groupOf.get(m.group)[field]))].filter(Boolean).sort();
-  if (names.length < 2) return null;
+  const found = Object.entries(run.totals ? run.totals.parts[field] : {}).filter(([, [, all]]) => all);
+  if (found.length < 2) return null;
   const list = el("div", "bars");
-  for (const name of names.slice(0, 10)) {
-    const those = members.filter((m) => groupOf.get(m.group)[field] === name);
-    const correct = those.filter(isCorrect).length;
+  for (const [name, [correct, all]] of found.slice(0, 10)) {
     const bar = el("i", "finished");
-    bar.style.setProperty("--share", correct / those.length);
-    list.append(el("span", "name", shown(name)), el("span", "track", bar), el("span", "number", `${whole(correct)} of ${whole(those.length)}`));
+    bar.style.setProperty("--share", correct / all);
+    list.append(el("span", "name", shown(name)), el("span", "track", bar), el("span", "number", `${whole(correct)} of ${whole(all)}`));
   }
   return el("div", "", el("h2", "", `Correct by ${field}`), list);
 }
 
 function scorePanel() {
-  const members = run.rollouts.filter((r) => r.score !== null);
-  if (!members.length) return panel("Scores", el("p", "none", "no rollout was scored"));
-  const bins = Array.from({ length: 20 }, () => [0, 0]);
-  for (const member of members) {
-    const place = Math.max(0, Math.min(19, Math.floor(member.score * 20)));
-    bins[place][isCorrect(member) ? 0 : 1] += 1;
-  }
+  const { scored, scores: bins } = run.totals || { scored: 0 };
+  if (!scored) return panel("Scores", el("p", "none", "no rollout was scored"));
   const most = Math.max(...bins.map(([a, b]) => a + b));
   const chart = svg("svg", { viewBox: "0 0 420 170", class: "histogram", role: "img" },
-    svg("title", {}, `Scores of ${members.length} rollouts in 20 steps from 0 to 1`));
+    svg("title", {}, `Scores of ${scored} rollouts in 20 steps from 0 to 1`));
   bins.forEach(([correct, wrong], place) => {
     const [high, low] = [(correct / most) * 130, (wrong / most) * 130];
     const bar = svg("g", {}, svg("title", {},
@@ -227,11 +204,11 @@ function usePanel() {
 function badTasks() {
   if (!run.bad_tasks.length) return null;
   const list = el("ul", "rows");
-  for (const bad of run.bad_tasks.slice(0, 500)) {
+  for (const bad of run.bad_tasks) {
     list.append(el("li", "", el("code", "", shown(bad.task)), " ", shown(bad.reason)));
   }
-  const more = run.bad_tasks.length - 500;
-  return el("section", "panel wide", el("h2", "", `Bad tasks (${whole(run.bad_tasks.length)})`),
+  const more = run.totals.bad_tasks - run.bad_tasks.length;
+  return el("section", "panel wide", el("h2", "", `Bad tasks (${whole(run.totals.bad_tasks)})`),
     el("p", "none", "Rows of the data set no rollout could be made of."), list,
     more > 0 ? el("p", "none", `${whole(more)} more are in rollouts.jsonl`) : null);
 }

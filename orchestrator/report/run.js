@@ -2,7 +2,7 @@
 
 const LIVE = document.getElementById("live") !== null;
 const run = { facts: [], notes: [], warnings: [], kinds: {}, groups: [], rollouts: [], bad_tasks: [],
-  skipped: { rollout_lines: 0, group_lines: 0 }, left_out: 0, forgotten: 0, forgotten_groups: 0, most: null };
+  totals: null, skipped: { rollout_lines: 0, group_lines: 0 }, left_out: 0, forgotten: 0, forgotten_groups: 0, most: null };
 const groupOf = new Map();
 const rolloutOf = new Map();
 

@@ -1,17 +1,18 @@
-"""The light part of the report: one row per attempt and per group, and facts of the run.
+"""The light part of the report: a row per attempt and per group, figures of the whole run, and facts of it.
 
-Reads each file once and keeps rows and the offsets of lines, which `details` reads again.
+Reads each file once, and keeps the rows of the last attempts with the offsets of their lines, which `details`
+reads again. Memory does not grow with the run.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from orchestrator.report.totals import Row, Totals
 from orchestrator.run.files import DROPPED_FILE, is_going_on, read_description, record_of
 from orchestrator.run.lenient import (
     Skipped,
@@ -28,7 +29,8 @@ from orchestrator.run.lenient import (
 )
 from orchestrator.types import EndedName, FailedName, TokenSource, is_solved
 
-Row = dict[str, Any]
+MOST_ATTEMPTS = 20_000  # that have a row; of those before, the figures are kept
+MOST_BAD_TASKS = 500  # that are told one by one
 MAX_WAITS = 100  # of one kind and rollout, shown in the time line
 _TIMES = ("started_at", "launch_s", "duration_s", "waiting_s", "cpu_s")
 _TOKEN_SOURCES: dict[TokenSource, str] = {
@@ -48,9 +50,12 @@ class Run:
     facts: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)  # what makes the data less than they could be
-    rollouts: dict[str, Row] = field(default_factory=dict)
+    totals: Totals = field(default_factory=Totals)
+    rollouts: dict[str, Row] = field(default_factory=dict)  # the last ones; `forgotten` attempts were before them
     groups: dict[int, Row] = field(default_factory=dict)
-    bad_tasks: list[Row] = field(default_factory=list)
+    forgotten: int = 0
+    forgotten_groups: int = 0
+    bad_tasks: list[Row] = field(default_factory=list)  # the first ones
     skipped: Skipped = field(default_factory=Skipped)
     places: dict[str, int] = field(default_factory=dict)
     written: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -66,10 +71,17 @@ class Run:
         return sorted(self.rollouts.values(), key=rank)
 
 
-def read_run(run_directory: Path, groups_file: Path | None) -> Run:
-    """Reads everything but the details."""
+class Counting(Protocol):
+    """Counts attempts while they are read."""
+
+    def count(self, row: Row, group: Row, by: int = 1) -> None:
+        """Counts an attempt of `group`; with -1 no longer, as a later line took its place."""
+
+
+def read_run(run_directory: Path, groups_file: Path | None, *, also: Counting | None = None) -> Run:
+    """Reads everything but the details. `also` counts every attempt, those too that get no row."""
     # The last frame of a compressed file is closed at the end of its run; until then nothing is missing there.
-    reader = RunReader(run_directory, growing=is_going_on(run_directory))
+    reader = RunReader(run_directory, growing=is_going_on(run_directory), also=also)
     reader.read(groups_file)
     return reader.run
 
@@ -77,9 +89,8 @@ def read_run(run_directory: Path, groups_file: Path | None) -> Run:
 class RunReader:
     """Reads a run that is over, or one that goes on, again and again: each time only what is new.
 
-    `growing`: lines that are not whole yet are left for the next time. `most`: how many attempts are kept; groups
-    that were begun first are forgotten first. `behind_bytes`: of each file, at the first time, only that much of
-    its end is read.
+    `growing`: lines that are not whole yet are left for the next time. `behind_bytes`: of each file, at the first
+    time, only that much of its end is read. Groups that were begun first are forgotten first.
     """
 
     def __init__(
@@ -87,17 +98,17 @@ class RunReader:
         run_directory: Path,
         *,
         growing: bool = False,
-        most: int | None = None,
         behind_bytes: int | None = None,
+        also: Counting | None = None,
     ) -> None:
         self.run = Run()
-        self.forgotten = self.forgotten_groups = 0  # how many attempts and groups
+        self._counting: tuple[Counting, ...] = (self.run.totals,) if also is None else (self.run.totals, also)
         self._behind_bytes = behind_bytes
         self._directory = run_directory
         self._growing = growing
-        self._most = most
         self._next: dict[Path, int] = {}  # where to go on in a file
-        self._members: dict[int, list[str]] = {}  # ids of a group's attempts
+        self._left_out = False  # the beginning of a file was not read
+        self._members: dict[int, dict[int, dict[str, None]]] = {}  # ids by group and index, in the order they came
         self._staleness: dict[str, float | None] = {}
         self._dropped: dict[int, str] = {}  # why groups were not written, also of groups that are not known yet
         self._changed: set[int] = set()  # groups that nobody was told of
@@ -105,36 +116,35 @@ class RunReader:
     def read(self, groups_file: Path | None) -> set[int]:
         """Takes what is new; gives the numbers of the groups of which something is."""
         run, changed = self.run, self._changed
+        for offset, line in self._new(record_of(self._directory)):
+            if line is None or not self._take(line, offset):
+                run.skipped.rollout_lines += 1
         for offset, line in self._new(groups_file):
             overrides = objects(line.get("overrides")) if line else []
             run.skipped.group_lines += not overrides
+            if line and overrides:
+                run.totals.count_written(line)
             for place, override in enumerate(overrides):
-                rollout_id = text(override.get("rollout_id"), 200)
-                run.written[rollout_id] = offset, place
-                self._staleness[rollout_id] = number(override.get("staleness"))
-                if (row := run.rollouts.get(rollout_id)) is not None:
-                    changed.add(row["group"])
-        for offset, line in self._new(record_of(self._directory)):
-            if line is None or (group := _take(run, line, offset)) is None:
-                run.skipped.rollout_lines += 1
-            elif group >= 0:
-                changed.add(group)
-                self._members.setdefault(group, []).append(text(line["rollout_id"], 200))
+                self._take_written(override, offset, place)
         for _, line in self._new(self._directory / DROPPED_FILE):
             if line is not None and type(line.get("group")) is int:
-                self._dropped[line["group"]] = text(line.get("reason"), 500)
+                reason = text(line.get("reason"), 500)
+                run.totals.count_drop(reason)
+                _keep_last(self._dropped, line["group"], reason, known=run.groups)
                 changed.add(line["group"])
-        self._forget()
         changed &= run.groups.keys()
         for each in changed:
             self._compare(each)
         _describe(run, self._directory)
+        if self._left_out:
+            run.notes.append("the run is older than this page: figures begin in the middle of its files")
         self._changed = set()
         return changed
 
     def attempts(self, group: int) -> list[Row]:
         """The rows of a group. An id that came twice belongs to the group that it came with last."""
-        rows = (self.run.rollouts.get(name) for name in dict.fromkeys(self._members.get(group, ())))
+        places = self._members.get(group, {}).values()
+        rows = (self.run.rollouts.get(name) for name in dict.fromkeys(name for names in places for name in names))
         return [row for row in rows if row is not None and row["group"] == group]
 
     def _new(self, path: Path | None) -> Iterator[tuple[int, dict[str, Any] | None]]:
@@ -142,12 +152,62 @@ class RunReader:
             return
         if path not in self._next and self._behind_bytes is not None:
             self._next[path] = line_near_end(path, self._behind_bytes)
+            self._left_out |= self._next[path] > 0
         for line in lines_from(path, self._next.get(path, 0)):
             if self._growing and not line.is_whole:
                 return
             self._next[path] = line.end
             if line.text.strip():
                 yield line.offset, parse(line.text)
+
+    def _take(self, line: dict[str, Any], offset: int) -> bool:
+        """Takes one line of rollouts.jsonl. False: it is unusable."""
+        run = self.run
+        rollout_id, outcome, number = line.get("rollout_id"), line.get("outcome"), count(line.get("group"))
+        if not isinstance(rollout_id, str) or not isinstance(outcome, str) or number != line.get("group"):
+            return False
+        if "plan" not in line:
+            run.totals.bad_tasks += 1
+            if len(run.bad_tasks) < MOST_BAD_TASKS:
+                reason = text(line.get("reason"), 1000)
+                run.bad_tasks.append({"task": text(line.get("task_id"), 300), "reason": reason})
+            return True
+        row = _rollout(line, text(rollout_id, 200), number)
+        if number not in run.groups:
+            run.groups[number] = _group(line, number)
+            run.totals.groups += 1
+        group = run.groups[number]
+        group["question"] = group["question"] or _question(line)
+        if line.get("reference") is not None:
+            group["reference"] = text(line.get("reference"), 2000)
+        self._add(row, group, offset)
+        while len(run.rollouts) > MOST_ATTEMPTS:
+            self._forget(next(iter(run.groups)))
+        return True
+
+    def _add(self, row: Row, group: Row, offset: int) -> None:
+        """Should an id come twice, the last line counts."""
+        run, name = self.run, row["id"]
+        before = run.rollouts.get(name)
+        for counting in self._counting:
+            if before is not None:
+                counting.count(before, run.groups[before["group"]], -1)
+            counting.count(row, group)
+        names = self._members.setdefault(row["group"], {}).setdefault(row["index"], {})
+        last = run.rollouts.get(next(reversed(names), ""))
+        if name not in names and last is not None:
+            run.totals.count_draw(last)
+        names[name] = None
+        run.rollouts[name] = row
+        run.places[name] = offset
+        self._changed.add(row["group"])
+
+    def _take_written(self, override: dict[str, Any], offset: int, place: int) -> None:
+        rollout_id = text(override.get("rollout_id"), 200)
+        _keep_last(self.run.written, rollout_id, (offset, place), known=self.run.rollouts)
+        _keep_last(self._staleness, rollout_id, number(override.get("staleness")), known=self.run.rollouts)
+        if (row := self.run.rollouts.get(rollout_id)) is not None:
+            self._changed.add(row["group"])
 
     def _compare(self, group: int) -> None:
         """Marks a group that was written, and one whose members differ in score or in being solved."""
@@ -160,44 +220,33 @@ class RunReader:
         row["mixed"] = len({one["score"] for one in members}) > 1
         row["divided"] = len({one["solved"] for one in members}) > 1
 
-    def _forget(self) -> None:
+    def _forget(self, group: int) -> None:
         run = self.run
-        while self._most is not None and len(run.rollouts) > self._most and len(run.groups) > 1:
-            group = next(iter(run.groups))
-            for row in self.attempts(group):
-                name = row["id"]
-                run.written.pop(name, None)
-                self._staleness.pop(name, None)
-                del run.rollouts[name], run.places[name]
-                self.forgotten += 1
-            del run.groups[group]
-            self._members.pop(group, None)
-            self._dropped.pop(group, None)
-            self.forgotten_groups += 1
+        for row in self.attempts(group):
+            name = row["id"]
+            run.written.pop(name, None)
+            self._staleness.pop(name, None)
+            del run.rollouts[name], run.places[name]
+            run.forgotten += 1
+        del run.groups[group]
+        self._members.pop(group, None)
+        self._dropped.pop(group, None)
+        self._changed.discard(group)
+        run.forgotten_groups += 1
+
+
+def _keep_last(found: dict[Any, Any], key: object, value: object, *, known: Mapping[Any, Any]) -> None:
+    """Adds an entry. Of those whose key is not known, as it was forgotten or is yet to come, the last are kept."""
+    found[key] = value
+    if len(found) >= 3 * MOST_ATTEMPTS:
+        for old in list(found)[:-MOST_ATTEMPTS]:
+            if old not in known:
+                del found[old]
 
 
 def outcome_kinds() -> dict[str, str]:
     """Outcome → `ended` (the policy's doing, scored) or `failed` (not the policy's doing)."""
     return dict.fromkeys(map(str, EndedName), "ended") | dict.fromkeys(map(str, FailedName), "failed")
-
-
-def _take(run: Run, line: dict[str, Any], offset: int) -> int | None:
-    """Adds one line of rollouts.jsonl to the rows, and gives its group; -1: it is a bad task. None: the line is
-    unusable."""
-    rollout_id, outcome, place = line.get("rollout_id"), line.get("outcome"), count(line.get("group"))
-    if not isinstance(rollout_id, str) or not isinstance(outcome, str) or place != line.get("group"):
-        return None
-    if "plan" not in line:
-        run.bad_tasks.append({"task": text(line.get("task_id"), 300), "reason": text(line.get("reason"), 1000)})
-        return -1
-    row = _rollout(line, text(rollout_id, 200), place)
-    run.rollouts[row["id"]] = row  # should an id come twice, the last line counts
-    run.places[row["id"]] = offset
-    group = run.groups.setdefault(place, _group(line, place))
-    group["question"] = group["question"] or _question(line)
-    if line.get("reference") is not None:
-        group["reference"] = text(line.get("reference"), 2000)
-    return place
 
 
 def _group(line: dict[str, Any], place: int) -> Row:
@@ -290,7 +339,7 @@ def _describe(run: Run, run_directory: Path) -> None:
     ]
     run.facts = [(text(name, 40), text(value, 200)) for name, value in facts if value not in (None, "")]
     run.notes += texts(told.get("notes"))
-    sources = Counter(row["token_source"] for row in run.rollouts.values())
+    sources = run.totals.token_sources
     why = f" ({text(told.get('why_text'), 200)})" if told.get("why_text") else ""
     run.warnings = [f"{sources[s]} rollouts are {note}{why}" for s, note in _TOKEN_SOURCES.items() if sources[s]]
 

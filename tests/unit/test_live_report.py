@@ -81,7 +81,7 @@ def test_bad_tasks_are_told_when_there_are_more(tmp_path: Path) -> None:
 def test_of_a_very_long_run_the_first_groups_are_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.report.live.MOST_ATTEMPTS", 20)
+    monkeypatch.setattr("orchestrator.report.summary.MOST_ATTEMPTS", 20)
     live = report(tmp_path)
     for number in range(2000):
         appended(tmp_path / "rollouts.jsonl", *attempts(number))
@@ -100,6 +100,7 @@ def test_of_a_record_older_than_the_page_the_end_is_read(tmp_path: Path, monkeyp
     monkeypatch.setattr("orchestrator.report.live.MAX_BEHIND_BYTES", size)
     told = report(tmp_path).update(0)
     assert 3 <= len(told["groups"]) <= 7
+    assert any("older than this page" in note for note in told["notes"])
     assert told["skipped"]["rollout_lines"] == 0
 
 

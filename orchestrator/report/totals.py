@@ -1,0 +1,140 @@
+"""Figures of a whole run, counted while it is read: exact however long it is, in memory that does not grow."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from orchestrator.run.lenient import mapping, number, numbers, objects
+from orchestrator.types import FailedName, is_solved
+
+Row = dict[str, Any]
+MOST_NAMES = 200  # of one kind; what has further names is counted under OTHERS
+OTHERS = "others"
+BINS = 20  # of scores from 0 to 1
+UNGRADABLE = "not gradable, scored 0"
+PARTS = ("level", "source")
+
+
+@dataclass(slots=True)
+class Told:
+    """How often something happened, and the first reason that was told for it."""
+
+    times: int = 0
+    reason: str = ""
+
+    def add(self, by: int, reason: str) -> None:
+        self.times += by
+        self.reason = self.reason or reason
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counts of attempts come from rollouts.jsonl, counts of written groups from the groups file.
+
+    `tokens`: sampled by all attempts; `scored_tokens`: by scored ones. `repeated`: requests for completions.
+    `began`, `ended`: Unix seconds. `not_scored`: by outcome, with the first reason; `drawn_again`: by the outcome
+    that was drawn again. `scores`: for each bin how many solved their task and how many did not. `parts`: for each
+    level and source how many of how many solved. `mixed` and `divided`: written groups whose members differ in
+    score and in being solved.
+    """
+
+    attempts: int = 0
+    scored: int = 0
+    solved: int = 0
+    score: float = 0.0
+    tokens: int = 0
+    scored_tokens: int = 0
+    repeated: int = 0
+    began: float | None = None
+    ended: float | None = None
+    outcomes: Counter[str] = field(default_factory=Counter)
+    token_sources: Counter[str] = field(default_factory=Counter)
+    not_scored: dict[str, Told] = field(default_factory=dict)
+    drawn_again: dict[str, Told] = field(default_factory=dict)
+    scores: list[list[int]] = field(default_factory=lambda: [[0, 0] for _ in range(BINS)])
+    parts: dict[str, dict[str, list[int]]] = field(default_factory=lambda: {part: {} for part in PARTS})
+    bad_tasks: int = 0
+    groups: int = 0
+    written: int = 0
+    mixed: int = 0
+    divided: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+
+    def count(self, row: Row, group: Row, by: int = 1) -> None:
+        """Counts an attempt of `group`; with -1 no longer, as a later line took its place."""
+        self.attempts += by
+        self.outcomes[_name(row["outcome"], self.outcomes)] += by
+        self.token_sources[_name(row["token_source"], self.token_sources)] += by
+        self.tokens += by * row["tokens"]
+        self.repeated += by * row["retries"]
+        if (start := row["started_at"]) is not None:
+            end = start + (row["duration_s"] or 0.0)
+            self.began = start if self.began is None else min(self.began, start)
+            self.ended = end if self.ended is None else max(self.ended, end)
+        if row["score"] is None or row["unscorable"]:
+            why = UNGRADABLE if row["unscorable"] else row["outcome"]
+            self.not_scored.setdefault(_name(why, self.not_scored), Told()).add(by, row["reason"])
+        if row["score"] is not None:
+            self._count_score(row, group, by)
+
+    def _count_score(self, row: Row, group: Row, by: int) -> None:
+        self.scored += by
+        self.solved += by * row["solved"]
+        self.score += by * row["score"]
+        self.scored_tokens += by * row["tokens"]
+        self.scores[max(0, min(BINS - 1, int(row["score"] * BINS)))][not row["solved"]] += by
+        for part, found in self.parts.items():
+            if group[part]:
+                solved = found.setdefault(_name(group[part], found), [0, 0])
+                solved[0] += by * row["solved"]
+                solved[1] += by
+
+    def count_draw(self, before: Row) -> None:
+        """Counts that a rollout was drawn again after the attempt `before`."""
+        why = before["reason"] if before["score"] is None else ""
+        self.drawn_again.setdefault(_name(before["outcome"], self.drawn_again), Told()).add(1, why)
+
+    def count_written(self, line: Row) -> None:
+        """Counts a line of the groups file, unless it has the side lines of a group that is counted already."""
+        members = objects(line.get("overrides"))
+        if all((one.get("segment") or 0) != (one.get("main_segment") or 0) for one in members):
+            return
+        scores = line.get("scores")
+        known = [number(score) for score in scores] if isinstance(scores, list) else []
+        parts = [numbers(mapping(one.get("score_parts"))) for one in members]
+        self.written += 1
+        self.mixed += len(set(known)) > 1
+        self.divided += len({s is not None and is_solved(s, p) for s, p in zip(known, parts, strict=False)}) > 1
+
+    def count_drop(self, reason: str) -> None:
+        """Counts a group that was not written."""
+        self.dropped[_name(reason, self.dropped)] += 1
+
+    def shown(self) -> dict[str, Any]:
+        """What the page shows of it."""
+        return {
+            **{name: getattr(self, name) for name in ("attempts", "scored", "solved", "score", "scored_tokens")},
+            **{name: getattr(self, name) for name in ("repeated", "began", "ended", "scores", "bad_tasks")},
+            **{name: getattr(self, name) for name in ("groups", "written", "mixed", "divided")},
+            "outcomes": (+self.outcomes).most_common(),
+            "not_scored": _most(self.not_scored),
+            "drawn_again": _most(self.drawn_again),
+            "parts": {part: dict(sorted(found.items())) for part, found in self.parts.items()},
+            "dropped": self.dropped.most_common(),
+        }
+
+
+def outcome_counts(totals: Totals) -> Counter[str]:
+    """Attempts and bad tasks by outcome."""
+    return +totals.outcomes + Counter({FailedName.BAD_TASK: totals.bad_tasks})
+
+
+def _most(told: dict[str, Told]) -> list[tuple[str, int, str]]:
+    found = sorted(told.items(), key=lambda it: -it[1].times)
+    return [(name, one.times, one.reason) for name, one in found if one.times]
+
+
+def _name(name: str, known: dict[str, Any]) -> str:
+    return name if name in known or len(known) < MOST_NAMES else OTHERS

@@ -1,0 +1,155 @@
+"""The figures of a run are of all of it, whatever is kept of its rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from orchestrator.comparing.compared import ComparedRun
+from orchestrator.report import write_report
+from orchestrator.report.summary import RunReader, read_run
+from orchestrator.report.totals import BINS, MOST_NAMES, OTHERS, UNGRADABLE, Totals
+from orchestrator.run.line import attempt_line
+from orchestrator.run.lines import dumps
+from tests.fakes.plans import a_member
+from tests.fakes.synthetic_run import write_synthetic_run
+from tests.unit.test_report import Elements
+
+
+@pytest.fixture
+def few_rows(monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr("orchestrator.report.summary.MOST_ATTEMPTS", 12)
+    return 12
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("made") / "run"
+    write_synthetic_run(run)
+    return run
+
+
+def a_line(group: int, index: int, attempt: int = 0, **changes: object) -> dict[str, object]:
+    name = f"g{group:06d}-r{index:02d}-a{attempt}"
+    return attempt_line(a_member()) | {
+        "group": group,
+        "index": index,
+        "attempt": attempt,
+        "rollout_id": name,
+        **changes,
+    }
+
+
+def append(file: Path, *values: object) -> None:
+    with file.open("ab") as end:
+        end.writelines(dumps(value) + b"\n" for value in values)
+
+
+def test_they_are_those_of_its_rows(made: Path) -> None:
+    run = read_run(made, made / "groups.jsonl")
+    rows, totals = list(run.rollouts.values()), run.totals
+    scored = [row for row in rows if row["score"] is not None]
+    assert (totals.attempts, totals.scored) == (len(rows), len(scored))
+    assert totals.solved == sum(row["solved"] for row in scored)
+    assert totals.score == pytest.approx(sum(row["score"] for row in scored))
+    assert totals.tokens == sum(row["tokens"] for row in rows)
+    assert totals.scored_tokens == sum(row["tokens"] for row in scored)
+    assert totals.repeated == sum(row["retries"] for row in rows)
+    assert totals.outcomes == Counter(row["outcome"] for row in rows)
+    assert totals.began == min(row["started_at"] for row in rows if row["started_at"] is not None)
+    assert [sum(pair) for pair in totals.scores] == [
+        sum(min(BINS - 1, int(row["score"] * BINS)) == place for row in scored) for place in range(BINS)
+    ]
+    groups = list(run.groups.values())
+    assert totals.groups == len(groups)
+    assert totals.written == sum(group["written"] for group in groups) > 0
+    assert totals.mixed == sum(group["mixed"] and group["written"] for group in groups) > 0
+    assert totals.divided == sum(group["divided"] and group["written"] for group in groups) > 0
+    again = Counter[str]()
+    for group in groups:
+        last: dict[int, str] = {}
+        for row in sorted((r for r in rows if r["group"] == group["number"]), key=lambda r: r["attempt"]):
+            if (before := last.get(row["index"])) is not None:
+                again[before] += 1
+            last[row["index"]] = row["outcome"]
+    assert {name: told.times for name, told in totals.drawn_again.items()} == again != {}
+
+
+def test_they_stay_the_same_with_fewer_rows(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_all = read_run(made, made / "groups.jsonl")
+    monkeypatch.setattr("orchestrator.report.summary.MOST_ATTEMPTS", 12)
+    few = read_run(made, made / "groups.jsonl")
+    assert len(few.rollouts) <= 12 < len(of_all.rollouts)
+    assert few.totals == of_all.totals
+    assert len(few.rollouts) + few.forgotten == len(of_all.rollouts)
+    assert few.rollouts.keys() == set(list(of_all.rollouts)[-len(few.rollouts) :])
+    for name, row in few.rollouts.items():
+        assert row == of_all.rollouts[name]
+        assert few.written.get(name) == of_all.written.get(name)
+
+
+def test_the_page_of_a_long_run_has_them_and_the_last_rows(made: Path, tmp_path: Path, few_rows: int) -> None:
+    of_all = read_run(made, made / "groups.jsonl").totals.shown()
+    write_report(made, made / "groups.jsonl", tmp_path / "page.html")
+    block = Elements((tmp_path / "page.html").read_text()).block("run")
+    assert block["totals"]["attempts"] == of_all["attempts"] == len(block["rollouts"]) + block["forgotten"]
+    assert 0 < len(block["rollouts"]) <= few_rows
+    assert {row["group"] for row in block["rollouts"]} == {group["number"] for group in block["groups"]}
+
+
+def test_nothing_that_is_kept_grows_with_the_run(tmp_path: Path, few_rows: int) -> None:
+    reader = RunReader(tmp_path)
+    for start in range(0, 2000, 500):
+        for number in range(start, start + 500):
+            lines = [a_line(number, index) for index in range(2)]
+            append(tmp_path / "rollouts.jsonl", *lines)
+            append(tmp_path / "groups.jsonl", {"overrides": [{"rollout_id": f"lost-{number}"}, lines[0]]})
+            append(tmp_path / "dropped.jsonl", {"group": -number, "reason": f"reason {number}"})
+        reader.read(tmp_path / "groups.jsonl")
+    run = reader.run
+    assert (run.totals.attempts, run.totals.groups, run.totals.written) == (4000, 2000, 2000)
+    kept = (run.rollouts, run.groups, run.places, run.written, reader._staleness, reader._dropped, reader._members)
+    assert all(len(each) <= 4 * few_rows for each in kept)
+    assert [group["written"] for group in run.groups.values()] == [True] * len(run.groups)
+    assert len(run.totals.dropped) == MOST_NAMES + 1
+    assert run.totals.dropped[OTHERS] == 2000 - MOST_NAMES
+
+
+def test_one_group_of_very_many_attempts_is_no_way_around_it(tmp_path: Path, few_rows: int) -> None:
+    append(tmp_path / "rollouts.jsonl", *(a_line(0, index) for index in range(200)))
+    run = read_run(tmp_path, None)
+    assert len(run.rollouts) <= few_rows
+    assert run.totals.attempts == 200
+
+
+def test_of_an_attempt_that_comes_again_the_last_line_counts(tmp_path: Path) -> None:
+    ungraded = a_line(0, 0, score=None, outcome="grading_error", reason="away", ungraded=True)
+    append(tmp_path / "rollouts.jsonl", ungraded, a_line(0, 0), a_line(0, 1), a_line(0, 1, 1))
+    totals = read_run(tmp_path, None).totals
+    assert (totals.attempts, totals.scored) == (3, 3)
+    assert totals.shown()["outcomes"] == [("finished", 3)]
+    assert totals.shown()["not_scored"] == []
+    assert [told.times for told in totals.drawn_again.values()] == [1], "the same attempt is no further draw"
+
+
+def test_side_lines_are_no_groups_of_their_own() -> None:
+    totals = Totals()
+    totals.count_written({"scores": [1.0, 0.0], "overrides": [{"segment": 0, "main_segment": 0}] * 2})
+    totals.count_written({"scores": [1.0, 0.0], "overrides": [{"segment": 1, "main_segment": 0}] * 2})
+    assert (totals.written, totals.mixed, totals.divided) == (1, 1, 1)
+
+
+def test_what_could_not_be_graded_is_told_apart(tmp_path: Path) -> None:
+    failed = {"score": 0.0, "score_parts": {"correctness": 0.0}, "score_evidence": {"failure": "the grader broke"}}
+    append(tmp_path / "rollouts.jsonl", a_line(0, 0, **failed), a_line(0, 1))
+    totals = read_run(tmp_path, None).totals
+    assert totals.shown()["not_scored"] == [(UNGRADABLE, 1, "the grader broke")]
+    assert (totals.scored, totals.solved) == (2, 1)
+
+
+def test_runs_are_compared_by_all_of_their_attempts(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_all = ComparedRun.read(made)
+    monkeypatch.setattr("orchestrator.report.summary.MOST_ATTEMPTS", 12)
+    assert ComparedRun.read(made) == of_all

@@ -99,7 +99,14 @@ def group_of(home: Path) -> dict[str, Any]:
     return group
 
 
-@pytest.mark.parametrize("program", [CHAT, RESPONSES, MESSAGES], ids=["chat", "responses", "messages"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(CHAT, id="chat", marks=pytest.mark.long),
+        pytest.param(RESPONSES, id="responses", marks=pytest.mark.long),
+        pytest.param(MESSAGES, id="messages"),
+    ],
+)
 async def test_a_program_that_calls_tools_keeps_one_line_of_sampled_ids(home: Path, program: str) -> None:
     (home / "program.py").write_text(f"TOOL = {TOOL!r}\n{program}")
     with scripted_endpoint({QUESTION: [[CALLS, "20 and 20"]]}, "--dialect", "vllm") as endpoint:

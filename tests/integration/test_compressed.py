@@ -56,6 +56,7 @@ async def test_killed_and_continued_it_is_the_run_that_a_plain_one_is(home: Path
     assert json.loads((home / "run" / "run.json").read_text())["groups_file"] == "groups.jsonl.zst"
 
 
+@pytest.mark.long
 async def test_every_command_reads_it(home: Path) -> None:
     async with ScriptedServer("vllm", answers(TASKS)) as server:
         made = await run(*flags(home, server.base_url, compress="zstd"), directory=home)

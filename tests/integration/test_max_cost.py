@@ -96,6 +96,7 @@ async def test_a_limit_without_prices_is_refused(home: Path) -> None:
     assert "env.max_cost: needs prices" in ended.stderr
 
 
+@pytest.mark.long
 async def test_a_limit_that_the_last_rollouts_come_near_leaves_a_whole_evaluation(home: Path) -> None:
     """There would be no money for another rollout, and none is to come. All cost the same."""
     few = {"max_completion_tokens": 32, "max_concurrent_sandboxes": 1}

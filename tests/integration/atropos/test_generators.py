@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.fakes.inference import ScriptedServer
 from tests.fakes.runs import DEADLINE_S, Running, answers, flags, place, running, write_tasks
 from tests.fakes.tokenizer import tokenizer_folder
@@ -39,6 +41,7 @@ async def generated(module: str, out: Path, url: str, serve: Running, *more: str
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 
+@pytest.mark.long
 async def test_sft_and_dpo_data_are_made_of_messages() -> None:
     with place() as home:
         write_tasks(home / "tasks.jsonl", TASKS)

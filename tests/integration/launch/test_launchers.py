@@ -41,9 +41,9 @@ class Candidate:
 @pytest.fixture(
     params=[
         pytest.param("docker", marks=pytest.mark.docker),
-        pytest.param("docker-runsc", marks=pytest.mark.docker),
+        pytest.param("docker-runsc", marks=[pytest.mark.docker, pytest.mark.long]),
         pytest.param("oci", marks=pytest.mark.docker),
-        pytest.param("oci-runsc", marks=pytest.mark.docker),
+        pytest.param("oci-runsc", marks=[pytest.mark.docker, pytest.mark.long]),
         "process",
         "fake",
     ]

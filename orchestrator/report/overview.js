@@ -168,7 +168,7 @@ function scorePanel() {
     bar.append(svg("rect", { x, y: 145 - low, width: 18, height: low, class: "wrong" }));
     bar.append(svg("rect", { x, y: 145 - low - high, width: 18, height: high, class: "correct" }));
     if (correct + wrong) {
-      bar.append(svg("text", { x: x + 9, y: 141 - low - high, "text-anchor": "middle" }, whole(correct + wrong)));
+      bar.append(svg("text", { x: x + 9, y: 141 - low - high, "text-anchor": "middle" }, brief(correct + wrong)));
     }
     chart.append(bar);
   });

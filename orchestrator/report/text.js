@@ -104,6 +104,13 @@ function whole(number) {
   return number === null ? "–" : DIGITS.format(Math.round(number));
 }
 
+// In four characters: 950, 7.6k, 26k, 1.2M.
+function brief(number) {
+  if (number < 1000) return String(number);
+  const [of, unit] = number < 999_500 ? [1000, "k"] : [1e6, "M"];
+  return (number / of).toFixed(number < 9.95 * of ? 1 : 0) + unit;
+}
+
 function seconds(number) {
   if (number === null) return "–";
   return number >= 100 ? `${whole(number)} s` : `${number.toFixed(number < 10 ? 2 : 1)} s`;

@@ -101,12 +101,13 @@ class Totals:
         members = objects(line.get("overrides"))
         if all((one.get("segment") or 0) != (one.get("main_segment") or 0) for one in members):
             return
-        scores = line.get("scores")
-        known = [number(score) for score in scores] if isinstance(scores, list) else []
-        parts = [numbers(mapping(one.get("score_parts"))) for one in members]
+        column = line.get("scores")
+        scores = map(number, column if isinstance(column, list) else [])
+        parts = (numbers(mapping(one.get("score_parts"))) for one in members)
+        known = [(score, part) for score, part in zip(scores, parts, strict=False) if score is not None]
         self.written += 1
-        self.mixed += len(set(known)) > 1
-        self.divided += len({s is not None and is_solved(s, p) for s, p in zip(known, parts, strict=False)}) > 1
+        self.mixed += len({score for score, _ in known}) > 1
+        self.divided += len({is_solved(score, part) for score, part in known}) > 1
 
     def count_drop(self, reason: str) -> None:
         """Counts a group that was not written."""

@@ -141,6 +141,13 @@ def test_side_lines_are_no_groups_of_their_own() -> None:
     assert (totals.written, totals.mixed, totals.divided) == (1, 1, 1)
 
 
+def test_members_without_a_readable_score_make_no_group_mixed() -> None:
+    totals = Totals()
+    for scores in ([1.0, None], [1.0], None, "x", [[], 1.0]):
+        totals.count_written({"scores": scores, "overrides": [{}, {}]})
+    assert (totals.written, totals.mixed, totals.divided) == (5, 0, 0)
+
+
 def test_what_could_not_be_graded_is_told_apart(tmp_path: Path) -> None:
     failed = {"score": 0.0, "score_parts": {"correctness": 0.0}, "score_evidence": {"failure": "the grader broke"}}
     append(tmp_path / "rollouts.jsonl", a_line(0, 0, **failed), a_line(0, 1))

@@ -35,12 +35,14 @@ class Places:
     channel: Path = field(init=False)
     attachments: Path = field(init=False)
     workspace: Path = field(init=False)
+    tmp: Path = field(init=False)
 
     def __post_init__(self) -> None:
-        for name in ("channel", "attachments", "workspace"):
+        for name in ("channel", "attachments", "workspace", "tmp"):
             place = self.root / name
             place.mkdir()
             setattr(self, name, place)
+        self.tmp.chmod(0o1777)
         if self.uids is not None:
             self.root.chmod(0o711)
             self.channel.chmod(0o710)
@@ -76,7 +78,12 @@ async def started(places: Places) -> AsyncIterator[asyncio.subprocess.Process]:
     """The sandbox; killed when the block is left."""
     process = await asyncio.create_subprocess_exec(
         *places.command(),
-        env={"PATH": os.defpath, "PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}", "PYTHONHASHSEED": "0"},
+        env={
+            "PATH": os.defpath,
+            "PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}",
+            "PYTHONHASHSEED": "0",
+            "TMPDIR": str(places.tmp),
+        },
         cwd=places.root,
         stdin=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,

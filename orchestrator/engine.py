@@ -64,6 +64,7 @@ from orchestrator.types import (
 from orchestrator.waits import first_error, first_of, uninterrupted
 
 if TYPE_CHECKING:
+    from orchestrator.run.tally import Tally
     from orchestrator.settings.config import Config
 
 log = logging.getLogger(__name__)
@@ -196,10 +197,11 @@ class Orchestrator:
             )
         return Purse(most, prices.cost, self._out_of_money)
 
-    def open_purse(self, spent: float) -> None:
-        """What earlier processes of the run have spent. If `env.max_cost` leaves nothing, nothing is begun."""
+    def open_purse(self, tally: Tally, more: float = 0.0) -> None:
+        """`tally`: of what earlier processes of the run have done; `more`: what they spent besides. If
+        `env.max_cost` leaves nothing, nothing is begun."""
         if self.purse is not None:
-            self.purse.open(spent)
+            self.purse.open(tally.cost + more, ((self.split, *place) for place in tally.ungraded))
 
     def _out_of_money(self) -> None:
         self.observer.say("env.max_cost: no rollout is begun any more; those under way come to their end")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 
 from orchestrator.errors import CostReached
@@ -87,9 +87,11 @@ class Purse:
             self._unscored.discard(place)
         self._look()
 
-    def open(self, spent: float) -> None:
-        """What an earlier process has spent. If nothing is left, no rollout is begun."""
+    def open(self, spent: float, ungraded: Iterable[object] = ()) -> None:
+        """What an earlier process has spent, and the places of its attempts that lack their score. If nothing is
+        left, no rollout is begun."""
         self.spent = self._earlier = spent
+        self._unscored.update(ungraded)
         if self.spent >= self.most:
             self._close()
 

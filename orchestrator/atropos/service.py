@@ -191,7 +191,7 @@ class Service:
                 self._feed, self._executor = feed, engine.executor(self._kept)
                 self._executor.settled = feed.wake
                 engine.drained.append(feed.drain)
-                engine.open_purse(self.tally.cost + self._cost_of_evaluations(run_path))
+                engine.open_purse(self.tally, self._cost_of_evaluations(run_path))
                 try:
                     async with self._policy_service(engine):
                         with _demand(engine, feed, self._executor):

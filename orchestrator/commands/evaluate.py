@@ -55,7 +55,7 @@ async def _run(config: Config) -> int:
                 progress.say(orchestrator.summary())
                 if (count := await asyncio.to_thread(tasks.count)) is not None:
                     progress.wanted = observer.wanted = min(progress.wanted or count, count)
-                orchestrator.open_purse(tally.cost)
+                orchestrator.open_purse(tally)
                 await measure(orchestrator, tasks, evaluation, files)
                 if (replayed := await orchestrator.hosts.replayed()) is not None:
                     rows.append(("replay", replayed))

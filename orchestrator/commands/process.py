@@ -66,7 +66,7 @@ async def work(config: Config, command: str = "process") -> int:
                 progress.say(orchestrator.summary())
                 if wanted is None:
                     progress.wanted = observer.wanted = await asyncio.to_thread(tasks.count)
-                orchestrator.open_purse(tally.cost)
+                orchestrator.open_purse(tally)
                 observer.writer = output.run
                 after.push_async_callback(_report, orchestrator.hosts, output, rows)
 

@@ -52,11 +52,11 @@ class RunCounts:
 
     def count(self, row: Row, group: Row, by: int = 1) -> None:
         """See `report.summary.Counting`."""
-        self.prompt_tokens += by * row["prompt_tokens"]
-        if not row["ungraded"]:
+        if row["counts"]:
+            self.prompt_tokens += by * row["prompt_tokens"]
             self.duration_s += by * (row["duration_s"] or 0.0)
-        if self._prices is not None:
-            self.cost += by * self._prices.cost(row["id"], row["prompt_tokens"], row["tokens"])
+            if self._prices is not None:
+                self.cost += by * self._prices.cost(row["id"], row["prompt_tokens"], row["tokens"])
         if row["score"] is not None:
             task = self.tasks.setdefault(group["task"], TaskRows(group["level"], group["source"]))
             task.scored += by

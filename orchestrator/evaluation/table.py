@@ -66,8 +66,8 @@ def _counts(evaluation: Evaluation, tally: Tally) -> list[tuple[str, str]]:
     rows.append(("per sample", _per_sample(evaluation)))
     retries = f", {evaluation.retries} retries" if evaluation.retries else ""
     rows.append(("time", f"{tally.wall_s:.1f} s{retries}"))
-    if evaluation.prices is not None:
-        rows.append(("cost", f"{evaluation.cost:.4f}, attempts that broke included"))
+    if tally.prices is not None:
+        rows.append(("cost", f"{tally.cost:.4f}, attempts that broke included"))
     return rows
 
 

@@ -50,7 +50,8 @@ function take({ groups, rollouts, ...rest }) {
 
 function compute(group) {
   group.members = group.attempts.filter((r) => r.score !== null);
-  group.draws = group.attempts.length - new Set(group.attempts.map((r) => r.index)).size;
+  const made = group.attempts.filter((r) => r.counts);  // without those that came again with their score
+  group.draws = made.length - new Set(made.map((r) => r.index)).size;
   const scores = group.members.map((m) => m.score);
   group.mean = mean(scores);
   group.spread = deviation(scores);

@@ -196,7 +196,13 @@ class RunReader:
         names = self._members.setdefault(row["group"], {}).setdefault(row["index"], {})
         last = run.rollouts.get(next(reversed(names), ""))
         if name not in names and last is not None:
-            run.totals.count_draw(last)
+            if last["ungraded"]:
+                for counting in self._counting:
+                    counting.count(last, group, -1)
+                    counting.count(last | {"counts": False}, group)
+                last["counts"] = False
+            else:
+                run.totals.count_draw(last)
         names[name] = None
         run.rollouts[name] = row
         run.places[name] = offset
@@ -283,10 +289,10 @@ def _rollout(line: dict[str, Any], rollout_id: str, group: int) -> Row:
         "token_source": text(line.get("token_source"), 20),
         **{name: number(line.get(name)) for name in _TIMES},
         "steps": sum(c.get("kind") == "action" and not c.get("agent") for c in completions),
-        # An attempt that only lacked its score comes again with it: its tokens count there.
-        "tokens": 0 if line.get("ungraded") else sum(count(c.get("completion_tokens")) for c in completions),
-        "prompt_tokens": 0 if line.get("ungraded") else sum(count(c.get("prompt_tokens")) for c in completions),
+        "tokens": sum(count(c.get("completion_tokens")) for c in completions),
+        "prompt_tokens": sum(count(c.get("prompt_tokens")) for c in completions),
         "ungraded": bool(line.get("ungraded")),
+        "counts": True,  # False: the rollout comes again with its score, and what it took counts there
         "retries": sum(count(c.get("retries")) for c in completions),
         "calls": len(objects(line.get("tool_calls"))),
         "node": text(line.get("node"), 80),

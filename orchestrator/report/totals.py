@@ -67,8 +67,8 @@ class Totals:
         self.attempts += by
         self.outcomes[_name(row["outcome"], self.outcomes)] += by
         self.token_sources[_name(row["token_source"], self.token_sources)] += by
-        self.tokens += by * row["tokens"]
-        self.repeated += by * row["retries"]
+        self.tokens += by * row["tokens"] * row["counts"]
+        self.repeated += by * row["retries"] * row["counts"]
         if (start := row["started_at"]) is not None:
             end = start + (row["duration_s"] or 0.0)
             self.began = start if self.began is None else min(self.began, start)

@@ -80,11 +80,17 @@ class Prices:
         return self.cost(attempt.plan.rollout_id, attempt.record.prompt_tokens, attempt.record.sampled_tokens)
 
     def cost_in(self, rollouts: Path) -> float:
-        """The cost of all in a rollouts.jsonl. An attempt that only lacked its score comes again with it."""
-        cost = 0.0
+        """The cost of all in a rollouts.jsonl. A rollout that only lacked its score comes again with it."""
+        cost, ungraded = 0.0, set[tuple[int, int]]()
         for _, line in json_lines(rollouts):
-            if line is None or line.get("ungraded"):
+            if line is None:
                 continue
+            place = count(line.get("group")), count(line.get("index"))
+            if place in ungraded:
+                ungraded.remove(place)
+                continue
+            if line.get("ungraded"):
+                ungraded.add(place)
             found = objects(line.get("completions"))
             prompt, sampled = (sum(count(c.get(k)) for c in found) for k in ("prompt_tokens", "completion_tokens"))
             cost += self.cost(str(line.get("rollout_id")), prompt, sampled)

@@ -44,6 +44,9 @@ class Tally(Listener):
     unscorable_first: str = ""
     draws: Counter[str] = field(default_factory=Counter)  # further draws, by the outcome that was drawn again
     drawn: Counter[int] = field(default_factory=Counter)  # and by group
+    ungraded: set[tuple[int, int]] = field(
+        default_factory=set
+    )  # group and index of rollouts that lack their score
     _failed: dict[tuple[int, int], str] = field(default_factory=dict)  # the last failure of a place in a group
 
     def attempt(self, result: Member | Attempt) -> None:
@@ -56,16 +59,14 @@ class Tally(Listener):
             return self.bad_task()
         self.attempts += 1
         self.outcomes[told.outcome] += 1
-        if told.ungraded:
-            return None  # its tokens and times are counted with its score
-        self.tokens += told.sampled_tokens
-        if self.prices is not None:
-            self.cost += self.prices.cost(told.rollout_id, told.prompt_tokens, told.sampled_tokens)
-        self.rollout_s += told.duration_s
-        if told.cpu_s is not None:
-            self.cpu_s += told.cpu_s
-            self.cpu_known += 1
         place = told.group, told.index
+        if place in self.ungraded:
+            self.ungraded.remove(place)  # the same rollout, now graded
+        else:
+            self._count_use(told)
+        if told.ungraded:
+            self.ungraded.add(place)
+            return None
         if (before := self._failed.pop(place, None)) is not None:
             self.draws[before] += 1
             self.drawn[told.group] += 1
@@ -80,6 +81,16 @@ class Tally(Listener):
             self.unscorable += 1
             self.unscorable_first = self.unscorable_first or one_line(told.score.failure)
         return None
+
+    def _count_use(self, told: Counted) -> None:
+        """Counts what an attempt took. It took that whether or not it was graded."""
+        self.tokens += told.sampled_tokens
+        if self.prices is not None:
+            self.cost += self.prices.cost(told.rollout_id, told.prompt_tokens, told.sampled_tokens)
+        self.rollout_s += told.duration_s
+        if told.cpu_s is not None:
+            self.cpu_s += told.cpu_s
+            self.cpu_known += 1
 
     def earlier_group(self, scores: Sequence[float]) -> None:
         """Counts one group that an earlier process of the run has written."""

@@ -28,6 +28,7 @@ from tests.fakes.runs import (
 pytestmark = pytest.mark.long
 
 TASKS = 2
+PRICES = ("--openai.prompt_price=100", "--openai.completion_price=1000")
 SCORER = """
 import time
 from pathlib import Path
@@ -78,7 +79,7 @@ async def test_what_was_sampled_is_kept_and_graded_without_sampling_anew(
     goes_on = ("--env.resume", "run", "--env.scoring_strategy", scorer)
     async with ScriptedServer("vllm", answers(TASKS)) as server:
         given = flags(home, server.base_url, **{**env, "drain_timeout": 0.2 if len(signals) == 1 else 10_000})
-        async with running(*given, directory=home, environ=environ) as first:
+        async with running(*given, *PRICES, directory=home, environ=environ) as first:
             await until(lambda: any(home.glob("grading-*")), "one is graded")
             await until(lambda: all_ended(home, server), "all have ended")
             for number in signals:
@@ -94,8 +95,11 @@ async def test_what_was_sampled_is_kept_and_graded_without_sampling_anew(
         assert all(line["completions"] and line["ungraded"] for line in before.values())
         assert printed_outcomes(ended) == outcomes(home / "run")
         asked = len(server.log.completions)
+        spent = sum(len(s.prompt_ids) * 100 + len(s.sampled_ids) * 1000 for s in server.log.completions) / 1e6
+        assert f"cost           {spent:.4f}" in ended.stdout, "paid, graded or not"
         (home / "go").touch()
-        again = await run(*goes_on, directory=home, environ=environ)
+        # What is spent is no more than that: grading costs nothing, and nothing else is left to do.
+        again = await run(*goes_on, f"--env.max_cost={spent + 0.0001}", directory=home, environ=environ)
         assert again.code == 0, again.stderr
         after = by_id(home / "run")
         done = await run(*goes_on, directory=home, environ=environ)
@@ -117,6 +121,7 @@ async def test_what_was_sampled_is_kept_and_graded_without_sampling_anew(
     assert printed_outcomes(again) == outcomes(home / "run")
     tokens = sum(c["completion_tokens"] for line in graded.values() for c in line["completions"])
     assert f"tokens         {tokens} sampled" in again.stdout, "counted once"
+    assert f"cost           {spent:.4f}" in again.stdout
 
 
 def all_ended(home: Path, server: ScriptedServer) -> bool:

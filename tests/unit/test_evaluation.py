@@ -168,8 +168,9 @@ def test_half_a_price_is_refused() -> None:
 
 
 def test_the_table_shows_labels_as_text_and_what_is_missing() -> None:
-    evaluation = measured(a_group([True, None], level="[red]\x1b[31m"), prices=Prices.of(Config(openai=(PRICED,))))
-    stream, tally = StringIO(), Tally()
+    prices = Prices.of(Config(openai=(PRICED,)))
+    evaluation = measured(a_group([True, None], level="[red]\x1b[31m"), prices=prices)
+    stream, tally = StringIO(), Tally(prices)
     tally.attempt(an_attempt(Failed(FailedName.SCORER_ERROR, "mine raised\n\x1b[31mKeyError")))
     print_evaluation(evaluation, tally, [("metrics", "m.json")], stream)
     printed = stream.getvalue()

@@ -127,10 +127,13 @@ async def test_an_attempt_that_comes_again_with_its_score_is_paid_once(held: boo
     assert purse.spent == pytest.approx(4.0)
 
 
-def test_an_attempt_of_an_earlier_process_that_lacked_its_score_is_paid_here() -> None:
-    purse = Told(10.0).purse
-    end(purse, "a1", 4.0)
-    assert purse.spent == pytest.approx(4.0)
+def test_what_earlier_attempts_cost_is_spent_before_they_get_their_score() -> None:
+    told = Told(10.0)
+    told.purse.open(9.0, ["a"])
+    end(told.purse, "a1", 4.0)
+    assert told.purse.spent == pytest.approx(9.0)
+    end(told.purse, "a2", 0.5, held=False)
+    assert told.purse.spent == pytest.approx(9.5), "the next attempt of that place is another one"
 
 
 def priced(table: Path, *models: str) -> Prices | None:

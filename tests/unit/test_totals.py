@@ -11,8 +11,11 @@ from orchestrator.comparing.compared import ComparedRun
 from orchestrator.report import write_report
 from orchestrator.report.summary import RunReader, read_run
 from orchestrator.report.totals import BINS, MOST_NAMES, OTHERS, UNGRADABLE, Totals
-from orchestrator.run.line import attempt_line
+from orchestrator.run.files import read_description
+from orchestrator.run.line import attempt_line, read_counted
 from orchestrator.run.lines import dumps
+from orchestrator.run.prices import Prices
+from orchestrator.run.tally import Tally
 from tests.fakes.plans import a_member
 from tests.fakes.synthetic_run import write_synthetic_run
 from tests.unit.test_report import Elements
@@ -132,6 +135,28 @@ def test_of_an_attempt_that_comes_again_the_last_line_counts(tmp_path: Path) -> 
     assert totals.shown()["outcomes"] == [("finished", 3)]
     assert totals.shown()["not_scored"] == []
     assert [told.times for told in totals.drawn_again.values()] == [1], "the same attempt is no further draw"
+
+
+def test_what_a_rollout_took_counts_once_and_before_it_is_graded(tmp_path: Path) -> None:
+    completions = [{"completion_tokens": 5, "prompt_tokens": 50, "retries": 2}]
+    took = {"completions": completions, "duration_s": 3.0}
+    ended = {"outcome": "finished", "reason": ""}
+    first = a_line(0, 0, **took, score=None, outcome="cancelled", reason="stopped", ungraded=ended)
+    (tmp_path / "run.json").write_text('{"prices": [{"prompt": 1e6, "completion": 1e6, "weight": 1.0}]}')
+    prices = Prices.recorded(read_description(tmp_path))
+    assert prices is not None
+    for lines in ([first], [first, a_line(0, 0, 1, **took)]):
+        (tmp_path / "rollouts.jsonl").write_bytes(b"")
+        append(tmp_path / "rollouts.jsonl", *lines)
+        totals, compared, tally = read_run(tmp_path, None).totals, ComparedRun.read(tmp_path), Tally(prices)
+        for line in lines:
+            tally.earlier_attempt(read_counted(dumps(line)))
+        assert (totals.tokens, totals.repeated) == (5, 2)
+        assert (compared.prompt_tokens, compared.duration_s, compared.cost) == (50, 3.0, 55.0)
+        assert (tally.tokens, tally.rollout_s, tally.cost) == (5, 3.0, 55.0)
+        assert prices.cost_in(tmp_path / "rollouts.jsonl") == 55.0
+        assert tally.ungraded == ({(0, 0)} if lines == [first] else set())
+    assert (totals.attempts, totals.scored, totals.drawn_again) == (2, 1, {})
 
 
 def test_side_lines_are_no_groups_of_their_own() -> None:

@@ -77,7 +77,7 @@ async def _run(config: Config, recorded: Replayable, tasks: dict[str, Task]) -> 
                 observer.writer = run
                 for note in observer.notes:
                     print(printable(f"note: {note}"), flush=True)
-                calls = RecordedCalls(recorded.calls)
+                calls = RecordedCalls(recorded.calls, recorded.call)
                 tools = {name: RecordedTool(name, t, calls) for name, t in orchestrator.hosts.tools.items()}
                 executor, attempts = orchestrator.executor(tools=tools), recorded.attempts()
                 await play(attempts, tasks, orchestrator.hosts, executor, config, counts)

@@ -5,13 +5,17 @@ else by task and place in the group, and by the call's number; everything else (
 groups) happens anew. A prompt that differs from the recorded one still gets the recorded answer, and is counted,
 which shows how far a replay went its own way. A call that was never recorded ends the rollout as `record_error`:
 there is nothing to score, and asking again would not help.
+
+Only where a rollout's line begins is kept in memory; the line is read when its rollout is played.
 """
 
 from __future__ import annotations
 
+import asyncio
 import io
 import lzma
-from collections.abc import Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +24,7 @@ from orchestrator.errors import EnvironmentUnusable, RecordError
 from orchestrator.run.files import record_of
 from orchestrator.run.frames import UNCLOSED
 from orchestrator.run.line import Served, read_episode
-from orchestrator.run.lines import texts
+from orchestrator.run.lines import text_at, texts
 from orchestrator.types import Completion, conversations
 
 Key = tuple[str, int]  # task id, index in the group
@@ -29,6 +33,7 @@ RECORDING = "rollouts.jsonl"
 MAX_UNPACKED_BYTES = 64 << 20  # of rollouts.jsonl.xz; the demo's has 5 MiB. Parsed, it is some eight times larger
 _XZ_MEMORY_BYTES = 128 << 20  # for unpacking: the strongest preset takes 65 MiB
 _CHUNK_BYTES = 1 << 20
+_PARSED = 64  # rollouts that were asked for last; those at play ask several times
 
 
 Recording = tuple[Served, ...]
@@ -61,10 +66,16 @@ class ReplayCompleter:
     guides = True  # what was recorded keeps to what was asked for then
 
     def __init__(
-        self, episodes: Mapping[Key, Recording], takes_ids: bool, by_id: Mapping[Id, Recording] | None = None
+        self,
+        line_at: Callable[[int], bytes],
+        episodes: Mapping[Key, int],
+        takes_ids: bool,
+        by_id: Mapping[Id, int],
     ) -> None:
+        self._line_at = line_at
         self._episodes = episodes
-        self._by_id = by_id or {}
+        self._by_id = by_id
+        self._parsed: OrderedDict[int, Recording] = OrderedDict()
         self.takes_ids = takes_ids
         self.served = 0
         self.differing = 0
@@ -78,11 +89,12 @@ class ReplayCompleter:
             path = packed
         if path.exists() and not path.is_file():  # reading a pipe would wait for ever
             raise EnvironmentUnusable(f"no recorded run in {run_directory}: {path.name} is no file")
-        episodes: dict[Key, Recording] = {}
-        by_id: dict[Id, Recording] = {}
+        episodes: dict[Key, int] = {}
+        by_id: dict[Id, int] = {}
         exact = True
         try:
-            for number, text in enumerate(_lines(path), 1):
+            lines, line_at = _unpacked(path) if path.suffix == ".xz" else _on_disk(path)
+            for number, (offset, text) in enumerate(lines, 1):
                 try:
                     told = read_episode(text)
                 except ValueError as error:
@@ -91,9 +103,9 @@ class ReplayCompleter:
                     continue
                 key = (told.task_id, told.index)
                 # A task's first group stands for the task; groups of later epochs are found by rollout id.
-                episodes.setdefault(key, told.served)
+                episodes.setdefault(key, offset)
                 if told.rollout_id is not None:
-                    by_id[told.rollout_id, key] = told.served
+                    by_id[told.rollout_id, key] = offset
                 exact = exact and all(served.prompt_ids is not None for served in told.served)
         except (lzma.LZMAError, EOFError, _TooLarge) as error:
             raise EnvironmentUnusable(f"{path} is damaged, or made to be too large: {error}") from error
@@ -101,12 +113,13 @@ class ReplayCompleter:
             raise EnvironmentUnusable(f"no recorded run in {run_directory}: {error.strerror}") from error
         if not episodes:
             raise EnvironmentUnusable(f"{path} holds no rollout that was scored: nothing to replay")
-        return cls(episodes, exact, by_id)
+        return cls(line_at, episodes, exact, by_id)
 
     async def sample(self, request: CompletionRequest) -> Completion:
         """The recorded completion of this call. Raises RecordError where there is none."""
         place = (request.task_id, request.index)
-        episode = self._by_id.get((request.rollout_id, place), self._episodes.get(place, ()))
+        offset = self._by_id.get((request.rollout_id, place), self._episodes.get(place))
+        episode = () if offset is None else await self._episode(offset)
         calls = [number for number, served in enumerate(episode, 1) if served.sequence == request.sequence]
         if not calls:
             self.missing += 1
@@ -122,6 +135,18 @@ class ReplayCompleter:
         self.differing += not _answers(episode[: calls[0]], request)
         return episode[calls[0] - 1].completion
 
+    async def _episode(self, offset: int) -> Recording:
+        """Raises RecordError if the file is no longer what it was."""
+        if (known := self._parsed.pop(offset, None)) is None:
+            try:
+                known = await asyncio.to_thread(lambda: _served(self._line_at(offset)))
+            except (OSError, ValueError) as error:
+                raise RecordError(f"the recording cannot be read any more: {error}") from error
+        self._parsed[offset] = known  # as the last one
+        while len(self._parsed) > _PARSED:
+            self._parsed.popitem(last=False)
+        return known
+
     @property
     def replayed(self) -> Replayed:
         """What was replayed so far."""
@@ -131,19 +156,28 @@ class ReplayCompleter:
         """Nothing is open."""
 
 
+def _served(text: bytes) -> Recording:
+    """Raises ValueError."""
+    if (told := read_episode(text)) is None:
+        raise ValueError("it is not the file that it was")
+    return told.served
+
+
 class _TooLarge(Exception):
     """A recording that would fill the memory."""
 
 
-def _lines(path: Path) -> Iterator[bytes]:
-    if path.suffix == ".xz":
-        yield from io.BytesIO(_unpacked(path))
-    else:
-        path.stat()  # raises OSError where there is none
-        yield from (line.text for line in texts(path) if line.text != UNCLOSED)  # it goes on, or was killed
+Lines = tuple[Iterator[tuple[int, bytes]], Callable[[int], bytes]]  # (offset, line) of all; the line at an offset
 
 
-def _unpacked(path: Path) -> bytes:
+def _on_disk(path: Path) -> Lines:
+    path.stat()  # raises OSError where there is none
+    # The last frame is not closed where the run goes on, or was killed.
+    lines = ((line.offset, line.text) for line in texts(path) if line.text != UNCLOSED)
+    return lines, lambda offset: text_at(path, offset)
+
+
+def _unpacked(path: Path) -> Lines:
     """Raises LZMAError, EOFError, _TooLarge."""
     decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_BYTES)
     text = bytearray()
@@ -155,7 +189,19 @@ def _unpacked(path: Path) -> bytes:
             text += decoder.decompress(packed, max_length=_CHUNK_BYTES)
             if len(text) > MAX_UNPACKED_BYTES:
                 raise _TooLarge(f"it holds more than {MAX_UNPACKED_BYTES >> 20} MiB; unpack it if you trust it")
-    return bytes(text)
+    whole = bytes(text)
+
+    def lines() -> Iterator[tuple[int, bytes]]:
+        offset = 0
+        for line in io.BytesIO(whole):
+            yield offset, line
+            offset += len(line)
+
+    def line_at(offset: int) -> bytes:
+        end = whole.find(b"\n", offset) + 1
+        return whole[offset : end or len(whole)]
+
+    return lines(), line_at
 
 
 def _answers(episode: Recording, request: CompletionRequest) -> bool:

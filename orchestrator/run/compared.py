@@ -5,14 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 from orchestrator.calls.declared import parameters
 from orchestrator.errors import ConfigError
 from orchestrator.plan import sandbox_of
 from orchestrator.run.lenient import json_lines
 from orchestrator.run.line import Attempted, read_attempt
-from orchestrator.run.lines import text_at
+from orchestrator.run.lines import dumps, text_at
 from orchestrator.types import (
     Attempt,
     Member,
@@ -25,6 +27,8 @@ from orchestrator.types import (
     conversations,
 )
 
+CallPlace = tuple[int, int]  # the offset of a rollout's line, and the number of one of its calls
+_DIGEST_BYTES = 16
 AROUND_CHARS = 40  # shown on each side of a difference
 
 
@@ -32,21 +36,21 @@ AROUND_CHARS = 40  # shown on each side of a difference
 class Replayable:
     """The rollouts of a run that can be played again: the scored ones. `places`: offsets of their lines, by id.
 
-    `calls`: all their recorded calls of host tools.
+    `calls`: all their recorded calls of host tools: what they asked, and where `call` finds the answer.
     """
 
     path: Path
     places: Mapping[str, int]
     tasks: frozenset[str]
     web_tools: bool
-    calls: tuple[ToolCall, ...]
+    calls: tuple[tuple[bytes, CallPlace], ...]
 
     @classmethod
     def read(cls, rollouts: Path, only: str | None = None) -> Replayable:
         """All of them, or the one with the id `only`. Raises ConfigError if there is none or one is unreadable."""
         places: dict[str, int] = {}
         tasks: set[str] = set()
-        calls: list[ToolCall] = []
+        calls: list[tuple[bytes, CallPlace]] = []
         web, others = False, 0
         for offset, line in json_lines(rollouts):
             rollout_id = line.get("rollout_id") if line is not None else None
@@ -57,11 +61,20 @@ class Replayable:
             places[told.rollout_id] = offset
             tasks.add(told.task_id)
             web = web or _knows_web_tools(told)
-            calls += told.record.tool_calls
+            made = told.record.tool_calls
+            calls += [(digest(call.name, call.arguments), (offset, n)) for n, call in enumerate(made)]
         if not places:
             what = f"no scored rollout {only}" if only is not None else "no scored rollout"
             raise ConfigError(f"{rollouts} holds {what} ({others} other lines): nothing to replay")
         return cls(rollouts, places, frozenset(tasks), web, tuple(calls))
+
+    def call(self, place: CallPlace) -> ToolCall:
+        """The call at a place. Blocks. Raises OSError, ValueError."""
+        offset, number = place
+        made = read_attempt(text_at(self.path, offset)).record.tool_calls
+        if number >= len(made):
+            raise ValueError(f"{self.path} is not the file that it was")
+        return made[number]
 
     def attempts(self) -> Iterator[Attempted]:
         """The attempts, each read only when it is needed. Raises ConfigError."""
@@ -75,6 +88,11 @@ def _read_at(path: Path, offset: int, rollout_id: str) -> Attempted:
         raise ConfigError(f"rollout {rollout_id} cannot be read back: {error}") from error
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+
+
+def digest(name: str, arguments: Mapping[str, Any]) -> bytes:
+    """Of a call of a host tool: the same for equal calls."""
+    return blake2b(dumps([name, dict(arguments)]), digest_size=_DIGEST_BYTES).digest()
 
 
 def plan_of(told: Attempted, task: Task, sandbox: SandboxSpec) -> RolloutPlan:

@@ -2,46 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Generic, TypeVar
 
 from orchestrator.errors import ToolError
-from orchestrator.run.lines import dumps
+from orchestrator.run.compared import digest
 from orchestrator.tools.arguments import recordable
 from orchestrator.tools.base import ToolFacts
 from orchestrator.types import ToolCall
 
-Call = tuple[str, bytes]  # the tool's name and its arguments
+Place = TypeVar("Place")  # of a call in the record
 
 
-class RecordedCalls:
+class RecordedCalls(Generic[Place]):
     """The recorded answers to each call. Several answers to equal calls are given in order, the last one again and
-    again."""
+    again.
 
-    def __init__(self, calls: Iterable[ToolCall]) -> None:
-        self._answers: dict[Call, list[tuple[str | None, str | None]]] = {}
-        for call in calls:
-            key = call.name, dumps(dict(call.arguments))
-            self._answers.setdefault(key, []).append((call.output, call.error))
+    `calls`: their digests, and where each is in the record. `read`: the call there; blocking, raises OSError or
+    ValueError.
+    """
 
-    def answer(self, name: str, arguments: Mapping[str, Any]) -> str:
+    def __init__(self, calls: Iterable[tuple[bytes, Place]], read: Callable[[Place], ToolCall]) -> None:
+        self._places: dict[bytes, list[Place]] = {}
+        self._read = read
+        for call, place in calls:
+            self._places.setdefault(call, []).append(place)
+
+    async def answer(self, name: str, arguments: Mapping[str, Any]) -> str:
         """The recorded answer. Raises ToolError if that was an error, or there is none."""
-        answers = self._answers.get((name, dumps(dict(recordable(dict(arguments))))))
-        if not answers:
+        places = self._places.get(digest(name, recordable(dict(arguments))))
+        if not places:
             raise ToolError("this call is not in the recording")
-        output, error = answers.pop(0) if len(answers) > 1 else answers[0]
-        if output is None:
-            raise ToolError(error or "the call failed")
-        return output
+        place = places.pop(0) if len(places) > 1 else places[0]
+        try:
+            call = await asyncio.to_thread(self._read, place)
+        except (OSError, ValueError) as error:
+            raise ToolError(f"the recording cannot be read any more: {error}") from error
+        if call.output is None:
+            raise ToolError(call.error or "the call failed")
+        return call.output
 
 
 class RecordedTool:
     """Looks like `tool`, but answers from the record."""
 
-    def __init__(self, name: str, tool: ToolFacts, calls: RecordedCalls) -> None:
+    def __init__(self, name: str, tool: ToolFacts, calls: RecordedCalls[Any]) -> None:
         self.description, self.inputs, self.output_type = tool.description, tool.inputs, tool.output_type
         self._name = name
         self._calls = calls
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
-        return self._calls.answer(self._name, arguments)
+        return await self._calls.answer(self._name, arguments)

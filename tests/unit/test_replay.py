@@ -135,6 +135,33 @@ async def test_a_packed_recording_is_the_same_recording(run: Path) -> None:
     assert (await ReplayCompleter.open(run).sample(a_request(2))).visible == "two"
 
 
+@pytest.mark.parametrize("packed", [False, True])
+async def test_of_a_long_recording_the_last_rollouts_alone_are_held(run: Path, packed: bool) -> None:
+    (line,) = (run / "rollouts.jsonl").read_text().splitlines()
+    ids = [f"g{number:06d}-r00-a0" for number in range(200)]
+    several = "".join(line.replace("g000000-r00-a0", name).replace("two", f"two-{name}") + "\n" for name in ids)
+    (run / "rollouts.jsonl").write_text(several)
+    if packed:
+        (run / "rollouts.jsonl").unlink()
+        (run / "rollouts.jsonl.xz").write_bytes(lzma.compress(several.encode()))
+    completer = ReplayCompleter.open(run)
+    for _ in range(2):
+        for name in ids:
+            assert (await completer.sample(a_request(2, rollout_id=name))).visible == f"two-{name}"
+            assert len(completer._parsed) <= 64
+    assert completer.served == 400
+
+
+async def test_a_recording_that_went_meanwhile_ends_the_rollout_by_name(run: Path) -> None:
+    completer = ReplayCompleter.open(run)
+    (run / "rollouts.jsonl").write_text("{}\n")
+    with pytest.raises(RecordError, match="cannot be read any more"):
+        await completer.sample(a_request(1))
+    (run / "rollouts.jsonl").unlink()
+    with pytest.raises(RecordError, match="cannot be read any more"):
+        await completer.sample(a_request(1))
+
+
 @pytest.mark.parametrize(
     ("name", "content", "complaint"),
     [

@@ -15,7 +15,7 @@ from orchestrator.cli import main
 from orchestrator.commands import replay
 from orchestrator.errors import ConfigError, ToolError
 from orchestrator.redact import Secret
-from orchestrator.run.compared import Replayable, differences, plan_of
+from orchestrator.run.compared import Replayable, differences, digest, plan_of
 from orchestrator.run.line import Attempted, attempt_line, read_attempt
 from orchestrator.settings.config import Config
 from orchestrator.settings.row import Given
@@ -209,13 +209,12 @@ class Searching:
 
 async def test_recorded_tools_answer_as_then_and_ask_nobody() -> None:
     query = {"query": "größer"}
-    calls = RecordedCalls(
-        [
-            ToolCall(1, "web_search", query, "first", None, 0.0, 1.0),
-            ToolCall(2, "web_search", query, "second", None, 1.0, 2.0),
-            ToolCall(3, "web_search", {"query": "x"}, None, "overloaded", 2.0, 3.0),
-        ]
-    )
+    made = [
+        ToolCall(1, "web_search", query, "first", None, 0.0, 1.0),
+        ToolCall(2, "web_search", query, "second", None, 1.0, 2.0),
+        ToolCall(3, "web_search", {"query": "x"}, None, "overloaded", 2.0, 3.0),
+    ]
+    calls = RecordedCalls([(digest(c.name, c.arguments), n) for n, c in enumerate(made)], made.__getitem__)
     tool = RecordedTool("web_search", Searching(), calls)
     assert [await tool.call(query) for _ in range(3)] == ["first", "second", "second"]
     for arguments, text in (({"query": "x"}, "overloaded"), ({"query": "y"}, "not in the recording")):

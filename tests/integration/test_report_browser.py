@@ -81,7 +81,7 @@ def shows(page) -> None:
 
 
 def until(page, true: str) -> None:
-    """Waits for an expression. `wait_for_function` has the page evaluate it later, which the page's policy forbids."""
+    """Waits for an expression. `wait_for_function` has the page evaluate it later, which its policy forbids."""
     deadline = time.monotonic() + 60
     while not page.evaluate(true):
         assert time.monotonic() < deadline, f"never: {true}"

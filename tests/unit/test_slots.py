@@ -155,7 +155,7 @@ async def test_a_rollout_that_is_being_graded_holds_no_slot_back() -> None:
         await engine.runs("g0-r0-a0", "g0-r1-a0")
         engine.completer.let_go("g0-r0-a0", "g0-r1-a0")
         await engine.runs("g1-r0-a0", "g1-r1-a0")
-        assert scorer.asked == 2
+        await until(lambda: scorer.asked == 2)
         assert taken == []
         scorer.go.set()
 

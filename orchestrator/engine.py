@@ -41,7 +41,7 @@ from orchestrator.purse import Purse
 from orchestrator.redact import redact
 from orchestrator.run.earlier import Earlier
 from orchestrator.run.groups import GroupFormat
-from orchestrator.run.prices import Prices
+from orchestrator.run.prices import Prices, Spent
 from orchestrator.run.rows import Row, bad_task_row, group_rows, unfinished_row
 from orchestrator.run.session import OpenRun, open_program_run, program_run_path
 from orchestrator.scorers.base import Scorer
@@ -197,11 +197,16 @@ class Orchestrator:
             )
         return Purse(most, prices.cost, self._out_of_money)
 
-    def open_purse(self, tally: Tally, more: float = 0.0) -> None:
-        """`tally`: of what earlier processes of the run have done; `more`: what they spent besides. If
+    def open_purse(self, tally: Tally, evaluations: Sequence[Spent] = ()) -> None:
+        """`tally`: of what earlier processes of the run have done; `evaluations`: what they spent on these. If
         `env.max_cost` leaves nothing, nothing is begun."""
-        if self.purse is not None:
-            self.purse.open(tally.cost + more, ((self.split, *place) for place in tally.ungraded))
+        if self.purse is None:
+            return
+        self.purse.open(
+            tally.cost + math.fsum(one.cost for one in evaluations),
+            [(self.split, *place) for place in tally.ungraded]
+            + [("eval", *place) for one in evaluations for place in one.ungraded],
+        )
 
     def _out_of_money(self) -> None:
         self.observer.say("env.max_cost: no rollout is begun any more; those under way come to their end")
@@ -529,7 +534,7 @@ class Orchestrator:
         def started(plan: RolloutPlan, node: str) -> None:
             self.observer.started(plan, node)
             if self.purse is not None:
-                self.purse.begun(plan.rollout_id)
+                self.purse.begun(plan.rollout_id, place_of(plan))
 
         async def recorded(result: Member | Attempt) -> None:
             attempt = result.attempt if isinstance(result, Member) else result
@@ -541,7 +546,7 @@ class Orchestrator:
                 plan, cost = attempt.plan, self._prices.cost_of(attempt)
                 self.purse.ended(
                     plan.rollout_id,
-                    (plan.split, plan.group, plan.index),
+                    place_of(plan),
                     cost,
                     graded=attempt.ungraded is None,
                     held=env.cluster == "none",
@@ -559,6 +564,11 @@ class Orchestrator:
             stopping=self._stopping,
             health=self._health,
         )
+
+
+def place_of(plan: RolloutPlan) -> tuple[str, int, int]:
+    """What all attempts of one rollout share."""
+    return plan.split, plan.group, plan.index
 
 
 def _is_work(draw: Draw, earlier: Earlier) -> bool:

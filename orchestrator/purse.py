@@ -29,7 +29,7 @@ class Purse:
         self._earlier = 0.0
         self._held: list[float] = []  # of completions under way
         self._settled = asyncio.Event()
-        self._running: set[str] = set()
+        self._running: set[tuple[str, object]] = set()  # ids and places: an evaluation's may have the same ids
         self._unscored: set[object] = set()  # places of attempts that were paid and lack their score
         self._over = 0
         self._cost_of_over = 0.0
@@ -65,17 +65,17 @@ class Purse:
             f"env.max_cost: completions have cost {self.spent:.4f} of {self.most:g}; raise it to go on"
         )
 
-    def begun(self, rollout_id: str) -> None:
-        """A rollout is begun."""
-        self._running.add(rollout_id)
+    def begun(self, rollout_id: str, place: object) -> None:
+        """A rollout is begun. `place`: as in `ended`."""
+        self._running.add((rollout_id, place))
         self._look()
 
     def ended(self, rollout_id: str, place: object, cost: float, *, graded: bool, held: bool) -> None:
         """An attempt is on record. `place`: of its group, the same for the attempt that brings the score of one
         that has none. `held`: its completions were held here, and not sampled on another machine. Raises
         CostReached if these were too many."""
-        made_here = rollout_id in self._running
-        self._running.discard(rollout_id)
+        made_here = (rollout_id, place) in self._running
+        self._running.discard((rollout_id, place))
         if made_here:
             self._over += 1
             self._cost_of_over += cost

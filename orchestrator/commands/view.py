@@ -35,7 +35,8 @@ def run(path: Path, output: Path | None, tokenizer: str | None, browser: bool) -
         raise OutputError(
             f"cannot write the report {html}: {error.strerror}; set --output to another place"
         ) from error
-    if not told.rollouts and not told.bad_tasks and (told.skipped.rollout_lines or told.skipped.group_lines):
+    empty = not told.totals.attempts and not told.bad_tasks
+    if empty and (told.skipped.rollout_lines or told.skipped.group_lines):
         raise ConfigError(f"{path} holds lines, but no rollout: is it a groups file or a run directory?")
     _print(files, told, html)
     if browser and not webbrowser.open(html.absolute().as_uri()):

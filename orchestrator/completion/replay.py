@@ -98,6 +98,8 @@ class ReplayCompleter:
                 try:
                     told = read_episode(text)
                 except ValueError as error:
+                    if not text.strip() or not text.endswith(b"\n"):
+                        continue  # what a killed run left at the end
                     raise EnvironmentUnusable(f"{path}:{number} is no recorded rollout ({error})") from error
                 if told is None:
                     continue
@@ -119,7 +121,7 @@ class ReplayCompleter:
         """The recorded completion of this call. Raises RecordError where there is none."""
         place = (request.task_id, request.index)
         offset = self._by_id.get((request.rollout_id, place), self._episodes.get(place))
-        episode = () if offset is None else await self._episode(offset)
+        episode = () if offset is None else await self._episode(offset, place)
         calls = [number for number, served in enumerate(episode, 1) if served.sequence == request.sequence]
         if not calls:
             self.missing += 1
@@ -135,11 +137,11 @@ class ReplayCompleter:
         self.differing += not _answers(episode[: calls[0]], request)
         return episode[calls[0] - 1].completion
 
-    async def _episode(self, offset: int) -> Recording:
+    async def _episode(self, offset: int, place: Key) -> Recording:
         """Raises RecordError if the file is no longer what it was."""
         if (known := self._parsed.pop(offset, None)) is None:
             try:
-                known = await asyncio.to_thread(lambda: _served(self._line_at(offset)))
+                known = await asyncio.to_thread(lambda: _served(self._line_at(offset), place))
             except (OSError, ValueError) as error:
                 raise RecordError(f"the recording cannot be read any more: {error}") from error
         self._parsed[offset] = known  # as the last one
@@ -156,9 +158,10 @@ class ReplayCompleter:
         """Nothing is open."""
 
 
-def _served(text: bytes) -> Recording:
+def _served(text: bytes, place: Key) -> Recording:
     """Raises ValueError."""
-    if (told := read_episode(text)) is None:
+    told = read_episode(text)
+    if told is None or (told.task_id, told.index) != place:
         raise ValueError("it is not the file that it was")
     return told.served
 

@@ -7,6 +7,7 @@ A lease belongs to one plan and ends once. `budgets` holds what may still be spe
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
@@ -171,8 +172,7 @@ class Lease:
     async def _sampled(self, request: CompletionRequest, prompt_tokens: int, keep: Keep) -> Reply:
         if self._purse is None:
             return keep(await self._completer.sample(request))
-        # Without a tokenizer the prompt's length is not known: a token has a byte at least.
-        most = prompt_tokens or sum(len(message.content.encode()) + 64 for message in request.messages)
+        most = _most_tokens(request, prompt_tokens)
         try:
             async with self._purse.hold(self.plan.rollout_id, most, request.sampling.max_tokens) as settle:
                 try:
@@ -356,3 +356,13 @@ def stop_strings(kind: CompletionKind, code_tags: tuple[str, str] | None) -> tup
         return ()
     opening, closing = code_tags or ("", "")
     return ("Observation:", "Calling tools:", *(() if closing in opening else (closing,)))
+
+
+def _most_tokens(request: CompletionRequest, counted: int) -> int:
+    """What the prompt may have at most. `counted`: of its messages, by the run's tokenizer; 0: it has none."""
+    if request.prompt_ids is not None:
+        return len(request.prompt_ids)
+    # An endpoint that takes texts prints the rest itself. A token has a byte at least.
+    wishes = request.wishes
+    beside = len(json.dumps([wishes.tools, dict(wishes.response_format)])) if wishes != Wishes() else 0
+    return beside + (counted or sum(len(message.content.encode()) + 64 for message in request.messages))

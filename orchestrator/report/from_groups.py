@@ -17,7 +17,14 @@ def write_rollouts(groups_file: Path, rollouts: Path) -> None:
     """Writes `rollouts` from `groups_file`. Blocks. Raises OSError on writing."""
     with rollouts.open("wb") as file:
         for number, (_, group) in enumerate(json_lines(groups_file)):
-            file.writelines(dumps(line) + b"\n" for line in rollout_lines(group or {}, number))
+            file.writelines(_dumped(line) + b"\n" for line in rollout_lines(group or {}, number))
+
+
+def _dumped(line: dict[str, Any]) -> bytes:
+    try:
+        return dumps(line)
+    except TypeError:  # it is read deeper than it is written: counted as unreadable
+        return b"{}"
 
 
 def rollout_lines(group: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:

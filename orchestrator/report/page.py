@@ -7,6 +7,7 @@ hold nothing that looks like a tag. The script inserts them as text only, which 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import tempfile
 from base64 import b64encode
@@ -78,7 +79,10 @@ def _element(name: str, block: bytes) -> bytes:
 
 def as_block(value: Any) -> bytes:
     """`value` as JSON without any character that HTML gives a meaning."""
-    block = jsonl.dumps(value)
+    try:
+        block = jsonl.dumps(value)
+    except TypeError:  # a number of more than 64 bits
+        block = json.dumps(value).encode()
     for plain, escaped in _ESCAPED.items():
         block = block.replace(plain, escaped)
     return block

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from orchestrator.report.totals import Row, Totals
+from orchestrator.report.totals import Row, Totals, is_aside
 from orchestrator.run.files import DROPPED_FILE, is_going_on, read_description, record_of
 from orchestrator.run.lenient import (
     Skipped,
@@ -31,6 +32,8 @@ from orchestrator.types import EndedName, FailedName, TokenSource, is_solved
 
 MOST_ATTEMPTS = 20_000  # that have a row; of those before, the figures are kept
 MOST_BAD_TASKS = 500  # that are told one by one
+MAX_PARTS = 100  # of a score, that are shown
+_MOST_NUMBER_BYTES = 4 << 20
 MAX_WAITS = 100  # of one kind and rollout, shown in the time line
 _TIMES = ("started_at", "launch_s", "duration_s", "waiting_s", "cpu_s")
 _TOKEN_SOURCES: dict[TokenSource, str] = {
@@ -111,6 +114,8 @@ class RunReader:
         self._members: dict[int, dict[int, dict[str, None]]] = {}  # ids by group and index, in the order they came
         self._staleness: dict[str, float | None] = {}
         self._dropped: dict[int, str] = {}  # why groups were not written, also of groups that are not known yet
+        self._ungraded: dict[tuple[int, int], None] = {}  # places whose last attempt lacks its score
+        self._seen = _Numbers()  # groups
         self._changed: set[int] = set()  # groups that nobody was told of
 
     def read(self, groups_file: Path | None) -> set[int]:
@@ -143,9 +148,7 @@ class RunReader:
 
     def attempts(self, group: int) -> list[Row]:
         """The rows of a group. An id that came twice belongs to the group that it came with last."""
-        places = self._members.get(group, {}).values()
-        rows = (self.run.rollouts.get(name) for name in dict.fromkeys(name for names in places for name in names))
-        return [row for row in rows if row is not None and row["group"] == group]
+        return [self.run.rollouts[name] for names in self._members.get(group, {}).values() for name in names]
 
     def _new(self, path: Path | None) -> Iterator[tuple[int, dict[str, Any] | None]]:
         if path is None:
@@ -175,41 +178,52 @@ class RunReader:
         row = _rollout(line, text(rollout_id, 200), number)
         if number not in run.groups:
             run.groups[number] = _group(line, number)
-            run.totals.groups += 1
+            run.totals.groups += self._seen.add(number)
         group = run.groups[number]
         group["question"] = group["question"] or _question(line)
         if line.get("reference") is not None:
             group["reference"] = text(line.get("reference"), 2000)
         self._add(row, group, offset)
-        while len(run.rollouts) > MOST_ATTEMPTS:
+        while max(len(run.rollouts), len(run.groups)) > MOST_ATTEMPTS:
             self._forget(next(iter(run.groups)))
         return True
 
     def _add(self, row: Row, group: Row, offset: int) -> None:
         """Should an id come twice, the last line counts."""
-        run, name = self.run, row["id"]
-        before = run.rollouts.get(name)
-        for counting in self._counting:
-            if before is not None:
-                counting.count(before, run.groups[before["group"]], -1)
-            counting.count(row, group)
+        run, name, place = self.run, row["id"], (row["group"], row["index"])
+        if (before := run.rollouts.get(name)) is not None:
+            self._take_back(before)
+            row["counts"] = before["counts"]
         names = self._members.setdefault(row["group"], {}).setdefault(row["index"], {})
-        last = run.rollouts.get(next(reversed(names), ""))
-        if name not in names and last is not None:
-            if last["ungraded"]:
-                for counting in self._counting:
-                    counting.count(last, group, -1)
-                    counting.count(last | {"counts": False}, group)
-                last["counts"] = False
-            else:
-                run.totals.count_draw(last)
+        if before is None and place in self._ungraded:
+            del self._ungraded[place]
+            row["counts"] = False
+        elif before is None and names:
+            run.totals.count_draw(run.rollouts[next(reversed(names))])
+        if row["ungraded"]:
+            _keep_last(self._ungraded, place, None, known={})
+        for counting in self._counting:
+            counting.count(row, group)
         names[name] = None
         run.rollouts[name] = row
         run.places[name] = offset
         self._changed.add(row["group"])
 
+    def _take_back(self, row: Row) -> None:
+        """A later line takes the place of this one."""
+        for counting in self._counting:
+            counting.count(row, self.run.groups[row["group"]], -1)
+        if row["ungraded"]:
+            self._ungraded.pop((row["group"], row["index"]), None)
+        places = self._members[row["group"]]
+        del places[row["index"]][row["id"]]
+        if not places[row["index"]]:
+            del places[row["index"]]
+
     def _take_written(self, override: dict[str, Any], offset: int, place: int) -> None:
         rollout_id = text(override.get("rollout_id"), 200)
+        if is_aside(override) and rollout_id in self.run.written:
+            return  # a side line of a rollout whose main line was there
         _keep_last(self.run.written, rollout_id, (offset, place), known=self.run.rollouts)
         _keep_last(self._staleness, rollout_id, number(override.get("staleness")), known=self.run.rollouts)
         if (row := self.run.rollouts.get(rollout_id)) is not None:
@@ -239,6 +253,24 @@ class RunReader:
         self._dropped.pop(group, None)
         self._changed.discard(group)
         run.forgotten_groups += 1
+
+
+class _Numbers:
+    """Which whole numbers came, a bit for each."""
+
+    def __init__(self) -> None:
+        self._bits = bytearray()
+
+    def add(self, number: int) -> bool:
+        """Whether it is new. One that no run reaches always is."""
+        place, bit = number >> 3, 1 << (number & 7)
+        if place > _MOST_NUMBER_BYTES:
+            return True
+        if place >= len(self._bits):
+            self._bits.extend(bytes(place + 1 - len(self._bits)))
+        new = not self._bits[place] & bit
+        self._bits[place] |= bit
+        return new
 
 
 def _keep_last(found: dict[Any, Any], key: object, value: object, *, known: Mapping[Any, Any]) -> None:
@@ -285,19 +317,23 @@ def _rollout(line: dict[str, Any], rollout_id: str, group: int) -> Row:
         "answer": None if line.get("answer") is None else text(line.get("answer"), 500),
         "score": score,
         "solved": score is not None and is_solved(score, parts),
-        "parts": parts,
+        "parts": dict(islice(parts.items(), MAX_PARTS)),
         "token_source": text(line.get("token_source"), 20),
         **{name: number(line.get(name)) for name in _TIMES},
         "steps": sum(c.get("kind") == "action" and not c.get("agent") for c in completions),
-        "tokens": sum(count(c.get("completion_tokens")) for c in completions),
-        "prompt_tokens": sum(count(c.get("prompt_tokens")) for c in completions),
+        "tokens": _sum(completions, "completion_tokens"),
+        "prompt_tokens": _sum(completions, "prompt_tokens"),
         "ungraded": bool(line.get("ungraded")),
-        "counts": True,  # False: the rollout comes again with its score, and what it took counts there
-        "retries": sum(count(c.get("retries")) for c in completions),
+        "counts": True,  # False: it is an attempt that lacked its score, graded: what it took was counted then
+        "retries": _sum(completions, "retries"),
         "calls": len(objects(line.get("tool_calls"))),
         "node": text(line.get("node"), 80),
         "waits": _waits(completions, objects(line.get("tool_calls"))),
     }
+
+
+def _sum(completions: list[Row], name: str) -> int:
+    return sum(count(c.get(name)) for c in completions)
 
 
 def _waits(completions: list[Row], calls: list[Row]) -> list[tuple[int, int, int]]:

@@ -99,7 +99,7 @@ class Totals:
     def count_written(self, line: Row) -> None:
         """Counts a line of the groups file, unless it has the side lines of a group that is counted already."""
         members = objects(line.get("overrides"))
-        if all((one.get("segment") or 0) != (one.get("main_segment") or 0) for one in members):
+        if all(map(is_aside, members)):
             return
         column = line.get("scores")
         scores = map(number, column if isinstance(column, list) else [])
@@ -125,6 +125,11 @@ class Totals:
             "parts": {part: dict(sorted(found.items())) for part, found in self.parts.items()},
             "dropped": self.dropped.most_common(),
         }
+
+
+def is_aside(override: Row) -> bool:
+    """Whether this member of a group is a side line of its rollout."""
+    return (override.get("segment") or 0) != (override.get("main_segment") or 0)
 
 
 def outcome_counts(totals: Totals) -> Counter[str]:

@@ -3,6 +3,7 @@ reading the file."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -14,7 +15,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.plan import sandbox_of
 from orchestrator.run.lenient import json_lines
 from orchestrator.run.line import Attempted, read_attempt
-from orchestrator.run.lines import dumps, text_at
+from orchestrator.run.lines import text_at
 from orchestrator.types import (
     Attempt,
     Member,
@@ -83,7 +84,10 @@ class Replayable:
 
 def _read_at(path: Path, offset: int, rollout_id: str) -> Attempted:
     try:
-        return read_attempt(text_at(path, offset))
+        told = read_attempt(text_at(path, offset))
+        if told.rollout_id != rollout_id:
+            raise ValueError("the file is not what it was")
+        return told
     except ValueError as error:
         raise ConfigError(f"rollout {rollout_id} cannot be read back: {error}") from error
     except OSError as error:
@@ -92,7 +96,7 @@ def _read_at(path: Path, offset: int, rollout_id: str) -> Attempted:
 
 def digest(name: str, arguments: Mapping[str, Any]) -> bytes:
     """Of a call of a host tool: the same for equal calls."""
-    return blake2b(dumps([name, dict(arguments)]), digest_size=_DIGEST_BYTES).digest()
+    return blake2b(json.dumps([name, dict(arguments)]).encode(), digest_size=_DIGEST_BYTES).digest()
 
 
 def plan_of(told: Attempted, task: Task, sandbox: SandboxSpec) -> RolloutPlan:

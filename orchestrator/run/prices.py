@@ -23,6 +23,14 @@ _KEYS = ("prompt", "completion")
 
 
 @dataclass(frozen=True, slots=True)
+class Spent:
+    """What a record's completions cost. `ungraded`: group and index of rollouts that lack their score."""
+
+    cost: float
+    ungraded: frozenset[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
 class Prices:
     """The price of a million prompt tokens and of a million sampled ones, by server, in any currency."""
 
@@ -79,22 +87,21 @@ class Prices:
         """The cost of all its completions."""
         return self.cost(attempt.plan.rollout_id, attempt.record.prompt_tokens, attempt.record.sampled_tokens)
 
-    def cost_in(self, rollouts: Path) -> float:
-        """The cost of all in a rollouts.jsonl. A rollout that only lacked its score comes again with it."""
+    def spent_in(self, rollouts: Path) -> Spent:
+        """What all in a rollouts.jsonl cost. A rollout that only lacked its score comes again with it."""
         cost, ungraded = 0.0, set[tuple[int, int]]()
         for _, line in json_lines(rollouts):
             if line is None:
                 continue
             place = count(line.get("group")), count(line.get("index"))
-            if place in ungraded:
-                ungraded.remove(place)
-                continue
-            if line.get("ungraded"):
-                ungraded.add(place)
-            found = objects(line.get("completions"))
-            prompt, sampled = (sum(count(c.get(k)) for c in found) for k in ("prompt_tokens", "completion_tokens"))
-            cost += self.cost(str(line.get("rollout_id")), prompt, sampled)
-        return cost
+            if place not in ungraded:
+                found = objects(line.get("completions"))
+                prompt, sampled = (
+                    sum(count(c.get(k)) for c in found) for k in ("prompt_tokens", "completion_tokens")
+                )
+                cost += self.cost(str(line.get("rollout_id")), prompt, sampled)
+            (ungraded.add if line.get("ungraded") else ungraded.discard)(place)
+        return Spent(cost, frozenset(ungraded))
 
 
 def _unpriced(config: Config, table: Mapping[str, Any]) -> str:

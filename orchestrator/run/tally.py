@@ -60,13 +60,12 @@ class Tally(Listener):
         self.attempts += 1
         self.outcomes[told.outcome] += 1
         place = told.group, told.index
-        if place in self.ungraded:
-            self.ungraded.remove(place)  # the same rollout, now graded
-        else:
+        if place not in self.ungraded:
             self._count_use(told)
         if told.ungraded:
             self.ungraded.add(place)
             return None
+        self.ungraded.discard(place)  # the same rollout, now graded
         if (before := self._failed.pop(place, None)) is not None:
             self.draws[before] += 1
             self.drawn[told.group] += 1

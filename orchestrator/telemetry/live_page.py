@@ -18,7 +18,7 @@ from orchestrator.hosts import Hosts
 from orchestrator.listen import listening
 from orchestrator.observer import Observer
 from orchestrator.report.live import LiveReport
-from orchestrator.run.lines import dumps
+from orchestrator.report.page import as_block
 
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -71,12 +71,14 @@ class _LivePage:
         if not (since.isascii() and since.isdecimal() and len(since) < 16):
             return web.Response(status=400, text="since: a version that this page was given\n", headers=_HEADERS)
         state = self._state()
-        return _json(await asyncio.to_thread(lambda: dumps({**self._report.update(int(since)), "state": state})))
+        return _json(
+            await asyncio.to_thread(lambda: as_block({**self._report.update(int(since)), "state": state}))
+        )
 
     async def rollout(self, request: web.Request) -> web.Response:
         """One rollout step by step; null where it is not known."""
         name = request.query.get("id", "")
-        return _json(await asyncio.to_thread(lambda: dumps(self._report.details(name))))
+        return _json(await asyncio.to_thread(lambda: as_block(self._report.details(name))))
 
     def _state(self) -> dict[str, Any]:
         hosts = self._hosts()

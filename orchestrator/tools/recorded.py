@@ -31,12 +31,15 @@ class RecordedCalls(Generic[Place]):
 
     async def answer(self, name: str, arguments: Mapping[str, Any]) -> str:
         """The recorded answer. Raises ToolError if that was an error, or there is none."""
-        places = self._places.get(digest(name, recordable(dict(arguments))))
+        asked = digest(name, recordable(dict(arguments)))
+        places = self._places.get(asked)
         if not places:
             raise ToolError("this call is not in the recording")
         place = places.pop(0) if len(places) > 1 else places[0]
         try:
             call = await asyncio.to_thread(self._read, place)
+            if digest(call.name, call.arguments) != asked:
+                raise ValueError("the file is not what it was")
         except (OSError, ValueError) as error:
             raise ToolError(f"the recording cannot be read any more: {error}") from error
         if call.output is None:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from orchestrator.errors import ConfigError, CostReached
+from orchestrator.proxy.lease import Lease
+from orchestrator.proxy.said import Asked
 from orchestrator.purse import Purse
 from orchestrator.run.prices import Prices
 from orchestrator.settings.config import Config
 from orchestrator.settings.table import EnvSettings, OpenAISettings
+from orchestrator.types import CompletionKind, FailedName, Wishes
+from tests.fakes.completers import ScriptedCompleter
+from tests.fakes.plans import TALK, a_plan
+from tests.fakes.synthetic_run import WordTokenizer
 
 
 def cents(rollout_id: str, prompt_tokens: int, sampled_tokens: int) -> float:
@@ -85,11 +92,11 @@ def end(purse: Purse, name: str, cost: float, *, graded: bool = True, held: bool
 def test_no_rollout_is_begun_when_those_under_way_will_use_up_the_rest() -> None:
     told = Told(10.0)
     for name in "abcd":
-        told.purse.begun(name)
+        told.purse.begun(name, name[0])
     assert told.count == 0, "nothing is known of what a rollout costs"
     end(told.purse, "a", 2.0)  # 2 spent, three under way and the next one: 10
     assert told.count == 0
-    told.purse.begun("e")
+    told.purse.begun("e", "e")
     assert (told.count, told.purse.is_empty) == (1, True)
     end(told.purse, "b", 2.0)
     assert told.count == 1
@@ -98,7 +105,7 @@ def test_no_rollout_is_begun_when_those_under_way_will_use_up_the_rest() -> None
 def test_what_earlier_processes_spent_counts() -> None:
     told = Told(10.0)
     told.purse.open(7.0)
-    told.purse.begun("a")
+    told.purse.begun("a", "a")
     end(told.purse, "a", 2.0)
     assert told.count == 1
     used_up = Told(10.0)
@@ -109,7 +116,7 @@ def test_what_earlier_processes_spent_counts() -> None:
 def test_what_other_machines_sampled_is_spent_when_it_is_known() -> None:
     purse = Told(10.0).purse
     for name in "ab":
-        purse.begun(name)
+        purse.begun(name, name[0])
     end(purse, "a", 6.0, held=False)
     with pytest.raises(CostReached, match=r"12\.0000 of 10"):
         end(purse, "b", 6.0, held=False)
@@ -118,13 +125,42 @@ def test_what_other_machines_sampled_is_spent_when_it_is_known() -> None:
 @pytest.mark.parametrize("held", [True, False])
 async def test_an_attempt_that_comes_again_with_its_score_is_paid_once(held: bool) -> None:
     purse = Told(10.0).purse
-    purse.begun("a0")
+    purse.begun("a0", "a")
     if held:
         async with purse.hold("a0", 100, 30) as settle:
             settle(100, 30)
     end(purse, "a0", 4.0, graded=False, held=held)
     end(purse, "a1", 4.0, held=held)
     assert purse.spent == pytest.approx(4.0)
+
+
+async def test_an_evaluation_s_rollouts_with_the_ids_of_others_are_paid_once() -> None:
+    purse = Told(10.0).purse
+    for split in ("train", "eval"):
+        purse.begun("g0-r0-a0", (split, 0, 0))
+    for _ in range(2):
+        async with purse.hold("g0-r0-a0", 100, 20) as settle:
+            settle(100, 20)
+    for split in ("eval", "train"):
+        purse.ended("g0-r0-a0", (split, 0, 0), 3.0, graded=True, held=True)
+    assert purse.spent == pytest.approx(6.0)
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["nothing counts", "a tokenizer"])
+async def test_tools_and_formats_in_a_prompt_are_paid_too(known: bool) -> None:
+    """An endpoint that takes texts prints them: how long that is, is known when it has answered."""
+    tools = ({"type": "function", "function": {"name": "f", "description": "x " * 2000, "parameters": {}}},)
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"description": "y" * 3000}}}
+    plan = a_plan()
+    plan = replace(plan, agent=replace(plan.agent, kind="program"))
+    for wishes in (Wishes(tools=tools), Wishes(response_format=form)):
+        purse = Purse(100 * 0.1 + 2000 * 0.01, cents, lambda: None)
+        completer = ScriptedCompleter(["hello"])
+        completer.guides = True
+        lease = Lease(plan, completer, WordTokenizer() if known else None, {}, purse=purse)
+        reply = await lease.complete(Asked(1, CompletionKind.ACTION, TALK, wishes=wishes), b"1")
+        assert reply.ended == FailedName.CANCELLED
+        assert isinstance(lease.fatal, CostReached)
 
 
 def test_what_earlier_attempts_cost_is_spent_before_they_get_their_score() -> None:

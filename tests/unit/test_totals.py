@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from orchestrator.cli import main
 from orchestrator.comparing.compared import ComparedRun
 from orchestrator.report import write_report
 from orchestrator.report.summary import RunReader, read_run
@@ -127,6 +129,73 @@ def test_one_group_of_very_many_attempts_is_no_way_around_it(tmp_path: Path, few
     assert run.totals.attempts == 200
 
 
+def test_a_group_of_more_attempts_than_rows_is_one_group_and_shown_as_far_as_it_goes(
+    tmp_path: Path, few_rows: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    append(tmp_path / "rollouts.jsonl", *(a_line(0, index) for index in range(few_rows + 1)))
+    with (tmp_path / "rollouts.jsonl").open("ab") as end:
+        end.write(b"torn")
+    assert main(["view", str(tmp_path), "--output", str(tmp_path / "page.html")]) == 0
+    assert "groups         1, " in capsys.readouterr().out
+    assert read_run(tmp_path, None).totals.groups == 1
+
+
+def test_a_group_that_is_tried_again_after_it_was_forgotten_is_counted_once(tmp_path: Path, few_rows: int) -> None:
+    append(tmp_path / "rollouts.jsonl", *(a_line(number, 0) for number in range(2 * few_rows)), a_line(0, 0, 1))
+    assert read_run(tmp_path, None).totals.groups == 2 * few_rows
+
+
+def test_what_a_forgotten_rollout_took_is_not_counted_again_with_its_score(tmp_path: Path, few_rows: int) -> None:
+    took = {"completions": [{"completion_tokens": 5, "prompt_tokens": 50, "retries": 2}]}
+    ended = {"outcome": "finished", "reason": ""}
+    stopped = a_line(0, 0, **took, score=None, outcome="cancelled", ungraded=ended)
+    between = [a_line(number, 0, completions=[]) for number in range(1, 2 * few_rows)]
+    append(tmp_path / "rollouts.jsonl", stopped, *between, a_line(0, 0, 1, **took))
+    totals = read_run(tmp_path, None).totals
+    assert (totals.tokens, totals.repeated, totals.attempts) == (5, 2, 2 * few_rows + 1)
+
+
+def test_an_id_in_every_group_fills_no_memory(tmp_path: Path, few_rows: int) -> None:
+    lines = (a_line(number, number, rollout_id="the same") for number in range(500))
+    append(tmp_path / "rollouts.jsonl", *lines)
+    append(tmp_path / "dropped.jsonl", *({"group": number, "reason": "x"} for number in range(500)))
+    reader = RunReader(tmp_path)
+    reader.read(None)
+    assert reader.run.totals.attempts == 1
+    assert max(len(reader.run.groups), len(reader._members), len(reader._dropped)) <= 4 * few_rows
+    assert sum(map(len, reader._members.values())) <= few_rows
+
+
+def test_the_tokens_shown_are_those_of_the_main_line(tmp_path: Path) -> None:
+    append(tmp_path / "rollouts.jsonl", a_line(0, 0))
+    main_line = {"rollout_id": "g000000-r00-a0", "segment": 0, "main_segment": 0}
+    append(tmp_path / "groups.jsonl", {"overrides": [main_line]}, {"overrides": [main_line | {"segment": 1}]})
+    assert read_run(tmp_path, tmp_path / "groups.jsonl").written == {"g000000-r00-a0": (0, 0)}
+
+
+def test_numbers_of_any_size_and_parts_of_any_number_are_written(tmp_path: Path) -> None:
+    many = [{"completion_tokens": 10**15 - 1}] * 18_500
+    parts = {str(number): 1.0 for number in range(5000)}
+    append(tmp_path / "rollouts.jsonl", a_line(0, 0, completions=many), a_line(0, 1, score_parts=parts))
+    write_report(tmp_path, tmp_path / "groups.jsonl", tmp_path / "page.html")
+    rows = Elements((tmp_path / "page.html").read_text()).block("run")["rollouts"]
+    assert rows[0]["tokens"] == 18_500 * (10**15 - 1)
+    assert len(rows[1]["parts"]) == 100
+
+
+def test_an_answer_that_is_read_and_cannot_be_written_is_a_line_that_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deep: object = "x"
+    for _ in range(300):
+        deep = [deep]
+    groups = [{"scores": [1.0], "overrides": [{"rollout_id": "a", "outcome": "finished", "answer": deep}]}]
+    groups += [{"scores": [1.0], "overrides": [{"rollout_id": "b", "outcome": "finished", "answer": "x"}]}]
+    (tmp_path / "g.jsonl").write_text("".join(json.dumps(group) + "\n" for group in groups))
+    assert main(["view", str(tmp_path / "g.jsonl")]) == 0
+    assert "finished 1" in capsys.readouterr().out
+
+
 def test_of_an_attempt_that_comes_again_the_last_line_counts(tmp_path: Path) -> None:
     ungraded = a_line(0, 0, score=None, outcome="grading_error", reason="away", ungraded=True)
     append(tmp_path / "rollouts.jsonl", ungraded, a_line(0, 0), a_line(0, 1), a_line(0, 1, 1))
@@ -145,7 +214,8 @@ def test_what_a_rollout_took_counts_once_and_before_it_is_graded(tmp_path: Path)
     (tmp_path / "run.json").write_text('{"prices": [{"prompt": 1e6, "completion": 1e6, "weight": 1.0}]}')
     prices = Prices.recorded(read_description(tmp_path))
     assert prices is not None
-    for lines in ([first], [first, a_line(0, 0, 1, **took)]):
+    second = first | {"rollout_id": "g000000-r00-a1", "attempt": 1}
+    for lines in ([first], [first, second], [first, second, a_line(0, 0, 2, **took)]):
         (tmp_path / "rollouts.jsonl").write_bytes(b"")
         append(tmp_path / "rollouts.jsonl", *lines)
         totals, compared, tally = read_run(tmp_path, None).totals, ComparedRun.read(tmp_path), Tally(prices)
@@ -154,9 +224,10 @@ def test_what_a_rollout_took_counts_once_and_before_it_is_graded(tmp_path: Path)
         assert (totals.tokens, totals.repeated) == (5, 2)
         assert (compared.prompt_tokens, compared.duration_s, compared.cost) == (50, 3.0, 55.0)
         assert (tally.tokens, tally.rollout_s, tally.cost) == (5, 3.0, 55.0)
-        assert prices.cost_in(tmp_path / "rollouts.jsonl") == 55.0
-        assert tally.ungraded == ({(0, 0)} if lines == [first] else set())
-    assert (totals.attempts, totals.scored, totals.drawn_again) == (2, 1, {})
+        spent = prices.spent_in(tmp_path / "rollouts.jsonl")
+        assert (spent.cost, spent.ungraded) == (55.0, frozenset(tally.ungraded))
+        assert tally.ungraded == (set() if len(lines) == 3 else {(0, 0)})
+    assert (totals.attempts, totals.scored, totals.drawn_again) == (3, 1, {})
 
 
 def test_side_lines_are_no_groups_of_their_own() -> None:

@@ -15,7 +15,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.plan import sandbox_of
 from orchestrator.run.lenient import json_lines
 from orchestrator.run.line import Attempted, read_attempt
-from orchestrator.run.lines import text_at
+from orchestrator.run.lines import dumps, text_at
 from orchestrator.types import (
     Attempt,
     Member,
@@ -96,7 +96,12 @@ def _read_at(path: Path, offset: int, rollout_id: str) -> Attempted:
 
 def digest(name: str, arguments: Mapping[str, Any]) -> bytes:
     """Of a call of a host tool: the same for equal calls."""
-    return blake2b(json.dumps([name, dict(arguments)]).encode(), digest_size=_DIGEST_BYTES).digest()
+    asked = [name, dict(arguments)]
+    try:
+        text = dumps(asked)
+    except TypeError:  # a number of more than 64 bits
+        text = json.dumps(asked).encode()
+    return blake2b(text, digest_size=_DIGEST_BYTES).digest()
 
 
 def plan_of(told: Attempted, task: Task, sandbox: SandboxSpec) -> RolloutPlan:

@@ -44,9 +44,7 @@ class Tally(Listener):
     unscorable_first: str = ""
     draws: Counter[str] = field(default_factory=Counter)  # further draws, by the outcome that was drawn again
     drawn: Counter[int] = field(default_factory=Counter)  # and by group
-    ungraded: set[tuple[int, int]] = field(
-        default_factory=set
-    )  # group and index of rollouts that lack their score
+    ungraded: set[tuple[int, int]] = field(default_factory=set)  # rollouts without their score: group and index
     _failed: dict[tuple[int, int], str] = field(default_factory=dict)  # the last failure of a place in a group
 
     def attempt(self, result: Member | Attempt) -> None:

@@ -223,6 +223,13 @@ async def test_recorded_tools_answer_as_then_and_ask_nobody() -> None:
     assert (tool.description, tool.output_type) == ("Searches.", "string")
 
 
+def test_equal_calls_are_known_again_whatever_their_arguments_hold() -> None:
+    as_recorded = digest("f", {"q": "\ufffd", "n": 10**30})
+    assert digest("f", {"q": "\ufffd", "n": 10**30}) == as_recorded
+    assert digest("f", {"q": "\ud800"}) == digest("f", {"q": "\ufffd"}), "so it is written"
+    assert digest("f", {"q": "x"}) != digest("g", {"q": "x"}) != digest("g", {"q": "y"})
+
+
 def a_run(directory: Path, **env: Any) -> Path:
     servers = [{"base_url": "http://evil.example/v1", "model_name": "theirs"}]
     facts = {"config": {"env": {"dataset": "jsonl:t.jsonl", **env}, "openai": servers}, "seed": 5}

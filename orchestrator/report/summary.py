@@ -133,9 +133,7 @@ class RunReader:
                 self._take_written(override, offset, place)
         for _, line in self._new(self._directory / DROPPED_FILE):
             if line is not None and type(line.get("group")) is int:
-                reason = text(line.get("reason"), 500)
-                run.totals.count_drop(reason)
-                _keep_last(self._dropped, line["group"], reason, known=run.groups)
+                self._take_drop(line["group"], text(line.get("reason"), 500))
                 changed.add(line["group"])
         changed &= run.groups.keys()
         for each in changed:
@@ -229,14 +227,25 @@ class RunReader:
         if (row := self.run.rollouts.get(rollout_id)) is not None:
             self._changed.add(row["group"])
 
+    def _take_drop(self, group: int, reason: str) -> None:
+        self._undrop(group)  # a resume tried it again
+        self.run.totals.count_drop(reason)
+        _keep_last(self._dropped, group, reason, known=self.run.groups)
+
+    def _undrop(self, group: int) -> None:
+        if (reason := self._dropped.pop(group, None)) is not None:
+            self.run.totals.count_drop(reason, -1)
+
     def _compare(self, group: int) -> None:
         """Marks a group that was written, and one whose members differ in score or in being solved."""
         rows, row = self.attempts(group), self.run.groups[group]
         for one in rows:
             one["staleness"] = self._staleness.get(one["id"])
         members = [one for one in rows if one["score"] is not None]
-        row["dropped"] = self._dropped.get(group, "")
         row["written"] = any(one["id"] in self.run.written for one in members)
+        if row["written"]:
+            self._undrop(group)
+        row["dropped"] = self._dropped.get(group, "")
         row["mixed"] = len({one["score"] for one in members}) > 1
         row["divided"] = len({one["solved"] for one in members}) > 1
 

@@ -109,9 +109,9 @@ class Totals:
         self.mixed += len({score for score, _ in known}) > 1
         self.divided += len({is_solved(score, part) for score, part in known}) > 1
 
-    def count_drop(self, reason: str) -> None:
-        """Counts a group that was not written."""
-        self.dropped[_name(reason, self.dropped)] += 1
+    def count_drop(self, reason: str, by: int = 1) -> None:
+        """Counts a group that was not written; with -1 no longer, as it was tried again."""
+        self.dropped[_name(reason, self.dropped)] += by
 
     def shown(self) -> dict[str, Any]:
         """What the page shows of it."""
@@ -123,7 +123,7 @@ class Totals:
             "not_scored": _most(self.not_scored),
             "drawn_again": _most(self.drawn_again),
             "parts": {part: dict(sorted(found.items())) for part, found in self.parts.items()},
-            "dropped": self.dropped.most_common(),
+            "dropped": (+self.dropped).most_common(),
         }
 
 

@@ -145,6 +145,19 @@ def test_a_group_that_is_tried_again_after_it_was_forgotten_is_counted_once(tmp_
     assert read_run(tmp_path, None).totals.groups == 2 * few_rows
 
 
+def test_a_dropped_group_that_a_resume_wrote_is_no_longer_one_that_was_not_written(tmp_path: Path) -> None:
+    append(tmp_path / "rollouts.jsonl", a_line(0, 0), a_line(1, 0))
+    drops = [{"group": group, "reason": "of equal scores"} for group in (0, 1, 1)]
+    append(tmp_path / "dropped.jsonl", *drops)
+    reader = RunReader(tmp_path)
+    reader.read(tmp_path / "groups.jsonl")
+    assert reader.run.totals.shown()["dropped"] == [("of equal scores", 2)]
+    append(tmp_path / "groups.jsonl", {"overrides": [{"rollout_id": "g000000-r00-a0"}]})
+    reader.read(tmp_path / "groups.jsonl")
+    assert reader.run.totals.shown()["dropped"] == [("of equal scores", 1)]
+    assert read_run(tmp_path, tmp_path / "groups.jsonl").totals == reader.run.totals
+
+
 def test_what_a_forgotten_rollout_took_is_not_counted_again_with_its_score(tmp_path: Path, few_rows: int) -> None:
     took = {"completions": [{"completion_tokens": 5, "prompt_tokens": 50, "retries": 2}]}
     ended = {"outcome": "finished", "reason": ""}

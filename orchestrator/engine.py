@@ -41,7 +41,7 @@ from orchestrator.purse import Purse
 from orchestrator.redact import redact
 from orchestrator.run.earlier import Earlier
 from orchestrator.run.groups import GroupFormat
-from orchestrator.run.prices import Prices, Spent
+from orchestrator.run.prices import Prices
 from orchestrator.run.rows import Row, bad_task_row, group_rows, unfinished_row
 from orchestrator.run.session import OpenRun, open_program_run, program_run_path
 from orchestrator.scorers.base import Scorer
@@ -197,8 +197,8 @@ class Orchestrator:
             )
         return Purse(most, prices.cost, self._out_of_money)
 
-    def open_purse(self, tally: Tally, evaluations: Sequence[Spent] = ()) -> None:
-        """`tally`: of what earlier processes of the run have done; `evaluations`: what they spent on these. If
+    def open_purse(self, tally: Tally, evaluations: Sequence[Tally] = ()) -> None:
+        """`tally`: of what earlier processes of the run have done; `evaluations`: of each one that they made. If
         `env.max_cost` leaves nothing, nothing is begun."""
         if self.purse is None:
             return
@@ -534,7 +534,7 @@ class Orchestrator:
         def started(plan: RolloutPlan, node: str) -> None:
             self.observer.started(plan, node)
             if self.purse is not None:
-                self.purse.begun(plan.rollout_id, place_of(plan))
+                self.purse.begun(plan.rollout_id, _place(plan))
 
         async def recorded(result: Member | Attempt) -> None:
             attempt = result.attempt if isinstance(result, Member) else result
@@ -546,7 +546,7 @@ class Orchestrator:
                 plan, cost = attempt.plan, self._prices.cost_of(attempt)
                 self.purse.ended(
                     plan.rollout_id,
-                    place_of(plan),
+                    _place(plan),
                     cost,
                     graded=attempt.ungraded is None,
                     held=env.cluster == "none",
@@ -566,7 +566,7 @@ class Orchestrator:
         )
 
 
-def place_of(plan: RolloutPlan) -> tuple[str, int, int]:
+def _place(plan: RolloutPlan) -> tuple[str, int, int]:
     """What all attempts of one rollout share."""
     return plan.split, plan.group, plan.index
 

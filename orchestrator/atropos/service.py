@@ -32,7 +32,7 @@ from orchestrator.executor import Executor
 from orchestrator.observer import Observer
 from orchestrator.run.files import RUN_FILE, record_of
 from orchestrator.run.groups import check_writable
-from orchestrator.run.prices import Prices, Spent
+from orchestrator.run.prices import Prices
 from orchestrator.run.session import OpenRun, describe, open_run, run_directory_path
 from orchestrator.run.tally import Tally
 from orchestrator.settings.config import Config
@@ -191,7 +191,8 @@ class Service:
                 self._feed, self._executor = feed, engine.executor(self._kept)
                 self._executor.settled = feed.wake
                 engine.drained.append(feed.drain)
-                engine.open_purse(self.tally, self._evaluations(run_path))
+                if engine.purse is not None:
+                    engine.open_purse(self.tally, self._evaluations(run_path))
                 try:
                     async with self._policy_service(engine):
                         with _demand(engine, feed, self._executor):
@@ -204,11 +205,10 @@ class Service:
                     raise engine.purse.reached
                 return 0 if terms.total is None or feed.finished else EXIT_INCOMPLETE
 
-    def _evaluations(self, run_path: Path) -> list[Spent]:
-        """What earlier processes of the run have spent on them."""
-        prices = self.tally.prices
+    def _evaluations(self, run_path: Path) -> list[Tally]:
+        """Those that earlier processes of the run have made."""
         records = filter(None, map(record_of, (run_path / "evals").glob("step-*")))
-        return [] if prices is None else [prices.spent_in(record) for record in records]
+        return [Tally.read(record, self.tally.prices) for record in records]
 
     def _policy_service(self, engine: Orchestrator) -> AbstractAsyncContextManager[None]:
         address = self.config.env.policy_address

@@ -11,7 +11,7 @@ import yaml
 
 from orchestrator.completion.route import place_of
 from orchestrator.errors import ConfigError
-from orchestrator.run.lenient import count, json_lines, number, objects
+from orchestrator.run.lenient import number, objects
 from orchestrator.types import Attempt
 
 if TYPE_CHECKING:
@@ -20,14 +20,6 @@ if TYPE_CHECKING:
 _MILLION = 1_000_000
 _MOST_BYTES = 1 << 20
 _KEYS = ("prompt", "completion")
-
-
-@dataclass(frozen=True, slots=True)
-class Spent:
-    """What a record's completions cost. `ungraded`: group and index of rollouts that lack their score."""
-
-    cost: float
-    ungraded: frozenset[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,22 +78,6 @@ class Prices:
     def cost_of(self, attempt: Attempt) -> float:
         """The cost of all its completions."""
         return self.cost(attempt.plan.rollout_id, attempt.record.prompt_tokens, attempt.record.sampled_tokens)
-
-    def spent_in(self, rollouts: Path) -> Spent:
-        """What all in a rollouts.jsonl cost. A rollout that only lacked its score comes again with it."""
-        cost, ungraded = 0.0, set[tuple[int, int]]()
-        for _, line in json_lines(rollouts):
-            if line is None:
-                continue
-            place = count(line.get("group")), count(line.get("index"))
-            if place not in ungraded:
-                found = objects(line.get("completions"))
-                prompt, sampled = (
-                    sum(count(c.get(k)) for c in found) for k in ("prompt_tokens", "completion_tokens")
-                )
-                cost += self.cost(str(line.get("rollout_id")), prompt, sampled)
-            (ungraded.add if line.get("ungraded") else ungraded.discard)(place)
-        return Spent(cost, frozenset(ungraded))
 
 
 def _unpriced(config: Config, table: Mapping[str, Any]) -> str:

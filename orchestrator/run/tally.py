@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from orchestrator.observer import Listener
-from orchestrator.run.line import Counted, CountedBadTask
+from orchestrator.run.lenient import lines_from
+from orchestrator.run.line import Counted, CountedBadTask, read_counted
 from orchestrator.run.prices import Prices
 from orchestrator.text import LINE_CHARS, one_line, printable
 from orchestrator.types import Attempt, BadTask, Failed, FailedName, Group, Member
@@ -46,6 +49,15 @@ class Tally(Listener):
     drawn: Counter[int] = field(default_factory=Counter)  # and by group
     ungraded: set[tuple[int, int]] = field(default_factory=set)  # rollouts without their score: group and index
     _failed: dict[tuple[int, int], str] = field(default_factory=dict)  # the last failure of a place in a group
+
+    @classmethod
+    def read(cls, rollouts: Path, prices: Prices | None) -> Tally:
+        """Of a rollouts.jsonl. A line that this version cannot read is not counted."""
+        tally = cls(prices)
+        for line in lines_from(rollouts):
+            with suppress(ValueError):
+                tally.earlier_attempt(read_counted(line.text))
+        return tally
 
     def attempt(self, result: Member | Attempt) -> None:
         """Counts one attempt."""

@@ -14,7 +14,7 @@ from orchestrator.report import write_report
 from orchestrator.report.summary import RunReader, read_run
 from orchestrator.report.totals import BINS, MOST_NAMES, OTHERS, UNGRADABLE, Totals
 from orchestrator.run.files import read_description
-from orchestrator.run.line import attempt_line, read_counted
+from orchestrator.run.line import attempt_line
 from orchestrator.run.lines import dumps
 from orchestrator.run.prices import Prices
 from orchestrator.run.tally import Tally
@@ -231,14 +231,14 @@ def test_what_a_rollout_took_counts_once_and_before_it_is_graded(tmp_path: Path)
     for lines in ([first], [first, second], [first, second, a_line(0, 0, 2, **took)]):
         (tmp_path / "rollouts.jsonl").write_bytes(b"")
         append(tmp_path / "rollouts.jsonl", *lines)
-        totals, compared, tally = read_run(tmp_path, None).totals, ComparedRun.read(tmp_path), Tally(prices)
-        for line in lines:
-            tally.earlier_attempt(read_counted(dumps(line)))
+        totals, compared, tally = (
+            read_run(tmp_path, None).totals,
+            ComparedRun.read(tmp_path),
+            Tally.read(tmp_path / "rollouts.jsonl", prices),
+        )
         assert (totals.tokens, totals.repeated) == (5, 2)
         assert (compared.prompt_tokens, compared.duration_s, compared.cost) == (50, 3.0, 55.0)
         assert (tally.tokens, tally.rollout_s, tally.cost) == (5, 3.0, 55.0)
-        spent = prices.spent_in(tmp_path / "rollouts.jsonl")
-        assert (spent.cost, spent.ungraded) == (55.0, frozenset(tally.ungraded))
         assert tally.ungraded == (set() if len(lines) == 3 else {(0, 0)})
     assert (totals.attempts, totals.scored, totals.drawn_again) == (3, 1, {})
 

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.engine import Orchestrator
 from orchestrator.errors import ConfigError, CostReached
+from orchestrator.observer import Observer
 from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.said import Asked
 from orchestrator.purse import Purse
 from orchestrator.run.prices import Prices
+from orchestrator.run.tally import Tally
 from orchestrator.settings.config import Config
 from orchestrator.settings.table import EnvSettings, OpenAISettings
 from orchestrator.types import CompletionKind, FailedName, Wishes
@@ -132,6 +135,18 @@ async def test_an_attempt_that_comes_again_with_its_score_is_paid_once(held: boo
     end(purse, "a0", 4.0, graded=False, held=held)
     end(purse, "a1", 4.0, held=held)
     assert purse.spent == pytest.approx(4.0)
+
+
+def test_a_resumed_run_opens_with_what_all_its_records_cost() -> None:
+    server = OpenAISettings(model_name="m", prompt_price=1.0, completion_price=1.0)
+    orchestrator = Orchestrator(Config(env=EnvSettings(max_cost=10.0), openai=(server,)), Observer())
+    training, evaluation = Tally(cost=3.0, ungraded={(1, 0)}), Tally(cost=4.0, ungraded={(2, 1)})
+    orchestrator.open_purse(training, [evaluation])
+    purse = orchestrator.purse
+    assert purse is not None
+    for place in (("train", 1, 0), ("eval", 2, 1)):
+        purse.ended("graded now", place, 2.0, graded=True, held=True)
+    assert purse.spent == pytest.approx(7.0)
 
 
 async def test_an_evaluation_s_rollouts_with_the_ids_of_others_are_paid_once() -> None:

@@ -152,6 +152,25 @@ async def test_of_a_long_recording_the_last_rollouts_alone_are_held(run: Path, p
     assert completer.served == 400
 
 
+@pytest.mark.parametrize("packed", [False, True])
+async def test_what_a_killed_run_left_at_its_end_is_passed_over(run: Path, packed: bool) -> None:
+    plain = run / "rollouts.jsonl"
+    torn = plain.read_bytes() + b"\n" + plain.read_bytes()[:-400]
+    plain.write_bytes(torn)
+    if packed:
+        (run / "rollouts.jsonl.xz").write_bytes(lzma.compress(torn))
+        plain.unlink()
+    assert (await ReplayCompleter.open(run).sample(a_request(2))).visible == "two"
+
+
+async def test_another_rollout_in_a_line_s_place_is_told(run: Path) -> None:
+    completer = ReplayCompleter.open(run)
+    plain = run / "rollouts.jsonl"
+    plain.write_text(plain.read_text().replace('"task_id":"task"', '"task_id":"else"'))
+    with pytest.raises(RecordError, match="not the file that it was"):
+        await completer.sample(a_request(1))
+
+
 async def test_a_recording_that_went_meanwhile_ends_the_rollout_by_name(run: Path) -> None:
     completer = ReplayCompleter.open(run)
     (run / "rollouts.jsonl").write_text("{}\n")

@@ -223,6 +223,23 @@ async def test_recorded_tools_answer_as_then_and_ask_nobody() -> None:
     assert (tool.description, tool.output_type) == ("Searches.", "string")
 
 
+async def test_a_call_that_is_not_the_recorded_one_any_more_is_no_answer() -> None:
+    asked = {"query": "x"}
+    other = ToolCall(1, "web_search", {"query": "y"}, "of another call", None, 0.0, 1.0)
+    calls = RecordedCalls([(digest("web_search", asked), 0)], lambda _: other)
+    with pytest.raises(ToolError, match="not what it was"):
+        await calls.answer("web_search", asked)
+
+
+def test_a_rollout_in_another_s_place_is_refused(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run")
+    recorded = Replayable.read(run / "rollouts.jsonl")
+    record = run / "rollouts.jsonl"
+    record.write_text(record.read_text().replace("g000000-r00-a0", "g000009-r00-a0"))
+    with pytest.raises(ConfigError, match="g000000-r00-a0 cannot be read back: the file is not what it was"):
+        list(recorded.attempts())
+
+
 def test_equal_calls_are_known_again_whatever_their_arguments_hold() -> None:
     as_recorded = digest("f", {"q": "\ufffd", "n": 10**30})
     assert digest("f", {"q": "\ufffd", "n": 10**30}) == as_recorded

@@ -18,8 +18,8 @@ PARTS = ("level", "source")
 
 
 @dataclass(slots=True)
-class Told:
-    """How often something happened, and the first reason that was told for it."""
+class Reason:
+    """How often something happened, and the first reason that was given for it."""
 
     times: int = 0
     reason: str = ""
@@ -51,8 +51,8 @@ class Totals:
     ended: float | None = None
     outcomes: Counter[str] = field(default_factory=Counter)
     token_sources: Counter[str] = field(default_factory=Counter)
-    not_scored: dict[str, Told] = field(default_factory=dict)
-    drawn_again: dict[str, Told] = field(default_factory=dict)
+    not_scored: dict[str, Reason] = field(default_factory=dict)
+    drawn_again: dict[str, Reason] = field(default_factory=dict)
     scores: list[list[int]] = field(default_factory=lambda: [[0, 0] for _ in range(BINS)])
     parts: dict[str, dict[str, list[int]]] = field(default_factory=lambda: {part: {} for part in PARTS})
     bad_tasks: int = 0
@@ -75,7 +75,7 @@ class Totals:
             self.ended = end if self.ended is None else max(self.ended, end)
         if row["score"] is None or row["unscorable"]:
             why = UNGRADABLE if row["unscorable"] else row["outcome"]
-            self.not_scored.setdefault(_name(why, self.not_scored), Told()).add(by, row["reason"])
+            self.not_scored.setdefault(_name(why, self.not_scored), Reason()).add(by, row["reason"])
         if row["score"] is not None:
             self._count_score(row, group, by)
 
@@ -94,7 +94,7 @@ class Totals:
     def count_draw(self, before: Row) -> None:
         """Counts that a rollout was drawn again after the attempt `before`."""
         why = before["reason"] if before["score"] is None else ""
-        self.drawn_again.setdefault(_name(before["outcome"], self.drawn_again), Told()).add(1, why)
+        self.drawn_again.setdefault(_name(before["outcome"], self.drawn_again), Reason()).add(1, why)
 
     def count_written(self, line: Row) -> None:
         """Counts a line of the groups file, unless it has the side lines of a group that is counted already."""
@@ -137,7 +137,7 @@ def outcome_counts(totals: Totals) -> Counter[str]:
     return +totals.outcomes + Counter({FailedName.BAD_TASK: totals.bad_tasks})
 
 
-def _most(told: dict[str, Told]) -> list[tuple[str, int, str]]:
+def _most(told: dict[str, Reason]) -> list[tuple[str, int, str]]:
     found = sorted(told.items(), key=lambda it: -it[1].times)
     return [(name, one.times, one.reason) for name, one in found if one.times]
 

@@ -1,7 +1,7 @@
 """The light part of the report: a row per attempt and per group, figures of the whole run, and facts of it.
 
 Reads each file once, and keeps the rows of the last attempts with the offsets of their lines, which `details`
-reads again. Memory does not grow with the run: of groups that were forgotten a bit each is kept, and figures are exact
+reads again. Memory does not grow with the run: of each group that was forgotten a bit is kept. Figures are exact
 but for an id that comes again after it was forgotten.
 """
 

@@ -39,7 +39,7 @@ class Connection:
         self._ledger = ledger
         self._say = say
         self._registered = registered
-        self._trainer: Trainer | None = None
+        self._batch = 0  # sequences in a batch of the trainer
         self._step = 0  # the trainer's last known step
 
     async def register(self) -> None:
@@ -70,7 +70,7 @@ class Connection:
         if batch is None:
             raise ConfigError("env.batch_size: the trainer does not say how large its batches are; set it here")
         check_batch_size(batch, self._terms.group_size)
-        self._trainer = trainer
+        self._batch = batch
         try:
             await self._registered(registration, trainer)
         except RunApiAway:
@@ -103,8 +103,9 @@ class Connection:
                 continue
             if status.step < self._step:
                 return self._forgotten(f"its step went back from {self._step} to {status.step}")
+            formed = status.step - self._step
             self.status, self._step = status, status.step
-            self._ledger.seen_queue(status.own_queued, posted)
+            self._ledger.seen_queue(status.own_queued, posted, formed, self._batch // self._terms.group_size)
             self.answers.set()
             return None
 
@@ -119,11 +120,9 @@ class Connection:
     def bound(self) -> int:
         """How many groups may still be added to those that wait for the trainer."""
         status, terms = self.status, self._terms
-        told = self._trainer.batch_size if self._trainer is not None else None
-        batch = told if told is not None else terms.batch_size
-        if status is None or batch is None:
+        if status is None:
             return 0
-        size, ahead = terms.group_size, terms.max_batches
+        batch, size, ahead = self._batch, terms.group_size, terms.max_batches
         share = min(1.0, status.unallocated + (terms.allocation or 0.0))
         bound = ahead * int(batch * share) // size - status.queued
         if terms.allocation is not None:

@@ -97,6 +97,7 @@ class Ledger:
     _taken: int = 0
     _queued: deque[int] = field(default_factory=deque)  # group number of each line not taken, oldest first
     _untaken: Counter[int] = field(default_factory=Counter)  # lines not taken, by group number
+    _formed: list[int] = field(default_factory=list)  # group number of each line that may wait in a whole batch
     _following: int = 0
     _above: set[int] = field(default_factory=set)  # done groups above a gap
 
@@ -140,19 +141,29 @@ class Ledger:
             self._above.remove(self._following)
             self._following += 1
 
-    def seen_queue(self, size: int, posted: int) -> None:
-        """Of the `posted` lines handed over before the run-api was asked, `size` still wait there."""
+    def seen_queue(self, size: int, posted: int, formed: int = 1, batch: int = 1) -> None:
+        """Of the `posted` lines handed over before the run-api was asked, `size` are still in its queue. Since it
+        was last asked, it has formed so many batches of at most `batch` of our lines.
+
+        The run-api forms batches when it has none left, of all that its queue holds, and gives the last one out
+        first. So nothing tells whether the others were fetched until it forms new ones.
+        """
+        left = []
         while self._taken < posted - size and self._queued:
             self._taken += 1
-            self._take(self._queued.popleft())
+            left.append(self._queued.popleft())
+            self._take(left[-1])
+        if formed:
+            self._formed = left[: (formed - 1) * batch]
 
     def forgotten(self) -> int:
-        """The run-api lost what waited in it. Returns how many groups; they do not come again."""
-        gone = len(self._untaken)
+        """The run-api lost what waited in it. Returns how many groups at most; they do not come again."""
+        gone = len(self._untaken.keys() | set(self._formed))
         self.lost += gone
         self._taken += len(self._queued)
         self._queued.clear()
         self._untaken.clear()
+        self._formed.clear()
         return gone
 
     def delivered_position(self, step: int) -> Position:

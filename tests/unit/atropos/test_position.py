@@ -82,6 +82,20 @@ def test_forgotten_groups_are_lost_and_counted_once() -> None:
     assert ledger.taken_position(0).groups == 4
 
 
+def test_batches_that_were_formed_together_are_lost_too_unless_new_ones_were_formed() -> None:
+    ledger = Ledger(BEGIN)
+    for number in range(7):
+        ledger.deliver(number, 1)
+    ledger.seen_queue(1, posted=ledger.posted, formed=3, batch=2)
+    ledger.seen_queue(1, posted=ledger.posted, formed=0, batch=2)
+    assert ledger.forgotten() == 5, "one in the queue, two batches of two; the third was given out at once"
+    for number in range(7, 13):
+        ledger.deliver(number, 1)
+    ledger.seen_queue(2, posted=ledger.posted, formed=2, batch=2)
+    ledger.seen_queue(0, posted=ledger.posted, formed=1, batch=2)
+    assert ledger.forgotten() == 0
+
+
 def test_position_reads_back_as_it_was_written(tmp_path: Path) -> None:
     position = Position(seed=9, dataset="gaia", step=4, following=7, done=frozenset({9, 12}), groups=9)
     write_position(tmp_path / "deep" / "p.json", position)

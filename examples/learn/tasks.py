@@ -15,7 +15,8 @@ from orchestrator.tasks.reasoning_gym import reasoning_gym_tasks
 from orchestrator.tasks.selection import held_out
 from orchestrator.types import Task
 
-SETS = ("chain_sum", "products", "count_bits", "spell_backward", "letter_counting", "gcd")
+# The last one is there to fail: 64 tokens of code do not break a cipher.
+SETS = ("chain_sum", "products", "count_bits", "spell_backward", "letter_counting", "gcd", "caesar_cipher")
 SHARE = 0.5  # of the ids that the hash holds out
 HELD_OUT_SEED = 777  # of all runs, so that they are measured by the same tasks
 # reasoning_gym makes instance i of a seed from the number seed + i, so neighbouring seeds have the same questions.

@@ -1,10 +1,11 @@
 """The local model's weights, tokenizer and command line, on small files made here.
 
-The last test talks to the real server; it needs the extra `local-model` and weights already fetched.
+Two tests talk to the real server, which needs the extra `local-model`; one of them needs weights already fetched.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import json
@@ -20,6 +21,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
@@ -32,6 +34,7 @@ from orchestrator.local_model.weights import (
     default_directory,
     fetch_weights,
 )
+from tests.fakes.tokenizer import ENTRIES
 
 PARTS = (b"a" * 1000, b"b" * 1000, b"c" * 17)
 CONTENT = b"".join(PARTS)
@@ -297,6 +300,47 @@ def test_what_cannot_be_served_is_said_in_one_line(
     assert said in last
 
 
+@contextlib.contextmanager
+def serving(*words: str) -> Iterator[dict[str, str]]:
+    """What the command says when it serves. It ends with 0 when it is told to."""
+    command = [sys.executable, "-m", "orchestrator.local_model", "serve", *words, "--port", "0"]
+    with subprocess.Popen([*command, "--context", "512"], stdout=subprocess.PIPE) as server:
+        try:
+            assert server.stdout is not None
+            yield json.loads(server.stdout.readline())
+        finally:
+            server.send_signal(signal.SIGTERM)
+        assert server.wait(timeout=60) == 0
+
+
+def test_a_policy_is_served_with_its_adapter_and_says_which(tmp_path: Path) -> None:
+    pytest.importorskip("xllamacpp", reason="needs the extra local-model")
+    from tests.fakes import tiny_gguf  # here: transformers takes long to import
+
+    config = tiny_gguf.a_config(ENTRIES)
+    weights = tiny_gguf.write_model(config, tiny_gguf.drawn(config), tmp_path / "tiny.gguf")
+    first, second = (tiny_gguf.write_lora(config, tmp_path / f"policy-{n}.gguf", seed=n) for n in (1, 2))
+    told = ["--weights", str(weights), "--threads", "1", "--directory", str(tmp_path / "models")]
+
+    def logprobs(*adapter: str) -> tuple[dict[str, str], list[float]]:
+        with serving(*told, *adapter) as ready:
+            asked = {"prompt": [5, 6, 7, 8, 9], "n_predict": 1, "n_probs": 50, "temperature": 0}
+            answer = _post(f"{ready['base_url'].removesuffix('/v1')}/completion", asked)
+            return ready, [likely["logprob"] for likely in answer["completion_probabilities"][0]["top_logprobs"]]
+
+    plain, without = logprobs()
+    assert "policy_version" not in plain
+    old, by_first = logprobs("--adapter", str(first))
+    new, by_second = logprobs("--adapter", str(second))
+    assert (old["policy_version"], new["policy_version"]) == (
+        str(tmp_path / "policy-1"),
+        str(tmp_path / "policy-2"),
+    )
+    assert len(by_first) == 50
+    assert without != by_first != by_second != without
+    assert logprobs("--adapter", str(first)) == ({**old, "base_url": ANY}, by_first), "as before the restart"
+
+
 # --- the real one ------------------------------------------------------------------------------------------
 
 TEXTS = (
@@ -321,27 +365,20 @@ def _post(url: str, body: dict[str, Any]) -> dict[str, Any]:
 def test_the_served_model_agrees_with_its_tokenizer_and_samples_ids() -> None:
     from transformers import AutoTokenizer
 
-    command = [sys.executable, "-m", "orchestrator.local_model", "serve", "--model", "smollm2-135m"]
-    with subprocess.Popen([*command, "--port", "0", "--context", "512"], stdout=subprocess.PIPE) as server:
-        try:
-            assert server.stdout is not None
-            ready = json.loads(server.stdout.readline())
-            address = ready["base_url"].removesuffix("/v1")
-            tokenizer = AutoTokenizer.from_pretrained(ready["tokenizer"])
-            for text in TEXTS:
-                ids = tokenizer.encode(text, add_special_tokens=False)
-                served = _post(f"{address}/tokenize", {"content": text, "parse_special": True})["tokens"]
-                assert served == ids
-                assert tokenizer.decode(ids) == text
-            prompt = tokenizer.encode("<|im_start|>user\nCount to five.<|im_end|>\n<|im_start|>assistant\n")
-            answer = _post(
-                f"{address}/completion",
-                {"prompt": prompt, "n_predict": 8, "return_tokens": True, "n_probs": 1, "seed": 1},
-            )
-            sampled = [part["id"] for part in answer["completion_probabilities"]]
-            assert answer["tokens"] == sampled[: len(answer["tokens"])]
-            assert answer["tokens_evaluated"] == len(prompt)
-            assert all(part["logprob"] <= 0 for part in answer["completion_probabilities"])
-        finally:
-            server.send_signal(signal.SIGTERM)
-        assert server.wait(timeout=60) == 0
+    with serving("--model", "smollm2-135m") as ready:
+        address = ready["base_url"].removesuffix("/v1")
+        tokenizer = AutoTokenizer.from_pretrained(ready["tokenizer"])
+        for text in TEXTS:
+            ids = tokenizer.encode(text, add_special_tokens=False)
+            served = _post(f"{address}/tokenize", {"content": text, "parse_special": True})["tokens"]
+            assert served == ids
+            assert tokenizer.decode(ids) == text
+        prompt = tokenizer.encode("<|im_start|>user\nCount to five.<|im_end|>\n<|im_start|>assistant\n")
+        answer = _post(
+            f"{address}/completion",
+            {"prompt": prompt, "n_predict": 8, "return_tokens": True, "n_probs": 1, "seed": 1},
+        )
+        sampled = [part["id"] for part in answer["completion_probabilities"]]
+        assert answer["tokens"] == sampled[: len(answer["tokens"])]
+        assert answer["tokens_evaluated"] == len(prompt)
+        assert all(part["logprob"] <= 0 for part in answer["completion_probabilities"])

@@ -138,11 +138,15 @@ async def _job(
 
 async def _memory(found: Findings, scale: Scale) -> None:
     many = scale.pick(2, 32, 64)
-    for kind in (DOCKER, OCI):
-        used = await _parked_bytes(kind, many)
-        found.add(
-            f"memory per parked sandbox, {kind}", used / many / MB, "MB", note=f"{many} parked, all included"
-        )
+    each: dict[str, list[float]] = {DOCKER: [], OCI: []}
+    for pair in range(scale.pick(1, 3, 6)):
+        for kind in (DOCKER, OCI) if pair % 2 else (OCI, DOCKER):
+            each[kind].append(await _parked_bytes(kind, many) / many)
+    for kind, values in each.items():
+        spread = f"{min(values) / MB:.1f} to {max(values) / MB:.1f}"
+        note = f"{many} parked, all included; {spread} in {len(values)} turns"
+        found.add(f"memory per parked sandbox, {kind}", p50(values) / MB, "MB", note=note)
+    _ratio(found, scale, "memory per parked sandbox, oci / docker", each)
     if scale is Scale.FULL:
         used = await _parked_bytes(OCI, 500)
         found.add("500 live sandboxes, oci: memory of all", used / MB, "MB")

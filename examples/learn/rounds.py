@@ -41,7 +41,7 @@ class Plan:
     algorithm: str = _told("grpo", "grpo, or expert for expert iteration")
     seed: int = _told(1, "of training tasks, sampling and the adapter")
     control: bool = _told(False, "shuffle the scores before they are learned from: nothing must be learned")
-    rounds: int = _told(6, "batches to train on")
+    rounds: int = _told(4, "batches to train on")
     groups: int = _told(12, "groups of a round")
     group_size: int = _told(8, "rollouts of a group")
     sets: tuple[str, ...] = _told(SETS, "data sets of reasoning_gym")

@@ -84,7 +84,7 @@ class Position:
 
 @dataclass(slots=True)
 class Ledger:
-    """What became of each group. The trainer takes deliveries in their order.
+    """What became of each group. The run-api makes batches of deliveries in their order.
 
     `sending`: a delivery of which it is not known yet whether it arrived; at first that of an earlier process.
     """
@@ -141,7 +141,7 @@ class Ledger:
             self._above.remove(self._following)
             self._following += 1
 
-    def seen_queue(self, size: int, posted: int, formed: int = 1, batch: int = 1) -> None:
+    def seen_queue(self, size: int, posted: int, formed: int, batch: int) -> None:
         """Of the `posted` lines handed over before the run-api was asked, `size` are still in its queue. Since it
         was last asked, it has formed so many batches of at most `batch` of our lines.
 
@@ -171,7 +171,7 @@ class Ledger:
         return replace(self._position(step, self._following, self._above, self.groups), sending=self.sending)
 
     def taken_position(self, step: int) -> Position:
-        """Only what the trainer has taken counts as done."""
+        """Only what has left the run-api's queue counts as done: its steps count so, too."""
         waiting = set(self._untaken)
         following = min(waiting | {self._following})
         done = {*range(following, self._following), *self._above} - waiting

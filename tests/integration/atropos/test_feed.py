@@ -242,6 +242,8 @@ async def test_restarted_and_reset_run_api_is_registered_at_again(api: RunApiPro
         ledger = serve.feed.ledger
         # What waited there at those two moments, and what may have waited in batches already formed.
         assert 12 <= ledger.lost <= 12 + 8
+        waiting = 3 + 2  # in the queue, and in batches already formed
+        assert ledger.delivered - len(given) // 2 <= ledger.lost + waiting, "what is missing is told"
 
 
 @pytest.mark.long

@@ -45,7 +45,7 @@ def test_trainer_took_what_no_longer_waits_in_the_order_of_delivery() -> None:
     ledger = Ledger(BEGIN)
     for number in (0, 2, 1, 3):
         ledger.deliver(number, 1)
-    ledger.seen_queue(2, posted=ledger.posted)
+    ledger.seen_queue(2, posted=ledger.posted, formed=1, batch=1)
     taken = ledger.taken_position(1)
     assert (taken.following, taken.done, taken.groups) == (1, frozenset({2}), 2)
     assert ledger.delivered_position(1).following == 4
@@ -56,16 +56,16 @@ def test_what_is_handed_over_while_the_queue_is_asked_for_does_not_count_as_take
     ledger.deliver(0, 1)
     asked = ledger.posted
     ledger.deliver(1, 1)
-    ledger.seen_queue(1, posted=asked)
+    ledger.seen_queue(1, posted=asked, formed=1, batch=1)
     assert ledger.taken_position(0).groups == 0
 
 
 def test_group_with_side_lines_is_taken_with_its_last_line() -> None:
     ledger = Ledger(BEGIN)
     ledger.deliver(0, 3)
-    ledger.seen_queue(1, posted=ledger.posted)
+    ledger.seen_queue(1, posted=ledger.posted, formed=1, batch=1)
     assert not Ledger(ledger.taken_position(0)).is_done(0)
-    ledger.seen_queue(0, posted=ledger.posted)
+    ledger.seen_queue(0, posted=ledger.posted, formed=1, batch=1)
     assert Ledger(ledger.taken_position(0)).is_done(0)
 
 
@@ -73,12 +73,12 @@ def test_forgotten_groups_are_lost_and_counted_once() -> None:
     ledger = Ledger(BEGIN)
     for number in range(5):
         ledger.deliver(number, 1)
-    ledger.seen_queue(2, posted=ledger.posted)
+    ledger.seen_queue(2, posted=ledger.posted, formed=1, batch=1)
     assert ledger.forgotten() == 2
     assert ledger.forgotten() == 0
     assert (ledger.groups, ledger.lost) == (3, 2)
     ledger.deliver(5, 1)
-    ledger.seen_queue(0, posted=ledger.posted)
+    ledger.seen_queue(0, posted=ledger.posted, formed=1, batch=1)
     assert ledger.taken_position(0).groups == 4
 
 

@@ -142,8 +142,8 @@ class Ledger:
             self._following += 1
 
     def seen_queue(self, size: int, posted: int, formed: int, batch: int) -> None:
-        """Of the `posted` lines handed over before the run-api was asked, `size` are still in its queue. Since it
-        was last asked, it has formed so many batches of at most `batch` of our lines.
+        """Of the `posted` lines handed over before the run-api was asked, `size` are still in its queue. `formed`:
+        how many batches it has formed since it was last asked; `batch`: how many lines of ours one holds at most.
 
         The run-api forms batches when it has none left, of all that its queue holds, and gives the last one out
         first. So nothing tells whether the others were fetched until it forms new ones.

@@ -248,9 +248,13 @@ async def test_restarted_and_reset_run_api_is_registered_at_again(api: RunApiPro
 
 @pytest.mark.long
 async def test_what_is_finished_while_the_run_api_is_away_is_delivered_later(api: RunApiProcess) -> None:
-    async with feeding(api.url, workers=2, permits=4) as serve:
+    async with feeding(api.url, workers=2, permits=2) as serve:
         trainer = await Trainer.registered(api.url, batch_size=4)
-        await trainer.take(2)
+        await trainer.take(1)
+        # Each batch is seen to be formed alone: of two formed at once, one might still wait in the run-api.
+        await serve.until(lambda: serve.feed.step == 1)
+        serve.permit(2)
+        await trainer.take(1)
         await serve.until(lambda: serve.feed.step == 2 and serve.feed.queued == 0 and serve.feed.under_way == 2)
         await api.kill()
         serve.permit(2)

@@ -108,7 +108,8 @@ class RayNode:
 
     def terminate(self) -> None:
         """As a cluster's manager ends a node: SIGTERM to `ray start --block`."""
-        (ray,) = [pid for pid in self.tree() if b"--block" in Path("/proc", str(pid), "cmdline").read_bytes()]
+        # The first one: what it starts has its command line until it has become another program.
+        ray, *_ = (pid for pid in self.tree() if b"--block" in Path("/proc", str(pid), "cmdline").read_bytes())
         os.kill(ray, signal.SIGTERM)
 
 

@@ -70,15 +70,17 @@ def containers(home: Path) -> dict[str, int]:
 
 def keepers(home: Path) -> list[int]:
     """Process ids of the keepers of the runs in this place."""
-    found = []
+    parents = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
             command = (process / "cmdline").read_bytes()
+            status = (process / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
         if b"oci/keeper.py" in command and str(home / "t").encode() in command:
-            found.append(int(process.name))
-    return found
+            parents[int(process.name)] = int(status[1])
+    # What a keeper starts has its command line until it has become another program.
+    return [pid for pid, parent in parents.items() if parent not in parents]
 
 
 async def test_the_groups_are_those_of_the_other_launchers_and_no_engine_is_needed(home: Path) -> None:

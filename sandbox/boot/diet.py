@@ -1,4 +1,4 @@
-"""Imports smolagents and gRPC without packages that they import and this sandbox never uses.
+"""Imports smolagents and gRPC without packages that they import and this sandbox never or seldom uses.
 
 These packages (hub access, HTTP, images, consoles, YAML, hashes, other executors, and asyncio, which only
 gRPC's asyncio API needs) would be most of the import time and a third of a parked sandbox's memory. Within
@@ -20,13 +20,16 @@ from types import ModuleType
 DEFERRED = (
     *("PIL", "dotenv", "huggingface_hub", "requests", "rich"),
     *("hashlib", "yaml"),
-    *("smolagents.cli", "smolagents.remote_executors"),
+    *("smolagents.cli", "smolagents.remote_executors", "jinja2.bccache"),
 )
 LATE = (
     *("asyncio", "grpc.aio"),
     "google.protobuf.internal.python_message",  # imported and not used: messages are made in C
+    # Used by programs, for other agents, or for an error: a tenth of what was left of the import time.
+    *("calendar", "difflib", "ipaddress", "pickle", "shutil", "subprocess", "tempfile", "uuid"),
 )
 HOLDERS = ("smolagents", "jinja2")
+_DEFERRED = tuple(f"{package}." for package in (*DEFERRED, *LATE))
 
 
 class _Empty:
@@ -69,7 +72,8 @@ class _Finder:
 def deferred_imports() -> Iterator[None]:
     """Within this block DEFERRED and LATE packages are stand-ins, unless they were imported before.
 
-    Garbage collection is off meanwhile: imports leave none, and looking for some took a tenth of the time.
+    Garbage collection is off meanwhile, and passes over what was imported when it is on again: imports leave no
+    garbage, and looking for some took a tenth of the time, and as much again at the end.
     """
     finder = _Finder()
     sys.meta_path.insert(0, finder)
@@ -79,6 +83,7 @@ def deferred_imports() -> Iterator[None]:
         yield
     finally:
         if collecting:
+            gc.freeze()
             gc.enable()
         sys.meta_path.remove(finder)
         for name, module in list(sys.modules.items()):
@@ -92,7 +97,7 @@ def deferred_imports() -> Iterator[None]:
 
 
 def _is_deferred(name: str) -> bool:
-    return any(name == package or name.startswith(package + ".") for package in (*DEFERRED, *LATE))
+    return f"{name}.".startswith(_DEFERRED)
 
 
 def _make_late(name: str, module: ModuleType) -> None:

@@ -216,9 +216,13 @@ def build_agent(
     return agent, executor
 
 
-@functools.cache
 def _template(source: str, undefined: type[Undefined]) -> Template:
     """`Template(source, undefined=undefined)`, compiled once, or taken from the image."""
+    return _compiled(source, undefined)  # one key in its cache, however this was called
+
+
+@functools.cache
+def _compiled(source: str, undefined: type[Undefined]) -> Template:
     environment = Environment(undefined=undefined)  # noqa: S701 - no HTML
     code = remembered(("template", source), lambda: environment.compile(source))
     return Template.from_code(environment, code, environment.make_globals(None))

@@ -310,6 +310,8 @@ async def test_bad_arguments_are_one_line(places: Places) -> None:
         (["--runner-uid", "5"], "come together or not at all"),
         (["--runner-uid", "5", "--worker-uid", "5", "--channel-gid", "6"], "two different uids"),
         (["--work", "x"], "unrecognized arguments"),
+        (["--workspace"], "--workspace needs a value"),
+        (["--worker-processes", "many"], "is no whole number"),
     ):
         process = await asyncio.create_subprocess_exec(
             *places.command(), *extra, cwd=ROOT, stderr=asyncio.subprocess.PIPE

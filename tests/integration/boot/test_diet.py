@@ -40,7 +40,7 @@ def test_what_others_hold_is_the_real_module_and_is_loaded_when_it_is_looked_at(
     printed = python(
         "import sys\nfrom sandbox.boot.diet import LATE, deferred_imports\n"
         "with deferred_imports():\n    import grpc, google.protobuf.descriptor_pool as pool, asyncio as held\n"
-        "print(sorted(name for name in sys.modules if name.startswith(LATE)) == sorted(LATE))\n"
+        "print({name for name in sys.modules if name.startswith(LATE)} <= {*LATE})\n"
         "import asyncio, importlib\n"
         "print(held is asyncio, asyncio.run(asyncio.sleep(0, 'ran')), 'asyncio.events' in sys.modules)\n"
         "print(grpc.aio.insecure_channel.__module__, pool.python_message.GeneratedProtocolMessageType.__name__)\n"
@@ -70,3 +70,31 @@ def test_no_module_of_ours_keeps_a_stand_in() -> None:
         "print(len(ours) > 20, kept)"
     )
     assert printed == "True []\n"
+
+
+def test_nobody_took_a_name_from_a_module_that_becomes_real_later() -> None:
+    """It would stay a stand-in's."""
+    printed = python(
+        "import sys\nfrom sandbox.boot.imported import imported\nfrom sandbox.boot.diet import LATE, _Empty\n"
+        "imported()\n"
+        "late = [name for name in LATE if type(sys.modules[name]).__name__ == '_LazyModule']\n"
+        "names = [(module, *pair) for module in sys.modules.values()\n"
+        "         for pair in object.__getattribute__(module, '__dict__').copy().items()]\n"
+        "taken = [(module, name) for module, name, it in names\n"
+        "         if isinstance(it, type) and issubclass(it, _Empty) and it.__module__.startswith(LATE)]\n"
+        "print(len(late) > 1, taken)"
+    )
+    assert printed == "True []\n"
+
+
+def test_no_agent_compiles_the_usual_prompt_again() -> None:
+    printed = python(
+        "from sandbox.boot.imported import imported\nimported()\n"
+        "import jinja2, smolagents.agents\nfrom sandbox.runner import agent\n"
+        "jinja2.Environment.compile = None\n"
+        "known = dict(tools={}, managed_agents={}, authorized_imports='', custom_instructions='',\n"
+        "             code_block_opening_tag='<code>', code_block_closing_tag='</code>')\n"
+        "prompt = agent._own_templates('code')['system_prompt']\n"
+        "print(len(smolagents.agents.populate_template(prompt, known)) > 1000)"
+    )
+    assert printed == "True\n"

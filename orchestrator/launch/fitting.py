@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from orchestrator.launch.hardening import MIB
 from orchestrator.types import SandboxSpec
 
-_SAFE_RUNC = (1, 2, 8)  # CVE-2024-21626, CVE-2025-31133, -52565, -52881
+# By runc's own advisories: the first release of each branch with the fix; later branches have it too.
+_RUNC_FIXES = (
+    ("CVE-2024-21626", ((1, 1, 12),)),
+    ("CVE-2025-31133", ((1, 2, 8), (1, 3, 3), (1, 4, 0))),  # and -52565, -52881
+)
 
 
 def too_big(spec: SandboxSpec, memory_bytes: int, cpus: int) -> str | None:
@@ -35,9 +40,18 @@ def too_many(spec: SandboxSpec, max_sandboxes: int, memory_bytes: int) -> str | 
 def old_runc(version: str) -> str | None:
     """That a runc of this version, like 1.1.5+ds1, has known holes; None: it has none, or it is no version."""
     found = re.match(r"v?(\d+)\.(\d+)\.(\d+)", version)
-    if found is None or tuple(map(int, found.groups())) >= _SAFE_RUNC:
+    if found is None:
+        return None
+    number = tuple(map(int, found.groups()))
+    missing = [name for name, mended in _RUNC_FIXES if not _is_mended(number, mended)]
+    if not missing:
         return None
     return (
-        f"runc {'.'.join(found.groups())} is older than its fixes of CVE-2024-21626 and CVE-2025-31133 "
+        f"runc {'.'.join(found.groups())} is older than its fixes of {' and '.join(missing)} "
         "(a distribution may have backported them)"
     )
+
+
+def _is_mended(number: tuple[int, ...], mended: Sequence[tuple[int, ...]]) -> bool:
+    same_branch = [first for first in mended if first[:2] == number[:2]]
+    return number >= (same_branch or mended)[-1]

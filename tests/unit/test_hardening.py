@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from orchestrator.launch.confinement import untold_by, verify_confinement
 from orchestrator.launch.docker.facts import advice, engine_problem, image_problem, missing_features
 from orchestrator.launch.docker.request import create_body
 from orchestrator.launch.docker.verification import MEASURES, verify
+from orchestrator.launch.fitting import old_runc
 from orchestrator.launch.hardening import (
     IDENTITIES,
     MEASURE_NAMES,
@@ -381,6 +383,26 @@ def test_what_cannot_be_launched_is_refused_with_what_to_do(
 def test_old_runc_and_too_much_memory_in_total_are_said() -> None:
     lines = advice(INFO | {"RuncCommit": {"ID": "1.1.5+ds1-1+deb12u1"}}, SPEC, 16)
     assert [line.split()[0] for line in lines] == ["16", "runc"]
+
+
+@pytest.mark.parametrize(
+    ("version", "missing"),
+    [
+        ("1.1.5+ds1", ["CVE-2024-21626", "CVE-2025-31133"]),
+        ("1.1.15+ds1", ["CVE-2025-31133"]),
+        ("v1.2.7", ["CVE-2025-31133"]),
+        ("1.2.8", []),
+        ("1.3.0", ["CVE-2025-31133"]),
+        ("1.3.3", []),
+        ("1.4.0", []),
+        ("2.0.0", []),
+        ("unknown", []),
+    ],
+)
+def test_of_an_old_runc_the_holes_that_are_open_are_named(version: str, missing: list[str]) -> None:
+    told = old_runc(version)
+    assert (told is None) == (not missing)
+    assert re.findall(r"CVE-[\d-]+", told or "") == missing
 
 
 def test_modules_to_preload_are_arguments_and_keep_sandboxes_apart(tmp_path: Path) -> None:

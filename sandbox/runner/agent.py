@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import smolagents.agents
-from jinja2 import Environment, StrictUndefined, Template, Undefined
+from jinja2 import Environment, StrictUndefined, Template
 from smolagents.agents import CodeAgent, MultiStepAgent, ToolCallingAgent, ToolOutput
 from smolagents.memory import ActionStep, MemoryStep, ToolCall
 from smolagents.models import ChatMessage, MessageRole
@@ -216,13 +216,13 @@ def build_agent(
     return agent, executor
 
 
-def _template(source: str, undefined: type[Undefined]) -> Template:
-    """`Template(source, undefined=undefined)`, compiled once, or taken from the image."""
+def _template(source: str, undefined: Any) -> Template:
+    """`Template(source, undefined=undefined)` of jinja2, compiled once, or taken from the image."""
     return _compiled(source, undefined)  # one key in its cache, however this was called
 
 
 @functools.cache
-def _compiled(source: str, undefined: type[Undefined]) -> Template:
+def _compiled(source: str, undefined: Any) -> Template:
     environment = Environment(undefined=undefined)  # noqa: S701 - no HTML
     code = remembered(("template", source), lambda: environment.compile(source))
     return Template.from_code(environment, code, environment.make_globals(None))

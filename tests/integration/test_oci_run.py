@@ -156,7 +156,7 @@ async def test_a_killed_run_leaves_no_container_and_resumes_to_the_same_groups(h
             first.signal(signal.SIGKILL)
             await first.ended()
         await until(lambda: not keepers(home), "the keeper removes all containers and ends")
-        assert list((home / "t").glob("orchestrator-*/state/*")) == []
+        assert list((home / "t").glob("orchestrator-*/state/[!.]*")) == []
         again = await run("--env.resume", "run", "--env.launcher", "oci", directory=home, environ=environ())
     assert again.code == 0, again.stderr
     assert essence(home / "run" / "groups.jsonl") == essence(other / "run" / "groups.jsonl")
@@ -179,7 +179,7 @@ async def test_killed_in_endless_steps_with_its_keeper_a_run_leaves_nothing_afte
             killed.signal(signal.SIGKILL)
             await killed.ended()
     await until(lambda: not any(is_running(pid) for pid in pids), "they end by themselves")
-    assert len(list((home / "t").glob("orchestrator-*/state/*"))) == 3
+    assert len(list((home / "t").glob("orchestrator-*/state/[!.]*"))) == 3
     cleaned = await run("--env.launcher", "oci", directory=home, command="cleanup", environ=environ())
     assert cleaned.code == 0, cleaned.stderr
     assert "removed 3 containers" in cleaned.stdout

@@ -35,7 +35,8 @@ def remove_containers(directory: Path) -> tuple[int, int]:
         program = (directory / _RUNTIME).read_text()
         if not os.path.isabs(program):
             raise ValueError(program)
-        names = [place.name for place in (directory / _STATE).iterdir()]
+        # crun keeps compiled filters of system calls in `.cache` there.
+        names = [place.name for place in (directory / _STATE).iterdir() if not place.name.startswith(".")]
     except (OSError, ValueError):
         return 0, 0
     environ = {name: os.environ[name] for name in HANDED_DOWN if name in os.environ}

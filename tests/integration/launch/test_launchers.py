@@ -212,7 +212,7 @@ async def test_process_launcher_hands_down_no_key_and_ends_what_code_left_runnin
 
 def containers_below(directory: Path) -> list[str]:
     """Names of the containers that an OCI runtime has for launchers with directories there, and of bundles."""
-    places = [*directory.glob(f"{PREFIX}*/state/*"), *directory.glob(f"{PREFIX}*/bundles/*")]
+    places = [*directory.glob(f"{PREFIX}*/state/[!.]*"), *directory.glob(f"{PREFIX}*/bundles/*")]
     return [place.name for place in places]
 
 

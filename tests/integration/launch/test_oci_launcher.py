@@ -21,6 +21,8 @@ from orchestrator.launch.control_groups import CGROUPS, control_groups, group_fi
 from orchestrator.launch.names import DEFAULT_IMAGE
 from orchestrator.launch.oci import launcher as oci_launcher
 from orchestrator.launch.oci.launcher import OciLauncher
+from orchestrator.launch.oci.leftovers import remember, remove_containers
+from orchestrator.launch.oci.program import find_runtime
 from orchestrator.launch.reaper import reap_directories
 from orchestrator.types import SandboxSpec
 from tests.fakes import oci_images
@@ -147,7 +149,7 @@ async def test_control_groups_and_bundles_go_with_their_sandbox(run: str, tempor
             assert len(list(temporary.glob(f"{PREFIX}*/bundles/*"))) == 1
         assert not file.parent.exists()
         assert list(temporary.glob(f"{PREFIX}*/bundles/*")) == []
-        assert list(temporary.glob(f"{PREFIX}*/state/*")) == []
+        assert list(temporary.glob(f"{PREFIX}*/state/[!.]*")) == []
     assert list(temporary.iterdir()) == []
 
 
@@ -166,7 +168,7 @@ async def test_a_sandbox_weaker_than_asked_is_refused_by_name_and_removed(
         with pytest.raises(EnvironmentUnusable, match=r"seccomp .*pids is 4096 instead of 128"):
             async with oci_probed(launcher, FOREVER):
                 pytest.fail("it must not be used")
-        assert list(temporary.glob(f"{PREFIX}*/state/*")) == []
+        assert list(temporary.glob(f"{PREFIX}*/state/[!.]*")) == []
     waived = frozenset({"seccomp", "pids"})
     async with oci_launcher_for(run, waived=waived) as launcher, oci_probed(launcher, FOREVER) as sandbox:
         assert sandbox.sandbox_id
@@ -219,6 +221,13 @@ async def test_a_killed_orchestrator_leaves_nothing(temporary: Path, keeper_too:
     await eventually(lambda: is_gone(int(pid)))
     assert list(temporary.iterdir()) == []
     assert not [group for group in control_group_folders() if group.name == name]
+
+
+def test_what_a_runtime_keeps_for_itself_is_no_container(tmp_path: Path) -> None:
+    """crun has its compiled filters beside what it remembers of containers."""
+    remember(tmp_path, find_runtime("runc"))
+    (tmp_path / "state" / ".cache").mkdir(parents=True)
+    assert remove_containers(tmp_path) == (0, 0)
 
 
 def control_group_folders() -> Iterator[Path]:
@@ -323,7 +332,7 @@ async def test_a_cancel_while_the_runtime_hangs_is_carried_out_when_it_is_over(
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
-        assert list(temporary.glob(f"{PREFIX}*/state/*")) == []
+        assert list(temporary.glob(f"{PREFIX}*/state/[!.]*")) == []
 
 
 async def test_a_runtime_that_is_gone_costs_a_start_and_no_living_sandbox(

@@ -29,7 +29,7 @@ LATE = (
     *("calendar", "difflib", "ipaddress", "pickle", "shutil", "subprocess", "tempfile", "uuid"),
 )
 HOLDERS = ("smolagents", "jinja2")
-_DEFERRED = tuple(f"{package}." for package in (*DEFERRED, *LATE))
+_PREFIXES = tuple(f"{package}." for package in (*DEFERRED, *LATE))
 
 
 class _Empty:
@@ -97,7 +97,7 @@ def deferred_imports() -> Iterator[None]:
 
 
 def _is_deferred(name: str) -> bool:
-    return f"{name}.".startswith(_DEFERRED)
+    return f"{name}.".startswith(_PREFIXES)
 
 
 def _make_late(name: str, module: ModuleType) -> None:

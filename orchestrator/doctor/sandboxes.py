@@ -20,6 +20,7 @@ from orchestrator.launch.docker.facts import advice, engine_problem, image_probl
 from orchestrator.launch.image.build import is_current
 from orchestrator.launch.image.context import BuildContext, context_root
 from orchestrator.launch.make import make_launcher
+from orchestrator.launch.names import is_path
 from orchestrator.launch.oci.machine import advice as oci_advice
 from orchestrator.launch.oci.machine import (
     does_not_fit,
@@ -133,7 +134,9 @@ async def _check_oci(config: Config) -> AsyncIterator[Finding]:
     except EnvironmentUnusable as error:
         yield fail("image", str(error))
     else:
-        if image is None:
+        if image is None and is_path(spec.image):
+            yield ok("image", f"{spec.image}, unpacked when it is first used")
+        elif image is None:
             yield fail("image", f"{spec.image} is not in {store.folder}: run `orchestrator image build --oci`")
         else:
             labels = image.config.get("Labels") or {}

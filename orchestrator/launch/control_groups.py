@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -43,6 +44,23 @@ def group_files(
         elif group.has(controller):
             found = [cgroups / mounted / group.own / v1_name for mounted in (controller, group.controllers)]
         yield from (file for file in found if file.is_file())
+
+
+def beside(own: str) -> str:
+    """Where a process in the group `own` of cgroup v2 has the groups of its containers: in the one above, as a
+    group with processes cannot have groups with limits below it."""
+    return posixpath.dirname(own)
+
+
+def path_beside_ours(name: str, proc: Path = PROC) -> str:
+    """What to call a container's group, to have it beside this process' own. With v1 it is the name: each
+    hierarchy has its place, and the runtime finds it. With v2 alone it is the path: to crun, a name is a place in
+    the root."""
+    fields = [line.split(":", 2)[1:] for line in (proc / "self" / "cgroup").read_text().splitlines()]
+    match fields:
+        case [["", own]]:
+            return posixpath.join(beside(own), name)
+    return name
 
 
 def _own(path: str, container: str) -> str | None:

@@ -18,6 +18,8 @@ from tests.fakes.runs import ROOT
 NAME, USER = "ordinary", 61_234
 SUBORDINATE = "200000:65536"
 _HIERARCHIES = ("cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "blkio", "pids", "systemd")
+_CONTROLLERS = ("cpu", "memory", "pids")
+_HANDED_ON = ("cgroup.procs", "cgroup.threads", "cgroup.subtree_control")  # cgroups(7), "Delegation"
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -28,8 +30,8 @@ def why_not(*, delegated: bool = False) -> str | None:
     missing = [name for name in ("unshare", "setpriv", "newuidmap", "mount") if shutil.which(name) is None]
     if missing:
         return f"there is no {missing[0]}"
-    if delegated and not all((_CGROUPS / name).is_dir() for name in _HIERARCHIES):
-        return "control groups are delegated by hand for v1 only"
+    if delegated and not _unified() and not all((_CGROUPS / name).is_dir() for name in _HIERARCHIES):
+        return "the control groups here are neither v1 nor v2 alone"
     return None
 
 
@@ -91,25 +93,52 @@ class OrdinaryUser:
         ]
 
 
+def _unified() -> bool:
+    """There is cgroup v2 alone."""
+    return (_CGROUPS / "cgroup.controllers").exists()
+
+
 @contextmanager
 def _control_groups() -> Iterator[list[Path]]:
-    """One in each hierarchy, below this process' own."""
-    own = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
-    made = []
+    """Those that the user's first process goes into."""
+    top: list[Path] = []
     try:
-        for name in _HIERARCHIES:
-            parent = _CGROUPS / name / own.get(name, own.get(f"name={name}", "/")).lstrip("/")
-            group = parent / f"ordinary-{secrets.token_hex(4)}"
-            group.mkdir()
-            made.append(group)
-            if name == "cpuset":
-                for file in ("cpuset.cpus", "cpuset.mems"):
-                    (group / file).write_text((parent / file).read_text())
-            for path in (group, *group.iterdir()):
-                os.chown(path, USER, USER)
-        yield made
+        yield _delegate_unified(top) if _unified() else _delegate_hierarchies(top)
     finally:
-        for group in made:
+        for group in top:
             for folder, _, _ in os.walk(group, topdown=False):
                 with suppress(OSError):
                     os.rmdir(folder)
+
+
+def _delegate_unified(top: list[Path]) -> list[Path]:
+    """One group of the root's, its limits handed on, with a group for the user's own processes in it: a group with
+    processes cannot have groups with limits below it."""
+    group = _CGROUPS / f"ordinary-{secrets.token_hex(4)}"
+    own = group / "own"
+    handed_on = " ".join(f"+{name}" for name in _CONTROLLERS)
+    (_CGROUPS / "cgroup.subtree_control").write_text(handed_on)
+    group.mkdir()
+    top.append(group)
+    (group / "cgroup.subtree_control").write_text(handed_on)
+    own.mkdir()
+    for folder in (group, own):
+        for path in (folder, *(folder / name for name in _HANDED_ON)):
+            os.chown(path, USER, USER)
+    return [own]
+
+
+def _delegate_hierarchies(top: list[Path]) -> list[Path]:
+    """One in each hierarchy, below this process' own."""
+    own = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
+    for name in _HIERARCHIES:
+        parent = _CGROUPS / name / own.get(name, own.get(f"name={name}", "/")).lstrip("/")
+        group = parent / f"ordinary-{secrets.token_hex(4)}"
+        group.mkdir()
+        top.append(group)
+        if name == "cpuset":
+            for file in ("cpuset.cpus", "cpuset.mems"):
+                (group / file).write_text((parent / file).read_text())
+        for path in (group, *group.iterdir()):
+            os.chown(path, USER, USER)
+    return top

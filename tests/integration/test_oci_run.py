@@ -244,6 +244,11 @@ async def test_a_task_with_an_image_in_a_file_is_carried_out_in_it_and_a_broken_
         for name, file in (("q0", "own.tar"), ("q1", "broken.tar"), ("q2", "own.tar"))
     ]
     (home / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    doctor = ("--env.launcher=oci", "--env.sandbox_image=./own.tar")
+    well = await run(*doctor, directory=home, command="doctor", environ=environ())
+    assert well.code == 0, well.stdout + well.stderr
+    assert "./own.tar, unpacked when it is first used" in well.stdout
+    assert "confined as it must be" in well.stdout
     look = "Thought.\n<code>\nfinal_answer(open('/opt/sandbox/packages/whose').read())\n</code>"
     async with ScriptedServer("vllm", always(look)) as server:
         given = flags(home, server.base_url, launcher="oci", group_size=1, max_retries=0, group_policy="drop")

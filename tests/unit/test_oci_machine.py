@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import EnvironmentUnusable, SandboxLostError
+from orchestrator.launch.control_groups import path_beside_ours
 from orchestrator.launch.hardening import MEASURE_NAMES, harden, writable_places
 from orchestrator.launch.names import CHANNEL_MOUNT
 from orchestrator.launch.oci import user_namespace as users
@@ -80,21 +81,69 @@ def test_a_group_of_somebody_else_is_told(tmp_path: Path) -> None:
     assert "may not change" in told
 
 
-@pytest.mark.parametrize(
-    ("own", "parent"), [("/user.slice/user-1.slice/run.scope", "user.slice/user-1.slice"), ("/", ".")]
-)
+def unified(root: Path, own: str, **groups: tuple[str, str]) -> dict[str, str]:
+    """What cannot be limited where this process is in `own` and each group (`__` for a slash; the root is `_`) has
+    these controllers, and hands those on."""
+    files = {}
+    for name, (controllers, handed_on) in groups.items():
+        folder = "." if name == "_" else name.replace("__", "/")
+        files[f"{folder}/cgroup.controllers"] = controllers
+        files[f"{folder}/cgroup.subtree_control"] = handed_on
+        if name != "_":
+            files |= {f"{folder}/cgroup.type": "domain", f"{folder}/cgroup.procs": ""}
+    return limits(root, f"0::{own}\n", **files)
+
+
+ALL = "cpuset cpu io memory pids\n"
+
+
+@pytest.mark.parametrize(("own", "parent"), [("/user/me/run", "user__me"), ("/", "_")])
 def test_v2_needs_the_controllers_beside_its_own_group(tmp_path: Path, own: str, parent: str) -> None:
-    offered = {f"{parent}/cgroup.controllers": "cpuset cpu io memory pids\n"}
-    assert limits(tmp_path / "all", f"0::{own}\n", **offered) == {}
-    offered = {f"{parent}/cgroup.controllers": "pids\n"}
-    told = limits(tmp_path / "few", f"0::{own}\n", **offered)
-    assert set(told) == {"memory", "swap", "cpus"}
-    assert all("delegated" in why for why in told.values())
-    assert set(limits(tmp_path / "none", f"0::{own}\n")) == {"memory", "swap", "cpus", "pids"}
+    assert unified(tmp_path / "all", own, **{parent: (ALL, ALL)}) == {}
+    assert unified(tmp_path / "offered", own, **{parent: (ALL, "")}) == {}
+    assert set(unified(tmp_path / "none", own)) == {"memory", "swap", "cpus", "pids"}
+
+
+def test_v2_hands_controllers_on_from_the_machine_s_root(tmp_path: Path) -> None:
+    """systemd hands the controller cpu to a slice only when a service in it asks for that."""
+    job = {"system": ("memory pids\n", "memory pids\n"), "system__job": ("memory pids\n", "")}
+    assert unified(tmp_path / "root", "/system/job", _=(ALL, "memory pids\n"), **job) == {}
+    told = unified(tmp_path / "old", "/system/job", _=("memory pids\n", "memory pids\n"), **job)
+    assert told == {"cpus": "cannot be limited here: the kernel has no control groups with cpu"}
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may change every file")
+def test_v2_controllers_that_somebody_else_must_hand_on_are_told(tmp_path: Path) -> None:
+    proc, cgroups = machine(tmp_path, "0::/me/run\n", **{"me/cgroup.controllers": ALL})
+    (cgroups / "me" / "cgroup.subtree_control").touch(mode=0o444)
+    told = missing_limits(proc=proc, cgroups=cgroups)
+    assert len(told) == 4
+    assert all("let it be delegated" in why for why in told)
+
+
+def test_v2_group_with_processes_hands_nothing_on(tmp_path: Path) -> None:
+    files = {"job/cgroup.controllers": ALL, "job/cgroup.subtree_control": "", "job/cgroup.type": "domain"}
+    told = limits(tmp_path, "0::/job/run\n", **files, **{"job/cgroup.procs": "17\n"})
+    assert set(told) == {"memory", "swap", "cpus", "pids"}
+    assert all("has processes" in why for why in told.values())
+
+
+@pytest.mark.parametrize(
+    ("groups", "path"),
+    [
+        (V1, NAME),
+        ("0::/user/me/run\n", f"/user/me/{NAME}"),
+        ("0::/\n", f"/{NAME}"),
+        ("1:name=systemd:/me\n0::/me\n", NAME),
+    ],
+)
+def test_a_container_s_group_is_beside_ours(tmp_path: Path, groups: str, path: str) -> None:
+    proc, _ = machine(tmp_path, groups)
+    assert path_beside_ours(NAME, proc) == path
 
 
 def test_v2_without_swap_accounting_is_told(tmp_path: Path) -> None:
-    offered = {"job/cgroup.controllers": "cpu memory pids\n", "job/one/memory.max": "max"}
+    offered = {"job/cgroup.controllers": ALL, "job/cgroup.subtree_control": ALL, "job/one/memory.max": "max"}
     (told,) = limits(tmp_path / "none", "0::/job/one\n", **offered).items()
     assert told[0] == "swap"
     assert "swapaccount=1" in told[1]

@@ -13,19 +13,19 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from orchestrator.backoff import Backoff
 from orchestrator.errors import EnvironmentUnusable, LaunchError, RolloutError, SandboxLostError
 from orchestrator.launch.channels import make_owned_directory, remove_owned_directory
 from orchestrator.launch.confinement import untold_by, verify_confinement
-from orchestrator.launch.hardening import NO_MEASURES, demand, harden, writable_places
+from orchestrator.launch.control_groups import path_beside_ours
+from orchestrator.launch.hardening import NO_MEASURES, Hardening, demand, harden, writable_places
 from orchestrator.launch.names import is_gvisor, is_path
-from orchestrator.launch.oci.bundle import bundle
+from orchestrator.launch.oci.bundle import Root, bundle
 from orchestrator.launch.oci.leftovers import remember, remove_containers, runtime_command
 from orchestrator.launch.oci.machine import (
     advice,
@@ -127,9 +127,7 @@ class OciLauncher:
         root = replace(image.root, entry_point=(*image.root.entry_point[:1], "--version"))
         asked = replace(harden(spec, UidPair(0, 0), self._folder(name)), arguments=())
         try:
-            _write_bundle(
-                self._folder(name), bundle(root, asked, name, users=self._users, unlimited=self._unlimited)
-            )
+            self._write_bundle(name, root, asked)
             await runtime.start(name, self._folder(name))
         finally:
             await uninterrupted(self._removed(name))
@@ -176,8 +174,7 @@ class OciLauncher:
             raise LaunchError(str(error)) from error
         runtime = await self._open()
         folder = self._folder(sandbox.sandbox_id)
-        config = bundle(image.root, asked, sandbox.sandbox_id, users=self._users, unlimited=self._unlimited)
-        _write_bundle(folder, config)
+        self._write_bundle(sandbox.sandbox_id, image.root, asked)
         begun_s = asyncio.get_running_loop().time()
         pid = await runtime.start(sandbox.sandbox_id, folder)
         sandbox.runs(pid, begun_s)
@@ -238,6 +235,17 @@ class OciLauncher:
         assert self._directory is not None
         return self._directory / "bundles" / name
 
+    def _write_bundle(self, name: str, root: Root, asked: Hardening) -> None:
+        """Raises LaunchError."""
+        group = path_beside_ours(name)
+        config = bundle(root, asked, group, users=self._users, unlimited=self._unlimited)
+        folder = self._folder(name)
+        try:
+            folder.mkdir()
+            (folder / "config.json").write_text(json.dumps(config))
+        except OSError as error:
+            raise LaunchError(f"no place for a container in {folder.parent}: {error.strerror}") from error
+
     def _found(self, name: str) -> StoredImage | None:
         """In the store, or unpacked into it if `name` is the path of an image. Blocks."""
         image = self._store.find(name)
@@ -278,12 +286,3 @@ def _make_directory(run_id: str, program: str) -> Path:
             raise LaunchError(f"no directory for containers: {error.strerror}") from error
         stack.pop_all()
     return directory
-
-
-def _write_bundle(folder: Path, config: Mapping[str, Any]) -> None:
-    """Raises LaunchError."""
-    try:
-        folder.mkdir()
-        (folder / "config.json").write_text(json.dumps(config))
-    except OSError as error:
-        raise LaunchError(f"no place for a container in {folder.parent}: {error.strerror}") from error

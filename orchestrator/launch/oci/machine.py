@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from orchestrator.errors import EnvironmentUnusable
-from orchestrator.launch.control_groups import CGROUPS, PROC
+from orchestrator.launch.control_groups import CGROUPS, PROC, beside
 from orchestrator.launch.fitting import old_runc, too_big, too_many
 from orchestrator.launch.hardening import NO_MEASURES
 from orchestrator.launch.oci.program import find_runtime
@@ -74,18 +74,36 @@ def _why_not(measure: str, controller: str, groups: list[list[str]], cgroups: Pa
     own = next((path for names, path in groups if not names), None)
     if own is None:
         return f"the kernel has no control groups with {controller}"
-    # Beside that of the runtime's own process: one with processes cannot have groups with limits below it.
-    folder = (cgroups / own.lstrip("/")).parent if own != "/" else cgroups
-    try:
-        offered = (folder / "cgroup.controllers").read_text().split()
-    except OSError:
-        return f"the control group {folder} cannot be seen"
-    if controller not in offered:
-        return f"the control group {folder} does not offer {controller}: let it be delegated"
+    folder = cgroups / beside(own).lstrip("/")
+    if (why := _why_not_handed_on(controller, folder, cgroups)) is not None:
+        return why
     limited = [group for group in folder.iterdir() if (group / "memory.max").exists()]
     if measure == "swap" and limited and not any((group / _SWAP_V2).exists() for group in limited):
         return NO_SWAP
     return None if os.access(folder, os.W_OK) else f"this user may not change the control group {folder}"
+
+
+def _why_not_handed_on(controller: str, folder: Path, cgroups: Path) -> str | None:
+    """Why groups in `folder` cannot have that controller of cgroup v2; None: they have it, or the runtime hands it
+    on to them, from group to group, as runc and crun do for whoever may."""
+    for group in (folder, *folder.parents):
+        try:
+            if controller in (group / "cgroup.subtree_control").read_text().split():
+                return None
+            offered = controller in (group / "cgroup.controllers").read_text().split()
+            # The machine's root is the one group that has no type, and may have processes beside groups.
+            busy = (group / "cgroup.type").exists() and (group / "cgroup.procs").read_text().strip()
+        except OSError:
+            return f"the control group {group} cannot be seen"
+        if not os.access(group / "cgroup.subtree_control", os.W_OK):
+            return f"the control group {group} does not offer {controller}: let it be delegated"
+        if busy:
+            return f"the control group {group} has processes, so no limits below it: run in a group of your own"
+        if offered:
+            return None
+        if group == cgroups:
+            break
+    return f"the kernel has no control groups with {controller}"
 
 
 def does_not_fit(spec: SandboxSpec) -> str | None:

@@ -21,6 +21,7 @@ from tests.e2e.leftovers import engine
 
 _PAUSE_S = 0.25
 _LOG_LINES = 200
+_STATES = ("state.json", "status")  # as runc and as crun name it
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +75,10 @@ class RuntimeEyes:
             if f"{bundle.name} inspected" in known:
                 seen[bundle.name] = {}
                 continue
-            with suppress(OSError):  # it went meanwhile, or is just coming
+            with suppress(OSError, StopIteration):  # it went meanwhile, or is just coming
                 texts = [(bundle / "config.json").read_text()]
-                state = bundle.parents[1] / "state" / bundle.name / "state.json"
+                remembered = bundle.parents[1] / "state" / bundle.name
+                state = next(path for name in _STATES if (path := remembered / name).exists())
                 texts.append(state.read_text())
                 process = Path("/proc", (bundle / "pid").read_text())
                 texts += [

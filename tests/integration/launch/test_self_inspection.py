@@ -93,7 +93,10 @@ def test_a_weaker_container_is_refused_by_name(
     engine: docker.APIClient, tmp_path: Path, name: str, changes: dict[str, Any], missed: str
 ) -> None:
     with container(engine, asked_for(tmp_path, **changes)) as made:
-        told = verify(engine.inspect_container(made), asked_for(tmp_path))
+        inspected = engine.inspect_container(made)
+        if "OomKillDisable" in changes and not inspected["HostConfig"]["OomKillDisable"]:
+            pytest.skip("cgroup v2 has no such switch")
+        told = verify(inspected, asked_for(tmp_path))
         assert name in [problem.split()[0] for problem in told]
         if not missed:
             return

@@ -10,10 +10,10 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
-.PHONY: help install system image proto check lint types generated unit integration test test-long test-trainers demo site learn bench clean
+.PHONY: help install system image proto check lint types generated unit integration test test-long test-trainers test-cgroup2 demo site learn bench clean
 
 help:  ## what there is
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
 
 install: $(VENV)/.installed  ## the package and its tools in $(VENV)
 
@@ -81,6 +81,9 @@ test-trainers: image $(TRAINERS_VENV)/.installed $(VERL_VENV)/.installed  ## wit
 	@echo "== tests with trainers"
 	@$(TRAINERS_VENV)/bin/pytest -m trainers tests
 	@$(VERL_VENV)/bin/pytest -m trainers tests/integration/trainers
+
+test-cgroup2: image  ## launchers and attacks where there is cgroup v2 alone, in a machine of their own
+	@bash tests/cgroup2.sh
 
 site: install  ## the documentation as a site, in build/site
 	@bash docs/stage.sh build/site-source

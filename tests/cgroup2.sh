@@ -118,7 +118,7 @@ session() {
     su me -c "cd $PWD && export HOME=/home/me XDG_RUNTIME_DIR=/run/user/1000
       begin='systemd-run --quiet --user --scope --property Delegate=yes .venv/bin/orchestrator'
       given='--env.launcher oci --env.oci_runtime $runtime --env.sandbox_image /image.tar'
-      \$begin doctor \$given --env.run_dir ~/runs && \$begin demo \$given --env.run_dir ~/$runtime --env.total_steps 2" |
+      \$begin doctor \$given --env.run_dir ~/runs && \$begin demo \$given --env.run_dir ~/$runtime --env.total_steps 2" 2>&1 |
       cat || return 1
   done
 }

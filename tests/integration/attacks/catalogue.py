@@ -161,7 +161,7 @@ EXHAUSTION: Mapping[str, Attack] = {
         "            os.kill(-1, signal.SIGSTOP)\nwhile True: pass"
     ),
     "memory": one("held = b'x' * (2 << 30)", "memory"),
-    "shared memory": one("import mmap\nm = mmap.mmap(-1, 2 << 30)\nm.write(bytes(2 << 30))", "memory"),
+    "shared memory": one("import mmap\nm = mmap.mmap(-1, 2 << 30)\nwhile True: m.write(bytes(1 << 20))", "memory"),
     "forks": one(
         "import os, time\ntry:\n    while True:\n        if os.fork() == 0:\n            time.sleep(1000)\n"
         "except BlockingIOError as error:\n    print('no more')",

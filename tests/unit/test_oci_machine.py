@@ -15,7 +15,7 @@ from orchestrator.launch.hardening import MEASURE_NAMES, harden, writable_places
 from orchestrator.launch.names import CHANNEL_MOUNT
 from orchestrator.launch.oci import user_namespace as users
 from orchestrator.launch.oci.bundle import Root, bundle
-from orchestrator.launch.oci.machine import advice, does_not_fit, missing_limits
+from orchestrator.launch.oci.machine import advice, does_not_fit, missing_limits, runtime_version
 from orchestrator.launch.oci.program import own_options
 from orchestrator.launch.oci.runtime import told_by_runtime
 from orchestrator.launch.oci.sandbox import OciSandbox
@@ -149,6 +149,27 @@ def test_v2_without_swap_accounting_is_told(tmp_path: Path) -> None:
     assert "swapaccount=1" in told[1]
     counted = {"job/two/memory.max": "max", "job/two/memory.swap.max": "max"}
     assert limits(tmp_path / "some", "0::/job/one\n", **offered, **counted) == {}
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        # As crun does for a user without XDG_RUNTIME_DIR.
+        ('[ "$1" = --root ] && echo "crun version 1.21" || exit 1', "crun version 1.21"),
+        ("echo cannot load libcap >&2; exit 127", "does not start: cannot load libcap"),
+        ("exit 3", "does not start: exit code 3"),
+        ("echo", "does not start"),
+    ],
+)
+def test_a_runtime_s_version_or_why_it_does_not_start(tmp_path: Path, script: str, told: str) -> None:
+    program = tmp_path / "runtime"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    if "does not start" not in told:
+        assert runtime_version(str(program)) == told
+        return
+    with pytest.raises(EnvironmentUnusable, match=told):
+        runtime_version(str(program))
 
 
 def test_what_is_waived_is_not_told(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 from pathlib import Path
 
 from orchestrator.errors import EnvironmentUnusable
@@ -15,6 +16,7 @@ from orchestrator.launch.oci.user_namespace import user_namespace
 from orchestrator.types import SandboxSpec
 
 _VERSION_S = 20.0
+_REASON_CHARS = 300
 _CONTROLLERS = {"memory": "memory", "swap": "memory", "cpus": "cpu", "pids": "pids"}
 _SWAP_V1, _SWAP_V2 = "memory.memsw.limit_in_bytes", "memory.swap.max"
 NO_SWAP = "the kernel does not count swap (boot it with swapaccount=1)"
@@ -22,13 +24,17 @@ NO_SWAP = "the kernel does not count swap (boot it with swapaccount=1)"
 
 def runtime_version(program: str) -> str:
     """The first line that the runtime says of its version. Raises EnvironmentUnusable if it does not start."""
+    # Without a place for its state, crun does not even say its version to a user without a session.
+    argv = [program, "--root", tempfile.gettempdir(), "--version"]
     try:
-        done = subprocess.run(  # noqa: S603 - the operator's own program
-            [program, "--version"], capture_output=True, timeout=_VERSION_S, check=True
-        )
-        return done.stdout.decode("utf-8", "replace").splitlines()[0].strip()
-    except (OSError, subprocess.SubprocessError, IndexError) as error:
+        done = subprocess.run(argv, capture_output=True, timeout=_VERSION_S, check=False)  # noqa: S603
+    except (OSError, subprocess.SubprocessError) as error:
         raise EnvironmentUnusable(f"the OCI runtime {program} does not start: {error}") from error
+    said, complained = (text.decode("utf-8", "replace").split("\n") for text in (done.stdout, done.stderr))
+    if done.returncode != 0 or not said[0].strip():
+        reason = next(filter(None, complained), f"exit code {done.returncode}, and nothing said")
+        raise EnvironmentUnusable(f"the OCI runtime {program} does not start: {reason.strip()[:_REASON_CHARS]}")
+    return said[0].strip()
 
 
 def why_not_here(runtime: str, waived: frozenset[str] = NO_MEASURES) -> str | None:

@@ -120,7 +120,7 @@ async def _check_oci(config: Config) -> AsyncIterator[Finding]:
     waived = frozenset(config.env.waive_hardening)
     missing = missing_limits(waived)
     for line in missing:
-        yield fail("limits", f"{line}; let it be delegated to this user, or waive it: --env.waive_hardening")
+        yield fail("limits", f"{line}; or waive it: --env.waive_hardening")
     if not missing:
         unlimited = ", ".join(line.partition(":")[0] for line in missing_limits())
         if unlimited:

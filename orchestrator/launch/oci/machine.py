@@ -76,7 +76,7 @@ def _why_not(measure: str, controller: str, groups: list[list[str]], cgroups: Pa
                 return f"the control group {path} of {controller} cannot be seen"
             if measure == "swap" and not (folder / _SWAP_V1).exists():
                 return NO_SWAP
-            return None if os.access(folder, os.W_OK) else f"this user may not change the control group {folder}"
+            return _why_not_ours(folder)
     own = next((path for names, path in groups if not names), None)
     if own is None:
         return f"the kernel has no control groups with {controller}"
@@ -86,7 +86,13 @@ def _why_not(measure: str, controller: str, groups: list[list[str]], cgroups: Pa
     limited = [group for group in folder.iterdir() if (group / "memory.max").exists()]
     if measure == "swap" and limited and not any((group / _SWAP_V2).exists() for group in limited):
         return NO_SWAP
-    return None if os.access(folder, os.W_OK) else f"this user may not change the control group {folder}"
+    return _why_not_ours(folder)
+
+
+def _why_not_ours(folder: Path) -> str | None:
+    if os.access(folder, os.W_OK):
+        return None
+    return f"this user may not change the control group {folder}: let it be delegated"
 
 
 def _why_not_handed_on(controller: str, folder: Path, cgroups: Path) -> str | None:

@@ -48,10 +48,9 @@ def bundle(
     users: UserNamespace | None = None,
     unlimited: frozenset[str] = NO_MEASURES,
 ) -> dict[str, Any]:
-    """The bundle's configuration. `control_group`: its path, or its name beside that of
-    the runtime's own process. `users`: where an
-    ordinary user makes the container. `unlimited`: measures that nothing here can enforce and the operator has
-    waived; a runtime that is asked for them, or for a control group of that name, would refuse."""
+    """The bundle's configuration. `control_group`: its path, or its name beside that of the runtime's own process.
+    `users`: where an ordinary user makes it. `unlimited`: measures that nothing here can enforce and that the
+    operator has waived; a runtime that is asked for them, or for a control group of that name, would refuse."""
     capabilities = [f"CAP_{name}" for name in CAPABILITIES]
     return {
         "ociVersion": "1.0.2",

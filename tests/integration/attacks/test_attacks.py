@@ -108,6 +108,7 @@ async def carried_out(launcher: str) -> Run:
             group_size=1,
             max_concurrent_sandboxes=4,
             sandbox_memory="512MiB",
+            step_timeout=240,  # what fills memory may take minutes in a slow kernel (`make test-cgroup2`)
             max_steps=26,
             max_token_length=200_000,
             max_output_chars=2_000,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from orchestrator.launch.names import DEFAULT_IMAGE
 from orchestrator.launch.oci import launcher as oci_launcher
 from orchestrator.launch.oci.launcher import OciLauncher
 from orchestrator.launch.oci.leftovers import remember, remove_containers
+from orchestrator.launch.oci.machine import runtime_version
 from orchestrator.launch.oci.program import find_runtime
 from orchestrator.launch.reaper import reap_directories
 from orchestrator.types import SandboxSpec
@@ -246,7 +248,8 @@ async def test_a_good_machine_passes_and_is_described(run: str) -> None:
     await launcher.ready(spec)
     told = await launcher.describe(spec)
     await launcher.aclose()
-    assert told["runtime"].startswith(("runc version", "crun version"))
+    assert told["runtime"] == runtime_version(find_runtime("runc"))
+    assert re.match(r"(runc|crun) version \d", told["runtime"])
     assert told["image_id"] == f"sha256:{oci_images.stored_image().digest}"
 
 

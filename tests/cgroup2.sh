@@ -15,7 +15,7 @@ make_machine() {
   [ -e "$machine/made" ] && return
   echo "== a Debian 13 of its own in $machine"
   rm -rf "$machine" && mkdir -p "$machine"
-  apt-get install -y --no-install-recommends user-mode-linux mmdebstrap >"$machine/log" 2>&1 ||
+  { apt-get update && apt-get install -y --no-install-recommends user-mode-linux mmdebstrap; } >"$machine/log" 2>&1 ||
     { tail "$machine/log" >&2; exit 1; }
   apt-config dump Acquire >"$machine/apt.conf"
   mmdebstrap --quiet --variant=minbase --aptopt="$machine/apt.conf" --include="$packages" trixie "$machine/root"
@@ -125,7 +125,6 @@ session() {
 }
 
 make_machine
-[ -n "$(docker images -q rollout-orchestrator-sandbox:0.1.0)" ] || "$here/.venv/bin/orchestrator" image build
-docker save rollout-orchestrator-sandbox:0.1.0 >"$machine/root/image.tar"
+docker save "$(cd "$here" && .venv/bin/python -c 'from orchestrator.launch.names import DEFAULT_IMAGE as it; print(it)')" >"$machine/root/image.tar"
 write_tests "$@"
 boot

@@ -11,6 +11,7 @@ from pathlib import Path
 from orchestrator.errors import LaunchError, RolloutError
 from orchestrator.launch.base import Launcher, Sandbox
 from orchestrator.launch.ramp import Ramp
+from orchestrator.proxy.clock import standstill, stood_still
 from orchestrator.proxy.server import SandboxServer
 from orchestrator.types import SandboxExit, SandboxSpec
 from orchestrator.waits import first_of
@@ -48,19 +49,20 @@ async def parked_sandbox(
 ) -> AsyncIterator[ParkedSandbox]:
     """A fresh sandbox, verified and parked. When the block is left it is removed with its socket and directory.
 
-    `ramp` decides when the start begins. Raises LaunchError, DockerError; EnvironmentUnusable if the sandbox is
-    not confined as it must be.
+    `ramp` decides when the start begins. Raises LaunchError, DockerError, SandboxLostError; EnvironmentUnusable if
+    the sandbox is not confined as it must be.
     """
     async with AsyncExitStack() as stack:
         async with ramp.start() if ramp is not None else nullcontext():
             directory = stack.enter_context(channel_directory())
             server = await stack.enter_async_context(SandboxServer(directory))
             sandbox = await stack.enter_async_context(launcher.launch(spec, directory))
-            try:
-                async with asyncio.timeout(PARK_TIMEOUT_S):
-                    parked = await first_of(server.parked(), sandbox.exited())
-            except TimeoutError as error:
-                raise LaunchError(f"the sandbox was not ready within {PARK_TIMEOUT_S:g} s") from error
+            late = asyncio.sleep(PARK_TIMEOUT_S, None)
+            parked = await first_of(server.parked(), standstill(), sandbox.exited(), late)
+            if parked is None:
+                raise LaunchError(f"the sandbox was not ready within {PARK_TIMEOUT_S:g} s")
+            if isinstance(parked, float):  # the sandbox has given up meanwhile
+                raise stood_still(parked)
             if isinstance(parked, SandboxExit):
                 raise LaunchError(f"the sandbox ended at start: {parked.reason or parked.exit_code}")
         launcher.demand_confined(parked, spec)

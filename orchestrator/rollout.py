@@ -8,11 +8,11 @@ from contextlib import suppress
 from dataclasses import replace
 from time import time
 
-from orchestrator.errors import RolloutError, SandboxLostError
+from orchestrator.errors import RolloutError
 from orchestrator.hosts import Provision
 from orchestrator.launch.base import Sandbox
 from orchestrator.outcome import ClockExpired, DeadlineExpired, Ending, Submission, decide
-from orchestrator.proxy.clock import standstill
+from orchestrator.proxy.clock import standstill, stood_still
 from orchestrator.proxy.lease import Lease
 from orchestrator.surroundings import Surroundings
 from orchestrator.types import Attempt, Output, Record, RolloutPlan, SandboxExit
@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 OUTPUT_LIMIT_S = 60.0  # for sending the files a rollout left; the rollout's own clock runs no more
 NO_MORE = Provision()
+_DEADLINE = object()
 SHARED_IDENTITY = "the agent is a program: it shares its identity with model-written code"
 
 
@@ -75,19 +76,18 @@ async def run_rollout(plan: RolloutPlan, around: Surroundings, provision: Provis
 
 async def _ending(lease: Lease, sandbox: Sandbox) -> Ending:
     """Waits for what ends the rollout first, and returns it."""
+    # After a standstill everything is late at once: it is named before what only seems to have ended the rollout.
+    deadline = asyncio.sleep(lease.plan.limits.deadline_s, _DEADLINE)
     try:
-        async with asyncio.timeout(lease.plan.limits.deadline_s):
-            ending: Ending | float | None = await first_of(
-                lease.ended(), standstill(), sandbox.exited(), lease.clock.expired()
-            )
-    except TimeoutError:
+        ending = await first_of(lease.ended(), standstill(), sandbox.exited(), lease.clock.expired(), deadline)
+    except RolloutError as error:  # returned, not raised: what was sampled so far stays on record
+        return error
+    if ending is _DEADLINE:
         sampling_s = lease.clock.sampling_s
         mostly_waited = lease.turns and sampling_s > lease.clock.elapsed_s / 2
         return DeadlineExpired(sampling_s, await lease.control.answer(lease.plan) if mostly_waited else None)
-    except RolloutError as error:  # returned, not raised: what was sampled so far stays on record
-        return error
     if isinstance(ending, float):
-        return SandboxLostError(f"the orchestrator itself stood still for {ending:.0f} s")
+        return stood_still(ending)
     return ClockExpired() if ending is None else ending
 
 

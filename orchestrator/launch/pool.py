@@ -3,6 +3,8 @@
 One task in this module owns each sandbox, warm or not, from creation to removal. A claim uses the sandbox, but the
 task keeps owning it. `park` makes a sandbox and yields it verified. Which sandboxes are made ahead follows from
 the rollouts that are known to come (`expecting`): a task may have an image of its own.
+A sandbox that was begun ahead and does not come up, as when this process stood still meanwhile, costs no rollout
+anything: the claim that waits for it gets one of its own.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from typing import Generic, Protocol, TypeVar
 
 from orchestrator.backoff import Backoff
-from orchestrator.errors import LaunchError, RolloutError
+from orchestrator.errors import LaunchError, RolloutError, SandboxLostError
 from orchestrator.types import SandboxSpec
 from orchestrator.waits import uninterrupted
 
@@ -163,16 +165,24 @@ class WarmPool(Generic[P]):
         """A sandbox for one rollout, a parked one if there is any. Its removal begins when the block is left;
         until it is removed it counts as a warm one.
 
-        Raises what `park` raises: LaunchError, DockerError; EnvironmentUnusable, also if a sandbox made ahead
-        raised it.
+        Raises what `park` raises: LaunchError, DockerError, SandboxLostError; DockerError and EnvironmentUnusable
+        also if a sandbox made ahead raised it.
         """
         if self._broken is not None:
             raise self._broken
-        place = self._take(spec)
+        place, ahead = self._take(spec)
         self._head_start = 0
         self._fill()
         try:
-            yield await asyncio.shield(place.parked)
+            try:
+                parked = await asyncio.shield(place.parked)
+            except (LaunchError, SandboxLostError) as error:
+                if not ahead or self._closed:
+                    raise
+                log.warning("a warm sandbox: %s: %s", type(error).__name__, error)
+                place = self._make_for_claim(spec)
+                parked = await asyncio.shield(place.parked)
+            yield parked
         finally:
             place.done.set()
             if not place.is_parked:
@@ -199,9 +209,9 @@ class WarmPool(Generic[P]):
 
     # ------------------------------------------------------------ who gets which
 
-    def _take(self, spec: SandboxSpec) -> _Place[P]:
+    def _take(self, spec: SandboxSpec) -> tuple[_Place[P], bool]:
         """The sandbox parked last, so that superfluous ones stay unclaimed; else the first one being made; else a
-        new one."""
+        new one. And whether it was begun ahead."""
         ready = [place for place in self._free if place.spec == spec and place.is_ready]
         coming = [place for place in self._free if place.spec == spec and not place.parked.done()]
         if not ready:
@@ -210,13 +220,13 @@ class WarmPool(Generic[P]):
         if ready or coming:
             place = ready[-1] if ready else coming[0]
             self._free.remove(place)
+            place.claimed.set()
         else:
             if len(self._free) > self._warm:  # a sandbox of the head start has to give way
                 self._discard(self._free[0])
-            place = self._make(spec)
-        place.claimed.set()
+            place = self._make_for_claim(spec)
         self._claimed_last = spec
-        return place
+        return place, bool(ready or coming)
 
     def _fill(self) -> None:
         if self._closed or self._broken is not None or self._pausing is not None:
@@ -248,6 +258,11 @@ class WarmPool(Generic[P]):
         self._all.add(place)
         place.task = asyncio.create_task(self._keep(place), name="sandbox")
         place.task.add_done_callback(lambda task: self._gone(place))  # a task cancelled at once never begins
+        return place
+
+    def _make_for_claim(self, spec: SandboxSpec) -> _Place[P]:
+        place = self._make(spec)
+        place.claimed.set()
         return place
 
     def _gone(self, place: _Place[P]) -> None:

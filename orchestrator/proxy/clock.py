@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
+from orchestrator.errors import SandboxLostError
+
 STANDSTILL_S = 20.0  # shorter than the timeout of the sandbox' connection, and than most rollouts' clocks
 _LOOK_S = 5.0
 
@@ -22,6 +24,11 @@ async def standstill(longest_s: float = STANDSTILL_S, look_s: float = _LOOK_S) -
         stood_s = loop.time() - before - look_s
         if stood_s > longest_s:
             return stood_s
+
+
+def stood_still(seconds: float) -> SandboxLostError:
+    """What ends the sandboxes that ran meanwhile."""
+    return SandboxLostError(f"the orchestrator itself stood still for {seconds:.0f} s")
 
 
 class _Span:

@@ -31,6 +31,7 @@ from sandbox.types import (
     Tools,
 )
 
+PARK_S = 60.0  # an orchestrator that stands still may go on; one that is gone ends the sandbox by its tether
 RECONNECT_S = 10.0
 SUBMIT_LIMIT_S = 60.0
 RECORD_LIMIT_S = 10.0
@@ -157,7 +158,7 @@ class Client:
 
     def _begin_parking(self, confinement: Confinement) -> Iterator[pb.ParkResponse]:
         """Waits for the connection, then begins the stream. A stream that has begun is never begun again."""
-        grpc.channel_ready_future(self._channel).result(timeout=RECONNECT_S)
+        grpc.channel_ready_future(self._channel).result(timeout=PARK_S)
         return self._stub.Park(wire.park_request(confinement, self._box))
 
     def _call(self, attempt: Callable[[], R]) -> R:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,6 +25,7 @@ from orchestrator.errors import AuthenticationError, DockerError, OutputError, R
 from orchestrator.executor import Executor, Result, failure_of
 from orchestrator.here import Here
 from orchestrator.launch.names import SOCKET_NAME
+from orchestrator.proxy.clock import standstill
 from orchestrator.proxy.wire import CONTRACT
 from orchestrator.surroundings import Surroundings
 from orchestrator.types import (
@@ -31,6 +34,7 @@ from orchestrator.types import (
     EndedName,
     Failed,
     FailedName,
+    Limits,
     Member,
     RolloutPlan,
     SandboxExit,
@@ -59,6 +63,16 @@ async def answering(channel: Path) -> SandboxExit:
             answer = response.completion.text.encode()
             reason = pb.STOP_REASON_FINAL_ANSWER
             await stub.SubmitResult(pb.SubmitResultRequest(stop_reason=reason, answer=answer))
+    return SandboxExit(0, oom_killed=False)
+
+
+async def parking_and_staying(channel: Path) -> SandboxExit:
+    """Takes its assignment, and does nothing."""
+    async with grpc.aio.insecure_channel(f"unix:{channel / SOCKET_NAME}") as connection:
+        stub = pb_grpc.SandboxServiceStub(connection)
+        async for _ in stub.Park(pb.ParkRequest(contract=CONTRACT, confinement=CONFINED)):
+            pass
+        await asyncio.Event().wait()
     return SandboxExit(0, oom_killed=False)
 
 
@@ -335,6 +349,28 @@ async def test_standstill_of_our_own_is_nobodys_timeout(monkeypatch: pytest.Monk
     assert failure_of(results[0]) == Failed(
         FailedName.SANDBOX_LOST, "the orchestrator itself stood still for 33 s"
     )
+
+
+@pytest.mark.parametrize(
+    "limits", [Limits(rollout_timeout_s=1.0), Limits(deadline_s=1.0)], ids=["the own clock", "the deadline"]
+)
+async def test_what_is_late_after_a_standstill_is_nobody_s_timeout(
+    monkeypatch: pytest.MonkeyPatch, limits: Limits
+) -> None:
+    """This process really stands still, for longer than the rollout may last."""
+    monkeypatch.setattr(rollout_module, "standstill", partial(standstill, 0.5, look_s=0.05))
+    bench = Bench(launcher=FakeLauncher(parking_and_staying), max_retries=0)
+    running = asyncio.create_task(bench.executor.execute(a_plan(limits=limits)))
+    async with asyncio.timeout(60.0):
+        while not bench.launcher.live or bench.executor.waiting:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)  # it has its assignment
+    time.sleep(2.0)
+    results = await running
+    assert results is not None
+    failure = failure_of(results[0])
+    assert failure is not None
+    assert "the orchestrator itself stood still for" in failure.reason, failure
 
 
 @pytest.mark.parametrize(("retries", "attempts"), [(0, 1), (1, 2), (5, 2)])

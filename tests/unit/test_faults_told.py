@@ -247,6 +247,8 @@ ROWS = {
     ],
     "orchestrator stopped (SIGSTOP, ^Z) or starved for over 20 s": [
         "unit/test_executor.py::test_standstill_of_our_own_is_nobodys_timeout",
+        "unit/test_executor.py::test_what_is_late_after_a_standstill_is_nobody_s_timeout",
+        "unit/test_pool.py::test_starts_in_which_this_process_stood_still_are_begun_again",
         "unit/test_clock.py::test_standstill_is_noticed_and_a_busy_moment_is_none",
     ],
     "scorer, judge or task source that cannot work: raises, hangs, gives no score or verdict; "

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,13 +16,15 @@ import pytest
 from rollout_api.v1 import sandbox_pb2 as pb
 from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
+from orchestrator import parked as parked_module
 from orchestrator.backoff import Backoff
 from orchestrator.breaker import Breaker
-from orchestrator.errors import DockerError, EnvironmentUnusable, LaunchError, RunUnhealthy
+from orchestrator.errors import DockerError, EnvironmentUnusable, LaunchError, RunUnhealthy, SandboxLostError
 from orchestrator.launch.channels import Channels
 from orchestrator.launch.names import SOCKET_NAME
 from orchestrator.launch.pool import WarmPool
 from orchestrator.parked import ParkedSandbox, parked_sandbox
+from orchestrator.proxy.clock import standstill
 from orchestrator.proxy.wire import CONTRACT
 from orchestrator.types import SandboxExit, SandboxSpec
 from tests.fakes.fake_launcher import CONFINED, FakeLauncher, parked_inhabitant
@@ -205,6 +209,54 @@ async def test_failures_are_named_paused_after_and_got_over() -> None:
         with pytest.raises(LaunchError, match="told to fail"):
             await bench.use()
         await bench.use()
+
+
+async def test_one_begun_ahead_that_does_not_come_up_costs_no_claim_anything() -> None:
+    """As after a pause of this process: the sandboxes that started meanwhile have given up."""
+    launcher = FakeLauncher(max_sandboxes=100, failures=2, create_s=0.05)
+    async with Bench(launcher, warm=2, backoff=Backoff(60.0, 60.0)) as bench:
+        await asyncio.gather(bench.use(), bench.use())
+        assert bench.pool.claims == {"ready": 0, "made": 2, "none": 0}
+        assert len(set(bench.handed_out)) == 2
+
+
+async def test_starts_in_which_this_process_stood_still_are_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sandboxes wait for longer than the process stands still, but not for ever: their end is not awaited."""
+    monkeypatch.setattr(parked_module, "standstill", partial(standstill, 0.5, look_s=0.05))
+    monkeypatch.setattr(parked_module, "PARK_TIMEOUT_S", 1.0)
+    stood = False
+
+    async def starting(channel: Path) -> SandboxExit:
+        if not stood:
+            await asyncio.Event().wait()
+        return await parked_inhabitant(channel)
+
+    async with Bench(FakeLauncher(starting), warm=1) as bench:
+        ahead, own = asyncio.create_task(bench.use()), asyncio.create_task(bench.use(SandboxSpec("own")))
+        await eventually(lambda: len(bench.launcher.live) >= 2)
+        stood = True
+        time.sleep(2.0)
+        assert await ahead
+        with pytest.raises(SandboxLostError, match="the orchestrator itself stood still for"):
+            await own
+
+
+async def test_one_begun_ahead_that_fails_like_the_claim_s_own_ends_the_claim() -> None:
+    launcher = FakeLauncher(max_sandboxes=100, failures=3, create_s=0.05)
+    async with Bench(launcher, warm=1, backoff=Backoff(60.0, 60.0)) as bench:
+        with pytest.raises(LaunchError, match="told to fail"):
+            await bench.use()
+
+
+async def test_a_claim_that_waits_when_the_pool_closes_begins_no_sandbox_any_more() -> None:
+    launcher = FakeLauncher(max_sandboxes=100, create_s=60.0)
+    async with Bench(launcher, warm=1) as bench:
+        claim = asyncio.create_task(bench.use())
+        await asyncio.sleep(0)
+        await bench.pool.aclose()
+        with pytest.raises(LaunchError, match="closed"):
+            await claim
+        assert bench.pool.states() == {"starting": 0, "ready": 0, "leased": 0, "ending": 0}
 
 
 async def test_it_pauses_while_docker_is_away_and_goes_on_by_itself() -> None:

@@ -12,11 +12,10 @@ from orchestrator.errors import RolloutError
 from orchestrator.hosts import Provision
 from orchestrator.launch.base import Sandbox
 from orchestrator.outcome import ClockExpired, DeadlineExpired, Ending, Submission, decide
-from orchestrator.proxy.clock import standstill, stood_still
 from orchestrator.proxy.lease import Lease
 from orchestrator.surroundings import Surroundings
 from orchestrator.types import Attempt, Output, Record, RolloutPlan, SandboxExit
-from orchestrator.waits import first_of
+from orchestrator.waits import first_of, standstill, stood_still
 
 log = logging.getLogger(__name__)
 

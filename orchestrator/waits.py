@@ -1,12 +1,21 @@
 """Ways of waiting: for cleanup that a cancel must not cut short, for the first of several results, and what became
-of several that were waited for together."""
+of several that were waited for together.
+
+And for the end of a standstill, in which this process did not run (stopped, or without CPU time). Sandboxes,
+services and clocks went on meanwhile: to be late is then nobody's doing.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+from orchestrator.errors import SandboxLostError
+
+STANDSTILL_S = 20.0  # shorter than the timeout of the sandbox' connection, and than most rollouts' clocks
+_LOOK_S = 5.0
 T = TypeVar("T")
 
 
@@ -47,3 +56,44 @@ def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+async def standstill(longest_s: float = STANDSTILL_S, look_s: float = _LOOK_S) -> float:
+    """Returns once this process did not run for `longest_s`; for how long it was.
+
+    In `first_of` it wins over what was late for it.
+    """
+    loop = asyncio.get_running_loop()
+    while True:
+        before = loop.time()
+        await asyncio.sleep(look_s)
+        stood_s = loop.time() - before - look_s
+        if stood_s > longest_s:
+            return stood_s
+
+
+def stood_still(seconds: float) -> SandboxLostError:
+    """What ends the sandboxes that ran meanwhile."""
+    return SandboxLostError(f"the orchestrator itself stood still for {seconds:.0f} s")
+
+
+@asynccontextmanager
+async def running_timeout(seconds: float) -> AsyncIterator[None]:
+    """As `asyncio.timeout`, but of a standstill at most a tenth of `seconds` counts: what was waited for gets the
+    rest."""
+    loop, step_s = asyncio.get_running_loop(), min(1.0, seconds / 10)
+    counting: asyncio.Handle
+    async with asyncio.timeout(None) as limit:
+
+        def count(left_s: float) -> None:
+            nonlocal counting
+            if left_s <= 0:
+                limit.reschedule(loop.time())
+            else:
+                counting = loop.call_later(min(step_s, left_s), count, left_s - step_s)
+
+        counting = loop.call_soon(count, seconds)
+        try:
+            yield
+        finally:
+            counting.cancel()

@@ -6,30 +6,6 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
-from orchestrator.errors import SandboxLostError
-
-STANDSTILL_S = 20.0  # shorter than the timeout of the sandbox' connection, and than most rollouts' clocks
-_LOOK_S = 5.0
-
-
-async def standstill(longest_s: float = STANDSTILL_S, look_s: float = _LOOK_S) -> float:
-    """Returns once this process did not run for `longest_s` (stopped, or without CPU time); for how long it was.
-
-    Sandboxes went on meanwhile: what their clocks show, and how they ended, is then not their own doing.
-    """
-    loop = asyncio.get_running_loop()
-    while True:
-        before = loop.time()
-        await asyncio.sleep(look_s)
-        stood_s = loop.time() - before - look_s
-        if stood_s > longest_s:
-            return stood_s
-
-
-def stood_still(seconds: float) -> SandboxLostError:
-    """What ends the sandboxes that ran meanwhile."""
-    return SandboxLostError(f"the orchestrator itself stood still for {seconds:.0f} s")
-
 
 class _Span:
     """Seconds spent within its blocks. They may overlap: the time counts once."""

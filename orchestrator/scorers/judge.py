@@ -31,11 +31,13 @@ from orchestrator.errors import (
 from orchestrator.scorers.base import Scorer
 from orchestrator.scorers.control import Controls, evidence
 from orchestrator.types import Ended, EndedName, Message, Record, RolloutPlan, Sampling, Score, Task
+from orchestrator.waits import first_of, standstill
 
 RUBRIC = Path(__file__).with_name("rubric.txt")
 MAX_ANSWER_CHARS = 8_000  # a longer answer is incorrect without being judged: no reference answer is so long
 MAX_TASK_CHARS = 100_000  # of question and reference answer together
 VERDICTS = 3  # replies asked for per answer until one has a verdict
+STANDSTILL_S, _LOOK_S = 2.0, 0.5  # a reply may be limited to seconds (env.scorer_timeout)
 _BY_RULES = "by_rules"
 _MAX_REASON = 400
 _VERDICT = re.compile(r"VERDICT ([0-9a-f]{16}): (CORRECT|INCORRECT)")
@@ -118,7 +120,14 @@ class JudgeScorer:
         return Score(0.0, {**parts, "judge": 0.0}, {**evidence(failure, reference, control), "judge": told})
 
     async def _ask(self, plan: RolloutPlan, answer: str, sequence: int) -> _Asked:
-        """Asks until there is a verdict, an error, or no try left."""
+        """Asks until there is a verdict, an error, or no try left. If this process stood still meanwhile, it asks
+        anew: a reply may have been late for that alone."""
+        asked: _Asked | float = 0.0
+        while not isinstance(asked, _Asked):
+            asked = await first_of(standstill(STANDSTILL_S, look_s=_LOOK_S), self._asked(plan, answer, sequence))
+        return asked
+
+    async def _asked(self, plan: RolloutPlan, answer: str, sequence: int) -> _Asked:
         mark = self._mark()
         messages = conversation(self._rubric, plan.task, answer, mark)
         asked = _Asked(self._model, messages)

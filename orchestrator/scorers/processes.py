@@ -2,7 +2,7 @@
 
 Grading runs our code, reasoning_gym's or the operator's on text that the model wrote. In processes it slows
 nothing else down, and can be ended at the limit: a process that hung or died is replaced. A failure is raised as
-Ungraded; `control` decides whose fault it is.
+Ungraded; `control` decides whose fault it is. Time in which this process itself stood still does not count.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from orchestrator.scorers.process import FLAG, LENGTH
 from orchestrator.scorers.strategies import StrategyScorer, needed
 from orchestrator.text import told
 from orchestrator.types import Ended, Record, RolloutPlan, Score
+from orchestrator.waits import running_timeout
 
 PROCESSES = 4
 LOAD_LIMIT_S = 120.0
@@ -171,7 +172,7 @@ class GradingProcesses:
             raise ConfigError(f"{FLAG}: no process can be started to grade in: {error.strerror}") from error
         self._all.add(process)
         try:
-            async with asyncio.timeout(LOAD_LIMIT_S):
+            async with running_timeout(LOAD_LIMIT_S):
                 hello = await process.hello(self.scorer)
             if "error" in hello:
                 raise ConfigError(str(hello["error"]))
@@ -228,10 +229,10 @@ class _Process:
 
     async def replies(self, rollouts: Sequence[bytes], timeout_s: float) -> AsyncIterator[dict[str, Any]]:
         """The reply for each of the rollouts, each within `timeout_s`. Raises TimeoutError, _Died."""
-        async with asyncio.timeout(timeout_s):
+        async with running_timeout(timeout_s):
             await self._send(pickle.dumps(rollouts))
         for _ in rollouts:
-            async with asyncio.timeout(timeout_s):
+            async with running_timeout(timeout_s):
                 reply = await self._reply()
             yield reply
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -71,6 +72,11 @@ def dies_once(plan, record, ended):
         Path("died").touch()
         os._exit(9)
     return 1.0
+
+def naps(plan, record, ended):
+    Path("napping").touch()
+    time.sleep(0.5)
+    return 0.75
 '''
 REASONS = {
     "raise": "raised KeyError: 'of two",
@@ -162,6 +168,20 @@ async def test_an_answer_that_hangs_the_scorer_is_worth_nothing() -> None:
         )
         with pytest.raises(ScorerError, match="gave no score within 2 s"):
             await scorer.score(other("hang"), answered("hang"), FINISHED)
+
+
+@pytest.mark.parametrize("batch", [False, True])
+async def test_a_standstill_of_this_process_costs_no_answer_its_score(batch: bool) -> None:
+    async with grading("naps", 2.0) as scorer:
+        packs = [packed(scorer.grades_with, plan("42"), PERFECT, FINISHED)] * 2
+        scored = scorer.score_batch(packs) if batch else scorer.score(plan("42"), PERFECT, FINISHED)
+        scoring = asyncio.create_task(scored)
+        async with asyncio.timeout(60):
+            while not Path("napping").exists():
+                await asyncio.sleep(0.01)
+        time.sleep(3.0)
+        scores = await scoring
+        assert (scores if batch else [scores]) == [Score(0.75)] * (2 if batch else 1)
 
 
 async def test_many_failing_answers_ask_one_control() -> None:

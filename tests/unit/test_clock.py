@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.proxy.clock import OwnClock, standstill
+from orchestrator.proxy.clock import OwnClock
+from orchestrator.waits import running_timeout, standstill
 
 
 class ManualLoop(asyncio.SelectorEventLoop):
@@ -115,3 +116,25 @@ async def test_standstill_is_noticed_and_a_busy_moment_is_none() -> None:
     loop.stand_still(33)
     await asyncio.sleep(5)
     assert await noticed == pytest.approx(30, abs=5)  # all but what was left of the look
+
+
+@manual
+async def test_a_running_timeout_counts_what_ran() -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, ManualLoop)
+
+    async def late(limit_s: float, stood_s: float) -> None:
+        async with running_timeout(limit_s):
+            await asyncio.sleep(0.05)
+            loop.stand_still(stood_s)
+            await asyncio.sleep(500)
+
+    for limit_s in (0.2, 3.2, 120.0):
+        for stood_s in (0.0, 1000.0):
+            began_s = loop.time()
+            with pytest.raises(TimeoutError):
+                await late(limit_s, stood_s)
+            assert loop.time() - began_s - stood_s == pytest.approx(limit_s, rel=0.11 if stood_s else 1e-6)
+        async with running_timeout(limit_s):
+            await asyncio.sleep(limit_s * 0.99)
+        await asyncio.sleep(500)  # nothing of it is left

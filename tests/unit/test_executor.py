@@ -25,7 +25,6 @@ from orchestrator.errors import AuthenticationError, DockerError, OutputError, R
 from orchestrator.executor import Executor, Result, failure_of
 from orchestrator.here import Here
 from orchestrator.launch.names import SOCKET_NAME
-from orchestrator.proxy.clock import standstill
 from orchestrator.proxy.wire import CONTRACT
 from orchestrator.surroundings import Surroundings
 from orchestrator.types import (
@@ -40,6 +39,7 @@ from orchestrator.types import (
     SandboxExit,
     Score,
 )
+from orchestrator.waits import standstill
 from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.fake_launcher import CONFINED, FakeLauncher
 from tests.fakes.plans import a_member, a_plan, an_attempt

@@ -250,6 +250,8 @@ ROWS = {
         "unit/test_executor.py::test_what_is_late_after_a_standstill_is_nobody_s_timeout",
         "unit/test_pool.py::test_starts_in_which_this_process_stood_still_are_begun_again",
         "unit/test_clock.py::test_standstill_is_noticed_and_a_busy_moment_is_none",
+        "integration/test_grading_processes.py::test_a_standstill_of_this_process_costs_no_answer_its_score",
+        "unit/scorers/test_judge.py::test_a_standstill_of_this_process_makes_no_answer_wrong",
     ],
     "scorer, judge or task source that cannot work: raises, hangs, gives no score or verdict; "
     "a task source that raises": [

@@ -24,9 +24,9 @@ from orchestrator.launch.channels import Channels
 from orchestrator.launch.names import SOCKET_NAME
 from orchestrator.launch.pool import WarmPool
 from orchestrator.parked import ParkedSandbox, parked_sandbox
-from orchestrator.proxy.clock import standstill
 from orchestrator.proxy.wire import CONTRACT
 from orchestrator.types import SandboxExit, SandboxSpec
+from orchestrator.waits import standstill
 from tests.fakes.fake_launcher import CONFINED, FakeLauncher, parked_inhabitant
 
 SPEC = SandboxSpec("image")

@@ -1,6 +1,8 @@
 """The judge: what it is asked, which verdicts count, and that its failures are no rewards."""
 
+import asyncio
 import re
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -9,16 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.backoff import Backoff
-from orchestrator.completion.base import Endpoint
+from orchestrator.completion.base import CompletionRequest, Endpoint
 from orchestrator.completion.chat import ChatCompleter
 from orchestrator.completion.http import HttpClient
 from orchestrator.completion.retry import RetryPolicy
 from orchestrator.errors import AuthenticationError, CompletionError, ContextLengthError, ScorerError
 from orchestrator.redact import Secret
+from orchestrator.scorers import judge as judge_module
 from orchestrator.scorers.judge import MAX_ANSWER_CHARS, RUBRIC, VERDICTS, JudgeScorer, verdict
 from orchestrator.scorers.trial import Trial
 from orchestrator.settings.sources import load_config
-from orchestrator.types import Ended, EndedName
+from orchestrator.types import Completion, Ended, EndedName
 from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.inference import Call, Fault, Reply, ScriptedServer
 from tests.fakes.scorers import DirectScorer
@@ -189,6 +192,29 @@ def liked(call: Call) -> Reply | str:
     if rest == HOSTILE:
         return "" if kind == "empty" else Reply("", fault=Fault(kind))  # type: ignore[arg-type]
     return f"VERDICT {mark}: {'CORRECT' if answer == '42' else 'INCORRECT'}"
+
+
+class LateCompleter(ScriptedCompleter):
+    """Gives up a reply that did not come in time, as a client does."""
+
+    async def sample(self, request: CompletionRequest) -> Completion:
+        try:
+            async with asyncio.timeout(1.0):
+                await asyncio.sleep(0.3)
+        except TimeoutError:
+            raise CompletionError("no answer within 1 s") from None
+        return await super().sample(request)
+
+
+async def test_a_standstill_of_this_process_makes_no_answer_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge_module, "STANDSTILL_S", 0.5)
+    monkeypatch.setattr(judge_module, "_LOOK_S", 0.05)
+    scorer = JudgeScorer(LateCompleter([YES]), RULES, model="m", max_tokens=64, mark=lambda: MARK)
+    scoring = asyncio.ensure_future(scorer.score(plan("42"), episode("42"), FINISHED))
+    await asyncio.sleep(0.15)
+    time.sleep(2.0)
+    score = await scoring
+    assert (score.value, score.failure) == (1.0, "")
 
 
 @asynccontextmanager

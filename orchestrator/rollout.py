@@ -15,12 +15,13 @@ from orchestrator.outcome import ClockExpired, DeadlineExpired, Ending, Submissi
 from orchestrator.proxy.lease import Lease
 from orchestrator.surroundings import Surroundings
 from orchestrator.types import Attempt, Output, Record, RolloutPlan, SandboxExit
-from orchestrator.waits import first_of, standstill, stood_still
+from orchestrator.waits import STANDSTILL_S, first_of, standstill, stood_still
 
 log = logging.getLogger(__name__)
 
 OUTPUT_LIMIT_S = 60.0  # for sending the files a rollout left; the rollout's own clock runs no more
 NO_MORE = Provision()
+_SHORT_S = 5.0  # a busy machine keeps a process from running for a second or two
 _DEADLINE = object()
 SHARED_IDENTITY = "the agent is a program: it shares its identity with model-written code"
 
@@ -76,9 +77,13 @@ async def run_rollout(plan: RolloutPlan, around: Surroundings, provision: Provis
 async def _ending(lease: Lease, sandbox: Sandbox) -> Ending:
     """Waits for what ends the rollout first, and returns it."""
     # After a standstill everything is late at once: it is named before what only seems to have ended the rollout.
-    deadline = asyncio.sleep(lease.plan.limits.deadline_s, _DEADLINE)
+    limits = lease.plan.limits
+    longest_s = min(STANDSTILL_S, max(_SHORT_S, min(limits.rollout_timeout_s, limits.deadline_s) / 2))
+    deadline = asyncio.sleep(limits.deadline_s, _DEADLINE)
     try:
-        ending = await first_of(lease.ended(), standstill(), sandbox.exited(), lease.clock.expired(), deadline)
+        ending = await first_of(
+            lease.ended(), standstill(longest_s), sandbox.exited(), lease.clock.expired(), deadline
+        )
     except RolloutError as error:  # returned, not raised: what was sampled so far stays on record
         return error
     if ending is _DEADLINE:

@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 
 from orchestrator.errors import SandboxLostError
 
-STANDSTILL_S = 20.0  # shorter than the timeout of the sandbox' connection, and than most rollouts' clocks
-_LOOK_S = 5.0
+STANDSTILL_S = 20.0  # shorter than the timeout of the sandbox' connection
 T = TypeVar("T")
 
 
@@ -58,12 +57,12 @@ def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
     return error
 
 
-async def standstill(longest_s: float = STANDSTILL_S, look_s: float = _LOOK_S) -> float:
+async def standstill(longest_s: float = STANDSTILL_S) -> float:
     """Returns once this process did not run for `longest_s`; for how long it was.
 
     In `first_of` it wins over what was late for it.
     """
-    loop = asyncio.get_running_loop()
+    loop, look_s = asyncio.get_running_loop(), longest_s / 4
     while True:
         before = loop.time()
         await asyncio.sleep(look_s)

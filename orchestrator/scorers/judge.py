@@ -37,7 +37,7 @@ RUBRIC = Path(__file__).with_name("rubric.txt")
 MAX_ANSWER_CHARS = 8_000  # a longer answer is incorrect without being judged: no reference answer is so long
 MAX_TASK_CHARS = 100_000  # of question and reference answer together
 VERDICTS = 3  # replies asked for per answer until one has a verdict
-STANDSTILL_S, _LOOK_S = 2.0, 0.5  # a reply may be limited to seconds (env.scorer_timeout)
+STANDSTILL_S = 2.0  # a reply may be limited to seconds (env.scorer_timeout)
 _BY_RULES = "by_rules"
 _MAX_REASON = 400
 _VERDICT = re.compile(r"VERDICT ([0-9a-f]{16}): (CORRECT|INCORRECT)")
@@ -124,7 +124,7 @@ class JudgeScorer:
         anew: a reply may have been late for that alone."""
         asked: _Asked | float = 0.0
         while not isinstance(asked, _Asked):
-            asked = await first_of(standstill(STANDSTILL_S, look_s=_LOOK_S), self._asked(plan, answer, sequence))
+            asked = await first_of(standstill(STANDSTILL_S), self._asked(plan, answer, sequence))
         return asked
 
     async def _asked(self, plan: RolloutPlan, answer: str, sequence: int) -> _Asked:

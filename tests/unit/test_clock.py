@@ -108,7 +108,7 @@ async def test_nothing_expires_before_the_start() -> None:
 async def test_standstill_is_noticed_and_a_busy_moment_is_none() -> None:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, ManualLoop)
-    noticed = asyncio.ensure_future(standstill(20.0, look_s=5.0))
+    noticed = asyncio.ensure_future(standstill(20.0))
     await asyncio.sleep(7)
     loop.stand_still(19)
     await asyncio.sleep(20)

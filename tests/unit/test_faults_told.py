@@ -245,7 +245,7 @@ ROWS = {
     "wall clock stepped, machine suspended": [
         f"{FAULTS}::test_steps_of_the_wall_clock_change_no_limit_and_no_duration"
     ],
-    "orchestrator stopped (SIGSTOP, ^Z) or starved for over 20 s": [
+    "orchestrator stopped (SIGSTOP, ^Z) or starved for over 20 s, or half of a shorter clock": [
         "unit/test_executor.py::test_standstill_of_our_own_is_nobodys_timeout",
         "unit/test_executor.py::test_what_is_late_after_a_standstill_is_nobody_s_timeout",
         "unit/test_pool.py::test_starts_in_which_this_process_stood_still_are_begun_again",

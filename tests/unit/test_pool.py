@@ -222,7 +222,7 @@ async def test_one_begun_ahead_that_does_not_come_up_costs_no_claim_anything() -
 
 async def test_starts_in_which_this_process_stood_still_are_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sandboxes wait for longer than the process stands still, but not for ever: their end is not awaited."""
-    monkeypatch.setattr(parked_module, "standstill", partial(standstill, 0.5, look_s=0.05))
+    monkeypatch.setattr(parked_module, "standstill", partial(standstill, 0.5))
     monkeypatch.setattr(parked_module, "PARK_TIMEOUT_S", 1.0)
     stood = False
 

@@ -208,7 +208,6 @@ class LateCompleter(ScriptedCompleter):
 
 async def test_a_standstill_of_this_process_makes_no_answer_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge_module, "STANDSTILL_S", 0.5)
-    monkeypatch.setattr(judge_module, "_LOOK_S", 0.05)
     scorer = JudgeScorer(LateCompleter([YES]), RULES, model="m", max_tokens=64, mark=lambda: MARK)
     scoring = asyncio.ensure_future(scorer.score(plan("42"), episode("42"), FINISHED))
     await asyncio.sleep(0.15)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
 from dataclasses import replace
 from time import time
 
@@ -50,7 +49,7 @@ async def run_rollout(plan: RolloutPlan, around: Surroundings, provision: Provis
             ending = await _ending(lease, parked.sandbox)
             duration_s, waiting_s = lease.clock.elapsed_s, lease.clock.waiting_s
             awaited = lease.clock.sampling > 0
-            output = await _output(ending, lease, parked.sandbox)
+            ending, output = await _output(ending, lease, parked.sandbox)
         finally:
             around.leases.discard(lease)
             await lease.aclose()  # stops sampling at once, however long the removal of the sandbox takes
@@ -95,13 +94,23 @@ async def _ending(lease: Lease, sandbox: Sandbox) -> Ending:
     return ClockExpired() if ending is None else ending
 
 
-async def _output(ending: Ending, lease: Lease, sandbox: Sandbox) -> Output | None:
-    """The files that follow a result. The result is accepted by now: no failure here changes it.
+async def _output(ending: Ending, lease: Lease, sandbox: Sandbox) -> tuple[Ending, Output | None]:
+    """The files that follow a result, and what ended the rollout. The result is accepted by now: whatever the
+    sandbox does changes it no more. But a scorer would take files that are missing for files not written: if they
+    are missing because of somebody else, the rollout ends by that.
 
     The code that left the files is dead before the first one is sent, so their number or size gains it no time.
     """
-    if lease.output.rule is not None and isinstance(ending, Submission) and ending.reason != "crashed":
-        with suppress(TimeoutError, RolloutError):
-            async with asyncio.timeout(OUTPUT_LIMIT_S):
-                await first_of(lease.output.sent(), sandbox.exited())
-    return await lease.output.finish()
+    if lease.output.rule is None or not isinstance(ending, Submission) or ending.reason == "crashed":
+        return ending, await lease.output.finish()
+    came: object = None
+    try:
+        late = asyncio.sleep(OUTPUT_LIMIT_S)
+        came = await first_of(lease.output.sent(), standstill(), sandbox.exited(), late)
+    except RolloutError as error:
+        came = error
+    output = await lease.output.finish()
+    failure = stood_still(came) if isinstance(came, float) else lease.output.failure or came
+    if isinstance(failure, RolloutError) and (output is None or not output.complete):
+        return failure, output
+    return ending, output

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import os
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, suppress
@@ -17,14 +16,12 @@ from orchestrator.cluster.order import Broken, Delivery, Order, Parcel, Pulse
 from orchestrator.cluster.parcels import KeptOutput, pieces
 from orchestrator.cluster.remote import NodeLost, NodeSeen, Remote
 from orchestrator.completion.startup import Wait
-from orchestrator.errors import LaunchError, RolloutError, SandboxLostError
+from orchestrator.errors import LaunchError, SandboxLostError
 from orchestrator.hosts import HostNow
 from orchestrator.policy import Policy, Served
 from orchestrator.tasks.attachments import open_attachment
 from orchestrator.types import Attachment, Output, OutputFile
 from orchestrator.waits import uninterrupted
-
-log = logging.getLogger(__name__)
 
 PULSE_S = 3.0  # a node is asked for a sign of life if nothing came from it for so long
 SILENT_S = 10.0  # and is away if it gives none for so long
@@ -178,7 +175,8 @@ class Node:
             raise LaunchError(f"the saved image {name} cannot be read: {error.strerror}") from error
 
     async def take_output(self, folder: Path, rollout_id: str, output: Output, delivery: Delivery) -> Output:
-        """Brings the files that the rollout left into `folder`: all, or none. A failure changes nothing else."""
+        """Brings the files that the rollout left into `folder`. Raises SandboxLostError, LaunchError: a scorer
+        would take files that are missing for files not written."""
         kept = await asyncio.to_thread(KeptOutput, folder, rollout_id)
         came = bool(delivery.contents) or not sum(file.size_bytes for file in output.files)
         try:
@@ -189,9 +187,9 @@ class Node:
                 else:
                     await self._fetch(kept, rollout_id, file)
             await uninterrupted(asyncio.to_thread(kept.finish, output.files))
-        except (OSError, ValueError, RolloutError) as error:
-            log.warning("output of %s cannot be kept: %s", rollout_id, error)
-            return Output(left_out=output.left_out + len(output.files), complete=False)
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise LaunchError(f"the files that the rollout left cannot be kept: {why}") from error
         finally:
             await uninterrupted(self._clear(kept, rollout_id, there=not came))
         return output

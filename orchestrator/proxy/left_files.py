@@ -7,6 +7,7 @@ format has no links or devices. Bytes are written to disk as they come; none are
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import shutil
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from orchestrator.errors import ProtocolError
+from orchestrator.errors import LaunchError, ProtocolError
 from orchestrator.types import Output, OutputFile
 from orchestrator.waits import uninterrupted
 
@@ -24,6 +25,8 @@ MAX_PATH_BYTES = 1024
 MAX_NAME_BYTES = 255
 MAX_PIECES = 64  # plus one for each PIECE_BYTES of the allowed bytes
 PIECE_BYTES = 128 * 1024
+# Not what a file system thinks of names: those the policy chose.
+_OF_THE_DISK = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE))
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -43,6 +46,7 @@ class OutputIntake:
 
     def __init__(self, rule: OutputRule | None, rollout_id: str) -> None:
         self.rule = rule
+        self.failure: LaunchError | None = None  # of the disk
         self._rollout_id = rollout_id
         self._receiver: OutputReceiver | None = None
         self._over = False
@@ -101,6 +105,8 @@ class OutputIntake:
 
     def _complain(self, error: OSError) -> None:
         log.warning("output of %s cannot be kept: %s", self._rollout_id, error.strerror)
+        if error.errno in _OF_THE_DISK:
+            self.failure = LaunchError(f"the files that the rollout left cannot be kept: {error.strerror}")
 
 
 async def _blocking(function: Callable[[], T]) -> T:

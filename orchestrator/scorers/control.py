@@ -1,8 +1,9 @@
 """Decides by a control whose fault it is that a rollout could not be scored.
 
 The control is a plain rollout of the same task that gives the reference answer and holds nothing of the policy's.
-If it can be scored, the rollout's own text is at fault: it gets 0, with both on record, and is not drawn again. If
-not, grading is broken.
+If it can be scored, the rollout is graded once more: what grading needs may have come back in between. Only if
+that fails too, and another control can be scored after it, the rollout's own text is at fault: it gets 0, with
+both on record, and is not drawn again. Otherwise grading is broken.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from orchestrator.types import (
     Turn,
 )
 
-FRESH_S = 10.0  # how old a control may be: many failing answers share one
+FRESH_S = 10.0  # how old the first control may be: many failing answers share one
 NEUTRAL_ANSWER = "I do not know."
 FINISHED = Ended(EndedName.FINISHED)
 
@@ -44,13 +45,15 @@ class Controls:
         self._timeout_s = timeout_s
         self._kept: dict[str, tuple[float, Control]] = {}
 
-    async def answer(self, task_id: str, ask: Callable[[], Awaitable[str]]) -> ControlAnswer:
-        """The result of `ask` for this task, at most FRESH_S old."""
+    async def answer(
+        self, task_id: str, ask: Callable[[], Awaitable[str]], *, age_s: float = 0.0
+    ) -> ControlAnswer:
+        """The result of `ask` for this task, at most `age_s` old."""
         now = asyncio.get_running_loop().time()
         self._kept = {task: kept for task, kept in self._kept.items() if now < kept[0] + FRESH_S + self._timeout_s}
         _, control = self._kept.get(task_id, (now, Control(ask, timeout_s=self._timeout_s)))
         self._kept[task_id] = (now, control)
-        return await control.answer(age_s=FRESH_S)
+        return await control.answer(age_s=age_s)
 
 
 class ControlledScorer:
@@ -66,7 +69,7 @@ class ControlledScorer:
         try:
             return await self._processes.ask(plan, record, ended)
         except Ungraded as failure:
-            return await self._blamed(plan, record, str(failure))
+            return await self._blamed(plan, record, ended, str(failure))
 
     async def score_batch(self, rollouts: Sequence[bytes]) -> list[Score | None]:
         """Scores of many rollouts that were `processes.packed`, in their order. None: it needs `score`, which says
@@ -89,13 +92,19 @@ class ControlledScorer:
         """What the processes score with, to pack rollouts for."""
         return self._processes.scorer
 
-    async def _blamed(self, plan: RolloutPlan, record: Record, failure: str) -> Score:
+    async def _blamed(self, plan: RolloutPlan, record: Record, ended: Ended, failure: str) -> Score:
         plain = control_record(plan, record)
 
         async def ask() -> str:
             return f"{(await self._processes.ask(plan, plain, FINISHED)).value:g}"
 
-        control = await self._controls.answer(plan.task.task_id, ask)
+        control = await self._controls.answer(plan.task.task_id, ask, age_s=FRESH_S)
+        if control.served:
+            try:
+                return await self._processes.ask(plan, record, ended)
+            except Ungraded as again:
+                failure = str(again)
+            control = await self._controls.answer(plan.task.task_id, ask)
         if control.failure is not None:
             also = "" if str(control.failure) == failure else f"; a control: {control.failure}"
             raise ScorerError(failure + also) from control.failure

@@ -6,7 +6,8 @@ line. Prompts and replies are kept as the score's evidence.
 
 If the judge gives no verdict for any reason (an off-topic reply, a refusal, a filter, no text, too much time), a
 control decides who is at fault: the reference answer in place of the given one. If the control gets a verdict, the
-given answer is wrong; it is not drawn again. If not, the judge is broken: a ScorerError, never a reward.
+given answer is wrong; it is not drawn again. If not, the judge is broken: a ScorerError, never a reward. A judge
+that did not answer may have come back in between: after a control it is asked once more, and then another control.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.completion.base import Completer, CompletionRequest
+from orchestrator.control import ControlAnswer
 from orchestrator.errors import (
     AuthenticationError,
     CompletionError,
@@ -29,7 +31,7 @@ from orchestrator.errors import (
     ScorerError,
 )
 from orchestrator.scorers.base import Scorer
-from orchestrator.scorers.control import Controls, evidence
+from orchestrator.scorers.control import FRESH_S, Controls, evidence
 from orchestrator.types import Ended, EndedName, Message, Record, RolloutPlan, Sampling, Score, Task
 from orchestrator.waits import first_of, standstill
 
@@ -37,6 +39,7 @@ RUBRIC = Path(__file__).with_name("rubric.txt")
 MAX_ANSWER_CHARS = 8_000  # a longer answer is incorrect without being judged: no reference answer is so long
 MAX_TASK_CHARS = 100_000  # of question and reference answer together
 VERDICTS = 3  # replies asked for per answer until one has a verdict
+_ROUNDS = 3
 STANDSTILL_S = 5.0  # a reply may be limited to seconds (env.scorer_timeout)
 _BY_RULES = "by_rules"
 _MAX_REASON = 400
@@ -81,8 +84,12 @@ class JudgeScorer:
                 0.0, {**parts, "judge": 0.0}, {**measured.evidence, "judge": {"verdict": "incorrect", **told}}
             )
         asked = await self._ask(plan, record.answer, 1)
+        if isinstance(asked.error, CompletionError):
+            await self._control(plan, asked, age_s=FRESH_S)
+            asked = await self._ask(plan, record.answer, 1 + 2 * VERDICTS)
         if asked.verdict is None:
-            return await self._blamed(plan, parts, asked)
+            age_s = 0.0 if isinstance(asked.error, CompletionError) else FRESH_S
+            return _blamed(plan, parts, asked, await self._control(plan, asked, age_s=age_s))
         value = 1.0 if asked.verdict == "correct" else 0.0
         return Score(value, {**parts, "judge": value}, {**measured.evidence, "judge": asked.told()})
 
@@ -97,8 +104,9 @@ class JudgeScorer:
             raise ScorerError(asked.failure()) from asked.error
         return True
 
-    async def _blamed(self, plan: RolloutPlan, parts: Mapping[str, float], asked: _Asked) -> Score:
-        """For an answer without a verdict: it is wrong if the reference answer in its place gets one."""
+    async def _control(self, plan: RolloutPlan, asked: _Asked, *, age_s: float) -> ControlAnswer:
+        """The judge's reply on the reference answer, after it gave no verdict on another one. Raises ScorerError
+        if it gives none on this either, and AuthenticationError."""
         reference = str(plan.task.answer)
 
         async def ask() -> str:
@@ -107,25 +115,20 @@ class JudgeScorer:
                 raise control.error or ScorerError(control.failure())
             return control.replies[-1]
 
-        control, failure = await self._controls.answer(plan.task.task_id, ask), asked.failure()
+        control = await self._controls.answer(plan.task.task_id, ask, age_s=age_s)
         _demand_key(control.failure)
         if control.failure is not None:
-            raise ScorerError(failure) from control.failure
-        told = {
-            **asked.told(),
-            "verdict": "incorrect",
-            "reason": "the judge gives no verdict on this answer, and one on the reference answer",
-            "control": [control.said],
-        }
-        return Score(0.0, {**parts, "judge": 0.0}, {**evidence(failure, reference, control), "judge": told})
+            raise ScorerError(asked.failure()) from control.failure
+        return control
 
     async def _ask(self, plan: RolloutPlan, answer: str, sequence: int) -> _Asked:
         """Asks until there is a verdict, an error, or no try left. If this process stood still meanwhile, it asks
         anew: a reply may have been late for that alone."""
-        asked: _Asked | float = 0.0
-        while not isinstance(asked, _Asked):
+        for _ in range(_ROUNDS):
             asked = await first_of(standstill(STANDSTILL_S), self._asked(plan, answer, sequence))
-        return asked
+            if isinstance(asked, _Asked):
+                return asked
+        raise ScorerError(f"while the judge was asked, this process stood still {_ROUNDS} times in a row")
 
     async def _asked(self, plan: RolloutPlan, answer: str, sequence: int) -> _Asked:
         mark = self._mark()
@@ -185,6 +188,18 @@ class _Asked:
             return f"the judge does not answer: {' '.join(str(self.error).split())[:_MAX_REASON]}"
         last = " ".join(self.replies[-1].split())[-200:]
         return f"the judge gave no verdict in {VERDICTS} replies, last: {last!r}"
+
+
+def _blamed(plan: RolloutPlan, parts: Mapping[str, float], asked: _Asked, control: ControlAnswer) -> Score:
+    """Of an answer without a verdict, where the reference answer in its place gets one: it is wrong."""
+    told = {
+        **asked.told(),
+        "verdict": "incorrect",
+        "reason": "the judge gives no verdict on this answer, and one on the reference answer",
+        "control": [control.said],
+    }
+    found = evidence(asked.failure(), str(plan.task.answer), control)
+    return Score(0.0, {**parts, "judge": 0.0}, {**found, "judge": told})
 
 
 def unjudgeable(task: Task) -> str:

@@ -117,6 +117,7 @@ class FakeNode:
             return Broken("LaunchError", "the disk is gone")
         if path == "empty":
             await self.fetched.wait()
+            await self._there()
             return b""
         return self.large[offset:]
 

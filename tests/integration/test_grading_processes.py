@@ -73,6 +73,14 @@ def dies_once(plan, record, ended):
         os._exit(9)
     return 1.0
 
+def flickers(plan, record, ended):
+    """Fails or works as the next character of a file says."""
+    which = Path("pattern").read_text()
+    Path("pattern").write_text(which[1:])
+    if which[0] == "x":
+        raise ConnectionError("the service is away")
+    return 0.75
+
 def naps(plan, record, ended):
     Path("napping").touch()
     time.sleep(0.5)
@@ -184,11 +192,35 @@ async def test_a_standstill_of_this_process_costs_no_answer_its_score(batch: boo
         assert (scores if batch else [scores]) == [Score(0.75)] * (2 if batch else 1)
 
 
-async def test_many_failing_answers_ask_one_control() -> None:
+async def test_many_failing_answers_ask_few_controls() -> None:
     async with grading("by_answer") as scorer:
         await asyncio.gather(*(scorer.score(plan("42"), answered("raise"), FINISHED) for _ in range(12)))
     asked = Path("asked").read_text().split()
-    assert (asked.count("raise"), asked.count("42")) == (12, 1)
+    assert asked.count("raise") == 2 * 12
+    assert asked.count("42") <= 1 + 12
+
+
+# In the order of the calls: the answer, a control, the answer again, another control.
+@pytest.mark.parametrize(("pattern", "score"), [("x..", 0.75), ("x.x.", 0.0), ("xx", None), ("x.xx", None)])
+async def test_a_service_that_comes_and_goes_makes_no_answer_wrong(pattern: str, score: float | None) -> None:
+    Path("pattern").write_text(pattern)
+    async with grading("flickers") as scorer:
+        if score is None:
+            with pytest.raises(ScorerError, match="the service is away"):
+                await scorer.score(plan("42"), PERFECT, FINISHED)
+        else:
+            given = await scorer.score(plan("42"), PERFECT, FINISHED)
+            assert (given.value, bool(given.failure)) == (score, score == 0.0)
+    assert Path("pattern").read_text() == ""
+
+
+async def test_a_control_of_before_an_outage_makes_no_answer_wrong() -> None:
+    Path("pattern").write_text("x.x.")
+    async with grading("flickers") as scorer:
+        assert (await scorer.score(plan("42"), PERFECT, FINISHED)).value == 0.0
+        Path("pattern").write_text("xxx")  # the answer twice, and a control after the one that is kept
+        with pytest.raises(ScorerError, match="the service is away"):
+            await scorer.score(plan("42"), PERFECT, FINISHED)
 
 
 async def test_a_process_that_ends_for_another_reason_is_no_verdict_on_what_it_was_given() -> None:

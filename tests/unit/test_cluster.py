@@ -1034,17 +1034,29 @@ async def test_output_files_come_into_the_run_s_folder(tmp_path: Path, small: bo
 
 
 @pytest.mark.parametrize("fault", [{"unreadable": True}, {"large": b"lar"}, {"large": b"larger"}])
-async def test_output_that_does_not_come_whole_costs_the_files_and_nothing_else(
+async def test_a_rollout_whose_output_does_not_come_whole_is_drawn_again_and_leaves_nothing(
     tmp_path: Path, fault: dict[str, object]
 ) -> None:
+    """Without its files a scorer would take it for one that wrote none."""
     cluster = FakeCluster("a")
     cluster.prepare = lambda node: vars(node).update(fault)
     async with leaving_files(cluster, tmp_path, {}) as made:
-        attempt = await made
-    assert attempt.outcome == Ended(EndedName.FINISHED)
-    assert attempt.record.output == Output(left_out=2, complete=False)
+        with pytest.raises(LaunchError):
+            await made
     assert list(tmp_path.iterdir()) == []
     assert cluster["a"].forgotten == [a_plan().rollout_id]
+
+
+async def test_a_node_that_is_lost_with_the_output_of_a_rollout_ends_that_rollout(tmp_path: Path) -> None:
+    cluster = FakeCluster("a")
+    async with leaving_files(cluster, tmp_path, {}) as made:
+        cluster["a"].fetched.clear()
+        await until(lambda: any(tmp_path.rglob("x.txt")))
+        cluster["a"].ended = True
+        cluster["a"].fetched.set()
+        with pytest.raises(SandboxLostError):
+            await made
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_output_on_its_way_leaves_nothing_when_the_rollout_is_cancelled(tmp_path: Path) -> None:

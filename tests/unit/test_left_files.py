@@ -1,8 +1,11 @@
-"""Files that follow a result: they cost it nothing, and delay its end for so long and no longer."""
+"""Files that follow a result: what the sandbox does with them costs it nothing, and delays its end for so long and
+no longer."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,11 +20,11 @@ from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 from orchestrator import rollout
 from orchestrator.hosts import Provision
 from orchestrator.launch.names import SOCKET_NAME
-from orchestrator.proxy.left_files import OutputRule
+from orchestrator.proxy.left_files import OutputReceiver, OutputRule
 from orchestrator.proxy.wire import CONTRACT
 from orchestrator.rollout import run_rollout
 from orchestrator.surroundings import Surroundings
-from orchestrator.types import Attempt, Ended, EndedName, SandboxExit
+from orchestrator.types import Attempt, Ended, EndedName, Failed, FailedName, SandboxExit
 from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.fake_launcher import CONFINED, FakeLauncher
 from tests.fakes.plans import a_plan
@@ -103,7 +106,9 @@ async def test_nothing_else_is_served_behind_the_result(tmp_path: Path) -> None:
     assert (done.record.answer, len(done.record.turns)) == ("42", 1)
 
 
-async def test_a_sandbox_that_ends_among_its_files_keeps_its_result(tmp_path: Path) -> None:
+async def test_a_sandbox_that_somebody_removes_among_its_files_ends_its_rollout(tmp_path: Path) -> None:
+    """A scorer would take the files that are missing for files not written."""
+
     async def vanish(stub: Any, launcher: FakeLauncher) -> None:
         [sandbox] = launcher.live.values()
 
@@ -115,8 +120,66 @@ async def test_a_sandbox_that_ends_among_its_files_keeps_its_result(tmp_path: Pa
         await stub.SendOutput(broken())
 
     done = await attempt(tmp_path, vanish)
+    assert done.outcome == Failed(FailedName.SANDBOX_LOST, "the container was removed by somebody else")
+
+
+async def test_a_sandbox_that_ends_by_itself_among_its_files_keeps_its_result(tmp_path: Path) -> None:
+    async def end(stub: Any, launcher: FakeLauncher) -> None:
+        call = stub.SendOutput()
+        await call.write(pb.SendOutputRequest(content=WHOLE + b"F\0\1y"))
+
+    done = await attempt(tmp_path, end)
     assert (done.outcome, done.record.answer) == (Ended(EndedName.FINISHED), "42")
     assert done.record.output is None or not done.record.output.complete
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_a_standstill_among_files_ends_a_rollout_that_lacks_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    stood = asyncio.Event()
+
+    async def standstill(longest_s: float = 20.0) -> float:
+        await stood.wait()
+        return 70.0
+
+    monkeypatch.setattr(rollout, "standstill", standstill)
+
+    async def send(stub: Any, launcher: FakeLauncher) -> None:
+        async def pieces() -> AsyncIterator[pb.SendOutputRequest]:
+            yield pb.SendOutputRequest(content=WHOLE)
+            if whole:
+                yield pb.SendOutputRequest(content=END)
+            else:
+                stood.set()
+                await asyncio.Event().wait()
+
+        await stub.SendOutput(pieces())
+        stood.set()
+
+    done = await attempt(tmp_path, send)
+    lost = Failed(FailedName.SANDBOX_LOST, "the orchestrator itself stood still for 70 s")
+    assert done.outcome == (Ended(EndedName.FINISHED) if whole else lost)
+
+
+@pytest.mark.parametrize(("number", "ended"), [(errno.ENOSPC, False), (errno.EINVAL, True)])
+async def test_a_full_disk_is_no_policy_s_doing_and_a_name_that_it_does_not_take_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, ended: bool
+) -> None:
+    def fail(receiver: OutputReceiver, content: bytes) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(OutputReceiver, "feed", fail)
+
+    async def send(stub: Any, launcher: FakeLauncher) -> None:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await stub.SendOutput(stream(WHOLE, END))
+
+    done = await attempt(tmp_path, send)
+    if ended:
+        assert (done.outcome, done.record.answer) == (Ended(EndedName.FINISHED), "42")
+    else:
+        assert done.outcome.name is FailedName.LAUNCH_ERROR
 
 
 async def test_files_without_end_delay_the_end_of_a_rollout_for_so_long_and_no_longer(

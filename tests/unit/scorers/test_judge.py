@@ -194,6 +194,42 @@ def liked(call: Call) -> Reply | str:
     return f"VERDICT {mark}: {'CORRECT' if answer == '42' else 'INCORRECT'}"
 
 
+_AWAY = CompletionError("HTTP 503")
+
+
+@pytest.mark.parametrize(
+    ("script", "value"),
+    [
+        ([_AWAY, YES, YES], 1.0),
+        ([_AWAY, YES, NO], 0.0),
+        ([_AWAY, YES, _AWAY, YES], 0.0),
+        ([_AWAY, YES, _AWAY], None),
+    ],
+)
+async def test_a_judge_that_comes_and_goes_makes_no_answer_wrong(
+    script: list[str | Exception], value: float | None
+) -> None:
+    scorer, completer = judge(*script)
+    if value is None:
+        with pytest.raises(ScorerError, match="the judge does not answer: HTTP 503"):
+            await scorer.score(plan("42"), episode("42"), FINISHED)
+    else:
+        assert (await scorer.score(plan("42"), episode("42"), FINISHED)).value == value
+        assert len(completer.requests) == len(script)
+
+
+async def test_a_judge_is_not_asked_for_ever_by_a_process_that_does_not_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def at_once(longest_s: float) -> float:
+        return 7.0
+
+    monkeypatch.setattr(judge_module, "standstill", at_once)
+    scorer, _ = judge(YES)
+    with pytest.raises(ScorerError, match="stood still 3 times in a row"):
+        await scorer.score(plan("42"), episode("42"), FINISHED)
+
+
 class LateCompleter(ScriptedCompleter):
     """Gives up a reply that did not come in time, as a client does."""
 

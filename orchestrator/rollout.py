@@ -10,17 +10,16 @@ from time import time
 from orchestrator.errors import RolloutError
 from orchestrator.hosts import Provision
 from orchestrator.launch.base import Sandbox
-from orchestrator.outcome import ClockExpired, DeadlineExpired, Ending, Submission, decide
+from orchestrator.outcome import ClockExpired, DeadlineExpired, Ending, Refused, Submission, decide
 from orchestrator.proxy.lease import Lease
 from orchestrator.surroundings import Surroundings
-from orchestrator.types import Attempt, Output, Record, RolloutPlan, SandboxExit
-from orchestrator.waits import STANDSTILL_S, first_of, standstill, stood_still
+from orchestrator.types import Attempt, FailedName, Output, Record, RolloutPlan, SandboxExit
+from orchestrator.waits import first_of, ran, standstill, stood_still
 
 log = logging.getLogger(__name__)
 
 OUTPUT_LIMIT_S = 60.0  # for sending the files a rollout left; the rollout's own clock runs no more
 NO_MORE = Provision()
-_SHORT_S = 5.0  # a busy machine keeps a process from running for a second or two
 _DEADLINE = object()
 SHARED_IDENTITY = "the agent is a program: it shares its identity with model-written code"
 
@@ -76,13 +75,9 @@ async def run_rollout(plan: RolloutPlan, around: Surroundings, provision: Provis
 async def _ending(lease: Lease, sandbox: Sandbox) -> Ending:
     """Waits for what ends the rollout first, and returns it."""
     # After a standstill everything is late at once: it is named before what only seems to have ended the rollout.
-    limits = lease.plan.limits
-    longest_s = min(STANDSTILL_S, max(_SHORT_S, min(limits.rollout_timeout_s, limits.deadline_s) / 2))
-    deadline = asyncio.sleep(limits.deadline_s, _DEADLINE)
+    deadline = ran(lease.plan.limits.deadline_s, _DEADLINE)
     try:
-        ending = await first_of(
-            lease.ended(), standstill(longest_s), sandbox.exited(), lease.clock.expired(), deadline
-        )
+        ending = await first_of(lease.ended(), standstill(), sandbox.exited(), lease.clock.expired(), deadline)
     except RolloutError as error:  # returned, not raised: what was sampled so far stays on record
         return error
     if ending is _DEADLINE:
@@ -91,7 +86,20 @@ async def _ending(lease: Lease, sandbox: Sandbox) -> Ending:
         return DeadlineExpired(sampling_s, await lease.control.answer(lease.plan) if mostly_waited else None)
     if isinstance(ending, float):
         return stood_still(ending)
+    if isinstance(ending, Submission) and lease.plan.agent.kind == "program" and lease.clock.sampling:
+        return await _impatient(ending, lease)
     return ClockExpired() if ending is None else ending
+
+
+async def _impatient(ending: Submission, lease: Lease) -> Ending:
+    """Of a program that ended without an answer while a completion was awaited: the endpoint's end if the endpoint
+    does not answer a control either."""
+    if ending.answer is not None or not lease.turns:
+        return ending
+    control = await lease.control.answer(lease.plan)
+    if control.served:
+        return ending
+    return Refused(FailedName.LLM_ERROR, f"a completion was still awaited: {ending.detail}; {control.told()}")
 
 
 async def _output(ending: Ending, lease: Lease, sandbox: Sandbox) -> tuple[Ending, Output | None]:

@@ -62,7 +62,7 @@ async def standstill(longest_s: float = STANDSTILL_S) -> float:
 
     In `first_of` it wins over what was late for it.
     """
-    loop, look_s = asyncio.get_running_loop(), longest_s / 4
+    loop, look_s = asyncio.get_running_loop(), longest_s / 10
     while True:
         before = loop.time()
         await asyncio.sleep(look_s)
@@ -74,6 +74,15 @@ async def standstill(longest_s: float = STANDSTILL_S) -> float:
 def stood_still(seconds: float) -> SandboxLostError:
     """What ends the sandboxes that ran meanwhile."""
     return SandboxLostError(f"the orchestrator itself stood still for {seconds:.0f} s")
+
+
+async def ran(seconds: float, result: T) -> T:
+    """As `asyncio.sleep`, but of a standstill at most a sixtieth of `seconds` counts, or a second."""
+    while seconds > 0:
+        step_s = min(seconds, max(1.0, seconds / 60))
+        await asyncio.sleep(step_s)
+        seconds -= step_s
+    return result
 
 
 @asynccontextmanager

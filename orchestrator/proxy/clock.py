@@ -1,10 +1,14 @@
-"""A rollout's own clock: it stands still while the sandbox waits for the orchestrator."""
+"""A rollout's own clock: it stands still while the sandbox waits for the orchestrator, and while the orchestrator
+itself does not run."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
+
+_LOOKS = 60  # in the time of a rollout, and at most one a second: they show whether this process ran
+_LATE_S = 0.5  # so late may a look be on a busy machine
 
 
 class _Span:
@@ -43,6 +47,7 @@ class OwnClock:
         self._started: float | None = None
         self._waits = _Span()
         self._sampling = _Span()
+        self._stood_s = 0.0  # in which this process did not run: it could not serve the sandbox
         self._changed = asyncio.Event()
 
     def start(self) -> None:
@@ -72,8 +77,8 @@ class OwnClock:
 
     @property
     def own_s(self) -> float:
-        """Seconds of `elapsed_s` in which the sandbox did not wait."""
-        return self.elapsed_s - self.waiting_s
+        """Seconds of `elapsed_s` in which the sandbox did not wait. A standstill of this process counts as one."""
+        return self.elapsed_s - self.waiting_s - self._stood_s
 
     @contextmanager
     def waiting(self, *, sampling: bool = False) -> Iterator[None]:
@@ -87,13 +92,16 @@ class OwnClock:
 
     async def expired(self) -> None:
         """Returns when the sandbox has used up its own time."""
+        loop = asyncio.get_running_loop()
         while True:
             self._changed.clear()
             left = None if self._started is None or self._waits.open else self._limit_s - self.own_s
             if left is not None and left <= 0:
                 return
-            try:
-                async with asyncio.timeout(left):
+            tick_s = None if left is None else min(left, max(1.0, self._limit_s / _LOOKS))
+            before_s = loop.time()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(tick_s):
                     await self._changed.wait()
-            except TimeoutError:
-                continue
+            if tick_s is not None and (late_s := loop.time() - before_s - tick_s) > _LATE_S:
+                self._stood_s += late_s

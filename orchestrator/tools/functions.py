@@ -17,6 +17,7 @@ from typing import Any
 from orchestrator.errors import ToolError
 from orchestrator.tools.arguments import check_names
 from orchestrator.tools.signatures import Signature
+from orchestrator.waits import running_timeout
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ class Workers:
 
     async def run(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
         """The function's result. Raises TimeoutError, and what the function raises."""
-        async with asyncio.timeout(self.timeout_s):
+        async with running_timeout(self.timeout_s):
             await self._slots.acquire()
             if not inspect.iscoroutinefunction(function):
                 return await self._in_thread(function, arguments)

@@ -22,6 +22,7 @@ from orchestrator.backoff import Backoff
 from orchestrator.errors import ToolError
 from orchestrator.redact import Secret
 from orchestrator.tools.bounded import IDENTITY, AnswerTooLarge, bound
+from orchestrator.waits import running_timeout
 
 log = logging.getLogger(__name__)
 
@@ -156,7 +157,7 @@ class Tavily:
         """The service's answer. Raises ServiceFailed, ToolError."""
         async with self._slots:
             try:
-                async with asyncio.timeout(self._timeout_s):
+                async with running_timeout(self._timeout_s):
                     failures = 0
                     while True:
                         try:

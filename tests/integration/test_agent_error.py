@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.inference import Reply, ScriptedServer, always
+from tests.fakes.inference import Call, Fault, Reply, ScriptedServer, always
 from tests.fakes.runs import Ended, flags, lines, outcomes, place, printed_outcomes, run, write_tasks
 from tests.fakes.trainers import Trainer, run_api
 
@@ -162,6 +162,28 @@ async def test_a_program_that_loses_its_patience_is_no_agent_error(home: Path) -
     assert line["reason"].startswith(
         "the first completion was still awaited: the program ended with exit code 1: "
     )
+
+
+@pytest.mark.parametrize(("away", "outcome"), [("Say hello", "llm_error"), ("x", "no_answer")])
+async def test_a_program_that_loses_its_patience_later_is_excused_if_the_endpoint_is_away(
+    home: Path, away: str, outcome: str
+) -> None:
+    """Whether it is away for everybody, a neutral prompt included, or slow for this program alone."""
+
+    def script(call: Call) -> Reply:
+        asked = call.messages[-1].content
+        if asked == "x":
+            return Reply("4.5", delay_s=20.0)
+        return Reply("4.5", fault=Fault("500") if away in asked else None)
+
+    program = ASK + "ask()\nask(timeout=1)"
+    server = ScriptedServer("vllm", script)
+    await ran(home, program, server=server, total_steps=1, group_size=1, max_retries=0)
+    told = lines(home / "run" / "rollouts.jsonl")
+    assert {line["outcome"] for line in told} == {outcome}
+    for line in told if outcome == "llm_error" else ():
+        assert line["reason"].startswith("a completion was still awaited: the program ended with exit code 1")
+        assert "a neutral question fails too" in line["reason"]
 
 
 async def test_a_program_that_hangs_before_its_first_request_is_one_too(home: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator.proxy.clock import OwnClock
-from orchestrator.waits import running_timeout, standstill
+from orchestrator.waits import ran, running_timeout, standstill
 
 
 class ManualLoop(asyncio.SelectorEventLoop):
@@ -105,6 +105,24 @@ async def test_nothing_expires_before_the_start() -> None:
 
 
 @manual
+async def test_a_standstill_of_this_process_costs_the_sandbox_one_look_at_most() -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, ManualLoop)
+    clock = OwnClock(20.0)
+    clock.start()
+    expired = asyncio.ensure_future(clock.expired())
+    for _ in range(9):
+        await asyncio.sleep(0.5)
+        loop.stand_still(15)
+        await asyncio.sleep(0.5)
+    assert 9 <= clock.own_s <= 18
+    assert not expired.done()
+    await expired
+    assert clock.own_s == pytest.approx(20)
+    assert clock.elapsed_s == pytest.approx(9 * 15 + 15.5, abs=4.5)
+
+
+@manual
 async def test_standstill_is_noticed_and_a_busy_moment_is_none() -> None:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, ManualLoop)
@@ -116,6 +134,18 @@ async def test_standstill_is_noticed_and_a_busy_moment_is_none() -> None:
     loop.stand_still(33)
     await asyncio.sleep(5)
     assert await noticed == pytest.approx(30, abs=5)  # all but what was left of the look
+
+
+@manual
+async def test_a_deadline_counts_what_ran() -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, ManualLoop)
+    for stood_s in (0.0, 1000.0):
+        began_s, ended = loop.time(), asyncio.ensure_future(ran(120.0, "late"))
+        await asyncio.sleep(50)
+        loop.stand_still(stood_s)
+        assert await ended == "late"
+        assert loop.time() - began_s - stood_s == pytest.approx(120, abs=2)
 
 
 @manual

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -38,6 +39,7 @@ from orchestrator.types import (
     SandboxExit,
     Score,
 )
+from orchestrator.waits import standstill
 from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.fake_launcher import CONFINED, FakeLauncher
 from tests.fakes.plans import a_member, a_plan, an_attempt
@@ -336,7 +338,7 @@ async def test_a_group_that_broke_in_an_earlier_process_makes_no_run_unhealthy()
 async def test_standstill_of_our_own_is_nobodys_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     stops = [33.0]
 
-    async def once(longest_s: float) -> float:
+    async def once() -> float:
         return stops.pop() if stops else await asyncio.get_running_loop().create_future()
 
     monkeypatch.setattr(rollout_module, "standstill", once)
@@ -356,7 +358,7 @@ async def test_what_is_late_after_a_standstill_is_nobody_s_timeout(
     monkeypatch: pytest.MonkeyPatch, limits: Limits
 ) -> None:
     """This process really stands still, for longer than the rollout may last."""
-    monkeypatch.setattr(rollout_module, "_SHORT_S", 0.5)
+    monkeypatch.setattr(rollout_module, "standstill", partial(standstill, 0.5))
     bench = Bench(launcher=FakeLauncher(parking_and_staying), max_retries=0)
     running = asyncio.create_task(bench.executor.execute(a_plan(limits=limits)))
     async with asyncio.timeout(60.0):

@@ -181,6 +181,8 @@ class Engine:
         answer.add_done_callback(lambda future: future.cancelled() or future.exception())
         try:
             await asyncio.wait([answer], timeout=timeout_s)
+            if not answer.done():  # this process may have stood still, and the answer is there
+                await asyncio.wait([answer], timeout=min(1.0, timeout_s / 10))
         except asyncio.CancelledError:
             if not job.cancel():
                 with suppress(asyncio.CancelledError):

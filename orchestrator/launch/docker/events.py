@@ -22,14 +22,14 @@ from orchestrator.launch.docker.client import connect, one_line, why_unreachable
 
 log = logging.getLogger(__name__)
 
-_EVENTS = ("die", "oom", "kill", "destroy")
+_EVENTS = ("die", "oom", "kill", "pause", "destroy")
 _RECONNECT_S = (0.1, 0.5, 1.0, 2.0)
 _JOIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerEvent:
-    """An event of the container `name`. `action`: die, oom, kill, destroy."""
+    """An event of the container `name`. `action`: one of `_EVENTS`."""
 
     name: str
     action: str

@@ -23,7 +23,7 @@ from orchestrator.launch.docker.calls import CALL_TIMEOUT_S, Engine
 from orchestrator.launch.docker.events import ContainerEvent, EngineEvents
 from orchestrator.launch.docker.facts import advice, describe, engine_problem, image_problem, missing_features
 from orchestrator.launch.docker.request import create_body
-from orchestrator.launch.docker.sandbox import DockerSandbox
+from orchestrator.launch.docker.sandbox import PAUSED, DockerSandbox
 from orchestrator.launch.docker.verification import verify
 from orchestrator.launch.hardening import NO_MEASURES, demand, harden, writable_places
 from orchestrator.launch.names import LABEL_DEADLINE, LABEL_OWNER, LABEL_PROJECT, LABEL_RUN, PROJECT
@@ -268,6 +268,8 @@ class DockerLauncher:
                 sandbox.lose(SandboxLostError("the container was removed by somebody else"))
             elif states[name] in ("exited", "dead"):
                 sandbox.end()
+            elif states[name] == "paused":
+                sandbox.lose(SandboxLostError(PAUSED))
         if self._unremoved and (self._sweeping is None or self._sweeping.done()):
             self._sweeping = asyncio.create_task(self._sweep(), name="remove leftovers")
 

@@ -17,6 +17,8 @@ from orchestrator.types import SandboxExit
 
 _DEADLY_SIGNALS = frozenset({"9", "15", "SIGKILL", "SIGTERM"})
 _CPU_TIMEOUT_S = 0.02  # a removal must not wait longer for a figure
+# Its clocks would run on. As with a kill, nothing inside can bring it about.
+PAUSED = "the container was paused through the Engine by somebody else"
 
 
 class DockerSandbox:
@@ -77,6 +79,8 @@ class DockerSandbox:
                 code = event.attributes.get("exitCode", "")
                 self._exit_code = int(code) if code.isdecimal() else None
                 self._ended.set()
+            case "pause":
+                self.lose(SandboxLostError(PAUSED))
             case "destroy":
                 self.lose(SandboxLostError("the container was removed by somebody else"))
 

@@ -135,7 +135,7 @@ async def test_cpu_time_is_asked_of_the_engine_where_control_groups_are_out_of_s
         assert told_ns / 1e9 >= counted_s > 0
 
 
-@pytest.mark.parametrize("how", ["kill", "stop", "remove"])
+@pytest.mark.parametrize("how", ["kill", "stop", "pause", "remove"])
 async def test_container_that_somebody_else_ends_is_lost(
     engine: docker.APIClient, probe: str, run: str, how: str
 ) -> None:
@@ -144,6 +144,8 @@ async def test_container_that_somebody_else_ends_is_lost(
             engine.kill(sandbox.sandbox_id)
         elif how == "stop":
             engine.stop(sandbox.sandbox_id, timeout=1)
+        elif how == "pause":
+            engine.pause(sandbox.sandbox_id)
         else:
             engine.remove_container(sandbox.sandbox_id, force=True)
         async with asyncio.timeout(HANG_S):

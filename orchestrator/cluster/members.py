@@ -163,7 +163,10 @@ class Members:
         worked_s = heard_s = loop.time()
         head_away = False
         while True:
+            before_s = loop.time()
             await asyncio.sleep(LOOK_S)
+            stood_s = loop.time() - before_s - LOOK_S  # this process itself
+            worked_s, heard_s = worked_s + stood_s, heard_s + stood_s
             try:
                 seen = {node.node_id: node for node in await _look(self._link, HEAD_SILENT_S)}
             except NodeLost as error:

@@ -21,7 +21,7 @@ from orchestrator.hosts import HostNow
 from orchestrator.policy import Policy, Served
 from orchestrator.tasks.attachments import open_attachment
 from orchestrator.types import Attachment, Output, OutputFile
-from orchestrator.waits import uninterrupted
+from orchestrator.waits import running_timeout, uninterrupted
 
 PULSE_S = 3.0  # a node is asked for a sign of life if nothing came from it for so long
 SILENT_S = 10.0  # and is away if it gives none for so long
@@ -255,7 +255,7 @@ class Node:
         run yet."""
         while True:
             try:
-                async with asyncio.timeout(GIVEN_UP_S):
+                async with running_timeout(GIVEN_UP_S):
                     self._hear(await self.remote.pulse())
             except TimeoutError:
                 raise NodeLost(f"it has not answered for {GIVEN_UP_S:g} s") from None

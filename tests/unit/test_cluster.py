@@ -1016,9 +1016,10 @@ async def leaving_files(
     async with nodes_of(cluster) as nodes, nodes.slot(0, SPEC) as room:
         assert room is not None
         record = Record(started_at=1.0, output=OUTPUT)
-        cluster["a"].answers = [Delivery(record, Ended(EndedName.FINISHED), contents=contents)]
+        node = cluster["a"]
+        node.answers = [Delivery(record, Ended(EndedName.FINISHED), contents=contents)]
         yield asyncio.create_task(room.carry_out(a_plan(), Provision(OutputRule(folder, 10, 1000))))
-    assert cluster["a"].orders[0].output == (10, 1000)
+    assert node.orders[0].output == (10, 1000)
 
 
 @pytest.mark.parametrize("small", [True, False])
@@ -1050,10 +1051,10 @@ async def test_a_rollout_whose_output_does_not_come_whole_is_drawn_again_and_lea
 async def test_a_node_that_is_lost_with_the_output_of_a_rollout_ends_that_rollout(tmp_path: Path) -> None:
     cluster = FakeCluster("a")
     async with leaving_files(cluster, tmp_path, {}) as made:
-        cluster["a"].fetched.clear()
+        (node := cluster["a"]).fetched.clear()
         await until(lambda: any(tmp_path.rglob("x.txt")))
-        cluster["a"].ended = True
-        cluster["a"].fetched.set()
+        node.ended = True
+        node.fetched.set()
         with pytest.raises(SandboxLostError):
             await made
     assert list(tmp_path.iterdir()) == []

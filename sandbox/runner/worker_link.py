@@ -141,9 +141,9 @@ class WorkerLink:
     def _await_death(self) -> NoReturn:
         """The worker's end of a pipe is closed: the worker has ended, or its code closed the pipe."""
         deadline = time.monotonic() + _DEATH_NEWS_S
-        while (left := deadline - time.monotonic()) > 0:
-            if select.select([self._control], [], [], left)[0]:
-                self._hear_of_death()
+        # Looks once more at the end: after a standstill of the machine the news is there.
+        while select.select([self._control], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            self._hear_of_death()
         raise WorkerMisbehaved("it closed its pipe to the agent")
 
     # ------------------------------------------------------------ reading

@@ -224,16 +224,19 @@ async def test_starts_in_which_this_process_stood_still_are_begun_again(monkeypa
     """The sandboxes wait for longer than the process stands still, but not for ever: their end is not awaited."""
     monkeypatch.setattr(parked_module, "standstill", partial(standstill, 0.5))
     monkeypatch.setattr(parked_module, "PARK_TIMEOUT_S", 1.0)
-    stood = False
+    stood, started = False, 0
 
     async def starting(channel: Path) -> SandboxExit:
+        nonlocal started
         if not stood:
+            started += 1
             await asyncio.Event().wait()
         return await parked_inhabitant(channel)
 
     async with Bench(FakeLauncher(starting), warm=1) as bench:
         ahead, own = asyncio.create_task(bench.use()), asyncio.create_task(bench.use(SandboxSpec("own")))
-        await eventually(lambda: len(bench.launcher.live) >= 2)
+        await eventually(lambda: started == 3)  # both, and one more ahead
+        await asyncio.sleep(0.2)  # by now all three are waited for
         stood = True
         time.sleep(2.0)
         assert await ahead

@@ -352,20 +352,20 @@ async def test_standstill_of_our_own_is_nobodys_timeout(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    "limits", [Limits(rollout_timeout_s=1.0), Limits(deadline_s=1.0)], ids=["the own clock", "the deadline"]
+    "limits", [Limits(rollout_timeout_s=3.0), Limits(deadline_s=3.0)], ids=["the own clock", "the deadline"]
 )
 async def test_what_is_late_after_a_standstill_is_nobody_s_timeout(
     monkeypatch: pytest.MonkeyPatch, limits: Limits
 ) -> None:
     """This process really stands still, for longer than the rollout may last."""
-    monkeypatch.setattr(rollout_module, "standstill", partial(standstill, 0.5))
+    monkeypatch.setattr(rollout_module, "standstill", partial(standstill, 1.5))
     bench = Bench(launcher=FakeLauncher(parking_and_staying), max_retries=0)
     running = asyncio.create_task(bench.executor.execute(a_plan(limits=limits)))
     async with asyncio.timeout(60.0):
         while not bench.launcher.live or bench.executor.waiting:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.3)  # it has its assignment
-    time.sleep(2.0)
+    time.sleep(4.0)
     results = await running
     assert results is not None
     failure = failure_of(results[0])

@@ -222,8 +222,8 @@ async def test_one_begun_ahead_that_does_not_come_up_costs_no_claim_anything() -
 
 async def test_starts_in_which_this_process_stood_still_are_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sandboxes wait for longer than the process stands still, but not for ever: their end is not awaited."""
-    monkeypatch.setattr(parked_module, "standstill", partial(standstill, 0.5))
-    monkeypatch.setattr(parked_module, "PARK_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(parked_module, "standstill", partial(standstill, 1.5))
+    monkeypatch.setattr(parked_module, "PARK_TIMEOUT_S", 3.0)
     stood, started = False, 0
 
     async def starting(channel: Path) -> SandboxExit:
@@ -238,7 +238,7 @@ async def test_starts_in_which_this_process_stood_still_are_begun_again(monkeypa
         await eventually(lambda: started == 3)  # both, and one more ahead
         await asyncio.sleep(0.2)  # by now all three are waited for
         stood = True
-        time.sleep(2.0)
+        time.sleep(4.0)
         assert await ahead
         with pytest.raises(SandboxLostError, match="the orchestrator itself stood still for"):
             await own

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, suppress
@@ -19,9 +20,12 @@ from orchestrator.completion.startup import Wait
 from orchestrator.errors import LaunchError, SandboxLostError
 from orchestrator.hosts import HostNow
 from orchestrator.policy import Policy, Served
+from orchestrator.proxy.left_files import OF_THE_DISK, cannot_be_kept
 from orchestrator.tasks.attachments import open_attachment
 from orchestrator.types import Attachment, Output, OutputFile
 from orchestrator.waits import running_timeout, uninterrupted
+
+log = logging.getLogger(__name__)
 
 PULSE_S = 3.0  # a node is asked for a sign of life if nothing came from it for so long
 SILENT_S = 10.0  # and is away if it gives none for so long
@@ -175,8 +179,8 @@ class Node:
             raise LaunchError(f"the saved image {name} cannot be read: {error.strerror}") from error
 
     async def take_output(self, folder: Path, rollout_id: str, output: Output, delivery: Delivery) -> Output:
-        """Brings the files that the rollout left into `folder`. Raises SandboxLostError, LaunchError: a scorer
-        would take files that are missing for files not written."""
+        """Brings the files that the rollout left into `folder`: all, or none. A scorer would take files that are
+        missing for files not written: if no policy can be the cause, raises SandboxLostError or LaunchError."""
         kept = await asyncio.to_thread(KeptOutput, folder, rollout_id)
         came = bool(delivery.contents) or not sum(file.size_bytes for file in output.files)
         try:
@@ -187,9 +191,15 @@ class Node:
                 else:
                     await self._fetch(kept, rollout_id, file)
             await uninterrupted(asyncio.to_thread(kept.finish, output.files))
-        except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or error
-            raise LaunchError(f"the files that the rollout left cannot be kept: {why}") from error
+        except OSError as error:
+            if error.errno in OF_THE_DISK:
+                raise cannot_be_kept(error) from error
+            log.warning("output of %s cannot be kept: %s", rollout_id, error.strerror)
+            return Output(left_out=output.left_out + len(output.files), complete=False)
+        except ValueError as error:
+            raise LaunchError(
+                f"node {self.name}: a file that the rollout left did not come whole: {error}"
+            ) from error
         finally:
             await uninterrupted(self._clear(kept, rollout_id, there=not came))
         return output

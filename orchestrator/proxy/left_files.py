@@ -25,8 +25,8 @@ MAX_PATH_BYTES = 1024
 MAX_NAME_BYTES = 255
 MAX_PIECES = 64  # plus one for each PIECE_BYTES of the allowed bytes
 PIECE_BYTES = 128 * 1024
-# Not what a file system thinks of names: those the policy chose.
-_OF_THE_DISK = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE))
+# Errors that no policy can choose. What a file system thinks of a name is not among them: the policy chose it.
+OF_THE_DISK = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE))
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -46,7 +46,7 @@ class OutputIntake:
 
     def __init__(self, rule: OutputRule | None, rollout_id: str) -> None:
         self.rule = rule
-        self.failure: LaunchError | None = None  # of the disk
+        self.failure: LaunchError | None = None  # why the disk cannot keep the files
         self._rollout_id = rollout_id
         self._receiver: OutputReceiver | None = None
         self._over = False
@@ -105,8 +105,14 @@ class OutputIntake:
 
     def _complain(self, error: OSError) -> None:
         log.warning("output of %s cannot be kept: %s", self._rollout_id, error.strerror)
-        if error.errno in _OF_THE_DISK:
-            self.failure = LaunchError(f"the files that the rollout left cannot be kept: {error.strerror}")
+        if error.errno in OF_THE_DISK:
+            self.failure = cannot_be_kept(error)
+
+
+def cannot_be_kept(error: OSError) -> LaunchError:
+    """Without its files, a scorer would take the rollout for one that wrote none."""
+    why = error.strerror
+    return LaunchError(f"the files that the rollout left cannot be kept: {why}; see to the disk they go to")
 
 
 async def _blocking(function: Callable[[], T]) -> T:

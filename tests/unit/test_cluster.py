@@ -1048,6 +1048,24 @@ async def test_a_rollout_whose_output_does_not_come_whole_is_drawn_again_and_lea
     assert cluster["a"].forgotten == [a_plan().rollout_id]
 
 
+@pytest.mark.parametrize(("number", "ended"), [(errno.ENOSPC, False), (errno.EINVAL, True)])
+async def test_output_that_this_disk_does_not_keep_is_drawn_again_unless_a_name_may_be_the_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, ended: bool
+) -> None:
+    def fail(kept: KeptOutput, path: str, piece: bytes) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(KeptOutput, "append", fail)
+    async with leaving_files(FakeCluster("a"), tmp_path, {}) as made:
+        if ended:
+            attempt = await made
+            assert attempt.outcome == Ended(EndedName.FINISHED)
+            assert attempt.record.output == Output(left_out=2, complete=False)
+        else:
+            with pytest.raises(LaunchError, match="cannot be kept"):
+                await made
+
+
 async def test_a_node_that_is_lost_with_the_output_of_a_rollout_ends_that_rollout(tmp_path: Path) -> None:
     cluster = FakeCluster("a")
     async with leaving_files(cluster, tmp_path, {}) as made:

@@ -23,7 +23,8 @@ if only a child was killed and the container exited later by itself.
 Nothing is scored without a sampled token: then `context_length` becomes `bad_task`. A program without a completion
 is the operator's to mend, whatever it ended with: `agent_error`. Only if it ended while its first completion was
 awaited, the endpoint was slow or the program impatient: `llm_error`. For other agents, and for a completion
-without a token, every other scored end becomes `sandbox_lost`.
+without a token, every other scored end becomes `sandbox_lost`. If a program gave up later, while a completion was
+awaited, and the endpoint does not answer a neutral prompt either: `llm_error`.
 """
 
 from __future__ import annotations
@@ -49,12 +50,17 @@ MAX_LINES = 16  # of what a sandbox says of its program
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """The result that the sandbox submitted."""
+    """The result that the sandbox submitted.
+
+    `control`: what the endpoint answered to a neutral prompt, where a program gave up while a completion was
+    awaited; None: it was not asked.
+    """
 
     reason: str
     answer: bytes | None
     detail: str
     steps: tuple[Step, ...] = ()
+    control: ControlAnswer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +136,9 @@ def _unsampled(ended: Ended) -> str:
 
 def _decide(ending: Ending, record: Record) -> tuple[Outcome, str | None]:
     match ending:
+        case Submission(detail=detail, control=ControlAnswer(served=False) as control):
+            what = f"a completion was still awaited: {redact(detail)}; {control.told()}"
+            return Failed(FailedName.LLM_ERROR, what), None
         case Submission(reason="final_answer", answer=answer):
             return _answered(answer)
         case Submission(reason="crashed", detail=detail):

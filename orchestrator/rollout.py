@@ -10,10 +10,10 @@ from time import time
 from orchestrator.errors import RolloutError
 from orchestrator.hosts import Provision
 from orchestrator.launch.base import Sandbox
-from orchestrator.outcome import ClockExpired, DeadlineExpired, Ending, Refused, Submission, decide
+from orchestrator.outcome import ClockExpired, DeadlineExpired, Ending, Submission, decide
 from orchestrator.proxy.lease import Lease
 from orchestrator.surroundings import Surroundings
-from orchestrator.types import Attempt, FailedName, Output, Record, RolloutPlan, SandboxExit
+from orchestrator.types import Attempt, Output, Record, RolloutPlan, SandboxExit
 from orchestrator.waits import first_of, ran, standstill, stood_still
 
 log = logging.getLogger(__name__)
@@ -91,15 +91,12 @@ async def _ending(lease: Lease, sandbox: Sandbox) -> Ending:
     return ClockExpired() if ending is None else ending
 
 
-async def _impatient(ending: Submission, lease: Lease) -> Ending:
-    """Of a program that ended without an answer while a completion was awaited: the endpoint's end if the endpoint
-    does not answer a control either."""
+async def _impatient(ending: Submission, lease: Lease) -> Submission:
+    """The submission of a program that ended while a completion was awaited. If the endpoint may be the cause, it
+    has the endpoint's answer to a control."""
     if ending.answer is not None or not lease.turns:
         return ending
-    control = await lease.control.answer(lease.plan)
-    if control.served:
-        return ending
-    return Refused(FailedName.LLM_ERROR, f"a completion was still awaited: {ending.detail}; {control.told()}")
+    return replace(ending, control=await lease.control.answer(lease.plan))
 
 
 async def _output(ending: Ending, lease: Lease, sandbox: Sandbox) -> tuple[Ending, Output | None]:

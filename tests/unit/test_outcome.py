@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from orchestrator.control import ControlAnswer
 from orchestrator.errors import DockerError, LaunchError, SandboxLostError
 from orchestrator.outcome import MAX_LINES, ClockExpired, DeadlineExpired, Ending, Refused, Submission, decide
 from orchestrator.types import Ended, Failed, Record, SandboxExit
@@ -25,6 +26,8 @@ KILLED = SandboxExit(137, oom_killed=True)
         (Submission("max_steps", None, ""), "max_steps"),
         (Submission("no_answer", None, ""), "no_answer"),
         (Submission("out_of_memory", None, ""), "out_of_memory"),
+        (Submission("no_answer", None, "", control=ControlAnswer("Hello.")), "no_answer"),
+        (Submission("no_answer", None, "", control=ControlAnswer(failure=OSError("away"))), "llm_error"),
         (Submission("crashed", None, "boom"), "sandbox_crashed"),
         (Refused("budget", "3 completions"), "budget"),
         (Refused("context_length", ""), "context_length"),

@@ -1,8 +1,8 @@
 """Ways of waiting: for cleanup that a cancel must not cut short, for the first of several results, and what became
 of several that were waited for together.
 
-And for the end of a standstill, in which this process did not run (stopped, or without CPU time). Sandboxes,
-services and clocks went on meanwhile: to be late is then nobody's doing.
+Some of them know a standstill: a time in which this process did not run (stopped, or without CPU time). Sandboxes,
+services and clocks went on meanwhile, so what is late afterwards is nobody's doing.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class OwnClock:
 
     @property
     def own_s(self) -> float:
-        """Seconds of `elapsed_s` in which the sandbox did not wait. A standstill of this process counts as one."""
+        """Seconds of `elapsed_s` in which the sandbox did not wait and this process ran."""
         return self.elapsed_s - self.waiting_s - self._stood_s
 
     @contextmanager

@@ -1,7 +1,8 @@
 """The channel to the orchestrator: deadlines, retries, sequence numbers. The only gRPC in the sandbox.
 
 A call that finds the orchestrator unavailable is repeated with the same sequence number: if the
-orchestrator answered it before, it answers the same. The sandbox ends when this fails for RECONNECT_S.
+orchestrator answered it before, it answers the same. The sandbox ends when this fails for RECONNECT_S, or
+when nobody listens for PARK_S at its start.
 """
 
 from __future__ import annotations

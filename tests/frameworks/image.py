@@ -92,9 +92,9 @@ def _build(
 def _remove_unnamed(client: DockerClient, before: list[Image]) -> None:
     """Those of these that lost their name to the ones just built."""
     for image in before:
-        image.reload()
-        if not image.tags:
-            with suppress(APIError):  # a sandbox may still be there
+        with suppress(APIError):  # a sandbox may be there, or it went with the one built on it
+            image.reload()
+            if not image.tags:
                 client.images.remove(str(image.id))
 
 

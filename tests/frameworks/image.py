@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from docker import DockerClient
-from docker.errors import APIError, BuildError
+from docker.errors import APIError, BuildError, ImageNotFound
 from docker.models.images import Image
 from docker.utils import kwargs_from_env
 
@@ -92,10 +92,11 @@ def _build(
 def _remove_unnamed(client: DockerClient, before: list[Image]) -> None:
     """Those of these that lost their name to the ones just built."""
     for image in before:
-        with suppress(APIError):  # a sandbox may be there, or it went with the one built on it
+        with suppress(ImageNotFound):  # removing an image also removes its nameless parent
             image.reload()
             if not image.tags:
-                client.images.remove(str(image.id))
+                with suppress(APIError):  # a sandbox may still use the image
+                    client.images.remove(str(image.id))
 
 
 def _missing(wheels: tuple[Path, ...]) -> list[Path]:

@@ -117,7 +117,8 @@ def test_what_trl_buffers_is_the_record_bit_by_bit(home: Path) -> None:
     seeds = [line["plan"]["sampling"]["seed"] for line in record]
     assert {line["outcome"] for line in broken} == {"llm_error"}
     assert len(set(seeds)) == len(seeds), "TRL gives all rollouts of a group the same seed"
-    numbers = list(groups)[:GROUPS]  # as TRL scored them: the last, which may be cut, need not have the highest
+    # Groups arrive in the order in which TRL scored them. The last to arrive may be cut, whatever its number.
+    numbers = list(groups)[:GROUPS]
     for number in numbers:
         for sample in groups[number]:
             logprobs = sample.old_log_probs.tobytes()  # in 32 bits

@@ -47,7 +47,7 @@ async def run_rollout(plan: RolloutPlan, around: Surroundings, provision: Provis
         try:
             ending = await _ending(lease, parked.sandbox)
             duration_s, waiting_s = lease.clock.elapsed_s, lease.clock.waiting_s
-            awaited = lease.clock.sampling > 0
+            awaited = lease.awaited
             ending, output = await _output(ending, lease, parked.sandbox)
         finally:
             around.leases.discard(lease)
@@ -63,7 +63,7 @@ async def run_rollout(plan: RolloutPlan, around: Surroundings, provision: Provis
             duration_s=duration_s,
             waiting_s=waiting_s,
             cpu_s=await parked.sandbox.cpu_s(),
-            notes=(SHARED_IDENTITY,) if plan.agent.kind == "program" else (),
+            notes=(SHARED_IDENTITY, *lease.notes) if plan.agent.kind == "program" else (),
             output=output,
         )
         if lease.fatal is not None:
@@ -86,7 +86,7 @@ async def _ending(lease: Lease, sandbox: Sandbox) -> Ending:
         return DeadlineExpired(sampling_s, await lease.control.answer(lease.plan) if mostly_waited else None)
     if isinstance(ending, float):
         return stood_still(ending)
-    if isinstance(ending, Submission) and lease.plan.agent.kind == "program" and lease.clock.sampling:
+    if isinstance(ending, Submission) and lease.plan.agent.kind == "program" and lease.awaited:
         return await _impatient(ending, lease)
     return ClockExpired() if ending is None else ending
 

@@ -176,6 +176,9 @@ class SandboxSpec:
     preload: tuple[str, ...] = ()
 
 
+MAX_PARALLEL_COMPLETIONS = 32  # of one rollout: each may hold a conversation of megabytes
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What one rollout may use. Times in seconds."""
@@ -184,6 +187,7 @@ class Limits:
     deadline_s: float = 3600.0
     max_token_length: int = 16_384
     completions: int = 64
+    parallel_completions: int = 16  # of a program, at a time
     tool_calls: int = 64
     prompt_tokens: int = 2_000_000
     completion_tokens: int = 200_000
@@ -324,6 +328,7 @@ class Turn:
     agent: str = ""
     tools: Tools = ()
     opening: str = ""
+    abandoned: bool = False
 
     @property
     def is_step(self) -> bool:

@@ -30,6 +30,10 @@ class RequestRefused(Exception):
         self.too_long = too_long
 
 
+class ClientGone(Exception):
+    """The program hung up before it got an answer: nobody waits for one."""
+
+
 class WorkerLost(Exception):
     """The code worker cannot be used any more; `replace` it."""
 

@@ -125,6 +125,7 @@ class AgentSettings:
     prompt_templates: Mapping[str, Any] | None = None
     managed_agents: tuple[ManagedAgent, ...] = ()
     calls_as_data: bool = False  # of tool-calling agents; False: their calls are JSON in the text of a completion
+    max_parallel_completions: int = 1  # of a program, at a time
 
 
 @dataclass(frozen=True, slots=True)

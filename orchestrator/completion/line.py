@@ -8,6 +8,7 @@ from the template. A request that does not continue any line opens a new one (a 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from orchestrator.calls.declared import same_tools
@@ -27,9 +28,10 @@ from orchestrator.completion.reasoning import reasoning_chars
 from orchestrator.types import Completion, Message, Tools
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Segment:
-    """One line: its ids, and the conversation they stand for up to the last completion."""
+    """One line: its ids, and the conversation they stand for up to the last completion. `before`: the same without
+    that completion and its prompt."""
 
     number: int
     ids: Ids = field(default_factory=ids_of)
@@ -37,6 +39,7 @@ class _Segment:
     tools: Tools = ()
     opening: str = ""
     completion: Completion | None = None
+    before: _Segment | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,7 @@ class TokenLine:
     def __init__(self, tokenizer: Tokenizer, closing_tag: str) -> None:
         self._tokenizer = tokenizer
         self._closing_tag = closing_tag
-        self._segments: list[_Segment] = []
+        self._segments: dict[int, _Segment] = {}
 
     def prompt(self, messages: tuple[Message, ...]) -> Prompt:
         """The ids to sample from. Nothing changes until `append`."""
@@ -82,30 +85,50 @@ class TokenLine:
         return following.prompt(tuple(self._tokenizer.encode(following.added.text, following.added.plain)))
 
     def following(
-        self, messages: tuple[Message, ...], tools: Tools = (), opening: Opening | None = None
+        self,
+        messages: tuple[Message, ...],
+        tools: Tools = (),
+        opening: Opening | None = None,
+        busy: Collection[int] = (),
     ) -> Following:
-        """The line that this conversation continues, and the text to encode for it. Raises RecordError."""
+        """The line that this conversation continues, and the text to encode for it. `busy`: segments that requests
+        under way continue or open. Raises RecordError."""
         begins = "" if opening is None else opening.text
-        for segment in reversed(self._segments):
+        for segment in reversed(self._segments.values()):
             if (
-                same_tools(segment.tools, tools)
+                segment.number not in busy
+                and same_tools(segment.tools, tools)
                 and (suffix := self._suffix(segment, messages, opening)) is not None
             ):
                 return Following(segment.number, segment.ids, *suffix, tools, begins)
         whole = prompt_text(self._tokenizer, messages, tools, opening)
-        return Following(len(self._segments), ids_of(), "", whole, tools, begins)
+        opened = max((*self._segments, *busy), default=-1) + 1
+        return Following(opened, ids_of(), "", whole, tools, begins)
 
     def append(self, prompt: Prompt, messages: tuple[Message, ...], completion: Completion) -> None:
         """Puts the prompt's ids and the sampled ids behind the line."""
         if completion.tokens_T is None:
             raise ValueError("a line grows by sampled ids; this completion has none")
-        if prompt.segment == len(self._segments):
-            self._segments.append(_Segment(prompt.segment))
-        segment = self._segments[prompt.segment]
-        segment.ids = prompt.ids + ids_of(completion.tokens_T)
-        segment.messages = messages
-        segment.tools, segment.opening = prompt.tools, prompt.opening
-        segment.completion = completion
+        before = self._segments.get(prompt.segment)
+        if before is not None:
+            before = replace(before, before=None)  # one step back is kept, no more
+        self._segments[prompt.segment] = _Segment(
+            number=prompt.segment,
+            ids=prompt.ids + ids_of(completion.tokens_T),
+            messages=messages,
+            tools=prompt.tools,
+            opening=prompt.opening,
+            completion=completion,
+            before=before,
+        )
+
+    def abandon(self, number: int, completion: Completion) -> bool:
+        """Takes back the segment's last completion, which nobody got. False: it is not the last one."""
+        segment = self._segments[number]
+        if segment.completion is not completion:
+            return False
+        self._segments[number] = segment.before or _Segment(number)
+        return True
 
     def _suffix(
         self, segment: _Segment, messages: tuple[Message, ...], opening: Opening | None

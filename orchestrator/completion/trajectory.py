@@ -68,7 +68,9 @@ def trajectory(
         raise RecordError("no completion was served")
     chosen = main_segment(turns) if segment is None else segment
     pairs = [
-        (turn, talk) for turn, talk in zip(turns, conversations(turns), strict=True) if turn.segment == chosen
+        (turn, talk)
+        for turn, talk in zip(turns, conversations(turns), strict=True)
+        if turn.segment == chosen and not turn.abandoned
     ]
     if not pairs:
         raise RecordError(f"the record has no segment {chosen}")

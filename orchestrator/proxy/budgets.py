@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from orchestrator.proxy.said import Asked
-from orchestrator.types import CompletionKind, RolloutPlan, Turn
+from orchestrator.types import Completion, CompletionKind, RolloutPlan
 
 MAX_RECORDED_CHARS = 8 << 20  # of conversations
 
@@ -19,12 +21,27 @@ class Over(Exception):
         self.detail = detail
 
 
+@dataclass(slots=True)
+class _Held:
+    """What a completion under way may use."""
+
+    prompt: int = 0
+    is_step: bool = False
+    sampled: int = 0
+
+
 class Budgets:
     """The limits of one plan. Each check raises `Over` before anything is spent."""
 
     def __init__(self, plan: RolloutPlan, cpu_s: Callable[[], Awaitable[float | None]] | None) -> None:
         self._plan = plan
         self._cpu_s = cpu_s
+        self._completions = 0  # begun, those under way included; so are the next two
+        self._steps = 0
+        self._prompt_tokens = 0
+        self._sampled = 0
+        self._held: dict[int, _Held] = {}  # by sequence number, of completions under way
+        self._settled = asyncio.Event()
         self._bytes = 0
         self._chars = 0  # of all conversations so far; text shared by several counts once
 
@@ -55,28 +72,64 @@ class Budgets:
         if calls >= self._plan.limits.tool_calls:
             raise Over("budget", f"{self._plan.limits.tool_calls} tool calls")
 
-    def completion(self, asked: Asked, turns: Sequence[Turn], prompt_tokens: int) -> int:
-        """How many tokens this completion may sample, after `turns`.
+    async def begin(self, asked: Asked, prompt_tokens: int) -> int:
+        """How many tokens this completion may sample. What it may use is held until `end`: where those under way
+        hold what this one needs, it waits for them.
 
         A managed agent has its own limit of steps in each call; the other budgets bound how often it is called.
         """
-        limits = self._plan.limits
-        if len(turns) >= limits.completions:
+        limits, most = self._plan.limits, self._plan.sampling.max_tokens
+        if self._completions >= limits.completions:
             raise Over("budget", f"{limits.completions} completions")
-        self._step(asked, turns)
-        if sum(turn.completion.prompt_tokens for turn in turns) + prompt_tokens > limits.prompt_tokens:
+        self._step(asked)
+        if self._prompt_tokens + prompt_tokens > limits.prompt_tokens:
             raise Over("budget", f"{limits.prompt_tokens} prompt tokens")
-        sampled_left = limits.completion_tokens - sum(turn.completion.completion_tokens for turn in turns)
-        if sampled_left < 1:
+        if self._sampled >= limits.completion_tokens:
             raise Over("budget", f"{limits.completion_tokens} sampled tokens")
         room = limits.max_token_length - prompt_tokens
         if room < 1:
             raise Over(
                 "context_length", f"a prompt of {prompt_tokens} tokens for a line of {limits.max_token_length}"
             )
-        return min(self._plan.sampling.max_tokens, sampled_left, room)
+        self._completions += 1
+        self._steps += asked.is_step
+        self._prompt_tokens += prompt_tokens
+        held = self._held[asked.sequence] = _Held(prompt_tokens, asked.is_step)
+        while self._sampled_left < min(most, room) and any(other.sampled for other in self._held.values()):
+            self._settled.clear()
+            await self._settled.wait()
+        if self._sampled_left < 1:
+            raise Over("budget", f"{limits.completion_tokens} sampled tokens")
+        held.sampled = min(most, self._sampled_left, room)
+        return held.sampled
 
-    def _step(self, asked: Asked, turns: Sequence[Turn]) -> None:
+    @property
+    def _sampled_left(self) -> int:
+        held = sum(held.sampled for held in self._held.values())
+        return self._plan.limits.completion_tokens - self._sampled - held
+
+    def spend(self, sequence: int, completion: Completion) -> None:
+        """What this completion had takes the place of what was held for it."""
+        held = self._held.pop(sequence, _Held())
+        self._prompt_tokens += completion.prompt_tokens - held.prompt
+        self._sampled += completion.completion_tokens
+        self._settled.set()
+
+    def end(self, sequence: int, *, given_up: bool) -> None:
+        """This request is over. Without a completion it has spent nothing; if its client gave it up, nobody knows
+        what was sampled of it, so it has spent all that was held. Idempotent."""
+        held = self._held.pop(sequence, None)
+        if held is None:
+            return
+        if given_up:
+            self._sampled += held.sampled
+        else:
+            self._completions -= 1
+            self._steps -= held.is_step
+            self._prompt_tokens -= held.prompt
+        self._settled.set()
+
+    def _step(self, asked: Asked) -> None:
         agent = self._plan.agent
         if asked.kind is CompletionKind.FINAL and not agent.final_answer_at_max_steps:
             raise Over("max_steps", f"{agent.max_steps} steps")
@@ -87,7 +140,7 @@ class Budgets:
             # The prompt of a managed agent holds the steps of the present call only.
             most, taken = managed.max_steps or agent.max_steps, sum(m.role == "assistant" for m in asked.messages)
         else:
-            most, taken = agent.max_steps, sum(turn.is_step for turn in turns)
+            most, taken = agent.max_steps, self._steps
         if taken >= most:
             raise Over("max_steps", f"{most} steps" + f" of {asked.agent}" * bool(asked.agent))
 

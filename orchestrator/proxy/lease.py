@@ -42,6 +42,7 @@ from orchestrator.types import Completion, CompletionKind, RolloutPlan, Step, To
 
 log = logging.getLogger(__name__)
 
+_GONE = Reply(refused=Refusal("the client of this request hung up"))
 MAX_REFUSED = 64  # requests of a program; each costs a look at the conversation
 MAX_TOO_LONG = 8  # of them for their length: a program may shorten its conversation and go on
 MAX_STEPS_RECORDED = 1_000
@@ -81,8 +82,13 @@ class Lease:
         self._purse = purse
         self._budgets = Budgets(plan, cpu_s)
         self._turns = Turns(plan, self._budgets, tokenizer, takes_ids=completer.takes_ids)
-        self._completions: Once[Reply] = Once()
+        # smolagents' agents ask for one completion after the other.
+        self.parallel = plan.limits.parallel_completions if plan.agent.kind == "program" else 1
+        self._completions: Once[Reply] = Once(self.parallel)
+        self._awaited: dict[int, asyncio.Timeout] = {}  # completions that are being sampled
+        self._given_up: set[int] = set()  # completions that nobody waits for any more
         self._tool_replies: Once[ToolReply] = Once()
+        self._answered = 0  # highest number of a request that got a completion
         self._step_chars = 0
         self._refused = 0
         self._too_long = 0
@@ -97,6 +103,19 @@ class Lease:
     def live(self) -> bool:
         """Whether calls are still served."""
         return not self._ended.done()
+
+    @property
+    def awaited(self) -> bool:
+        """Whether the sandbox asked for a completion and did not get it: it is being sampled, or the program gave
+        it up and got none of those that it asked for later."""
+        return self.clock.sampling > 0 or any(number > self._answered for number in self._given_up)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What people are to know of the requests, for the record."""
+        if not (count := len(self._given_up)):
+            return ()
+        return (f"{count} completion{'s were' if count > 1 else ' was'} given up by the program",)
 
     async def ended(self) -> Submission | Refused:
         """Waits for a result, or for the refusal that ended the lease."""
@@ -150,9 +169,42 @@ class Lease:
         calling = agent.kind_of(asked.agent) == "tool_calling" and asked.kind is CompletionKind.ACTION
         return calling and agent.call_format is not None
 
+    async def give_up(self, sequence: int) -> None:
+        """Nobody waits for this completion any more: its client hung up. What is being sampled is cancelled. What
+        was sampled and not read stays on record. Returns when another completion may be asked for in its place.
+        Raises ProtocolError for a number that no request can have yet."""
+        if sequence in self._given_up:
+            return
+        if not self._completions.may_come(sequence):
+            raise ProtocolError(f"completion {sequence} was not asked for")
+        self._given_up.add(sequence)
+        if (patience := self._awaited.pop(sequence, None)) is not None:
+            patience.reschedule(asyncio.get_running_loop().time())
+            await self._completions.ended(sequence)
+        self._turns.abandon(sequence)
+
     async def _complete(self, asked: Asked) -> Reply:
         for step in asked.steps:  # here, so that a repeated request does not record them twice
             self.record_step(step)
+        if asked.sequence in self._given_up:
+            return _GONE
+        try:
+            async with asyncio.timeout(None) as patience:
+                self._awaited[asked.sequence] = patience
+                reply = await self._answer(asked)
+        except TimeoutError:
+            if not patience.expired():
+                raise
+            return _GONE
+        finally:
+            self._awaited.pop(asked.sequence, None)
+            self._turns.release(asked.sequence)
+            self._budgets.end(asked.sequence, given_up=asked.sequence in self._given_up)
+        if reply.completion is not None:
+            self._answered = max(self._answered, asked.sequence)
+        return reply
+
+    async def _answer(self, asked: Asked) -> Reply:
         with self.clock.waiting(sampling=True):
             try:
                 request, prompt_tokens, keep = await self._prepared(asked)
@@ -219,7 +271,7 @@ class Lease:
             stop=asked.stop,
             sampling=replace(
                 plan.sampling,
-                max_tokens=self._budgets.completion(asked, self.turns, prompt.tokens),
+                max_tokens=await self._budgets.begin(asked, prompt.tokens),
                 seed=plan.sampling.seed + asked.sequence,
             ),
             rollout_id=plan.rollout_id,
@@ -233,6 +285,7 @@ class Lease:
 
         def keep(completion: Completion) -> Reply:
             self._turns.record(asked, prompt, started_s, self.clock.elapsed_s, completion)
+            self._budgets.spend(asked.sequence, completion)
             said = self._turns.said(asked, prompt, completion)
             told = self._turns.logprobs(completion) if asked.wishes.logprobs else ()
             stop = next(filter(completion.unseen.startswith, asked.stop), "")
@@ -261,7 +314,7 @@ class Lease:
         if refused_wishes and self.plan.agent.kind == "program":
             return self._not_served(Refusal(f"the endpoint refuses it: {error}"))  # as it may know no tools
         control: ControlAnswer | None = None
-        if needs_control(error, sampled=bool(self.turns)):
+        if needs_control(error, sampled=self._turns.any):
             control = await self.control.answer(self.plan, age_s=control_age_s(error))
         if control is not None and control.served and may_pass(error) and request is not None:
             if isinstance(error, Interrupted):
@@ -275,7 +328,7 @@ class Lease:
         too_long = isinstance(error, ContextLengthError) and (control is None or control.served)
         if too_long and (reply := self._too_long_for_now(str(error))) is not None:
             return reply
-        found = verdict(error, control, sampled=bool(self.turns))
+        found = verdict(error, control, sampled=self._turns.any)
         self.fatal = found.fatal or self.fatal
         if found.sampled is not None:
             keep(found.sampled)

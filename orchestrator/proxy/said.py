@@ -71,3 +71,8 @@ class Asked:
     agent: str = ""
     steps: tuple[Step, ...] = ()
     wishes: Wishes = field(default_factory=Wishes)
+
+    @property
+    def is_step(self) -> bool:
+        """Whether it is a step of the main agent, as `Turn.is_step`."""
+        return self.kind is CompletionKind.ACTION and not self.agent

@@ -20,7 +20,7 @@ from orchestrator.proxy.door import Door
 from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.service import SandboxService
 from orchestrator.proxy.wire import MAX_REQUEST_BYTES
-from orchestrator.types import Confinement
+from orchestrator.types import MAX_PARALLEL_COMPLETIONS, Confinement
 from orchestrator.waits import uninterrupted
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_send_message_length", MAX_SEND_BYTES),
     ("grpc.max_metadata_size", 16 * 1024),
-    ("grpc.max_concurrent_streams", 8),
+    ("grpc.max_concurrent_streams", MAX_PARALLEL_COMPLETIONS + 8),
     # Without this limit one sandbox could hold a thousand of our file descriptors.
     ("grpc.max_allowed_incoming_connections", 2),
     ("grpc.server_handshake_timeout_ms", 5_000),
@@ -42,7 +42,7 @@ _OPTIONS = (
     ("grpc.http2.max_ping_strikes", 4),
     ("grpc.so_reuseport", 0),
 )
-_MAX_RPCS = 6
+_MAX_RPCS = MAX_PARALLEL_COMPLETIONS + 6
 
 
 class SandboxServer:

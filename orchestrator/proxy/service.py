@@ -88,7 +88,9 @@ class SandboxService(grpc.GenericRpcHandler):
             self.hung_up.set()
             raise
         task = lease.plan.task
-        assignment = wire.assignment(task, lease.plan.agent, lease.tools, lease.equipment, lease.output.rule)
+        assignment = wire.assignment(
+            task, lease.plan.agent, lease.tools, lease.equipment, lease.output.rule, parallel=lease.parallel
+        )
         yield pb.ParkResponse(assignment=assignment)
         for index, attachment in enumerate(task.attachments):
             try:
@@ -108,6 +110,12 @@ class SandboxService(grpc.GenericRpcHandler):
         if reply.ended is None and not lease.carry(response.ByteSize()):
             response = wire.completion_response(Reply(ended="budget"))
         return response
+
+    async def AbandonCompletion(self, request: bytes, context: Context) -> pb.AbandonCompletionResponse:
+        lease = await self._lease(context, len(request))
+        async with _refusing(context):
+            await lease.give_up(wire.abandoned(request))
+        return pb.AbandonCompletionResponse()
 
     async def CallTool(self, request: bytes, context: Context) -> pb.CallToolResponse:
         lease = await self._lease(context, len(request))
@@ -154,6 +162,7 @@ class SandboxService(grpc.GenericRpcHandler):
 _METHODS: Mapping[str, tuple[Callable[..., Handler], type[Message]]] = {
     "Park": (grpc.unary_stream_rpc_method_handler, pb.ParkResponse),
     "Complete": (grpc.unary_unary_rpc_method_handler, pb.CompleteResponse),
+    "AbandonCompletion": (grpc.unary_unary_rpc_method_handler, pb.AbandonCompletionResponse),
     "CallTool": (grpc.unary_unary_rpc_method_handler, pb.CallToolResponse),
     "RecordStep": (grpc.unary_unary_rpc_method_handler, pb.RecordStepResponse),
     "SendOutput": (grpc.stream_unary_rpc_method_handler, pb.SendOutputResponse),

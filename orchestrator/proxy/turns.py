@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count
 
 import orjson
 
@@ -22,21 +23,30 @@ _MESSAGE_OVERHEAD = 8  # tokens a chat template puts around a message, roughly; 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A prompt, ready to be sampled from. `messages`: the conversation, without calls as data. `line`: the prompt
-    as ids; None: the endpoint takes text."""
+    """A prompt, ready to be sampled from. `place`: of its turn, in the order in which requests were begun.
+    `messages`: the conversation, without calls as data. `segment`: the one that it continues or opens. `line`: the
+    prompt as ids; None: the endpoint takes text."""
 
+    place: int
     messages: tuple[Message, ...]
+    segment: int
     line: Prompt | None
     tokens: int  # length of the prompt; 0: unknown
 
 
 class Turns:
-    """The turns so far, in `all`; each recorded completion adds one."""
+    """The turns so far; each recorded completion adds one.
+
+    Requests of a program may be under way at the same time. Each has a segment to itself until it is released: two
+    that continue the same conversation are two segments.
+    """
 
     def __init__(
         self, plan: RolloutPlan, budgets: Budgets, tokenizer: Tokenizer | None, *, takes_ids: bool
     ) -> None:
-        self.all: list[Turn] = []
+        self._turns: dict[int, Turn] = {}  # by place; with the whole conversation
+        self._places = count()
+        self._busy: dict[int, int] = {}  # segments of the requests under way, by sequence number
         self._limit = plan.limits.max_token_length
         self._budgets = budgets
         self._tokenizer = tokenizer
@@ -45,32 +55,61 @@ class Turns:
         # An endpoint without ids has tools, whatever the template shows: any format will do for its calls.
         named = plan.agent.call_format or (tokenizer.call_format if tokenizer else None)
         self._talk = Talk(named or (None if takes_ids else "hermes"))
-        self._conversation: tuple[Message, ...] = ()
+        self._conversation: tuple[Message, ...] = ()  # of the last request
         self._talks: dict[int, _Served] = {}  # the last of each segment, for text endpoints
         self._counted = 0  # tokens of the last prompt, if the endpoint takes text
 
+    @property
+    def any(self) -> bool:
+        """Whether there is one."""
+        return bool(self._turns)
+
+    @property
+    def all(self) -> list[Turn]:
+        """The turns so far, in the order in which they were begun."""
+        turns: list[Turn] = []
+        before: tuple[Message, ...] = ()
+        for _, turn in sorted(self._turns.items()):
+            kept = shared(before, turn.messages)
+            before = turn.messages
+            turns.append(replace(turn, kept=kept, messages=turn.messages[kept:]))
+        return turns
+
     async def prepared(self, asked: Asked) -> Prepared:
-        """The prompt of a request. Raises Over for too much text, RecordError; RequestRefused for a request with
-        tools, or of a program, that the model's template cannot show."""
+        """The prompt of a request, which has its segment to itself until `release`. Raises Over for too much text,
+        RecordError; RequestRefused for a request with tools, or of a program, that the model's template cannot
+        show."""
+        place = next(self._places)
         messages, opening = self._told(asked) if self._has_calls(asked) else (asked.messages, None)
-        self._budgets.text(sum(len(m.content) for m in messages[shared(self._conversation, messages) :]))
+        kept = shared(self._conversation, messages)
+        messages = (*self._conversation[:kept], *messages[kept:])  # a message that came again is kept once
+        self._budgets.text(sum(len(m.content) for m in messages[kept:]))
         if self._line is None:
-            return Prepared(messages, None, await self._length(messages))
+            segment = self._busy[asked.sequence] = self._text_segment(messages, asked.wishes.tools)
+            counted = await self._length(messages, kept)
+            self._conversation, self._counted = messages, counted
+            return Prepared(place, messages, segment, None, counted)
         assert self._tokenizer is not None
         if self._program:
             await self._demand_modest(messages)
         try:
-            following = self._line.following(messages, asked.wishes.tools, opening)
+            following = self._line.following(messages, asked.wishes.tools, opening, self._busy.values())
         except RecordError as error:
             if self._program:
                 raise _refused(str(error), "messages") from error
             raise
+        self._busy[asked.sequence] = following.segment
         text = following.added
         ids = await encoded(self._tokenizer, text.text, self._limit, text.plain)
         if ids is None:
             raise self._budgets.too_long(len(text.text))
         prompt = following.prompt(ids)
-        return Prepared(messages, prompt, len(prompt.ids))
+        self._conversation = messages
+        return Prepared(place, messages, prompt.segment, prompt, len(prompt.ids))
+
+    def release(self, sequence: int) -> None:
+        """This request is over: others may continue its segment. Idempotent."""
+        self._busy.pop(sequence, None)
 
     @property
     def call_format(self) -> CallFormat | None:
@@ -141,71 +180,93 @@ class Turns:
         if chars > self._limit * TOKEN_CHARS and await counted(self._tokenizer, contents, self._limit) is None:
             raise self._budgets.too_long(chars)
 
-    async def _length(self, messages: tuple[Message, ...]) -> int:
-        """Tokens of a conversation that is sent as text. Only its new messages are counted. 0: unknown."""
+    async def _length(self, messages: tuple[Message, ...], kept: int) -> int:
+        """Tokens of a conversation that is sent as text. `kept`: how many messages it shares with the last one;
+        only the others are counted. 0: unknown."""
         if self._tokenizer is None:
             return 0
-        kept = shared(self._conversation, messages)
+        before = self._counted
         if kept < len(self._conversation):
-            self._counted = kept = 0
+            before = kept = 0
         new = [message.content for message in messages[kept:]]
         if (count := await counted(self._tokenizer, new, self._limit)) is None:
             raise self._budgets.too_long(sum(map(len, new)))
-        return self._counted + count + len(new) * _MESSAGE_OVERHEAD
+        return before + count + len(new) * _MESSAGE_OVERHEAD
 
     def record(
         self, asked: Asked, prepared: Prepared, started_s: float, ended_s: float, completion: Completion
     ) -> None:
         """Records one completion. Times in seconds since the start of the rollout."""
         messages, prompt = prepared.messages, prepared.line
-        kept = shared(self._conversation, messages)
-        self._counted = prepared.tokens
         if self._line is not None and prompt is not None:
             self._line.append(prompt, messages, completion)
-        self.all.append(
-            Turn(
-                sequence=asked.sequence,
-                kind=asked.kind,
-                kept=kept,
-                messages=messages[kept:],
-                segment=prompt.segment if prompt else self._text_segment(messages, asked.wishes.tools, completion),
-                prompt_ids=prompt.added if prompt else None,
-                closing=prompt.closing if prompt else "",
-                completion=completion,
-                started_s=started_s,
-                ended_s=ended_s,
-                agent=asked.agent,
-                tools=asked.wishes.tools,
-                opening=prompt.opening if prompt else "",
-            )
+        else:
+            before = self._talks.get(prepared.segment)
+            before = before and replace(before, before=None)  # one step back is kept, no more
+            self._talks[prepared.segment] = _Served(messages, asked.wishes.tools, completion, before)
+        self._turns[prepared.place] = Turn(
+            sequence=asked.sequence,
+            kind=asked.kind,
+            kept=0,
+            messages=messages,
+            segment=prepared.segment,
+            prompt_ids=prompt.added if prompt else None,
+            closing=prompt.closing if prompt else "",
+            completion=completion,
+            started_s=started_s,
+            ended_s=ended_s,
+            agent=asked.agent,
+            tools=asked.wishes.tools,
+            opening=prompt.opening if prompt else "",
         )
-        self._conversation = messages
 
-    def _text_segment(self, messages: tuple[Message, ...], tools: Tools, completion: Completion) -> int:
-        """The latest segment that these messages continue; else a new one."""
+    def abandon(self, sequence: int) -> None:
+        """Nobody got this completion, if there is one: its segment goes on before it. A completion that was
+        continued was read."""
+        place = next((place for place, turn in self._turns.items() if turn.sequence == sequence), None)
+        if place is None or (turn := self._turns[place]).segment in self._busy.values():
+            return
+        if self._line is not None:
+            abandoned = self._line.abandon(turn.segment, turn.completion)
+        else:
+            last = self._talks[turn.segment]
+            if abandoned := last.completion is turn.completion:
+                self._talks[turn.segment] = last.before or _Served()
+        self._turns[place] = replace(turn, abandoned=abandoned)
+
+    def _text_segment(self, messages: tuple[Message, ...], tools: Tools) -> int:
+        """The latest segment that these messages continue and no request under way has; else a new one."""
+        busy = self._busy.values()
         continued = (
-            segment for segment, last in reversed(self._talks.items()) if self._goes_on(last, messages, tools)
+            segment
+            for segment, last in reversed(self._talks.items())
+            if segment not in busy and self._goes_on(last, messages, tools)
         )
-        segment = next(continued, len(self._talks))
-        self._talks[segment] = _Served(messages, tools, completion.visible.strip())
-        return segment
+        opened = max((*self._talks, *busy), default=-1) + 1
+        return next(continued, opened)
 
     def _goes_on(self, last: _Served, messages: tuple[Message, ...], tools: Tools) -> bool:
+        if last.completion is None:
+            return False
         place = len(last.messages)
         if len(messages) <= place or messages[:place] != last.messages:
             return False
         # A program may rewrite its conversation: smolagents' agents only put their own words around what was said.
         said = Message(messages[place].role, messages[place].content.strip())
-        return not self._program or (said == Message("assistant", last.said) and same_tools(last.tools, tools))
+        return not self._program or (
+            said == Message("assistant", last.completion.visible.strip()) and same_tools(last.tools, tools)
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class _Served:
-    """The last request of a segment, and what the program got."""
+    """The last request of a segment, and what it got. `completion` None: nothing that anybody read. `before`: the
+    request before it."""
 
-    messages: tuple[Message, ...]
-    tools: Tools
-    said: str
+    messages: tuple[Message, ...] = ()
+    tools: Tools = ()
+    completion: Completion | None = None
+    before: _Served | None = None
 
 
 def _refused(told: str, param: str) -> RequestRefused:

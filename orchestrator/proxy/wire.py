@@ -36,7 +36,7 @@ from orchestrator.types import (
     Wishes,
 )
 
-CONTRACT = 6
+CONTRACT = 7
 MAX_OUTPUT_PIECE_BYTES = 256 * 1024
 CHUNK_BYTES = 256 * 1024
 MAX_MESSAGES = 2_000
@@ -117,6 +117,8 @@ def assignment(
     tools: Mapping[str, HostTool],
     equipment: Equipment,
     output: OutputRule | None = None,
+    *,
+    parallel: int = 1,
 ) -> pb.Assignment:
     """What the sandbox is told: the question, the files' names, how to build the agent. Never the answer."""
     templates = equipment.prompt_templates
@@ -148,6 +150,7 @@ def assignment(
                 for managed in agent.managed_agents
             ],
             calls_as_data=agent.call_format is not None,
+            max_parallel_completions=parallel,
         ),
         host_tools=[_tool(name, tool) for name, tool in tools.items()],
         sandbox_tools=[
@@ -277,6 +280,11 @@ def completion_response(reply: Reply) -> pb.CompleteResponse:
             stop=reply.stop,
         )
     )
+
+
+def abandoned(data: bytes) -> int:
+    """The number of a completion that nobody waits for. Raises ProtocolError."""
+    return read(pb.AbandonCompletionRequest, data, max_bytes=16, max_fields=1).sequence
 
 
 def tool_request(data: bytes) -> tuple[int, str, dict[str, Any]]:

@@ -87,7 +87,7 @@ class CompletionLine(ServedLine):
     """One completion with the facts of its turn. Times in seconds since the rollout's `started_at`.
 
     `tools`: what the prompt offers; missing: as the completion before, none before the first. `opening`: how the
-    answer was begun before it was sampled.
+    answer was begun before it was sampled. `abandoned`: the program hung up before it got the completion.
     """
 
     sequence: Whole
@@ -96,6 +96,7 @@ class CompletionLine(ServedLine):
     closing: str
     tools: NotRequired[tuple[dict[str, Any], ...]]
     opening: NotRequired[str]
+    abandoned: NotRequired[bool]
     started_s: Real
     ended_s: Real
     retries: Whole
@@ -425,6 +426,7 @@ def _turn_line(turn: Turn, before: Turn | None) -> dict[str, Any]:
         "closing": turn.closing,
         **({} if told else {"tools": turn.tools}),
         **({"opening": turn.opening} if turn.opening else {}),
+        **({"abandoned": True} if turn.abandoned else {}),
         "text": completion.text,
         "visible": completion.visible,
         "finish_reason": completion.finish_reason,
@@ -463,6 +465,7 @@ def _turn(line: CompletionLine, tools: Tools) -> Turn:
         agent=line.get("agent", ""),
         tools=tools,
         opening=line.get("opening", ""),
+        abandoned=line.get("abandoned", False),
     )
 
 

@@ -76,6 +76,7 @@ class Config:
             deadline_s=env.rollout_deadline,
             max_token_length=env.max_token_length,
             completions=env.max_completions or 4 * agent.max_steps + 16,
+            parallel_completions=env.max_parallel_completions,
             tool_calls=env.max_tool_calls,
             prompt_tokens=env.max_prompt_tokens,
             completion_tokens=env.max_sampled_tokens,

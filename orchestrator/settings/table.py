@@ -40,7 +40,7 @@ from orchestrator.settings.row import AUTO, Setting, Settings, setting
 from orchestrator.tasks.base import COLUMNS
 from orchestrator.text import path_of
 from orchestrator.tools.rules import DENIED_HOSTS, DENIED_WORDS, HOST_RULE
-from orchestrator.types import AgentKind, CallFormat, EndedName, ManagedAgent
+from orchestrator.types import MAX_PARALLEL_COMPLETIONS, AgentKind, CallFormat, EndedName, ManagedAgent
 
 TASKS = "Tasks"
 ROLLOUTS = "Rollouts and groups"
@@ -294,6 +294,12 @@ class EnvSettings(Settings):
         LIMITS,
         "completions; auto: 4 x max_steps + 16, a task's own max_steps where it has them",
         unset=AUTO,
+    )
+    max_parallel_completions: int = setting(
+        16,
+        Whole(1, MAX_PARALLEL_COMPLETIONS),
+        LIMITS,
+        "completions at a time of an agent that is a program; more requests of it wait",
     )
     max_tool_calls: int = setting(64, Whole(0, 100_000), LIMITS, "calls of host tools")
     max_prompt_tokens: int = setting(2_000_000, Whole(1, _TOKENS), LIMITS, "prompt tokens of all its completions")

@@ -7,9 +7,13 @@ when nobody listens for PARK_S at its start.
 
 from __future__ import annotations
 
+import select
+import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import grpc
@@ -17,8 +21,9 @@ import grpc._channel  # the first channel would import it later
 from rollout_api.v1 import sandbox_pb2 as pb
 from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
-from sandbox.errors import ChannelLost, EpisodeCrashed, LeaseEnded, RequestRefused, ToolFailure
+from sandbox.errors import ChannelLost, ClientGone, EpisodeCrashed, LeaseEnded, RequestRefused, ToolFailure
 from sandbox.runner import wire
+from sandbox.runner.hang_up import hung_up
 from sandbox.types import (
     Assignment,
     Box,
@@ -71,6 +76,7 @@ class Client:
         self._box = box
         self._channel = grpc.insecure_channel(f"unix:{box.socket}", options=_OPTIONS)
         self._stub = pb_grpc.SandboxServiceStub(self._channel)
+        self._numbering = threading.Lock()  # a program's requests come from several threads
         self._completions = 0
         self._tool_calls = 0
         self._steps: list[pb.RecordStepRequest] = []
@@ -98,18 +104,41 @@ class Client:
         except RequestRefused as refused:
             raise EpisodeCrashed(f"the orchestrator refused a request: {refused}") from refused
 
-    def answer(self, request: Request, kind: Kind = "action", agent: str = "") -> Completion:
-        """One completion. Raises RequestRefused, after which others may be asked for; and as `complete`."""
-        self._completions += 1
-        asked = wire.complete_request(self._completions, kind, request, agent)
+    def answer(
+        self, request: Request, kind: Kind = "action", agent: str = "", waiting: socket.socket | None = None
+    ) -> Completion:
+        """One completion. `waiting`: the connection of the program that asked. Raises as `complete`; ClientGone if
+        that connection was closed before the completion was there, and RequestRefused: after these two, others may
+        be asked for."""
+        with self._numbering:
+            self._completions += 1
+            asked = wire.complete_request(self._completions, kind, request, agent)
         asked.steps.extend(self._ended_steps())
-        response = self._call(lambda: self._stub.Complete(asked))
+        response = self._call(lambda: self._completed(asked, waiting))
         match response.WhichOneof("result"):
             case "completion":
                 return wire.completion(response.completion)
             case "refused":
                 raise wire.refused(response.refused)
         raise LeaseEnded(response.ended.outcome)
+
+    def _completed(self, asked: pb.CompleteRequest, waiting: socket.socket | None) -> pb.CompleteResponse:
+        """Raises ClientGone, grpc.RpcError."""
+        if waiting is None:
+            return self._stub.Complete(asked)
+        bell, ring = socket.socketpair()
+        with bell, ring:
+            call = self._stub.Complete.future(asked)
+            call.add_done_callback(lambda _: _ring(ring))
+            poll = select.poll()
+            poll.register(bell, select.POLLIN)
+            poll.register(waiting, select.POLLRDHUP)
+            poll.poll()
+            if not hung_up(waiting):
+                return call.result()
+            self._call(lambda: self._stub.AbandonCompletion(pb.AbandonCompletionRequest(sequence=asked.sequence)))
+            call.cancel()
+        raise ClientGone
 
     def call_tool(self, name: str, arguments_json: str) -> str:
         """The tool's output. Raises ToolFailure, LeaseEnded, ChannelLost, EpisodeCrashed."""
@@ -128,9 +157,10 @@ class Client:
     def record_step(self, step: StepReport) -> None:
         """Queues a step for the next request: a call of its own would hold the agent up. A full queue is sent at
         once. Nothing depends on steps: a failure is a line on stderr."""
-        self._steps.append(wire.step_request(step))
-        if sum(one.ByteSize() for one in self._steps) < STEPS_BYTES and len(self._steps) < STEPS:
-            return
+        with self._numbering:
+            self._steps.append(wire.step_request(step))
+            if sum(one.ByteSize() for one in self._steps) < STEPS_BYTES and len(self._steps) < STEPS:
+                return
         for request in self._ended_steps():
             try:
                 self._stub.RecordStep(request, timeout=RECORD_LIMIT_S)
@@ -139,7 +169,8 @@ class Client:
 
     def _ended_steps(self) -> list[pb.RecordStepRequest]:
         """Takes the queued steps."""
-        steps, self._steps = self._steps, []
+        with self._numbering:
+            steps, self._steps = self._steps, []
         return steps
 
     def send_output(self, chunks: Iterator[bytes]) -> None:
@@ -175,6 +206,12 @@ class Client:
                 if error.code() not in _AGAIN or now - unavailable_since > RECONNECT_S:
                     raise _end(error) from error
             time.sleep(_PAUSE_S)
+
+
+def _ring(bell: socket.socket) -> None:
+    """Nobody listens any more where the call was given up before."""
+    with suppress(OSError):
+        bell.send(b"!")
 
 
 def assigned(first: pb.ParkResponse) -> Assignment:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
+from itertools import count
 
 from sandbox.errors import (
+    ClientGone,
     EpisodeCrashed,
     EpisodeEnd,
     Interrupted,
@@ -69,7 +72,7 @@ def run_program_agent(
         ends.append(end)
         os.write(ring, b"!")
 
-    with endpoint.serving(steps.ask, ended):
+    with endpoint.serving(steps.ask, ended, parallel=assignment.agent.max_parallel_completions):
         try:
             status, answer, errors = _run(link, str(program), task, endpoint.environment, bell)
         except Interrupted:
@@ -116,14 +119,14 @@ class _Steps:
     def __init__(self, complete: Ask, on_step: Callable[[StepReport], None]) -> None:
         self._complete = complete
         self._on_step = on_step
-        self._number = 0
+        self._numbers = count(1)
 
-    def ask(self, request: Request) -> Completion:
-        """Raises RequestRefused, EpisodeEnd."""
+    def ask(self, request: Request, connection: socket.socket) -> Completion:
+        """Raises RequestRefused, ClientGone, EpisodeEnd."""
         started = time.monotonic()
         try:
-            completion = self._complete(request)
-        except RequestRefused:  # nothing was sampled: no step
+            completion = self._complete(request, connection)
+        except (RequestRefused, ClientGone):  # nobody got anything: no step
             raise
         except Exception as error:  # unhandled, it would only hang up on the program
             raise EpisodeCrashed(f"asking for a completion: {type(error).__name__}: {error}") from error
@@ -135,6 +138,5 @@ class _Steps:
         self._show("", printed, 0.0, "" if status == 0 else f"the program ended with exit code {status}")
 
     def _show(self, output: str, observations: str, duration_s: float, error: str = "") -> None:
-        self._number += 1
         kind = "ProgramError" if error else ""
-        self._on_step(StepReport(self._number, output, "", observations, kind, error, False, duration_s))
+        self._on_step(StepReport(next(self._numbers), output, "", observations, kind, error, False, duration_s))

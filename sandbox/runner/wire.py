@@ -36,7 +36,7 @@ from sandbox.types import (
     ToolSpec,
 )
 
-CONTRACT = 6
+CONTRACT = 7
 MAX_MOUNTS = 200  # mounts, or devices, to report; a sandbox has some forty
 MAX_STEP_TEXT_BYTES = 64 * 1024
 MAX_DETAIL_BYTES = 4 * 1024
@@ -119,6 +119,7 @@ def assignment(message: pb.Assignment) -> Assignment:
                 for m in agent.managed_agents
             ),
             calls_as_data=agent.calls_as_data,
+            max_parallel_completions=max(1, agent.max_parallel_completions),
         ),
         host_tools=tuple(_tool(tool) for tool in message.host_tools),
         sandbox_tools=tuple(SandboxTool(_tool(t.tool), t.module, t.source) for t in message.sandbox_tools),

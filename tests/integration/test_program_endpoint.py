@@ -38,7 +38,7 @@ class Asked:
         self.requests: list[Request] = []
         self.ends: list[EpisodeEnd] = []
 
-    def __call__(self, request: Request) -> Completion:
+    def __call__(self, request: Request, connection: socket.socket) -> Completion:
         self.requests.append(request)
         answer = self.answers.pop(0)
         if isinstance(answer, BaseException):
@@ -317,7 +317,7 @@ def test_an_endpoint_whose_places_are_all_held_can_be_ended() -> None:
 
 
 async def test_a_program_may_ask_for_many_completions_at_a_time() -> None:
-    def ask(request: Request) -> Completion:
+    def ask(request: Request, connection: socket.socket) -> Completion:
         threading.Event().wait(0.05)
         return HELLO
 
@@ -334,7 +334,7 @@ async def test_a_program_may_ask_for_many_completions_at_a_time() -> None:
 def test_one_completion_is_asked_for_at_a_time() -> None:
     inside, most = 0, 0
 
-    def ask(request: Request) -> Completion:
+    def ask(request: Request, connection: socket.socket) -> Completion:
         nonlocal inside, most
         inside += 1
         most = max(most, inside)

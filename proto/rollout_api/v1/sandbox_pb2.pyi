@@ -196,7 +196,7 @@ class AttachmentFile(_message.Message):
     def __init__(self, name: _Optional[str] = ..., size_bytes: _Optional[int] = ...) -> None: ...
 
 class AgentSettings(_message.Message):
-    __slots__ = ("max_steps", "step_timeout", "planning_interval", "code_tag_open", "code_tag_close", "final_answer_at_max_steps", "authorized_imports", "instructions", "verbosity", "max_output_chars", "kind", "prompt_templates_json", "managed_agents", "calls_as_data")
+    __slots__ = ("max_steps", "step_timeout", "planning_interval", "code_tag_open", "code_tag_close", "final_answer_at_max_steps", "authorized_imports", "instructions", "verbosity", "max_output_chars", "kind", "prompt_templates_json", "managed_agents", "calls_as_data", "max_parallel_completions")
     MAX_STEPS_FIELD_NUMBER: _ClassVar[int]
     STEP_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     PLANNING_INTERVAL_FIELD_NUMBER: _ClassVar[int]
@@ -211,6 +211,7 @@ class AgentSettings(_message.Message):
     PROMPT_TEMPLATES_JSON_FIELD_NUMBER: _ClassVar[int]
     MANAGED_AGENTS_FIELD_NUMBER: _ClassVar[int]
     CALLS_AS_DATA_FIELD_NUMBER: _ClassVar[int]
+    MAX_PARALLEL_COMPLETIONS_FIELD_NUMBER: _ClassVar[int]
     max_steps: int
     step_timeout: _duration_pb2.Duration
     planning_interval: int
@@ -225,7 +226,8 @@ class AgentSettings(_message.Message):
     prompt_templates_json: str
     managed_agents: _containers.RepeatedCompositeFieldContainer[ManagedAgent]
     calls_as_data: bool
-    def __init__(self, max_steps: _Optional[int] = ..., step_timeout: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., planning_interval: _Optional[int] = ..., code_tag_open: _Optional[str] = ..., code_tag_close: _Optional[str] = ..., final_answer_at_max_steps: bool = ..., authorized_imports: _Optional[_Iterable[str]] = ..., instructions: _Optional[str] = ..., verbosity: _Optional[int] = ..., max_output_chars: _Optional[int] = ..., kind: _Optional[_Union[AgentKind, str]] = ..., prompt_templates_json: _Optional[str] = ..., managed_agents: _Optional[_Iterable[_Union[ManagedAgent, _Mapping]]] = ..., calls_as_data: bool = ...) -> None: ...
+    max_parallel_completions: int
+    def __init__(self, max_steps: _Optional[int] = ..., step_timeout: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., planning_interval: _Optional[int] = ..., code_tag_open: _Optional[str] = ..., code_tag_close: _Optional[str] = ..., final_answer_at_max_steps: bool = ..., authorized_imports: _Optional[_Iterable[str]] = ..., instructions: _Optional[str] = ..., verbosity: _Optional[int] = ..., max_output_chars: _Optional[int] = ..., kind: _Optional[_Union[AgentKind, str]] = ..., prompt_templates_json: _Optional[str] = ..., managed_agents: _Optional[_Iterable[_Union[ManagedAgent, _Mapping]]] = ..., calls_as_data: bool = ..., max_parallel_completions: _Optional[int] = ...) -> None: ...
 
 class ManagedAgent(_message.Message):
     __slots__ = ("name", "description", "tools", "max_steps", "kind")
@@ -330,6 +332,16 @@ class CompleteRequest(_message.Message):
     response_format_json: str
     logprobs: bool
     def __init__(self, sequence: _Optional[int] = ..., kind: _Optional[_Union[CompletionKind, str]] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., stop: _Optional[_Iterable[str]] = ..., agent: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[RecordStepRequest, _Mapping]]] = ..., tools_json: _Optional[str] = ..., tool_choice: _Optional[_Union[ToolChoice, str]] = ..., tool_name: _Optional[str] = ..., response_format_json: _Optional[str] = ..., logprobs: bool = ...) -> None: ...
+
+class AbandonCompletionRequest(_message.Message):
+    __slots__ = ("sequence",)
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    def __init__(self, sequence: _Optional[int] = ...) -> None: ...
+
+class AbandonCompletionResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class CompleteResponse(_message.Message):
     __slots__ = ("completion", "ended", "refused")

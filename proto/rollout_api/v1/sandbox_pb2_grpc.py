@@ -45,6 +45,11 @@ class SandboxServiceStub(object):
                 request_serializer=rollout__api_dot_v1_dot_sandbox__pb2.CompleteRequest.SerializeToString,
                 response_deserializer=rollout__api_dot_v1_dot_sandbox__pb2.CompleteResponse.FromString,
                 _registered_method=True)
+        self.AbandonCompletion = channel.unary_unary(
+                '/rollout_api.v1.SandboxService/AbandonCompletion',
+                request_serializer=rollout__api_dot_v1_dot_sandbox__pb2.AbandonCompletionRequest.SerializeToString,
+                response_deserializer=rollout__api_dot_v1_dot_sandbox__pb2.AbandonCompletionResponse.FromString,
+                _registered_method=True)
         self.CallTool = channel.unary_unary(
                 '/rollout_api.v1.SandboxService/CallTool',
                 request_serializer=rollout__api_dot_v1_dot_sandbox__pb2.CallToolRequest.SerializeToString,
@@ -82,6 +87,14 @@ class SandboxServiceServicer(object):
     def Complete(self, request, context):
         """Samples one completion. The orchestrator owns model and sampling.
         A retry with the same sequence and content gets the recorded answer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AbandonCompletion(self, request, context):
+        """Says that nobody waits for a completion any more: the program that asked for it hung up. What is
+        being sampled is cancelled. Returns when another completion may be asked for in its place.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -130,6 +143,11 @@ def add_SandboxServiceServicer_to_server(servicer, server):
                     servicer.Complete,
                     request_deserializer=rollout__api_dot_v1_dot_sandbox__pb2.CompleteRequest.FromString,
                     response_serializer=rollout__api_dot_v1_dot_sandbox__pb2.CompleteResponse.SerializeToString,
+            ),
+            'AbandonCompletion': grpc.unary_unary_rpc_method_handler(
+                    servicer.AbandonCompletion,
+                    request_deserializer=rollout__api_dot_v1_dot_sandbox__pb2.AbandonCompletionRequest.FromString,
+                    response_serializer=rollout__api_dot_v1_dot_sandbox__pb2.AbandonCompletionResponse.SerializeToString,
             ),
             'CallTool': grpc.unary_unary_rpc_method_handler(
                     servicer.CallTool,
@@ -207,6 +225,33 @@ class SandboxService(object):
             '/rollout_api.v1.SandboxService/Complete',
             rollout__api_dot_v1_dot_sandbox__pb2.CompleteRequest.SerializeToString,
             rollout__api_dot_v1_dot_sandbox__pb2.CompleteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AbandonCompletion(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rollout_api.v1.SandboxService/AbandonCompletion',
+            rollout__api_dot_v1_dot_sandbox__pb2.AbandonCompletionRequest.SerializeToString,
+            rollout__api_dot_v1_dot_sandbox__pb2.AbandonCompletionResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -47,6 +47,14 @@ class SandboxServiceStub:
     A retry with the same sequence and content gets the recorded answer.
     """
 
+    AbandonCompletion: grpc.UnaryUnaryMultiCallable[
+        rollout_api.v1.sandbox_pb2.AbandonCompletionRequest,
+        rollout_api.v1.sandbox_pb2.AbandonCompletionResponse,
+    ]
+    """Says that nobody waits for a completion any more: the program that asked for it hung up. What is
+    being sampled is cancelled. Returns when another completion may be asked for in its place.
+    """
+
     CallTool: grpc.UnaryUnaryMultiCallable[
         rollout_api.v1.sandbox_pb2.CallToolRequest,
         rollout_api.v1.sandbox_pb2.CallToolResponse,
@@ -94,6 +102,14 @@ class SandboxServiceAsyncStub:
     ]
     """Samples one completion. The orchestrator owns model and sampling.
     A retry with the same sequence and content gets the recorded answer.
+    """
+
+    AbandonCompletion: grpc.aio.UnaryUnaryMultiCallable[
+        rollout_api.v1.sandbox_pb2.AbandonCompletionRequest,
+        rollout_api.v1.sandbox_pb2.AbandonCompletionResponse,
+    ]
+    """Says that nobody waits for a completion any more: the program that asked for it hung up. What is
+    being sampled is cancelled. Returns when another completion may be asked for in its place.
     """
 
     CallTool: grpc.aio.UnaryUnaryMultiCallable[
@@ -147,6 +163,16 @@ class SandboxServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[rollout_api.v1.sandbox_pb2.CompleteResponse, collections.abc.Awaitable[rollout_api.v1.sandbox_pb2.CompleteResponse]]:
         """Samples one completion. The orchestrator owns model and sampling.
         A retry with the same sequence and content gets the recorded answer.
+        """
+
+    @abc.abstractmethod
+    def AbandonCompletion(
+        self,
+        request: rollout_api.v1.sandbox_pb2.AbandonCompletionRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[rollout_api.v1.sandbox_pb2.AbandonCompletionResponse, collections.abc.Awaitable[rollout_api.v1.sandbox_pb2.AbandonCompletionResponse]]:
+        """Says that nobody waits for a completion any more: the program that asked for it hung up. What is
+        being sampled is cancelled. Returns when another completion may be asked for in its place.
         """
 
     @abc.abstractmethod

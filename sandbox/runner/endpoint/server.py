@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import socketserver
 import threading
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any, Protocol
 
-from sandbox.errors import EpisodeEnd, RequestRefused
+from sandbox.errors import ClientGone, EpisodeEnd, RequestRefused
 from sandbox.runner.endpoint import chat, completions, messages, tools
 from sandbox.runner.endpoint.checks import (
     MODEL,
@@ -26,11 +27,12 @@ from sandbox.runner.endpoint.checks import (
     strict_json,
 )
 from sandbox.runner.endpoint.responses import Responses
+from sandbox.runner.hang_up import hung_up
 from sandbox.types import Completion, Request
 
 MAX_BODY_BYTES = 4 << 20
 MAX_REFUSED, _MAX_PATH_CHARS = 3, 80
-_MAX_CONNECTIONS, _MAX_WAITING = 16, 256
+_MAX_CONNECTIONS, _MAX_WAITING = 40, 256
 _IDLE_S, _LOOK_S = 300.0, 0.1
 _NOT_SERVED = {
     "/v1/messages/count_tokens": "tokens are not counted here: the usage of each answer says how many it had",
@@ -38,7 +40,8 @@ _NOT_SERVED = {
     "/v1/embeddings": "there are no embeddings here",
 }
 
-Ask = Callable[[Request], Completion]  # raises RequestRefused, EpisodeEnd
+# Gets a completion for the request that came over this connection. Raises RequestRefused, ClientGone, EpisodeEnd.
+Ask = Callable[[Request, socket.socket], Completion]
 
 
 class Api(Protocol):
@@ -62,7 +65,8 @@ class ProgramEndpoint:
         }
         self._ask: Ask
         self._ended: Callable[[EpisodeEnd], None]
-        self._asking = threading.Lock()
+        self._places: threading.Semaphore
+        self._lock = threading.Lock()  # of the next two
         self._over = False
         self._served = 0
         self.refused: list[str] = []  # the first different requests that were not served, and why, for people
@@ -85,10 +89,11 @@ class ProgramEndpoint:
         }
 
     @contextmanager
-    def serving(self, ask: Ask, ended: Callable[[EpisodeEnd], None]) -> Iterator[None]:
-        """Serves until the block is left, once. `ask` is called by one thread at a time. The first EpisodeEnd that
-        it raises goes to `ended`."""
+    def serving(self, ask: Ask, ended: Callable[[EpisodeEnd], None], *, parallel: int = 1) -> Iterator[None]:
+        """Serves until the block is left, once. `ask` is called by so many threads at a time. The first EpisodeEnd
+        that it raises goes to `ended`."""
         self._ask, self._ended = ask, ended
+        self._places = threading.Semaphore(parallel)
         threading.Thread(target=self._server.serve_forever, args=(0.1,), name="endpoint", daemon=True).start()
         try:
             yield
@@ -102,27 +107,35 @@ class ProgramEndpoint:
         if len(self.refused) < MAX_REFUSED and told not in self.refused:
             self.refused.append(told)
 
-    def serve(self, api: Api, body: Body) -> Served:
-        """Gets a completion. Raises BadRequest."""
+    def serve(self, api: Api, body: Body, connection: socket.socket) -> Served:
+        """Gets a completion. Raises BadRequest, ClientGone."""
         request = api.request(body)
-        with self._asking:
+        with self._places:
             if self._over:
                 raise BadRequest("the rollout is over", status=429)
+            if hung_up(connection):  # while it waited for its place
+                raise ClientGone
             try:
-                completion = self._ask(request)
+                completion = self._ask(request, connection)
             except EpisodeEnd as end:
-                self._over = True
-                self._ended(end)
+                self._end(end)
                 raise BadRequest("the rollout is over", status=429) from end
             except RequestRefused as refused:
                 code = TOO_LONG if refused.too_long else None
                 raise BadRequest(str(refused), refused.param or None, code=code) from refused
+        with self._lock:
             self._served += 1
             return Served(self._served, body, request, tools.given(completion, body))
 
+    def _end(self, end: EpisodeEnd) -> None:
+        with self._lock:
+            first, self._over = not self._over, True
+        if first:
+            self._ended(end)
+
 
 class _Server(socketserver.ThreadingMixIn, HTTPServer):
-    """One thread per connection, at most _MAX_CONNECTIONS; more wait for their turn, as completions do anyway."""
+    """One thread per connection, at most _MAX_CONNECTIONS; more wait for their turn."""
 
     daemon_threads = True
     block_on_close = False
@@ -189,7 +202,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._not_found()
             return
         try:
-            served = self.server.endpoint.serve(api, self._body())
+            served = self.server.endpoint.serve(api, self._body(), self.connection)
+        except ClientGone:
+            self.close_connection = True
+            return
         except BadRequest as error:
             self._refuse(error, api.error(error))
             return

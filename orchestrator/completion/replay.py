@@ -1,8 +1,8 @@
 """A recorded run as endpoint: `replay:RUN_DIR`.
 
 Completions come from rollouts.jsonl (or rollouts.jsonl.xz), by rollout id where id and task are in the record,
-else by task and place in the group, and by the call's number; everything else (containers, code, tools, scores,
-groups) happens anew. A prompt that differs from the recorded one still gets the recorded answer, and is counted,
+else by task and place in the group, and by the call's messages and number; everything else (containers, code,
+tools, scores, groups) happens anew. A prompt that differs from the recorded one still gets the recorded answer, and is counted,
 which shows how far a replay went its own way. A call that was never recorded ends the rollout as `record_error`:
 there is nothing to score, and asking again would not help.
 
@@ -122,8 +122,8 @@ class ReplayCompleter:
         place = (request.task_id, request.index)
         offset = self._by_id.get((request.rollout_id, place), self._episodes.get(place))
         episode = () if offset is None else await self._episode(offset, place)
-        calls = [number for number, served in enumerate(episode, 1) if served.sequence == request.sequence]
-        if not calls:
+        number = _number(episode, request)
+        if number is None:
             self.missing += 1
             raise RecordError(
                 f"the recording of task {request.task_id!r}, rollout {request.index}, "
@@ -134,8 +134,8 @@ class ReplayCompleter:
                 )
             )
         self.served += 1
-        self.differing += not _answers(episode[: calls[0]], request)
-        return episode[calls[0] - 1].completion
+        self.differing += not _answers(episode[:number], request)
+        return episode[number - 1].completion
 
     async def _episode(self, offset: int, place: Key) -> Recording:
         """Raises RecordError if the file is no longer what it was."""
@@ -205,6 +205,16 @@ def _unpacked(path: Path) -> Lines:
         return whole[offset : end or len(whole)]
 
     return lines(), line_at
+
+
+def _number(episode: Recording, request: CompletionRequest) -> int | None:
+    """Which call of the episode this request is, from 1 on: the one of its sequence number. The numbers of a
+    program's parallel requests are chance, so a call with its very messages comes first."""
+    if request.sequence > max((served.sequence for served in episode), default=0):
+        return None
+    same = [n for n, talk in enumerate(conversations(episode), 1) if talk == request.messages]
+    named = [n for n, served in enumerate(episode, 1) if served.sequence == request.sequence]
+    return next(iter([n for n in named if n in same] or same or named), None)
 
 
 def _answers(episode: Recording, request: CompletionRequest) -> bool:

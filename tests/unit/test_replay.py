@@ -277,3 +277,24 @@ def test_a_cache_that_cannot_be_written_is_told_with_what_to_do(tmp_path: Path) 
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(EnvironmentUnusable, match="set XDG_CACHE_HOME"):
         tokenizer.unpack(tmp_path / "cache")
+
+
+async def test_parallel_requests_of_a_program_get_the_answers_to_their_own_prompts(tmp_path: Path) -> None:
+    """Which of two requests at a time has which number is chance, and other than in the recording."""
+    other = (TALK[0], Message("user", "Another question"))
+    turns = (
+        a_turn(1, 0, TALK, (1, 2, 3), "one"),
+        replace(a_turn(2, 1, other[1:], (1, 9), "two"), segment=1),
+    )
+    member = a_member()
+    attempt = replace(
+        member.attempt, record=replace(member.attempt.record, turns=turns), outcome=Ended(EndedName.FINISHED)
+    )
+    line = Trajectory((1, 2, 3), (False, True, True), (1.0, -0.5, -0.1), TALK, "sampled")
+    completer = ReplayCompleter.open(
+        write_run(tmp_path / "run", replace(member, attempt=attempt, trajectory=line))
+    )
+    asked = a_request(1, messages=other, prompt_ids=ids_of((1, 9)))
+    assert (await completer.sample(asked)).text == "two"
+    assert (await completer.sample(a_request(2, messages=TALK, prompt_ids=ids_of((1, 2, 3))))).text == "one"
+    assert completer.replayed.differing == 0

@@ -2,9 +2,9 @@
 
 Completions come from rollouts.jsonl (or rollouts.jsonl.xz), by rollout id where id and task are in the record,
 else by task and place in the group, and by the call's messages and number; everything else (containers, code,
-tools, scores, groups) happens anew. A prompt that differs from the recorded one still gets the recorded answer, and is counted,
-which shows how far a replay went its own way. A call that was never recorded ends the rollout as `record_error`:
-there is nothing to score, and asking again would not help.
+tools, scores, groups) happens anew. A prompt that differs from the recorded one still gets the recorded answer and
+is counted, which shows how far a replay went its own way. A call that was never recorded ends the rollout as
+`record_error`: there is nothing to score, and asking again would not help.
 
 Only where a rollout's line begins is kept in memory; the line is read when its rollout is played.
 """

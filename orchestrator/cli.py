@@ -93,7 +93,7 @@ def run_command(command: Command, argv: Sequence[str], carry_out: CarryOut | Non
     if command.name == "demo" and resumed is not None and resumed.value is not None:
         import_module(command.module).demand_demo(resumed.value)  # before `resolve` asks whose run it is
     run_directory = own[command.settings_of] if command.settings_of else None
-    config = resolve(given, run=run_directory, command=command.name, defaults=command.defaults)
+    config = resolve(given, run=run_directory, command=command.name)
     if command.samples and not command.without_endpoint:
         config.require_endpoint()
     run = (carry_out or {}).get(command.name) or import_module(command.module).run

@@ -67,7 +67,6 @@ COMMANDS = (
             *("env.price_table", "env.metrics_port", "env.view_port", "env.compress"),
             *("env.fsync", "env.include_messages", "env.save_full_traces"),
         ),
-        defaults={"env.scoring_strategy": "correctness"},  # `combined` is meant for training
     ),
     Command(
         "serve",

@@ -28,6 +28,7 @@ TASKS = ROOT / "tasks.jsonl"
 _LINES = "rollouts.jsonl.xz"
 _ENV = (
     "group_size", "max_steps", "max_completion_tokens", "max_token_length", "temperature", "top_p", "seed",
+    "scoring_strategy",
 )  # fmt: skip
 _ROLLOUT = ("schema", "task_id", "index", "outcome", "answer", "score")
 _COMPLETION = (

@@ -8,8 +8,8 @@ Nothing is abbreviated or guessed. A flag given twice, or by an alias too, must 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from orchestrator.errors import ConfigError
 from orchestrator.redact import shown
@@ -40,7 +40,6 @@ class Command:
     arguments: tuple[Setting, ...] = ()
     without_endpoint: bool = False  # whether it also works without one
     settings_of: str = ""  # the argument that names a run directory, whose settings are the defaults
-    defaults: Mapping[str, str] = field(default_factory=dict)  # the command's own, by key
     repeats: bool = False  # whether its one argument comes several times
 
     @property
@@ -59,7 +58,6 @@ class Command:
         used = [row for row in table if row.group in self.uses or row.key in self.uses]
         keys = [TAVILY_KEY] if self.samples else []
         general = [CONFIG_FILE] if self.uses else []
-        used = [replace(row, default=self.defaults.get(row.key, row.default)) for row in used]
         return [*self.options, *used, *keys, *general]
 
     def flags(self) -> dict[str, Setting]:

@@ -61,10 +61,9 @@ def resolve(
     servers: Sequence[Layer] | None = None,
     run: Path | None = None,
     command: str = "replay",
-    defaults: Mapping[str, str] | None = None,
 ) -> Config:
     """The configuration: what was given, else environment, YAML, the run, defaults, in this order. `run`: the
-    run directory that `command` takes settings from. `defaults`: a command's own, by key. Raises ConfigError."""
+    run directory that `command` takes settings from. Raises ConfigError."""
     cwd = cwd or _current_directory()
     surroundings = _environment(_with_dotenv(os.environ if environ is None else environ, cwd))
     config_file = given.get(CONFIG_FILE.key)
@@ -84,11 +83,8 @@ def resolve(
             model = {MODEL: saved.servers[0][MODEL]} if MODEL in saved.servers[0] else {}
             servers = [model] if servers == [{}] else servers
         servers = _with_flags(servers, layers)
-    own: Layer = {}
-    for key, raw in (defaults or {}).items():
-        give(own, section_rows("env")[key.removeprefix("env.")], raw, key)
     return Config(
-        env=EnvSettings(**_values("env", own | env)),
+        env=EnvSettings(**_values("env", env)),
         openai=tuple(OpenAISettings(**_values("openai", server)) for server in servers),
         tavily_api_key=layers[TAVILY_KEY.key].value if TAVILY_KEY.key in layers else Secret(),
         judge_api_key=layers[JUDGE_KEY.key].value if JUDGE_KEY.key in layers else Secret(),

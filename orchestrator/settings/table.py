@@ -462,10 +462,10 @@ class EnvSettings(Settings):
 
     # Scoring
     scoring_strategy: str = setting(
-        "combined",
+        "correctness",
         Text("one of basic, correctness, combined, judge, python:MODULE:SCORER", "STRATEGY", _SCORING.fullmatch),
         SCORING,
-        "how answers are scored; correctness is recommended for reinforcement learning",
+        "how answers are scored; correctness: 1 for the right answer, else 0",
     )
     combined_weights: Mapping[str, float] | None = setting(
         None,

@@ -125,7 +125,7 @@ def test_defaults_are_the_documented_ones() -> None:
     assert (env.launcher, env.sandbox_memory, env.sandbox_cpus, env.sandbox_pids) == ("docker", 1 << 30, 1, 128)
     assert (env.temperature, env.top_p, env.max_completion_tokens, env.max_token_length) == (1, 1, 1024, 16384)
     assert (env.seed, env.token_source, env.group_policy, env.max_retries) == (None, "auto", "backfill", 2)
-    assert (env.scoring_strategy, env.length_penalty_weight) == ("combined", 0.1)
+    assert (env.scoring_strategy, env.length_penalty_weight) == ("correctness", 0.1)
     assert (env.use_wandb, env.planning_interval, env.final_answer_at_max_steps) == (False, None, False)
     assert (openai.timeout, openai.server_type, openai.health_check) == (1200, "auto", False)
 

@@ -205,7 +205,7 @@ def test_evaluation_settings_are_its_own_and_stay_when_applied_again() -> None:
         )
 
 
-def test_the_command_measures_correctness_unless_another_strategy_is_named(tmp_path: Path) -> None:
+def test_training_and_evaluation_score_correctness_unless_another_strategy_is_named(tmp_path: Path) -> None:
     seen = []
 
     def carried_out(config: Config) -> int:
@@ -216,7 +216,7 @@ def test_the_command_measures_correctness_unless_another_strategy_is_named(tmp_p
     named = ["--env.scoring_strategy", "combined"]
     for argv in (["evaluate"], ["evaluate", *named], ["process"], ["process", "--env.scoring_strategy=basic"]):
         assert main([*argv, *where], {"evaluate": carried_out, "process": carried_out}) == 0
-    assert seen == ["correctness", "combined", "combined", "basic"]
+    assert seen == ["correctness", "combined", "correctness", "basic"]
 
 
 async def test_requests_for_evaluation_have_a_limit_of_their_own() -> None:

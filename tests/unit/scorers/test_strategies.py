@@ -117,7 +117,9 @@ def test_unknown_strategy_is_refused_by_name() -> None:
 
 async def test_debug_logs_the_parts(caplog: pytest.LogCaptureFixture) -> None:
     async with AsyncExitStack() as stack:
-        scorer = await open_scorer(load_config(["--env.debug_scoring", "--env.scoring_strategy", "combined"]), stack)
+        scorer = await open_scorer(
+            load_config(["--env.debug_scoring", "--env.scoring_strategy", "combined"]), stack
+        )
         with caplog.at_level(logging.INFO, "orchestrator"):
             await scorer.score(plan(), PERFECT, FINISHED)
     assert "combined 0.9900 (correctness 1.000, format 1.000" in caplog.text

@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -232,11 +233,13 @@ def _web_tools(config: Config, stack: AsyncExitStack) -> Mapping[str, HostTool]:
 
 def find_tokenizer(config: Config) -> HubTokenizer | None:
     """The tokenizer that was asked for; else the model's own if it loads, else FALLBACK_TOKENIZER. Blocks. Raises
-    EnvironmentUnusable."""
+    EnvironmentUnusable, also for a chat template that cannot show a conversation."""
     name = config.env.tokenizer_name
-    if name is not None:
-        return None if name.lower() == "none" else _loaded(name, config)
-    return _first_usable(config, lambda candidate: _loaded(candidate, config))
+    if name is not None and name.lower() == "none":
+        return None
+    found = _loaded(name, config) if name is not None else _first_usable(config, partial(_loaded, config=config))
+    found.demand_usable()
+    return found
 
 
 def _loaded(name: str, config: Config) -> HubTokenizer:

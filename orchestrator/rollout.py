@@ -30,10 +30,12 @@ async def run_rollout(plan: RolloutPlan, around: Surroundings, provision: Provis
     launched_at, loop = time(), asyncio.get_running_loop()
     launch_start = loop.time()
     async with around.sandbox(plan.sandbox) as parked:
+        launch_s = loop.time() - launch_start
+        started_at = launched_at + launch_s
         lease = Lease(
             plan,
             around.completer,
-            around.tokenizer,
+            around.tokenizer and around.tokenizer.dated(started_at),
             around.tools if provision.tools is None else provision.tools,
             parked.sandbox.cpu_s,
             around.equipment,
@@ -41,7 +43,6 @@ async def run_rollout(plan: RolloutPlan, around: Surroundings, provision: Provis
             control=around.control,
             purse=around.purse,
         )
-        launch_s = loop.time() - launch_start
         parked.server.assign(lease)
         around.leases.add(lease)
         try:
@@ -53,7 +54,7 @@ async def run_rollout(plan: RolloutPlan, around: Surroundings, provision: Provis
             around.leases.discard(lease)
             await lease.aclose()  # stops sampling at once, however long the removal of the sandbox takes
         record = Record(
-            started_at=launched_at + launch_s,
+            started_at=started_at,
             turns=tuple(lease.turns),
             tool_calls=tuple(lease.tool_calls),
             steps=tuple(lease.steps),

@@ -13,7 +13,7 @@ from orchestrator.calls.source import Called, Source
 from orchestrator.types import Tools
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
-_CALL_ENDS, _ENDS = "<|call|>", ("<|end|>", "<|return|>")
+CALL_ENDS, _ENDS = "<|call|>", ("<|end|>", "<|return|>")
 _TO, _FUNCTIONS = "to=", "functions."
 
 
@@ -28,7 +28,7 @@ def read(text: str, tools: Tools) -> Iterator[str | Called]:
         recipient = next((word.removeprefix(_TO) for word in words if word.startswith(_TO)), None)
         if recipient is not None:
             yield recipient.removeprefix(_FUNCTIONS), source.arguments()
-            source.close(_CALL_ENDS, *_ENDS)
+            source.close(CALL_ENDS, *_ENDS)
             continue
         body = _body(source)
         if "analysis" not in words:
@@ -42,6 +42,6 @@ def forced(name: str | None, template: str) -> str:
 
 
 def _body(source: Source) -> str:
-    text = source.before(*_ENDS, _CALL_ENDS, _START, _CHANNEL)
-    any(map(source.has, (*_ENDS, _CALL_ENDS)))
+    text = source.before(*_ENDS, CALL_ENDS, _START, _CHANNEL)
+    any(map(source.has, (*_ENDS, CALL_ENDS)))
     return text

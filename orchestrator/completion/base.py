@@ -180,6 +180,19 @@ class Tokenizer(Protocol):
     def is_end(self, token_id: int) -> bool:
         """Whether this id ends a turn or the text (a special token, never part of what a model says)."""
 
+    def stops(self, token_id: int) -> bool:
+        """Whether a server samples nothing behind this id."""
+
+    def said(self, ids: tuple[int, ...]) -> str:
+        """Text of sampled ids without what ends their turn."""
+
+    def behind_end(self, text: str, end: int) -> str:
+        """The rest of what the template prints behind an assistant's text, where the turn was ended by a sampled
+        `end` already: no turn has two ends."""
+
+    def dated(self, at: float) -> Tokenizer:
+        """The same with a chat template that takes this unix time for now."""
+
     @property
     def shape(self) -> Shape:
         """What the chat template prints as it is."""

@@ -45,5 +45,5 @@ class CalledCompleter(IdCompletions):
         sampled = await self._sampler(request)
         if sampled.finish_reason:
             return sampled
-        ended = bool(sampled.ids) and self._tokenizer.is_end(sampled.ids[-1])
+        ended = bool(sampled.ids) and self._tokenizer.stops(sampled.ids[-1])
         return replace(sampled, finish_reason="stop" if ended else "length")

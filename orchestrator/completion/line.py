@@ -146,7 +146,7 @@ class TokenLine:
             return None
         appended = content[len(visible) :].strip()
         tokens = completion.tokens_T or ()
-        ended = bool(tokens) and self._tokenizer.is_end(tokens[-1])
+        ended = bool(tokens) and completion.finish_reason == "stop" and self._tokenizer.is_end(tokens[-1])
         # A program may write the stop string that it asked for, and that was sampled, back behind its text.
         if appended not in ("", self._closing_tag) and (ended or not completion.unseen.startswith(appended)):
             return None
@@ -155,9 +155,8 @@ class TokenLine:
             return None
         first, *rest = behind
         if ended:
-            end = self._tokenizer.decode(tokens[-1:])
             # The model ended the turn itself: the agent's addition has no place behind the end.
-            return "", joined([Piece(first.text.removeprefix(end)), *rest])
+            return "", joined([Piece(self._tokenizer.behind_end(first.text, tokens[-1])), *rest])
         if appended and appended in completion.unseen:
             appended = ""  # the stop string was sampled: the ids hold it already
         return appended, joined([Piece(appended + first.text), *rest])
@@ -200,9 +199,10 @@ class TokenLine:
             return None
         until = self._tokenizer.render(marked[: index + 1], generation_prompt=False, tools=tools)
         end = self._tokenizer.last_end(until)
+        end = len(until.rstrip()) if end is None else end  # the next header ends the turn
         first, *rest = begun(self._tokenizer, marked, opening, since=index + 1, tools=tools)
         at, there = until.rfind(word), first.text.rfind(word)
-        if end is None or not at < end or at < 0 or there < 0:
+        if not at < end or at < 0 or there < 0:
             return None
         if not first.text.startswith(until[at:end], there):
             return None
@@ -218,9 +218,7 @@ def visible_text(
     `opened`: the reasoning tag that the prompt ended with.
     """
     text = tokenizer.decode(tokens_T)
-    said = text
-    if tokens_T and tokenizer.is_end(tokens_T[-1]):
-        said = tokenizer.decode(tokens_T[:-1])
+    said = tokenizer.said(tokens_T)
     thought = reasoning_chars(said, opened)
     return text, cut_at_stop(said[thought:], stop), thought
 

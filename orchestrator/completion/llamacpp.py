@@ -88,6 +88,7 @@ class LlamaCppDialect:
             prompt_tokens=last["tokens_evaluated"],
             text="".join(event.get("content") or "" for event in answer),
             sampled_tokens=last["tokens_predicted"],
+            ended=last["stop_type"] == "eos",
         )
 
 

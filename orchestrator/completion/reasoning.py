@@ -6,53 +6,100 @@ Code in reasoning is not an action, so the agent must not run it.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
-# Tags around reasoning: of Qwen, DeepSeek and most others; of Magistral; of Seed-OSS; of gpt-oss.
-_TAGS = {
-    "<think>": "</think>",
-    "[THINK]": "[/THINK]",
-    "<seed:think>": "</seed:think>",
-    "<|channel|>analysis<|message|>": "<|channel|>final<|message|>",
-}
-_ANALYSIS, _MESSAGE_ENDS = (
-    "<|channel|>analysis<|message|>",
-    "<|end|>",
-)  # of gpt-oss: a call may follow, and no answer
-_ANSWERS = _TAGS[_ANALYSIS]  # an answer without a thought begins so; agents get no part of it
-_OPENS, _CLOSES = next(iter(_TAGS.items()))
-LONGEST_TAG = max(map(len, _TAGS))
-_EMPTY = re.compile(r"<think>\s*</think>\s*$")
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """Around reasoning. `closes`: what ends it, the surest first. `answer`: the header of an answer behind it."""
+
+    opens: str
+    closes: tuple[str, ...]
+    answer: str = ""
+
+
+_THINK = Tags("<think>", ("</think>",))  # of Qwen, DeepSeek, GLM and most others
+_FINAL, _ANALYSIS = "<|channel|>final<|message|>", "<|channel|>analysis<|message|>"
+_COMMENTARY, _TURN = "<|channel|>commentary<|message|>", "<|start|>assistant"
+_HARMONY = (_FINAL, "<|end|>")  # a call may follow a thought, and no answer
+TAGS = (
+    _THINK,
+    Tags("<thinking>", ("</thinking>",)),
+    Tags("<thought>", ("</thought>",)),  # EXAONE Deep
+    Tags("<reasoning>", ("</reasoning>",)),
+    Tags("<seed:think>", ("</seed:think>",)),  # Seed-OSS
+    Tags("<longcat_think>", ("</longcat_think>",)),  # LongCat
+    Tags("[THINK]", ("[/THINK]",)),  # Magistral
+    Tags("◁think▷", ("◁/think▷",)),  # Kimi
+    Tags("<|channel>thought", ("<channel|>",)),  # Gemma 4
+    Tags("<unused94>thought", ("<unused95>",)),  # MedGemma
+    Tags("<|inner_prefix|>", ("<|inner_suffix|>",)),  # Apertus
+    Tags("<|START_THINKING|>", ("<|END_THINKING|>",), "<|START_RESPONSE|>"),  # Cohere
+    Tags("<|begin_of_thought|>", ("<|end_of_thought|>",), "<|begin_of_solution|>"),  # OpenThinker
+    Tags("<|think|>", ("<|end|><|begin|>assistant<|content|>", "<|end|>")),  # Solar
+    Tags(_ANALYSIS, _HARMONY, _TURN + _FINAL),  # gpt-oss
+    Tags(_TURN + _ANALYSIS, _HARMONY, _TURN + _FINAL),
+)
+_HEADERS = (_FINAL, *(tags.answer for tags in TAGS if tags.answer))  # agents get no part of them
+LONGEST_TAG = max(len(tags.opens) for tags in TAGS)
+_EMPTY = re.compile("|".join(rf"{re.escape(t.opens)}\s*{re.escape(t.closes[0])}\s*$" for t in TAGS))
+_SPACE = re.compile(r"\s*")
 
 
 def opened_by(prompt: str) -> str:
     """The tag that a prompt ends with, where the chat template itself opens the reasoning; else an empty text."""
     end = prompt[-2 * LONGEST_TAG :].rstrip()
-    return next((tag for tag in _TAGS if end.endswith(tag)), "")
+    return next((tags.opens for tags in TAGS if end.endswith(tags.opens)), "")
 
 
 def reasoning_chars(text: str, opened: str | None = "") -> int:
-    """How many characters at the beginning of a sampled text are reasoning, with its tags and the space behind it.
+    """How many characters at the beginning of a sampled text are reasoning, with its tags and the space behind it,
+    and with the header of the answer.
 
     `opened`: the tag that the prompt ended with. None: the server made the prompt, which may have ended with a
     tag; a closing tag without an opening one shows that it did. Reasoning without an end is the whole text.
     """
-    start = len(text) - len(text.lstrip())
-    if text.startswith(_ANSWERS, start):
-        return _behind(text, start + len(_ANSWERS))
-    tag = next((tag for tag in _TAGS if text.startswith(tag, start)), opened)
-    if tag:
-        closes = (_TAGS[tag], _MESSAGE_ENDS) if tag == _ANALYSIS else (_TAGS[tag],)
-        ends = (at + len(close) for close in closes if (at := text.find(close)) >= 0)
-        end = next(ends, None)
-        return len(text) if end is None else _behind(text, end)
-    if tag is None and (at := text.find(_CLOSES)) >= 0 and _OPENS not in text[:at]:
-        return _behind(text, at + len(_CLOSES))
-    return 0
+    start = at = _behind_space(text, 0)
+    tags = _opening(text, at) or next((tags for tags in TAGS if tags.opens == opened), None)
+    if tags is None and text.startswith((_COMMENTARY, _TURN + _COMMENTARY), at) and " to=" not in text:
+        # gpt-oss may think behind a first message to the user. What it calls stands in such a message, too.
+        tags = Tags(_COMMENTARY, (_FINAL,)) if _ANALYSIS in text else None
+    elif tags is None and opened is None:
+        at = _behind_unopened(text, at)
+    absent: set[str] = set()
+    while tags is not None:
+        end = _close(text, tags, at, absent)
+        if end is None:
+            return len(text)
+        at = _behind_space(text, end)
+        tags = _opening(text, at)
+    header = next((header for header in _HEADERS if text.startswith(header, at)), "")
+    return _behind_space(text, at + len(header)) if header or at > start else 0
+
+
+def _opening(text: str, at: int) -> Tags | None:
+    return next((tags for tags in TAGS if text.startswith(tags.opens, at)), None)
+
+
+def _close(text: str, tags: Tags, at: int, absent: set[str]) -> int | None:
+    """Behind what ends the reasoning; None: it does not end. `absent`: what is known to be nowhere behind."""
+    for close in tags.closes:
+        if close not in absent and (place := text.find(close, at)) >= 0:
+            return place + len(close)
+        absent.add(close)
+    return None
+
+
+def _behind_unopened(text: str, at: int) -> int:
+    """Behind the first closing tag whose opening tag is not in the text before it; `at`: there is none."""
+    found = ((text.find(tags.closes[0]), tags) for tags in TAGS)
+    ends = [place + len(tags.closes[0]) for place, tags in found if place >= 0 and tags.opens not in text[:place]]
+    return _behind_space(text, min(ends)) if ends else at
 
 
 def tagged(reasoning: str) -> str:
     """Reasoning that a server sent apart from the answer, as the beginning of a sampled text."""
-    return f"{_OPENS}\n{reasoning.strip()}\n{_CLOSES}\n\n"
+    return f"{_THINK.opens}\n{reasoning.strip()}\n{_THINK.closes[0]}\n\n"
 
 
 def without_empty(printed: str) -> str:
@@ -60,5 +107,6 @@ def without_empty(printed: str) -> str:
     return _EMPTY.sub("", printed)
 
 
-def _behind(text: str, end: int) -> int:
-    return len(text) - len(text[end:].lstrip())
+def _behind_space(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    return found.end() if found else at

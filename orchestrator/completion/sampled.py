@@ -72,6 +72,7 @@ class Sampled:
     sampled_tokens: int | None = None
     weight_versions: Any = None
     spans: tuple[PolicySpan, ...] = ()
+    ended: bool = False
 
 
 class IdCompletions(ABC):
@@ -165,6 +166,8 @@ class IdCompletions(ABC):
             raise ForeignAnswer(text) from error
         except Refusal as refusal:
             raise self.attribution.refused(before, refusal) from refusal
+        if sampled.ended and ids:
+            self._tokenizer.saw_end(ids[-1])
         spans = await self.attribution.spans(before, len(ids), told, sampled.policy_version)
         return sampled, Part(ids, logprobs, None if aborted else sampled.finish_reason, spans)
 
@@ -202,7 +205,7 @@ class IdCompletions(ABC):
         SGLang looks for an abort before it looks for an end, so the last id may be one."""
         if self._known(ids) < len(ids):
             return "length"
-        if ids and (self._tokenizer.is_end(ids[-1]) or self._stopped(ids, request.stop) is not None):
+        if ids and (self._tokenizer.stops(ids[-1]) or self._stopped(ids, request.stop) is not None):
             return "stop"
         return "length" if len(ids) >= request.sampling.max_tokens else None
 

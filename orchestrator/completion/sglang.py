@@ -65,5 +65,6 @@ class SglangDialect:
             policy_version=version_text(meta.get("weight_version")),
             text=answer.get("text"),
             sampled_tokens=meta["completion_tokens"],
+            ended=isinstance(reason, dict) and type(reason.get("matched")) is int,
             weight_versions=meta.get("weight_versions"),
         )

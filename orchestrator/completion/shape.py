@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from orchestrator.calls.structured import calls_in
 from orchestrator.calls.written import written
-from orchestrator.completion.base import Tokenizer
 from orchestrator.errors import RecordError
 from orchestrator.types import Call, CallFormat, Message, Role, Tools
 
-_TOOL: Tools = (
+CALL = Call("", "word_63914", '{"which": "word 17320"}')  # of a tool that no template knows
+TOOLS: Tools = (
     {
         "type": "function",
         "function": {
-            "name": "word_63914",
+            "name": CALL.name,
             "description": "Gives a word.",
             "parameters": {"type": "object", "properties": {"which": {"type": "string"}}, "required": []},
         },
@@ -59,12 +60,21 @@ class Shape:
         return tuple(fitted)
 
 
-def implied_system(tokenizer: Tokenizer) -> str:
+class Printer(Protocol):
+    """A chat template, or a tokenizer that has one."""
+
+    @property
+    def call_format(self) -> CallFormat | None: ...
+
+    def render(self, messages: tuple[Message, ...], *, generation_prompt: bool, tools: Tools = ()) -> str: ...
+
+
+def implied_system(template: Printer) -> str:
     """The system message that a template prints where a conversation has none; empty: it prints none."""
     user, word = Message("user", "word 31415"), "word 27183"
     try:
-        told = tokenizer.render((Message("system", word), user), generation_prompt=False)
-        untold = tokenizer.render((user,), generation_prompt=False)
+        told = template.render((Message("system", word), user), generation_prompt=False)
+        untold = template.render((user,), generation_prompt=False)
     except RecordError:
         return ""
     before, _, behind = told.partition(word)
@@ -72,25 +82,25 @@ def implied_system(tokenizer: Tokenizer) -> str:
     return untold[len(before) : len(untold) - len(behind)] if whole else ""
 
 
-def shape_of(tokenizer: Tokenizer) -> Shape:
-    """Tries the tokenizer's chat template."""
+def shape_of(template: Printer) -> Shape:
+    """Tries a chat template."""
 
     def prints(*messages: tuple[Role, str], tools: Tools = ()) -> bool:
         talk = tuple(Message(role, text) for role, text in messages)
         try:
-            text = tokenizer.render(talk, generation_prompt=True, tools=tools)
+            text = template.render(talk, generation_prompt=True, tools=tools)
         except RecordError:
             return False
-        named = tools and "word_63914" not in text
+        named = tools and CALL.name not in text
         return not named and all(message.content in text for message in talk)
 
     def prints_results(talk: tuple[tuple[Role, str], ...]) -> bool:
-        if tokenizer.call_format is None:
+        if template.call_format is None:
             return False
-        call = written("", (Call("", "word_63914", '{"which": "word 14142"}'),), tokenizer.call_format)
-        messages = (*(Message(*one) for one in talk), Message("assistant", call), Message("tool", "word 17320"))
+        call = written("", (CALL,), template.call_format)
+        messages = (*(Message(*one) for one in talk), Message("assistant", call), Message("tool", "word 24494"))
         try:
-            return "word 17320" in tokenizer.render(messages, generation_prompt=True, tools=_TOOL)
+            return "word 24494" in template.render(messages, generation_prompt=True, tools=TOOLS)
         except RecordError:
             return False
 
@@ -105,5 +115,5 @@ def shape_of(tokenizer: Tokenizer) -> Shape:
         ),
         results=bare_results or prints_results(first),
         bare_results=bare_results,
-        tools=prints(*first, tools=_TOOL),
+        tools=prints(*first, tools=TOOLS),
     )

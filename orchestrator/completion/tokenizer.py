@@ -7,6 +7,7 @@ hub client would retry for most of a minute.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import hashlib
 import inspect
@@ -22,16 +23,18 @@ from typing import Any
 import orjson
 
 from orchestrator.calls.formats import forced, format_of
-from orchestrator.calls.structured import structured
 from orchestrator.completion.base import Span, ids_of
 from orchestrator.completion.control_tokens import ControlTokens
-from orchestrator.completion.shape import Shape, shape_of
+from orchestrator.completion.ends import Ends, ends_in
+from orchestrator.completion.shape import Shape
+from orchestrator.completion.template import ChatTemplate
 from orchestrator.errors import ConfigError, EnvironmentUnusable, RecordError
 from orchestrator.text import path_of
 from orchestrator.types import CallFormat, Message, Tools
 
 HUB_TIMEOUT_S = 1.5
 _FLAG = "--env.tokenizer_name"
+_GENERATION = "generation_config.json"
 # Ids of long pieces are kept: all rollouts of a run begin with one system message, those of a group with one task
 # besides, and encoding takes milliseconds.
 _PIECES = 64
@@ -47,20 +50,31 @@ class HubTokenizer:
         name: str,
         template_kwargs: Mapping[str, Any] | None = None,
         call_format: CallFormat | None = None,
+        model_ends: frozenset[int] | None = None,
     ) -> None:
-        """`call_format`: how the model writes calls; None: as its template shows."""
+        """`call_format`: how the model writes calls; None: as its template shows. `model_ends`: what the model's
+        generation_config.json names as ends; None: it is not known."""
         self._tokenizer = tokenizer
         self.name = name
         self.call_format = call_format or format_of(str(getattr(tokenizer, "chat_template", "")))
         self._template_kwargs = dict(template_kwargs or {})
+        self._template = ChatTemplate(tokenizer, self._template_kwargs, self.call_format)
+        self._at: float | None = None
         # Parameters of the library itself, which are not for the template; another template would be one.
         taken = inspect.signature(tokenizer.apply_chat_template).parameters.keys() | {"messages"}
         if others := sorted(taken & self._template_kwargs.keys()):
             raise ConfigError(f"env.chat_template_kwargs: {', '.join(others)} cannot be told to a chat template")
         self.size = len(tokenizer)
-        self._special = frozenset(tokenizer.all_special_ids)
-        ends = {tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>")}
-        self._ends = frozenset(i for i in ends if i is not None) | self._special
+        added, special = getattr(tokenizer, "added_tokens_decoder", {}), tokenizer.all_special_ids
+        eos = {tokenizer.eos_token_id} - {None}
+        self._ends = Ends(
+            added,
+            special,
+            eos | (model_ends or set()),
+            self._template,
+            self.call_format,
+            complete=model_ends is not None,
+        )
         # Used directly: through `transformers`, texts and ids are converted a few more times.
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
         self._tokens_in_text: re.Pattern[str] | None = None
@@ -75,9 +89,9 @@ class HubTokenizer:
         self._decoder = self._backend if home.startswith("transformers.tokenization_utils") else None
         self._kept = functools.lru_cache(_PIECES)(lambda piece: ids_of(self._encode([piece])[0]))
         self._controls = ControlTokens(
-            getattr(tokenizer, "added_tokens_decoder", {}),
-            self._special,
-            str(getattr(tokenizer, "chat_template", "")),
+            added,
+            special,
+            self._template.text,
             getattr(self._backend, "normalizer", None),
         )
         # The unknown token may come out of any text.
@@ -86,8 +100,9 @@ class HubTokenizer:
     @property
     def unknown_template_kwargs(self) -> list[str]:
         """Names in `template_kwargs` that the chat template does not contain."""
-        template = str(getattr(self._tokenizer, "chat_template", ""))
-        return [name for name in self._template_kwargs if not re.search(rf"\b{re.escape(name)}\b", template)]
+        return [
+            name for name in self._template_kwargs if not re.search(rf"\b{re.escape(name)}\b", self._template.text)
+        ]
 
     @property
     def digest(self) -> str:
@@ -96,9 +111,8 @@ class HubTokenizer:
         content = (
             repr(sorted(self._tokenizer.get_vocab().items())) if self._backend is None else self._backend.to_str()
         )
-        told = (
-            f"{content}\0{getattr(self._tokenizer, 'chat_template', '')}\0{sorted(self._template_kwargs.items())}"
-        )
+        kwargs, ends = sorted(self._template_kwargs.items()), sorted(self._ends.declared)
+        told = f"{content}\0{self._template.text}\0{kwargs}\0{ends}"
         return hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()
 
     def encode(self, text: str, plain: Sequence[Span] = ()) -> list[int]:
@@ -177,48 +191,61 @@ class HubTokenizer:
     def is_end(self, token_id: int) -> bool:
         return token_id in self._ends
 
-    @functools.cached_property
+    def stops(self, token_id: int) -> bool:
+        return self._ends.stops(token_id)
+
+    def saw_end(self, token_id: int) -> None:
+        """The server says that this token ended a turn."""
+        self._ends.told(token_id)
+
+    def said(self, ids: tuple[int, ...]) -> str:
+        if not ids or not self.is_end(ids[-1]):
+            return self.decode(ids)
+        text, closing = self.decode(ids), self._ends.closing
+        if closing and text.endswith(closing):
+            return text.removesuffix(closing)
+        count = len(ids) - 1
+        while count and self.stops(ids[count - 1]):
+            count -= 1
+        return self.decode(ids[:count])
+
+    def behind_end(self, text: str, end: int) -> str:
+        closing, sampled = self._ends.closing, self.decode((end,))
+        if closing and text.startswith(closing):
+            before, there, behind = text.partition(sampled)
+            return behind if there and len(before) < len(closing) else text.removeprefix(closing)
+        printed = (one for one in (sampled, *self._ends.printed) if one and text.startswith(one))
+        return text.removeprefix(next(printed, ""))
+
+    @property
     def shape(self) -> Shape:
-        return shape_of(self)
+        return self._template.shape
+
+    def demand_usable(self) -> None:
+        """Raises EnvironmentUnusable for a chat template that does not print what agents and models say."""
+        if fault := self._template.form.fault:
+            raise EnvironmentUnusable(
+                f"the chat template of {self.name!r} cannot show a conversation: {fault}; set {_FLAG} to a folder "
+                "whose chat template prints the texts of system, user and assistant in several turns"
+            )
+
+    def dated(self, at: float) -> HubTokenizer:
+        other = copy.copy(self)
+        other._at = at
+        return other
 
     def call_opening(self, name: str | None) -> str:
         """How a completion begins that calls a tool: this one, or (None) any. Raises RecordError."""
         if self.call_format is None:
             raise RecordError("the model's chat template shows no calls of tools")
-        return forced(self.call_format, name, str(getattr(self._tokenizer, "chat_template", "")))
+        return forced(self.call_format, name, self._template.text)
 
     def last_end(self, text: str) -> int | None:
-        places = [(text.rfind(end), end) for end in self._end_texts]
-        place, end = max(places, default=(-1, ""))
-        return place if place >= 0 and not text[place + len(end) :].strip() else None
-
-    @functools.cached_property
-    def _end_texts(self) -> list[str]:
-        return [text for i in self._ends if (text := self.decode((i,)))]
+        return self._ends.last_in(text)
 
     def render(self, messages: tuple[Message, ...], *, generation_prompt: bool, tools: Tools = ()) -> str:
         """The chat template's text. Raises RecordError for roles in an order the template does not know."""
-        told = structured(messages, tools, self.call_format)
-        try:
-            return self._printed(told, tools, generation_prompt)
-        except Exception as error:  # the template is a program that comes with the model
-            singly = structured(messages, tools, self.call_format, one_by_one=True)
-            if singly != told:
-                # Llama 3.1 writes several calls, and its template refuses them. As text they look the same.
-                with contextlib.suppress(Exception):
-                    return self._printed(singly, tools, generation_prompt)
-            raise RecordError(f"the model's chat template refuses the conversation: {error}") from error
-
-    def _printed(self, told: list[dict[str, Any]], tools: Tools, generation_prompt: bool) -> str:
-        # transformers 5 returns a BatchEncoding unless told not to tokenize.
-        printed = self._tokenizer.apply_chat_template(
-            told,
-            tokenize=False,
-            add_generation_prompt=generation_prompt,
-            **({"tools": list(tools)} if tools else {}),
-            **self._template_kwargs,
-        )
-        return str(printed)
+        return self._template.render(messages, generation_prompt=generation_prompt, tools=tools, at=self._at)
 
 
 def load_tokenizer(
@@ -235,6 +262,9 @@ def load_tokenizer(
         tokenizer = auto_tokenizer().from_pretrained(
             str(here or name), local_files_only=here is not None, trust_remote_code=False
         )
+        model_ends = _model_ends(name, here)
+    except EnvironmentUnusable:
+        raise
     except Exception as error:  # transformers raises anything from OSError to KeyError here
         first = str(error).strip().split("\n")[0][:200]
         raise EnvironmentUnusable(
@@ -245,7 +275,18 @@ def load_tokenizer(
         raise EnvironmentUnusable(
             f"tokenizer {name!r} has no chat template; set {_FLAG} to the one of an instruct or chat model"
         )
-    return HubTokenizer(tokenizer, name, template_kwargs, call_format)
+    return HubTokenizer(tokenizer, name, template_kwargs, call_format, model_ends)
+
+
+def _model_ends(name: str, here: Path | None) -> frozenset[int] | None:
+    """The ends that the model's generation_config.json names. Raises EnvironmentUnusable."""
+    if here is not None:
+        return ends_in(here / _GENERATION)
+    from transformers.utils.hub import cached_file
+
+    with contextlib.suppress(OSError):  # the model has no such file
+        return ends_in(Path(str(cached_file(name, _GENERATION))))
+    return None
 
 
 def tokenizer_here(name: object, template_kwargs: object = None) -> HubTokenizer | None:

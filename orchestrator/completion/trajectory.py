@@ -54,7 +54,7 @@ def main_line(plan: RolloutPlan, record: Record, tokenizer: Tokenizer | None) ->
     line = trajectory(record, tokenizer, plan.agent.closing_tag, segment)
     if line.messages and line.messages[0].role != "system":
         # A group's messages begin with one, and what the template printed is a part of the line.
-        told = Message("system", implied_system(tokenizer) if tokenizer else "")
+        told = Message("system", implied_system(tokenizer.dated(record.started_at)) if tokenizer else "")
         line = replace(line, messages=(told, *line.messages))
     return line
 
@@ -66,6 +66,7 @@ def trajectory(
     turns = record.turns
     if not turns:
         raise RecordError("no completion was served")
+    tokenizer = tokenizer and tokenizer.dated(record.started_at)
     chosen = main_segment(turns) if segment is None else segment
     pairs = [
         (turn, talk)
@@ -144,10 +145,10 @@ def _line_messages(
 
 
 def _without_end(turn: Turn, tokenizer: Tokenizer | None) -> str:
-    tokens = turn.completion.tokens_T or ()
-    if tokenizer is not None and tokens and tokenizer.is_end(tokens[-1]):
-        return tokenizer.decode(tokens[:-1])
-    return turn.completion.text
+    completion = turn.completion
+    said = completion.text if tokenizer is None else tokenizer.said(completion.tokens_T or ())
+    # An older version may have known fewer ends, and have given more to the agent.
+    return said if len(said) >= completion.reasoning_chars + len(completion.visible) else completion.text
 
 
 def _said(pairs: list[tuple[Turn, tuple[Message, ...]]], closing_tag: str) -> tuple[Message, ...]:

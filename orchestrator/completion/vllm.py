@@ -63,4 +63,6 @@ class VllmDialect:
             policy_version=version_text(answer.get("weight_version")),
             text=choice.get("text"),
             sampled_tokens=answer["usage"]["completion_tokens"],
+            # The string or the id that stopped it; null: the model's own end of text.
+            ended=choice["finish_reason"] == "stop" and not isinstance(choice.get("stop_reason", ""), str),
         )

@@ -91,6 +91,17 @@ class WordTokenizer:
     def is_end(self, token_id: int) -> bool:
         return token_id >= 256 and self._words[token_id - 256] == "<|im_end|>"
 
+    stops = is_end
+
+    def said(self, ids: tuple[int, ...]) -> str:
+        return self.decode(ids[:-1] if ids and self.is_end(ids[-1]) else ids)
+
+    def behind_end(self, text: str, end: int) -> str:
+        return text.removeprefix(self.decode((end,)))
+
+    def dated(self, at: float) -> WordTokenizer:
+        return self
+
     call_format = None
 
     def render(self, messages: tuple[Message, ...], *, generation_prompt: bool, tools: Tools = ()) -> str:

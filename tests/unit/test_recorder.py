@@ -268,6 +268,9 @@ class Refusing:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)
 
+    def dated(self, at: float) -> Refusing:
+        return self
+
     def render(self, messages: tuple[Message, ...], *, generation_prompt: bool, tools: object = ()) -> str:
         if self._refuses(messages):
             raise RecordError("the model's chat template refuses the conversation: roles must alternate")

@@ -57,8 +57,10 @@ class Letters:
     def decode(self, ids: list[int] | tuple[int, ...]) -> str:
         return "".join({5: "6", 6: "*", 7: "7"}.get(i, "?") for i in ids)
 
-    def is_end(self, token_id: int) -> bool:
-        return False
+    said = decode
+
+    def dated(self, at: float) -> Letters:
+        return self
 
     def render(self, messages: object, *, generation_prompt: bool, tools: object = ()) -> str:
         return ""

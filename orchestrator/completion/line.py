@@ -25,6 +25,7 @@ from orchestrator.completion.prompt_text import (
     prompt_text,
 )
 from orchestrator.completion.reasoning import reasoning_chars
+from orchestrator.completion.shape import tools_text
 from orchestrator.types import Completion, Message, Tools
 
 
@@ -177,9 +178,16 @@ class TokenLine:
         }
         if index not in said:
             return self._behind_calls(messages, index, tools, opening)
-        parts = begun(self._tokenizer, messages, opening, said, since=index, tools=tools)
+        parts = self._shown(begun(self._tokenizer, messages, opening, said, since=index, tools=tools), tools)
         places = [place for place, part in enumerate(parts) if part.message == index]
         return parts[places[0] + 1 :] if len(places) == 1 else None
+
+    def _shown(self, parts: list[Piece], tools: Tools) -> list[Piece]:
+        """Without the tools, where the template prints them before each last question: the line has them."""
+        if not tools or not self._tokenizer.shape.tools_again:
+            return parts
+        text = tools_text(self._tokenizer, tools)
+        return [part if part.message is not None else Piece(part.text.replace(text, "")) for part in parts]
 
     def _behind_calls(
         self, messages: tuple[Message, ...], index: int, tools: Tools, opening: Opening | None
@@ -200,7 +208,8 @@ class TokenLine:
         until = self._tokenizer.render(marked[: index + 1], generation_prompt=False, tools=tools)
         end = self._tokenizer.last_end(until)
         end = len(until.rstrip()) if end is None else end  # the next header ends the turn
-        first, *rest = begun(self._tokenizer, marked, opening, since=index + 1, tools=tools)
+        parts = begun(self._tokenizer, marked, opening, since=index + 1, tools=tools)
+        first, *rest = self._shown(parts, tools)
         at, there = until.rfind(word), first.text.rfind(word)
         if not at < end or at < 0 or there < 0:
             return None

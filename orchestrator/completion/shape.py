@@ -38,6 +38,7 @@ class Shape:
     results: bool  # messages of the role `tool` behind calls
     bare_results: bool  # behind other messages too
     tools: bool  # the tools that there are
+    tools_again: bool = False  # and once more before a later question
 
     def fit(
         self, messages: Sequence[Message], tools: Tools = (), format: CallFormat | None = None
@@ -82,6 +83,15 @@ def implied_system(template: Printer) -> str:
     return untold[len(before) : len(untold) - len(behind)] if whole else ""
 
 
+def tools_text(template: Printer, tools: Tools) -> str:
+    """What the template prints of the tools before a first question. Raises RecordError."""
+    asked = (Message("user", "31415"),)
+    shown = template.render(asked, generation_prompt=True, tools=tools)
+    bare = template.render(asked, generation_prompt=True)
+    start = next((at for at, (one, other) in enumerate(zip(shown, bare, strict=False)) if one != other), len(bare))
+    return shown[start : start + len(shown) - len(bare)]
+
+
 def shape_of(template: Printer) -> Shape:
     """Tries a chat template."""
 
@@ -104,6 +114,14 @@ def shape_of(template: Printer) -> Shape:
         except RecordError:
             return False
 
+    def prints_again() -> bool:
+        talk = (Message("user", "31415"), Message("assistant", "14142"), Message("user", "17320"))
+        try:
+            text = template.render(talk, generation_prompt=True, tools=TOOLS)
+        except RecordError:
+            return False
+        return CALL.name in text.rpartition("14142")[2]
+
     first: tuple[tuple[Role, str], ...] = (("system", "word 27183"), ("user", "word 31415"))
     if not prints(*first):
         first = first[1:]  # it takes no system message, and may take all others
@@ -116,4 +134,5 @@ def shape_of(template: Printer) -> Shape:
         results=bare_results or prints_results(first),
         bare_results=bare_results,
         tools=prints(*first, tools=TOOLS),
+        tools_again=prints_again(),
     )

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
+from transformers import AddedToken, AutoTokenizer
 
 from orchestrator.calls.structured import structured
 from orchestrator.completion.base import CompletionRequest
@@ -109,7 +109,7 @@ def tokenizer(request: pytest.FixtureRequest) -> HubTokenizer:
     if request.param == "hermes":
         return load_tokenizer(str(unpack()))
     inner = AutoTokenizer.from_pretrained(str(unpack()))
-    inner.add_special_tokens({"additional_special_tokens": MARKS[request.param]})
+    inner.add_tokens([AddedToken(mark, special=True, normalized=False) for mark in MARKS[request.param]])
     inner.chat_template = {"qwen3": QWEN3, "mistral": MISTRAL, "gpt_oss": HARMONY}[request.param]
     inner.bos_token = "<|endoftext|>"
     made = HubTokenizer(inner, request.param)
@@ -222,6 +222,53 @@ async def test_a_result_is_printed_as_one_where_the_template_wants_a_call_before
         "gpt_oss": "<|call|><|start|>functions.weather to=assistant<|channel|>commentary<|message|>21 degrees",
     }
     assert printed[format] in program.line
+
+
+async def test_the_end_of_a_call_is_known_by_the_template_alone() -> None:
+    """gpt-oss ends a call with `<|call|>`, which its tokenizer names as no end."""
+    inner = AutoTokenizer.from_pretrained(str(unpack()))
+    inner.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in MARKS["gpt_oss"]])
+    inner.chat_template = HARMONY
+    tokenizer = HubTokenizer(inner, "gpt_oss")
+    call = SAMPLED["gpt_oss"] + "<|call|>"
+    program = Program(tokenizer, call, call, "<|channel|>final<|message|>It is warm.<|end|>")
+    talk: list[Message] = [SYSTEM, TASK]
+    for _ in range(2):
+        reply = await program.ask(*talk)
+        talk += [sent_back(reply), Spoken("tool", "21 degrees", call_id="call_0")]
+    last = await program.ask(*talk)
+    assert last.said is not None
+    assert last.said.content == "It is warm."
+    assert program.segments == [0, 0, 0]
+    assert program.trained().count("<|call|>") == program.line.count("<|call|>") == 2
+
+
+@pytest.mark.parametrize("plain", [True, False])
+async def test_tools_that_a_template_prints_before_each_last_question_are_in_a_line_once(plain: bool) -> None:
+    """Mistral's templates: behind a text, and behind a result."""
+    inner = AutoTokenizer.from_pretrained(str(unpack()))
+    inner.add_tokens([AddedToken(mark, special=True, normalized=False) for mark in MARKS["mistral"]])
+    inner.chat_template = MISTRAL.replace(
+        "{%- if loop.first and tools %}", "{%- if m == questions[-1] and tools %}"
+    )
+    inner.chat_template = (
+        "{%- set questions = messages | selectattr('role', 'equalto', 'user') | list %}" + inner.chat_template
+    )
+    inner.bos_token = "<|endoftext|>"
+    tokenizer = HubTokenizer(inner, "mistral")
+    texts = ["Which city?</s>" if plain else SAMPLED["mistral"] + "</s>", "Warm.</s>", "Yes.</s>"]
+    program = Program(tokenizer, *texts)
+    talk: list[Message] = [SYSTEM, TASK]
+    reply = await program.ask(*talk)
+    result = [Message("assistant", "Which city?")]
+    talk += result if plain else [sent_back(reply), Spoken("tool", "21 degrees", call_id="call_0")]
+    if not plain:
+        await program.ask(*talk)
+        talk += [Message("assistant", "Warm.")]
+    await program.ask(*talk, Message("user", "Sure?"))
+    assert set(program.segments) == {0}
+    assert program.line.count("The weather of a city.") == 1
+    assert "</s>[INST]Sure?[/INST]" in program.line
 
 
 async def test_a_conversation_with_results_may_go_on_without_tools(tokenizer: HubTokenizer) -> None:
@@ -451,7 +498,7 @@ async def test_calls_are_left_in_the_text_where_none_is_wanted(qwen: HubTokenize
 
 async def test_several_calls_go_on_where_the_template_prints_one_alone() -> None:
     inner = AutoTokenizer.from_pretrained(str(unpack()))
-    inner.add_special_tokens({"additional_special_tokens": MARKS["llama3"]})
+    inner.add_tokens([AddedToken(mark, special=True, normalized=False) for mark in MARKS["llama3"]])
     inner.chat_template = LLAMA
     tokenizer = HubTokenizer(inner, "llama3")
     assert tokenizer.call_format == "llama3"

@@ -54,7 +54,7 @@ def tokenizer_folder(entries: int = ENTRIES) -> Path:
     """A folder with the tokenizer, made by whoever asks first. Another `entries`: other ids of the same text."""
     corpus = _corpus()
     # What transformers 5 saves, transformers 4 does not read.
-    recipe = "\0".join((version("transformers"), str(entries), _SPLIT, CHAT_TEMPLATE, *corpus))
+    recipe = "\0".join((version("transformers"), str(entries), _SPLIT, CHAT_TEMPLATE, START, END, *corpus))
     key = hashlib.blake2b(recipe.encode(), digest_size=8).hexdigest()
     home = Path(tempfile.gettempdir()) / f"rollout-orchestrator-tests-{os.getuid()}"
     home.mkdir(mode=0o700, exist_ok=True)
@@ -103,7 +103,6 @@ def _make(folder: Path, corpus: list[str], entries: int) -> None:
         tokenizer_object=tokenizer,
         eos_token=END,
         pad_token=END_OF_TEXT,
-        additional_special_tokens=[START],
         clean_up_tokenization_spaces=False,
     )
     fast.chat_template = CHAT_TEMPLATE

@@ -25,6 +25,7 @@ from unittest.mock import ANY
 
 import pytest
 
+from orchestrator.completion.tokenizer import load_tokenizer
 from orchestrator.local_model.__main__ import main
 from orchestrator.local_model.gguf import read_metadata, write_tokenizer
 from orchestrator.local_model.weights import (
@@ -226,6 +227,13 @@ def test_the_tokenizer_made_from_a_gguf_loads_and_keeps_every_text(tmp_path: Pat
         assert tokenizer.decode(tokenizer.encode(text)) == text
     rendered = tokenizer.apply_chat_template([{"role": "user", "content": "ab"}], tokenize=False)
     assert rendered == "<|im_start|>user\nab<|im_end|>\n"
+
+
+def test_every_end_that_a_gguf_names_is_one(tmp_path: Path) -> None:
+    gguf = _gguf(tmp_path / "m.gguf", **{"tokenizer.ggml.eot_token_id": 0, "tokenizer.ggml.eom_token_id": 3})
+    write_tokenizer(gguf, tmp_path / "tokenizer")
+    tokenizer = load_tokenizer(str(tmp_path / "tokenizer"))
+    assert [token for token in range(6) if tokenizer.stops(token)] == [0, 1, 3]
 
 
 def test_a_vocabulary_not_known_here_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,195 @@
+"""The ends of turns that no template shows: from a model's files, from the flags of tokens, by a server's word."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken
+from transformers import PreTrainedTokenizerFast
+
+from orchestrator.completion.base import CompletionRequest, ids_of
+from orchestrator.completion.called import CalledCompleter
+from orchestrator.completion.llamacpp import LlamaCppDialect
+from orchestrator.completion.sampled import Sampled
+from orchestrator.completion.sglang import SglangDialect
+from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
+from orchestrator.completion.vllm import VllmDialect
+from orchestrator.errors import EnvironmentUnusable
+from orchestrator.opening import find_tokenizer
+from orchestrator.policy import Policy
+from orchestrator.settings.config import Config
+from orchestrator.settings.table import EnvSettings
+from orchestrator.types import Completion, Message, Sampling
+from tests.fakes.chat_templates import CHATML, FAMILIES, family
+from tests.fakes.tokenizers import byte_level
+
+PLAIN = ("<|im_start|>", "<|im_end|>", "<|stop|>", "<|other|>")
+TALK = (Message("user", "6*7?"),)
+
+
+def tokenizer(template: str = CHATML, special: tuple[str, ...] = (), **files: Any) -> PreTrainedTokenizerFast:
+    backend = byte_level()
+    backend.add_tokens(
+        [AddedToken(token, special=token in special, normalized=False) for token in ("<|endoftext|>", *PLAIN)]
+    )
+    made = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>")  # type: ignore[no-untyped-call]
+    made.chat_template = template
+    return made
+
+
+def saved(folder: Path, files: Mapping[str, object], **named: Any) -> HubTokenizer:
+    """As a model's folder holds it, with other files beside it."""
+    tokenizer(**named).save_pretrained(folder)
+    for name, content in files.items():
+        (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    return load_tokenizer(str(folder))
+
+
+def id_of(made: HubTokenizer, token: str) -> int:
+    (found,) = made.encode(token)
+    return found
+
+
+@pytest.mark.parametrize("several", [True, False])
+def test_ends_are_read_from_the_model_s_generation_config(tmp_path: Path, several: bool) -> None:
+    stop = tokenizer().convert_tokens_to_ids("<|stop|>")
+    made = saved(tmp_path, {"generation_config.json": {"eos_token_id": [1, stop] if several else stop}})
+    assert made.said((*made.encode("42"), stop)) == "42"
+    assert made.stops(stop)
+    assert not made.is_end(id_of(made, "<|other|>"))
+    assert made.digest != saved(tmp_path / "other", {}).digest
+
+
+def test_without_it_the_ends_are_those_of_the_tokenizer_and_the_template(tmp_path: Path) -> None:
+    made = saved(tmp_path, {"generation_config.json": {"temperature": 0.7}})
+    ends = [token for token in ("<|endoftext|>", *PLAIN) if made.is_end(id_of(made, token))]
+    assert ends == ["<|endoftext|>", "<|im_end|>"]
+
+
+@pytest.mark.parametrize("content", ["[]", "{", '{"eos_token_id": "</s>"}', '{"eos_token_id": [1, true]}', "null"])
+def test_a_broken_generation_config_is_named(tmp_path: Path, content: str) -> None:
+    with pytest.raises(EnvironmentUnusable, match=r"generation_config\.json.*mend it or remove it"):
+        saved(tmp_path, {"generation_config.json": content})
+
+
+def test_a_token_that_is_flagged_is_an_end_though_transformers_does_not_list_it(tmp_path: Path) -> None:
+    made = saved(tmp_path, {}, special=("<|stop|>",))
+    assert id_of(made, "<|stop|>") not in made._tokenizer.all_special_ids
+    assert made.said((*made.encode("42"), id_of(made, "<|stop|>"))) == "42"
+
+
+def answers(end: int | str | None, ids: list[int]) -> dict[str, Sampled]:
+    """The same answer in each dialect: `end` is what the server says stopped it, None its model's own end."""
+    size, logprobs = len(ids), [-0.5] * len(ids)
+    vllm = {
+        "token_ids": ids,
+        "logprobs": {"token_logprobs": logprobs},
+        "finish_reason": "stop",
+        "stop_reason": end,
+    }
+    usage = {"prompt_tokens": 3, "completion_tokens": size}
+    matched = ids[-1] if end is None else end
+    meta = {"output_token_logprobs": [[-0.5, i, None] for i in ids], "finish_reason": {"type": "stop"}, **usage}
+    meta["finish_reason"] = {"type": "stop", "matched": matched}
+    last = {"stop": True, "stop_type": "word" if isinstance(end, str) else "eos", "content": ""}
+    last |= {"tokens_evaluated": 3, "tokens_predicted": size, "tokens": ids}
+    last["completion_probabilities"] = [{"logprob": -0.5}] * size
+    return {
+        "vllm": VllmDialect().read({"choices": [vllm], "usage": usage}),
+        "sglang": SglangDialect().read({"text": "", "meta_info": meta}),
+        "llamacpp": LlamaCppDialect().read([last]),
+    }
+
+
+async def completion(made: HubTokenizer, sampled: Sampled) -> Completion:
+    async def sampler(request: CompletionRequest) -> Sampled:
+        return sampled
+
+    completer = CalledCompleter(sampler, made, model="m", timeout_s=9.0, policy=Policy())
+    sampling = Sampling(temperature=1.0, top_p=1.0, max_tokens=99, seed=1)
+    return await completer.sample(
+        CompletionRequest(TALK, ids_of((1, 2, 3)), ("</code>",), sampling, "r", "t", 0, 1)
+    )
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "sglang", "llamacpp"])
+@pytest.mark.parametrize("by_id", [True, False])
+async def test_the_server_s_word_is_learnt_once_and_for_all(dialect: str, by_id: bool) -> None:
+    made = HubTokenizer(tokenizer(), "made")
+    stop = id_of(made, "<|stop|>")
+    assert not made.is_end(stop)
+    ids = [*made.encode("42"), stop]
+    told = answers(stop if by_id else None, ids)[dialect]
+    assert (await completion(made, told)).visible == "42"
+    assert made.dated(1.0).is_end(stop)
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "sglang", "llamacpp"])
+async def test_text_that_stopped_a_completion_is_no_end(dialect: str) -> None:
+    made = HubTokenizer(tokenizer(), "made")
+    ids = made.encode("<code>\n1</code>")
+    assert (await completion(made, answers("</code>", ids)[dialect])).visible == "<code>\n1"
+    assert not made.is_end(ids[-1])
+    text = made.encode("42.")
+    assert (await completion(made, answers(None, text)[dialect])).visible == "42.", "a piece of text ends no turn"
+
+
+def test_a_thought_that_ended_ends_no_completion() -> None:
+    """gpt-oss goes on behind `<|end|>`: an aborted completion that ends with it is continued."""
+    made = family("gpt-oss")
+    assert made.is_end(id_of(made, "<|end|>"))
+    assert [made.stops(id_of(made, token)) for token in ("<|end|>", "<|message|>", "<|call|>")] == [
+        False,
+        False,
+        True,
+    ]
+
+
+def test_an_end_that_the_model_samples_stands_where_the_template_has_another() -> None:
+    made = family("qwen2")
+    behind = "<|im_end|>\n<|im_start|>user\n"
+    assert made.behind_end(behind, id_of(made, "<|endoftext|>")) == "\n<|im_start|>user\n"
+    assert made.behind_end(behind, id_of(made, "<|im_end|>")) == "\n<|im_start|>user\n"
+    glm = family("glm4, whose next header is the end")
+    assert glm.behind_end("<|user|>\n", id_of(glm, "<|endoftext|>")) == "<|user|>\n", "a header is no end"
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        (CHATML.replace("m.content", "''"), "it prints nothing of a message of the role system"),
+        (CHATML.replace("m.content", "m.text"), "it prints nothing|refuses"),
+        (
+            CHATML.replace("m.content", "('' if m.role == 'assistant' else m.content)"),
+            "it prints nothing of a message of the role assistant",
+        ),
+        (
+            "{% if messages | length > 1 %}{{ raise_exception('one question at a time') }}{% endif %}" + CHATML,
+            "one question at a time",
+        ),
+        (CHATML.replace("in messages", "in messages | reverse"), "it prints messages in another order"),
+    ],
+)
+def test_a_template_that_cannot_show_a_conversation_is_refused_at_the_start(
+    tmp_path: Path, template: str, told: str
+) -> None:
+    saved(tmp_path, {}, template=template)
+    config = Config(env=EnvSettings(tokenizer_name=str(tmp_path)))
+    with pytest.raises(
+        EnvironmentUnusable, match=rf"cannot show a conversation: .*({told}).*--env\.tokenizer_name"
+    ):
+        find_tokenizer(config)
+
+
+def test_the_date_in_a_prompt_is_the_day_of_the_rollout() -> None:
+    for name in ("llama3.1, dated", "smollm3, dated", "gpt-oss"):
+        made = family(name)
+        talk = (Message("system", "You act."), *TALK)
+        then, later = (made.dated(at).render(talk, generation_prompt=True) for at in (1.0, 86_399.0))
+        assert "1970" in then
+        assert then == later != made.render(talk, generation_prompt=True)
+        assert "strftime_now" in FAMILIES[name].template

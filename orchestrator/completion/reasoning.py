@@ -38,7 +38,6 @@ TAGS = (
     Tags("<|begin_of_thought|>", ("<|end_of_thought|>",), "<|begin_of_solution|>"),  # OpenThinker
     Tags("<|think|>", ("<|end|><|begin|>assistant<|content|>", "<|end|>")),  # Solar
     Tags(_ANALYSIS, _HARMONY, _TURN + _FINAL),  # gpt-oss
-    Tags(_TURN + _ANALYSIS, _HARMONY, _TURN + _FINAL),
 )
 _HEADERS = (_FINAL, *(tags.answer for tags in TAGS if tags.answer))  # agents get no part of them
 LONGEST_TAG = max(len(tags.opens) for tags in TAGS)
@@ -78,7 +77,7 @@ def reasoning_chars(text: str, opened: str | None = "") -> int:
 
 
 def _opening(text: str, at: int) -> Tags | None:
-    return next((tags for tags in TAGS if text.startswith(tags.opens, at)), None)
+    return next((tags for tags in TAGS if text.startswith((tags.opens, _TURN + tags.opens), at)), None)
 
 
 def _close(text: str, tags: Tags, at: int, absent: set[str]) -> int | None:

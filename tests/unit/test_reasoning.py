@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -16,7 +17,7 @@ from orchestrator.completion.chat import ChatCompleter
 from orchestrator.completion.connect import connect
 from orchestrator.completion.http import HttpClient
 from orchestrator.completion.line import TokenLine, visible_text
-from orchestrator.completion.reasoning import opened_by, reasoning_chars
+from orchestrator.completion.reasoning import TAGS, Tags, opened_by, reasoning_chars, without_empty
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer, tokenizer_here
 from orchestrator.completion.trajectory import trajectory
 from orchestrator.errors import ConfigError, EnvironmentUnusable
@@ -44,6 +45,7 @@ from tests.unit.test_verify import look_at_text, plain
 
 STOP = ("</code>",)
 CODE = "Thought: now.\n<code>\nprint(1)\n"
+WHOLE, HARMONY, FINAL = "all of it", "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
 SAMPLING = Sampling(temperature=1.0, top_p=1.0, max_tokens=100, seed=1)
 
 
@@ -70,10 +72,23 @@ def tokenizer() -> HubTokenizer:
         ("code that says <think>a</think>", "", ""),
         ("", "", ""),
         ("", None, ""),
+        ("<think>a</think>\n<think>b</think>\nanswer", "", "<think>a</think>\n<think>b</think>\n"),
+        ("well</thinking>answer", None, "well</thinking>"),
+        ("<|channel|>commentary<|message|>I look.<|end|>", "", ""),
+        (
+            "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>analysis<|message|>a",
+            "",
+            WHOLE,
+        ),
+        (f"{HARMONY}a<|end|><|start|>assistant{HARMONY}b<|end|><|start|>assistant{FINAL}", "", WHOLE),
+        (f"{HARMONY}a<|end|><|start|>assistant to=functions.f", "", f"{HARMONY}a<|end|>"),
+        ("<|START_RESPONSE|>b", "", None),
+        ("a<|END_THINKING|><|START_RESPONSE|>b", "<|START_THINKING|>", None),
+        ("<|START_THINKING|>a<|END_THINKING|><|START_ACTION|>", "", "<|START_THINKING|>a<|END_THINKING|>"),
     ],
 )
 def test_what_is_reasoning(text: str, opened: str | None, reasoning: str | None) -> None:
-    expected = text.removesuffix("b") if reasoning is None else reasoning
+    expected = text if reasoning == WHOLE else text.removesuffix("b") if reasoning is None else reasoning
     assert text[: reasoning_chars(text, opened)] == expected
 
 
@@ -93,6 +108,39 @@ def test_code_in_the_reasoning_is_no_action(tokenizer: HubTokenizer) -> None:
     completion = Completion(text, visible, "stop", None, None, 1, 9, reasoning_chars=thought)
     assert completion.unseen == "</code>"
     assert code_block(completion, ("<code>", "</code>")) == "\nprint(1)\n"
+
+
+@pytest.mark.parametrize("tags", TAGS, ids=lambda tags: tags.opens)
+def test_code_in_a_thought_of_any_family_is_no_action(tokenizer: HubTokenizer, tags: Tags) -> None:
+    inside = "maybe <code>\nbad()\n</code> no"
+    for close in tags.closes:
+        behind = "" if close.endswith("<|message|>") else tags.answer
+        thought = f"{inside}{close}\n{behind}"
+        for whole, opened in ((f"{tags.opens}\n{thought}{CODE}", ""), (f"{thought}{CODE}", tags.opens)):
+            ids = tuple(tokenizer.encode(whole + "</code>"))
+            text, visible, chars = visible_text(tokenizer, ids, STOP, opened)
+            assert (visible, text[chars:]) == (CODE, f"{CODE}</code>")
+    cut = tuple(tokenizer.encode(f"{tags.opens}I could run <code>\nbad()\n</code>"))
+    assert visible_text(tokenizer, cut, STOP)[1] == ""
+    assert opened_by(f"<|im_start|>assistant\n{tags.opens}\n") == tags.opens
+    assert without_empty(f"x\n{tags.opens}\n\n{tags.closes[0]}\n\n") == "x\n"
+
+
+def test_the_table_holds_the_tags_of_the_families_that_think() -> None:
+    known = {tags.opens: tags.closes for tags in TAGS}
+    assert known["<|channel>thought"] == ("<channel|>",)
+    assert known["◁think▷"] == ("◁/think▷",)
+    assert {"<think>", "[THINK]", "<seed:think>", "<reasoning>", "<|START_THINKING|>"} < known.keys()
+
+
+def test_many_thoughts_are_read_in_linear_time() -> None:
+    took = []
+    for many in (8_000, 64_000):
+        text = f"{HARMONY}<|end|>" * many
+        began = time.process_time()
+        assert reasoning_chars(text) == len(text)
+        took.append(time.process_time() - began)
+    assert took[1] < 24 * took[0]
 
 
 def test_the_next_prompt_continues_the_line_with_the_reasoning_in_it(tokenizer: HubTokenizer) -> None:

@@ -31,7 +31,7 @@ _TALK = (
 _SYSTEM, *_LATER = (message.content.split()[1] for message in _TALK)  # templates may change letters
 _NONE: frozenset[str] = frozenset()
 _ALL = frozenset(("system", "user", "assistant", "tool"))
-_DATE = re.compile(r"""\bstrftime_now\s*\(\s*("[^"\\{}]*"|'[^'\\{}]*')\s*\)""")
+_FORMAT = re.compile(r"""(["'])([^"'\\{}]*%[^"'\\{}]*)\1""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +123,8 @@ class ChatTemplate:
         return str(printed)
 
     def _dated(self, tools: Tools, at: float) -> dict[str, str]:
-        """The template to print with, where it asks for the date: the date stands in it, because the template
-        takes no function as a variable."""
+        """The template to print with, where it asks for the date: with an answer of its own, because it takes no
+        function as a variable."""
         if "strftime_now" not in self.text:
             return {}
         text = self._tokenizer.get_chat_template(None, list(tools) or None)
@@ -134,7 +134,9 @@ class ChatTemplate:
 @lru_cache(64)
 def _with_date(template: str, at: float) -> str:
     now = datetime.fromtimestamp(at, UTC)
-    return _DATE.sub(lambda call: json.dumps(now.strftime(call[1][1:-1]), ensure_ascii=False), template)
+    dates = {format: now.strftime(format) for _, format in _FORMAT.findall(template)}
+    told = json.dumps(dates, ensure_ascii=False)
+    return f"{{%- macro strftime_now(format) -%}}{{{{ {told}[format] }}}}{{%- endmacro -%}}{template}"
 
 
 def _folded(messages: tuple[Message, ...]) -> tuple[Message, ...]:

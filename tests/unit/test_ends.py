@@ -193,3 +193,19 @@ def test_the_date_in_a_prompt_is_the_day_of_the_rollout() -> None:
         assert "1970" in then
         assert then == later != made.render(talk, generation_prompt=True)
         assert "strftime_now" in FAMILIES[name].template
+
+
+@pytest.mark.parametrize(
+    "date",
+    [
+        "{{ strftime_now('%d %B %Y') }}",
+        '{%- if strftime_now is defined -%}{{- strftime_now( "%d %B %Y" ) -}}{%- endif -%}',
+        "{% set format = '%d %B %Y' %}{{ strftime_now(format) }}",
+        "{% set now = strftime_now %}{{ now('%d') ~ ' ' ~ now('%B') ~ ' ' ~ now('%Y') }}",
+        "{% macro day() %}{{ strftime_now('%d %B %Y') }}{% endmacro %}{{ day() }}",
+        "{% set s = namespace(d=strftime_now('%d %B %Y')) %}{% for m in messages[:1] %}{{ s.d }}{% endfor %}",
+    ],
+)
+def test_however_a_template_asks_for_the_date(date: str) -> None:
+    made = HubTokenizer(tokenizer(date + CHATML), "dated")
+    assert made.dated(86_400.0).render(TALK, generation_prompt=True).startswith("02 January 1970<|im_start|>user")

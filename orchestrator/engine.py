@@ -516,7 +516,7 @@ class Orchestrator:
     def _trained(self, member: Member) -> Sequence[PolicySpan]:
         """Which policies sampled what there is of it to train on."""
         record = member.attempt.record
-        if self.config.env.trained_segments == "all_segments":
+        if GroupFormat.of(self.config.env, None).trains_sides(member.attempt.plan.agent.kind):
             return [span for turn in record.turns for span in turn.completion.sampled_by]
         return sampled_by(record, member.trajectory)
 

@@ -105,6 +105,9 @@ class Sampling:
 
 
 AgentKind = Literal["code", "tool_calling", "program"]
+# Which line of a rollout is its main one: the one with the most sampled tokens, that of the first completion, that
+# of the last one, or the one that begins with the task.
+MainLine = Literal["longest", "first", "last", "question"]
 # How models write calls of tools, each as its chat templates print them.
 CallFormat = Literal["hermes", "qwen3_coder", "llama3", "mistral", "deepseek", "gpt_oss"]
 
@@ -132,7 +135,9 @@ class AgentSpec:
     """How the agent in the sandbox is built. For a program, each completion counts as a step.
 
     `call_format`: how smolagents' tool-calling agents, of the team too, call their tools. None: by JSON in their
-    text, as smolagents parses it."""
+    text, as smolagents parses it. `main_line`: which line of ids is the main one; records of earlier versions,
+    which do not say it, followed the default.
+    """
 
     max_steps: int = 12
     step_timeout_s: float = 60.0
@@ -146,6 +151,7 @@ class AgentSpec:
     kind: AgentKind = "code"
     managed_agents: tuple[ManagedAgent, ...] = ()
     call_format: CallFormat | None = None
+    main_line: MainLine = "question"
 
     def kind_of(self, name: str) -> AgentKind:
         """The kind of the managed agent of this name; of the main agent for another one."""
@@ -288,8 +294,12 @@ class Completion:
         """Which version sampled which tokens: `spans`, else all by `policy_version`."""
         if self.spans:
             return self.spans
-        count = self.completion_tokens if self.tokens_T is None else len(self.tokens_T)
-        return (PolicySpan(count, self.policy_version, self.policy_version),)
+        return (PolicySpan(self.sampled_tokens, self.policy_version, self.policy_version),)
+
+    @property
+    def sampled_tokens(self) -> int:
+        """How many tokens were sampled: the ids, else the endpoint's count."""
+        return self.completion_tokens if self.tokens_T is None else len(self.tokens_T)
 
     @property
     def reasoning(self) -> str:
@@ -313,6 +323,7 @@ class Turn:
     segment's previous completion (its code tag, if sampling stopped without one). `agent`: the
     managed agent that asked, as the sandbox says; empty: the main one.
     `tools`: what the prompt offers. `opening`: how the answer was begun for the model, which went on behind it.
+    `abandoned`: nobody got this answer, as who asked for it had hung up.
     """
 
     sequence: int

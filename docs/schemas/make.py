@@ -55,7 +55,10 @@ class Overrides(TypedDict):
     segment: Whole
     main_segment: Whole
     segments: Whole
+    weight: Score
+    untrained_share: Score
     untrained_completions: Whole
+    abandoned_completions: Whole
     other_segments: tuple[OtherSegment, ...]
     node: str | None
 

@@ -66,7 +66,7 @@ class Service:
         self.step = 0
         self.registered_name = ""
         self.metrics = Metrics(kept_completions=max(s.rolling_buffer_length for s in config.openai))
-        self.tally = Tally(Prices.of(config))
+        self.tally = Tally(Prices.of(config), all_segments=bool(config.env.all_segments))
         self.progress = PlainProgress(None, self.tally)
         self.tracking = Tracking(config.env.use_wandb, Path("wandb"), self.progress.say)
         self.sandbox_time = SandboxTime()

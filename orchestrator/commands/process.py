@@ -45,7 +45,7 @@ async def work(config: Config, command: str = "process") -> int:
         check_writable(env.data_path_to_save_groups.parent)
     wanted = env.total_steps if env.total_steps > 0 else None
     way_on = f"orchestrator {command} --env.resume {run_path}"
-    tally = Tally(Prices.of(config))
+    tally = Tally(Prices.of(config), all_segments=bool(config.env.all_segments))
     progress = open_progress(wanted, tally)
     observer = Observer(listeners=[tally, progress], say=progress.say, run_path=run_path, wanted=wanted)
     orchestrator = Orchestrator(config, observer)

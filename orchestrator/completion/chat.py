@@ -141,7 +141,7 @@ class ChatCompleter:
             raise refused or self._attribution.refused(before, error) from error
         try:
             completion, fault = self._completion(answer, request)
-            count = completion.completion_tokens if completion.tokens_T is None else len(completion.tokens_T)
+            count = completion.sampled_tokens
             spans = await self._attribution.spans(before, count, (), completion.policy_version)
         except NONSENSE as error:
             raise Retryable(f"an answer that is no chat completion: {type(error).__name__}") from error

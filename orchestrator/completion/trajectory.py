@@ -7,7 +7,8 @@ the line. What was asked is context, whoever wrote it according to the sandbox.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -20,6 +21,7 @@ from orchestrator.errors import RecordError
 from orchestrator.policy import joined
 from orchestrator.types import (
     CompletionKind,
+    MainLine,
     Message,
     PolicySpan,
     Record,
@@ -30,27 +32,40 @@ from orchestrator.types import (
     conversations,
 )
 
+Asked = tuple[Turn, tuple[Message, ...]]  # a completion, and the whole conversation of its prompt
 
-def main_segment(turns: tuple[Turn, ...], question: str = "") -> int:
-    """The segment that is trained on and carries the score: the one that begins with the task.
 
-    It is the segment of the main agent's first action turn that has the question in its conversation, else of its
-    first action turn, else of the first turn. Later requests cannot change it: code that an agent program runs can
-    use the program's endpoint, but only after the first completion.
+def main_segment(turns: Sequence[Turn], question: str = "", rule: MainLine = "question") -> int:
+    """The segment that stands for the rollout where one line is wanted.
+
+    By the rule `question` it is the segment of the main agent's first action turn that has the question in its
+    conversation, else of its first action turn, else of the first turn. Answers that nobody got do not decide,
+    unless there is no other.
     """
-    own = [
-        (turn, talk)
-        for turn, talk in zip(turns, conversations(turns), strict=True)
-        if turn.kind is CompletionKind.ACTION and not turn.agent
-    ]
-    question = question.strip()
-    asked = [turn for turn, talk in own if any(question in m.content for m in talk if m.role != "assistant")]
-    return (asked or [turn for turn, _ in own] or turns)[0].segment
+    heard = [(turn, talk) for turn, talk in zip(turns, conversations(turns), strict=True) if not turn.abandoned]
+    heard = heard or list(zip(turns, conversations(turns), strict=True))
+    own = [asked for asked in heard if asked[0].kind is CompletionKind.ACTION and not asked[0].agent] or heard
+    match rule:
+        case "longest":
+            tokens = sampled_tokens([turn for turn, _ in own])
+            return max(tokens, key=tokens.__getitem__)  # of equal ones the first
+        case "first":
+            return own[0][0].segment
+        case "last":
+            return own[-1][0].segment
+        case "question":
+            named = question.strip()
+            begins = (t for t, talk in own if any(named in m.content for m in talk if m.role != "assistant"))
+            return next(begins, own[0][0]).segment
 
 
-def main_line(plan: RolloutPlan, record: Record, tokenizer: Tokenizer | None) -> Trajectory:
-    """The trajectory that is trained on. Raises RecordError for an inconsistent record."""
-    segment = main_segment(record.turns, plan.task.question) if record.turns else None
+def main_line(
+    plan: RolloutPlan, record: Record, tokenizer: Tokenizer | None, segment: int | None = None
+) -> Trajectory:
+    """The main line's trajectory. `segment`: which line that is, if it is on record; None: the plan's rule
+    decides. Raises RecordError for an inconsistent record."""
+    if segment is None and record.turns:
+        segment = main_segment(record.turns, plan.task.question, plan.agent.main_line)
     line = trajectory(record, tokenizer, plan.agent.closing_tag, segment)
     if line.messages and line.messages[0].role != "system":
         # A group's messages begin with one, and what the template printed is a part of the line.
@@ -68,13 +83,30 @@ def trajectory(
         raise RecordError("no completion was served")
     tokenizer = tokenizer and tokenizer.dated(record.started_at)
     chosen = main_segment(turns) if segment is None else segment
-    pairs = [
-        (turn, talk)
-        for turn, talk in zip(turns, conversations(turns), strict=True)
-        if turn.segment == chosen and not turn.abandoned
-    ]
+    pairs = [asked for asked in zip(turns, conversations(turns), strict=True) if asked[0].segment == chosen]
     if not pairs:
         raise RecordError(f"the record has no segment {chosen}")
+    return _trajectory(pairs, tokenizer, closing_tag)
+
+
+def side_lines(
+    record: Record, tokenizer: Tokenizer | None, closing_tag: str, main: int
+) -> Iterator[tuple[int, Trajectory | RecordError]]:
+    """(segment, trajectory, or why there is none) of all lines but the main one, by their numbers."""
+    sides: dict[int, list[Asked]] = {}
+    for turn, talk in zip(record.turns, conversations(record.turns), strict=True):
+        if turn.segment != main:
+            sides.setdefault(turn.segment, []).append((turn, talk))
+    for segment, pairs in sorted(sides.items()):
+        try:
+            yield segment, _trajectory(pairs, tokenizer, closing_tag)
+        except RecordError as error:
+            yield segment, error
+
+
+def _trajectory(pairs: list[Asked], tokenizer: Tokenizer | None, closing_tag: str) -> Trajectory:
+    """The trajectory of one segment's turns."""
+    chosen = pairs[0][0].segment
     if all(turn.prompt_ids is not None and turn.completion.tokens_T is not None for turn, _ in pairs):
         line = _sampled(pairs, tokenizer)
         return replace(line, segment=chosen, messages=one_system(line.messages))
@@ -97,13 +129,29 @@ def one_system(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     return (messages[0], *later)
 
 
+def sampled_tokens(turns: Sequence[Turn]) -> Counter[int]:
+    """How many tokens were sampled in each segment."""
+    found: Counter[int] = Counter()
+    for turn in turns:
+        found[turn.segment] += turn.completion.sampled_tokens
+    return found
+
+
+def untrained_share(turns: Sequence[Turn], segment: int) -> float:
+    """The share of the sampled tokens that is in other segments: untrained where this one is the rollout's only
+    line."""
+    tokens = sampled_tokens(turns)
+    whole = tokens.total()
+    return (whole - tokens[segment]) / whole if whole else 0.0
+
+
 def sampled_by(record: Record, line: Trajectory) -> tuple[PolicySpan, ...]:
     """Which policy versions sampled the line's completions, by their sampled tokens in order."""
     spans = [span for turn in record.turns if turn.segment == line.segment for span in turn.completion.sampled_by]
     return joined(spans, sum(span.tokens for span in spans))
 
 
-def _sampled(pairs: list[tuple[Turn, tuple[Message, ...]]], tokenizer: Tokenizer | None) -> Trajectory:
+def _sampled(pairs: list[Asked], tokenizer: Tokenizer | None) -> Trajectory:
     """The trajectory from the ids as they were sent and sampled."""
     tokens: list[int] = []
     trained: list[bool] = []
@@ -130,9 +178,7 @@ def _sampled(pairs: list[tuple[Turn, tuple[Message, ...]]], tokenizer: Tokenizer
     return Trajectory(tuple(tokens), tuple(trained), tuple(logprobs) if exact else None, messages, "sampled")
 
 
-def _line_messages(
-    pairs: list[tuple[Turn, tuple[Message, ...]]], tokenizer: Tokenizer | None
-) -> tuple[Message, ...]:
+def _line_messages(pairs: list[Asked], tokenizer: Tokenizer | None) -> tuple[Message, ...]:
     """The line's messages. Assistant messages hold what was sampled, not what the agent made of it."""
     last_turn, last_talk = pairs[-1]
     messages = list(last_talk)
@@ -151,7 +197,7 @@ def _without_end(turn: Turn, tokenizer: Tokenizer | None) -> str:
     return said if len(said) >= completion.reasoning_chars + len(completion.visible) else completion.text
 
 
-def _said(pairs: list[tuple[Turn, tuple[Message, ...]]], closing_tag: str) -> tuple[Message, ...]:
+def _said(pairs: list[Asked], closing_tag: str) -> tuple[Message, ...]:
     """The last conversation and its answer, with the closing code tag that the agent appends in earlier turns."""
     turn, talk = pairs[-1]
     text = turn.completion.visible
@@ -161,9 +207,7 @@ def _said(pairs: list[tuple[Turn, tuple[Message, ...]]], closing_tag: str) -> tu
     return (*talk, Message("assistant", text))
 
 
-def _spoken(
-    pairs: list[tuple[Turn, tuple[Message, ...]]], messages: tuple[Message, ...]
-) -> tuple[tuple[Message, ...], dict[int, int]]:
+def _spoken(pairs: list[Asked], messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], dict[int, int]]:
     """(the messages with their reasoning, how many first characters of a message were sampled, by its place).
 
     Sampled is a message that begins with the completion given in its place, which the agent may have stripped.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -126,10 +126,11 @@ class Chooser:
         if reason is not None:
             self._leave_out(reason)
             return [], 0
-        wanted = sides if self._form.all_segments else []
-        fitting = [row for row in wanted if row.messages and self._fits(row)]
-        self._leave_out(LeftOut.SIDE, len(wanted) - len(fitting))
-        return [main, *fitting], _asked(told, main.segment)
+        wanted = sides if self._form.trains_sides(told.agent.kind) else []
+        fitting = [main, *(row for row in wanted if row.messages and self._fits(row))]
+        self._leave_out(LeftOut.SIDE, len(wanted) + 1 - len(fitting))
+        whole = sum(row.weight for row in fitting) or 1.0  # of a rollout whose other lines do not fit
+        return [replace(row, weight=row.weight / whole) for row in fitting], _asked(told, main.segment)
 
     def _reason(self, told: Attempted, main: Row) -> LeftOut | None:
         if not main.messages:

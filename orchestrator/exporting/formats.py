@@ -20,9 +20,13 @@ from orchestrator.types import Message
 TEXT, NUMBER, WHOLE, YES = "string", "float64", "int64", "bool"
 IDS, REALS, TALK = "list of int64", "list of float64", "list of messages"
 _FACTS = {"rollout_id": TEXT, "task_id": TEXT, "group": WHOLE, "index": WHOLE, "score": NUMBER, "outcome": TEXT}
-_SIDE = {"segment": WHOLE, "main": YES}
+_SIDE = {"segment": WHOLE, "main": YES, "weight": NUMBER}
 _POLICY = {"policy_version": TEXT, **_SIDE}
 _LINE = {"prompt_ids": IDS, "completion_ids": IDS, "env_mask": IDS, "logprobs": REALS}
+_LINES = (
+    "A rollout may have several rows, one for each of its lines, all with its score; one of them is `main`, and "
+    "their `weight`s sum to 1."
+)
 _PAIR = {"rollout_id": TEXT, "score": NUMBER, "outcome": TEXT, "ids": IDS, "mask": IDS}
 
 
@@ -48,8 +52,8 @@ FORMATS: Mapping[str, Format] = {
     "sft": Format(
         {"input_ids": IDS, "labels": IDS, **_FACTS, **_SIDE},
         "`input_ids` are the ids that were sent and sampled; `labels` are the same where the model sampled, -100 "
-        "elsewhere (prompt, observations). TRL's SFTTrainer takes them as they are; set its `max_length`. Rows "
-        "that are not `main` are side lines, without a score of their own.",
+        "elsewhere (prompt, observations). TRL's SFTTrainer takes them as they are; set its `max_length`. "
+        + _LINES,
         best=1,
     ),
     "dpo": Format(
@@ -74,13 +78,13 @@ FORMATS: Mapping[str, Format] = {
         {**_LINE, **_FACTS, **_POLICY},
         "`env_mask` is 1 where the model sampled. `logprobs` are natural logs of the raw distribution, null where "
         "masked, null as a whole if the endpoint gave none. Rollouts of a `group` are compared with each other. "
-        "Rows that are not `main` are side lines, without a score of their own.",
+        + _LINES,
     ),
     "hf": Format(
         {**_LINE, "messages": TALK, "tools": TEXT, **_FACTS, **_POLICY},
         "`env_mask` is 1 where the model sampled. `logprobs` are natural logs of the raw distribution, null where "
         "masked, null as a whole if the endpoint gave none; `messages` are the same conversation as text. Ids are "
-        "empty if the endpoint gave none. Rows that are not `main` are side lines, without a score of their own.",
+        "empty if the endpoint gave none. " + _LINES,
         exact=False,
         parquet=True,
     ),
@@ -88,8 +92,7 @@ FORMATS: Mapping[str, Format] = {
         {"messages": TALK, "tools": TEXT, **_FACTS, **_SIDE},
         "`messages` are the conversation with what was sampled in its assistant messages; an agent's own program "
         "may have put others there. Trainers make ids of them with their tokenizer's template, which need not be "
-        "those that were sampled; `sft` has those. Rows that are not `main` are side lines, without a score of "
-        "their own.",
+        "those that were sampled; `sft` has those. " + _LINES,
         exact=False,
         best=1,
     ),

@@ -39,7 +39,7 @@ def _exit(ended: dict[str, Any]) -> str:
 
 
 def _completion(completion: dict[str, Any], main: object) -> dict[str, Any]:
-    """`main`: the segment that is trained on; None: unknown."""
+    """`main`: the rollout's main segment; None: unknown."""
     said, thought = text(completion.get("text")), count(completion.get("reasoning_chars"))
     return {
         "kind": text(completion.get("kind"), 20),
@@ -49,6 +49,7 @@ def _completion(completion: dict[str, Any], main: object) -> dict[str, Any]:
         ],
         "segment": count(completion.get("segment")),
         "aside": main is not None and completion.get("segment") != main,
+        "abandoned": completion.get("abandoned") is True,
         "reasoning": said[:thought],
         "text": said[thought:],
         "finish_reason": text(completion.get("finish_reason"), 20),

@@ -84,6 +84,7 @@ async function rolloutView(rollout) {
       ["steps", whole(rollout.steps)], ["tokens sampled", whole(rollout.tokens)], ["prompt tokens", whole(rollout.prompt_tokens)],
       ["from its assignment", seconds(rollout.duration_s)], ["of it waiting for answers", seconds(rollout.waiting_s)],
       ["CPU", seconds(rollout.cpu_s)], ["launch", seconds(rollout.launch_s)], ["token ids", rollout.token_source || "–"],
+      ...(rollout.untrained ? [["of them in other lines", `${(100 * rollout.untrained).toFixed(1)} %`]] : []),
       ...(details && details.completions.some((c) => c.aside)
         ? [["completions aside", whole(details.completions.filter((c) => c.aside).length)]] : []),
       ...(details && details.exit ? [["sandbox ended", details.exit]] : []),
@@ -142,7 +143,8 @@ function completionCard(title, completion, step, calls, tags) {
     completion.finish_reason === "length" ? "cut by length" : null,
     completion.retries ? counted(completion.retries, "retry", "retries") : null,
     completion.segment ? `token line ${completion.segment + 1}` : null,
-    completion.aside ? "asked aside: this line does not carry the score" : null,
+    completion.aside ? "asked aside: not the main line" : null,
+    completion.abandoned ? "nobody got this answer" : null,
     completion.policy_version ? `policy ${completion.policy_version}` : null,
     step && step.duration_s !== null ? `${seconds(step.duration_s)} with its code` : null];
   return el("article", "turn",

@@ -333,6 +333,7 @@ def _rollout(line: dict[str, Any], rollout_id: str, group: int) -> Row:
         "steps": sum(c.get("kind") == "action" and not c.get("agent") for c in completions),
         "tokens": _sum(completions, "completion_tokens"),
         "prompt_tokens": _sum(completions, "prompt_tokens"),
+        "untrained": number(line.get("untrained_share")),
         "ungraded": bool(line.get("ungraded")),
         "counts": True,  # False: it is an attempt that lacked its score, graded: what it took was counted then
         "retries": _sum(completions, "retries"),
@@ -394,6 +395,12 @@ def _describe(run: Run, run_directory: Path) -> None:
     sources = run.totals.token_sources
     why = f" ({text(told.get('why_text'), 200)})" if told.get("why_text") else ""
     run.warnings = [f"{sources[s]} rollouts are {note}{why}" for s, note in _TOKEN_SOURCES.items() if sources[s]]
+    if untrained := run.totals.untrained_tokens:
+        part = 100 * untrained / (untrained + run.totals.trained_tokens)
+        run.warnings.append(
+            f"{part:.1f} % of the tokens sampled in written groups are untrained here: they are in lines that the "
+            "groups file leaves out (env.trained_segments, env.main_line)"
+        )
 
 
 def _token_ids(told: Mapping[str, Any]) -> object:

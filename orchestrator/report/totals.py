@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.run.lenient import mapping, number, numbers, objects
+from orchestrator.run.lenient import count, mapping, number, numbers, objects
 from orchestrator.types import FailedName, is_solved
 
 Row = dict[str, Any]
@@ -37,7 +37,8 @@ class Totals:
     `began`, `ended`: Unix seconds. `not_scored`: by outcome, with the first reason; `drawn_again`: by the outcome
     that was drawn again. `scores`: for each bin how many solved their task and how many did not. `parts`: for each
     level and source how many of how many solved. `mixed` and `divided`: written groups whose members differ in
-    score and in being solved.
+    score and in being solved. `trained_tokens`, `untrained_tokens`: sampled in written groups, by whether the
+    groups file has their line.
     """
 
     attempts: int = 0
@@ -60,6 +61,8 @@ class Totals:
     written: int = 0
     mixed: int = 0
     divided: int = 0
+    trained_tokens: int = 0
+    untrained_tokens: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
 
     def count(self, row: Row, group: Row, by: int = 1) -> None:
@@ -108,6 +111,11 @@ class Totals:
         self.written += 1
         self.mixed += len({score for score, _ in known}) > 1
         self.divided += len({is_solved(score, part) for score, part in known}) > 1
+        for one in members:
+            sampled, missing = count(one.get("completion_tokens")), number(one.get("untrained_share")) or 0.0
+            untrained = round(sampled * max(0.0, min(1.0, missing)))
+            self.trained_tokens += sampled - untrained
+            self.untrained_tokens += untrained
 
     def count_drop(self, reason: str, by: int = 1) -> None:
         """Counts a group that was not written; with -1 no longer, as it was tried again."""

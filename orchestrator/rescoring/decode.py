@@ -15,7 +15,7 @@ import orjson
 
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.tokenizer import load_tokenizer
-from orchestrator.completion.trajectory import main_line, trajectory
+from orchestrator.completion.trajectory import main_line
 from orchestrator.errors import RecordError
 from orchestrator.run.compared import plan_of
 from orchestrator.run.groups import GroupFormat, entry, side_groups
@@ -163,9 +163,7 @@ def _bad_task(text: bytes) -> CountedBadTask | None:
 def _main_line(plan: RolloutPlan, told: Attempted, tokenizer: Tokenizer | None) -> Trajectory:
     """The line that the run trained on, if it says which. Raises RecordError, whatever goes wrong."""
     try:
-        if told.segment is None:
-            return main_line(plan, told.record, tokenizer)
-        return trajectory(told.record, tokenizer, plan.agent.closing_tag, told.segment)
+        return main_line(plan, told.record, tokenizer, told.segment)
     except RecordError:
         raise
     except Exception as error:  # a template is a program, and a record may hold anything
@@ -178,7 +176,9 @@ def _lines(member: Member, form: GroupFormat) -> tuple[Line, ...]:
     if form.all_segments:
         alone = Group(plan.group, plan.task, (member,), (member.attempt,))
         sides = [side.members_G[0] for side in side_groups(alone, form.tokenizer)]
-    return tuple(Line(plan.sampling, _as_json(entry(one, form))) for one in (member, *sides))
+    return tuple(
+        Line(plan.sampling, _as_json(entry(one, form, member.trajectory.segment))) for one in (member, *sides)
+    )
 
 
 def _as_json(columns: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import orjson
 from orchestrator.group import GroupPolicy, verdict
 from orchestrator.rescoring.decode import LARGE, Line
 from orchestrator.rescoring.rescore import Rescored
-from orchestrator.run.groups import group_line
+from orchestrator.run.groups import group_line, settle
 from orchestrator.run.lines import dumps
 from orchestrator.types import Failed, Score
 
@@ -104,7 +104,9 @@ class Grouping:
 
     def _lines(self, members: Sequence[_Kept]) -> tuple[bytes, ...]:
         """The group's line, and one for each side line that all members have."""
-        together = zip(*(self._read(member) for member in members), strict=False)
+        together = list(zip(*(self._read(member) for member in members), strict=False))
+        for lines in zip(*together, strict=True):
+            settle([line.entry["overrides"] for line in lines])
         return tuple(_joined(lines, members) for lines in together)
 
     def _read(self, member: _Kept) -> tuple[Line, ...]:

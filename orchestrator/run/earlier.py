@@ -16,7 +16,15 @@ from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.trajectory import main_line
 from orchestrator.errors import ConfigError, RecordError
 from orchestrator.run.frames import is_compressed
-from orchestrator.run.line import Attempted, Counted, CountedBadTask, read_attempt, read_counted, read_group_head
+from orchestrator.run.line import (
+    Attempted,
+    Counted,
+    CountedBadTask,
+    WrittenGroup,
+    read_attempt,
+    read_counted,
+    read_written_group,
+)
 from orchestrator.run.lines import MAX_LINE_BYTES, LinesById, TextLine, texts
 from orchestrator.run.repair import set_end_aside, set_torn_end_aside
 from orchestrator.types import Attempt, Member, RolloutPlan
@@ -27,12 +35,12 @@ _GROUP_BEGINS = b'{"tokens":'  # of a line that `groups.scored_data_group` made
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """What is done. `written`: scores of the groups on disk, by number. `bad`: numbers of bad tasks reported.
+    """What is done. `written`: the groups on disk, by number. `bad`: numbers of bad tasks reported.
 
     `lines`: lines of attempts whose groups are not on disk, by rollout id.
     """
 
-    written: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    written: Mapping[int, WrittenGroup] = field(default_factory=dict)
     bad: frozenset[int] = frozenset()
     lines: Mapping[str, bytes] = field(default_factory=dict)
 
@@ -49,13 +57,13 @@ class Earlier:
 
 def read_earlier(rollouts: Path, groups: Path, counted: Callable[[Counted | CountedBadTask], None]) -> Earlier:
     """Reads both files line by line; `counted` is called for every line of `rollouts`. Raises ConfigError."""
-    written: dict[int, tuple[float, ...]] = {}
+    written: dict[int, WrittenGroup] = {}
     last: int | None = None
     for line in _texts(groups):
-        number, scores = _group_head(line.place, line.text)
+        number, group = _group_head(line.place, line.text)
         if number in written and number != last:  # side lines of one group follow each other
             raise ConfigError(f"{line.place}: group {number} is there twice; put one of them aside to resume")
-        written[number] = scores
+        written[number] = group
         last = number
     bad: set[int] = set()
     kept = LinesById(rollouts)
@@ -114,7 +122,7 @@ def restored(told: Attempted, plan: RolloutPlan, tokenizer: Tokenizer | None) ->
     attempt = Attempt(plan, told.record, told.outcome, told.ungraded)
     if told.score is None:
         return attempt
-    return Member(attempt, main_line(plan, told.record, tokenizer), told.score)
+    return Member(attempt, main_line(plan, told.record, tokenizer, told.segment), told.score)
 
 
 def group_number(place: str, text: bytes) -> int:
@@ -122,14 +130,14 @@ def group_number(place: str, text: bytes) -> int:
     return _group_head(place, text)[0]
 
 
-def _group_head(place: str, text: bytes) -> tuple[int, tuple[float, ...]]:
-    """(number, scores)."""
+def _group_head(place: str, text: bytes) -> tuple[int, WrittenGroup]:
+    """(number, what is counted of it)."""
     try:
-        ids, scores = read_group_head(text)
-        (number,) = set(map(_group, ids))
+        group = read_written_group(text)
+        (number,) = set(map(_group, group.rollout_ids))
     except ValueError as error:
         raise ConfigError(f"{place} is no group of this run ({error})") from error
-    return number, scores
+    return number, group
 
 
 def _group(rollout_id: str) -> int:

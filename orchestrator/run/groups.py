@@ -10,11 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestrator.completion.base import Tokenizer
-from orchestrator.completion.trajectory import main_segment, sampled_by, trajectory
+from orchestrator.completion.trajectory import (
+    main_segment,
+    sampled_by,
+    sampled_tokens,
+    side_lines,
+    untrained_share,
+)
 from orchestrator.errors import ConfigError, RecordError
 from orchestrator.run.frames import SUFFIX, is_compressed
 from orchestrator.run.lines import JsonLines
 from orchestrator.types import (
+    AgentKind,
     Ended,
     EndedName,
     Group,
@@ -45,14 +52,15 @@ class GroupFormat:
     """How groups become training data.
 
     `untrained`: outcomes that are masked. `mixed_versions`: whether a rollout that several policy versions sampled
-    is trained on. `all_segments`: side lines (plans, rewritten histories) become groups of their own.
-    `tokenizer`: makes the trajectories of side lines.
+    is trained on. `all_segments`: side lines (plans, managed agents, rewritten histories) are trained on too, and
+    become groups of their own in a groups file. None: those of programs are, where a rollout may have several
+    lines; a groups file has main lines alone. `tokenizer`: makes the trajectories of side lines.
     """
 
     include_messages: bool = True
     untrained: frozenset[EndedName] = frozenset()
     mixed_versions: bool = True
-    all_segments: bool = False
+    all_segments: bool | None = None
     tokenizer: Tokenizer | None = None
 
     @classmethod
@@ -62,16 +70,22 @@ class GroupFormat:
             include_messages=env.include_messages,
             untrained=frozenset(EndedName(name) for name in env.untrained_outcomes),
             mixed_versions=env.train_mixed_versions,
-            all_segments=env.trained_segments == "all_segments",
+            all_segments=env.all_segments,
             tokenizer=tokenizer,
         )
 
     def groups(self, group: Group) -> list[dict[str, Any]]:
         """The group, and with `all_segments` one more for each side line that all its members have."""
-        lines = [scored_data_group(group, self)]
-        if self.all_segments:
-            lines += [scored_data_group(side, self) for side in side_groups(group, self.tokenizer)]
+        sides = side_groups(group, self.tokenizer) if self.all_segments else []
+        mains = [member.trajectory.segment for member in group.members_G]
+        lines = [scored_data_group(one, self, mains) for one in (group, *sides)]
+        for overrides in zip(*(line["overrides"] for line in lines), strict=True):
+            settle(overrides)
         return lines
+
+    def trains_sides(self, kind: AgentKind) -> bool:
+        """Whether side lines of this agent's rollouts are trained on, where a rollout may have several lines."""
+        return kind == "program" if self.all_segments is None else self.all_segments
 
     def trains(self, outcome: Outcome, record: Record) -> bool:
         """Whether a rollout that ended so is trained on; otherwise all of it is masked."""
@@ -86,28 +100,49 @@ def side_groups(group: Group, tokenizer: Tokenizer | None) -> list[Group]:
     """
     sides = []
     for member in group.members_G:
-        turns = member.attempt.record.turns
-        others = sorted({t.segment for t in turns} - {member.trajectory.segment})
-        tag = member.attempt.plan.agent.closing_tag
-        lines = []
-        for segment in others:
-            try:
-                lines.append(trajectory(member.attempt.record, tokenizer, tag, segment))
-            except RecordError as error:
-                log.warning("rollout %s: no side line: %s", member.attempt.plan.rollout_id, error)
-        sides.append([replace(member, trajectory=line) for line in lines])
+        attempt, lines = member.attempt, []
+        tag, main = attempt.plan.agent.closing_tag, member.trajectory.segment
+        for _, line in side_lines(attempt.record, tokenizer, tag, main):
+            if isinstance(line, RecordError):
+                log.warning("rollout %s: no side line: %s", attempt.plan.rollout_id, line)
+            else:
+                lines.append(replace(member, trajectory=line))
+        sides.append(lines)
     return [replace(group, members_G=members) for members in zip(*sides, strict=False)]
 
 
-def scored_data_group(group: Group, form: GroupFormat | None = None) -> dict[str, Any]:
-    """The dict that Atropos' trainers, run-api and tools read."""
-    form = form or GroupFormat()
-    members = group.members_G
-    return group_line([entry(member, form) for member in members], members[0].attempt.plan.sampling)
+def untrained_tokens(group: Group, *, all_segments: bool) -> int:
+    """How many of its rollouts' sampled tokens are in no line of a groups file. `all_segments`: it has side
+    lines."""
+    tokens = [sampled_tokens(member.attempt.record.turns) for member in group.members_G]
+    sides = [sorted(set(t) - {m.trajectory.segment}) for t, m in zip(tokens, group.members_G, strict=True)]
+    written = min(map(len, sides), default=0) if all_segments else 0
+    return sum(found[side] for found, others in zip(tokens, sides, strict=True) for side in others[written:])
 
 
-def entry(member: Member, form: GroupFormat) -> dict[str, Any]:
-    """What one member adds to each column of its group's line."""
+def settle(overrides: Sequence[dict[str, Any]]) -> None:
+    """Puts into the facts of one rollout's lines, all that a file has of it, what they are to each other: their
+    weights, and the share of the rollout's sampled tokens that is in none of them."""
+    parts = [1.0 - facts["untrained_share"] for facts in overrides]
+    written = sum(parts)
+    for facts, part in zip(overrides, parts, strict=True):
+        facts["weight"] = part / written if written else 1.0 / len(parts)
+        facts["untrained_share"] = max(0.0, 1.0 - written)
+
+
+def scored_data_group(
+    group: Group, form: GroupFormat | None = None, mains: Sequence[int | None] | None = None
+) -> dict[str, Any]:
+    """The dict that Atropos' trainers, run-api and tools read. `mains`: each member's main segment."""
+    form, members = form or GroupFormat(), group.members_G
+    mains = mains or [None] * len(members)
+    entries = [entry(member, form, main) for member, main in zip(members, mains, strict=True)]
+    return group_line(entries, members[0].attempt.plan.sampling)
+
+
+def entry(member: Member, form: GroupFormat, main: int | None = None) -> dict[str, Any]:
+    """What one member adds to each column of its group's line, as the only line of its rollout. `main`: the
+    rollout's main segment; None: the plan's rule decides."""
     line = member.trajectory
     return {
         "tokens": list(line.tokens_T),
@@ -115,7 +150,7 @@ def entry(member: Member, form: GroupFormat) -> dict[str, Any]:
         "scores": float(member.score.value),
         "inference_logprobs": None if line.logprobs_T is None else _trained(line, line.logprobs_T, MASKED_LOGPROB),
         "messages": _messages(line) if form.include_messages else None,
-        "overrides": _overrides(member),
+        "overrides": _overrides(member, main),
     }
 
 
@@ -161,9 +196,11 @@ def _messages(line: Trajectory) -> list[dict[str, str]]:
     return [{"role": m.role, "content": m.content} for m in line.messages]
 
 
-def _overrides(member: Member) -> dict[str, Any]:
+def _overrides(member: Member, main: int | None) -> dict[str, Any]:
     """Facts of one rollout. docs/output.md fixes the names."""
-    attempt, record = member.attempt, member.attempt.record
+    attempt, record, segment = member.attempt, member.attempt.record, member.trajectory.segment
+    if main is None and record.turns:
+        main = main_segment(record.turns, attempt.plan.task.question, attempt.plan.agent.main_line)
     return {
         "rollout_id": attempt.plan.rollout_id,
         "task_id": attempt.plan.task.task_id,
@@ -183,11 +220,14 @@ def _overrides(member: Member) -> dict[str, Any]:
         "mixed_policy_versions": len(record.policy_versions) > 1,
         "policy_spans": _spans(member),
         "staleness": member.staleness,
-        "segment": member.trajectory.segment,
-        "main_segment": main_segment(record.turns, attempt.plan.task.question) if record.turns else 0,
+        "segment": segment,
+        "main_segment": main or 0,
         "segments": len({t.segment for t in record.turns}),
-        "untrained_completions": sum(t.segment != member.trajectory.segment for t in record.turns),
-        "other_segments": other_segments(record.turns, member.trajectory.segment),
+        "weight": 1.0,
+        "untrained_share": untrained_share(record.turns, segment),
+        "untrained_completions": sum(t.segment != segment for t in record.turns),
+        "abandoned_completions": sum(t.abandoned for t in record.turns),
+        "other_segments": other_segments(record.turns, segment),
         "node": record.node or None,
     }
 

@@ -16,6 +16,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from orchestrator.calls.declared import same_tools
+from orchestrator.completion.trajectory import main_segment, untrained_share
 from orchestrator.run.lines import demand_modest, demand_short_talks, dumps
 from orchestrator.text import MAX_JSON_INTEGER
 from orchestrator.types import (
@@ -155,7 +156,8 @@ class HeadLine(TypedDict):
 
 class AttemptLine(HeadLine):
     """One attempt, as a line of rollouts.jsonl. Times in seconds; `started_at` is Unix time. `reference`: the
-    task's reference answer."""
+    task's reference answer. `untrained_share`: how much of what was sampled is not in the main line, from 0 to
+    1."""
 
     level: str | None
     source: str
@@ -166,6 +168,7 @@ class AttemptLine(HeadLine):
     started_at: Real
     launch_s: Real
     waiting_s: Real
+    untrained_share: NotRequired[Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None]
     sandbox: SandboxLine
     node: NotRequired[str | None]
     plan: PlanLine
@@ -224,6 +227,8 @@ class _UnscoredLine(TypedDict):
 
 class _GroupFacts(TypedDict):
     rollout_id: str
+    completion_tokens: NotRequired[Whole]
+    untrained_share: NotRequired[Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]]
 
 
 class _GroupHeadLine(TypedDict):
@@ -257,13 +262,17 @@ class Attempted:
     segment: int | None = None  # the main line; None: not scored, or written by a version that did not name it
     group_size: int | None = None  # None: written by a version that did not say it
     reference: str | None = None  # the task's answer, for people; scoring takes it from the data set
+    # How much of what was sampled is not in the main line. None: nothing was sampled, or it is not said.
+    untrained_share: float | None = None
 
 
 def told_of(result: Member | Attempt) -> Attempted:
     """What the line of this attempt will say."""
     member = result if isinstance(result, Member) else None
     attempt = result.attempt if isinstance(result, Member) else result
-    plan = attempt.plan
+    plan, turns = attempt.plan, attempt.record.turns
+    rule = plan.agent.main_line
+    main = member.trajectory.segment if member else main_segment(turns, plan.task.question, rule) if turns else 0
     return Attempted(
         rollout_id=plan.rollout_id,
         task_id=plan.task.task_id,
@@ -281,9 +290,10 @@ def told_of(result: Member | Attempt) -> Attempted:
         token_source=member.trajectory.token_source if member else None,
         level=plan.task.level,
         source=plan.task.source,
-        segment=member.trajectory.segment if member else None,
+        segment=main if member else None,
         group_size=plan.group_size,
         reference=plan.task.reference,
+        untrained_share=untrained_share(turns, main) if turns else None,
     )
 
 
@@ -302,6 +312,7 @@ def told_line(told: Attempted) -> dict[str, Any]:
         "duration_s": record.duration_s,
         "waiting_s": record.waiting_s,
         "cpu_s": record.cpu_s,
+        **({} if told.untrained_share is None else {"untrained_share": told.untrained_share}),
         "sandbox": {"id": record.sandbox_id, "exit": asdict(record.exit) if record.exit else None},
         "node": record.node or None,
         "plan": {
@@ -393,6 +404,7 @@ def read_attempt(text: bytes) -> Attempted:
         segment=line.get("segment"),
         group_size=line.get("group_size"),
         reference=line.get("reference"),
+        untrained_share=line.get("untrained_share"),
     )
 
 
@@ -632,10 +644,25 @@ def read_episode(text: bytes) -> Episode | None:
     )
 
 
-def read_group_head(text: bytes) -> tuple[list[str], tuple[float, ...]]:
-    """(rollout ids, scores) of a line of a groups file. Raises ValueError."""
+@dataclass(frozen=True, slots=True)
+class WrittenGroup:
+    """A line of a groups file, as far as it is counted. `sampled`, `untrained`: tokens of its rollouts, and those
+    of them that are in no line of the file."""
+
+    rollout_ids: tuple[str, ...]
+    scores: tuple[float, ...]
+    sampled: int = 0
+    untrained: int = 0
+
+
+def read_written_group(text: bytes) -> WrittenGroup:
+    """The counted facts of a line of a groups file. Raises ValueError."""
     line: _GroupHeadLine = _read(_GROUP_HEAD, text)
-    return [facts["rollout_id"] for facts in line["overrides"]], line["scores"]
+    members = line["overrides"]
+    sampled = [facts.get("completion_tokens", 0) for facts in members]
+    untrained = [round(n * facts.get("untrained_share", 0.0)) for n, facts in zip(sampled, members, strict=True)]
+    ids = tuple(facts["rollout_id"] for facts in members)
+    return WrittenGroup(ids, line["scores"], sum(sampled), sum(untrained))
 
 
 def _read(adapter: TypeAdapter[T], text: bytes) -> T:

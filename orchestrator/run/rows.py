@@ -6,10 +6,11 @@ Ids, masks and log-probs are those of the rollout's line in the groups file.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from orchestrator.completion.base import Tokenizer
-from orchestrator.completion.trajectory import main_segment, sampled_by, trajectory
+from orchestrator.completion.trajectory import main_segment, sampled_by, sampled_tokens, side_lines, trajectory
 from orchestrator.errors import RecordError
 from orchestrator.plan import rollout_id
 from orchestrator.run.groups import GroupFormat
@@ -24,10 +25,12 @@ from orchestrator.types import (
     Member,
     Message,
     PolicySpan,
+    Record,
     Task,
     TokenSource,
     Tools,
     Trajectory,
+    Turn,
     last_attempts,
 )
 
@@ -38,18 +41,21 @@ class Row:
 
     `prompt_ids`: the line up to its first sampled token. `completion_ids`: the rest, sampled tokens and what came
     between them (observations, headers of turns). Both are empty if no ids are known.
-    `env_mask`: 1 where this rollout's policy sampled the token and it may be trained on. It is 0 everywhere if the
-    rollout has no score, if its group was dropped, or if the run masks it (env.untrained_outcomes,
-    env.train_mixed_versions).
+    `env_mask`: 1 where this rollout's policy sampled the token and it is to be trained on. It is 0 everywhere if
+    the rollout has no score, if its group was dropped, or if the run masks it (env.untrained_outcomes,
+    env.train_mixed_versions, env.trained_segments).
     `logprobs`: natural log, raw model distribution; None where masked. None as a whole: the endpoint gives none.
-    `score`: in [0, 1]. None: the rollout has no score and is compared with no other, or this is no main row.
+    `score`: in [0, 1], the same in all rows of a rollout that are trained on. None: the rollout has no score and
+    is compared with no other, or this is a side line that is not trained on.
+    `weight`: what the row counts for where each row has a loss of its own, the mean over its tokens: its part of
+    the rollout's trained tokens. The weights of a rollout's rows sum to 1, and their losses, so weighted, to the
+    loss of one long line. 0: the row is not trained on.
     `policy_version`: the one that sampled last; `policy_versions`: all that sampled, in the order they came.
     `policy_spans`: which of them sampled which of this line's sampled tokens, in order.
     Versions are those of the whole rollout. None and empty if neither the endpoint nor a trainer names them.
-    `main`: whether this is the rollout's main line. Every rollout has exactly one main row. The others are side
-    lines: plans, managed agents, rewritten histories. They have no score of their own: who trains on them gives
-    them what the main row of the same `rollout_id` gets; who does not leaves them out. env.trained_segments says
-    which of the two the run wants.
+    `main`: whether this is the rollout's main line, for trainers that take one line of a rollout. Every rollout
+    has exactly one main row. The others are side lines: plans, managed agents, rewritten histories, what a program
+    asked aside. env.trained_segments says whether they are trained on; by default a program's are.
     `tools`: what the line's last prompt offers, in the form of OpenAI's chat completions.
     `reason`: of the outcome, or why a line has no ids; may be empty.
     `dropped`: why the rollout's group is no training data. None: it is, or the row was read from a record.
@@ -71,6 +77,7 @@ class Row:
     policy_spans: tuple[PolicySpan, ...] = ()
     segment: int = 0
     main: bool = True
+    weight: float = 1.0
     token_source: TokenSource = "none"
     finish_reason: str | None = None
     messages: tuple[Message, ...] = ()
@@ -122,13 +129,19 @@ def told_rows(
     broken = isinstance(told.outcome, Failed) and told.outcome.name is FailedName.RECORD_ERROR
     if not turns or broken:
         return [_bare(told, dropped)]
-    main = main_segment(turns, question) if told.segment is None else told.segment
-    sides = sorted({turn.segment for turn in turns} - {main}) if told.score is not None else []
-    trained = told.score is not None and dropped is None and form.trains(told.outcome, told.record)
-    rows = [_filled(_bare(told, dropped, main), told, form.tokenizer, trained, line)]
-    for segment in sides:
-        side = replace(_bare(told, dropped, segment), main=False, score=None)
-        rows.append(_filled(side, told, form.tokenizer, trained))
+    main = main_segment(turns, question, told.agent.main_line) if told.segment is None else told.segment
+    lines = {main: line or _line(told, form.tokenizer, main)}
+    if told.score is not None:
+        lines |= side_lines(told.record, form.tokenizer, told.agent.closing_tag, main)
+    trained = lines if form.trains_sides(told.agent.kind) else (main,)
+    learns = told.score is not None and dropped is None and form.trains(told.outcome, told.record)
+    weights = _weights(told.record, {segment: lines[segment] for segment in trained})
+    last = {turn.segment: turn for turn in turns}
+    rows = []
+    for segment, made in lines.items():
+        row = replace(_bare(told, dropped, segment), main=segment == main, weight=weights.get(segment, 0.0))
+        row = row if segment in weights else replace(row, score=None)
+        rows.append(_filled(row, told.record, last[segment], made, learns=learns and segment in weights))
     return rows
 
 
@@ -160,29 +173,44 @@ def _bare(told: Attempted, dropped: str | None, segment: int = 0) -> Row:
     )
 
 
-def _filled(
-    row: Row, told: Attempted, tokenizer: Tokenizer | None, trained: bool, line: Trajectory | None = None
-) -> Row:
-    """The row with the ids of its segment, or with the reason why there are none."""
+def _line(told: Attempted, tokenizer: Tokenizer | None, segment: int) -> Trajectory | RecordError:
     try:
-        line = line or trajectory(told.record, tokenizer, told.agent.closing_tag, row.segment)
+        return trajectory(told.record, tokenizer, told.agent.closing_tag, segment)
     except RecordError as error:
-        return replace(row, reason=str(error))
+        return error
+
+
+def _weights(record: Record, lines: Mapping[int, Trajectory | RecordError]) -> dict[int, float]:
+    """What each of a rollout's lines counts for: its part of the trained tokens of all. Where there is no token
+    the first counts for all."""
+    told = sampled_tokens(record.turns)  # of lines without ids
+    tokens = {
+        segment: 0 if isinstance(line, RecordError) else sum(line.trained_T) if line.tokens_T else told[segment]
+        for segment, line in lines.items()
+    }
+    if not any(tokens.values()):
+        return {segment: float(not at) for at, segment in enumerate(tokens)}
+    return {segment: count / sum(tokens.values()) for segment, count in tokens.items()}
+
+
+def _filled(row: Row, record: Record, last: Turn, line: Trajectory | RecordError, *, learns: bool) -> Row:
+    """The row with the ids of its line, or with the reason why there are none. `last`: the line's last turn."""
+    if isinstance(line, RecordError):
+        return replace(row, reason=str(line))
     first = line.trained_T.index(True) if True in line.trained_T else len(line.tokens_T)
-    mask = [int(sampled and trained) for sampled in line.trained_T[first:]]
+    mask = [int(sampled and learns) for sampled in line.trained_T[first:]]
     logprobs = None
     if line.logprobs_T is not None:
         logprobs = tuple(p if m else None for p, m in zip(line.logprobs_T[first:], mask, strict=True))
-    last = [turn for turn in told.record.turns if turn.segment == row.segment][-1]
     return replace(
         row,
         prompt_ids=line.tokens_T[:first],
         completion_ids=line.tokens_T[first:],
         env_mask=tuple(mask),
         logprobs=logprobs,
-        policy_version=told.record.policy_version,
-        policy_versions=told.record.policy_versions,
-        policy_spans=sampled_by(told.record, line),
+        policy_version=record.policy_version,
+        policy_versions=record.policy_versions,
+        policy_spans=sampled_by(record, line),
         token_source=line.token_source,
         finish_reason=last.completion.finish_reason,
         messages=line.messages,

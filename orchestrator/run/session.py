@@ -58,10 +58,10 @@ def open_run(config: Config, run_path: Path, tally: Tally, form: GroupFormat) ->
             groups_path, earlier = groups_path or fresh_path(default), Earlier()
         else:
             groups_path = groups_path_of(run_path)
-            repair_groups(groups_path, several_lines=form.all_segments)
+            repair_groups(groups_path, several_lines=bool(form.all_segments))
             earlier = read_earlier(run.rollouts, groups_path, tally.earlier_attempt)
-            for scores in earlier.written.values():
-                tally.earlier_group(scores)
+            for written in earlier.written.values():
+                tally.earlier_group(written)
         with closing(GroupsFile(groups_path, form=form, fsync=env.fsync)) as groups:
             yield OpenRun(run, groups, earlier)
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from orchestrator.completion.trajectory import sampled_tokens
 from orchestrator.observer import Listener
+from orchestrator.run.groups import untrained_tokens
 from orchestrator.run.lenient import lines_from
-from orchestrator.run.line import Counted, CountedBadTask, read_counted
+from orchestrator.run.line import Counted, CountedBadTask, WrittenGroup, read_counted
 from orchestrator.run.prices import Prices
 from orchestrator.text import LINE_CHARS, one_line, printable
 from orchestrator.types import Attempt, BadTask, Failed, FailedName, Group, Member
@@ -23,9 +24,11 @@ _UNWANTED = {"have the same score": "of equal scores", "policy versions behind":
 
 @dataclass(slots=True)
 class Tally(Listener):
-    """Counts of one run. `outcomes` has every attempt once, bad tasks included."""
+    """Counts of one run. `outcomes` has every attempt once, bad tasks included. `all_segments`: whether the groups
+    file has side lines."""
 
     prices: Prices | None = None  # None: nothing is known of them
+    all_segments: bool = False
     started: float = field(default_factory=time.monotonic)
     outcomes: Counter[str] = field(default_factory=Counter)
     scores: list[float] = field(default_factory=list)
@@ -39,6 +42,8 @@ class Tally(Listener):
     tokens: int = 0
     cost: float = 0.0  # of all completions, where prices are known
     trained: int = 0  # rollouts of written groups
+    trained_tokens: int = 0  # sampled in their lines that the groups file has
+    untrained_tokens: int = 0  # and in the others
     cpu_s: float = 0.0  # of the attempts for which it is known
     cpu_known: int = 0
     rollout_s: float = 0.0
@@ -101,11 +106,13 @@ class Tally(Listener):
             self.cpu_s += told.cpu_s
             self.cpu_known += 1
 
-    def earlier_group(self, scores: Sequence[float]) -> None:
+    def earlier_group(self, written: WrittenGroup) -> None:
         """Counts one group that an earlier process of the run has written."""
         self.groups += 1
-        self.trained += len(scores)
-        self.mixed += len(set(scores)) > 1
+        self.trained += len(written.scores)
+        self.trained_tokens += written.sampled - written.untrained
+        self.untrained_tokens += written.untrained
+        self.mixed += len(set(written.scores)) > 1
 
     def bad_task(self, task: BadTask | None = None) -> None:
         """Counts one row that no task could be made of."""
@@ -118,6 +125,10 @@ class Tally(Listener):
             return
         self.groups += 1
         self.trained += len(group.members_G)
+        untrained = untrained_tokens(group, all_segments=self.all_segments)
+        sampled = sum(sampled_tokens(m.attempt.record.turns).total() for m in group.members_G)
+        self.trained_tokens += sampled - untrained
+        self.untrained_tokens += untrained
         self.mixed += len({m.score.value for m in group.members_G}) > 1
 
     def _count_drop(self, group: Group) -> None:

@@ -14,11 +14,11 @@ from itertools import groupby
 from typing import Any
 
 from orchestrator.completion.base import Tokenizer, content_ids
-from orchestrator.completion.trajectory import one_system, trajectory
+from orchestrator.completion.trajectory import Asked, main_segment, one_system, trajectory, untrained_share
 from orchestrator.errors import RecordError
 from orchestrator.run.groups import MASKED, MASKED_LOGPROB
 from orchestrator.run.line import Attempted, read_attempt
-from orchestrator.types import EndedName, Message, Turn, conversations
+from orchestrator.types import EndedName, Message, conversations
 
 CHECKS: dict[str, str] = {
     "shape": "strict JSON; every field has one entry per rollout, every list one per token",
@@ -32,16 +32,17 @@ CHECKS: dict[str, str] = {
     "record": "each rollout is on record once, with its task, outcome and score (against rollouts.jsonl)",
     "sampled ids": "trained ids are those sampled, or of the text sampled, in place (against rollouts.jsonl)",
     "sampled log-probs": "trained log-probs are the endpoint's (against rollouts.jsonl)",
+    "lines": "weights and untrained shares are what was sampled in each line; the main one is the record's",
     "one line": "prompts and samples make the tokens, nothing between (against rollouts.jsonl)",
 }
 _SCORED = tuple(str(name) for name in EndedName)  # no set: values looked up may be unhashable
 _SOURCES = ("sampled", "retokenized", "none")
 _ROLES = ("system", "user", "assistant", "tool")
+_ROUNDING = 1e-9
 _MOST = sys.float_info.max  # whole numbers in JSON may be larger than any float
 _PER_ROLLOUT = ("masks", "scores", "inference_logprobs", "overrides", "messages")
 _OPTIONAL = ("inference_logprobs", "messages")
 Line = Mapping[str, Any]
-Asked = tuple[Turn, tuple[Message, ...]]  # a completion, and the whole conversation of its prompt
 
 
 SHOWN = 5  # places, of each check that failed
@@ -225,6 +226,7 @@ def _check_record(
     turns = [(turn, talk) for turn, talk in asked if turn.segment == facts.get("segment", 0)]
     if not findings.check("record", bool(turns), f"{where}: no such segment"):
         return
+    _check_lines(facts, known, where, findings)
     source = facts.get("token_source")  # it decides what is compared
     own = known.token_source if facts.get("segment", 0) == known.segment else None
     findings.check("record", source in _SOURCES and own in (None, source), f"{where}: another source of ids")
@@ -251,6 +253,24 @@ def _check_record(
         sampled_with = [p for turn, _ in turns for p in turn.completion.logprobs_T or ()]
         ours = [p for p, m in zip(member["inference_logprobs"], trained, strict=True) if m != MASKED]
         findings.check("sampled log-probs", ours == sampled_with, where)
+
+
+def _check_lines(facts: Line, known: Attempted, where: str, findings: Findings) -> None:
+    """Checks which line is the main one, and how much of what was sampled is in this one. Groups files of earlier
+    versions do not say how much."""
+    turns, main, rule = known.record.turns, facts.get("main_segment"), known.agent.main_line
+    right = known.segment is None or main in (None, known.segment)
+    # Which request had the task's question is known to the data set alone.
+    right = right and (rule == "question" or main == main_segment(turns, rule=rule))
+    findings.check("lines", right, f"{where}: another main line")
+    if "weight" not in facts:
+        return
+    weight, untrained = facts["weight"], facts.get("untrained_share", -1)
+    fits = all(_is_number(part) and 0 <= part <= 1 for part in (weight, untrained))
+    here = 1.0 - untrained_share(turns, facts.get("segment", 0))
+    whole = any(turn.completion.sampled_tokens for turn in turns)
+    fits = fits and (not whole or abs(weight * (1.0 - untrained) - here) < _ROUNDING)
+    findings.check("lines", fits, f"{where}: weight and untrained share are not those of its tokens")
 
 
 def _check_text(

@@ -54,6 +54,7 @@ class Config:
             authorized_imports=env.authorized_imports,
             kind=env.agent_kind,
             managed_agents=env.managed_agents,
+            main_line=env.main_line or ("longest" if env.program else "question"),
         )
 
     def sandbox_spec(self) -> SandboxSpec:

@@ -40,7 +40,7 @@ from orchestrator.settings.row import AUTO, Setting, Settings, setting
 from orchestrator.tasks.base import COLUMNS
 from orchestrator.text import path_of
 from orchestrator.tools.rules import DENIED_HOSTS, DENIED_WORDS, HOST_RULE
-from orchestrator.types import MAX_PARALLEL_COMPLETIONS, AgentKind, CallFormat, EndedName, ManagedAgent
+from orchestrator.types import MAX_PARALLEL_COMPLETIONS, AgentKind, CallFormat, EndedName, MainLine, ManagedAgent
 
 TASKS = "Tasks"
 ROLLOUTS = "Rollouts and groups"
@@ -74,6 +74,7 @@ _PROGRAM = re.compile(r"[A-Za-z0-9~./][\w.+/ -]*")
 _MODULE = re.compile(r"\*|[A-Za-z_]\w*(?:\.\w+)*(?:\.\*)?")
 _IMPORTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+_PROGRAMS_ONLY = ("main_line", "program_preload")
 _SMOLAGENTS_ONLY = (
     "planning_interval",
     "final_answer_at_max_steps",
@@ -211,12 +212,22 @@ class EnvSettings(Settings):
     untrained_outcomes: tuple[str, ...] = setting(
         (), Words(tuple(EndedName)), ROLLOUTS, "outcomes masked in training instead of scored 0"
     )
-    trained_segments: Literal["main_line", "all_segments"] = setting(
-        "main_line",
+    trained_segments: Literal["main_line", "all_segments"] | None = setting(
+        None,
         Choice(("main_line", "all_segments")),
         ROLLOUTS,
-        "main_line: one line of ids per rollout; all_segments: plans and rewritten histories too, as groups "
-        "of their own",
+        "main_line: one line of ids per rollout; all_segments: plans, rewritten histories and what was asked "
+        "aside too, in groups files as groups of their own; auto: every line of a program where a trainer takes "
+        "several lines of a rollout, otherwise the main line",
+        unset=AUTO,
+    )
+    main_line: MainLine | None = setting(
+        None,
+        Choice(get_args(MainLine)),
+        ROLLOUTS,
+        "of a program: which line is trained where a rollout has one: the one with the most sampled tokens, that "
+        "of the first or last completion, or the first whose request has the task's question; auto: longest",
+        unset=AUTO,
     )
     train_mixed_versions: bool = setting(
         True, Flag(), ROLLOUTS, "train on rollouts that several policy versions sampled; no: they are masked"
@@ -617,6 +628,11 @@ class EnvSettings(Settings):
         return self.max_concurrent_sandboxes // 4 if self.warm_sandboxes is None else self.warm_sandboxes
 
     @property
+    def all_segments(self) -> bool | None:
+        """`env.trained_segments` as groups and rows take it. None: it was left open."""
+        return None if self.trained_segments is None else self.trained_segments == "all_segments"
+
+    @property
     def agent_kind(self) -> AgentKind:
         """`env.agent` without the path of a program."""
         if self.agent.startswith("program:"):
@@ -652,8 +668,9 @@ class EnvSettings(Settings):
                 raise ConfigError(
                     "env.tool_call_format: json is for smolagents' agents, and env.agent is a program"
                 )
-        elif self.program_preload:
-            raise ConfigError(f"env.program_preload: is for env.agent program:PATH, not {self.agent}")
+        for name in _PROGRAMS_ONLY if self.program is None else ():
+            if getattr(self, name):
+                raise ConfigError(f"env.{name}: is for env.agent program:PATH, not {self.agent}")
         kept = self.group_policy.removeprefix("partial:")
         if kept.isdecimal() and int(kept) > self.group_size:
             raise ConfigError(

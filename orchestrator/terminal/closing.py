@@ -46,6 +46,13 @@ def cost_text(tally: Tally) -> str:
     return text
 
 
+def untrained_text(tally: Tally) -> str:
+    """How much of what written rollouts sampled is not trained."""
+    whole = tally.trained_tokens + tally.untrained_tokens
+    part = share(tally.untrained_tokens, whole)
+    return f"{part} of the {whole} tokens sampled in written groups, in lines that the groups file leaves out"
+
+
 def draws_text(tally: Tally) -> str:
     """How often rollouts were drawn again, by outcome, and whether most draws were in one group."""
     each = ", ".join(f"{name} {n}" for name, n in tally.draws.most_common())
@@ -92,6 +99,8 @@ def closing_table(
     if tally.scores:
         table.append(("scores", scores_text(tally)))
     table += reason_rows(tally)
+    if tally.untrained_tokens:
+        table.append(("untrained", untrained_text(tally)))
     table += [("tokens", f"{tally.tokens} sampled"), ("time", f"{tally.wall_s:.1f} s{_per_rollout(tally)}")]
     if tally.prices is not None:
         table.append(("cost", cost_text(tally)))

@@ -296,16 +296,17 @@ def training_trace(
 ) -> TrainingTrace:
     """One attempt on record as a trace: every completion with its whole prompt, line by line, the main one last.
 
-    The mask is 1 where `Row.env_mask` is: at sampled tokens of the main line (of all lines, if `form` says so) of
-    a rollout with a score. A completion without a token has no turn. `question` as for `told_rows`. Raises
+    The mask is 1 where `Row.env_mask` is: at sampled tokens of the lines that `form` trains on, of a rollout with
+    a score. A completion without a token has no turn. `question` as for `told_rows`. Raises
     ValueError for a record without sampled ids and log-probs.
     """
     turns = told.record.turns
     broken = isinstance(told.outcome, Failed) and told.outcome.name is FailedName.RECORD_ERROR
     if not turns or broken:
         return TrainingTrace(turns=[])
-    main = main_segment(turns, question) if told.segment is None else told.segment
+    main = main_segment(turns, question, told.agent.main_line) if told.segment is None else told.segment
     trained = told.score is not None and dropped is None and form.trains(told.outcome, told.record)
+    sides = form.trains_sides(told.agent.kind)
     ids: dict[int, list[int]] = {}
     made: list[tuple[bool, int, TrainingTurn]] = []
     for turn, talk in zip(turns, conversations(turns), strict=True):
@@ -317,7 +318,7 @@ def training_trace(
             )
         line += turn.prompt_ids
         if completion.tokens_T:
-            learns = trained and (turn.segment == main or form.all_segments)
+            learns = trained and (turn.segment == main or sides)
             made.append((turn.segment == main, turn.segment, _turn(told, turn, talk, list(line), learns)))
         line += completion.tokens_T
     return TrainingTrace(turns=[turn for *_, turn in sorted(made, key=lambda one: one[:2])])
@@ -343,6 +344,7 @@ def _turn(told: Attempted, turn: Turn, talk: Sequence[Message], prompt: list[int
             "kind": str(turn.kind),
             "agent": turn.agent,
             "segment": turn.segment,
+            "abandoned": turn.abandoned,
             "policy_version": completion.policy_version,
             "policy_spans": list(map(_span, completion.sampled_by)),
             "sampling_params": {"temperature": told.sampling.temperature, "top_p": told.sampling.top_p},
@@ -382,7 +384,7 @@ def _form(run_dir: Path) -> GroupFormat:
         return GroupFormat(
             untrained=frozenset(EndedName(name) for name in env["untrained_outcomes"]),
             mixed_versions=bool(env["train_mixed_versions"]),
-            all_segments=env["trained_segments"] == "all_segments",
+            all_segments=None if (lines := env["trained_segments"]) is None else lines == "all_segments",
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{run_dir}: its run.json is not as this version writes it ({error!r})") from error

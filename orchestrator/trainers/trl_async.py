@@ -196,13 +196,13 @@ class RolloutWorker:
 
         rows = self._orchestrator.orchestrator.rows(group)
         self.metrics_queue.put(metrics(rows))
-        sides = self._orchestrator.config.env.trained_segments == "all_segments"
-        return [RolloutSample(**sample) for sample in samples(rows, sides=sides)]
+        return [RolloutSample(**sample) for sample in samples(rows)]
 
 
-def samples(rows: Sequence[Row], *, sides: bool) -> list[dict[str, Any]]:
-    """TRL's samples of a group, as the fields of a RolloutSample. `sides`: side lines are trained on too, with the
-    advantage of their rollout.
+def samples(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """TRL's samples of a group, as the fields of a RolloutSample: one for each line that is trained on, with the
+    advantage of its rollout. TRL's loss is a mean over tokens, so a line counts for its tokens as it is, and
+    `Row.weight` has no use here.
 
     Raises RecordError where the policy version that sampled a row is not one of the trainer's.
     """
@@ -213,7 +213,7 @@ def samples(rows: Sequence[Row], *, sides: bool) -> list[dict[str, Any]]:
     spread = pstdev(scores.values()) if scores else float("nan")
     found = []
     for row in rows:
-        if row.rollout_id not in scores or not any(row.env_mask) or not (row.main or sides):
+        if row.rollout_id not in scores or not any(row.env_mask):
             continue
         if row.logprobs is None:
             raise RecordError(f"{row.rollout_id}: the endpoint gives no log-probs, which TRL divides by")

@@ -232,8 +232,10 @@ def test_side_lines_are_told_apart_from_the_main_one_and_need_ids_only_where_ids
     wanted = ("--env.trained_segments", "all_segments")
     for name, segments in (("sft", [0, 1]), ("messages", [0, 1, 2])):
         assert export(copied, tmp_path / name, "--format", name, *wanted) == 0
-        found = [(row["segment"], row["main"], row["score"]) for row in rows(tmp_path / name)]
-        assert found == [(n, n == 0, None if n else 1.0) for n in segments]
+        found = rows(tmp_path / name)
+        assert [(row["segment"], row["main"]) for row in found] == [(n, n == 0) for n in segments]
+        assert {row["score"] for row in found} == {1.0}
+        assert sum(row["weight"] for row in found) == pytest.approx(1.0)
     assert left_out(tmp_path / "sft") == {"side lines without exact token ids, or too long": 1}
     assert left_out(tmp_path / "messages") == {}
 
@@ -262,7 +264,7 @@ def test_the_provenance_names_what_was_read_and_no_place_on_this_machine(recorde
         "group_policy": "backfill",
         "group_size": 4,
         "train_mixed_versions": True,
-        "trained_segments": "main_line",
+        "trained_segments": None,
         "untrained_outcomes": [],
     }
 

@@ -88,6 +88,7 @@ TURNS = st.builds(
     started_s=SECONDS,
     ended_s=SECONDS,
     agent=TEXTS,
+    abandoned=st.booleans(),
 )
 # As a sandbox's files are received: none leaves its folder.
 PATHS = st.lists(

@@ -90,7 +90,7 @@ def test_rows_are_the_groups_file_bit_by_bit(group: Group, mixed: bool, all_ends
             assert (logprobs is None) == (written is None)
             if written is not None:
                 assert logprobs == [p if m != MASKED else None for p, m in zip(written[i], masks, strict=True)]
-            assert row.score == (line["scores"][i] if row.main else None)
+            assert row.score == line["scores"][i]
             for name in ("task_id", "outcome", "policy_version", "token_source"):
                 assert getattr(row, name) == facts[name]
             assert [{"role": m.role, "content": m.content} for m in row.messages] == line["messages"][i]
@@ -103,15 +103,16 @@ def test_rows_of_the_record_are_those_of_the_group(group: Group) -> None:
 
 
 @given(groups())
-def test_every_rollout_has_one_main_row_and_its_side_rows_have_no_score(group: Group) -> None:
+def test_every_rollout_has_one_main_row_and_rows_that_are_not_trained_say_so(group: Group) -> None:
     for member in group.members_G:
         main, *sides = result_rows(member, GroupFormat())
         assert main.main
-        assert main.score == member.score.value
-        assert [(side.main, side.score) for side in sides] == [(False, None)] * len(sides)
+        assert (main.score, main.weight) == (member.score.value, 1.0)
+        assert [(side.main, side.score, side.weight) for side in sides] == [(False, None, 0.0)] * len(sides)
+        assert not any(any(side.env_mask) for side in sides)
         assert len(sides) + 1 == len({turn.segment for turn in member.attempt.record.turns})
         for row in (main, *sides):
-            assert row.env_mask[0] == 1  # the completion begins with a sampled token
+            assert row.env_mask[0] == row.main  # the completion begins with a sampled token
             last = [t for t in member.attempt.record.turns if t.segment == row.segment][-1]
             assert row.finish_reason == last.completion.finish_reason
 

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
-from orchestrator.completion.base import Tokenizer
-from orchestrator.errors import RecordError
 from orchestrator.report.details import rollout_details
 from orchestrator.report.from_groups import rollout_lines
-from orchestrator.run import groups as writers
 from orchestrator.run.groups import GroupFormat, side_groups
 from orchestrator.run.line import attempt_line
-from orchestrator.types import Completion, CompletionKind, Group, Member, Record, Task, Trajectory, Turn
+from orchestrator.types import Completion, CompletionKind, Group, Member, Task, Turn
 from tests.fakes.plans import TALK, a_member, a_turn
 
 
@@ -50,16 +45,12 @@ def test_a_side_line_that_one_member_lacks_is_left_out() -> None:
     assert side_groups(group(member(0, 1), member(1)), None) == []
 
 
-def test_a_side_line_that_the_template_refuses_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = writers.trajectory
-
-    def strict(record: Record, tokenizer: Tokenizer | None, tag: str, segment: int | None = None) -> Trajectory:
-        if segment == 1:
-            raise RecordError("the model's chat template refuses the conversation")
-        return made(record, tokenizer, tag, segment)
-
-    monkeypatch.setattr(writers, "trajectory", strict)
-    given = group(member(0, 1), member(1, 1))
+def test_a_side_line_that_does_not_add_up_ends_nothing() -> None:
+    broken = member(0, 1)
+    side, main = broken.attempt.record.turns
+    torn = replace(side, completion=replace(side.completion, logprobs_T=(0.5,)))
+    record = replace(broken.attempt.record, turns=(torn, main))
+    given = group(replace(broken, attempt=replace(broken.attempt, record=record)), member(1, 1))
     assert side_groups(given, None) == []
     assert len(GroupFormat(all_segments=True).groups(given)) == 1
 

@@ -255,7 +255,7 @@ def test_an_asynchronous_trainer_updates_one_server() -> None:
 
 def test_a_sample_is_the_whole_line_with_the_mask_of_the_record() -> None:
     rows = [row(), row(rollout_id="g000000-r01-a0", index=1, score=0.0), row(rollout_id="b", score=None)]
-    first, second = samples(rows, sides=False)
+    first, second = samples(rows)
     assert first["input_ids"].tolist() == [5, 6, 7, 8, 9, 10]
     assert first["completion_mask"].tolist() == [0, 0, 1, 1, 0, 1]
     assert first["old_log_probs"].tolist() == [0, 0, -0.5, -0.25, 0, 0]
@@ -266,20 +266,21 @@ def test_a_sample_is_the_whole_line_with_the_mask_of_the_record() -> None:
 
 
 def test_what_is_masked_or_dropped_or_has_no_score_gives_no_sample() -> None:
-    assert samples([row(env_mask=(0, 0, 0, 0))], sides=True) == []
-    assert samples([row(score=None), row(rollout_id="b", dropped="equal scores")], sides=True) == []
+    assert samples([row(env_mask=(0, 0, 0, 0))]) == []
+    assert samples([row(score=None), row(rollout_id="b", dropped="equal scores")]) == []
     assert advantages({}) == {}
 
 
 def test_a_side_line_has_its_rollout_s_advantage_if_it_is_trained() -> None:
-    rows = [row(), row(main=False, score=None, segment=1), row(rollout_id="b", score=0.5)]
-    assert [sample["advantage"] for sample in samples(rows, sides=True)] == pytest.approx([1.0, 1.0, -1.0])
-    assert len(samples(rows, sides=False)) == 2
+    rows = [row(), row(main=False, segment=1, weight=0.2), row(rollout_id="b", score=0.5)]
+    assert [sample["advantage"] for sample in samples(rows)] == pytest.approx([1.0, 1.0, -1.0])
+    untrained = row(main=False, score=None, weight=0.0, segment=2, env_mask=(0, 0, 0, 0), logprobs=(None,) * 4)
+    assert len(samples([*rows, untrained])) == 3
 
 
 def test_log_probs_that_the_trainer_divides_by_must_be_there() -> None:
     with pytest.raises(RecordError, match="gives no log-probs"):
-        samples([row(logprobs=None)], sides=False)
+        samples([row(logprobs=None)])
 
 
 def test_a_sample_is_as_old_as_its_oldest_token() -> None:

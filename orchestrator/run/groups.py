@@ -123,6 +123,8 @@ def untrained_tokens(group: Group, *, all_segments: bool) -> int:
 def settle(overrides: Sequence[dict[str, Any]]) -> None:
     """Puts into the facts of one rollout's lines, all that a file has of it, what they are to each other: their
     weights, and the share of the rollout's sampled tokens that is in none of them."""
+    if len(overrides) == 1:
+        return
     parts = [1.0 - facts["untrained_share"] for facts in overrides]
     written = sum(parts)
     for facts, part in zip(overrides, parts, strict=True):

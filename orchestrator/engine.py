@@ -23,7 +23,7 @@ from orchestrator.breaker import GROUPS, AgentGate, HealthGate
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.called import Sampler
 from orchestrator.completion.tokenizer import HubTokenizer
-from orchestrator.completion.trajectory import sampled_by
+from orchestrator.completion.trajectory import in_lines, sampled_by
 from orchestrator.draws import Draw, Draws
 from orchestrator.errors import ConfigError, CostReached
 from orchestrator.executor import Executor
@@ -517,7 +517,7 @@ class Orchestrator:
         """Which policies sampled what there is of it to train on."""
         record = member.attempt.record
         if GroupFormat.of(self.config.env, None).trains_sides(member.attempt.plan.agent.kind):
-            return [span for turn in record.turns for span in turn.completion.sampled_by]
+            return [span for turn, _ in in_lines(record.turns) for span in turn.completion.sampled_by]
         return sampled_by(record, member.trajectory)
 
     def executor(

@@ -323,7 +323,7 @@ class Turn:
     segment's previous completion (its code tag, if sampling stopped without one). `agent`: the
     managed agent that asked, as the sandbox says; empty: the main one.
     `tools`: what the prompt offers. `opening`: how the answer was begun for the model, which went on behind it.
-    `abandoned`: nobody got this answer, as who asked for it had hung up.
+    `abandoned`: nobody got this answer, as who asked for it had hung up. The segment goes on before it.
     """
 
     sequence: int

@@ -232,6 +232,8 @@ def _prompt(episode: Recording) -> Ids | None:
     if last.prompt_ids is None or last.completion.tokens_T is None:
         return None
     for call in episode:
+        if call.abandoned and call is not last:
+            continue  # the line went on before it
         if call.segment == last.segment and call.prompt_ids is not None and call.completion.tokens_T is not None:
             prompt += ids_of(call.prompt_ids)
             if call is not last:

@@ -35,16 +35,20 @@ from orchestrator.types import (
 Asked = tuple[Turn, tuple[Message, ...]]  # a completion, and the whole conversation of its prompt
 
 
+def in_lines(turns: Sequence[Turn]) -> list[Asked]:
+    """The completions that lines are made of: without those that nobody got, unless there is no other."""
+    asked = list(zip(turns, conversations(turns), strict=True))
+    return [one for one in asked if not one[0].abandoned] or asked
+
+
 def main_segment(turns: Sequence[Turn], question: str = "", rule: MainLine = "question") -> int:
     """The segment that stands for the rollout where one line is wanted.
 
     By the rule `question` it is the segment of the main agent's first action turn that has the question in its
-    conversation, else of its first action turn, else of the first turn. Answers that nobody got do not decide,
-    unless there is no other.
+    conversation, else of its first action turn, else of the first turn.
     """
-    heard = [(turn, talk) for turn, talk in zip(turns, conversations(turns), strict=True) if not turn.abandoned]
-    heard = heard or list(zip(turns, conversations(turns), strict=True))
-    own = [asked for asked in heard if asked[0].kind is CompletionKind.ACTION and not asked[0].agent] or heard
+    asked = in_lines(turns)
+    own = [one for one in asked if one[0].kind is CompletionKind.ACTION and not one[0].agent] or asked
     match rule:
         case "longest":
             tokens = sampled_tokens([turn for turn, _ in own])
@@ -83,7 +87,7 @@ def trajectory(
         raise RecordError("no completion was served")
     tokenizer = tokenizer and tokenizer.dated(record.started_at)
     chosen = main_segment(turns) if segment is None else segment
-    pairs = [asked for asked in zip(turns, conversations(turns), strict=True) if asked[0].segment == chosen]
+    pairs = [asked for asked in in_lines(turns) if asked[0].segment == chosen]
     if not pairs:
         raise RecordError(f"the record has no segment {chosen}")
     return _trajectory(pairs, tokenizer, closing_tag)
@@ -94,7 +98,7 @@ def side_lines(
 ) -> Iterator[tuple[int, Trajectory | RecordError]]:
     """(segment, trajectory, or why there is none) of all lines but the main one, by their numbers."""
     sides: dict[int, list[Asked]] = {}
-    for turn, talk in zip(record.turns, conversations(record.turns), strict=True):
+    for turn, talk in in_lines(record.turns):
         if turn.segment != main:
             sides.setdefault(turn.segment, []).append((turn, talk))
     for segment, pairs in sorted(sides.items()):
@@ -130,24 +134,23 @@ def one_system(messages: tuple[Message, ...]) -> tuple[Message, ...]:
 
 
 def sampled_tokens(turns: Sequence[Turn]) -> Counter[int]:
-    """How many tokens were sampled in each segment."""
+    """How many tokens of each line were sampled."""
     found: Counter[int] = Counter()
-    for turn in turns:
+    for turn, _ in in_lines(turns):
         found[turn.segment] += turn.completion.sampled_tokens
     return found
 
 
 def untrained_share(turns: Sequence[Turn], segment: int) -> float:
-    """The share of the sampled tokens that is in other segments: untrained where this one is the rollout's only
-    line."""
-    tokens = sampled_tokens(turns)
-    whole = tokens.total()
-    return (whole - tokens[segment]) / whole if whole else 0.0
+    """The share of the sampled tokens that is not in this line: untrained where it is the rollout's only one."""
+    whole = sum(turn.completion.sampled_tokens for turn in turns)
+    return (whole - sampled_tokens(turns)[segment]) / whole if whole else 0.0
 
 
 def sampled_by(record: Record, line: Trajectory) -> tuple[PolicySpan, ...]:
     """Which policy versions sampled the line's completions, by their sampled tokens in order."""
-    spans = [span for turn in record.turns if turn.segment == line.segment for span in turn.completion.sampled_by]
+    turns = [turn for turn, _ in in_lines(record.turns) if turn.segment == line.segment]
+    spans = [span for turn in turns for span in turn.completion.sampled_by]
     return joined(spans, sum(span.tokens for span in spans))
 
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from orchestrator.completion.trajectory import in_lines
 from orchestrator.exporting.record import LeftOut, Scored, Survey
 from orchestrator.group import GroupPolicy
 from orchestrator.run.groups import GroupFormat
 from orchestrator.run.line import Attempted, read_attempt
 from orchestrator.run.lines import text_at
 from orchestrator.run.rows import Row, told_rows
-from orchestrator.types import Message, conversations
+from orchestrator.types import Message
 
 _NEAR = 1e-9  # in binary, 0.95 less 0.45 is not quite 0.5
 
@@ -158,6 +159,4 @@ class Chooser:
 def _asked(told: Attempted, segment: int) -> int:
     """How many messages the segment's first completion was asked with. Some may be the assistant's: an agent's
     program may write examples."""
-    turns = told.record.turns
-    talks = zip(turns, conversations(turns), strict=True)
-    return next(len(talk) for turn, talk in talks if turn.segment == segment)
+    return next(len(talk) for turn, talk in in_lines(told.record.turns) if turn.segment == segment)

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import orjson
 
+from orchestrator.completion.trajectory import in_lines
 from orchestrator.run.groups import MASKED
 from orchestrator.run.line import read_attempt
 from orchestrator.run.lines import loads, texts
@@ -253,7 +254,7 @@ def _runs(member: _Member, rollouts: Mapping[str, bytes] | None) -> list[_Run]:
 
 def _recorded(text: bytes, segment: Any) -> list[Turn]:
     try:
-        return [turn for turn in read_attempt(text).record.turns if turn.segment == segment]
+        return [turn for turn, _ in in_lines(read_attempt(text).record.turns) if turn.segment == segment]
     except ValueError:  # the checks before have named it
         return []
 

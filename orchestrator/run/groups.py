@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.trajectory import (
+    Asked,
+    in_lines,
     main_segment,
     sampled_by,
     sampled_tokens,
@@ -30,8 +32,6 @@ from orchestrator.types import (
     Record,
     Sampling,
     Trajectory,
-    Turn,
-    conversations,
 )
 
 if TYPE_CHECKING:
@@ -116,8 +116,18 @@ def untrained_tokens(group: Group, *, all_segments: bool) -> int:
     lines."""
     tokens = [sampled_tokens(member.attempt.record.turns) for member in group.members_G]
     sides = [sorted(set(t) - {m.trajectory.segment}) for t, m in zip(tokens, group.members_G, strict=True)]
-    written = min(map(len, sides), default=0) if all_segments else 0
-    return sum(found[side] for found, others in zip(tokens, sides, strict=True) for side in others[written:])
+    most = min(map(len, sides), default=0) if all_segments else 0
+    written = sum(
+        found[segment]
+        for member, found, others in zip(group.members_G, tokens, sides, strict=True)
+        for segment in (member.trajectory.segment, *others[:most])
+    )
+    return sampled_in(group) - written
+
+
+def sampled_in(group: Group) -> int:
+    """How many tokens its rollouts sampled."""
+    return sum(turn.completion.sampled_tokens for m in group.members_G for turn in m.attempt.record.turns)
 
 
 def settle(overrides: Sequence[dict[str, Any]]) -> None:
@@ -201,7 +211,8 @@ def _messages(line: Trajectory) -> list[dict[str, str]]:
 def _overrides(member: Member, main: int | None) -> dict[str, Any]:
     """Facts of one rollout. docs/output.md fixes the names."""
     attempt, record, segment = member.attempt, member.attempt.record, member.trajectory.segment
-    if main is None and record.turns:
+    lines = in_lines(record.turns)
+    if main is None and lines:
         main = main_segment(record.turns, attempt.plan.task.question, attempt.plan.agent.main_line)
     return {
         "rollout_id": attempt.plan.rollout_id,
@@ -224,12 +235,12 @@ def _overrides(member: Member, main: int | None) -> dict[str, Any]:
         "staleness": member.staleness,
         "segment": segment,
         "main_segment": main or 0,
-        "segments": len({t.segment for t in record.turns}),
+        "segments": len({turn.segment for turn, _ in lines}),
         "weight": 1.0,
         "untrained_share": untrained_share(record.turns, segment),
-        "untrained_completions": sum(t.segment != segment for t in record.turns),
-        "abandoned_completions": sum(t.abandoned for t in record.turns),
-        "other_segments": other_segments(record.turns, segment),
+        "untrained_completions": len(record.turns) - sum(turn.segment == segment for turn, _ in lines),
+        "abandoned_completions": sum(turn.abandoned for turn in record.turns),
+        "other_segments": other_segments(lines, segment),
         "node": record.node or None,
     }
 
@@ -242,10 +253,10 @@ def _spans(member: Member) -> list[dict[str, Any]]:
     return [{"tokens": span.tokens, "oldest": span.oldest, "newest": span.newest} for span in spans]
 
 
-def other_segments(turns: tuple[Turn, ...], segment: int) -> list[dict[str, Any]]:
+def other_segments(lines: Sequence[Asked], segment: int) -> list[dict[str, Any]]:
     """Summaries of the other segments: plans, managed agents, and whatever a program or its code asked."""
     found: dict[int, dict[str, Any]] = {}
-    for turn, talk in zip(turns, conversations(turns), strict=True):
+    for turn, talk in lines:
         if turn.segment == segment:
             continue
         other = found.setdefault(

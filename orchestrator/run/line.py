@@ -66,6 +66,7 @@ class ServedLine(TypedDict):
 
     The first `reasoning_chars` characters of `text` are reasoning; `visible` is what the agent got of the rest.
     `policy_version` sampled the last token; `policy_spans` is there where it did not sample all of them.
+    `abandoned`: the program hung up before it got the completion, so that no line has it.
     """
 
     kept: Whole
@@ -82,13 +83,14 @@ class ServedLine(TypedDict):
     policy_version: str | None
     policy_spans: NotRequired[tuple[PolicySpan, ...]]
     reasoning_chars: NotRequired[Whole]
+    abandoned: NotRequired[bool]
 
 
 class CompletionLine(ServedLine):
     """One completion with the facts of its turn. Times in seconds since the rollout's `started_at`.
 
     `tools`: what the prompt offers; missing: as the completion before, none before the first. `opening`: how the
-    answer was begun before it was sampled. `abandoned`: the program hung up before it got the completion.
+    answer was begun before it was sampled.
     """
 
     sequence: Whole
@@ -97,7 +99,6 @@ class CompletionLine(ServedLine):
     closing: str
     tools: NotRequired[tuple[dict[str, Any], ...]]
     opening: NotRequired[str]
-    abandoned: NotRequired[bool]
     started_s: Real
     ended_s: Real
     retries: Whole
@@ -604,8 +605,8 @@ def read_counted(text: bytes) -> Counted | CountedBadTask:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One completion of a recording. `sequence`, `kept`, `messages` and `prompt_ids` as in `Turn`: a program's
-    requests that were refused have numbers too."""
+    """One completion of a recording. `sequence`, `kept`, `messages`, `prompt_ids` and `abandoned` as in `Turn`: a
+    program's requests that were refused have numbers too."""
 
     sequence: int
     kept: int
@@ -613,6 +614,7 @@ class Served:
     segment: int
     prompt_ids: tuple[int, ...] | None
     completion: Completion
+    abandoned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -637,7 +639,13 @@ def read_episode(text: bytes) -> Episode | None:
         rollout_id=line.get("rollout_id"),
         served=tuple(
             Served(
-                c.get("sequence", number), c["kept"], c["messages"], c["segment"], c["prompt_ids"], _completion(c)
+                c.get("sequence", number),
+                c["kept"],
+                c["messages"],
+                c["segment"],
+                c["prompt_ids"],
+                _completion(c),
+                c.get("abandoned", False),
             )
             for number, c in enumerate(line["completions"], 1)
         ),

@@ -10,7 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from orchestrator.completion.base import Tokenizer
-from orchestrator.completion.trajectory import main_segment, sampled_by, sampled_tokens, side_lines, trajectory
+from orchestrator.completion.trajectory import (
+    in_lines,
+    main_segment,
+    sampled_by,
+    sampled_tokens,
+    side_lines,
+    trajectory,
+)
 from orchestrator.errors import RecordError
 from orchestrator.plan import rollout_id
 from orchestrator.run.groups import GroupFormat
@@ -136,7 +143,7 @@ def told_rows(
     trained = lines if form.trains_sides(told.agent.kind) else (main,)
     learns = told.score is not None and dropped is None and form.trains(told.outcome, told.record)
     weights = _weights(told.record, {segment: lines[segment] for segment in trained})
-    last = {turn.segment: turn for turn in turns}
+    last = {turn.segment: turn for turn, _ in in_lines(turns)}
     rows = []
     for segment, made in lines.items():
         row = replace(_bare(told, dropped, segment), main=segment == main, weight=weights.get(segment, 0.0))

@@ -8,9 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.completion.trajectory import sampled_tokens
 from orchestrator.observer import Listener
-from orchestrator.run.groups import untrained_tokens
+from orchestrator.run.groups import sampled_in, untrained_tokens
 from orchestrator.run.lenient import lines_from
 from orchestrator.run.line import Counted, CountedBadTask, WrittenGroup, read_counted
 from orchestrator.run.prices import Prices
@@ -126,8 +125,7 @@ class Tally(Listener):
         self.groups += 1
         self.trained += len(group.members_G)
         untrained = untrained_tokens(group, all_segments=self.all_segments)
-        sampled = sum(sampled_tokens(m.attempt.record.turns).total() for m in group.members_G)
-        self.trained_tokens += sampled - untrained
+        self.trained_tokens += sampled_in(group) - untrained
         self.untrained_tokens += untrained
         self.mixed += len({m.score.value for m in group.members_G}) > 1
 

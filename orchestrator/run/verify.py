@@ -14,11 +14,18 @@ from itertools import groupby
 from typing import Any
 
 from orchestrator.completion.base import Tokenizer, content_ids
-from orchestrator.completion.trajectory import Asked, main_segment, one_system, trajectory, untrained_share
+from orchestrator.completion.trajectory import (
+    Asked,
+    in_lines,
+    main_segment,
+    one_system,
+    trajectory,
+    untrained_share,
+)
 from orchestrator.errors import RecordError
 from orchestrator.run.groups import MASKED, MASKED_LOGPROB
 from orchestrator.run.line import Attempted, read_attempt
-from orchestrator.types import EndedName, Message, conversations
+from orchestrator.types import EndedName, Message
 
 CHECKS: dict[str, str] = {
     "shape": "strict JSON; every field has one entry per rollout, every list one per token",
@@ -222,8 +229,7 @@ def _check_record(
     score = known.score.value if known.score is not None else None
     was = (known.task_id, str(known.outcome.name), known.record.answer, score)
     findings.check("record", told == was, f"{where}: another task, outcome, answer or score")
-    asked = zip(known.record.turns, conversations(known.record.turns), strict=True)
-    turns = [(turn, talk) for turn, talk in asked if turn.segment == facts.get("segment", 0)]
+    turns = [asked for asked in in_lines(known.record.turns) if asked[0].segment == facts.get("segment", 0)]
     if not findings.check("record", bool(turns), f"{where}: no such segment"):
         return
     _check_lines(facts, known, where, findings)

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.completion.trajectory import main_segment
+from orchestrator.completion.trajectory import in_lines, main_segment
 from orchestrator.engine import Orchestrator
 from orchestrator.errors import ConfigError, EnvironmentUnusable
 from orchestrator.observer import Observer
@@ -39,7 +39,6 @@ from orchestrator.types import (
     PolicySpan,
     Task,
     Turn,
-    conversations,
     last_attempts,
 )
 
@@ -294,7 +293,8 @@ def _asked(task: Any) -> str | None:
 def training_trace(
     told: Attempted, form: GroupFormat, *, question: str = "", dropped: str | None = None
 ) -> TrainingTrace:
-    """One attempt on record as a trace: every completion with its whole prompt, line by line, the main one last.
+    """One attempt on record as a trace: each completion that somebody got with its whole prompt, line by line, the
+    main one last.
 
     The mask is 1 where `Row.env_mask` is: at sampled tokens of the lines that `form` trains on, of a rollout with
     a score. A completion without a token has no turn. `question` as for `told_rows`. Raises
@@ -309,7 +309,7 @@ def training_trace(
     sides = form.trains_sides(told.agent.kind)
     ids: dict[int, list[int]] = {}
     made: list[tuple[bool, int, TrainingTurn]] = []
-    for turn, talk in zip(turns, conversations(turns), strict=True):
+    for turn, talk in in_lines(turns):
         completion, line = turn.completion, ids.setdefault(turn.segment, [])
         if turn.prompt_ids is None or completion.tokens_T is None or completion.logprobs_T is None:
             raise ValueError(
@@ -344,7 +344,6 @@ def _turn(told: Attempted, turn: Turn, talk: Sequence[Message], prompt: list[int
             "kind": str(turn.kind),
             "agent": turn.agent,
             "segment": turn.segment,
-            "abandoned": turn.abandoned,
             "policy_version": completion.policy_version,
             "policy_spans": list(map(_span, completion.sampled_by)),
             "sampling_params": {"temperature": told.sampling.temperature, "top_p": told.sampling.top_p},

@@ -80,23 +80,40 @@ def test_an_answer_that_nobody_got_does_not_decide(rule: MainLine) -> None:
     assert main_segment(turns[:1], QUESTION, rule) == 0  # there is no other
 
 
-def test_a_line_counts_for_the_main_one_without_the_answer_that_nobody_got() -> None:
-    """A client that hangs up goes on from the line's earlier part, on a new line."""
-    cut = replace(asked(0, 50, abandoned=True), sequence=9)
-    assert main_segment((asked(0, 2), cut, asked(1, 3)), rule="longest") == 1
-
-
-def test_answers_that_nobody_got_are_on_record_and_trained_where_all_lines_are() -> None:
-    member = a_member(asked(0, 6, abandoned=True), asked(1, 2))
+def test_an_answer_that_nobody_got_is_in_no_line_and_counts_as_untrained() -> None:
+    """The line goes on before it; one that has nothing else is no line."""
+    first, cut, again = (
+        asked(0, 2),
+        replace(asked(0, 50, abandoned=True), sequence=2),
+        replace(asked(0, 1), sequence=3),
+    )
+    talk = (*TALK, Message("assistant", "x"), Message("user", "Go on."))
+    cut, again = (replace(turn, messages=talk, prompt_ids=(200,)) for turn in (cut, again))
+    member = a_member(first, cut, again, replace(asked(1, 7, abandoned=True), sequence=4))
+    assert member.trajectory.tokens_T == (100, 1, 2, 200, 1)
     line = attempt_line(member)
-    assert [turn.get("abandoned") for turn in line["completions"]] == [True, None]
-    assert read_attempt(dumps(line)).record == member.attempt.record
-    main, side = told_rows(read_attempt(dumps(line)), GroupFormat())
-    assert (main.segment, main.weight, side.weight) == (1, 0.25, 0.75)
-    assert (trained(main), trained(side)) == ([1, 2], [1, 2, 3, 4, 5, 6])
-    (written,) = GroupFormat().groups(group(member))
+    assert [turn.get("abandoned") for turn in line["completions"]] == [None, True, None, True]
+    told = read_attempt(dumps(line))
+    assert told.record == member.attempt.record
+    (row,) = told_rows(told, GroupFormat())
+    assert (row.weight, trained(row), sum(span.tokens for span in row.policy_spans)) == (1.0, [1, 2, 1], 3)
+    (written,) = json.loads(dumps(GroupFormat(all_segments=True).groups(group(member))))
     (facts,) = written["overrides"]
-    assert (facts["segment"], facts["untrained_share"], facts["abandoned_completions"]) == (1, 0.75, 1)
+    assert (facts["segments"], facts["other_segments"]) == (1, [])
+    assert (facts["untrained_completions"], facts["abandoned_completions"]) == (2, 2)
+    assert facts["untrained_share"] == told.untrained_share == 57 / 60
+    findings = Findings()
+    check_group(written, "line 1", findings, {told.rollout_id: dumps(line)})
+    assert findings.wrong == {}
+    tally = Tally()
+    tally.group(group(member))
+    assert (tally.trained_tokens, tally.untrained_tokens) == (3, 57)
+
+
+def test_where_nobody_got_an_answer_what_was_sampled_is_scored() -> None:
+    member = a_member(asked(0, 3, abandoned=True), asked(1, 5, abandoned=True))
+    rows = group_rows(group(member), GroupFormat())
+    assert [(row.segment, len(trained(row)), row.score) for row in rows] == [(1, 5, 0.25), (0, 3, 0.25)]
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.sampled_from(["longest", "first", "last"]))

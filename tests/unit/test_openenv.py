@@ -16,7 +16,7 @@ from orchestrator.run.groups import GroupFormat
 from orchestrator.run.line import told_of
 from orchestrator.run.rows import Row, told_rows
 from orchestrator.trainers.openenv import epoch_of, training_trace
-from orchestrator.types import Attempt, EndedName, Failed, FailedName, Group
+from orchestrator.types import AgentKind, Attempt, EndedName, Failed, FailedName, Group
 from tests.fakes.plans import a_plan, a_record
 from tests.unit.test_rows import groups
 
@@ -41,27 +41,30 @@ def lines_of(trace: TrainingTrace) -> dict[int, tuple[list[int], list[int], list
     return found
 
 
-def same(row: Row, line: tuple[list[int], list[int], list[float]], *, learns: bool) -> bool:
+def same(row: Row, line: tuple[list[int], list[int], list[float]]) -> bool:
     tokens, mask, logprobs = line
     ours = [0] * len(row.prompt_ids) + list(row.env_mask)
-    if not learns or not any(row.env_mask):
+    if not any(row.env_mask):
         return tokens == [*row.prompt_ids, *row.completion_ids] and not any(mask)
     trained = [p for p in row.logprobs or () if p is not None]
     return tokens == [*row.prompt_ids, *row.completion_ids] and mask == ours and logprobs == trained
 
 
-@given(groups(), st.booleans(), st.booleans(), st.booleans())
-def test_a_trace_is_the_rows_of_its_rollout(group: Group, all_segments: bool, mixed: bool, all_ends: bool) -> None:
+@given(groups(), st.sampled_from(["code", "program"]), st.none() | st.booleans(), st.booleans(), st.booleans())
+def test_a_trace_is_the_rows_of_its_rollout(
+    group: Group, kind: AgentKind, all_segments: bool | None, mixed: bool, all_ends: bool
+) -> None:
     form = GroupFormat(
         all_segments=all_segments, mixed_versions=mixed, untrained=frozenset() if all_ends else TIMEOUT
     )
     told = [told_of(member) for member in group.members_G]
+    told = [replace(one, agent=replace(one.agent, kind=kind)) for one in told]
     assume(all(turn.completion.logprobs_T is not None for one in told for turn in one.record.turns))
     for one in told:
         trace, rows = training_trace(one, form), {row.segment: row for row in told_rows(one, form)}
         lines = lines_of(trace)
         assert lines.keys() == rows.keys()
-        assert all(same(row, lines[n], learns=row.main or all_segments) for n, row in rows.items())
+        assert all(same(row, lines[n]) for n, row in rows.items())
         assert trace.turns[-1].metadata["segment"] == one.segment
         dropped = training_trace(one, form, dropped="why")
         assert not any(any(turn.loss_mask) for turn in dropped.turns)

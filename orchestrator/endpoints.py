@@ -93,6 +93,7 @@ async def _reach(
         server_type=server.server_type,
         tokens=config.env.token_source,
         temperature=config.env.temperature,
+        max_token_length=config.env.max_token_length,
         notes=notes,
         patience=Patience(server.startup_timeout, tell),
         policy=policy,

@@ -94,6 +94,10 @@ class ContextLengthError(OrchestratorError):
     """The prompt no longer fits the model. A policy outcome, not a failure: `context_length`."""
 
 
+class FullContext(ContextLengthError):
+    """The prompt leaves no room in what the endpoint says that it holds: nobody need be asked whether it is so."""
+
+
 class ProtocolError(OrchestratorError):
     """A sandbox sent something invalid. The call is answered with INVALID_ARGUMENT."""
 

@@ -6,12 +6,12 @@ import asyncio
 import re
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
-from orchestrator.errors import CompletionError, ContextLengthError
+from orchestrator.errors import CompletionError, ContextLengthError, FullContext
 from orchestrator.redact import redact
 from orchestrator.types import CallFormat, Completion, Message, PolicySpan, Sampling, Split, Tools, Wishes
 
@@ -107,6 +107,17 @@ class CompletionRequest:
     begun: tuple[Part, ...] = ()
     wishes: Wishes = field(default_factory=Wishes)
     call_format: CallFormat | None = None
+
+
+def fitted(request: CompletionRequest, context_length: int | None) -> CompletionRequest:
+    """The request, for no more tokens than fit behind its prompt. `context_length`: of prompt and completion
+    together; None: not known. Raises FullContext."""
+    prompt = len(request.prompt_ids or ())  # 0: sent as text, whose length the endpoint knows
+    if context_length is None or request.sampling.max_tokens <= context_length - prompt:
+        return request
+    if prompt >= context_length:
+        raise FullContext(f"a prompt of {prompt} tokens for an endpoint that holds {context_length}")
+    return replace(request, sampling=replace(request.sampling, max_tokens=context_length - prompt))
 
 
 def answer_bytes(request: CompletionRequest) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 
 from orchestrator.calls.structured import structured
 from orchestrator.calls.written import written
-from orchestrator.completion.base import PROBE_HEADER, CompletionRequest, Refusal, UnusableSample
+from orchestrator.completion.base import PROBE_HEADER, CompletionRequest, Refusal, UnusableSample, fitted
 from orchestrator.completion.http import HttpClient
 from orchestrator.completion.line import cut_at_stop
 from orchestrator.completion.reasoning import reasoning_chars, tagged
@@ -49,6 +49,7 @@ class ChatCompleter:
 
     takes_ids = False
     guides = True  # the endpoint does, or refuses
+    context_length: int | None = None  # most tokens of prompt and completion together; None: not known
 
     def __init__(
         self,
@@ -109,6 +110,8 @@ class ChatCompleter:
                 return
 
     async def sample(self, request: CompletionRequest) -> Completion:
+        request = fitted(request, self.context_length)
+
         async def call() -> Completion:
             while True:
                 try:

@@ -1,6 +1,7 @@
 """Finds out with a few small requests how an endpoint can be sampled from, and connects.
 
-1. The model list: whether a server answers and takes the key, and what kind of server it is.
+1. The model list: whether a server answers and takes the key, what kind of server it is, and how many tokens of
+   prompt and completion together it holds.
 2. One token through that server's id-in dialect: whether ids and log-probs really come back and both
    sides have the same tokenizer.
 3. vLLM, llama.cpp: a text through the server's own tokenizer. Without ids: one token of chat.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from orchestrator.completion.atropos_generate import AtroposDialect
@@ -24,7 +26,7 @@ from orchestrator.completion.connect_ids import ids_or_why_not
 from orchestrator.completion.http import HttpClient, Unreadable
 from orchestrator.completion.ids import Dialect, IdCompleter
 from orchestrator.completion.llamacpp import LlamaCppDialect
-from orchestrator.completion.retry import Retryable
+from orchestrator.completion.retry import NONSENSE, Retryable
 from orchestrator.completion.sglang import SglangDialect
 from orchestrator.completion.startup import NO_PATIENCE, Patience, Startup
 from orchestrator.completion.tokenizer import HubTokenizer
@@ -48,6 +50,7 @@ async def connect(
     server_type: ServerType = "auto",
     tokens: TokenPolicy = "auto",
     temperature: float = 1.0,
+    max_token_length: int | None = None,
     notes: list[str] | None = None,
     patience: Patience = NO_PATIENCE,
     policy: Policy | None = None,
@@ -60,7 +63,13 @@ async def connect(
     notes, policy = notes if notes is not None else [], policy or Policy()
     client, startup = HttpClient(endpoint), Startup(endpoint, patience)
     try:
-        owner = await _owner(client, startup)
+        card = await _card(client, startup)
+        owner = card.owner
+        if card.context_length is not None and card.context_length < (max_token_length or 0):
+            notes.append(
+                f"{endpoint.shown} holds {card.context_length} tokens, fewer than env.max_token_length "
+                f"({max_token_length}): rollouts that are longer end as context_length"
+            )
         dialect = _dialect(owner, server_type)
         if endpoint.hosted or tokens == "retokenize" or tokenizer is None or dialect is None:
             why = "it was asked for" if tokens == "retokenize" else _why_no_ids(endpoint, tokenizer)
@@ -76,6 +85,9 @@ async def connect(
                 policy=policy,
             )
             if isinstance(found, IdCompleter):
+                # llama.cpp tells a completion that fills its context as it tells one whose beginning it dropped.
+                spare = int(isinstance(dialect, LlamaCppDialect))
+                found.context_length = card.context_length and card.context_length - spare
                 _demand_no_asked_reasoning(endpoint, "it takes token ids")
                 startup.over()
                 return found
@@ -89,6 +101,7 @@ async def connect(
             _demand_no_asked_reasoning(endpoint, f"{owner} does not know it")
         notes.append(f"tokens are made from text: {why}")
         completer = ChatCompleter(client, attribution=Attribution(policy), why=why)
+        completer.context_length = card.context_length
         if not endpoint.hosted:
             await completer.probe(startup, requests=1 if dialect is not None and tokenizer is not None else 2)
         startup.over()
@@ -98,8 +111,16 @@ async def connect(
     return completer
 
 
-async def _owner(client: HttpClient, startup: Startup) -> str | None:
-    """The server's `owned_by` in its model list: `vllm`, `sglang`, `llamacpp` …; empty: none; None: no list."""
+@dataclass(frozen=True, slots=True)
+class _Card:
+    """What the model list says. `owner`: its `owned_by`, as `vllm`, `sglang`, `llamacpp`; empty: none; None: there
+    is no list. `context_length`: tokens of prompt and completion together; None: it does not say."""
+
+    owner: str | None = None
+    context_length: int | None = None
+
+
+async def _card(client: HttpClient, startup: Startup) -> _Card:
     try:
         answer = await startup.answered(
             lambda: client.get("/v1/models", timeout_s=LIST_TIMEOUT_S, headers=PROBE_HEADER)
@@ -107,15 +128,19 @@ async def _owner(client: HttpClient, startup: Startup) -> str | None:
     except AuthenticationError as error:
         raise EnvironmentUnusable(str(error)) from error
     except (Refusal, ContextLengthError, Unreadable):
-        return None
+        return _Card()
     except CompletionError as error:
         raise EnvironmentUnusable(
             f"no answer from the endpoint {client.endpoint.shown}: {error}; start it or set --openai.base_url"
         ) from error
     try:
-        return str(answer["data"][0].get("owned_by", ""))
-    except (KeyError, TypeError, IndexError, AttributeError):
-        return ""
+        first = answer["data"][0]
+        own = next((one for one in answer["data"] if one.get("id") == client.endpoint.model), first)
+        # vLLM and SGLang, whose adapters are on the list without it, and llama.cpp.
+        told = own.get("max_model_len") or first.get("max_model_len") or (own.get("meta") or {}).get("n_ctx")
+        return _Card(str(first.get("owned_by", "")), told if type(told) is int and told > 0 else None)
+    except NONSENSE:
+        return _Card("")
 
 
 async def one_answers(endpoints: Sequence[Endpoint]) -> None:

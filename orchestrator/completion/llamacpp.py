@@ -26,6 +26,7 @@ from orchestrator.completion.ids import IdCompleter
 from orchestrator.completion.retry import NONSENSE, Retryable
 from orchestrator.completion.sampled import Sampled
 from orchestrator.completion.versions import Question, llamacpp_adapters
+from orchestrator.errors import ContextLengthError
 from orchestrator.types import PolicySpan
 
 log = logging.getLogger(__name__)
@@ -79,7 +80,11 @@ class LlamaCppDialect:
             ids += event.get("tokens") or []
             logprobs += [entry["logprob"] for entry in event.get("completion_probabilities") or []]
         last = answer[-1]
-        if not last["stop"] or last.get("truncated"):
+        if last.get("truncated"):
+            raise ContextLengthError(
+                f"the context of the server is full, with {last['tokens_evaluated']} prompt tokens"
+            )
+        if not last["stop"]:
             raise ValueError("no end")
         return Sampled(
             ids=ids,

@@ -30,7 +30,10 @@ NONSENSE = (LookupError, TypeError, ValueError, AttributeError, OverflowError, R
 _CONTEXT_WORDS = (
     "context length", "context_length", "context size", "context window", "maximum context",
     "max_model_len", "longer than the model", "exceeds the available context", "too many tokens",
-    "input is too long", "exceed_context_size",
+    "input is too long", "exceed_context_size", "prompt is too long", "maximum model length",
+    "maximum prompt length", "maximum allowed length", "maximum input length", "max_seq_len",
+    "input length should be", "input token count", "`max_new_tokens` must be <=",
+    "max_tokens must be at least 1",  # we ask for one at least: vLLM had no room for it
 )  # fmt: skip
 
 

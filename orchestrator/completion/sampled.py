@@ -24,6 +24,7 @@ from orchestrator.completion.base import (
     Part,
     Refusal,
     UnusableSample,
+    fitted,
     ids_of,
 )
 from orchestrator.completion.line import visible_text
@@ -79,11 +80,13 @@ class IdCompletions(ABC):
     """Completions as ids: checked, continued behind what was aborted, tried again. Who samples is a subclass's.
 
     `joins`: who samples may continue what was aborted itself, and then misses a stop string that was begun before.
+    `context_length`: most tokens of prompt and completion together; None: not known.
     """
 
     takes_ids = True
     guides = False
     joins = False
+    context_length: int | None = None
 
     def __init__(
         self,
@@ -115,6 +118,7 @@ class IdCompletions(ABC):
         return False
 
     async def sample(self, request: CompletionRequest) -> Completion:
+        request = fitted(request, self.context_length)
         parts = list(request.begun)
         try:
             completion, retries = await with_retries(

@@ -73,6 +73,7 @@ async def _endpoint(config: Config, server: OpenAISettings, tokenizer: HubTokeni
             server_type=server.server_type,
             tokens=config.env.token_source,
             temperature=config.env.temperature,
+            max_token_length=config.env.max_token_length,
             notes=notes,
         )
     except NotServing as error:  # whoever asks the doctor wants to know now

@@ -16,6 +16,7 @@ from orchestrator.errors import (
     CompletionError,
     CompletionTimeout,
     ContextLengthError,
+    FullContext,
     OrchestratorError,
 )
 from orchestrator.types import Completion
@@ -40,6 +41,8 @@ class Verdict:
 def needs_control(error: Exception, *, sampled: bool) -> bool:
     """Whether the policy could have caused this failure, or the failure could end the run. `sampled`: the policy
     has sampled a token."""
+    if isinstance(error, FullContext):
+        return False
     return sampled or isinstance(error, UnusableSample | AuthenticationError)
 
 

@@ -157,7 +157,9 @@ class ScriptedServer:
         if fault and (instead := await self._instead(fault, ask, request)):
             return instead
         limit = self.model.context_length
-        if refused := self.dialect.too_long(len(ask.prompt_ids), ask.max_tokens or 1, limit):
+        if refused := self.dialect.too_long(
+            len(ask.prompt_ids), 1 if ask.max_tokens is None else ask.max_tokens, limit
+        ):
             raise refused
         answer = self._sample(ask, call, reply, served)
         return await self._send(request, endpoint, ask, _spoil(answer, fault, self.model), fault)

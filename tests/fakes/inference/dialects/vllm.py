@@ -25,7 +25,7 @@ from tests.fakes.inference.dialects.base import (
 from tests.fakes.inference.dialects.chat import ChatCompletions
 from tests.fakes.inference.model import Model, as_messages
 
-VERSION = "0.11.0"
+VERSION = "0.32.0"
 SAMPLING = frozenset(
     [
         "max_tokens",
@@ -46,7 +46,7 @@ SAMPLING = frozenset(
 
 
 class CompletionRequest(Strict):
-    """The fields of vLLM 0.11's CompletionRequest, without those for structured output and transfer."""
+    """The fields of vLLM's CompletionRequest, without those for structured output and transfer."""
 
     model: str | None = None
     prompt: list[Annotated[int, Field(ge=0)]] | str
@@ -100,7 +100,7 @@ class Completions:
             raise Refused(400, VllmDialect.body("this scripted vLLM gives one plain completion", 400))
         ids = request.prompt if isinstance(request.prompt, list) else model.encode(request.prompt)
         if not ids:
-            raise Refused(400, VllmDialect.body("The decoder prompt cannot be empty", 400))
+            raise Refused(400, VllmDialect.body("You must pass at least one prompt", 400))
         if max(ids) >= model.size:
             raise Refused(400, VllmDialect.body(f"Token id {max(ids)} is out of vocabulary", 400))
         return Ask(
@@ -131,6 +131,7 @@ class Completions:
             "token_ids": answer.ids if request.return_token_ids else None,
             "prompt_logprobs": None,
             "prompt_token_ids": answer.prompt_ids if request.return_token_ids else None,
+            "routed_experts": None,
         }
         return {
             "id": f"cmpl-{answer.number}",
@@ -139,14 +140,17 @@ class Completions:
             "model": model.name,
             "choices": [] if answer.empty else [choice],
             "service_tier": None,
-            "system_fingerprint": None,
+            "system_fingerprint": f"vllm-{VERSION}-3444220e",
             "usage": {
                 "prompt_tokens": answer.prompt_tokens,
                 "total_tokens": answer.prompt_tokens + answer.completion_tokens,
                 "completion_tokens": answer.completion_tokens,
                 "prompt_tokens_details": None,
+                "completion_tokens_details": None,
             },
             "kv_transfer_params": None,
+            "ec_transfer_params": None,
+            "metrics": None,
             **({"weight_version": answer.last_version} if answer.last_version is not None else {}),
         }
 
@@ -199,6 +203,8 @@ class VllmDialect:
                 return {"object": "list", "data": [card | more]}
             case "POST", "/tokenize":
                 return self._tokenize(body, model)
+        if path in self.endpoints:
+            raise Refused(405, {"detail": "Method Not Allowed"})
         raise Refused(404, {"detail": "Not Found"})
 
     def error(self, status: int, message: str) -> JSON:
@@ -208,19 +214,24 @@ class VllmDialect:
         return {"error": "Unauthorized"}
 
     def too_long(self, prompt_tokens: int, max_tokens: int, limit: int) -> Refused | None:
-        if prompt_tokens + max_tokens <= limit and prompt_tokens < limit:
-            return None
-        return Refused(
-            400,
-            self.body(
-                f"This model's maximum context length is {limit} tokens. However, you requested {max_tokens} "
-                f"output tokens and your prompt contains at least {prompt_tokens} input tokens, for a total of "
-                f"at least {prompt_tokens + max_tokens} tokens. Please reduce the length of the input prompt or "
-                "the number of requested output tokens.",
-                400,
-                param="input_tokens",
-            ),
-        )
+        """Asked for more than fits behind the prompt, vLLM samples what fits."""
+        if max_tokens > limit:
+            text = f"max_tokens={max_tokens} cannot be greater than max_model_len={limit}."
+            return self._invalid("max_tokens", max_tokens, f"{text} Please request fewer output tokens.")
+        if prompt_tokens > limit:
+            least = "at least " * (prompt_tokens == limit + 1)
+            text = (
+                f"This model's maximum context length is {limit} tokens. However, your prompt contains "
+                f"{least}{prompt_tokens} input tokens, which exceeds this limit even without any output tokens. "
+                "Please reduce the length of the input prompt."
+            )
+            return self._invalid("input_tokens", prompt_tokens, text)
+        if prompt_tokens == limit or max_tokens < 1:
+            return self._invalid("max_tokens", 0, "max_tokens must be at least 1, got 0.")
+        return None
+
+    def _invalid(self, parameter: str, value: int, text: str) -> Refused:
+        return Refused(400, self.body(f"{text} (parameter={parameter}, value={value})", 400, param=parameter))
 
     @staticmethod
     def body(message: str, status: int, param: str | None = None) -> JSON:
@@ -231,15 +242,27 @@ class VllmDialect:
     @staticmethod
     def invalid(error: ValidationError) -> JSON:
         faults = [
-            {"type": e["type"], "loc": ("body", *e["loc"]), "msg": e["msg"]}
-            for e in error.errors(include_url=False, include_context=False, include_input=False)
+            {
+                "type": e["type"],
+                "loc": ".".join(map(str, ("body", *e["loc"]))),
+                "msg": e["msg"],
+                "input": e["input"],
+            }
+            for e in error.errors(include_url=False, include_context=False)
         ]
-        return {"error": {"message": str(faults), "type": "Bad Request", "param": None, "code": 400}}
+        told = f"{len(faults)} validation error{'s' * (len(faults) > 1)}:"
+        message = "\n  ".join([told, *map(str, faults)])
+        return {"error": {"message": message, "type": "Bad Request", "param": faults[0]["loc"], "code": 400}}
 
     @staticmethod
     def check_model(name: str | None, model: Model) -> None:
         if name is not None and name != model.name:
-            raise Refused(404, VllmDialect.body(f"The model `{name}` does not exist.", 404, param="model"))
+            raise Refused(
+                404,
+                VllmDialect.body(
+                    f"The model `{name}` does not exist. Valid aliases: {model.name}.", 404, param="model"
+                ),
+            )
 
     def _tokenize(self, body: Mapping[str, Any], model: Model) -> JSON:
         known = {"model", "prompt", "messages", "add_special_tokens", "add_generation_prompt", "return_token_strs"}

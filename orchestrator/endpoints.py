@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from orchestrator.agents.call_format import call_format
 from orchestrator.completion.base import Completer, Endpoint
 from orchestrator.completion.chat import ChatCompleter
 from orchestrator.completion.connect import connect
@@ -94,6 +95,7 @@ async def _reach(
         tokens=config.env.token_source,
         temperature=config.env.temperature,
         max_token_length=config.env.max_token_length,
+        calls=call_format(config.env, config.agent_spec(), tokenizer),
         notes=notes,
         patience=Patience(server.startup_timeout, tell),
         policy=policy,

@@ -28,7 +28,7 @@ from orchestrator.completion.versions import Attribution, version_text
 from orchestrator.errors import AuthenticationError, CompletionError, ContextLengthError, EnvironmentUnusable
 from orchestrator.policy import Policy
 from orchestrator.text import MAX_JSON_INTEGER, valid
-from orchestrator.types import Call, Completion, Message, Sampling, Wishes
+from orchestrator.types import Call, CallFormat, Completion, Message, Sampling, Tools, Wishes
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,17 @@ _EXTRAS = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "repeat_penalty
 # Parameters that are left out when an endpoint refuses them by name. Temperature is not among them.
 _OPTIONAL = (*_EXTRAS, "seed", "logprobs", "presence_penalty", "frequency_penalty", "n")
 _REASONING = ("reasoning_content", "reasoning")  # fields for reasoning that is sent apart from the answer
+_TRIAL = (Message("user", "1+1="),)
+_TOOLS: Tools = (
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "description": "Adds two numbers.",
+            "parameters": {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}},
+        },
+    },
+)
 PROBES = 2
 PROBE_TIMEOUT_S = 60.0
 MAX_BODY_BYTES = 32 << 20
@@ -85,7 +96,7 @@ class ChatCompleter:
         """
         url = self.endpoint.shown
         sampling = Sampling(temperature=1.0, top_p=1.0, max_tokens=1, seed=1)
-        request = CompletionRequest((Message("user", "1+1="),), None, (), sampling, "probe", "probe", 0, 0)
+        request = CompletionRequest(_TRIAL, None, (), sampling, "probe", "probe", 0, 0)
 
         async def asked() -> Completion:
             call = partial(self._call, request, PROBE_TIMEOUT_S, headers=PROBE_HEADER, refuse_all_extras=True)
@@ -108,6 +119,26 @@ class ChatCompleter:
                 raise EnvironmentUnusable(f"the endpoint {url} refuses completions: {error}") from error
             else:
                 return
+
+    async def probe_tools(self, startup: Startup, calls: CallFormat) -> None:
+        """Raises EnvironmentUnusable where the endpoint serves, but refuses tools."""
+        sampling = Sampling(temperature=1.0, top_p=1.0, max_tokens=1, seed=1)
+        request = CompletionRequest(
+            _TRIAL, None, (), sampling, "probe", "probe", 0, 0, wishes=Wishes(tools=_TOOLS), call_format=calls
+        )
+        if not startup.samples_left:
+            return
+        try:
+            await startup.answered(
+                lambda: startup.sample(lambda: self._call(request, PROBE_TIMEOUT_S, headers=PROBE_HEADER))
+            )
+        except Refusal as refusal:
+            raise EnvironmentUnusable(
+                f"the endpoint {self.endpoint.shown} refuses tools ({refusal}); start it with a parser of calls "
+                "(vLLM: --enable-auto-tool-choice --tool-call-parser NAME), or set --env.tool_call_format json"
+            ) from refusal
+        except (CompletionError, _ParameterRefused) as error:  # it serves: a run may find out more
+            log.debug("the probe of %s with tools: %s", self.endpoint.shown, error)
 
     async def sample(self, request: CompletionRequest) -> Completion:
         request = fitted(request, self.context_length)

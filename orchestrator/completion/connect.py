@@ -34,6 +34,7 @@ from orchestrator.completion.versions import Attribution
 from orchestrator.completion.vllm import VllmDialect
 from orchestrator.errors import AuthenticationError, CompletionError, ContextLengthError, EnvironmentUnusable
 from orchestrator.policy import Policy
+from orchestrator.types import CallFormat
 
 log = logging.getLogger(__name__)
 
@@ -51,11 +52,13 @@ async def connect(
     tokens: TokenPolicy = "auto",
     temperature: float = 1.0,
     max_token_length: int | None = None,
+    calls: CallFormat | None = None,
     notes: list[str] | None = None,
     patience: Patience = NO_PATIENCE,
     policy: Policy | None = None,
 ) -> Completer:
-    """A completer, tried unless the service is hosted. `policy`: what a trainer says it serves.
+    """A completer, tried unless the service is hosted. `calls`: how the run's agents call the tools that they
+    bring; None: they bring none. `policy`: what a trainer says it serves.
 
     Raises EnvironmentUnusable, which says what to do; it is NotServing for an endpoint that is away or loading
     when the patience ends.
@@ -104,6 +107,8 @@ async def connect(
         completer.context_length = card.context_length
         if not endpoint.hosted:
             await completer.probe(startup, requests=1 if dialect is not None and tokenizer is not None else 2)
+            if calls is not None:
+                await completer.probe_tools(startup, calls)
         startup.over()
     except BaseException:
         await client.aclose()

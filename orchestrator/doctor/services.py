@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator.agents.call_format import call_format
 from orchestrator.completion.connect import connect
 from orchestrator.completion.replay import ReplayCompleter
 from orchestrator.completion.tokenizer import HubTokenizer
@@ -74,6 +75,7 @@ async def _endpoint(config: Config, server: OpenAISettings, tokenizer: HubTokeni
             tokens=config.env.token_source,
             temperature=config.env.temperature,
             max_token_length=config.env.max_token_length,
+            calls=call_format(config.env, config.agent_spec(), tokenizer),
             notes=notes,
         )
     except NotServing as error:  # whoever asks the doctor wants to know now

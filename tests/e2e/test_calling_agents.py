@@ -61,7 +61,7 @@ def home() -> Iterator[Path]:
 
 def given(home: Path, base_url: str, **more: object) -> list[str]:
     team, tools = json.dumps(TEAM), json.dumps(["python:prices:price"])
-    return flags(home, base_url, agent="tool_calling", managed_agents=team, host_tools=tools, **more)
+    return flags(home, base_url, **{"agent": "tool_calling", "managed_agents": team, "host_tools": tools, **more})
 
 
 def group_of(home: Path) -> dict[str, Any]:
@@ -144,3 +144,16 @@ async def test_without_a_format_calls_are_json_in_the_text(home: Path, dialect: 
         assert (line["plan"]["agent"]["call_format"], line["score_parts"]["format"]) == (None, 1.0)
     assert json.loads((home / "run" / "run.json").read_text())["agent"]["tool_calls"] == "json"
     await verified(home)
+
+
+async def test_an_endpoint_that_refuses_tools_ends_the_run_before_its_first_rollout(home: Path) -> None:
+    with scripted_endpoint({QUESTION: [JSON]}, "--dialect", "vllm") as endpoint:
+        text = {"token_source": "retokenize", "managed_agents": None}
+        ended = await run(*given(home, endpoint.base_url, **text), directory=home)
+        assert ended.code == 3
+        line = ended.stderr.strip().splitlines()[-1]
+        assert "refuses tools" in line
+        assert "--env.tool_call_format json" in line
+        assert endpoint.completions() == []
+        ended = await run(*given(home, endpoint.base_url, **text, tool_call_format="json"), directory=home)
+        assert ended.code == 0, ended.stderr

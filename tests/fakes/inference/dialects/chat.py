@@ -86,7 +86,8 @@ class ChatCompletions:
     """One server's chat endpoint.
 
     hosted: refuses what OpenAI's service does not know. `new_limit`: takes max_completion_tokens only.
-    ids_in_logprobs: log-prob entries have an `id`. token_ids: knows `return_token_ids`.
+    ids_in_logprobs: log-prob entries have an `id`. token_ids: knows `return_token_ids`. no_tools: how it refuses
+    tools that the model may call; empty: it takes them.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class ChatCompletions:
         ids_in_logprobs: bool = False,
         token_ids: bool = False,
         entries: Entries = "visible",
+        no_tools: str = "",
     ) -> None:
         self._dialect = dialect
         self._hosted = hosted
@@ -105,6 +107,7 @@ class ChatCompletions:
         self._ids_in_logprobs = ids_in_logprobs
         self._token_ids = token_ids
         self._entries = entries
+        self._no_tools = no_tools
 
     def parse(self, body: Mapping[str, Any], model: Model) -> Ask:
         try:
@@ -118,6 +121,8 @@ class ChatCompletions:
             raise Refused(404, self._dialect.error(404, f"The model `{request.model}` does not exist."))
         if request.n not in (None, 1) or request.stream:
             raise self._refused("this scripted server gives one completion, in one piece")
+        if self._no_tools and request.tools and request.tool_choice in (None, "auto"):
+            raise self._refused(self._no_tools)
         if self._new_limit and request.max_tokens is not None:
             raise self._refused(
                 "Unsupported parameter: 'max_tokens' is not supported with this model. "

@@ -176,14 +176,17 @@ class Completions:
 
 
 class VllmDialect:
-    """vLLM as released: completions, chat, tokenizer."""
+    """vLLM as released: completions, chat, tokenizer. `parses_calls`: it was started with a parser of calls."""
 
     name = "vllm"
 
-    def __init__(self) -> None:
+    def __init__(self, *, parses_calls: bool = False) -> None:
+        no_tools = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
         self.endpoints: Mapping[str, Endpoint] = {
             "/v1/completions": Completions(),
-            "/v1/chat/completions": ChatCompletions(self, token_ids=True, entries="all"),
+            "/v1/chat/completions": ChatCompletions(
+                self, token_ids=True, entries="all", no_tools="" if parses_calls else no_tools
+            ),
         }
 
     def query(self, method: str, path: str, body: Mapping[str, Any], model: Model) -> JSON:

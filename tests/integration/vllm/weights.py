@@ -7,7 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from orchestrator.local_model.gguf import write_tokenizer
+from orchestrator.local_model.gguf import read_metadata, write_tokenizer
 from orchestrator.local_model.weights import MODELS, default_directory, fetch_weights, only_one
 
 MODEL = MODELS["qwen2.5-coder-0.5b"]
@@ -42,5 +42,6 @@ def _dequantised(gguf: Path, folder: Path) -> Path:
     del model.config.quantization_config
     model.save_pretrained(folder)
     write_tokenizer(gguf, folder)
+    (folder / "chat_template.jinja").write_text(read_metadata(gguf)["tokenizer.chat_template"])
     (folder / "generation_config.json").write_text(json.dumps(GENERATION, indent=2))
     return folder

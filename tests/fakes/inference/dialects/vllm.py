@@ -26,6 +26,9 @@ from tests.fakes.inference.dialects.chat import ChatCompletions
 from tests.fakes.inference.model import Model, as_messages
 
 VERSION = "0.32.0"
+FINGERPRINT = f"vllm-{VERSION}-3444220e"
+_PROMPTS = ("prompt", "messages")
+_TRANSFER = ("kv_transfer_params", "ec_transfer_params", "metrics")
 SAMPLING = frozenset(
     [
         "max_tokens",
@@ -62,8 +65,8 @@ class CompletionRequest(Strict):
     stream: bool | None = False
     stream_options: dict[str, Any] | None = None
     suffix: str | None = None
-    temperature: float | None = Field(None, ge=0)
-    top_p: float | None = Field(None, gt=0, le=1)
+    temperature: float | None = None
+    top_p: float | None = None
     user: str | None = None
     use_beam_search: bool = False
     top_k: int | None = Field(None, ge=-1)
@@ -96,6 +99,10 @@ class Completions:
         except ValidationError as error:
             raise Refused(400, VllmDialect.invalid(error)) from error
         VllmDialect.check_model(request.model, model)
+        if (value := request.temperature) is not None and value < 0:
+            raise VllmDialect.refused("temperature", value, f"temperature must be non-negative, got {value}.")
+        if (value := request.top_p) is not None and not 0 < value <= 1:
+            raise VllmDialect.refused("top_p", value, f"top_p must be in (0, 1], got {value}.")
         if request.n != 1 or request.echo or request.use_beam_search or request.stream:
             raise Refused(400, VllmDialect.body("this scripted vLLM gives one plain completion", 400))
         ids = request.prompt if isinstance(request.prompt, list) else model.encode(request.prompt)
@@ -140,7 +147,7 @@ class Completions:
             "model": model.name,
             "choices": [] if answer.empty else [choice],
             "service_tier": None,
-            "system_fingerprint": f"vllm-{VERSION}-3444220e",
+            "system_fingerprint": FINGERPRINT,
             "usage": {
                 "prompt_tokens": answer.prompt_tokens,
                 "total_tokens": answer.prompt_tokens + answer.completion_tokens,
@@ -148,9 +155,7 @@ class Completions:
                 "prompt_tokens_details": None,
                 "completion_tokens_details": None,
             },
-            "kv_transfer_params": None,
-            "ec_transfer_params": None,
-            "metrics": None,
+            **dict.fromkeys(_TRANSFER),
             **({"weight_version": answer.last_version} if answer.last_version is not None else {}),
         }
 
@@ -175,6 +180,32 @@ class Completions:
         }
 
 
+class Chats(ChatCompletions):
+    """`/v1/chat/completions`."""
+
+    def parse(self, body: Mapping[str, Any], model: Model) -> Ask:
+        VllmDialect.check_model(body.get("model"), model)
+        if body.get("messages") == []:
+            told = "Cannot apply chat template to an empty conversation. Provide at least one message."
+            raise Refused(400, VllmDialect.body(told, 400))
+        ask = super().parse(body, model)
+        if len(ask.prompt_ids) > model.context_length:  # a text is encoded no further
+            raise VllmDialect.full(model.context_length + 1, model.context_length)
+        return ask
+
+    def answer(self, ask: Ask, answer: Answer, model: Model) -> JSON:
+        whole = super().answer(ask, answer, model)
+        ids = (ask.request.model_extra or {}).get("return_token_ids")
+        for choice in whole["choices"]:
+            choice["message"] |= {"annotations": None, "audio": None, "function_call": None, "reasoning": None}
+            stopped = answer.stopped_by if isinstance(answer.stopped_by, str) else None
+            choice |= {"stop_reason": stopped, "token_ids": answer.ids if ids else None, "routed_experts": None}
+        whole["usage"] |= {"prompt_tokens_details": None, "completion_tokens_details": None}
+        more = dict.fromkeys(("prompt_logprobs", "prompt_text", *_TRANSFER))
+        prompt = {"prompt_token_ids": answer.prompt_ids if ids else None}
+        return whole | more | prompt | {"service_tier": None, "system_fingerprint": FINGERPRINT}
+
+
 class VllmDialect:
     """vLLM as released: completions, chat, tokenizer. `parses_calls`: it was started with a parser of calls."""
 
@@ -184,7 +215,7 @@ class VllmDialect:
         no_tools = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
         self.endpoints: Mapping[str, Endpoint] = {
             "/v1/completions": Completions(),
-            "/v1/chat/completions": ChatCompletions(
+            "/v1/chat/completions": Chats(
                 self, token_ids=True, entries="all", no_tools="" if parses_calls else no_tools
             ),
         }
@@ -220,21 +251,27 @@ class VllmDialect:
         """Asked for more than fits behind the prompt, vLLM samples what fits."""
         if max_tokens > limit:
             text = f"max_tokens={max_tokens} cannot be greater than max_model_len={limit}."
-            return self._invalid("max_tokens", max_tokens, f"{text} Please request fewer output tokens.")
+            return self.refused("max_tokens", max_tokens, f"{text} Please request fewer output tokens.")
         if prompt_tokens > limit:
-            least = "at least " * (prompt_tokens == limit + 1)
-            text = (
-                f"This model's maximum context length is {limit} tokens. However, your prompt contains "
-                f"{least}{prompt_tokens} input tokens, which exceeds this limit even without any output tokens. "
-                "Please reduce the length of the input prompt."
-            )
-            return self._invalid("input_tokens", prompt_tokens, text)
+            return self.full(prompt_tokens, limit)
         if prompt_tokens == limit or max_tokens < 1:
-            return self._invalid("max_tokens", 0, "max_tokens must be at least 1, got 0.")
+            return self.refused("max_tokens", 0, "max_tokens must be at least 1, got 0.")
         return None
 
-    def _invalid(self, parameter: str, value: int, text: str) -> Refused:
-        return Refused(400, self.body(f"{text} (parameter={parameter}, value={value})", 400, param=parameter))
+    @staticmethod
+    def full(prompt_tokens: int, limit: int) -> Refused:
+        least = "at least " * (prompt_tokens == limit + 1)
+        text = (
+            f"This model's maximum context length is {limit} tokens. However, your prompt contains "
+            f"{least}{prompt_tokens} input tokens, which exceeds this limit even without any output tokens. "
+            "Please reduce the length of the input prompt."
+        )
+        return VllmDialect.refused("input_tokens", prompt_tokens, text)
+
+    @staticmethod
+    def refused(parameter: str, value: float, text: str) -> Refused:
+        told = VllmDialect.body(f"{text} (parameter={parameter}, value={value})", 400, param=parameter)
+        return Refused(400, told)
 
     @staticmethod
     def body(message: str, status: int, param: str | None = None) -> JSON:
@@ -249,10 +286,14 @@ class VllmDialect:
                 "type": e["type"],
                 "loc": ".".join(map(str, ("body", *e["loc"]))),
                 "msg": e["msg"],
-                "input": e["input"],
+                "input": str(e["input"]),
             }
             for e in error.errors(include_url=False, include_context=False)
         ]
+        return VllmDialect.faulty(faults)
+
+    @staticmethod
+    def faulty(faults: list[dict[str, str]]) -> JSON:
         told = f"{len(faults)} validation error{'s' * (len(faults) > 1)}:"
         message = "\n  ".join([told, *map(str, faults)])
         return {"error": {"message": message, "type": "Bad Request", "param": faults[0]["loc"], "code": 400}}
@@ -269,6 +310,11 @@ class VllmDialect:
 
     def _tokenize(self, body: Mapping[str, Any], model: Model) -> JSON:
         known = {"model", "prompt", "messages", "add_special_tokens", "add_generation_prompt", "return_token_strs"}
+        if "prompt" not in body and "messages" not in body:
+            missing = {"type": "missing", "msg": "Field required", "input": f"<dict of {len(body)} items>"}
+            raise Refused(
+                400, self.faulty([{"type": "missing", "loc": f"body.{name}"} | missing for name in _PROMPTS])
+            )
         if set(body) - known or ("prompt" in body) == ("messages" in body):
             raise Refused(400, self.body(f"a request for /tokenize that has {sorted(body)}", 400))
         self.check_model(body.get("model"), model)

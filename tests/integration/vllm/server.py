@@ -69,6 +69,8 @@ class VllmServer:
                 "8",
                 "--enforce-eager",
             ),
+            # On the CPU its engine dies of a request with a seed whose prompt is evaluated in pieces.
+            *("--no-enable-chunked-prefill", "--max-num-batched-tokens", str(AGENTS_CONTEXT)),
             *self._flags,
         ]
         with self._log.open("ab") as log:

@@ -183,5 +183,5 @@ async def test_tokens_are_attributed_to_the_weights_that_sampled_them(
         f"weights that change: {named} tokens of one version, mean |Δ| {sum(near) / len(near):.4f} to it and "
         f"{sum(far) / len(far):.3f} to the others; {bracketed} bracketed by two"
     )
-    assert named > 100
+    assert named > 60
     assert sum(near) / len(near) < MOST_OFF

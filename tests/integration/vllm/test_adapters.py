@@ -30,7 +30,7 @@ def adapter(folder: Path, seed: int) -> Path:
     for layer in range(LAYERS):
         name = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
         tensors[f"{name}.lora_A.weight"] = torch.randn(RANK, WIDTH, generator=draw) * 0.05
-        tensors[f"{name}.lora_B.weight"] = torch.randn(WIDTH, RANK, generator=draw) * 0.05
+        tensors[f"{name}.lora_B.weight"] = torch.randn(WIDTH, RANK, generator=draw) * 0.5
     folder.mkdir()
     save_file(tensors, folder / "adapter_model.safetensors")
     told = {"peft_type": "LORA", "r": RANK, "lora_alpha": 8, "target_modules": ["q_proj"], "bias": "none"}

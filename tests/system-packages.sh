@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what the tests use beyond Python and Docker, where apt and root are at hand:
 # mmdebstrap makes a base image where no registry answers; chromium looks at the report; runc makes sandboxes
-# without Docker, with uidmap for ordinary users too.
+# without Docker, with uidmap for ordinary users too, and buildah their image.
 # With REGISTER_RUNSC, gVisor too: on machines that are the tests' own, as it changes the Engine's configuration. And
 # Podman and Prometheus, whose packages start services where there is systemd.
 set -euo pipefail
@@ -11,6 +11,7 @@ packages() {
   command -v mmdebstrap >/dev/null || missing+=(mmdebstrap)
   command -v chromium >/dev/null || command -v chromium-browser >/dev/null || missing+=(chromium)
   command -v newuidmap >/dev/null || missing+=(uidmap)
+  command -v buildah >/dev/null || missing+=(buildah)
   [ -z "${REGISTER_RUNSC:-}" ] || command -v podman >/dev/null || missing+=(podman)
   [ -z "${REGISTER_RUNSC:-}" ] || command -v prometheus >/dev/null || missing+=(prometheus)
   command -v runc >/dev/null || [ -x /usr/sbin/runc ] || missing+=(runc)

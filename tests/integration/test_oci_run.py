@@ -3,6 +3,7 @@ break as with Docker."""
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
@@ -19,6 +20,7 @@ from docker.utils import kwargs_from_env
 
 from orchestrator.launch.names import DEFAULT_IMAGE
 from tests.fakes import oci_images
+from tests.fakes.archives import file, folder, layer, link, saved
 from tests.fakes.inference import Call, ScriptedServer, always
 from tests.fakes.runs import (
     answers,
@@ -44,6 +46,7 @@ RIGHT = "Thought.\n<code>\nfinal_answer(1)\n</code>"
 ENDLESS = "Thought.\n<code>\nwhile True:\n    pass\n</code>"
 NO_ENGINE = {"DOCKER_HOST": "unix:///nowhere/docker.sock"}
 TASKS = 6
+REFUSED_IMAGES = {"q1": "broken.tar", "q3": "odd.tar", "q4": "bomb.tar.gz", "q5": "linked.tar"}
 
 
 @pytest.fixture
@@ -239,25 +242,42 @@ async def test_a_task_with_an_image_in_a_file_is_carried_out_in_it_and_a_broken_
 ) -> None:
     save_own_image(home / "own.tar")
     (home / "broken.tar").write_bytes(b"no image")
+    saved(home / "odd.tar", layer(file("a")), config={"config": {"Env": 5}})
+    (home / "bomb.tar.gz").write_bytes(gzip.compress(bytes(1 << 20)) * 300)
+    (victim := home / "victim").mkdir(mode=0o700)
+    then = layer(link("a", str(home)), link("dev", "a/victim"))
+    saved(home / "linked.tar", layer(folder("a"), folder("a/victim", 0o755)), then)
     rows = [
         {"task_id": name, "question": f"Whose image is it? (of {name}!)", "answer": "mine", "image": f"./{file}"}
-        for name, file in (("q0", "own.tar"), ("q1", "broken.tar"), ("q2", "own.tar"))
+        for name, file in ({"q0": "own.tar"} | REFUSED_IMAGES | {"q2": "own.tar"}).items()
     ]
     (home / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     doctor = ("--env.launcher=oci", "--env.sandbox_image=./own.tar")
-    well = await run(*doctor, directory=home, command="doctor", environ=environ())
+    own_store = environ() | {"XDG_CACHE_HOME": str(home / "cache")}
+    well = await run(*doctor, directory=home, command="doctor", environ=own_store)
     assert well.code == 0, well.stdout + well.stderr
     assert "./own.tar, unpacked when it is first used" in well.stdout
     assert "confined as it must be" in well.stdout
     look = "Thought.\n<code>\nfinal_answer(open('/opt/sandbox/packages/whose').read())\n</code>"
     async with ScriptedServer("vllm", always(look)) as server:
-        given = flags(home, server.base_url, launcher="oci", group_size=1, max_retries=0, group_policy="drop")
-        ended = await run(*given, directory=home, environ=environ())
+        given = {"group_size": 1, "max_retries": 0, "group_policy": "drop", "sandbox_image": "./own.tar"}
+        asked = flags(home, server.base_url, launcher="oci", **given)
+        ended = await run(*asked, directory=home, environ=own_store)
     assert (ended.code, ended.traceback) == (1, False), ended.stderr
     told = {line["task_id"]: line for line in lines(home / "run" / "rollouts.jsonl")}
     assert [told[name]["answer"] for name in ("q0", "q2")] == ["mine", "mine"]
-    assert told["q1"]["outcome"] == "launch_error"
-    assert "neither what `docker save` writes nor an OCI layout" in told["q1"]["reason"]
+    assert {name: told[name]["outcome"] for name in REFUSED_IMAGES} == dict.fromkeys(
+        REFUSED_IMAGES, "launch_error"
+    )
+    reasons = {name: told[name]["reason"] for name in REFUSED_IMAGES}
+    assert "neither what `docker save` writes nor an OCI layout" in reasons["q1"]
+    assert "in the place of a list" in reasons["q3"]
+    assert "more than 100 times its size" in reasons["q4"]
+    assert "behind a link" in reasons["q5"]
+    assert victim.stat().st_mode & 0o777 == 0o700
+    store = home / "cache" / "rollout-orchestrator" / "oci"
+    assert len(list((store / "images").iterdir())) == 1, "only q0's and q2's"
+    assert list((store / "drafts").iterdir()) == []
     assert list((home / "t").iterdir()) == []
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import bz2
 import fcntl
 import gzip
 import hashlib
-import io
 import json
+import lzma
 import os
 import stat
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Callable
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,80 +21,7 @@ from orchestrator.errors import EnvironmentUnusable
 from orchestrator.launch.oci import archive as archive_module
 from orchestrator.launch.oci.archive import Archive
 from orchestrator.launch.oci.store import ImageStore
-
-CONFIG: dict[str, Any] = {"config": {"Env": ["A=b"], "Entrypoint": ["/run-me"], "Labels": {"l": "v"}}}
-
-
-def configured(*layers: bytes, config: Mapping[str, Any] = CONFIG) -> bytes:
-    """An image's configuration, which names its layers."""
-    ids = [f"sha256:{hashlib.sha256(content).hexdigest()}" for content in layers]
-    return json.dumps({**config, "rootfs": {"type": "layers", "diff_ids": ids}}).encode()
-
-
-Entry = tuple[str, dict[str, Any], bytes]
-
-
-def file(name: str, content: bytes = b"", **more: Any) -> Entry:
-    return name, {"mode": 0o644, **more}, content
-
-
-def folder(name: str, mode: int = 0o755) -> Entry:
-    return name, {"type": tarfile.DIRTYPE, "mode": mode}, b""
-
-
-def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> Entry:
-    return name, {"type": kind, "linkname": target}, b""
-
-
-def layer(*entries: Entry) -> bytes:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as tar:
-        for name, fields, content in entries:
-            entry = tarfile.TarInfo(name)
-            entry.size = len(content)
-            for field, value in fields.items():
-                setattr(entry, field, value)
-            tar.addfile(entry, io.BytesIO(content))
-    return packed.getvalue()
-
-
-def saved(
-    path: Path, *layers: bytes, config: Mapping[str, Any] = CONFIG, told: bytes | None = None, **manifest: object
-) -> Path:
-    """As `docker save` writes it. `told`: another configuration than that of these layers."""
-    names = [f"{number}/layer.tar" for number in range(len(layers))]
-    content = configured(*layers, config=config) if told is None else told
-    named = {"Config": "config.json", "Layers": names, **manifest}
-    files = {"config.json": content, "manifest.json": json.dumps([named]).encode()}
-    return _tar(path, files | dict(zip(names, layers, strict=True)))
-
-
-def _tar(path: Path, files: Mapping[str, bytes]) -> Path:
-    path.write_bytes(layer(*(file(name, content) for name, content in files.items())))
-    return path
-
-
-def layout(*layers: bytes) -> dict[str, bytes]:
-    """The files of an OCI layout."""
-    files: dict[str, bytes] = {"oci-layout": b'{"imageLayoutVersion": "1.0.0"}'}
-
-    def blob(content: bytes, kind: str) -> dict[str, Any]:
-        digest = hashlib.sha256(content).hexdigest()
-        files[f"blobs/sha256/{digest}"] = content
-        return {
-            "mediaType": f"application/vnd.oci.image.{kind}",
-            "digest": f"sha256:{digest}",
-            "size": len(content),
-        }
-
-    manifest = {
-        "config": blob(configured(*layers), "config.v1+json"),
-        "layers": [blob(gzip.compress(content), "layer.v1.tar+gzip") for content in layers],
-    }
-    told = blob(json.dumps(manifest).encode(), "manifest.v1+json")
-    files["index.json"] = json.dumps({"manifests": [told]}).encode()
-    return files
-
+from tests.fakes.archives import CONFIG, Entry, configured, file, folder, layer, layout, link, saved, tarred
 
 LAYERS = (
     layer(
@@ -158,7 +85,7 @@ def test_layers_are_laid_over_each_other(tmp_path: Path, form: str) -> None:
             digest = hashlib.sha256(inner).hexdigest()
             files[f"blobs/sha256/{digest}"] = inner
             files["index.json"] = json.dumps({"manifests": [{"digest": f"sha256:{digest}"}]}).encode()
-        path = _tar(tmp_path / "image.tar", files)
+        path = tarred(tmp_path / "image.tar", files)
     store = ImageStore(tmp_path / "store")
     image = store.put(path, "name:1")
     assert image.digest == hashlib.sha256(configured(*LAYERS)).hexdigest()
@@ -284,7 +211,7 @@ def test_an_index_that_names_itself_and_a_pipe_are_refused(tmp_path: Path) -> No
     inner = b'{"manifests": [{"digest": "sha256:self"}]}'
     with (
         pytest.raises(EnvironmentUnusable, match="without end"),
-        Archive(_tar(tmp_path / "i.tar", {"index.json": inner, "blobs/sha256/self": inner})),
+        Archive(tarred(tmp_path / "i.tar", {"index.json": inner, "blobs/sha256/self": inner})),
     ):
         pass
     os.mkfifo(tmp_path / "pipe")
@@ -294,7 +221,7 @@ def test_an_index_that_names_itself_and_a_pipe_are_refused(tmp_path: Path) -> No
     os.mkfifo(tmp_path / "layout" / "index.json")
     with pytest.raises(EnvironmentUnusable, match="is no file"), Archive(tmp_path / "layout"):
         pass
-    nested = _tar(tmp_path / "n.tar", {"index.json": deep(100_000)})
+    nested = tarred(tmp_path / "n.tar", {"index.json": deep(100_000)})
     with pytest.raises(EnvironmentUnusable), Archive(nested):
         pass
 
@@ -371,3 +298,262 @@ def test_any_name_is_kept_inside_the_store(tmp_path: Path, name: str) -> None:
     assert store.find(name) == image
     assert {path.name for path in tmp_path.iterdir()} == {"store", "i.tar"}
     assert store.find("another") is None
+
+
+# ---------------------------------------------------------------- what a hostile image would do to this machine
+
+
+def left(store: ImageStore) -> list[Path]:
+    """Of images that were refused."""
+    return [path for part in ("images", "drafts") for path in (store.folder / part).iterdir()]
+
+
+@pytest.mark.parametrize("target", ["absolute", "relative"])
+@pytest.mark.parametrize("between", ["layers", "entries"])
+def test_a_folder_that_becomes_a_link_changes_nothing_behind_it(tmp_path: Path, target: str, between: str) -> None:
+    (victim := tmp_path / "victim").mkdir()
+    (victim / "inner").mkdir(mode=0o700)
+    os.utime(victim / "inner", (5, 5))
+    to = str(victim) if target == "absolute" else "../../../../victim"
+    first, then = [folder("a"), folder("a/inner", 0o755)], [file(".wh.a"), link("a", to)]
+    layers = [layer(*first), layer(*then)] if between == "layers" else [layer(*first, link("a", to))]
+    image = ImageStore(tmp_path / "store").put(saved(tmp_path / "i.tar", *layers))
+    assert (image.root.folder / "a").is_symlink()
+    assert stat.S_IMODE((victim / "inner").stat().st_mode) == 0o700
+    assert (victim / "inner").stat().st_mtime == 5
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [link("way", "/etc"), link("mine", "way/passwd", tarfile.LNKTYPE)],
+        [link("way", "/etc/passwd"), link("mine", "way", tarfile.LNKTYPE)],
+        [folder("a"), link("a/b", "../.."), file("a/b/outside", b"x")],
+        [link("one", "two"), link("two", ".."), file("one/outside", b"x")],
+        [link("way", "/etc"), file("way/.wh..wh..opq")],
+        [file("plain"), file("plain/outside", b"x")],
+        [link("loop", "loop/loop"), file("loop/outside", b"x")],
+        [file("a\x00b/../../outside", b"x")],
+    ],
+)
+def test_no_link_is_followed_out_of_an_image(tmp_path: Path, entries: list[Entry]) -> None:
+    store, before = ImageStore(tmp_path / "store"), sorted(os.listdir("/etc"))
+    try:
+        image = store.put(saved(tmp_path / "i.tar", layer(*entries)))
+    except EnvironmentUnusable:
+        assert left(store) == []
+    else:  # what comes after a NUL is no part of the name
+        assert (image.root.folder / "a").is_file()
+    assert not [path for path in tmp_path.rglob("outside") if path.exists()]
+    assert sorted(os.listdir("/etc")) == before
+
+
+def test_a_link_inside_is_followed_as_a_container_does(tmp_path: Path) -> None:
+    layers = layer(folder("usr/bin"), link("bin", "usr/bin")), layer(file("./bin/new", b"x"), folder("bin/more"))
+    root = ImageStore(tmp_path / "store").put(saved(tmp_path / "i.tar", *layers)).root.folder
+    assert (root / "bin").is_symlink()
+    assert (root / "usr/bin/new").read_bytes() == b"x"
+    assert (root / "usr/bin/more").is_dir()
+
+
+ZEROS = gzip.compress(bytes(1 << 20))  # what is put together of it unpacks to a gigabyte and more
+
+
+def bomb(path: Path, name: str, kind: bytes = tarfile.REGTYPE, behind: bytes = b"") -> Path:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.type = 1200 << 20, kind
+    head = entry.tobuf(tarfile.GNU_FORMAT)
+    path.write_bytes(gzip.compress(head) + 1200 * ZEROS + gzip.compress(behind))
+    return path
+
+
+@pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.GNUTYPE_LONGNAME])
+def test_a_small_file_that_unpacks_to_a_gigabyte_is_refused(tmp_path: Path, kind: bytes) -> None:
+    good = saved(tmp_path / "good.tar", layer(file("a")))
+    path = bomb(tmp_path / "i.tar.gz", "large", kind, good.read_bytes())
+    assert path.stat().st_size < 1_400_000
+    with pytest.raises(EnvironmentUnusable, match="more than 100 times its size"):
+        ImageStore(tmp_path / "store").find(str(path))
+
+
+def test_a_layer_that_unpacks_to_a_gigabyte_is_refused(tmp_path: Path) -> None:
+    packed = bomb(tmp_path / "layer.tar.gz", "large").read_bytes()
+    ids = {"rootfs": {"diff_ids": ["sha256:of a gigabyte"]}}
+    store = ImageStore(tmp_path / "store")
+    with pytest.raises(EnvironmentUnusable, match="more than 100 times its size"):
+        store.put(saved(tmp_path / "i.tar", packed, told=json.dumps(ids).encode()))
+    assert left(store) == []
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, lambda content: content])
+def test_an_image_may_be_compressed_as_a_whole(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    plain = saved(tmp_path / "i.tar", *LAYERS)
+    (packed := tmp_path / "packed").write_bytes(pack(plain.read_bytes()))
+    check_tree(ImageStore(tmp_path / "store").put(packed).folder / "rootfs")
+
+
+def test_zstd_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "i").write_bytes(b"\x28\xb5\x2f\xfd" + bytes(100))
+    with pytest.raises(EnvironmentUnusable, match="zstd: save it with gzip"):
+        ImageStore(tmp_path / "store").put(tmp_path / "i")
+    with pytest.raises(EnvironmentUnusable, match="zstd: save it with gzip"):
+        ImageStore(tmp_path / "store").put(saved(tmp_path / "l", b"\x28\xb5\x2f\xfd" + bytes(100)))
+
+
+DEEP = "/".join(1450 * ["n"])
+
+
+@pytest.mark.parametrize("then", [[], [file(".wh..wh..opq")]])
+def test_an_image_of_any_depth_can_be_replaced_and_removed(tmp_path: Path, then: list[Entry]) -> None:
+    store = ImageStore(tmp_path / "store")
+    layers = [layer(folder(DEEP), file(f"{DEEP}/leaf")), *([layer(*then)] if then else [])]
+    image = store.put(saved(tmp_path / "i.tar", *layers), "n")
+    assert (image.root.folder / "n").is_dir() == (not then)
+    store.put(saved(tmp_path / "2.tar", layer(file("a"))), "n")
+    assert store.remove_unused() == 1
+    assert not image.folder.exists()
+    assert len(list((store.folder / "images").iterdir())) == 1
+
+
+def test_links_that_make_names_longer_cost_no_more_than_their_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each link leads to the end of the one before: 40 of them make 80,000 folders of a short name."""
+    entries = [link("l0", "x/" * 60)]
+    entries += [link(f"l{number}", f"l{number - 1}/{'x/' * 60}") for number in range(1, 10)]
+    path = saved(tmp_path / "i.tar", layer(*entries, *(file(f"l9/{number}") for number in range(5))))
+    monkeypatch.setattr(archive_module, "_MOVES", 1_000)
+    store = ImageStore(tmp_path / "store")
+    with pytest.raises(EnvironmentUnusable, match="more than"):
+        store.put(path)
+    assert left(store) == []
+    monkeypatch.undo()
+    image = store.put(path)
+    (image.folder / "image.json").unlink()
+    assert store.remove_unused() == 1
+
+
+def test_folders_without_an_entry_count_as_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive_module, "_IMAGE_ENTRIES", 100)
+    with pytest.raises(EnvironmentUnusable, match="more than"):
+        ImageStore(tmp_path / "store").put(saved(tmp_path / "i.tar", layer(file("x/" * 200 + "y"))))
+
+
+def sized(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.type = size, kind
+    return entry.tobuf(tarfile.GNU_FORMAT) + bytes(1024)
+
+
+@pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, b"Z"])
+@pytest.mark.parametrize("size", [-512, -1024, 1 << 60])
+def test_an_impossible_size_is_refused(tmp_path: Path, kind: bytes, size: int) -> None:
+    bad = sized("x", size, kind)
+    (tmp_path / "outer.tar").write_bytes(bad)
+    saved(tmp_path / "inner.tar", layer(file("a"))[:512] + bad)
+    for number, path in enumerate((tmp_path / "outer.tar", tmp_path / "inner.tar")):
+        with pytest.raises(EnvironmentUnusable) as refused:
+            ImageStore(tmp_path / f"store{number}").put(path)
+        assert "\n" not in str(refused.value)
+
+
+def test_headers_of_one_entry_are_bounded_together(tmp_path: Path) -> None:
+    """A map of a sparse file is read until it ends, whatever its entry's size."""
+    numbers = b"900000\n" + b"1\n" * 900_000
+    packed = tarfile.TarInfo("sparse")
+    packed.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9"}
+    packed.size = len(numbers)
+    head = packed.tobuf(tarfile.PAX_FORMAT)
+    with pytest.raises(EnvironmentUnusable, match="too long"):
+        ImageStore(tmp_path / "store").put(
+            saved(tmp_path / "i.tar", head + numbers + bytes(-len(numbers) % 512 + 1024))
+        )
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"Env": 5}, {"Env": {"a": "b"}}, {"Env": [5]}, {"Env": "A=b"}, {"Entrypoint": "/run-me"},
+        {"Entrypoint": [None]}, {"Labels": ["a"]}, {"Labels": {"a": 5}}, {"Volumes": 5}, {"Volumes": ["/x"]}, 5,
+    ],
+)  # fmt: skip
+def test_a_configuration_of_other_types_is_refused(tmp_path: Path, config: object) -> None:
+    """Else it would be this process that trips over it, in a run."""
+    with pytest.raises(EnvironmentUnusable, match="in the place of"):
+        ImageStore(tmp_path / "store").put(saved(tmp_path / "i.tar", LAYERS[0], config={"config": config}))
+
+
+def test_what_sandboxes_do_not_use_of_a_configuration_is_left_out(tmp_path: Path) -> None:
+    config = {"config": {"Env": ["A=b"], "Entrypoint": None, "Labels": None, "Cmd": json.loads(deep(300))}}
+    image = ImageStore(tmp_path / "store").put(saved(tmp_path / "i.tar", LAYERS[0], config=config))
+    assert image.config == {"Env": ["A=b"], "Entrypoint": [], "Labels": {}, "Volumes": {}}
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\x1b[31mb", "a\udcff", "a\u202eb", "n" * 300])
+def test_any_name_is_kept_or_refused_in_one_plain_line(tmp_path: Path, name: str) -> None:
+    store = ImageStore(tmp_path / "store")
+    if len(name) < 256:
+        root = store.put(saved(tmp_path / "i.tar", layer(file(name, b"x")))).root.folder
+        assert (root / name).read_bytes() == b"x"
+    with pytest.raises(EnvironmentUnusable) as refused:
+        store.put(saved(tmp_path / "2.tar", layer(file(name), file(f"{name}/b"), file(f"../{name}"))))
+    assert str(refused.value).isprintable()
+    str(refused.value).encode()
+
+
+def test_what_can_change_who_one_is_does_not_come_along(tmp_path: Path) -> None:
+    entries = [
+        file("setuid", mode=0o6755),
+        folder("sticky", 0o3777),
+        ("pipe", {"type": tarfile.FIFOTYPE}, b""),
+        ("disk", {"type": tarfile.BLKTYPE, "devmajor": 8, "devminor": 0, "mode": 0o666}, b""),
+        ("able", {"mode": 0o755, "pax_headers": {"SCHILY.xattr.security.capability": "\1\0\0\2"}}, b"x"),
+        ("noted", {"mode": 0o755, "pax_headers": {"SCHILY.xattr.user.a": "b"}}, b"x"),
+        file("twice", b"1"),
+        file("./twice", b"2"),
+        file("//twice", b"3"),
+        file("TWICE", b"4"),
+    ]
+    root = ImageStore(tmp_path / "store").put(saved(tmp_path / "i.tar", layer(*entries))).root.folder
+    assert stat.S_IMODE((root / "setuid").stat().st_mode) == 0o755
+    assert stat.S_IMODE((root / "sticky").stat().st_mode) == 0o755
+    assert not (root / "pipe").exists()
+    assert not (root / "disk").exists()
+    assert os.listxattr(root / "able") == os.listxattr(root / "noted") == []
+    assert (root / "twice").read_bytes() == b"3"
+    assert (root / "TWICE").read_bytes() == b"4"
+
+
+@pytest.mark.parametrize("broken", ["manifest", "config"])
+def test_what_is_not_what_its_digest_says_is_refused(tmp_path: Path, broken: str) -> None:
+    files = layout(LAYERS[0])
+    (described,) = json.loads(files["index.json"])["manifests"]
+    name = f"blobs/sha256/{described['digest'].partition(':')[2]}"
+    if broken == "config":
+        name = f"blobs/sha256/{json.loads(files[name])['config']['digest'].partition(':')[2]}"
+    files[name] += b" "
+    with pytest.raises(EnvironmentUnusable, match="is something else"):
+        ImageStore(tmp_path / "store").put(tarred(tmp_path / "i.tar", files))
+
+
+def test_an_outer_tar_of_too_many_files_is_refused(tmp_path: Path) -> None:
+    path = tarred(tmp_path / "i.tar", {str(number): b"" for number in range(10_001)})
+    with pytest.raises(EnvironmentUnusable, match="more than 10000 files"):
+        ImageStore(tmp_path / "store").put(path)
+
+
+def test_a_layer_that_docker_saved_as_a_link_is_found(tmp_path: Path) -> None:
+    content = layer(file("a", b"x"))
+    names = ["one/layer.tar", "two/layer.tar"]
+    entries = [
+        file("config.json", configured(content, content)),
+        file("manifest.json", json.dumps([{"Config": "config.json", "Layers": names}]).encode()),
+        file("one/layer.tar", content),
+        link("two/layer.tar", "../one/layer.tar"),
+    ]
+    (path := tmp_path / "i.tar").write_bytes(layer(*entries))
+    assert (ImageStore(tmp_path / "store").put(path).root.folder / "a").read_bytes() == b"x"
+    entries[2] = link("one/layer.tar", "../two/layer.tar")
+    path.write_bytes(layer(*entries))
+    with pytest.raises(EnvironmentUnusable, match="is no file"):
+        ImageStore(tmp_path / "other").put(path)

@@ -1,4 +1,4 @@
-"""Runs a program of the host (pip, mmdebstrap) to its end, with live output; it can be cancelled."""
+"""Runs a program of the host (pip, mmdebstrap, buildah) to its end, with live output; it can be cancelled."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import signal
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
+from typing import IO
 
 from orchestrator.errors import EnvironmentUnusable
 from orchestrator.waits import uninterrupted
@@ -22,20 +24,25 @@ async def run_program(
     timeout_s: float,
     progress: Callable[[str], None],
     env: Mapping[str, str] | None = None,
+    stdin: IO[bytes] | None = None,
+    cwd: Path | None = None,
 ) -> tuple[int, tuple[str, ...]]:
     """Exit code and the last lines of what it printed; every line goes to `progress` as it comes.
 
+    Its umask is the usual one, so that what others are to read does not depend on this process'.
     If cancelled or out of time, the whole process group is ended before this returns.
     Raises EnvironmentUnusable if the time is up.
     """
     process = await asyncio.create_subprocess_exec(
         *argv,
-        stdin=asyncio.subprocess.DEVNULL,
+        stdin=stdin or asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         start_new_session=True,
         limit=1 << 20,
         env={**os.environ, **(env or {})},
+        cwd=cwd,
+        umask=0o022,
     )
     assert process.stdout is not None
     tail: deque[str] = deque(maxlen=_TAIL_LINES)

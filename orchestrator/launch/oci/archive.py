@@ -1,51 +1,57 @@
 """Reads images from files: what `docker save` writes, and the OCI layout as a folder or a tar file. Untrusted.
 
-The formats: the OCI image specification, `image-layout.md` and `layer.md`, and moby's `docker save`.
+The formats: the OCI image specification, `image-layout.md` and `layer.md`, and moby's `docker save`. There are
+tools for this. But umoci 0.4.7 and skopeo 1.9 set no bound to what an image unpacks to, make its devices and its
+set-uid programs, and take 38 s for a folder 1,450 deep.
 """
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import io
 import json
+import math
 import os
-import shutil
 import stat
 import tarfile
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Protocol, cast
 
 from orchestrator.errors import EnvironmentUnusable
+from orchestrator.launch.oci.tar import PIECE_BYTES, Frugal, Layer, entries, uncompressed
+from orchestrator.launch.oci.tree import Outside, Tree
+from orchestrator.text import printable
 
 _CONFIG_BYTES = 4 << 20
 _IMAGE_BYTES = 32 << 30
 _IMAGE_ENTRIES = 2_000_000
-_PIECE_BYTES = 1 << 20
+_MOVES = 16 * _IMAGE_ENTRIES  # from folder to folder: deep names in a bad order cost time, not room
+_FILES = 10_000  # in the outer tar
+_RATIO, _FREE_BYTES = 100, 256 << 20  # a small file may not unpack to more than one of them allows
+_NAME_BYTES = 4096  # Linux' limit: a longer path can be opened by nobody
 _INDEXES = 8  # an index may name another one
 _PERMISSIONS = 0o755  # nothing in a sandbox may change who it is, or write into the image
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 
 
 class Archive(AbstractContextManager["Archive"]):
-    """An image in a file or folder. Raises EnvironmentUnusable, also in its methods, for anything that is none.
+    """An image in a file or folder. Raises EnvironmentUnusable, also in its methods, if it is not an image.
 
-    `digest`: SHA-256 of its configuration, which names its layers: the id that Docker shows.
+    `digest`: SHA-256 of its configuration, which names its layers: the id that Docker shows. `config`: the parts
+    of it that sandboxes use.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         with ExitStack() as stack, _reading(path):
             self._files: _Files = _Folder(path) if path.is_dir() else stack.enter_context(_Tar(path))
-            config, self._layers = _manifest(self._files)
-            content = self._files.read(config)
+            content, self._layers = _manifest(self._files)
             self.digest = hashlib.sha256(content).hexdigest()
             told = _object(json.loads(content))
-            self.config: dict[str, Any] = dict(told.get("config") or {})
-            self._layer_ids = [str(name) for name in _object(told["rootfs"])["diff_ids"]]
+            self.config = _used(_object(told.get("config") or {}))
+            self._layer_ids = _texts(_object(told["rootfs"])["diff_ids"])
             self._stack = stack.pop_all()
 
     def __exit__(self, *exception: object) -> None:
@@ -54,98 +60,139 @@ class Archive(AbstractContextManager["Archive"]):
     def unpack(self, folder: Path) -> int:
         """Writes the image's files into the empty `folder`. Returns their size in bytes.
 
-        As root with their owners, else all are this user's. No set-uid files, no devices; nothing gets outside of
-        `folder`, whatever names and links the layers hold.
+        As root with their owners, else all are this user's. No set-uid files, no devices, no extended attributes;
+        nothing gets outside of `folder`, whatever names and links the layers hold.
         """
-        with _reading(self._path):
+        with _reading(self._path), Tree(folder) as tree:
             if len(self._layers) != len(self._layer_ids):
                 raise ValueError("its configuration names other layers")
-            directories: dict[str, tarfile.TarInfo] = {}
-            room = _Room()
+            room = _Room(sum(self._files.size(layer) for layer in set(self._layers)))
+            times: dict[str, float] = {}
             for layer, layer_id in zip(self._layers, self._layer_ids, strict=True):
-                with self._files.open(layer) as file, _uncompressed(file) as plain:
+                with self._files.open(layer) as file, uncompressed(file) as plain:
+                    content = Layer(plain, lambda size: room.use(read=size))
+                    _apply(content, tree, times, room)
                     # What lies under the image's digest must be what the image's configuration names.
-                    if f"sha256:{_hash(plain, room)}" != layer_id:
+                    if content.digest() != layer_id:
                         raise ValueError(f"the layer {layer} is not the one that its configuration names")
-                    plain.seek(0)
-                    _apply(plain, folder, directories, room)
-            _close(folder, directories)
+            # At last, as each file in a folder changes it. The sandbox's packed modules are compared with them.
+            for way, time_s in sorted(times.items()):
+                try:
+                    tree.enter(way.split("/"), make=False, links=False)
+                except (Outside, FileNotFoundError):  # a later layer has put something else in its place
+                    continue
+                tree.change(time_s=time_s)
+                room.use(tree)
             return room.written
 
 
-def unpack_root(path: Path, folder: Path) -> None:
-    """Like `Archive.unpack`, from a tar of one root file system, as mmdebstrap writes it."""
-    with _reading(path), path.open("rb") as file:
-        directories: dict[str, tarfile.TarInfo] = {}
-        _apply(file, folder, directories, _Room())
-        _close(folder, directories)
+# ---------------------------------------------------------------- files of an archive
 
 
 class _Files(Protocol):
-    def read(self, name: str) -> bytes:
-        """A small file."""
+    def size(self, name: str) -> int:
+        """In bytes, as it is stored."""
 
     def open(self, name: str) -> IO[bytes]: ...
 
 
-@dataclass
 class _Folder:
-    path: Path
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def size(self, name: str) -> int:
+        return (self._path / name).stat().st_size
 
     def open(self, name: str) -> IO[bytes]:
-        place = self.path / name
-        if not place.resolve().is_relative_to(self.path.resolve()):
+        place = self._path / name
+        if not place.resolve().is_relative_to(self._path.resolve()):
             raise ValueError(f"{name} lies outside")
         if place.exists() and not place.is_file():  # a pipe would never end
             raise ValueError(f"{name} is no file")
         return place.open("rb")
 
-    def read(self, name: str) -> bytes:
-        with self.open(name) as file:
-            return _small(file, name)
-
 
 class _Tar(AbstractContextManager["_Tar"]):
+    """A tar file, perhaps compressed: then its content is kept in a temporary file meanwhile."""
+
     def __init__(self, path: Path) -> None:
         if path.exists() and not path.is_file():
             raise ValueError("it is neither a file nor a folder")
-        self._tar = tarfile.open(path)  # noqa: SIM115 - closed by __exit__
+        with ExitStack() as stack:
+            file: IO[bytes] = stack.enter_context(path.open("rb"))
+            room = _Room(path.stat().st_size)
+            with uncompressed(file) as plain:
+                if plain is not file:
+                    file = stack.enter_context(tempfile.TemporaryFile())
+                    while piece := plain.read(PIECE_BYTES):
+                        room.use(read=len(piece))
+                        file.write(piece)
+                    file.seek(0)
+            source = Frugal(file)
+            self._tar = stack.enter_context(tarfile.open(fileobj=cast("IO[bytes]", source), mode="r:"))
+            self._entries: dict[str, tarfile.TarInfo] = {}
+            for number, entry in enumerate(entries(self._tar, source)):
+                if number == _FILES:
+                    raise ValueError(f"it holds more than {_FILES} files")
+                self._entries[str(PurePosixPath(entry.name))] = entry
+            source.left = math.inf
+            self._stack = stack.pop_all()
 
     def __exit__(self, *exception: object) -> None:
-        self._tar.close()
+        self._stack.close()
+
+    def size(self, name: str) -> int:
+        return self._file(name).size
 
     def open(self, name: str) -> IO[bytes]:
-        file = self._tar.extractfile(str(PurePosixPath(name)))
-        if file is None:
-            raise ValueError(f"{name} is no file")
-        return file
+        content = self._tar.extractfile(self._file(name))
+        assert content is not None
+        return content
 
-    def read(self, name: str) -> bytes:
-        with self.open(name) as file:
-            return _small(file, name)
+    def _file(self, name: str) -> tarfile.TarInfo:
+        """`docker save` writes a layer once, and links in the place of the others."""
+        place = PurePosixPath(name)
+        for _ in range(_INDEXES):
+            entry = self._entries.get(os.path.normpath(place))
+            if entry is None:
+                raise KeyError(f"it has no file {name}")
+            if entry.issym():
+                place = PurePosixPath(place.parent, entry.linkname)
+            elif entry.islnk():
+                place = PurePosixPath(entry.linkname)
+            elif entry.isreg() and not entry.issparse():
+                return entry
+            else:
+                break
+        raise ValueError(f"{name} is no file")
 
 
-def _small(file: IO[bytes], name: str) -> bytes:
-    content = file.read(_CONFIG_BYTES + 1)
+def _small(files: _Files, name: str) -> bytes:
+    with files.open(name) as file:
+        content = file.read(_CONFIG_BYTES + 1)
     if len(content) > _CONFIG_BYTES:
         raise ValueError(f"{name} is too large")
     return content
 
 
-def _manifest(files: _Files) -> tuple[str, list[str]]:
-    """(the configuration's file, the layers' files, the lowest first)."""
+def _manifest(files: _Files) -> tuple[bytes, list[str]]:
+    """(the configuration, the layers' files, the lowest first)."""
     try:
-        (image,) = map(_object, json.loads(files.read("manifest.json")))
-        return str(image["Config"]), [str(layer) for layer in image["Layers"]]
-    except (OSError, KeyError):  # no `docker save`
+        (image,) = map(_object, json.loads(_small(files, "manifest.json")))
+        return _small(files, str(image["Config"])), _texts(image["Layers"])
+    except (FileNotFoundError, KeyError):  # not `docker save`
         pass
-    manifests = _object(json.loads(files.read("index.json")))["manifests"]
+    manifests = _object(json.loads(_small(files, "index.json")))["manifests"]
     for _ in range(_INDEXES):
         if len(manifests) != 1:
             raise ValueError(f"it holds {len(manifests)} images, not one")
-        manifest = _object(json.loads(files.read(_blob(manifests[0]))))
+        content = _small(files, _blob(manifests[0]))
+        manifest = _object(json.loads(content))
         if "manifests" not in manifest:
-            return _blob(manifest["config"]), [_blob(layer) for layer in manifest["layers"]]
+            _demand_digest(content, manifests[0])
+            config = _small(files, _blob(manifest["config"]))
+            _demand_digest(config, manifest["config"])
+            return config, [_blob(layer) for layer in manifest["layers"]]
         manifests = manifest["manifests"]
     raise ValueError("its index leads from one to the next without end")
 
@@ -156,6 +203,23 @@ def _object(told: object) -> dict[str, Any]:
     return told
 
 
+def _texts(told: object) -> list[str]:
+    if not isinstance(told, list) or not all(isinstance(text, str) for text in told):
+        raise TypeError("something else in the place of a list of texts")
+    return told
+
+
+def _used(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts of Docker's `Config` that sandboxes use, of their right types."""
+    labels = _object(config.get("Labels") or {})
+    return {
+        "Env": _texts(config.get("Env") or []),
+        "Entrypoint": _texts(config.get("Entrypoint") or []),
+        "Labels": dict(zip(labels, _texts(list(labels.values())), strict=True)),
+        "Volumes": {place: {} for place in _object(config.get("Volumes") or {})},
+    }
+
+
 def _blob(told: object) -> str:
     descriptor = _object(told)
     if str(descriptor.get("mediaType", "")).endswith("zstd"):
@@ -164,153 +228,98 @@ def _blob(told: object) -> str:
     return f"blobs/{algorithm}/{value}"
 
 
-# ---------------------------------------------------------------- layers
+def _demand_digest(content: bytes, descriptor: Mapping[str, Any]) -> None:
+    algorithm, _, value = str(descriptor["digest"]).partition(":")
+    if algorithm not in ("sha256", "sha512") or hashlib.new(algorithm, content).hexdigest() != value:
+        raise ValueError(f"what it holds as {descriptor['digest']} is something else")
+
+
+# ---------------------------------------------------------------- tar files
 
 
 class _Room:
-    """What one image may still take. Raises ValueError when it is used up."""
+    """What one image, stored in `size` bytes, may still take. Raises ValueError when it is used up."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int) -> None:
+        self._bytes = max(_FREE_BYTES, _RATIO * size)
         self.read = self.written = self.entries = 0
 
-    def use(self, *, read: int = 0, written: int = 0, entries: int = 0) -> None:
+    def use(self, tree: Tree | None = None, *, read: int = 0, written: int = 0, entries: int = 0) -> None:
         self.read, self.written, self.entries = self.read + read, self.written + written, self.entries + entries
-        if self.read > _IMAGE_BYTES or self.written > _IMAGE_BYTES or self.entries > _IMAGE_ENTRIES:
+        made, moves = (0, 0) if tree is None else (tree.made, tree.moves)
+        most = max(self.read, self.written)
+        if most > _IMAGE_BYTES or self.entries + made > _IMAGE_ENTRIES or moves > _MOVES:
             raise ValueError(f"it has more than {_IMAGE_BYTES >> 30} GiB or {_IMAGE_ENTRIES} files")
+        if most > self._bytes:
+            raise ValueError(f"it unpacks to more than {_RATIO} times its size: save it uncompressed")
 
 
-class _Pieces(io.RawIOBase):
-    """A file of which nobody may ask for much at a time: names in a tar's headers are read whole, however long."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        if not 0 <= size <= _PIECE_BYTES:
-            raise ValueError("a name in it is too long")
-        return self._file.read(size)
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        return self._file.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-
-@contextmanager
-def _uncompressed(file: IO[bytes]) -> Iterator[IO[bytes]]:
-    """The layer's tar, plain or out of gzip."""
-    magic = file.read(2)
-    file.seek(0)
-    if magic != b"\x1f\x8b":
-        yield file
-        return
-    with gzip.GzipFile(fileobj=file) as plain:
-        yield cast("IO[bytes]", plain)
-
-
-def _hash(file: IO[bytes], room: _Room) -> str:
-    """SHA-256 of all that is in the file."""
-    digest = hashlib.sha256()
-    while chunk := file.read(_PIECE_BYTES):
-        room.use(read=len(chunk))
-        digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _apply(file: IO[bytes], folder: Path, directories: dict[str, tarfile.TarInfo], room: _Room) -> None:
-    """Lays one layer, a plain tar, over what is in `folder`."""
+def _apply(layer: Layer, tree: Tree, times: dict[str, float], room: _Room) -> None:
+    """Lays one layer, a plain tar, over what is in the tree. `times`: of folders, by their names without links."""
     made: set[str] = set()  # by this layer: an opaque marker hides only what lies below
-    with tarfile.open(fileobj=cast("IO[bytes]", _Pieces(file)), mode="r:") as tar:
-        for entry in tar:
+    source = Frugal(cast("IO[bytes]", layer))
+    with tarfile.open(fileobj=cast("IO[bytes]", source), mode="r:") as tar:
+        for entry in entries(tar, source):
             room.use(entries=1)
-            name = _inside(folder, entry.name)
-            place = folder / name
-            if name == ".":
+            way = _way(entry.name)
+            if not way:
                 continue
-            if place.name == _OPAQUE:
-                for child in list(_children(place.parent)):
-                    if str(child.relative_to(folder)) not in made:
-                        _remove(child)
-            elif place.name.startswith(_WHITEOUT):
-                hidden = place.name.removeprefix(_WHITEOUT)
-                if hidden in ("", ".", ".."):
-                    raise ValueError(f"{entry.name} hides no file")
-                _remove(place.with_name(hidden))
-            elif entry.isreg() or entry.isdir() or entry.issym() or entry.islnk():
-                if entry.issparse():
-                    raise ValueError(f"{entry.name} is a sparse file")
-                made |= {name, *map(str, PurePosixPath(name).parents)}
-                room.use(written=entry.size if entry.isreg() else 0)
-                _extract(tar, entry, folder, place)
-                if entry.isdir():
-                    directories[name] = entry
+            name = way[-1]
+            try:
+                folder = tree.enter(way[:-1])
+                if name == _OPAQUE:
+                    for other in tree.names():
+                        if f"{folder}/{other}" not in made:
+                            tree.remove(other)
+                elif name.startswith(_WHITEOUT):
+                    hidden = name.removeprefix(_WHITEOUT)
+                    if hidden in ("", ".", ".."):
+                        raise Outside("it hides no file")
+                    tree.remove(hidden)
+                elif entry.isreg() or entry.isdir() or entry.issym() or entry.islnk():
+                    if entry.issparse():
+                        raise Outside("it is a sparse file")
+                    room.use(written=entry.size if entry.isreg() else 0)
+                    _extract(tar, entry, tree, name)
+                    place = f"{folder}/{name}"
+                    if entry.isdir():
+                        times[place.lstrip("/")] = entry.mtime
+                    while place and place not in made:
+                        made.add(place)
+                        place = place.rpartition("/")[0]
+            except Outside as error:
+                raise ValueError(f"{entry.name}: {error}") from error
+            room.use(tree)
 
 
-def _extract(tar: tarfile.TarFile, entry: tarfile.TarInfo, folder: Path, place: Path) -> None:
-    """Writes one file, folder or link."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    if not (entry.isdir() and place.is_dir() and not place.is_symlink()):
-        _remove(place)
+def _extract(tar: tarfile.TarFile, entry: tarfile.TarInfo, tree: Tree, name: str) -> None:
+    """Writes one file, folder or link into the folder where `tree` stands."""
+    owner = (entry.uid, entry.gid) if os.geteuid() == 0 else None
+    mode = entry.mode & _PERMISSIONS
+    if not (entry.isdir() and tree.kind(name)[0] == stat.S_IFDIR):
+        tree.remove(name)
     if entry.isdir():
-        place.mkdir(exist_ok=True)
+        tree.folder(name, mode | stat.S_IRWXU, owner)  # or its owner could not remove what is in it
     elif entry.issym():
-        place.symlink_to(entry.linkname)
+        tree.link(name, entry.linkname, owner)
     elif entry.islnk():
-        linked = folder / _inside(folder, entry.linkname)
-        if linked.is_symlink() or not linked.is_file():
-            raise ValueError(f"{entry.name} is a hard link to no file")
-        place.hardlink_to(linked)
+        tree.second_name(name, _way(entry.linkname))
     else:
         content = tar.extractfile(entry)
         assert content is not None
-        with place.open("xb") as file:
-            shutil.copyfileobj(content, file, _PIECE_BYTES)
-    if entry.islnk():
-        return
-    if os.geteuid() == 0:
-        os.chown(place, entry.uid, entry.gid, follow_symlinks=False)
-    if not entry.issym():
-        # A folder stays open to its owner until the last layer is there.
-        place.chmod((entry.mode & _PERMISSIONS) | (stat.S_IRWXU if entry.isdir() else 0))
+        with open(tree.file(name, mode, owner), "wb") as file:
+            while piece := content.read(PIECE_BYTES):
+                file.write(piece)
 
 
-def _close(folder: Path, directories: Mapping[str, tarfile.TarInfo]) -> None:
-    """Gives folders their modes, at last, as they may be closed to writing, and their times, which the sandbox's
-    packed modules are compared with."""
-    for name, entry in sorted(directories.items(), reverse=True):
-        place = folder / name
-        if place.is_dir() and not place.is_symlink():
-            place.chmod(entry.mode & _PERMISSIONS | stat.S_IRWXU)  # or its owner could not remove what is in it
-            os.utime(place, (entry.mtime, entry.mtime))
-
-
-def _inside(folder: Path, name: str) -> str:
-    """The entry's name from `folder` on. Raises ValueError where it leads out, also through links of earlier
-    entries."""
-    plain = PurePosixPath(name.lstrip("/"))
-    if ".." in plain.parts or not (folder / plain.parent).resolve().is_relative_to(folder.resolve()):
+def _way(name: str) -> list[str]:
+    """The parts of an entry's name. Raises ValueError where it leads out."""
+    way = [part for part in name.split("/") if part not in ("", ".")]
+    if ".." in way:
         raise ValueError(f"{name} lies outside")
-    return str(plain)
-
-
-def _children(place: Path) -> Iterator[Path]:
-    if place.is_dir() and not place.is_symlink():
-        yield from place.iterdir()
-
-
-def _remove(place: Path) -> None:
-    if place.is_dir() and not place.is_symlink():
-        shutil.rmtree(place)
-    else:
-        with suppress(FileNotFoundError):
-            place.unlink()
+    if len(os.fsencode(name)) > _NAME_BYTES:
+        raise ValueError("a name in it is too long")
+    return way
 
 
 class _reading(AbstractContextManager[None]):
@@ -322,10 +331,11 @@ class _reading(AbstractContextManager[None]):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, EnvironmentUnusable) or not isinstance(error, Exception):
             return
+        path = printable(os.fspath(self._path), "?")
         if isinstance(error, OSError) and error.strerror:
             where = f" ({error.filename})" if error.filename not in (None, os.fspath(self._path)) else ""
-            raise EnvironmentUnusable(f"image {self._path}: {error.strerror}{where}") from error
-        text = " ".join(str(error).split())[:300] or type(error).__name__
+            raise EnvironmentUnusable(f"image {path}: {printable(error.strerror + where, '?')[:300]}") from error
+        text = printable(" ".join(str(error).split()), "?")[:300] or type(error).__name__
         raise EnvironmentUnusable(
-            f"image {self._path} is neither what `docker save` writes nor an OCI layout: {text}"
+            f"image {path} is neither what `docker save` writes nor an OCI layout: {text}"
         ) from error

@@ -1,21 +1,17 @@
 """Makes the sandbox image for the store: saved from a Docker Engine, or, where none answers, without one.
 
-Without one, `recipe` carries Dockerfile.sandbox out on a base of Debian packages. Wheels and build arguments are
+Without one, buildah carries Dockerfile.sandbox out on a base of Debian packages. Wheels and build arguments are
 those that an Engine would get (`launch/image`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
-import os
-import stat
+import shutil
 import time
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import requests
 from docker.errors import DockerException
@@ -35,13 +31,11 @@ from orchestrator.launch.image.build import (
 )
 from orchestrator.launch.image.context import DOCKERFILE, BuildContext, context_root
 from orchestrator.launch.image.debian import debian_root
-from orchestrator.launch.image.wheels import ImagePython
 from orchestrator.launch.names import is_gvisor, is_path
-from orchestrator.launch.oci.archive import Archive, unpack_root
+from orchestrator.launch.oci.archive import Archive
+from orchestrator.launch.oci.buildah import Buildah, missing_packages
 from orchestrator.launch.oci.program import USUAL, find_runtime
-from orchestrator.launch.oci.recipe import Files, Recipe, Stage
-from orchestrator.launch.oci.steps import Steps
-from orchestrator.launch.oci.store import ROOT, ImageStore, StoredImage
+from orchestrator.launch.oci.store import ImageStore, StoredImage
 from orchestrator.launch.oci.user_namespace import user_namespace
 from orchestrator.waits import uninterrupted
 
@@ -119,27 +113,40 @@ async def _build(
     extras: tuple[str, ...],
     progress: Progress,
 ) -> StoredImage:
-    if base_image is not None and not is_path(base_image):
-        raise EnvironmentUnusable(
-            f"base image {base_image} cannot be pulled without a Docker Engine: where there is one, run "
-            f"`docker save -o base.tar {base_image}`, and give --base-image ./base.tar here"
-        )
     user_namespace()  # or why there can be none
     # gVisor may keep to itself what a step writes into the root.
-    command = [find_runtime(USUAL[0] if is_gvisor(runtime) else runtime)]
+    program = find_runtime(USUAL[0] if is_gvisor(runtime) else runtime)
+    _demand_programs(debian=base_image is None and not store.base(DEBIAN_BASE).exists())
     name = base_image or DEBIAN_BASE
-    with store.draft() as scratch, store.draft() as draft:
-        tar = None if base_image else await _debian(store, scratch, progress)
-        base = await uninterrupted(asyncio.to_thread(_unpacked, tar, name, scratch / "base"))
-        async with Steps(command, scratch) as steps:
-            python = await _probe_python(steps, name, base)
-            progress(f"base {name}, Python {python} on {python.machine}")
-            wheels, arguments = await wheels_and_arguments(context, name, python, extras, progress)
-            files: Files = {**dict(context.files), **{f"wheels/{wheel.name}": wheel for wheel in wheels}}
-            recipe = Recipe(steps, scratch, base, files, arguments)
-            stage = await recipe.carry_out(context[DOCKERFILE].decode(), progress)
-        stage.root.rename(draft / ROOT)
-        return await uninterrupted(asyncio.to_thread(_keep, store, draft, stage.config, tag))
+    with store.draft() as draft:
+        builder = Buildah(draft, program, progress)
+        if base_image is None:
+            await builder.begin(None, await _debian(store, draft, progress))
+        elif is_path(base_image):
+            unpacking = asyncio.to_thread(_unpacked, base_image, draft / "base")
+            await builder.begin(None, *await uninterrupted(unpacking))
+        else:
+            await _pull(builder, base_image)
+        probed = await builder.run(["/bin/sh", "-c", 'exec python3 -c "$1"', "sh", PROBE])
+        python = parse_probe(name, probed.encode())
+        progress(f"base {name}, Python {python} on {python.machine}")
+        wheels, arguments = await wheels_and_arguments(context, name, python, extras, progress)
+        with (draft / "context.tar").open("w+b") as packed:
+            await uninterrupted(asyncio.to_thread(context.pack, wheels, packed))
+            await builder.build(packed, DOCKERFILE, arguments, draft / "image.tar")
+        return await uninterrupted(asyncio.to_thread(store.put, draft / "image.tar", tag))
+
+
+def _demand_programs(*, debian: bool) -> None:
+    """`debian`: a base is made of its packages. Raises EnvironmentUnusable, which names the command that helps."""
+    missing = missing_packages()
+    if debian and shutil.which("mmdebstrap") is None:
+        missing = ["mmdebstrap", "debian-archive-keyring", *missing]
+    if missing:
+        raise EnvironmentUnusable(
+            f"making an image without Docker needs {' and '.join(missing)}: "
+            f"run `sudo apt-get install -y {' '.join(missing)}`"
+        )
 
 
 async def _debian(store: ImageStore, scratch: Path, progress: Progress) -> Path:
@@ -147,57 +154,27 @@ async def _debian(store: ImageStore, scratch: Path, progress: Progress) -> Path:
     tar = store.base(DEBIAN_BASE)
     if not tar.exists():
         await debian_root(scratch / "root.tar", progress, rootless=user_namespace() is not None)
-        tar.parent.mkdir(exist_ok=True)
+        tar.parent.mkdir(mode=0o700, exist_ok=True)
         (scratch / "root.tar").rename(tar)
     return tar
 
 
-def _unpacked(tar: Path | None, name: str, root: Path) -> Stage:
-    """The base in the new folder `root`: from the tar of a root file system, else from the image's file `name`."""
-    root.mkdir()
-    if tar is not None:
-        unpack_root(tar, root)
-        return Stage(root)
+def _unpacked(name: str, root: Path) -> tuple[Path, list[str]]:
+    """The files of the image in the file or folder `name`, and its environment."""
+    root.mkdir(mode=0o755)
     with Archive(Path(name).expanduser()) as found:
         found.unpack(root)
-    return Stage.of(root, found.config)
+    return root, found.config["Env"]
 
 
-async def _probe_python(steps: Steps, name: str, base: Stage) -> ImagePython:
-    """Raises EnvironmentUnusable."""
-    argv = ["/bin/sh", "-c", 'exec python3 -c "$1"', "sh", PROBE]
-    _, said = await steps.run(base.root, argv, base.variables, read_only=True)
-    return parse_probe(name, said.strip().rpartition("\n")[2].encode())
-
-
-def _keep(store: ImageStore, draft: Path, config: Mapping[str, Any], name: str) -> StoredImage:
-    digest, size = fingerprint(draft / ROOT, config)
-    return store.keep(draft, digest, config, size, name)
-
-
-def fingerprint(root: Path, config: Mapping[str, Any]) -> tuple[str, int]:
-    """(SHA-256 of the configuration and of all that matters in a folder, the size of its files in bytes).
-
-    Times do not matter, nor which names are links to the same file: two builds of the same content are one image.
-    """
-    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
-    seen: set[int] = set()
-    size = 0
-    for folder, folders, names in os.walk(os.fsencode(root)):
-        folders.sort()
-        for path in (os.path.join(folder, name) for name in sorted([*folders, *names])):
-            found = os.lstat(path)
-            digest.update(os.path.relpath(path, os.fsencode(root)))
-            digest.update(f"\0{found.st_mode:o} {found.st_uid}:{found.st_gid}\0".encode())
-            if stat.S_ISLNK(found.st_mode):
-                digest.update(os.readlink(path))
-            elif stat.S_ISREG(found.st_mode):
-                with open(path, "rb") as file:
-                    digest.update(hashlib.file_digest(file, "sha256").digest())
-                size += found.st_size if found.st_ino not in seen else 0
-                seen.add(found.st_ino)
-            digest.update(b"\0")
-    return digest.hexdigest(), size
+async def _pull(builder: Buildah, name: str) -> None:
+    try:
+        await builder.begin(name)
+    except EnvironmentUnusable as error:
+        raise EnvironmentUnusable(
+            f"base image {name} cannot be pulled: {str(error).partition(': ')[2]}; where Docker has it, run "
+            f"`docker save -o base.tar {name}`, and give --base-image ./base.tar here"
+        ) from error
 
 
 def _labels(image: StoredImage) -> Mapping[str, str]:

@@ -13,9 +13,9 @@ import fcntl
 import json
 import os
 import secrets
-import shutil
+import stat
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,14 @@ from orchestrator.errors import EnvironmentUnusable
 from orchestrator.launch.hardening import MIN_MEMORY_BYTES, writable_places
 from orchestrator.launch.names import CHANNEL_MOUNT, is_path
 from orchestrator.launch.oci.archive import Archive
+from orchestrator.launch.oci.buildah import remove_build
 from orchestrator.launch.oci.bundle import Root
+from orchestrator.launch.oci.tree import OPEN, Outside, Tree, remove
 from orchestrator.launch.uids import UidPair
 
 ROOT = "rootfs"  # an image's files, in its folder
 _MOUNT_POINTS = ("/proc", "/dev", "/sys", CHANNEL_MOUNT)
+_LEFT_BY_BUILDERS = ("hostname", "resolv.conf")  # in /etc: empty files, on which they have mounted theirs
 _HOSTS = "127.0.0.1 localhost\n::1 localhost\n"
 
 
@@ -51,7 +54,8 @@ class StoredImage:
 
 
 class ImageStore:
-    """`folder`: where the images are. Methods block, for as long as another process unpacks an image."""
+    """`folder`: where the images are; only this user may enter it. Methods block, for as long as another process
+    unpacks an image."""
 
     def __init__(self, folder: Path | None = None) -> None:
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -70,27 +74,27 @@ class ImageStore:
             place = self._image(found.digest)
             if self._stored(place) is None:
                 with self._held_draft() as draft:
-                    (root := draft / ROOT).mkdir()
-                    self._place(draft, place, found.config, found.unpack(root))
-            return self._called(place, name)
+                    (draft / ROOT).mkdir()
+                    size_bytes = found.unpack(draft / ROOT)
+                    _complete(draft / ROOT)
+                    told = {"config": found.config, "size_bytes": size_bytes}
+                    (draft / "image.json").write_text(json.dumps(told))
+                    remove(place)  # half removed
+                    draft.rename(place)
+            if name is not None:
+                self._call(place, name)
+            image = self._stored(place)
+            assert image is not None, "nobody else changes the store"
+            return image
 
     @contextmanager
     def draft(self) -> Iterator[Path]:
-        """An empty folder beside the images. It is removed at the end, unless it was kept as an image. An OSError
-        in the block is an EnvironmentUnusable."""
+        """An empty folder beside the images, which is removed at the end. An OSError in the block is an
+        EnvironmentUnusable."""
         with self._room(), ExitStack() as stack:
             with self._alone():
                 draft = stack.enter_context(self._held_draft())
             yield draft
-
-    def keep(self, draft: Path, digest: str, config: Mapping[str, Any], size_bytes: int, name: str) -> StoredImage:
-        """Makes a draft, with the image's files in ROOT and nothing beside them, an image that is called `name`.
-        `digest` says what is in it: an image that is there already stays. Raises OSError, EnvironmentUnusable."""
-        with self._alone():
-            place = self._image(digest)
-            if self._stored(place) is None:
-                self._place(draft, place, config, size_bytes)
-            return self._called(place, name)
 
     def base(self, name: str) -> Path:
         """Where the tar of the root file system `name`, which images are built on, is kept."""
@@ -151,7 +155,8 @@ class ImageStore:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Within this block no other process puts or removes images. Raises OSError."""
-        (images := self.folder / "images").mkdir(parents=True, exist_ok=True)
+        for folder in (self.folder, images := self.folder / "images"):
+            _make_private(folder)
         with _locked(images, fcntl.LOCK_EX):
             yield
 
@@ -166,30 +171,18 @@ class ImageStore:
     def _held_draft(self) -> Iterator[Path]:
         """Begin it alone: until it is locked, it looks like that of a killed process."""
         draft = self.folder / "drafts" / secrets.token_hex(8)
-        draft.mkdir(parents=True)
+        _make_private(draft)
         try:
             with _locked(draft, fcntl.LOCK_EX):
                 yield draft
         finally:
-            shutil.rmtree(draft, ignore_errors=True)
-
-    def _place(self, draft: Path, place: Path, config: Mapping[str, Any], size_bytes: int) -> None:
-        _complete(draft / ROOT)
-        (draft / "image.json").write_text(json.dumps({"config": config, "size_bytes": size_bytes}))
-        if place.exists():  # half removed
-            shutil.rmtree(place)
-        draft.rename(place)
-
-    def _called(self, place: Path, name: str | None) -> StoredImage:
-        if name is not None:
-            self._call(place, name)
-        image = self._stored(place)
-        assert image is not None, "nobody else changes the store"
-        return image
+            if draft.exists():  # it did not become an image
+                with suppress(OSError):
+                    _remove(draft)
 
     def _call(self, place: Path, name: str) -> None:
         link = self._name(name)
-        link.parent.mkdir(parents=True, exist_ok=True)
+        _make_private(link.parent)
         draft = link.with_name(f".{secrets.token_hex(8)}")
         draft.symlink_to(place)
         draft.replace(link)
@@ -199,7 +192,7 @@ class ImageStore:
         try:
             with _locked(told if told.exists() else folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
                 told.unlink(missing_ok=True)  # now it cannot be found any more
-                shutil.rmtree(folder)
+                _remove(folder)
         except OSError:  # somebody uses it
             return False
         return True
@@ -216,26 +209,55 @@ def _locked(place: Path, how: int) -> Iterator[None]:
         os.close(opened)
 
 
+def _make_private(folder: Path) -> None:
+    """Makes a folder that only this user may enter, whatever the umask is, and closes one that is there."""
+    for place in (*reversed(folder.parents), folder):
+        if not place.exists():
+            place.mkdir(mode=0o700, exist_ok=True)
+            place.chmod(0o700)
+    if folder.stat().st_mode & 0o077:
+        folder.chmod(0o700)
+
+
+def _remove(folder: Path) -> None:
+    """Raises OSError."""
+    remove_build(folder)
+    remove(folder)
+
+
 def _complete(root: Path) -> None:
-    """Adds what sandboxes need and an image may lack: places to mount on, and what `localhost` is."""
-    root.chmod(0o755)  # whatever this process' umask is: every user of a sandbox passes here
-    for target in _MOUNT_POINTS:
-        inside(root, target).mkdir(parents=True, exist_ok=True)
-    for place in writable_places(MIN_MEMORY_BYTES, UidPair(0, 0)):
-        point = inside(root, place.target)
-        point.mkdir(parents=True, exist_ok=True)
-        point.chmod(place.mode)  # runc gives a tmpfs the mode of the folder below it
-    hosts = inside(root, "/etc/hosts")
-    if not (hosts.is_file() and hosts.stat().st_size):
-        hosts.parent.mkdir(exist_ok=True)
-        hosts.write_text(_HOSTS)
+    """Adds what sandboxes need and an image may lack: places to mount on, and what `localhost` is. Raises
+    EnvironmentUnusable."""
+    points = dict.fromkeys(_MOUNT_POINTS, None) | {
+        # runc gives a tmpfs the mode of the folder below it
+        place.target: place.mode
+        for place in writable_places(MIN_MEMORY_BYTES, UidPair(0, 0))
+    }
+    with Tree(root) as tree:
+        tree.change(OPEN)  # every user of a sandbox passes here
+        for target, mode in points.items():
+            with _demanding(target):
+                tree.enter(target.strip("/").split("/"), links=False)
+                tree.change(mode)
+        with _demanding("/etc/hosts"):
+            tree.enter(["etc"], links=False)
+            kind, size = tree.kind("hosts")
+            if kind == stat.S_IFLNK:
+                raise Outside
+            if kind != stat.S_IFREG or not size:
+                tree.remove("hosts")
+                with open(tree.file("hosts", 0o644), "w") as hosts:
+                    hosts.write(_HOSTS)
+            for name in _LEFT_BY_BUILDERS:
+                if tree.kind(name) == (stat.S_IFREG, 0):
+                    tree.remove(name)
 
 
-def inside(root: Path, target: str) -> Path:
-    """The place of the image's `target`. Raises EnvironmentUnusable where links lead elsewhere."""
-    place = root.resolve() / target.lstrip("/")
-    if place.resolve() != place:
+@contextmanager
+def _demanding(target: str) -> Iterator[None]:
+    try:
+        yield
+    except Outside:
         raise EnvironmentUnusable(
-            f"the image's {target} is or lies behind a link: sandboxes need the place itself"
-        )
-    return place
+            f"the image's {target} is or lies behind a link or a file: sandboxes need the place itself"
+        ) from None

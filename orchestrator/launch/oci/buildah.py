@@ -1,0 +1,155 @@
+"""Builds an image from a Dockerfile with buildah: without a daemon, as root or as an ordinary user.
+
+All that buildah keeps is below one folder, which goes with the build. All that it starts is in a PID namespace of
+its own: when this process ends in any way, `kill -9` included, the kernel ends the build. Steps run in containers
+of the OCI runtime, without a network, and know nothing of this process' environment.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from orchestrator.errors import EnvironmentUnusable
+from orchestrator.launch.control_groups import CGROUPS
+from orchestrator.launch.image.program import run_program
+from orchestrator.text import printable
+
+TIMEOUT_S = 1800.0
+_REMOVAL_S = 300.0
+_STORAGE, _HOME, _POLICY = "storage", "home", "policy.json"
+_BASE = "localhost/base"
+_ANY_IMAGE = '{"default": [{"type": "insecureAcceptAnything"}]}'  # what was made or unpacked here a moment ago
+_PROGRAMS = {"buildah": "buildah", "setpriv": "util-linux", "unshare": "util-linux"}
+_ALONE = ("setpriv", "--pdeathsig", "KILL", "unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+_AS_ROOT = ("setpriv", "--pdeathsig", "KILL", "buildah", "unshare")  # of a user namespace
+_STEP = re.compile(r"(\[\d+/\d+\] )?STEP \d+/\d+: ")
+_OWN_LINE = re.compile(
+    r"time=\"|error running container|Getting image|Copying |Writing manifest|Storing |-->|\[Warning\] one"
+)
+_FAILED_STEP = re.compile(r"while running runtime: exit status (\d+)$")
+_WHERE = re.compile(r'^Error: (building at STEP ".*?": |committing container for step \{.*\}: )?')
+_REASON_CHARS = 300
+
+
+class Buildah:
+    """One build. `folder`: an empty one, for all that there is of it. `runtime`: the OCI runtime's path."""
+
+    def __init__(self, folder: Path, runtime: str, progress: Callable[[str], None]) -> None:
+        self._folder = folder
+        self._progress = progress
+        for place in (folder / _HOME, storage := folder / _STORAGE, storage / "tmp"):
+            place.mkdir(mode=0o700)
+        (folder / _POLICY).write_text(_ANY_IMAGE)
+        self._rootless = os.geteuid() != 0
+        self._environment = {
+            "HOME": str(folder / _HOME),
+            "TMPDIR": str(storage / "tmp"),
+            "XDG_RUNTIME_DIR": "",
+            "BUILDAH_ISOLATION": "rootless" if self._rootless else "oci",
+            "BUILDAH_RUNTIME": runtime,
+            **_login(),
+        }
+
+    async def begin(self, image: str | None, root: Path | None = None, environment: Sequence[str] = ()) -> None:
+        """Makes the base of what is built: `image` from a registry, else the files in `root`, a folder or a tar.
+        Raises EnvironmentUnusable."""
+        policy = () if image else self._policy
+        await self._call("from", *policy, "--name", "base", f"docker://{image}" if image else "scratch")
+        if root is not None:
+            await self._call("add", "--quiet", "base", str(root), "/")
+        if environment:
+            await self._call("config", *(f"--env={entry}" for entry in environment), "base")
+        # In one layer: buildah counts those of images without a history wrongly.
+        options = ("--quiet", "--identity-label=false", "--squash")
+        await self._call("commit", *self._policy, *options, "base", _BASE)
+
+    async def run(self, argv: Sequence[str]) -> str:
+        """The last line that a program prints in the base; none if it fails."""
+        code, tail = await self._carried_out("run", "--network=none", "base", "--", *argv)
+        return tail[-1] if code == 0 and tail else ""
+
+    async def build(self, context: IO[bytes], dockerfile: str, arguments: Mapping[str, str], out: Path) -> None:
+        """Carries out `dockerfile` of the build context, a tar, with the base in the place of its first FROM.
+        Writes to `out` what `docker save` would. Raises EnvironmentUnusable."""
+        options = ["--network=none", "--no-hosts", "--http-proxy=false", "--pull=never", "--layers=false"]
+        options += ["--identity-label=false", "--format=docker", "--from", _BASE]
+        if not self._rootless:
+            options += ["--cgroup-parent", f"/{_group(self._folder)}"]
+        options += [f"--build-arg={name}={value}" for name, value in arguments.items()]
+        argv = ("build", *self._policy, *options, "-f", dockerfile, "-t", f"docker-archive:{out}", "-")
+        await self._call(*argv, stdin=context)
+
+    @property
+    def _policy(self) -> tuple[str, str]:
+        return "--signature-policy", str(self._folder / _POLICY)
+
+    async def _call(self, *argv: str, stdin: IO[bytes] | None = None) -> None:
+        code, tail = await self._carried_out(*argv, stdin=stdin)
+        if code != 0:
+            raise EnvironmentUnusable(f"the image could not be built: {why_failed(tail) or f'exit code {code}'}")
+
+    async def _carried_out(self, *argv: str, stdin: IO[bytes] | None = None) -> tuple[int, tuple[str, ...]]:
+        storage = self._folder / _STORAGE
+        where = ("--storage-driver", "vfs", "--root", str(storage / "root"), "--runroot", str(storage / "run"))
+        return await run_program(
+            [*(_AS_ROOT if self._rootless else ()), *_ALONE, "buildah", *where, *argv],
+            timeout_s=TIMEOUT_S,
+            progress=self._show if stdin else lambda line: None,  # the rest says nothing of interest
+            env=self._environment,
+            cwd=self._folder / _HOME,  # it looks for the Dockerfile here first
+            stdin=stdin,
+        )
+
+    def _show(self, line: str) -> None:
+        if _STEP.match(line):
+            self._progress(printable(line.partition(";")[0]))
+        elif not _OWN_LINE.match(line):
+            self._progress(printable(line))
+
+
+def missing_packages() -> list[str]:
+    """Debian's names of what must be installed to build."""
+    return sorted({package for program, package in _PROGRAMS.items() if shutil.which(program) is None})
+
+
+def why_failed(tail: Sequence[str]) -> str:
+    """Of a failed step its last line, else buildah's own reason."""
+    errors = [line for line in tail if line.startswith("Error: ")]
+    if not errors:
+        return ""
+    if (failed := _FAILED_STEP.search(errors[-1])) is None:
+        return printable(_WHERE.sub("", errors[-1]))[:_REASON_CHARS]
+    said = [line for line in tail if line != errors[-1] and not _OWN_LINE.match(line)]
+    last = said[-1] if said and not _STEP.match(said[-1]) else f"exit code {failed[1]}"
+    return printable(last)[:_REASON_CHARS]
+
+
+def remove_build(folder: Path) -> None:
+    """Removes what a build, perhaps one that was killed, has left and this user's `rm` would not: files of
+    subordinate ids in its folder, and its control group. Blocks."""
+    if os.geteuid() != 0 and (folder / _STORAGE).exists():
+        environment = {"HOME": str(folder / _HOME), "PATH": os.environ.get("PATH", os.defpath)}
+        command = ["buildah", "unshare", "rm", "-rf", "--", str(folder / _STORAGE)]
+        with suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(command, capture_output=True, timeout=_REMOVAL_S, check=False, env=environment)  # noqa: S603
+    for group in (CGROUPS / _group(folder), *CGROUPS.glob(f"*/{_group(folder)}")):
+        for place, _, _ in os.walk(group, topdown=False):
+            with suppress(OSError):
+                os.rmdir(place)
+
+
+def _group(folder: Path) -> str:
+    return f"orchestrator-build-{folder.name}"
+
+
+def _login() -> dict[str, str]:
+    """Where the operator's logins to registries are, as `docker login` keeps them."""
+    file = Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker") / "config.json"
+    return {"REGISTRY_AUTH_FILE": str(file)} if "REGISTRY_AUTH_FILE" not in os.environ and file.is_file() else {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 
@@ -22,6 +23,7 @@ from orchestrator.errors import (
     RolloutError,
     RunUnhealthy,
 )
+from orchestrator.text import one_line
 from orchestrator.types import Attempt, Failed, FailedName, Group
 
 log = logging.getLogger(__name__)
@@ -34,6 +36,8 @@ LEAST = 16
 GROUPS = 12  # so many broken tasks in a row are no accident; ten may well be
 UNHEALTHY = 0.75
 GROUPS_WITHOUT_COMPLETION = 3  # in a row: by then it is neither the task nor chance
+KINDS_TOLD = 8  # of refused requests
+_PARTICULARS = re.compile(r"\d+|'[^']*'|\"[^\"]*\"")  # of one request: numbers, and what it said
 _OTHERS_FAULT = frozenset((FailedName.BAD_TASK, FailedName.CANCELLED))
 
 
@@ -152,7 +156,8 @@ class HealthGate:
 
 
 class AgentGate:
-    """Ends a run whose agent never gets to a completion, and says at the first such rollout why. `say` is told.
+    """Ends a run whose agent never gets to a completion, and says at the first such rollout why. `say` is told. So
+    it is of each kind of request that a program was refused after its first completion: such a rollout is scored.
 
     A group counts if it is dropped, a rollout of it ended as `agent_error` and none sampled anything. A rollout of
     any group that has sampled begins the count anew.
@@ -161,10 +166,16 @@ class AgentGate:
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._said = False
+        self._refusals: set[str] = set()  # the kinds that were told
         self._in_a_row = 0
 
     def attempt(self, attempt: Attempt) -> None:
         """One attempt is over."""
+        for text in attempt.record.requests.refusals:
+            kind = _PARTICULARS.sub("", text)
+            if kind not in self._refusals and len(self._refusals) < KINDS_TOLD:
+                self._refusals.add(kind)
+                self._say(f"a request was refused after a completion, the rollout is scored: {one_line(text)}")
         if attempt.record.turns:
             self._in_a_row = 0
         elif (error := _agent_error(attempt)) is not None and not self._said:

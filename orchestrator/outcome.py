@@ -29,7 +29,7 @@ awaited, and the endpoint does not answer a neutral prompt either: `llm_error`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from orchestrator.control import ControlAnswer
 from orchestrator.errors import (
@@ -41,7 +41,17 @@ from orchestrator.errors import (
     SandboxLostError,
 )
 from orchestrator.redact import redact
-from orchestrator.types import Ended, EndedName, Failed, FailedName, Outcome, Record, SandboxExit, Step
+from orchestrator.types import (
+    Ended,
+    EndedName,
+    Failed,
+    FailedName,
+    Outcome,
+    Record,
+    RequestNotes,
+    SandboxExit,
+    Step,
+)
 
 MAX_ANSWER_BYTES = 64 * 1024
 KILLED = 137  # 128 + SIGKILL
@@ -61,6 +71,7 @@ class Submission:
     detail: str
     steps: tuple[Step, ...] = ()
     control: ControlAnswer | None = None
+    requests: RequestNotes = field(default_factory=RequestNotes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,7 @@ async def run_rollout(plan: RolloutPlan, around: Surroundings, provision: Provis
             waiting_s=waiting_s,
             cpu_s=await parked.sandbox.cpu_s(),
             notes=(SHARED_IDENTITY, *lease.notes) if plan.agent.kind == "program" else (),
+            requests=lease.requests,
             output=output,
         )
         if lease.fatal is not None:

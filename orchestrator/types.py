@@ -47,6 +47,17 @@ class Wishes:
     response_format: Mapping[str, Any] = field(default_factory=dict)
     logprobs: bool = False
 
+    @property
+    def demands(self) -> bool:
+        """Whether a tool must be called."""
+        return self.tool_choice == "required" and bool(self.tools)
+
+    @property
+    def demanded(self) -> Mapping[str, Any] | None:
+        """The function of the one tool that must be called. None: none must, or one of several."""
+        functions = [tool["function"] for tool in self.tools if self.tool_name in ("", tool["function"]["name"])]
+        return functions[0] if self.demands and len(functions) == 1 else None
+
 
 # ---------------------------------------------------------------- tasks
 
@@ -469,6 +480,15 @@ class SandboxExit:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestNotes:
+    """Of a program's requests, as its sandbox tells: fields that had no effect, and requests that were not served
+    (on record are those after the first completion). For people."""
+
+    unused_fields: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """All that is known of one attempt. `steps` and `answer` are the sandbox's word; the orchestrator saw the rest
     itself. Times in seconds since `started_at`."""
@@ -485,6 +505,7 @@ class Record:
     waiting_s: float = 0.0
     cpu_s: float | None = None
     notes: tuple[str, ...] = ()
+    requests: RequestNotes = RequestNotes()
     output: Output | None = None  # None: no files were asked for, or none were received
     node: str = ""  # of a cluster; empty: the orchestrator's own machine
 

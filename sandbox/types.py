@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -126,6 +126,7 @@ class AgentSettings:
     managed_agents: tuple[ManagedAgent, ...] = ()
     calls_as_data: bool = False  # of tool-calling agents; False: their calls are JSON in the text of a completion
     max_parallel_completions: int = 1  # of a program, at a time
+    max_token_length: int = 0  # that a conversation may have; 0: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,10 +192,19 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
+class Notes:
+    """Of a program's requests, for people: fields that had no effect, and requests that were not served."""
+
+    unused_fields: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """A request for a completion. `response_format`: in the form of OpenAI's chat completions.
 
-    `tool_name`: the one tool that must be called. An assistant's message at the end is continued.
+    `tool_name`: the one tool that must be called. An assistant's message at the end is continued. `count_only`:
+    nothing is sampled, the tokens of the prompt are counted. `notes`: what was noted since the request before.
     """
 
     messages: tuple[Message, ...]
@@ -204,6 +214,8 @@ class Request:
     tool_name: str = ""
     response_format: Mapping[str, Any] | None = None
     logprobs: bool = False
+    count_only: bool = False
+    notes: Notes = field(default=Notes(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,3 +264,4 @@ class Result:
     stop_reason: StopReason
     answer: bytes | None = None
     detail: str = ""
+    notes: Notes = Notes()

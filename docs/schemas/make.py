@@ -59,6 +59,8 @@ class Overrides(TypedDict):
     untrained_share: Score
     untrained_completions: Whole
     abandoned_completions: Whole
+    unused_fields: tuple[str, ...]
+    refused_requests: tuple[str, ...]
     other_segments: tuple[OtherSegment, ...]
     node: str | None
 

@@ -9,6 +9,8 @@ import orjson
 
 from orchestrator.types import Tools
 
+MAX_SCHEMA_BYTES = 64 * 1024  # as of the forms of answers
+
 
 def parameters(tools: Tools) -> dict[str, Mapping[str, Any]]:
     """The schemas of each tool's parameters, by the tool's name."""
@@ -18,6 +20,17 @@ def parameters(tools: Tools) -> dict[str, Mapping[str, Any]]:
         if isinstance(name := function.get("name"), str):
             found[name] = _mapping(_mapping(function.get("parameters")).get("properties"))
     return found
+
+
+def arguments_schema(function: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The schema of a function's arguments, which are an object whatever it leaves out. None: it is too large to
+    ask a service to compile it."""
+    if function is None:
+        return None
+    schema = dict(_mapping(function.get("parameters")))
+    if not {"$ref", "anyOf", "oneOf", "allOf"} & schema.keys():
+        schema["type"] = "object"
+    return schema if len(orjson.dumps(schema)) <= MAX_SCHEMA_BYTES else None
 
 
 def same_tools(one: Tools, other: Tools) -> bool:

@@ -25,6 +25,9 @@ _BEGINNINGS: Mapping[CallFormat, Callable[[str | None, str], str]] = {
     "deepseek": deepseek.forced,
     "gpt_oss": gpt_oss.forced,
 }
+# Calls that are JSON objects: where their arguments begin, and what follows them.
+_INSIDE = ('"arguments": ', '"parameters": ')
+_ENDS: Mapping[CallFormat, str] = {"hermes": "}\n</tool_call>", "llama3": "}", "mistral": "}]"}
 # What templates of a format hold, all of it. The first that fits counts.
 _SIGNS: tuple[tuple[CallFormat | None, tuple[str, ...]], ...] = (
     (None, ("<tool_call>", "<arg_key>")),  # GLM: tags around keys and values
@@ -42,6 +45,17 @@ def format_of(template: str) -> CallFormat | None:
     if not re.search(r"\btools\b", template):
         return None  # as DeepSeek's own templates, which print calls and never tools
     return next((format for format, signs in _SIGNS if all(sign in template for sign in signs)), None)
+
+
+def guidable(format: CallFormat | None) -> bool:
+    """Whether the JSON of the arguments follows behind `forced` with a name, so that an endpoint that keeps to
+    schemas can keep a demanded call to its own."""
+    return format not in (None, "qwen3_coder")
+
+
+def unclosed(format: CallFormat | None, opening: str) -> str:
+    """What a demanded call that began like this lacks, if it ends with its arguments, as a schema has it."""
+    return _ENDS.get(format, "") if format and opening.endswith(_INSIDE) else ""
 
 
 def forced(format: CallFormat, name: str | None, template: str = "") -> str:

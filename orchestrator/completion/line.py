@@ -12,6 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from orchestrator.calls.declared import same_tools
+from orchestrator.calls.formats import unclosed
 from orchestrator.calls.structured import calls_in
 from orchestrator.calls.written import written
 from orchestrator.completion.base import Ids, Tokenizer, ids_of
@@ -148,6 +149,8 @@ class TokenLine:
         appended = content[len(visible) :].strip()
         tokens = completion.tokens_T or ()
         ended = bool(tokens) and completion.finish_reason == "stop" and self._tokenizer.is_end(tokens[-1])
+        if ended and appended and appended == unclosed(self._tokenizer.call_format, segment.opening):
+            appended = ""  # a demanded call, kept to its schema, ends with its arguments
         # A program may write the stop string that it asked for, and that was sampled, back behind its text.
         if appended not in ("", self._closing_tag) and (ended or not completion.unseen.startswith(appended)):
             return None

@@ -14,6 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.agents.equipment import Equipment
+from orchestrator.calls.declared import arguments_schema
+from orchestrator.calls.formats import guidable
 from orchestrator.completion.base import Completer, CompletionRequest, Interrupted, Tokenizer, UnusableSample
 from orchestrator.completion.base import Refusal as EndpointRefusal
 from orchestrator.completion.control import EndpointControl
@@ -36,14 +38,17 @@ from orchestrator.proxy.once import Once
 from orchestrator.proxy.said import Asked, Refusal, Reply, RequestRefused, Spoken, ToolReply
 from orchestrator.proxy.turns import Turns
 from orchestrator.purse import Purse
+from orchestrator.redact import redact
 from orchestrator.tools.arguments import recordable
 from orchestrator.tools.base import HostTool
-from orchestrator.types import Completion, CompletionKind, RolloutPlan, Step, ToolCall, Turn, Wishes
+from orchestrator.types import Completion, CompletionKind, RequestNotes, RolloutPlan, Step, ToolCall, Turn, Wishes
 
 log = logging.getLogger(__name__)
 
 _GONE = Reply(refused=Refusal("the client of this request hung up"))
 MAX_REFUSED = 64  # requests of a program; each costs a look at the conversation
+MAX_COUNTED = 256  # prompts whose tokens are counted; each costs the same look
+MAX_UNUSED_FIELDS, MAX_REFUSALS_TOLD = 64, 3  # different ones, of all requests
 MAX_TOO_LONG = 8  # of them for their length: a program may shorten its conversation and go on
 MAX_STEPS_RECORDED = 1_000
 MAX_STEP_CHARS = 1 << 20  # of all steps together, for display
@@ -90,6 +95,9 @@ class Lease:
         self._tool_replies: Once[ToolReply] = Once()
         self._answered = 0  # highest number of a request that got a completion
         self._step_chars = 0
+        self._unused_fields: dict[str, None] = {}
+        self._refusals: dict[str, None] = {}
+        self._counted = 0
         self._refused = 0
         self._too_long = 0
         self._ended: asyncio.Future[Submission | Refused] = asyncio.get_running_loop().create_future()
@@ -116,6 +124,11 @@ class Lease:
         if not (count := len(self._given_up)):
             return ()
         return (f"{count} completion{'s were' if count > 1 else ' was'} given up by the program",)
+
+    @property
+    def requests(self) -> RequestNotes:
+        """What people are to know of the fields and refusals of its requests, for the record."""
+        return RequestNotes(tuple(self._unused_fields), tuple(self._refusals))
 
     async def ended(self) -> Submission | Refused:
         """Waits for a result, or for the refusal that ended the lease."""
@@ -147,8 +160,8 @@ class Lease:
         if asked.agent and asked.agent not in {managed.name for managed in plan.managed_agents}:
             raise ProtocolError(f"there is no managed agent {asked.agent[:80]!r}")
         if plan.kind != "program":
-            if asked.stop:
-                raise ProtocolError("only a program may bring stop strings")
+            if asked.stop or asked.count_only:
+                raise ProtocolError("only a program may bring stop strings, or have tokens counted")
             if asked.wishes != Wishes(tools) or (tools and not self._has_calls_as_data(asked)):
                 raise ProtocolError("only a program may bring other wishes than an agent's tools")
             if not tools and any(isinstance(message, Spoken) for message in asked.messages):
@@ -186,6 +199,7 @@ class Lease:
     async def _complete(self, asked: Asked) -> Reply:
         for step in asked.steps:  # here, so that a repeated request does not record them twice
             self.record_step(step)
+        self._note(asked.notes)
         if asked.sequence in self._given_up:
             return _GONE
         try:
@@ -205,6 +219,8 @@ class Lease:
         return reply
 
     async def _answer(self, asked: Asked) -> Reply:
+        if asked.count_only:
+            return await self._count(asked)
         with self.clock.waiting(sampling=True):
             try:
                 request, prompt_tokens, keep = await self._prepared(asked)
@@ -220,6 +236,22 @@ class Lease:
                 return await self._sampled(request, prompt_tokens, keep)
             except Exception as error:  # as above
                 return await self._failed(error, request, prompt_tokens, keep)
+
+    async def _count(self, asked: Asked) -> Reply:
+        """The tokens of the prompt."""
+        self._counted += 1
+        if self._counted > MAX_COUNTED:
+            return self._not_served(Refusal(f"the tokens of {MAX_COUNTED} prompts were counted, and that is all"))
+        with self.clock.waiting():
+            try:
+                tokens = (await self._turns.prepared(asked)).tokens
+            except Over as over:
+                return self._not_served(Refusal(over.detail, "messages", too_long=over.name == "context_length"))
+            except RequestRefused as error:
+                return self._not_served(error.refusal)
+        if not tokens:
+            return self._not_served(Refusal("this run has no tokenizer: tokens are not counted"))
+        return Reply(counted=tokens)
 
     async def _sampled(self, request: CompletionRequest, prompt_tokens: int, keep: Keep) -> Reply:
         if self._purse is None:
@@ -255,7 +287,8 @@ class Lease:
         if self.plan.agent.kind != "program" or self._too_long > MAX_TOO_LONG:
             return None
         most = self.plan.limits.max_token_length
-        told = f"This model's maximum context length is {most} tokens: {detail}. Shorten the conversation."
+        limit = f"This model's maximum context length is {most} tokens (env.max_token_length)"
+        told = f"{limit}: {detail}. Shorten the conversation."
         return self._not_served(Refusal(told, "messages", too_long=True))
 
     async def _prepared(self, asked: Asked) -> tuple[CompletionRequest, int, Keep]:
@@ -279,7 +312,7 @@ class Lease:
             index=plan.index,
             sequence=asked.sequence,
             split=plan.split,
-            wishes=asked.wishes,
+            wishes=self._held_to_schema(asked.wishes),
             call_format=self._turns.call_format if plan.agent.kind == "program" or asked.wishes.tools else None,
         )
 
@@ -293,9 +326,20 @@ class Lease:
 
         return request, prompt.tokens, keep
 
+    def _held_to_schema(self, wishes: Wishes) -> Wishes:
+        """What an endpoint that takes ids is asked for: of a demanded call, which the prompt begins, the arguments
+        by their schema. The form that was asked for is of answers without calls."""
+        if not self._completer.takes_ids or not wishes.demands:
+            return wishes
+        schema = arguments_schema(wishes.demanded)
+        if schema is None or not self._completer.guides or not guidable(self._turns.call_format):
+            return replace(wishes, response_format={})
+        form = {"type": "json_schema", "json_schema": {"name": "arguments", "schema": schema}}
+        return replace(wishes, response_format=form)
+
     def _demand_guidance(self, wishes: Wishes) -> None:
         """Raises RequestRefused unless the endpoint keeps to the form that is asked for."""
-        form = wishes.response_format.get("type", "text")
+        form = "text" if wishes.demands else wishes.response_format.get("type", "text")
         if form != "text" and not self._completer.guides:
             told = f"this endpoint cannot keep to a {form}: describe the form in the prompt, and check the text"
             raise RequestRefused(Refusal(told, "response_format"))
@@ -310,6 +354,13 @@ class Lease:
         If the endpoint answers a control, the request is first sent once more, with the same seed: the endpoint
         may have come back in between. What was sampled of the completion before is continued, not sampled again.
         """
+        if isinstance(error, EndpointRefusal) and request is not None and _is_held_to_schema(request.wishes):
+            # Not every service takes every schema. The call is demanded all the same.
+            request = replace(request, wishes=replace(request.wishes, response_format={}))
+            try:
+                return await self._sampled(request, prompt_tokens, keep)
+            except Exception as again:
+                error = again
         refused_wishes = isinstance(error, EndpointRefusal) and request is not None and request.wishes != Wishes()
         if refused_wishes and self.plan.agent.kind == "program":
             return self._not_served(Refusal(f"the endpoint refuses it: {error}"))  # as it may know no tools
@@ -378,6 +429,16 @@ class Lease:
             self.steps.append(step)
             self._step_chars += size
 
+    def _note(self, notes: RequestNotes) -> None:
+        """Keeps the first different notes. A request that was refused before the first completion says why there
+        is none, in the program's own words."""
+        for field in notes.unused_fields:
+            if len(self._unused_fields) < MAX_UNUSED_FIELDS:
+                self._unused_fields.setdefault(field)
+        for text in notes.refusals if self._turns.any else ():
+            if len(self._refusals) < MAX_REFUSALS_TOLD:
+                self._refusals.setdefault(redact(text))
+
     # ------------------------------------------------------------ result
 
     def submit(self, submission: Submission) -> None:
@@ -386,6 +447,7 @@ class Lease:
             raise ProtocolError("the episode has ended already")
         for step in submission.steps:
             self.record_step(step)
+        self._note(submission.requests)
         self._ended.set_result(submission)
 
     def refuse(self, name: str, detail: str) -> str:
@@ -409,6 +471,10 @@ def stop_strings(kind: CompletionKind, code_tags: tuple[str, str] | None) -> tup
         return ()
     opening, closing = code_tags or ("", "")
     return ("Observation:", "Calling tools:", *(() if closing in opening else (closing,)))
+
+
+def _is_held_to_schema(wishes: Wishes) -> bool:
+    return wishes.demands and bool(wishes.response_format)
 
 
 def _most_tokens(request: CompletionRequest, counted: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from orchestrator.calls.parsed import Said
-from orchestrator.types import Call, Completion, CompletionKind, Message, Step, Wishes
+from orchestrator.types import Call, Completion, CompletionKind, Message, RequestNotes, Step, Wishes
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,8 @@ class Reply:
     lease.
 
     `said`: the completion as an agent gets it that has calls as data. `logprobs`: texts and log-probs of its
-    tokens, if they were asked for. `stop`: the stop string that ended it, where one was sampled."""
+    tokens, if they were asked for. `stop`: the stop string that ended it, where one was sampled. `counted`: tokens
+    of the prompt, where nothing was to be sampled."""
 
     completion: Completion | None = None
     ended: str | None = None
@@ -39,6 +40,7 @@ class Reply:
     said: Said | None = None
     logprobs: tuple[tuple[str, float], ...] = ()
     stop: str = ""
+    counted: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +63,8 @@ class Spoken(Message):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request for a completion. `agent`: the managed agent that asks; empty: the main one. `steps`: ended since
-    the last request."""
+    """A request for a completion. `agent`: the managed agent that asks; empty: the main one. `steps` and `notes`:
+    since the last request. `count_only`: only the tokens of the prompt are wanted."""
 
     sequence: int
     kind: CompletionKind
@@ -71,6 +73,8 @@ class Asked:
     agent: str = ""
     steps: tuple[Step, ...] = ()
     wishes: Wishes = field(default_factory=Wishes)
+    count_only: bool = False
+    notes: RequestNotes = field(default_factory=RequestNotes)
 
     @property
     def is_step(self) -> bool:

@@ -89,7 +89,13 @@ class SandboxService(grpc.GenericRpcHandler):
             raise
         task = lease.plan.task
         assignment = wire.assignment(
-            task, lease.plan.agent, lease.tools, lease.equipment, lease.output.rule, parallel=lease.parallel
+            task,
+            lease.plan.agent,
+            lease.tools,
+            lease.equipment,
+            lease.output.rule,
+            parallel=lease.parallel,
+            max_token_length=lease.plan.limits.max_token_length,
         )
         yield pb.ParkResponse(assignment=assignment)
         for index, attachment in enumerate(task.attachments):

@@ -8,6 +8,7 @@ from itertools import count
 import orjson
 
 from orchestrator.calls.declared import same_tools
+from orchestrator.calls.formats import unclosed
 from orchestrator.calls.parsed import Said
 from orchestrator.completion.base import TOKEN_CHARS, Tokenizer, counted, encoded
 from orchestrator.completion.line import Prompt, TokenLine
@@ -131,7 +132,10 @@ class Turns:
             return None
         opening = prepared.line.opening if prepared.line else ""
         forced = opening if asked.wishes.tool_choice == "required" else ""
-        said = self._talk.said(opening + completion.visible, asked.wishes, asked.sequence)
+        text = opening + completion.visible
+        said = self._talk.said(text, asked.wishes, asked.sequence)
+        if not said.calls and (end := unclosed(self.call_format, forced)):
+            said = self._talk.said(text + end, asked.wishes, asked.sequence)
         if not said.calls:
             return Said(forced + completion.visible, ())
         # The text beside calls has no space around it.
@@ -156,10 +160,11 @@ class Turns:
             return messages, None
         self._demand_tools(wishes.tools)
         shown = self._tokenizer.shape.fit(messages, wishes.tools, self._tokenizer.call_format)
-        if wishes.tool_choice == "required" and wishes.tools:
+        if wishes.demands:
             if begun is not None:
                 raise _refused("a call cannot be demanded behind the beginning of an answer", "tool_choice")
-            return shown, Opening(self._tokenizer.call_opening(wishes.tool_name or None), plain=False)
+            name = wishes.demanded["name"] if wishes.demanded else None
+            return shown, Opening(self._tokenizer.call_opening(name), plain=False)
         return shown, None if begun is None else Opening(begun.content, plain=True)
 
     def _demand_tools(self, tools: Tools) -> None:

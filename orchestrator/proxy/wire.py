@@ -29,6 +29,7 @@ from orchestrator.types import (
     Confinement,
     Message,
     Mount,
+    RequestNotes,
     Role,
     Step,
     Task,
@@ -43,6 +44,8 @@ MAX_MESSAGES = 2_000
 MAX_ARGUMENT_BYTES = 256 * 1024
 MAX_TEXT_CHARS = 64 * 1024  # of one step's texts, for display
 MAX_DETAIL_CHARS = 4 * 1024
+MAX_UNUSED_FIELDS, MAX_FIELD_CHARS = 64, 80
+MAX_REFUSALS, MAX_REFUSAL_CHARS = 3, 1024
 _FIELDS = 256  # of any request but Park and Complete, those of inner messages included
 _PARK_BYTES, _PARK_FIELDS = 256 * 1024, 4096  # every mount has eight
 _STEP_BYTES = 2 << 20  # of one step: four texts with up to four bytes per character; cut here
@@ -118,6 +121,7 @@ def assignment(
     equipment: Equipment,
     output: OutputRule | None = None,
     *,
+    max_token_length: int = 0,
     parallel: int = 1,
 ) -> pb.Assignment:
     """What the sandbox is told: the question, the files' names, how to build the agent. Never the answer."""
@@ -150,6 +154,7 @@ def assignment(
                 for managed in agent.managed_agents
             ],
             calls_as_data=agent.call_format is not None,
+            max_token_length=max_token_length,
             max_parallel_completions=parallel,
         ),
         host_tools=[_tool(name, tool) for name, tool in tools.items()],
@@ -186,7 +191,25 @@ def completion_request(data: bytes) -> Asked:
         raise ProtocolError(f"more than {MAX_CALLS} calls of tools in one conversation")
     messages = tuple(map(_message, request.messages))
     steps = tuple(map(_step, request.steps))
-    return Asked(request.sequence, kind, messages, tuple(request.stop), request.agent, steps, _wishes(request))
+    return Asked(
+        sequence=request.sequence,
+        kind=kind,
+        messages=messages,
+        stop=tuple(request.stop),
+        agent=request.agent,
+        steps=steps,
+        wishes=_wishes(request),
+        count_only=request.count_only,
+        notes=_notes(request.notes),
+    )
+
+
+def _notes(notes: pb.Notes) -> RequestNotes:
+    """Cut to what is shown."""
+    return RequestNotes(
+        tuple(name[:MAX_FIELD_CHARS] for name in notes.unused_fields[:MAX_UNUSED_FIELDS]),
+        tuple(text[:MAX_REFUSAL_CHARS] for text in notes.refusals[:MAX_REFUSALS]),
+    )
 
 
 def _message(message: pb.Message) -> Message:
@@ -264,6 +287,9 @@ def completion_response(reply: Reply) -> pb.CompleteResponse:
                 param=reply.refused.param,
             )
         )
+    if reply.counted is not None:
+        counted = pb.Completion(prompt_tokens=reply.counted, finish_reason=pb.FINISH_REASON_STOP)
+        return pb.CompleteResponse(completion=counted)
     completion, said = reply.completion, reply.said
     assert completion is not None
     return pb.CompleteResponse(
@@ -344,6 +370,7 @@ def submission(data: bytes) -> Submission:
         answer=request.answer if request.HasField("answer") else None,
         detail=request.detail[:MAX_DETAIL_CHARS],
         steps=tuple(map(_step, request.steps)),
+        requests=_notes(request.notes),
     )
 
 

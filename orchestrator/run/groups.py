@@ -240,6 +240,8 @@ def _overrides(member: Member, main: int | None) -> dict[str, Any]:
         "untrained_share": untrained_share(record.turns, segment),
         "untrained_completions": len(record.turns) - sum(turn.segment == segment for turn, _ in lines),
         "abandoned_completions": sum(turn.abandoned for turn in record.turns),
+        "unused_fields": list(record.requests.unused_fields),
+        "refused_requests": list(record.requests.refusals),
         "other_segments": other_segments(lines, segment),
         "node": record.node or None,
     }

@@ -38,6 +38,7 @@ from orchestrator.types import (
     OutputFile,
     PolicySpan,
     Record,
+    RequestNotes,
     Sampling,
     SandboxExit,
     SandboxSpec,
@@ -178,6 +179,8 @@ class AttemptLine(HeadLine):
     steps: tuple[Step, ...]
     output: NotRequired[OutputLine | None]
     notes: tuple[str, ...]
+    unused_fields: NotRequired[tuple[str, ...]]
+    refused_requests: NotRequired[tuple[str, ...]]
 
 
 class BadTaskLine(TypedDict):
@@ -208,6 +211,7 @@ class _Tokens(TypedDict):
 
 class _CountedLine(HeadLine):
     completions: tuple[_Tokens, ...]
+    refused_requests: NotRequired[tuple[str, ...]]
 
 
 class _CallLine(ServedLine):
@@ -327,6 +331,8 @@ def told_line(told: Attempted) -> dict[str, Any]:
         "steps": [asdict(step) for step in record.steps],
         "output": _output_line(record.output) if record.output else None,
         "notes": list(record.notes),
+        "unused_fields": list(record.requests.unused_fields),
+        "refused_requests": list(record.requests.refusals),
     }
 
 
@@ -393,6 +399,7 @@ def read_attempt(text: bytes) -> Attempted:
             waiting_s=line["waiting_s"],
             cpu_s=line["cpu_s"],
             notes=line["notes"],
+            requests=RequestNotes(line.get("unused_fields", ()), line.get("refused_requests", ())),
             output=_output(line.get("output")),
             node=line.get("node") or "",
         ),
@@ -549,6 +556,7 @@ class Counted:
     duration_s: float
     cpu_s: float | None
     group_size: int | None = None
+    refusals: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, result: Member | Attempt) -> Counted:
@@ -568,6 +576,7 @@ class Counted:
             duration_s=record.duration_s,
             cpu_s=record.cpu_s,
             group_size=plan.group_size,
+            refusals=record.requests.refusals,
         )
 
 
@@ -600,6 +609,7 @@ def read_counted(text: bytes) -> Counted | CountedBadTask:
         duration_s=line["duration_s"],
         cpu_s=line["cpu_s"],
         group_size=line.get("group_size"),
+        refusals=line.get("refused_requests", ()),
     )
 
 

@@ -49,6 +49,8 @@ class Tally(Listener):
     reasons: dict[str, str] = field(default_factory=dict)  # the first reason of each outcome that is not scored
     unscorable: int = 0  # rollouts scored 0, as grading failed on them and not on a control
     unscorable_first: str = ""
+    refused: int = 0  # rollouts of programs with requests that were refused after a completion
+    refused_first: str = ""
     draws: Counter[str] = field(default_factory=Counter)  # further draws, by the outcome that was drawn again
     drawn: Counter[int] = field(default_factory=Counter)  # and by group
     ungraded: set[tuple[int, int]] = field(default_factory=set)  # rollouts without their score: group and index
@@ -98,6 +100,9 @@ class Tally(Listener):
     def _count_use(self, told: Counted) -> None:
         """Counts what an attempt took. It took that whether or not it was graded."""
         self.tokens += told.sampled_tokens
+        if told.refusals:
+            self.refused += 1
+            self.refused_first = self.refused_first or one_line(told.refusals[0])
         if self.prices is not None:
             self.cost += self.prices.cost(told.rollout_id, told.prompt_tokens, told.sampled_tokens)
         self.rollout_s += told.duration_s

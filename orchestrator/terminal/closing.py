@@ -82,6 +82,9 @@ def reason_rows(tally: Tally) -> list[tuple[str, str]]:
     rows = [(outcome, f"{tally.outcomes[outcome]}, the first: {why}") for outcome, why in tally.reasons.items()]
     if tally.unscorable:
         rows.append(("not gradable", f"{tally.unscorable} scored 0, the first: {tally.unscorable_first}"))
+    if tally.refused:
+        rollouts = f"in {tally.refused} rollout{'' if tally.refused == 1 else 's'} after a completion"
+        rows.append(("refused", f"requests {rollouts}, the first: {tally.refused_first}"))
     if tally.draws:
         rows.append(("drawn again", draws_text(tally)))
     return rows

@@ -23,7 +23,7 @@ from sandbox.errors import (
 from sandbox.runner.endpoint.server import Ask, ProgramEndpoint
 from sandbox.runner.worker_link import WorkerLink
 from sandbox.texts import ANSWER_CHARS
-from sandbox.types import Assignment, Completion, Request, Result, StepReport
+from sandbox.types import Assignment, Completion, Request, Result, StepReport, StopReason
 from sandbox.worker.program import place
 
 _NO_LIMIT_S = 14 * 86_400.0  # the orchestrator's limits on the rollout end it sooner
@@ -61,6 +61,7 @@ def run_program_agent(
 ) -> Result:
     """Runs the program to its end. `endpoint`: the one that `preload` returned. Raises EpisodeEnd."""
     endpoint = endpoint or ProgramEndpoint()
+    endpoint.context_tokens = assignment.agent.max_token_length
     program = place(assignment.program)
     link.limit_output(assignment.agent.max_output_chars)
     killed_before = memory_kills()
@@ -84,10 +85,12 @@ def run_program_agent(
     steps.tell(printed, status)
     short_of_memory = status == -signal.SIGKILL and memory_kills() != killed_before
     how = "was killed for memory" if short_of_memory else f"ended with exit code {status}"
-    detail = _detail(f"the program {how}", endpoint.refused, errors if errors.strip() else printed)
+    detail = _detail(f"the program {how}", endpoint.notes.refusals, errors if errors.strip() else printed)
     if answer is not None:
-        return Result("final_answer", answer.encode("utf-8", "surrogatepass")[:ANSWER_CHARS], detail)
-    return Result("out_of_memory" if short_of_memory else "no_answer", detail=detail)
+        text = answer.encode("utf-8", "surrogatepass")[:ANSWER_CHARS]
+        return Result("final_answer", text, detail, endpoint.notes.take())
+    reason: StopReason = "out_of_memory" if short_of_memory else "no_answer"
+    return Result(reason, detail=detail, notes=endpoint.notes.take())
 
 
 def _detail(how: str, refused: list[str], printed: str) -> str:
@@ -130,7 +133,8 @@ class _Steps:
             raise
         except Exception as error:  # unhandled, it would only hang up on the program
             raise EpisodeCrashed(f"asking for a completion: {type(error).__name__}: {error}") from error
-        self._show(completion.text, "", time.monotonic() - started)
+        if not request.count_only:
+            self._show(completion.text, "", time.monotonic() - started)
         return completion
 
     def tell(self, printed: str, status: int) -> None:

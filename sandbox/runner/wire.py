@@ -23,6 +23,7 @@ from sandbox.types import (
     Kind,
     ManagedAgent,
     Message,
+    Notes,
     OutputLimits,
     ProgramFile,
     Request,
@@ -40,6 +41,7 @@ CONTRACT = 7
 MAX_MOUNTS = 200  # mounts, or devices, to report; a sandbox has some forty
 MAX_STEP_TEXT_BYTES = 64 * 1024
 MAX_DETAIL_BYTES = 4 * 1024
+MAX_REFUSAL_BYTES = 1024
 MAX_CONVERSATION_BYTES = 4 << 20
 
 _ROLES: dict[Role, pb.Role] = {
@@ -120,6 +122,7 @@ def assignment(message: pb.Assignment) -> Assignment:
             ),
             calls_as_data=agent.calls_as_data,
             max_parallel_completions=max(1, agent.max_parallel_completions),
+            max_token_length=agent.max_token_length,
         ),
         host_tools=tuple(_tool(tool) for tool in message.host_tools),
         sandbox_tools=tuple(SandboxTool(_tool(t.tool), t.module, t.source) for t in message.sandbox_tools),
@@ -143,6 +146,17 @@ def complete_request(sequence: int, kind: Kind, request: Request, agent: str = "
         tool_name=request.tool_name,
         response_format_json=json.dumps(request.response_format) if request.response_format else "",
         logprobs=request.logprobs,
+        count_only=request.count_only,
+        notes=_notes(request.notes),
+    )
+
+
+def _notes(notes: Notes) -> pb.Notes | None:
+    if notes == Notes():
+        return None
+    return pb.Notes(
+        unused_fields=[_sendable(name) for name in notes.unused_fields],
+        refusals=[clip(text, MAX_REFUSAL_BYTES) for text in notes.refusals],
     )
 
 
@@ -201,6 +215,7 @@ def result_request(result: Result, duration_s: float) -> pb.SubmitResultRequest:
         answer=result.answer,
         episode_duration=_duration(duration_s),
         detail=clip(result.detail, MAX_DETAIL_BYTES),
+        notes=_notes(result.notes),
     )
 
 

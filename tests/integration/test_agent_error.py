@@ -152,6 +152,40 @@ async def test_a_policy_that_was_asked_is_to_blame_for_what_follows(home: Path) 
     assert outcomes(home / "run") == {"no_answer": 2}
 
 
+async def test_a_request_refused_after_a_completion_is_said_at_once_and_counted(home: Path) -> None:
+    """It costs the rollout its answer and nothing else would say so."""
+    program = f"""{ASK}
+ask()
+for n in (2, 3):
+    try:
+        ask(n=n, user="u", client_metadata={{"a": 1}})
+    except urllib.error.HTTPError as error:
+        print(error)
+sys.exit(1)
+"""
+    ended, asked = await ran(home, program, total_steps=1)
+    assert (ended.code, asked) == (0, 2), ended.stderr
+    why = "n must be 1: send several requests, each is a completion of its own"
+    refused = f"POST /v1/chat/completions got HTTP 400: {why}"
+    told = [line for line in ended.stderr.splitlines() if "was refused after a completion" in line]
+    assert told == [f"a request was refused after a completion, the rollout is scored: {refused}"]
+    assert f"requests in 2 rollouts after a completion, the first: {refused}" in ended.stdout
+    (group,) = lines(home / "run" / "groups.jsonl")
+    for facts in (*group["overrides"], *lines(home / "run" / "rollouts.jsonl")):
+        assert facts["refused_requests"] == [refused]
+        assert set(facts["unused_fields"]) == set()
+
+
+async def test_fields_without_an_effect_are_among_a_rollout_s_facts(home: Path) -> None:
+    program = f"{ASK}print(ask(user='u', client_metadata={{'a': 1}}, temperature=0.5, wibble=[1]))"
+    ended, _ = await ran(home, program, total_steps=1)
+    assert ended.code == 0, ended.stderr
+    (group,) = lines(home / "run" / "groups.jsonl")
+    for facts in (*group["overrides"], *lines(home / "run" / "rollouts.jsonl")):
+        assert facts["unused_fields"] == ["client_metadata", "temperature", "user", "wibble"]
+    assert "refused" not in ended.stdout
+
+
 async def test_a_program_that_loses_its_patience_is_no_agent_error(home: Path) -> None:
     """It asked, and the endpoint was slow: whoever is at fault, the endpoint is asked as after any llm_error."""
     slow = ScriptedServer("vllm", always(Reply("4.5", delay_s=30.0)))

@@ -107,7 +107,7 @@ def test_what_is_refused_and_what_is_over(stream: bool) -> None:
         for _ in range(2):
             with pytest.raises(anthropic.RateLimitError, match="the rollout is over"):
                 send(client)
-        with pytest.raises(anthropic.NotFoundError, match="tokens are not counted here"):
+        with pytest.raises(anthropic.RateLimitError, match="the rollout is over"):
             client.messages.count_tokens(model="any", messages=TALK)
     assert len(asked.requests) == 2
     assert [str(end) for end in asked.ends] == ["budget"]

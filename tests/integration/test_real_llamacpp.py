@@ -12,16 +12,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 from orchestrator.completion.base import Endpoint
 from orchestrator.completion.connect import connect
 from orchestrator.completion.llamacpp import LlamaCppCompleter
 from orchestrator.completion.startup import Patience, Wait
-from orchestrator.completion.tokenizer import load_tokenizer
+from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.completion.trajectory import trajectory
 from orchestrator.proxy.lease import Lease
-from orchestrator.proxy.said import Asked
-from orchestrator.types import CompletionKind, Message, Record, Sampling
+from orchestrator.proxy.said import Asked, Spoken
+from orchestrator.types import AgentSpec, CompletionKind, Message, Record, Sampling, Wishes
 from tests.fakes.plans import a_plan
 
 pytestmark = pytest.mark.long
@@ -149,3 +150,55 @@ async def test_a_real_episode_is_one_line_that_the_server_s_cache_confirms(
                 assert end["timings"]["cache_n"] == before - 1
             before += len(turn.prompt_ids or ()) + len(turn.completion.tokens_T or ())
             assert end["tokens_evaluated"] + end["tokens_predicted"] == before
+
+
+_PRINTS_TOOLS = """{%- if tools %}<|im_start|>system
+{{ tools | tojson }}<tool_call>{"name": ...}</tool_call><|im_end|>
+{% endif %}{%- for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}{%- for c in m.tool_calls %}<tool_call>
+{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}
+</tool_call>{%- endfor %}<|im_end|>
+{% endfor %}{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+_WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"enum": ["Rome", "Bonn"]},
+        "days": {"type": "integer"},
+        "note": {"$ref": "#/$defs/note"},
+    },
+    "required": ["city", "days", "note"],
+    "$defs": {"note": {"type": "string", "maxLength": 8}},
+}
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_demanded_call_is_held_to_its_schema(served: dict[str, str], seed: int) -> None:
+    """By a model of 135 million parameters, which writes no calls of its own."""
+    inner = AutoTokenizer.from_pretrained(served["tokenizer"])
+    inner.chat_template = _PRINTS_TOOLS
+    inner.pad_token = "<|endoftext|>"
+    tokenizer = HubTokenizer(inner, served["tokenizer"])
+    tool = {"type": "function", "function": {"name": "weather", "parameters": _WEATHER}}
+    endpoint = Endpoint(served["base_url"], served["model_name"], "", 300.0)
+    completer = await connect(endpoint, tokenizer, tokens="exact")
+    try:
+        sampling = Sampling(temperature=1.0, top_p=1.0, max_tokens=300, seed=seed)
+        plan = a_plan(agent=AgentSpec(kind="program", max_steps=9), sampling=sampling)
+        lease = Lease(plan, completer, tokenizer, {})
+        talk: tuple[Message, ...] = (Message("user", "Is it warm in Rome?"),)
+        wishes = Wishes((tool,), "required", "weather")
+        reply = await lease.complete(Asked(1, CompletionKind.ACTION, talk, wishes=wishes), b"1")
+        assert reply.said is not None, await lease.ended()
+        (call,) = reply.said.calls
+        given = json.loads(call.arguments)
+        assert call.name == "weather"
+        assert given["city"] in ("Rome", "Bonn")
+        assert isinstance(given["days"], int)
+        assert len(given["note"]) <= 8
+        talk = (*talk, Spoken("assistant", "", (call,)), Spoken("tool", "21", call_id=call.id))
+        await lease.complete(Asked(2, CompletionKind.ACTION, talk, wishes=Wishes((tool,))), b"2")
+    finally:
+        await completer.aclose()
+    assert [turn.segment for turn in lease.turns] == [0, 0]

@@ -13,6 +13,7 @@ from transformers import AddedToken, AutoTokenizer
 
 from orchestrator.calls.structured import structured
 from orchestrator.completion.base import CompletionRequest
+from orchestrator.completion.base import Refusal as EndpointRefusal
 from orchestrator.completion.line import visible_text
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.completion.trajectory import trajectory
@@ -585,3 +586,62 @@ async def test_log_probs_are_those_on_record(qwen: HubTokenizer) -> None:
     program = Program(qwen, "Yes.<|im_end|>")
     reply = await program.ask(TASK, wishes=Wishes(logprobs=True))
     assert reply.logprobs == (("Yes", -0.5), (".", -0.5))
+
+
+async def test_a_demanded_call_is_held_to_its_schema_and_its_line_goes_on(tokenizer: HubTokenizer) -> None:
+    """An endpoint that keeps to a schema ends the turn with the arguments."""
+    end = ENDS[str(tokenizer.call_format)]
+    program = Program(tokenizer, '{"city": "Rome"}' + end, "Warm." + end)
+    other = {"type": "function", "function": {"name": "other"}}
+    wishes = Wishes((TOOL, other), "required", "weather", {"type": "json_object"})
+    reply = await program.ask(SYSTEM, TASK, wishes=wishes)
+    asked = program.completer.requests[0].wishes.response_format
+    assert asked["json_schema"]["schema"] == TOOL["function"]["parameters"]
+    assert reply.said is not None
+    assert [(call.name, call.arguments) for call in reply.said.calls] == [("weather", '{"city": "Rome"}')]
+    assert program.trained() == '{"city": "Rome"}' + end
+    after = Spoken("tool", "21", call_id="call_0")
+    await program.ask(SYSTEM, TASK, sent_back(reply), after, wishes=Wishes((TOOL, other)))
+    assert program.segments == [0, 0]
+    assert program.trained() == '{"city": "Rome"}' + end + "Warm." + end
+
+
+async def test_the_only_tool_is_demanded_with_its_schema_and_one_of_several_without(
+    qwen: HubTokenizer,
+) -> None:
+    other = {"type": "function", "function": {"name": "other", "parameters": {"properties": {}}}}
+    program = Program(qwen, *['weather", "arguments": {}}\n</tool_call><|im_end|>', "{}<|im_end|>"] * 2)
+    await program.ask(SYSTEM, TASK, wishes=Wishes((TOOL, other), "required"))
+    reply = await program.ask(SYSTEM, TASK, wishes=Wishes((other,), "required"))
+    first, second = (request.wishes.response_format for request in program.completer.requests)
+    assert first == {}
+    assert second["json_schema"]["schema"] == {"properties": {}, "type": "object"}
+    assert reply.said is not None
+    assert [call.name for call in reply.said.calls] == ["other"]
+
+
+async def test_a_schema_that_the_endpoint_refuses_is_left_out(qwen: HubTokenizer) -> None:
+    program = Program(qwen, '{"city": "Rome"}}\n</tool_call><|im_end|>')
+    sample = program.completer.sample
+
+    async def refusing(request: CompletionRequest) -> Completion:
+        if request.wishes.response_format:
+            program.completer.requests.append(request)
+            program.completer._texts.insert(0, "")
+            raise EndpointRefusal("a pattern needs anchors", 400)
+        return await sample(request)
+
+    program.completer.sample = refusing  # type: ignore[method-assign]
+    reply = await program.ask(SYSTEM, TASK, wishes=Wishes((TOOL,), "required", "weather"))
+    assert reply.said is not None
+    assert [call.name for call in reply.said.calls] == ["weather"]
+    assert [bool(request.wishes.response_format) for request in program.completer.requests] == [True, False]
+
+
+async def test_an_endpoint_that_keeps_to_no_schema_is_asked_for_none(qwen: HubTokenizer) -> None:
+    program = Program(qwen, '{"city": "Rome"}}\n</tool_call><|im_end|>')
+    program.completer.guides = False
+    reply = await program.ask(SYSTEM, TASK, wishes=Wishes((TOOL,), "required", "weather"))
+    assert program.completer.requests[0].wishes.response_format == {}
+    assert reply.said is not None
+    assert reply.said.calls

@@ -196,7 +196,7 @@ class AttachmentFile(_message.Message):
     def __init__(self, name: _Optional[str] = ..., size_bytes: _Optional[int] = ...) -> None: ...
 
 class AgentSettings(_message.Message):
-    __slots__ = ("max_steps", "step_timeout", "planning_interval", "code_tag_open", "code_tag_close", "final_answer_at_max_steps", "authorized_imports", "instructions", "verbosity", "max_output_chars", "kind", "prompt_templates_json", "managed_agents", "calls_as_data", "max_parallel_completions")
+    __slots__ = ("max_steps", "step_timeout", "planning_interval", "code_tag_open", "code_tag_close", "final_answer_at_max_steps", "authorized_imports", "instructions", "verbosity", "max_output_chars", "kind", "prompt_templates_json", "managed_agents", "calls_as_data", "max_parallel_completions", "max_token_length")
     MAX_STEPS_FIELD_NUMBER: _ClassVar[int]
     STEP_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     PLANNING_INTERVAL_FIELD_NUMBER: _ClassVar[int]
@@ -212,6 +212,7 @@ class AgentSettings(_message.Message):
     MANAGED_AGENTS_FIELD_NUMBER: _ClassVar[int]
     CALLS_AS_DATA_FIELD_NUMBER: _ClassVar[int]
     MAX_PARALLEL_COMPLETIONS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKEN_LENGTH_FIELD_NUMBER: _ClassVar[int]
     max_steps: int
     step_timeout: _duration_pb2.Duration
     planning_interval: int
@@ -227,7 +228,8 @@ class AgentSettings(_message.Message):
     managed_agents: _containers.RepeatedCompositeFieldContainer[ManagedAgent]
     calls_as_data: bool
     max_parallel_completions: int
-    def __init__(self, max_steps: _Optional[int] = ..., step_timeout: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., planning_interval: _Optional[int] = ..., code_tag_open: _Optional[str] = ..., code_tag_close: _Optional[str] = ..., final_answer_at_max_steps: bool = ..., authorized_imports: _Optional[_Iterable[str]] = ..., instructions: _Optional[str] = ..., verbosity: _Optional[int] = ..., max_output_chars: _Optional[int] = ..., kind: _Optional[_Union[AgentKind, str]] = ..., prompt_templates_json: _Optional[str] = ..., managed_agents: _Optional[_Iterable[_Union[ManagedAgent, _Mapping]]] = ..., calls_as_data: bool = ..., max_parallel_completions: _Optional[int] = ...) -> None: ...
+    max_token_length: int
+    def __init__(self, max_steps: _Optional[int] = ..., step_timeout: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., planning_interval: _Optional[int] = ..., code_tag_open: _Optional[str] = ..., code_tag_close: _Optional[str] = ..., final_answer_at_max_steps: bool = ..., authorized_imports: _Optional[_Iterable[str]] = ..., instructions: _Optional[str] = ..., verbosity: _Optional[int] = ..., max_output_chars: _Optional[int] = ..., kind: _Optional[_Union[AgentKind, str]] = ..., prompt_templates_json: _Optional[str] = ..., managed_agents: _Optional[_Iterable[_Union[ManagedAgent, _Mapping]]] = ..., calls_as_data: bool = ..., max_parallel_completions: _Optional[int] = ..., max_token_length: _Optional[int] = ...) -> None: ...
 
 class ManagedAgent(_message.Message):
     __slots__ = ("name", "description", "tools", "max_steps", "kind")
@@ -308,7 +310,7 @@ class Message(_message.Message):
     def __init__(self, role: _Optional[_Union[Role, str]] = ..., content: _Optional[str] = ..., calls: _Optional[_Iterable[_Union[Call, _Mapping]]] = ..., call_id: _Optional[str] = ...) -> None: ...
 
 class CompleteRequest(_message.Message):
-    __slots__ = ("sequence", "kind", "messages", "stop", "agent", "steps", "tools_json", "tool_choice", "tool_name", "response_format_json", "logprobs")
+    __slots__ = ("sequence", "kind", "messages", "stop", "agent", "steps", "tools_json", "tool_choice", "tool_name", "response_format_json", "logprobs", "count_only", "notes")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
@@ -320,6 +322,8 @@ class CompleteRequest(_message.Message):
     TOOL_NAME_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_FORMAT_JSON_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    COUNT_ONLY_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     kind: CompletionKind
     messages: _containers.RepeatedCompositeFieldContainer[Message]
@@ -331,7 +335,17 @@ class CompleteRequest(_message.Message):
     tool_name: str
     response_format_json: str
     logprobs: bool
-    def __init__(self, sequence: _Optional[int] = ..., kind: _Optional[_Union[CompletionKind, str]] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., stop: _Optional[_Iterable[str]] = ..., agent: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[RecordStepRequest, _Mapping]]] = ..., tools_json: _Optional[str] = ..., tool_choice: _Optional[_Union[ToolChoice, str]] = ..., tool_name: _Optional[str] = ..., response_format_json: _Optional[str] = ..., logprobs: bool = ...) -> None: ...
+    count_only: bool
+    notes: Notes
+    def __init__(self, sequence: _Optional[int] = ..., kind: _Optional[_Union[CompletionKind, str]] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., stop: _Optional[_Iterable[str]] = ..., agent: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[RecordStepRequest, _Mapping]]] = ..., tools_json: _Optional[str] = ..., tool_choice: _Optional[_Union[ToolChoice, str]] = ..., tool_name: _Optional[str] = ..., response_format_json: _Optional[str] = ..., logprobs: bool = ..., count_only: bool = ..., notes: _Optional[_Union[Notes, _Mapping]] = ...) -> None: ...
+
+class Notes(_message.Message):
+    __slots__ = ("unused_fields", "refusals")
+    UNUSED_FIELDS_FIELD_NUMBER: _ClassVar[int]
+    REFUSALS_FIELD_NUMBER: _ClassVar[int]
+    unused_fields: _containers.RepeatedScalarFieldContainer[str]
+    refusals: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, unused_fields: _Optional[_Iterable[str]] = ..., refusals: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AbandonCompletionRequest(_message.Message):
     __slots__ = ("sequence",)
@@ -452,18 +466,20 @@ class SendOutputResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class SubmitResultRequest(_message.Message):
-    __slots__ = ("stop_reason", "answer", "episode_duration", "detail", "steps")
+    __slots__ = ("stop_reason", "answer", "episode_duration", "detail", "steps", "notes")
     STOP_REASON_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     EPISODE_DURATION_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
     stop_reason: StopReason
     answer: bytes
     episode_duration: _duration_pb2.Duration
     detail: str
     steps: _containers.RepeatedCompositeFieldContainer[RecordStepRequest]
-    def __init__(self, stop_reason: _Optional[_Union[StopReason, str]] = ..., answer: _Optional[bytes] = ..., episode_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., detail: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[RecordStepRequest, _Mapping]]] = ...) -> None: ...
+    notes: Notes
+    def __init__(self, stop_reason: _Optional[_Union[StopReason, str]] = ..., answer: _Optional[bytes] = ..., episode_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., detail: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[RecordStepRequest, _Mapping]]] = ..., notes: _Optional[_Union[Notes, _Mapping]] = ...) -> None: ...
 
 class SubmitResultResponse(_message.Message):
     __slots__ = ()

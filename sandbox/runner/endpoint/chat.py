@@ -9,9 +9,7 @@ from sandbox.runner.endpoint import tools
 from sandbox.runner.endpoint.checks import (
     MAX_MESSAGES,
     MODEL,
-    NO_EFFECT,
     REFUSED,
-    SAMPLING,
     BadRequest,
     Body,
     Event,
@@ -25,6 +23,7 @@ from sandbox.runner.endpoint.checks import (
     object_of,
     only,
     openai_error,
+    pass_over,
     shown,
     single,
     stop_strings,
@@ -38,8 +37,6 @@ FIELDS = Fields(
     {
         *("messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "logprobs", "stop", "n"),
         *("stream", "stream_options", "modalities"),
-        *SAMPLING,
-        *NO_EFFECT,
     },
     REFUSED,
 )
@@ -47,12 +44,13 @@ _ROLES: dict[str, Role] = {
     "system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
 }  # fmt: skip
 _TEXTS = ("text", "input_text", "output_text")
-# Of a message: nothing here is lost. Reasoning is on record with the completion that it was sampled in.
-_MESSAGE = {
-    "system": ("role", "content"),
-    "user": ("role", "content"),
-    "assistant": ("role", "content", "tool_calls", "refusal", "reasoning_content", "reasoning"),
-    "tool": ("role", "content", "tool_call_id", "name"),
+# Of a message. Reasoning is passed over: it is on record with the completion that it was sampled in.
+_USED = {"assistant": ("tool_calls", "refusal"), "tool": ("tool_call_id",)}
+_NOT_IN_A_MESSAGE = {
+    **dict.fromkeys(("audio", "documents", "files", "images", "videos"), "there is text only"),
+    "function_call": "use tool_calls",
+    "tool_call_id": "results of tools have the role tool",
+    "tool_calls": "calls are the assistant's",
 }
 _NO_LOGPROB = -9999.0  # OpenAI's for what has none; JSON has no infinity
 
@@ -98,18 +96,27 @@ def answer(served: Served) -> dict[str, Any]:
 
 
 def events(served: Served) -> Iterator[Event]:
-    """All the text, then all the calls: they were sampled before the first byte is sent."""
+    """As OpenAI's server streams: the role, the text, and for each call its head and then its arguments, no two
+    calls in one event. Everything was sampled before the first byte is sent."""
     completion = served.completion
-    head = _head(served, "chat.completion.chunk")
-    text = {"role": "assistant", "content": _content(completion)}
-    calls = {"tool_calls": [{"index": index, **_call(one)} for index, one in enumerate(completion.calls)]}
-    choice = {"index": 0, "delta": text, "finish_reason": None, "logprobs": _logprobs(served)}
-    yield Event({**head, "choices": [choice]})
-    if completion.calls:
-        yield Event({**head, "choices": [{**choice, "delta": calls, "logprobs": None}]})
-    end = {**choice, "delta": {}, "finish_reason": _finish_reason(completion), "logprobs": None}
-    yield Event({**head, "choices": [end]})
-    if stream_usage(served.body):
+    asks_usage = stream_usage(served.body)
+    head = {**_head(served, "chat.completion.chunk"), **({"usage": None} if asks_usage else {})}
+
+    def event(delta: dict[str, Any], logprobs: Any = None, finish_reason: str | None = None) -> Event:
+        choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        return Event({**head, "choices": [choice]})
+
+    yield event({"role": "assistant", "content": None if _content(completion) is None else "", "refusal": None})
+    if completion.text or served.request.logprobs:
+        yield event({"content": completion.text}, _logprobs(served))
+    for index, one in enumerate(completion.calls):
+        call = _call(one)
+        arguments = call["function"]["arguments"]
+        call["function"]["arguments"] = ""
+        yield event({"tool_calls": [{"index": index, **call}]})
+        yield event({"tool_calls": [{"index": index, "function": {"arguments": arguments}}]})
+    yield event({}, finish_reason=_finish_reason(completion))
+    if asks_usage:
         yield Event({**head, "choices": [], "usage": usage(completion)})
     yield Event(None)
 
@@ -135,11 +142,7 @@ def _message(one: Any, where: str) -> Message:
     role = _ROLES.get(named) if isinstance(named, str) else None
     if role is None:
         raise BadRequest(f"{where}.role must be one of {', '.join(_ROLES)}", f"{where}.role")
-    if one.get("function_call"):
-        raise BadRequest("function_call is not taken: use tool_calls", f"{where}.function_call")
-    if one.get("name") is not None and role != "tool":
-        raise BadRequest("name is not taken, templates have no place for it: write it into the content", where)
-    only(one, (*_MESSAGE[role], "function_call"), where)
+    pass_over(one, ("role", "content", *_USED.get(role, ())), where, _NOT_IN_A_MESSAGE)
     content = one.get("content")
     if role == "assistant":
         return _assistant(one, content, where)
@@ -172,19 +175,17 @@ def _called(raw: Any, where: str) -> Call:
     raw = object_of(raw, where)
     if kind_of({"type": "function", **raw}, where) != "function":
         raise BadRequest(f"{shown(raw['type'])} is not taken: calls are of functions", where)
-    only(raw, ("id", "type", "function", "index"), where)
+    pass_over(raw, ("id", "type", "function", "index"), where)
     function = object_of(raw.get("function"), f"{where}.function")
-    only(function, ("name", "arguments"), f"{where}.function")
+    pass_over(function, ("name", "arguments"), f"{where}.function")
     return tools.call(raw.get("id"), function.get("name"), function.get("arguments"), where)
 
 
 def _tool(one: dict[str, Any], where: str) -> tools.Tool:
     if (kind := one.get("type")) != "function":
         tools.refuse_hosted(kind, where)
-    only(one, ("type", "function", "cache_control"), where)
-    function = object_of(one.get("function"), f"{where}.function")
-    only(function, ("name", "description", "parameters", "strict"), f"{where}.function")
-    return tools.tool(function, f"{where}.function")
+    pass_over(one, ("type", "function"), where, tools.REFUSED)
+    return tools.tool(object_of(one.get("function"), f"{where}.function"), f"{where}.function")
 
 
 def _format(raw: Any) -> dict[str, Any] | None:

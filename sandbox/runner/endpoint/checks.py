@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -20,7 +23,11 @@ TOO_LONG = "context_length_exceeded"  # OpenAI's code, by which agents know that
 _MAX_SHOWN = 80
 _MAX_DIGITS = 300  # of a whole number; a larger one is no double, which strict readers refuse
 
+MAX_UNUSED = 64  # names of fields of one request
+
 Body = dict[str, Any]
+Refused = Mapping[str, str]  # name of a field to what to use instead
+NONE: Refused = {}
 
 
 class BadRequest(Exception):
@@ -51,60 +58,95 @@ class Event:
     name: str = ""
 
 
+# The fields of the request being read that are passed over. Readers deep in a request note them here.
+_UNUSED: ContextVar[set[str] | None] = ContextVar("unused", default=None)
+_PLACE = re.compile(r"\[\d+\]")
+
+
+@contextmanager
+def noting_unused() -> Iterator[set[str]]:
+    """In this block the names of fields without an effect are noted: `messages[].name` is one of any message."""
+    unused: set[str] = set()
+    token = _UNUSED.set(unused)
+    try:
+        yield unused
+    finally:
+        _UNUSED.reset(token)
+
+
+def pass_over(one: Mapping[str, Any], used: Collection[str], where: str = "", refused: Refused = NONE) -> None:
+    """Notes the fields that are not `used`. Raises BadRequest for one that is `refused`: without it, the request
+    would mean something else. Null, false and what is empty are as good as absent."""
+    unused = _UNUSED.get()
+    for name, value in one.items():
+        if name in used or is_nothing(value):
+            continue
+        path = f"{where}.{name}" if where else name
+        if name in refused:
+            raise BadRequest(f"{name} is not taken: {refused[name]}", path)
+        if unused is not None and len(unused) < MAX_UNUSED:
+            unused.add(_PLACE.sub("[]", path)[:_MAX_SHOWN])
+
+
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """The fields that an API's requests may have. Null is as good as absent."""
+    """The fields of an API's requests that have an effect, and those that cannot have theirs here, with what to
+    use instead. All others are passed over."""
 
-    taken: Collection[str]
-    refused: Mapping[str, str]  # name to what to use instead
+    used: Collection[str]
+    refused: Refused
 
     def check(self, body: Body) -> None:
-        """Raises BadRequest for a field that would be ignored."""
-        for name, value in body.items():
-            if name in _LIMITS and value == 0:
+        """Raises BadRequest."""
+        for name in _LIMITS:
+            if body.get(name) == 0:
                 raise BadRequest(f"{name} must be above 0: every answer is sampled", name)
-            if name in self.taken or value is None:
-                continue
-            if name not in self.refused:
-                raise BadRequest(f"{shown(name)} is not known here: leave it out", name)
-            if not is_nothing(value):
-                raise BadRequest(f"{name} is not taken: {self.refused[name]}", name)
+        if body.get("skip_special_tokens") is False:
+            raise BadRequest(
+                "skip_special_tokens must be true: texts have no special tokens", "skip_special_tokens"
+            )
+        pass_over(body, {"model", *self.used}, refused=self.refused)
 
 
-# The run decides these: requests may name them, and every answer has the header `x-orchestrator-sampling: run`.
-SAMPLING = frozenset(
-    {
-        *("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty"),
-        *("repetition_penalty", "max_tokens", "max_completion_tokens", "max_output_tokens"),
-        *("reasoning_effort", "reasoning", "verbosity"),
-    }
-)
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
-# What these mean has no effect on an answer.
-NO_EFFECT = frozenset(
-    {
-        *("model", "user", "safety_identifier", "metadata", "store", "service_tier"),
-        *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
-    }
+_FORM, _RUN, _PRINTED = (
+    "use response_format",
+    "the run decides the sampling",
+    "the run's template prints the prompt",
 )
-# What OpenAI's APIs and their relatives take, and this endpoint does not.
-REFUSED = {
-    "audio": "there is text only",
+_HOSTED, _TEXT = "nothing is hosted here, tools are functions of the program", "there is text only"
+_KEPT = "no conversation is kept here, send all of its messages"
+# What OpenAI's APIs and their relatives (vLLM, SGLang, llama.cpp, OpenRouter, Ollama ...) take, what changes an
+# answer or its meaning, and what this endpoint does not do.
+REFUSED: Refused = {
+    **dict.fromkeys(("guided_choice", "guided_grammar", "guided_json", "guided_regex", "json_schema"), _FORM),
+    **dict.fromkeys(("ebnf", "format", "grammar", "regex", "structural_tag", "structured_outputs"), _FORM),
+    **dict.fromkeys(("output_config", "output_format", "response_schema"), _FORM),
+    **dict.fromkeys(("allowed_token_ids", "bad_words", "ignore_eos", "logit_bias", "logits_processors"), _RUN),
+    **dict.fromkeys(("min_tokens", "stop_token_ids", "use_beam_search", "custom_logit_processor"), _RUN),
+    **dict.fromkeys(("chat_template", "documents", "truncate_prompt_tokens"), _PRINTED),
+    **dict.fromkeys(("plugins", "search_parameters", "tool_resources", "mcp_servers", "container"), _HOSTED),
+    **dict.fromkeys(("audio", "images", "prompt_embeds", "input_embeds"), _TEXT),
+    **dict.fromkeys(("conversation", "previous_response_id", "thread"), _KEPT),
+    "background": "send the request and wait",
     "best_of": "send several requests",
     "chat_template_kwargs": "it is a setting of the run, env.chat_template_kwargs",
+    "echo": "put the prompt before the text yourself",
+    "extra_body": "its fields belong into the request itself",
     "function_call": "use tool_choice",
     "functions": "use tools",
-    "guided_choice": "use response_format",
-    "guided_grammar": "use response_format",
-    "guided_json": "use response_format",
-    "guided_regex": "use response_format",
-    "ignore_eos": "the run decides the sampling",
-    "logit_bias": "the run decides the sampling",
-    "min_tokens": "the run decides the sampling",
+    "include_stop_str_in_output": "put the stop string behind the text yourself",
+    "input": "the conversation is messages",
+    "instructions": "send a system message",
     "moderation": "nothing here moderates: leave it out",
     "prediction": "leave it out",
-    "structured_outputs": "use response_format",
+    "prompt": "the conversation is messages",
+    "prompt_logprobs": "the sampled tokens' log-probs alone are on record",
+    "return_token_ids": "ids are on record, and not given out",
+    "stop_sequences": "use stop",
+    "system": "send a system message",
     "top_logprobs": "the sampled tokens' log-probs alone are on record, ask for those with logprobs",
+    "transforms": "a conversation that is too long is refused: shorten it in the program",
     "web_search_options": "no search is hosted here, give the model a tool of the program",
 }
 
@@ -181,14 +223,6 @@ def kind_of(one: Mapping[str, Any], where: str) -> str:
     return kind
 
 
-_MARKS = (
-    "cache_control",
-    "prompt_cache_breakpoint",
-    "annotations",
-    "logprobs",
-)  # on a text; no effect on an answer
-
-
 def content_text(content: Any, where: str, kinds: Collection[str]) -> str:
     """The text of a content: a text, or a list of parts of these kinds. Raises BadRequest, for others by name."""
     if isinstance(content, str):
@@ -205,7 +239,7 @@ def part_text(part: Any, where: str, kinds: Collection[str]) -> str:
     if kind not in kinds:
         raise BadRequest(f"{kind[:_MAX_SHOWN]} is not taken: a content here is text ({', '.join(kinds)})", where)
     field = "refusal" if kind == "refusal" else "text"
-    only(part, ("type", field, *_MARKS), where)
+    pass_over(part, ("type", field), where)
     return text_of(part.get(field), f"{where}.{field}")
 
 
@@ -269,7 +303,7 @@ def single(body: Body) -> None:
 def stream_usage(body: Body) -> bool:
     """Whether a stream is to end with what it used. Raises BadRequest."""
     options = object_of(body.get("stream_options") or {}, "stream_options")
-    only(options, ("include_usage", "include_obfuscation"), "stream_options")
+    pass_over(options, ("include_usage",), "stream_options")
     return flag(options, "include_usage")
 
 

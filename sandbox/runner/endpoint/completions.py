@@ -10,9 +10,7 @@ from typing import Any
 from sandbox.runner.endpoint.chat import logprob_entries
 from sandbox.runner.endpoint.checks import (
     MODEL,
-    NO_EFFECT,
     REFUSED,
-    SAMPLING,
     BadRequest,
     Body,
     Event,
@@ -30,10 +28,9 @@ from sandbox.types import Message, Request
 
 _CHAT = "use /v1/chat/completions"
 FIELDS = Fields(
-    {"prompt", "stop", "n", "best_of", "logprobs", "stream", "stream_options", *SAMPLING, *NO_EFFECT},
-    REFUSED
-    | {
-        "echo": "put the prompt before the text yourself",
+    {"prompt", "stop", "n", "best_of", "logprobs", "stream", "stream_options"},
+    {
+        **REFUSED,
         "suffix": "text cannot be filled in, ask for it in the prompt",
         **dict.fromkeys(("messages", "tools", "tool_choice", "response_format"), _CHAT),
     },

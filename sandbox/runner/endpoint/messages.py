@@ -9,7 +9,7 @@ from sandbox.runner.endpoint import tools
 from sandbox.runner.endpoint.checks import (
     MAX_MESSAGES,
     MODEL,
-    SAMPLING,
+    REFUSED,
     TOO_LONG,
     BadRequest,
     Body,
@@ -24,28 +24,20 @@ from sandbox.runner.endpoint.checks import (
     object_of,
     only,
     part_text,
+    pass_over,
     shown,
     stop_strings,
     text_of,
 )
 from sandbox.types import Completion, Message, Request, Role, ToolChoice
 
-_THINKING = "how the model thinks is the run's, and its thoughts are on record: leave it out"
 FIELDS = Fields(
+    {"messages", "system", "tools", "tool_choice", "stop_sequences", "stream", "output_config"},
     {
-        *("messages", "system", "tools", "tool_choice", "stop_sequences", "stream", "output_config", "thinking"),
-        *("model", "metadata", "service_tier", "cache_control"),  # no effect on an answer
-        *SAMPLING,
-    },
-    {
-        "container": "nothing is hosted here",
-        "context_management": "compact the conversation in the program",
-        "mcp_servers": "nothing is hosted here, tools are functions of the program",
+        **REFUSED,
+        **dict.fromkeys(("output_format", "response_format"), "use output_config.format"),
         "n": "send several requests, each is a completion of its own",
-        "output_format": "use output_config.format",
-        "response_format": "use output_config.format",
         "stop": "use stop_sequences",
-        "thread": "no conversation is kept here, send all of its messages",
     },
 )
 _ROLES: dict[str, Role] = {"user": "user", "assistant": "assistant", "system": "system"}
@@ -67,9 +59,6 @@ def request(body: Body) -> Request:
     """Raises BadRequest."""
     FIELDS.check(body)
     flag(body, "stream")
-    thinking = object_of(body.get("thinking") or {}, "thinking")
-    if thinking.get("type") not in (None, "disabled"):
-        raise BadRequest(f"thinking is not taken: {_THINKING}", "thinking")
     system = content_text(body.get("system") or "", "system", _TEXTS)
     messages = [Message("system", system)] if system else []
     for index, one in enumerate(list_of(body.get("messages"), "messages", MAX_MESSAGES)):
@@ -128,10 +117,15 @@ def events(served: Served) -> Iterator[Event]:
     yield event("message_stop")
 
 
+def count(tokens: int) -> dict[str, Any]:
+    """The answer to `/v1/messages/count_tokens`."""
+    return {"input_tokens": tokens}
+
+
 def _messages(one: Any, where: str) -> list[Message]:
     """A turn as messages: each result of a tool is one of its own."""
     one = object_of(one, where)
-    only(one, ("role", "content"), where)
+    pass_over(one, ("role", "content"), where)
     role = _ROLES.get(one["role"]) if isinstance(one.get("role"), str) else None
     if role is None:
         raise BadRequest(f"{where}.role must be one of {', '.join(_ROLES)}", f"{where}.role")
@@ -152,7 +146,7 @@ def _add(messages: list[Message], role: Role, block: dict[str, Any], where: str)
         case "tool_result", "user":
             messages.append(_result(block, where))
         case "tool_use", "assistant":
-            only(block, ("type", "id", "name", "input", "cache_control"), where)
+            pass_over(block, ("type", "id", "name", "input"), where)
             arguments = tools.arguments_text(block.get("input"), f"{where}.input")
             call = tools.call(block.get("id"), block.get("name"), arguments, where)
             said = messages.pop() if messages else Message(role, "")
@@ -170,7 +164,7 @@ def _add(messages: list[Message], role: Role, block: dict[str, Any], where: str)
 
 
 def _result(block: dict[str, Any], where: str) -> Message:
-    only(block, ("type", "tool_use_id", "content", "is_error", "cache_control"), where)
+    pass_over(block, ("type", "tool_use_id", "content", "is_error"), where)
     call_id = text_of(block.get("tool_use_id"), f"{where}.tool_use_id", tools.MAX_NAME_CHARS)
     if not call_id:
         raise BadRequest(f"{where}.tool_use_id must say which call this answers", where)
@@ -183,13 +177,6 @@ def _result(block: dict[str, Any], where: str) -> Message:
 def _tool(one: dict[str, Any], where: str) -> tools.Tool:
     if (kind := one.get("type")) not in (None, "custom"):
         tools.refuse_hosted(kind, where)
-    if one.get("allowed_callers") not in (None, [], ["direct"]):
-        raise BadRequest(f"{where}.allowed_callers: the model alone calls tools here", where)
-    if one.get("input_examples"):
-        raise BadRequest(f"{where}.input_examples is not taken: write them into the description", where)
-    # How the input is streamed has no effect on it.
-    known = ("type", "name", "description", "input_schema", "strict", "allowed_callers", "cache_control")
-    only(one, (*known, "eager_input_streaming"), where)
     object_of(one.get("input_schema"), f"{where}.input_schema")
     return tools.tool(one, where, "input_schema")
 
@@ -207,7 +194,7 @@ def _choice(body: Body) -> tuple[ToolChoice, Any]:
 
 def _format(body: Body) -> dict[str, Any] | None:
     config = object_of(body.get("output_config") or {}, "output_config")
-    only(config, ("format", "effort"), "output_config")  # the effort is the run's
+    pass_over(config, ("format",), "output_config", {"task_budget": "the run's budgets hold, and are not told"})
     if config.get("format") is None:
         return None
     where = "output_config.format"

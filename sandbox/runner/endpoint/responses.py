@@ -12,9 +12,7 @@ from sandbox.runner.endpoint import tools
 from sandbox.runner.endpoint.chat import logprob_entries
 from sandbox.runner.endpoint.checks import (
     MODEL,
-    NO_EFFECT,
     REFUSED,
-    SAMPLING,
     BadRequest,
     Body,
     Event,
@@ -27,6 +25,7 @@ from sandbox.runner.endpoint.checks import (
     object_of,
     only,
     openai_error,
+    pass_over,
     shown,
     size_bytes,
     stream_usage,
@@ -42,25 +41,25 @@ FIELDS = Fields(
         *("input", "instructions", "tools", "tool_choice", "parallel_tool_calls", "text", "include", "truncation"),
         *("previous_response_id", "stream", "stream_options"),
         "max_tool_calls",  # of hosted tools, and there are none
-        *SAMPLING,
-        *NO_EFFECT,
+        *("metadata", "store"),
     },
-    REFUSED
-    | {
-        "background": "send the request and wait",
-        "context_management": "compact the conversation in the program",
+    {
+        **REFUSED,
         "conversation": f"{_ALL}, or previous_response_id",
         "logprobs": "include message.output_text.logprobs",
         "messages": "the conversation is input",
         "prompt": "nothing is stored here, send instructions and input",
         "response_format": "use text.format",
-        "stop": "the API has none, use /v1/chat/completions",
+        **dict.fromkeys(("stop", "stop_sequences"), "the API has none, use /v1/chat/completions"),
+        **dict.fromkeys(("n", "best_of"), "send several requests, each is a completion of its own"),
+        "system": "send instructions",
     },
 )
 # Reasoning is on record and never given out, so there is nothing encrypted to include.
 _INCLUDE = ("message.output_text.logprobs", "reasoning.encrypted_content")
 _ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _TEXTS = ("input_text", "output_text", "text")
+_ITEM = ("type", "id", "status")  # of any item, as it was given out
 _PARAMS = {"messages": "input", "response_format": "text.format", "logprobs": "include", "stop": "input"}
 
 
@@ -95,6 +94,10 @@ class Responses:
         """The answer to a request that is to be streamed."""
         self._keep(served)
         return events(served)
+
+    def count(self, tokens: int) -> dict[str, Any]:
+        """The answer to `/v1/responses/input_tokens`."""
+        return {"object": "response.input_tokens", "input_tokens": tokens}
 
     def _before(self, name: Any) -> tuple[Message, ...]:
         if name is None:
@@ -217,7 +220,7 @@ def _input(raw: Any) -> list[Message]:
             case "message":
                 messages.append(_message(item, where))
             case "function_call":
-                only(item, ("type", "id", "call_id", "name", "arguments", "status"), where)
+                pass_over(item, (*_ITEM, "call_id", "name", "arguments"), where)
                 call = tools.call(item.get("call_id"), item.get("name"), item.get("arguments"), where)
                 said = (
                     messages.pop() if messages and messages[-1].role == "assistant" else Message("assistant", "")
@@ -236,7 +239,7 @@ def _input(raw: Any) -> list[Message]:
 
 
 def _message(item: dict[str, Any], where: str) -> Message:
-    only(item, ("type", "id", "role", "content", "status", "phase"), where)
+    pass_over(item, (*_ITEM, "role", "content", "phase"), where)
     role = _ROLES.get(item["role"]) if isinstance(item.get("role"), str) else None
     if role is None:
         raise BadRequest(f"{where}.role must be one of {', '.join(_ROLES)}", f"{where}.role")
@@ -245,7 +248,7 @@ def _message(item: dict[str, Any], where: str) -> Message:
 
 
 def _returned(item: dict[str, Any], where: str) -> Message:
-    only(item, ("type", "id", "call_id", "name", "output", "status"), where)
+    pass_over(item, (*_ITEM, "call_id", "output"), where)
     call_id = text_of(item.get("call_id"), f"{where}.call_id", tools.MAX_NAME_CHARS)
     if not call_id:
         raise BadRequest(f"{where}.call_id must say which call this answers", f"{where}.call_id")
@@ -255,15 +258,12 @@ def _returned(item: dict[str, Any], where: str) -> Message:
 def _tool(one: dict[str, Any], where: str) -> tools.Tool:
     if (kind := one.get("type")) != "function":
         tools.refuse_hosted(kind, where)
-    if one.get("allowed_callers") not in (None, [], ["direct"]):
-        raise BadRequest(f"{where}.allowed_callers: the model alone calls tools here", where)
-    only(one, ("type", "name", "description", "parameters", "strict", "allowed_callers"), where)
     return tools.tool(one, where)
 
 
 def _format(body: Body) -> dict[str, Any] | None:
     text = object_of(body.get("text") or {}, "text")
-    only(text, ("format", "verbosity"), "text")
+    pass_over(text, ("format",), "text")
     if text.get("format") is None:
         return None
     asked = dict(object_of(text["format"], "text.format"))

@@ -15,9 +15,11 @@ from sandbox.runner.endpoint.checks import (
     MAX_CONVERSATION_BYTES,
     BadRequest,
     Body,
+    Refused,
     list_of,
     object_of,
     only,
+    pass_over,
     sendable,
     shown,
     strict_json,
@@ -31,11 +33,21 @@ MAX_NAME_CHARS = 256  # of calls: what a model called need not be a tool
 MAX_FORMAT_BYTES = 64 * 1024
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
+# Of a tool, in any API.
+REFUSED: Refused = {
+    "defer_loading": "all tools are shown to the model",
+    "input_examples": "write them into the description",
+}
+
 Tool = Mapping[str, Any]
 
 
 def tool(one: Mapping[str, Any], where: str, schema: str = "parameters") -> Tool:
     """A tool in the form of chat completions, whatever the order of its fields was. Raises BadRequest."""
+    beside = ("type", "allowed_callers")  # of the APIs whose tools are flat
+    pass_over(one, ("name", "description", schema, "strict", *beside), where, REFUSED)
+    if one.get("allowed_callers") not in (None, [], ["direct"]):
+        raise BadRequest(f"{where}.allowed_callers: the model alone calls tools here", where)
     name = one.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise BadRequest(f"{where}.name must be 1 to 64 of the characters a-z A-Z 0-9 _ -", where)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sandbox.runner.endpoint import chat
-from sandbox.runner.endpoint.checks import BadRequest, Served
+from sandbox.runner.endpoint.checks import MAX_UNUSED, BadRequest, Served, noting_unused
 from sandbox.types import Call, Completion, Message, Request, TokenLogprob
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -112,8 +112,9 @@ def test_tool_choices(choice: str) -> None:
         ({"messages": [{"role": "function", "name": "f", "content": "x"}]}, "use tool"),
         ({"messages": [{"role": "user"}]}, "must be text"),
         ({"messages": [{"role": "assistant", "content": None}]}, "must be text"),
-        ({"messages": [{"role": "user", "content": "x", "name": "Ann"}]}, "write it into the content"),
-        ({"messages": [{"role": "user", "content": "x", "mood": "good"}]}, "'mood'"),
+        ({"messages": [{"role": "user", "content": "x", "images": ["x"]}]}, "there is text only"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": [{}]}]}, "calls are the assistant's"),
+        ({"messages": [{"role": "user", "content": "x", "tool_call_id": "c1"}]}, "have the role tool"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "^image_url is not"),  # noqa: E501
         ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "^input_audio is not taken"),
         ({"messages": [{"role": "user", "content": [{"type": "file"}]}]}, "^file is not taken"),
@@ -132,7 +133,6 @@ def test_tool_choices(choice: str) -> None:
         ({"n": 2}, "send several requests"),
         ({"n": True}, "send several requests"),
         ({"stream": "yes"}, "true or false"),
-        ({"stream_options": {"include_all": True}}, "include_all"),
         ({"logprobs": 1}, "true or false"),
         ({"logprobs": True, "top_logprobs": 2}, "sampled tokens' log-probs alone"),
         ({"max_tokens": 0}, "above 0"),
@@ -144,8 +144,10 @@ def test_tool_choices(choice: str) -> None:
         ({"prediction": {"type": "content"}}, "prediction is not taken"),
         ({"web_search_options": {"x": 1}}, "no search is hosted"),
         ({"guided_json": {"x": 1}}, "use response_format"),
-        ({"wibble": 1}, "'wibble' is not known"),
-        ({"w" * 1000: False}, "is not known"),
+        ({"stop_token_ids": [1]}, "the run decides"),
+        ({"format": "json"}, "use response_format"),
+        ({"system": "Be brief."}, "send a system message"),
+        ({"skip_special_tokens": False}, "must be true"),
         ({"tools": [ADD, ADD]}, "same name"),
         ({"tools": {}, "tool_choice": "required"}, "there are no tools"),
         ({"tools": "x"}, "must be a list"),
@@ -156,7 +158,7 @@ def test_tool_choices(choice: str) -> None:
         ({"tools": [{"type": "function", "function": {"name": "ab\n"}}]}, "characters"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}, "must be an object"),
         ({"tools": [{"type": "function", "function": {"name": "f", "strict": 1}}]}, "strict"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "extra": 1}}]}, "extra"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}, "defer_loading": True}]}, "all tools"),
         ({"tools": [{"type": "function", "function": {"name": "f", "description": "x" * 262_144}}]}, "262144 bytes"),  # noqa: E501
         ({"tools": [ADD], "tool_choice": "any"}, "must be auto"),
         ({"tools": [ADD], "tool_choice": ["auto"]}, "must be auto"),
@@ -190,7 +192,7 @@ def test_odd_values_are_bounded() -> None:
     assert "deep" in str(refused(tools=[tool(x=nested(5000))]))
     [sent] = chat.request({"messages": HI, "tools": [tool(title="\ud800", n=10**4000)]}).tools
     assert sent["function"]["parameters"] == {"title": "?", "n": 10**4000}
-    json.dumps(chat.error(refused(**{"\ud800": 1})))
+    json.dumps(chat.error(refused(messages=[{"role": "\ud800"}])))
 
 
 def test_a_tools_fields_have_one_order() -> None:
@@ -239,16 +241,83 @@ def test_log_probs() -> None:
     ]
 
 
-def test_a_stream() -> None:
-    served = serve(Completion("Hello", 10, 5, calls=CALLS), stream=True, stream_options={"include_usage": True})
+def deltas(served: Served) -> list[dict[str, Any]]:
     *events, end = [event.data for event in chat.events(served)]
     assert end is None
-    text, calls, finish, usage = [event for event in events if event]
-    assert text["choices"][0]["delta"] == {"role": "assistant", "content": "Hello"}
-    assert [call["index"] for call in calls["choices"][0]["delta"]["tool_calls"]] == [0, 1]
-    assert finish["choices"][0]["finish_reason"] == "tool_calls"
-    assert (usage["choices"], usage["usage"]["total_tokens"]) == ([], 15)
-    assert len(list(chat.events(serve(Completion("Hello", 1, 1))))) == 3
+    return [event["choices"][0]["delta"] for event in events if event and event["choices"]]
+
+
+def test_a_stream() -> None:
+    served = serve(Completion("Hello", 10, 5, calls=CALLS), stream=True, stream_options={"include_usage": True})
+    events = [event.data for event in chat.events(served)][:-1]
+    assert [event["usage"] for event in events[:-1] if event] == [None] * 7
+    assert events[-1]
+    assert (events[-1]["choices"], events[-1]["usage"]["total_tokens"]) == ([], 15)
+    assert events[-2]
+    assert events[-2]["choices"][0]["finish_reason"] == "tool_calls"
+    assert "".join(delta.get("content") or "" for delta in deltas(served)) == "Hello"
+    assert deltas(serve(Completion("Hello", 1, 1))) == [
+        {"role": "assistant", "content": "", "refusal": None},
+        {"content": "Hello"},
+        {},
+    ]
+
+
+def test_a_stream_has_one_call_in_each_event_as_openais_has() -> None:
+    """LlamaIndex reads the first call of an event."""
+
+    def call(index: int, arguments: str, **head: Any) -> dict[str, Any]:
+        name = {"name": "add"} if head else {}
+        return {"tool_calls": [{"index": index, **head, "function": {**name, "arguments": arguments}}]}
+
+    assert deltas(serve(Completion("", 1, 1, calls=CALLS), stream=True)) == [
+        {"role": "assistant", "content": None, "refusal": None},
+        call(0, "", id="c1", type="function"),
+        call(0, '{"a": 1}'),
+        call(1, "", id="c2", type="function"),
+        call(1, "{}"),
+        {},
+    ]
+
+
+def test_fields_without_an_effect_are_passed_over_and_noted() -> None:
+    call = {"id": "c1", "function": {"name": "add", "arguments": "{}", "parsed_arguments": {"a": 1}}}
+    body = {
+        "messages": [
+            {"role": "system", "content": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "x"}}]},
+            {"role": "user", "content": "Hi", "name": "Ann", "cache_control": {"type": "ephemeral"}},
+            {"role": "user", "content": "Hi", "name": "Bob", "mood": "good"},
+            {"role": "assistant", "content": "", "tool_calls": [call], "name": "solver", "reasoning": "Hm."},
+            {"role": "tool", "tool_call_id": "c1", "name": "add", "content": "1"},
+        ],
+        "tools": [{**ADD, "cache_control": {"type": "ephemeral"}}],
+        "model": "gpt-9",
+        "temperature": 0.5,
+        "thinking": {"type": "enabled"},
+        "client_metadata": {"a": "b"},
+        "user": "u",
+        "logit_bias": {},
+        "stream": True,
+        "stream_options": {"include_obfuscation": True},
+        "w" * 1000: 1,
+    }
+    with noting_unused() as unused:
+        asked = chat.request(body)
+    assert [message.content for message in asked.messages] == ["Be brief.", "Hi", "Hi", "", "1"]
+    assert asked.tools == (ADD,)
+    assert unused == {
+        *("temperature", "thinking", "client_metadata", "user", "stream_options.include_obfuscation", "w" * 80),
+        *("messages[].name", "messages[].cache_control", "messages[].mood", "messages[].reasoning"),
+        *("messages[].content[].cache_control", "messages[].tool_calls[].function.parsed_arguments"),
+        "tools[].cache_control",
+    }
+
+
+def test_the_names_of_unused_fields_are_bounded() -> None:
+    with noting_unused() as unused:
+        chat.request({"messages": HI, **{f"{number}{'x' * 1000}": 1 for number in range(1000)}})
+    assert len(unused) == MAX_UNUSED
+    assert max(map(len, unused)) == 80
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sandbox.runner.endpoint import messages
-from sandbox.runner.endpoint.checks import TOO_LONG, BadRequest, Served
+from sandbox.runner.endpoint.checks import TOO_LONG, BadRequest, Served, noting_unused
 from sandbox.types import Call, Completion, Message, Request
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -108,7 +108,6 @@ def test_what_else_a_request_asks_for(choice: dict[str, Any], expected: tuple[st
         ({"messages": []}, "1 to 1000 messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "role must be one of"),
         ({"messages": [{"role": "user"}]}, "must be a list"),
-        ({"messages": [{"role": "user", "content": "x", "name": "y"}]}, "name"),
         ({"messages": turn("user", {"type": "image", "source": {}})}, "^image is not taken"),
         ({"messages": turn("user", {"type": "document"})}, "^document is not taken"),
         ({"messages": turn("user", {"type": "tool_use"})}, "^tool_use is not taken in a turn of the user"),
@@ -131,17 +130,57 @@ def test_what_else_a_request_asks_for(choice: dict[str, Any], expected: tuple[st
         ({"tool_choice": {"type": "any"}}, "there are no tools"),
         ({"stop_sequences": "x"}, "must be a list"),
         ({"stop_sequences": ["x"] * 5}, "at most 4"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking is not taken"),
         ({"max_tokens": 0}, "above 0"),
         ({"n": 2}, "send several requests"),
         ({"container": "x"}, "nothing is hosted"),
         ({"output_config": {"format": {"type": "xml"}}}, "'xml' is not taken"),
-        ({"wibble": 1}, "'wibble' is not known"),
+        ({"output_config": {"task_budget": {"total": 9}}}, "budgets hold"),
+        ({"mcp_servers": [{}]}, "nothing is hosted"),
     ],
 )
 def test_what_is_refused(fields: dict[str, Any], told: str) -> None:
     with pytest.raises(BadRequest, match=told):
         messages.request({"messages": HI, **fields})
+
+
+def test_fields_without_an_effect_are_passed_over_and_noted() -> None:
+    mark = {"cache_control": {"type": "ephemeral"}}
+    with noting_unused() as unused:
+        asked = messages.request(
+            {
+                "system": [{"type": "text", "text": "Be brief.", **mark}],
+                "messages": [
+                    {"role": "user", "content": "Hi", **mark},
+                    *turn(
+                        "assistant",
+                        {"type": "tool_use", "id": "c1", "name": "add", "input": {}, "caller": {"x": 1}},
+                    ),
+                    *turn("user", result(content="1", **mark)),
+                ],
+                "tools": [{**ADD, **mark, "eager_input_streaming": True}],
+                "max_tokens": 100,
+                "thinking": {"type": "enabled", "budget_tokens": 1024},
+                "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+                "output_config": {"effort": "low"},
+                "betas": ["x"],
+                "service_tier": "auto",
+                "wibble": 1,
+            }
+        )
+    assert [message.content for message in asked.messages] == ["Be brief.", "Hi", "", "1"]
+    assert unused == {
+        *(
+            "max_tokens",
+            "thinking",
+            "context_management",
+            "output_config.effort",
+            "betas",
+            "service_tier",
+            "wibble",
+        ),
+        *("system[].cache_control", "messages[].cache_control", "messages[].content[].cache_control"),
+        *("messages[].content[].caller", "tools[].cache_control", "tools[].eager_input_streaming"),
+    }
 
 
 def test_an_answer_can_be_sent_back() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sandbox.runner.endpoint import responses
-from sandbox.runner.endpoint.checks import BadRequest, Served
+from sandbox.runner.endpoint.checks import BadRequest, Served, noting_unused
 from sandbox.runner.endpoint.responses import MAX_KEPT, Responses
 from sandbox.types import Call, Completion, Message, Request, TokenLogprob
 
@@ -87,6 +87,35 @@ def test_what_else_a_request_asks_for() -> None:
     assert responses.request({"input": "Hi", "text": {"format": {"type": "text"}}}).response_format is None
 
 
+def test_fields_without_an_effect_are_passed_over_and_noted() -> None:
+    """Codex sends some of them."""
+    message = {
+        "role": "user",
+        "content": [{"type": "input_text", "text": "Hi", "prompt_cache_breakpoint": {"x": 1}}],
+    }
+    returned = {"type": "function_call_output", "call_id": "c1", "output": "1", "name": "add"}
+    with noting_unused() as unused:
+        asked = responses.request(
+            {
+                "input": [{**message, "name": "Ann"}, {**call(0), "namespace": "n"}, returned],
+                "tools": [{**ADD, "cache_control": {"type": "ephemeral"}}],
+                "client_metadata": {"a": "b"},
+                "context_management": [{"type": "compaction", "compact_threshold": 1000}],
+                "prompt_cache_key": "k",
+                "reasoning": {"effort": "low"},
+                "store": False,
+                "metadata": {"a": "b"},
+                "text": {"verbosity": "low"},
+            }
+        )
+    assert [said.content for said in asked.messages] == ["Hi", "", "1"]
+    assert unused == {
+        *("client_metadata", "context_management", "prompt_cache_key", "reasoning", "text.verbosity"),
+        *("input[].name", "input[].namespace", "input[].content[].prompt_cache_breakpoint"),
+        "tools[].cache_control",
+    }
+
+
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
@@ -117,12 +146,12 @@ def test_what_else_a_request_asks_for() -> None:
         ({"background": True}, "send the request and wait"),
         ({"conversation": "conv_1"}, "previous_response_id"),
         ({"prompt": {"id": "x"}}, "nothing is stored"),
-        ({"context_management": [{"type": "compaction"}]}, "compact the conversation"),
         ({"top_logprobs": 3}, "sampled tokens"),
         ({"metadata": {"a": 1}}, "metadata"),
         ({"store": "yes"}, "true or false"),
         ({"stop": "x"}, "/v1/chat/completions"),
-        ({"n": 2}, "'n' is not known"),
+        ({"n": 2}, "send several requests"),
+        ({"system": "x"}, "send instructions"),
     ],
 )
 def test_what_is_refused(fields: dict[str, Any], told: str) -> None:

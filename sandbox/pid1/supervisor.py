@@ -35,6 +35,7 @@ EXIT_CANNOT_WIPE = 71
 EXIT_NO_ORCHESTRATOR = 72
 _WIPE_PAUSE_S = 0.005
 _KILLER_LIMIT_S = 0.2
+_OUTPUT_MODE = 0o622  # the pipe is root's, and the worker may open it by name, as /dev/stdout
 
 RunnerMain = Callable[[Box, RunnerEnd, Confinement], int]
 
@@ -135,6 +136,8 @@ class Supervisor:
         commands_in, commands_out = os.pipe()
         frames_in, frames_out = os.pipe()
         output_in, output_out = os.pipe()
+        with contextlib.suppress(OSError):  # gVisor's pipes have no modes
+            os.fchmod(output_out, _OUTPUT_MODE)
         self._number += 1
         self._worker = self._fork(lambda: self._be_worker(commands_in, frames_out, output_out))
         self._control.announce_start(self._number, (commands_out, frames_in, output_in))
@@ -164,8 +167,8 @@ class Supervisor:
     def _be_worker(self, commands: int, frames: int, output: int) -> int:
         place_pipes(commands, frames, output)
         identity.become_worker(self._box)
-        clean_process(self._box.workspace)
-        worker = Worker(self._box.workspace)
+        clean_process(self._box.workspace, self._confinement.limits.get("cpu_millis"))
+        worker = Worker()
         try:
             worker.serve()
         except BaseException:  # model-written code broke the harness: a traceback of ours would puzzle the model

@@ -15,27 +15,35 @@ from pathlib import Path
 from types import ModuleType
 
 from sandbox.boot.diet import HOLDERS
+from sandbox.worker.streams import SPARE_FD
 from sandbox.worker.worker import COMMANDS_FD, FRAMES_FD
 
 _OURS = ("sandbox", "rollout_api", *HOLDERS)
 _USER = "user"  # the worker's uid has no name in the image; `getpass.getuser` reads LOGNAME and USER first
-_FIRST_FREE_FD = 5
+_FIRST_FREE_FD = 6
 _kept_alive: list[ModuleType] = []  # freeing them would copy the memory this process shares with pid 1
 
 
 def place_pipes(commands: int, frames: int, output: int) -> None:
-    """Leaves descriptors 0 to 4 and no others: /dev/null, output twice, commands, frames."""
+    """Leaves descriptors 0 to 5 and no others: /dev/null, output twice, commands, frames, output once more."""
     null = os.open(os.devnull, os.O_RDONLY)
     # Duplicated to 16 and above first: a source may have the number of another one's target.
-    sources = [fcntl.fcntl(fd, fcntl.F_DUPFD, 16) for fd in (null, output, output, commands, frames)]
+    sources = [fcntl.fcntl(fd, fcntl.F_DUPFD, 16) for fd in (null, output, output, commands, frames, output)]
     for target, source in enumerate(sources):
-        # Child processes inherit the standard three, and not the pipes of commands and frames.
-        os.dup2(source, target, inheritable=target not in (COMMANDS_FD, FRAMES_FD))
+        # Programs that are started from here inherit the standard three alone.
+        os.dup2(source, target, inheritable=target not in (COMMANDS_FD, FRAMES_FD, SPARE_FD))
     os.closerange(_FIRST_FREE_FD, os.sysconf("SC_OPEN_MAX"))
 
 
-def clean_process(workspace: Path) -> None:
-    """Sets environment, working directory and import path, and takes our modules out of `sys.modules`."""
+def clean_process(workspace: Path, cpu_millis: int | None) -> None:
+    """Sets environment, working directory and import path, and takes our modules out of `sys.modules`.
+
+    `cpu_millis`: thousandths of a CPU that the sandbox may use; None: no limit.
+    """
+    cpus = len(os.sched_getaffinity(0))
+    if cpu_millis is not None:
+        cpus = min(cpus, max(1, -(-cpu_millis // 1000)))
+        _show_cpus(cpus)
     ours = {"", os.getcwd(), *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
     # The working directory comes first, as in an interactive Python.
     sys.path[:] = ["", *(entry for entry in sys.path if entry not in ours)]
@@ -54,7 +62,9 @@ def clean_process(workspace: Path) -> None:
             "TZ": "UTC",
             "PYTHONHASHSEED": "0",
             "PYTHONDONTWRITEBYTECODE": "1",
-            "OMP_NUM_THREADS": "1",  # numpy would start a thread for each CPU of the machine
+            # Libraries, `nproc` and a Python that is started from here would count the CPUs of the machine.
+            "OMP_NUM_THREADS": str(cpus),
+            "PYTHON_CPU_COUNT": str(cpus),
         }
     )
     time.tzset()
@@ -63,6 +73,20 @@ def clean_process(workspace: Path) -> None:
     for module in _our_modules():
         _kept_alive.append(module)
         del sys.modules[module.__name__]
+
+
+def _show_cpus(cpus: int) -> None:
+    """Makes pools of processes and threads as large as the control group's limit. The process stays free to run on
+    any CPU: sandboxes bound to some would wait for each other while others idle."""
+    allowed = os.sched_getaffinity
+
+    def cpu_count() -> int:
+        return cpus
+
+    def sched_getaffinity(pid: int, /) -> set[int]:
+        return set(sorted(allowed(pid))[:cpus])
+
+    os.cpu_count, os.sched_getaffinity = cpu_count, sched_getaffinity
 
 
 def _our_modules() -> list[ModuleType]:

@@ -100,10 +100,17 @@ class WorkerExecutor(PythonExecutor):
 
     def __call__(self, code_action: str) -> CodeOutput:
         """Runs one step. Raises CodeError, an observation, and MemoryUsedUp."""
+        return self._act({"code": code_action})
+
+    def call(self, tool: str, arguments: Mapping[str, Any]) -> CodeOutput:
+        """Runs a step that calls one tool, whatever model-written code has made of its name. Raises as a step."""
+        return self._act({"tool": tool, "arguments": arguments})
+
+    def _act(self, action: Mapping[str, Any]) -> CodeOutput:
         self._step += 1
         self.state["_print_outputs"] = ""
         try:
-            done = self._run(code_action)
+            done = self._run(action)
         except WorkerLost as lost:
             self._replace_after(lost)
         self._killed_in_a_row = 0
@@ -121,10 +128,10 @@ class WorkerExecutor(PythonExecutor):
         self.answered = True
         self.answer = None if answer is None else answer.encode("utf-8", "surrogatepass")[:ANSWER_CHARS]
 
-    def _run(self, code: str) -> dict[str, Any]:
+    def _run(self, action: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the step's last frame. Serves the tools that it calls; their time is not the step's."""
         deadline = time.monotonic() + self._settings.step_timeout_s
-        step = {"kind": "step", "step": self._step, "space": self._reach.space, "code": code}
+        step = {"kind": "step", "step": self._step, "space": self._reach.space, **action}
         self._link.send(step, deadline)
         while True:
             frame = self._link.receive(deadline)

@@ -1,4 +1,4 @@
-"""Tools of smolagents' ToolCallingAgent over the code worker: each call runs there, as a step of one expression.
+"""Tools of smolagents' ToolCallingAgent over the code worker: each call runs there, as a step of its own.
 
 `python_interpreter`, file tools, sandbox tools and host tools are called in the worker, with its rights; only
 `final_answer` and managed agents run in the runner.
@@ -6,9 +6,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from smolagents.local_python_executor import CodeOutput
 from smolagents.tools import Tool
 
 from sandbox.errors import CodeError
@@ -90,7 +91,7 @@ class WorkerTool(CalledTool):
 
     def forward(self, **arguments: Any) -> str:
         """What the call printed and returned, as text. Raises CodeError."""
-        printed, value = _run(self._executor, f"{self.name}(**{arguments!r})")
+        printed, value = _run(self._executor, lambda: self._executor.call(self.name, arguments))
         return f"{printed}{value}"
 
 
@@ -113,7 +114,7 @@ class PythonTool(WorkerTool):
 
     def forward(self, **arguments: Any) -> str:
         """The result in the form of smolagents' own tool of this name. Raises CodeError."""
-        printed, value = _run(self._executor, arguments["code"])
+        printed, value = _run(self._executor, lambda: self._executor(arguments["code"]))
         return f"Stdout:\n{printed}\nOutput: {value}"
 
 
@@ -144,10 +145,10 @@ def called_tools(
     ]
 
 
-def _run(executor: WorkerExecutor, code: str) -> tuple[str, str]:
+def _run(executor: WorkerExecutor, step: Callable[[], CodeOutput]) -> tuple[str, str]:
     """(printed, value) of a step. Raises CodeError, which includes what was printed before."""
     try:
-        output = executor(code)
+        output = step()
     except CodeError as error:
         printed = executor.state["_print_outputs"]
         raise CodeError(f"{printed}\n{error}" if printed else str(error)) from None

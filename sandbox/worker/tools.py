@@ -1,13 +1,13 @@
 """File tools for text under plain names: `read_file`, `write_file`, `append_to_file`.
 
-They run in the code worker, with its rights. Relative paths start at the workspace.
+They run in the code worker, with its rights. Relative paths start at the working directory, as those of `open` do.
 """
 
 from __future__ import annotations
 
 import codecs
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from sandbox.types import ToolSpec
@@ -39,43 +39,44 @@ FILE_TOOLS = (
 )
 
 
-class FileTools:
-    """The functions behind FILE_TOOLS, for one working directory."""
+def read_file(path: str) -> str:
+    """The text of a file. Raises OSError, and ValueError for a file that is too large or no text."""
+    place = _resolve(path)
+    size = place.stat().st_size
+    if size > MAX_READ_BYTES:
+        raise ValueError(f"{place} has {size} bytes, too many to read at once: open() it and read in pieces")
+    return decode_text(place.read_bytes(), str(place))
 
-    def __init__(self, workspace: Path) -> None:
-        self._workspace = workspace
 
-    def functions(self) -> dict[str, Callable[..., str]]:
-        """The functions that model-written code calls, by name."""
-        return {tool.name: getattr(self, tool.name) for tool in FILE_TOOLS}
+def write_file(path: str, content: str) -> str:
+    """Raises OSError."""
+    return _write(path, content, "w", "Wrote")
 
-    def read_file(self, path: str) -> str:
-        """The text of a file. Raises OSError, and ValueError for a file that is too large or no text."""
-        place = self._resolve(path)
-        size = place.stat().st_size
-        if size > MAX_READ_BYTES:
-            raise ValueError(f"{place} has {size} bytes, too many to read at once: open() it and read in pieces")
-        return decode_text(place.read_bytes(), str(place))
 
-    def write_file(self, path: str, content: str) -> str:
-        """Raises OSError."""
-        return self._write(path, content, "w", "Wrote")
+def append_to_file(path: str, content: str) -> str:
+    """Raises OSError."""
+    return _write(path, content, "a", "Appended")
 
-    def append_to_file(self, path: str, content: str) -> str:
-        """Raises OSError."""
-        return self._write(path, content, "a", "Appended")
 
-    def _write(self, path: str, content: str, mode: str, done: str) -> str:
-        if not isinstance(content, str):
-            raise TypeError(f"the content must be text, not {type(content).__name__}")
-        place = self._resolve(path)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with place.open(mode, encoding="utf-8", errors="surrogatepass", newline="") as file:
-            file.write(content)
-        return f"{done} {len(content)} characters to {place}"
+FILE_FUNCTIONS: Mapping[str, Callable[..., str]] = {
+    "read_file": read_file,
+    "write_file": write_file,
+    "append_to_file": append_to_file,
+}
 
-    def _resolve(self, path: str) -> Path:
-        return self._workspace / os.path.expanduser(os.fspath(path))
+
+def _write(path: str, content: str, mode: str, done: str) -> str:
+    if not isinstance(content, str):
+        raise TypeError(f"the content must be text, not {type(content).__name__}")
+    place = _resolve(path)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with place.open(mode, encoding="utf-8", errors="surrogatepass", newline="") as file:
+        file.write(content)
+    return f"{done} {len(content)} characters to {place}"
+
+
+def _resolve(path: str) -> Path:
+    return Path(os.path.expanduser(os.fspath(path))).absolute()
 
 
 def decode_text(content: bytes, name: str) -> str:

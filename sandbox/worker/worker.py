@@ -21,14 +21,14 @@ import threading
 from collections.abc import Callable
 from json.decoder import JSONDecoder
 from json.encoder import JSONEncoder, c_make_encoder, encode_basestring_ascii  # type: ignore[attr-defined]
-from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
 from sandbox.texts import answer_text, value_text
 from sandbox.worker.program import Program
 from sandbox.worker.steps import StepRunner
-from sandbox.worker.tools import FileTools
+from sandbox.worker.streams import Streams, print_
+from sandbox.worker.tools import FILE_FUNCTIONS
 from sandbox.worker.tracebacks import describe_error
 
 globals()["__builtins__"] = dict(vars(builtins))
@@ -56,21 +56,34 @@ ToolError.__module__ = "builtins"  # so that tracebacks show its bare name
 
 
 class _Space:
-    """One agent's variables and final answer. `answers`: whether its code gets a `final_answer` function."""
+    """One agent's variables, tools and final answer."""
 
     def __init__(self) -> None:
         self.main = ModuleType("__main__")
         self.main.__dict__["__builtins__"] = builtins
         self.steps = StepRunner(self.main)
-        self.answers = True
+        self.tools: dict[str, Callable[..., Any]] = {}
         self.answered = False
         self.answer: str | None = None
+
+    def put_back(self) -> list[str]:
+        """Gives each tool, and `print`, its name again. Returns the names that the code had used for something
+        else, which it finds with an underscore behind."""
+        names, used = self.main.__dict__, []
+        for name in (*self.tools, "print"):
+            tool = self.tools.get(name)
+            if name in names and names[name] is not tool:
+                used.append(name)
+                names[f"{name}_"] = names.pop(name)
+            if tool is not None:
+                names[name] = tool
+        return used
 
 
 class Worker:
     """The harness around the steps of one worker process."""
 
-    def __init__(self, workspace: Path) -> None:
+    def __init__(self) -> None:
         self._pid = _getpid()
         self._step = 0
         self._running = False
@@ -78,12 +91,10 @@ class Worker:
         self._calling = threading.RLock()  # one tool call at a time, whichever thread makes it
         self._calls = 0
         self._max_chars = 0
-        self._stdout = _text_stream(1)
-        self._stderr = _text_stream(2)
+        self._streams = Streams()
         self._spaces = {"": _Space()}  # by agent name; empty: the main agent
         sys.modules["__main__"] = self._spaces[""].main
         self._brought: dict[str, ModuleType] = {}
-        self._files = FileTools(workspace)
         self._program: Program | None = None
 
     def serve(self) -> None:
@@ -96,9 +107,9 @@ class Worker:
             case "setup":
                 self._setup(message)
             case "step" if not self._running:
-                self._run(message["step"], message["code"], self._spaces[message["space"]])
+                self._run(message, self._spaces[message["space"]])
             case "step":
-                self._run_amid(message["step"], message["code"], self._spaces[message["space"]])
+                self._run_amid(message, self._spaces[message["space"]])
             case "preload":
                 self._program = Program(message["environment"], message["modules"])
                 _send({"kind": "ready"})
@@ -112,18 +123,16 @@ class Worker:
     def _setup(self, message: dict[str, Any]) -> None:
         self._max_chars = message["max_chars"]
         space = self._spaces.setdefault(message["space"], _Space())
-        space.answers, space.answered, space.answer = message["answers"], False, None
-        names = space.main.__dict__
-        functions = self._files.functions()
-        for name in message["files"]:
-            names[name] = functions[name]
+        space.answered, space.answer = False, None
+        space.tools = {name: FILE_FUNCTIONS[name] for name in message["files"]}
         if message["sandbox_tools"]:
-            _send({"kind": "ready", "error": self._bring(message["sandbox_tools"], names)})
-        for tool in message["tools"]:
-            names[tool["name"]] = self._host_tool(**tool)
-        names.update(message["variables"])
+            _send({"kind": "ready", "error": self._bring(message["sandbox_tools"], space.tools)})
+        space.tools |= {tool["name"]: self._host_tool(**tool) for tool in message["tools"]}
+        if message["answers"]:
+            space.tools["final_answer"] = _final_answer(space)
+        space.main.__dict__.update(message["variables"])
 
-    def _bring(self, tools: list[dict[str, str]], names: dict[str, object]) -> str | None:
+    def _bring(self, tools: list[dict[str, str]], names: dict[str, Callable[..., Any]]) -> str | None:
         """Runs the modules of sandbox tools and puts their functions into `names`; returns the first problem."""
         for tool in tools:
             try:
@@ -143,25 +152,28 @@ class Worker:
             self._brought[name] = module
         return self._brought[name]
 
-    def _run_amid(self, step: int, code: str, space: _Space) -> None:
+    def _run_amid(self, message: dict[str, Any], space: _Space) -> None:
         """Runs a step of a managed agent that was called in the middle of another step."""
         outside = self._step, self._running, self._calling, sys.modules["__main__"], sys.stdout, sys.stderr
         sys.modules["__main__"] = space.main
         self._calling = threading.RLock()  # the outer step's lock is held by the call that waits
         try:
-            self._run(step, code, space)
+            self._run(message, space)
         finally:
             self._step, self._running, self._calling, sys.modules["__main__"], sys.stdout, sys.stderr = outside
 
-    def _run(self, step: int, code: str, space: _Space) -> None:
-        self._step, self._running = step, True
-        if space.answers:
-            space.main.__dict__["final_answer"] = _final_answer(space)
-        self._open_streams()
+    def _run(self, message: dict[str, Any], space: _Space) -> None:
+        """Runs code, or one of the agent's tools whatever the code has made of its name."""
+        self._step, self._running = message["step"], True
+        self._streams.open()
+        space.put_back()
         value: str | None = None
         error: str | None = None
         try:
-            result = space.steps.run(step, code)
+            if "tool" in message:
+                result = space.steps.call(space.tools[message["tool"]], message["arguments"])
+            else:
+                result = space.steps.run(self._step, message["code"])
             value = None if result is None else value_text(result, self._max_chars)
         except FinalAnswer:
             pass
@@ -173,16 +185,21 @@ class Worker:
             error = describe_error(raised, self._max_chars)
         if _getpid() != self._pid:
             if error is not None:
-                self._stderr.write(error + "\n")
+                print_(error, file=sys.__stderr__)
             self._end_fork(error is not None)
         _setitimer(_ITIMER_REAL, 0)  # a timer that the code left running must not fire between steps
-        self._flush()
+        self._streams.flush()
+        for name in space.put_back():
+            self._streams.say(
+                f"Note: {name} is a tool's name. "
+                f"The next step finds the tool there, and in {name}_ what this step called so.\n"
+            )
         with self._calling:  # waits for a call that a thread of the step still makes
             self._running = False
             _send(
                 {
                     "kind": "done",
-                    "step": step,
+                    "step": self._step,
                     "value": value,
                     "error": error,
                     "answered": space.answered,
@@ -215,7 +232,7 @@ class Worker:
                 raise ToolError(f"{name}() works only while a step runs")
             self._calls += 1
             number = self._calls
-            self._flush()  # prints so far come before those of a managed agent
+            self._streams.flush()  # prints so far come before those of a managed agent
             _send({"kind": "call", "step": self._step, "call": number, "name": name, "arguments": encoded})
             reply = self._await_reply(number)
         if reply is None:
@@ -232,26 +249,10 @@ class Worker:
             self._handle(message)
         return None
 
-    def _open_streams(self) -> None:
-        """Gives each step the real streams, whatever an earlier step did to them."""
-        if self._stdout.closed:
-            self._stdout = _text_stream(1)
-        if self._stderr.closed:
-            self._stderr = _text_stream(2)
-        sys.stdout = sys.__stdout__ = self._stdout  # type: ignore[misc]
-        sys.stderr = sys.__stderr__ = self._stderr  # type: ignore[misc]
-
-    def _flush(self) -> None:
-        for stream in {id(s): s for s in (sys.stdout, sys.stderr, self._stdout, self._stderr)}.values():
-            try:
-                stream.flush()
-            except Exception:  # noqa: S112  closed or replaced by the code: its output is lost, nothing else
-                continue
-
     def _end_fork(self, status: int) -> NoReturn:
         """Ends a child that the code forked and that has left the step's code, as a script would end."""
         try:
-            self._flush()
+            self._streams.flush()
         finally:
             _exit(status & 0xFF)
 
@@ -314,11 +315,6 @@ def _bind(
     if missing:
         raise TypeError(f"{name}() misses {', '.join(missing)}")
     return bound
-
-
-def _text_stream(fd: int) -> Any:
-    """A line-buffered stream, so that its lines stay in order with what child processes print."""
-    return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
 def _send(message: dict[str, Any]) -> None:

@@ -154,11 +154,11 @@ def test_modules_written_by_the_model_can_be_imported(steps: Steps) -> None:
 
 def test_the_worker_knows_nothing_of_our_packages_and_environment(steps: Steps) -> None:
     names = steps.value("import os\nsorted(os.environ)")
-    ours = ["PATH", "HOME", "PWD", "LANG", "TZ", "PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS"]
-    assert names == str(sorted([*ours, "USER", "LOGNAME"]))
+    ours = ["PATH", "HOME", "PWD", "LANG", "TZ", "PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE"]
+    assert names == str(sorted([*ours, "USER", "LOGNAME", "OMP_NUM_THREADS", "PYTHON_CPU_COUNT"]))
     assert "ModuleNotFoundError" in steps.error("import sandbox")
     assert steps.value("import os\nos.getcwd()") == str(steps.workspace)
-    assert steps.value("[fd for fd in range(64) if os.path.exists(f'/proc/self/fd/{fd}')]") == "[0, 1, 2, 3, 4]"
+    assert steps.value("[fd for fd in range(64) if os.path.exists(f'/proc/self/fd/{fd}')]") == "[0, 1, 2, 3, 4, 5]"
     inherited = "import subprocess\nsubprocess.check_output(['ls', '/proc/self/fd'], close_fds=False, text=True)"
     assert steps.value(inherited) == "0\n1\n2\n3\n"  # 3: the listing itself
 

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.worker.tools import FILE_TOOLS, MAX_READ_BYTES, FileTools, decode_text
+from sandbox.worker import tools as files
+from sandbox.worker.tools import FILE_FUNCTIONS, FILE_TOOLS, MAX_READ_BYTES, decode_text
 
 
-@pytest.fixture
-def files(tmp_path: Path) -> FileTools:
-    return FileTools(tmp_path)
+@pytest.fixture(autouse=True)
+def _workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -41,20 +42,20 @@ def test_line_ends_are_those_of_python() -> None:
     assert decode_text(b"a\r\nb\rc\n", "f") == "a\nb\nc\n"
 
 
-def test_a_binary_file_is_called_one(tmp_path: Path, files: FileTools) -> None:
+def test_a_binary_file_is_called_one(tmp_path: Path) -> None:
     (tmp_path / "x.png").write_bytes(b"\x89PNG\0\0")
     with pytest.raises(ValueError, match=r"x\.png is a binary file of 6 bytes, not text"):
         files.read_file("x.png")
 
 
-def test_a_huge_file_is_not_read_at_once(tmp_path: Path, files: FileTools) -> None:
+def test_a_huge_file_is_not_read_at_once(tmp_path: Path) -> None:
     with (tmp_path / "huge").open("wb") as file:
         file.truncate(MAX_READ_BYTES + 1)
     with pytest.raises(ValueError, match="too many to read at once"):
         files.read_file("huge")
 
 
-def test_what_is_written_can_be_read(tmp_path: Path, files: FileTools) -> None:
+def test_what_is_written_can_be_read(tmp_path: Path) -> None:
     assert files.write_file("new/dir/a.txt", "one\n") == f"Wrote 4 characters to {tmp_path}/new/dir/a.txt"
     assert files.append_to_file("new/dir/a.txt", "två") == f"Appended 3 characters to {tmp_path}/new/dir/a.txt"
     assert files.read_file(str(tmp_path / "new/dir/a.txt")) == "one\ntvå"
@@ -63,7 +64,7 @@ def test_what_is_written_can_be_read(tmp_path: Path, files: FileTools) -> None:
     assert files.append_to_file("b.txt", "x").startswith("Appended 1")
 
 
-def test_errors_name_the_path_and_the_trouble(tmp_path: Path, files: FileTools) -> None:
+def test_errors_name_the_path_and_the_trouble(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"No such file.*absent\.txt"):
         files.read_file("absent.txt")
     with pytest.raises(IsADirectoryError):
@@ -72,5 +73,5 @@ def test_errors_name_the_path_and_the_trouble(tmp_path: Path, files: FileTools) 
         files.write_file("a.txt", 5)  # type: ignore[arg-type]
 
 
-def test_the_prompt_and_the_worker_know_the_same_tools(files: FileTools) -> None:
-    assert list(files.functions()) == [tool.name for tool in FILE_TOOLS]
+def test_the_prompt_and_the_worker_know_the_same_tools() -> None:
+    assert list(FILE_FUNCTIONS) == [tool.name for tool in FILE_TOOLS]

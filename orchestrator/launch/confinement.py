@@ -15,6 +15,8 @@ from orchestrator.launch.hardening import (
     MASKED_PATHS,
     NO_MEASURES,
     READ_ONLY_PATHS,
+    TERMINALS,
+    TERMINALS_MOUNT,
     Hardening,
     Tmpfs,
     harden,
@@ -35,12 +37,12 @@ _DEVICES = frozenset(
 _UNTOLD_BY_GVISOR = frozenset(
     {
         *("no_new_privileges", "seccomp", "read_only_root", "tmpfs", "hidden_paths", "devices"),
-        *("memory", "swap", "cpus", "pids"),
+        *("memory", "swap", "cpus", "pids", "terminals"),
     }
 )
 # Mounts that every runtime makes.
 _USUAL_READ_ONLY = ("/", "/etc/hostname", "/etc/hosts", "/etc/resolv.conf", "/sys", CHANNEL_FOLDER, CHANNEL_MOUNT)
-_USUAL = ("/proc", "/dev", "/dev/pts", "/dev/mqueue", "/sys/fs/cgroup")
+_USUAL = ("/proc", "/dev", TERMINALS_MOUNT, "/dev/mqueue", "/sys/fs/cgroup")
 
 
 def verify_confinement(seen: Confinement, spec: SandboxSpec, waived: frozenset[str] = NO_MEASURES) -> list[str]:
@@ -93,6 +95,7 @@ def _limits(seen: Confinement, asked: Hardening) -> Iterator[tuple[str, str]]:
         "memory_and_swap": ("swap", asked.memory_bytes),
         "cpu_millis": ("cpus", ceil(asked.cpus * 1000)),
         "pids": ("pids", asked.pids),
+        "terminals": ("terminals", TERMINALS),
         **{name: ("ulimits", most) for name, most in asked.ulimits.items()},
     }
     for name, (measure, most) in wanted.items():

@@ -27,6 +27,9 @@ MIN_PIDS = 48
 SUPERVISOR_PIDS = 24  # reserved for pid 1 and the runner, so that they can always fork
 OPEN_FILES = 1024
 OOM_SCORE = 500  # if the machine runs out of memory, sandboxes are killed before the orchestrator
+TERMINALS = 8  # pseudo-terminals, which are counted over the whole machine: Linux has 3,072 for all containers
+TERMINALS_MOUNT = "/dev/pts"
+TERMINALS_OPTIONS = ("nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", f"max={TERMINALS}")
 HOST_NAME = "sandbox"
 CAPABILITIES = ("SETGID", "SETUID")
 # All are named here, as an old Engine's own list lacks some. The fourth line hides facts about the host.
@@ -35,7 +38,6 @@ MASKED_PATHS = (
     *("/proc/sched_debug", "/proc/scsi", "/proc/timer_list", "/proc/timer_stats"),
     *("/sys/devices/virtual/powercap", "/sys/firmware"),
     *("/proc/cmdline", "/proc/diskstats", "/proc/modules", "/proc/partitions"),
-    "/dev/pts",  # pseudo-terminals are counted over the whole machine
 )
 READ_ONLY_PATHS = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 
@@ -46,7 +48,7 @@ MEASURE_NAMES = frozenset(
     {
         *("network", "read_only_root", "tmpfs", "mounts", "privileged", "capabilities", "no_new_privileges"),
         *("seccomp", "memory", "swap", "oom_kill", "cpus", "pids", "ulimits", "ipc", "namespaces", "devices"),
-        *("hidden_paths", "log_limits", "user", "oom_score", "runtime", IDENTITIES),
+        *("hidden_paths", "log_limits", "user", "oom_score", "runtime", "terminals", IDENTITIES),
     }
 )
 
@@ -83,7 +85,8 @@ class Hardening:
     """All that confines one sandbox, and the arguments of its program.
 
     Beside it hold for every sandbox: a read-only root, CAPABILITIES and no others, no new privileges, OOM_SCORE,
-    MASKED_PATHS, READ_ONLY_PATHS, own namespaces of all kinds, no network but `lo`, no device but the usual ones.
+    MASKED_PATHS, READ_ONLY_PATHS, own namespaces of all kinds, no network but `lo`, no device but the usual ones
+    and TERMINALS of its own.
     `memory_bytes` is with swap. `ulimits`: hard and soft.
     """
 

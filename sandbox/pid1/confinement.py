@@ -18,7 +18,7 @@ from sandbox.types import Confinement, Mount
 _READABLE = (
     *("/proc/acpi", "/proc/cmdline", "/proc/diskstats", "/proc/interrupts", "/proc/kcore", "/proc/keys"),
     *("/proc/modules", "/proc/partitions", "/proc/sched_debug", "/proc/timer_list"),
-    *("/sys/devices/virtual/powercap", "/sys/firmware", "/dev/pts"),
+    *("/sys/devices/virtual/powercap", "/sys/firmware"),
 )
 _WRITABLE = ("/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/proc/irq/default_smp_affinity")
 _ULIMITS = ("core", "fsize", "msgqueue", "nofile")
@@ -82,11 +82,23 @@ def _limits() -> dict[str, int]:
         "memory_and_swap": both if both is not None else _number("memory/memory.memsw.limit_in_bytes"),
         "cpu_millis": _cpu_millis(),
         "pids": _number("pids.max", "pids/pids.max"),
+        "terminals": _terminals(),
     }
     for name in _ULIMITS:
         hard = resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))[1]
         found[name] = None if hard == resource.RLIM_INFINITY else hard
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _terminals() -> int | None:
+    """How many pseudo-terminals may be open; None: no limit of its own."""
+    options = ["max=0"]  # none without their file system
+    for line in _lines("/proc/self/mountinfo"):
+        mount, _, file_system = line.partition(" - ")
+        if mount.split()[4] == "/dev/pts":
+            options = file_system.split()[2].split(",") if file_system.startswith("devpts ") else ["max=0"]
+    most = [option.removeprefix("max=") for option in options if option.startswith("max=")]
+    return int(most[0]) if most and most[0].isdecimal() else None
 
 
 def _cpu_millis() -> int | None:

@@ -46,15 +46,19 @@ def body(spec: SandboxSpec = SPEC, **labels: str) -> dict[str, Any]:
 CONFIG = body(run="r")
 
 
-def obeyed() -> dict[str, Any]:
-    """What the Engine answers to inspect for a container that is as CONFIG asks; shapes of Engine 20.10."""
-    host = copy.deepcopy(CONFIG["HostConfig"])
+def obeyed(config: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What the Engine answers to inspect for a container that is as asked; shapes of Engine 20.10."""
+    config = config or CONFIG
+    host = copy.deepcopy(config["HostConfig"])
     host |= {"Privileged": False, "PidMode": "", "UTSMode": "", "UsernsMode": "", "Runtime": "runc"}
     host |= {"Devices": None, "DeviceRequests": None, "DeviceCgroupRules": None, "OomKillDisable": False}
     return {
         "Config": {"User": "0:0"},
         "HostConfig": host,
-        "Mounts": [{"Type": "bind", "Source": "/channel", "Destination": CHANNEL_MOUNT, "RW": False}],
+        "Mounts": [
+            {"Type": mount["Type"], "Destination": mount["Target"], "RW": not mount["ReadOnly"]}
+            for mount in config["HostConfig"]["Mounts"]
+        ],
         "NetworkSettings": {"Networks": {}},
     }
 
@@ -73,6 +77,10 @@ def writable_channel(inspected: dict[str, Any]) -> None:
 
 def anonymous_volume(inspected: dict[str, Any]) -> None:
     inspected["Mounts"].append({"Type": "volume", "Destination": "/data", "RW": True})
+
+
+def unlimited_terminals(inspected: dict[str, Any]) -> None:
+    inspected["HostConfig"]["Mounts"][1]["VolumeOptions"]["DriverConfig"]["Options"]["o"] = "ptmxmode=0666"
 
 
 def other_user(inspected: dict[str, Any]) -> None:
@@ -109,6 +117,7 @@ WEAKENED = [
     ("oom_kill", host(OomKillDisable=True)),
     ("cpus", host(NanoCpus=0)),
     ("pids", host(PidsLimit=None)),
+    ("terminals", unlimited_terminals),
     ("ulimits", host(Ulimits=[])),
     ("ipc", host(IpcMode="host")),
     ("namespaces", host(PidMode="host")),
@@ -147,7 +156,7 @@ def test_every_measure_has_a_weakened_case() -> None:
 
 def test_another_runtime_than_the_one_asked_for_is_refused() -> None:
     config = body(replace(SPEC, runtime="runsc"))
-    (problem,) = verify(obeyed(), config)
+    (problem,) = verify(obeyed(config), config)
     assert problem.startswith("runtime is 'runc'")
 
 
@@ -251,7 +260,6 @@ CONFINED = Confinement(
         Mount("/sys/fs/cgroup/pids", "cgroup", read_only=True),
         Mount(CHANNEL_MOUNT, "ext4", read_only=True),
         Mount("/dev/pts", "devpts"),
-        Mount("/dev/pts", "tmpfs", read_only=True),
         *(Mount(target, "tmpfs", False, True, True, True, 4096, 16) for target in CONFIG["HostConfig"]["Tmpfs"]),
     ),
     limits={
@@ -259,6 +267,7 @@ CONFINED = Confinement(
         "memory_and_swap": SPEC.memory_bytes,
         "cpu_millis": 1000,
         "pids": 128,
+        "terminals": 8,
         "core": 0,
         "fsize": 1 << 30,
         "msgqueue": 0,
@@ -291,11 +300,13 @@ def with_mount(*mounts: Mount) -> dict[str, Any]:
         ("swap", {"limits": {**CONFINED.limits, "memory_and_swap": 1 << 31}}),
         ("cpus", {"limits": {**CONFINED.limits, "cpu_millis": 2000}}),
         ("pids", {"limits": {name: n for name, n in CONFINED.limits.items() if name != "pids"}}),
+        ("terminals", {"limits": {name: n for name, n in CONFINED.limits.items() if name != "terminals"}}),
+        ("terminals", {"limits": {**CONFINED.limits, "terminals": 1024}}),
         ("ulimits", {"limits": {**CONFINED.limits, "nofile": 1 << 20}}),
         ("namespaces", {"process_id": 4711}),
         ("namespaces", {"own_control_groups": False}),
         ("devices", {"devices": ("kmsg", "null")}),
-        ("hidden_paths", {"exposed_paths": ("/dev/pts",)}),
+        ("hidden_paths", {"exposed_paths": ("/proc/keys",)}),
         ("identities", {"runner_uid": 1000, "worker_uid": 1001}),
         ("capabilities", {"capability_bounding_set": 0xC0 | 1 << 21}),
         ("no_new_privileges", {"no_new_privileges": False}),

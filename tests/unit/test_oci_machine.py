@@ -279,7 +279,8 @@ def test_every_measure_is_asked_of_the_runtime() -> None:
     for place in writable_places(SPEC.memory_bytes, UidPair(20_000, 20_001)):
         assert mounts[place.target]["options"] == list(place.options)
     writable = {name for name, mount in mounts.items() if "ro" not in mount["options"]}
-    assert writable == {"/proc", "/dev", "/workspace", "/attachments", "/tmp", "/dev/shm"}
+    assert "max=8" in mounts["/dev/pts"]["options"]
+    assert writable == {"/proc", "/dev", "/dev/pts", "/workspace", "/attachments", "/tmp", "/dev/shm"}
     assert json.loads(json.dumps(told)) == told
 
 

@@ -176,7 +176,7 @@ class DockerLauncher:
 
     async def _start(self, sandbox: DockerSandbox, spec: SandboxSpec, channel: Path) -> None:
         asked = harden(spec, sandbox.uids, channel, allow_localhost_tcp=self._allow_localhost_tcp)
-        config = create_body(spec, asked, self._labels())
+        config = create_body(spec, asked, self._labels(), self._waived)
         try:
             sandbox.in_doubt = True
             sandbox.sandbox_id = await self._engine.create(config, sandbox.name)

@@ -12,18 +12,25 @@ from orchestrator.launch.hardening import (
     CAPABILITIES,
     HOST_NAME,
     MASKED_PATHS,
+    NO_MEASURES,
     OOM_SCORE,
     READ_ONLY_PATHS,
+    TERMINALS_MOUNT,
+    TERMINALS_OPTIONS,
     Hardening,
     seccomp_profile,
 )
-from orchestrator.launch.names import CHANNEL_MOUNT
+from orchestrator.launch.names import CHANNEL_MOUNT, is_gvisor
 from orchestrator.types import SandboxSpec
 
 
-def create_body(spec: SandboxSpec, hardening: Hardening, labels: Mapping[str, str]) -> dict[str, Any]:
+def create_body(
+    spec: SandboxSpec, hardening: Hardening, labels: Mapping[str, str], waived: frozenset[str] = NO_MEASURES
+) -> dict[str, Any]:
     """The body of the Engine's create call."""
     local_tcp = hardening.allow_localhost_tcp
+    # gVisor keeps terminals of its own, which do not count on the machine.
+    own_terminals = "terminals" in waived or (spec.runtime is not None and is_gvisor(spec.runtime))
     return {
         "Image": spec.image,
         "Cmd": list(hardening.arguments),
@@ -40,7 +47,8 @@ def create_body(spec: SandboxSpec, hardening: Hardening, labels: Mapping[str, st
             "ReadonlyRootfs": True,
             "Tmpfs": {place.target: ",".join(place.options) for place in hardening.tmpfs},
             "Mounts": [
-                {"Type": "bind", "Source": str(hardening.channel), "Target": CHANNEL_MOUNT, "ReadOnly": True}
+                {"Type": "bind", "Source": str(hardening.channel), "Target": CHANNEL_MOUNT, "ReadOnly": True},
+                *([] if own_terminals else [_terminals()]),
             ],
             "CapDrop": ["ALL"],
             "CapAdd": list(CAPABILITIES),
@@ -60,6 +68,14 @@ def create_body(spec: SandboxSpec, hardening: Hardening, labels: Mapping[str, st
             **({"Runtime": spec.runtime} if spec.runtime else {}),
         },
     }
+
+
+def _terminals() -> dict[str, Any]:
+    """A file system of pseudo-terminals with a limit, as a volume that is removed with the container. That which
+    the Engine mounts by itself has no limit."""
+    how = {"type": "devpts", "device": "devpts", "o": ",".join(TERMINALS_OPTIONS)}
+    driver = {"NoCopy": True, "DriverConfig": {"Name": "local", "Options": how}}
+    return {"Type": "volume", "Target": TERMINALS_MOUNT, "ReadOnly": False, "VolumeOptions": driver}
 
 
 @lru_cache

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from orchestrator.launch.hardening import NO_MEASURES
+from orchestrator.launch.hardening import NO_MEASURES, TERMINALS_MOUNT
 
 
 def _host(key: str, default: object = None) -> Callable[[Mapping[str, Any]], object]:
@@ -37,6 +37,12 @@ def _security_option(name: str) -> Callable[[Mapping[str, Any]], object]:
 
 def _mounts(inspected: Mapping[str, Any]) -> object:
     return sorted((m["Type"], m["Destination"], m["RW"]) for m in inspected.get("Mounts") or ())
+
+
+def _terminals(inspected: Mapping[str, Any]) -> object:
+    """How their file system is mounted: its options have the limit."""
+    mounts = (m for m in inspected["HostConfig"].get("Mounts") or () if m["Target"] == TERMINALS_MOUNT)
+    return [m["VolumeOptions"]["DriverConfig"]["Options"] for m in mounts]
 
 
 def _network(inspected: Mapping[str, Any]) -> object:
@@ -83,6 +89,7 @@ MEASURES: dict[str, Callable[[Mapping[str, Any]], object]] = {
     "oom_kill": lambda inspected: not inspected["HostConfig"].get("OomKillDisable"),
     "cpus": _host("NanoCpus"),
     "pids": _host("PidsLimit"),
+    "terminals": _terminals,
     "ulimits": _ulimits,
     "ipc": _host("IpcMode"),
     "namespaces": _namespaces,

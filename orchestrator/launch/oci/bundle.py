@@ -18,6 +18,8 @@ from orchestrator.launch.hardening import (
     NO_MEASURES,
     OOM_SCORE,
     READ_ONLY_PATHS,
+    TERMINALS_MOUNT,
+    TERMINALS_OPTIONS,
     Hardening,
     seccomp_profile,
 )
@@ -88,7 +90,7 @@ def id_map(ranges: Iterable[IdRange]) -> list[dict[str, int]]:
 
 
 def _mounts(hardening: Hardening, *, rootless: bool) -> list[dict[str, Any]]:
-    """Without devpts and mqueue, which Docker mounts too: nothing here needs a terminal or a message queue.
+    """Without mqueue, which Docker mounts too: nothing here needs a message queue.
 
     `rootless`: the image's files are all the user's, also the folder before the channel, which only the runner's
     group may enter. So there is another one over it.
@@ -100,6 +102,7 @@ def _mounts(hardening: Hardening, *, rootless: bool) -> list[dict[str, Any]]:
     return [
         mount("/proc", "proc", *_CLOSED),
         mount("/dev", "tmpfs", "nosuid", "noexec", "strictatime", "mode=755", f"size={_DEV_BYTES}"),
+        mount(TERMINALS_MOUNT, "devpts", *TERMINALS_OPTIONS),
         mount("/sys", "sysfs", *_CLOSED, "ro"),
         mount("/sys/fs/cgroup", "cgroup", *_CLOSED, "relatime", "ro"),
         *(mount(place.target, "tmpfs", *place.options) for place in hardening.tmpfs),

@@ -46,6 +46,7 @@ WEAKER: list[tuple[str, dict[str, Any], str]] = [
     ("cpus", {"NanoCpus": 0}, "cpus"),
     ("pids", {"PidsLimit": 0}, "pids"),
     ("ulimits", {"Ulimits": []}, "ulimits"),
+    ("terminals", {"Mounts": []}, "terminals"),
     ("namespaces", {"PidMode": "host"}, "namespaces"),
     ("devices", {"Devices": [{"PathOnHost": "/dev/null", "PathInContainer": "/dev/x"}]}, "devices"),
     ("hidden_paths", {"MaskedPaths": []}, "hidden_paths"),

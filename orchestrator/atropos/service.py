@@ -37,7 +37,8 @@ from orchestrator.run.session import OpenRun, describe, open_run, run_directory_
 from orchestrator.run.tally import Tally
 from orchestrator.settings.config import Config
 from orchestrator.tasks.base import Source
-from orchestrator.tasks.split import evaluation_tasks, training_tasks
+from orchestrator.tasks.demand import tasks_to_train
+from orchestrator.tasks.split import evaluation_tasks
 from orchestrator.terminal.closing import closing_table
 from orchestrator.terminal.progress import PlainProgress
 from orchestrator.terminal.signals import NOTHING_BEGUN, Stopped, stoppable
@@ -94,7 +95,7 @@ class Service:
         config = self.config
         if training and config.env.token_source == "auto":
             config = replace(config, env=replace(config.env, token_source="exact"))  # noqa: S106 - no password
-        tasks = training_tasks(config.env)
+        tasks = tasks_to_train(config.env)
         if config.env.ensure_scores_are_not_same and config.env.zero_variance == "keep":
             config = replace(config, env=replace(config.env, zero_variance="drop"))
         engine = Orchestrator(config, self._observer)

@@ -16,7 +16,7 @@ from orchestrator.run.files import RUN_FILE
 from orchestrator.run.prices import Prices
 from orchestrator.run.session import run_directory_path
 from orchestrator.run.tally import Tally
-from orchestrator.tasks.split import evaluation_tasks
+from orchestrator.tasks.demand import tasks_to_evaluate
 from orchestrator.terminal.progress import open_progress
 from orchestrator.terminal.signals import NOTHING_BEGUN, Stopped, stoppable
 
@@ -34,7 +34,7 @@ def run(config: Config) -> int:
 
 async def _run(config: Config) -> int:
     env = config.env
-    tasks = evaluation_tasks(env)
+    tasks = tasks_to_evaluate(env)
     path = run_directory_path(env)
     prices = Prices.of(config)
     evaluation, tally = Evaluation(env.eval_samples, prices), Tally(prices)

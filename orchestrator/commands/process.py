@@ -16,7 +16,7 @@ from orchestrator.run.groups import check_writable
 from orchestrator.run.prices import Prices
 from orchestrator.run.session import OpenRun, describe, open_run, run_directory_path
 from orchestrator.run.tally import Tally
-from orchestrator.tasks.split import training_tasks
+from orchestrator.tasks.demand import tasks_to_train
 from orchestrator.terminal.closing import closing_table, dropped_text
 from orchestrator.terminal.progress import open_progress
 from orchestrator.terminal.signals import NOTHING_BEGUN, Stopped, stoppable
@@ -38,7 +38,7 @@ def run(config: Config, command: str = "process") -> int:
 async def work(config: Config, command: str = "process") -> int:
     """As `run`, in a running loop."""
     env = config.env
-    tasks = training_tasks(env)
+    tasks = tasks_to_train(env)
     run_path = run_directory_path(env)
     check_writable(run_path)
     if env.data_path_to_save_groups:

@@ -56,7 +56,10 @@ COMMANDS = (
     Command(
         "process",
         "runs tasks and writes groups of scored rollouts to a JSONL file, with an HTML report",
-        uses=(TASKS, ROLLOUTS, AGENT, LIMITS, SANDBOX, TOOLS, SAMPLING, SCORING, OUTPUT, ENDPOINT),
+        uses=(
+            *(TASKS, ROLLOUTS, AGENT, LIMITS, SANDBOX, TOOLS, SAMPLING, SCORING, OUTPUT, ENDPOINT),
+            *("openai.prompt_price", "openai.completion_price"),
+        ),
     ),
     Command(
         "evaluate",
@@ -66,6 +69,7 @@ COMMANDS = (
             *("env.max_retries", "env.drain_timeout", "env.run_dir", "env.resume", "env.max_cost"),
             *("env.price_table", "env.metrics_port", "env.view_port", "env.compress"),
             *("env.fsync", "env.include_messages", "env.save_full_traces"),
+            *("env.max_steps", "env.max_open_groups", "env.agent_verbosity"),
         ),
     ),
     Command(
@@ -130,6 +134,7 @@ COMMANDS = (
         ),
         uses=(SANDBOX, "env.tokenizer_name", "env.token_source", "env.tavily_base_url", "env.run_dir", ENDPOINT),
         without_endpoint=True,
+        lenient=True,
     ),
     Command(
         "download-gaia",

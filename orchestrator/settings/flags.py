@@ -15,7 +15,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.redact import shown
 from orchestrator.settings.kinds import BOOLEANS, File, Flag
 from orchestrator.settings.row import Layer, Setting, give, nearest
-from orchestrator.settings.table import ENDPOINT, SECTIONS, TAVILY_KEY, section_rows
+from orchestrator.settings.table import ATROPOS, ENDPOINT, SECTIONS, TAVILY_KEY, section_rows
 
 OPTIONS = "Options"
 GENERAL = "General"
@@ -30,7 +30,8 @@ class Command:
     settings; `own` are its `options` and `arguments`, by name.
 
     `uses`: the settings that help shows, as groups of the table or single keys. A command that uses the endpoint
-    accepts all settings, Atropos' included.
+    also accepts those of Atropos, whose users bring their command lines; with `lenient` it accepts all: those of a
+    run that it is to look at.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Command:
     arguments: tuple[Setting, ...] = ()
     without_endpoint: bool = False  # whether it also works without one
     settings_of: str = ""  # the argument that names a run directory, whose settings are the defaults
+    lenient: bool = False
     repeats: bool = False  # whether its one argument comes several times
 
     @property
@@ -64,7 +66,10 @@ class Command:
         """Flag → row, for all that the command accepts."""
         accepted = {flag: row for row in self.rows() for flag in (row.flag, *row.other_flags)}
         if self.samples:
-            accepted |= dotted_flags()
+            used = {row.key for row in self.rows()}
+            accepted |= {
+                f: r for f, r in dotted_flags().items() if self.lenient or r.group == ATROPOS or r.key in used
+            }
         return accepted
 
 

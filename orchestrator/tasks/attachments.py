@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from orchestrator.tasks.base import BadRow
+from orchestrator.tasks.pointers import MAX_POINTER_BYTES, pointer_of
 from orchestrator.types import Attachment
 
 MAX_FILE_BYTES = 64 << 20
@@ -91,11 +92,14 @@ def _size(path: Path, shown: str) -> int:
             if not stat.S_ISREG(status.st_mode):
                 raise BadRow(f"file {shown} is no regular file")
             # Opened once here, so that an unreadable file is a bad task and not a lost rollout.
-            os.close(os.open(path.name, _FILE, dir_fd=directory))
+            with open(os.open(path.name, _FILE, dir_fd=directory), "rb") as file:
+                beginning = file.read(MAX_POINTER_BYTES)
     except OSError as error:
         raise BadRow(f"file {shown}: {_REASONS.get(error.errno or 0, error.strerror)}") from error
     except UnicodeEncodeError as error:
         raise BadRow(f"file {shown} cannot be a file name here") from error
+    if (pointer := pointer_of(beginning, status.st_size)) is not None:
+        raise BadRow(f"file {shown} is {pointer}")
     if status.st_size > MAX_FILE_BYTES:
         raise BadRow(f"file {shown} has {status.st_size} bytes, at most {MAX_FILE_BYTES} are allowed")
     return status.st_size

@@ -15,7 +15,7 @@ import orjson
 
 from orchestrator.errors import ConfigError
 from orchestrator.tasks.base import NONE, BadRow, Columns, Source
-from orchestrator.tasks.lines import MAX_LINE_BYTES, check_readable, read_lines
+from orchestrator.tasks.lines import MAX_LINE_BYTES, check_lines, read_lines
 from orchestrator.tasks.rows import make_task, one_line
 from orchestrator.types import BadTask, Task
 
@@ -27,7 +27,7 @@ _DELIMITERS = (",", ";", "\t", "|")
 
 def csv_tasks(path: Path, *, name: str, columns: Columns = NONE) -> Source:
     """The source. Raises ConfigError if the file cannot be read or its header is invalid."""
-    check_readable(path, _FLAG)
+    check_lines(path, _FLAG)
     delimiter = _delimiter(path, columns)
     _header(_reader(path, delimiter), path, columns)
     return Source(name, lambda: _read(path, name, columns, delimiter))
@@ -70,7 +70,10 @@ def _header(records: Any, path: Path, columns: Columns) -> list[str]:
     header = [ours.get(name, f"({name})" if name in columns else name) for name in header]
     if len(set(header)) != len(header) or not set(_QUESTION) & set(header):
         shown = ascii(", ".join(header))[:200]
-        raise ConfigError(f"{_FLAG}: {path} needs different columns and one `question`; it has {shown}")
+        raise ConfigError(
+            f"{_FLAG}: {path} needs different columns and one `question`; it has {shown}: rename them, or set "
+            "env.columns"
+        )
     return header
 
 

@@ -4,8 +4,8 @@
     python -m orchestrator.tasks.decoder BYTES hub NAME CONFIG SPLIT this|any
 
 BYTES is the memory allowed in addition to that of the imports. Each line begins with a letter from `decoded`:
-first the columns and the number of rows, then rows, or an error. A value that JSON does not have (bytes, dates,
-decimals) becomes a list with the name of its type, so that it is not taken for text.
+first the columns and the number of rows, then rows, or an error. Values that JSON does not have are as
+`cells.plain` makes them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import resource
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from struct import pack
 from typing import IO, Any, NoReturn
 
 # Set before the libraries are imported. Fewer threads and allocators need less memory.
@@ -22,12 +23,15 @@ os.environ |= {"ARROW_DEFAULT_MEMORY_POOL": "system", "OMP_NUM_THREADS": "1", "M
 
 import orjson
 
+from orchestrator.tasks.cells import foreign, plain
 from orchestrator.tasks.decoded import COLUMNS, ERROR, MIB, ROW, TOO_LONG
 from orchestrator.tasks.lines import MAX_LINE_BYTES
 from orchestrator.tasks.rows import one_line
 from orchestrator.terminal.streams import guard_streams
 
 _BATCH_ROWS = 4
+_LARGE = 2.0**53  # from here on, floats leave out whole numbers, and libraries read longer ones as floats
+_SMALL_FLOATS = {"float": "<f", "halffloat": "<e"}
 _JSON = orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
 
 
@@ -56,14 +60,54 @@ def main(limit_bytes: int, kind: str, *arguments: str) -> NoReturn:
 def _give(rows: Iterable[Any], said: IO[bytes]) -> None:
     for row in rows:
         try:
-            line = orjson.dumps(row, default=_foreign, option=_JSON)
+            line = orjson.dumps(row, default=plain, option=_JSON)
         except (TypeError, ValueError):  # lone surrogates, too deep nesting
-            line = orjson.dumps(_foreign(row))
+            line = orjson.dumps([type(row).__name__])
         said.write(ROW + line + b"\n" if len(line) < MAX_LINE_BYTES else TOO_LONG + b"\n")
 
 
-def _foreign(value: object) -> list[str]:
-    return [type(value).__name__]
+def _cells(table: Any) -> dict[str, Any]:
+    """The only row of an Arrow table."""
+    names = table.schema.names
+    if len(set(names)) != len(names):
+        raise ValueError(f"two columns have the name {next(name for name in names if names.count(name) > 1)!a}")
+    return {name: _cell(table.column(place)) for place, name in enumerate(names)}
+
+
+def _cell(column: Any) -> Any:
+    """The only value of a column; where it has no exact one in Python, the name of its type."""
+    kind = column.type
+    try:
+        if getattr(kind, "unit", "") == "ns":  # Python's times have microseconds
+            import pyarrow
+
+            coarse = pyarrow.time64("us") if "time64" in str(kind) else pyarrow.timestamp("us", kind.tz)
+            column = column.cast(coarse)  # raises where it would lose something
+        value = _exact(column[0].as_py(), kind)
+    except (ValueError, OverflowError, AttributeError):  # a time that Python does not have, a duration
+        return foreign(str(kind))
+    if isinstance(value, float) and abs(value) >= _LARGE and value.is_integer():
+        return foreign(f"{kind}, which may have rounded it")
+    return value
+
+
+def _exact(value: Any, kind: Any) -> Any:
+    """The value, with small floats as they are written: 0.1 and not 0.10000000149011612."""
+    name = str(kind)
+    if value is None:
+        return None
+    if name in _SMALL_FLOATS:
+        return _shortest(value, _SMALL_FLOATS[name])
+    if name.startswith(("list", "large_list", "fixed_size_list")):
+        return [_exact(one, kind.value_type) for one in value]
+    if name.startswith("struct"):
+        return {field.name: _exact(value[field.name], field.type) for field in kind}
+    return value
+
+
+def _shortest(value: float, code: str) -> float:
+    texts = (f"{value:.{digits}g}" for digits in range(1, 18))
+    return next(float(text) for text in texts if value != value or pack(code, float(text)) == pack(code, value))
 
 
 def _limit(limit_bytes: int) -> None:
@@ -84,7 +128,7 @@ def _parquet(limit_bytes: int, file: str) -> tuple[list[str], int | None, Iterat
     def rows() -> Iterator[Any]:
         for batch in table.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
             for number in range(batch.num_rows):  # one by one: every row may hold a value stored only once
-                yield from batch.slice(number, 1).to_pylist()
+                yield _cells(batch.slice(number, 1))
 
     return list(table.schema_arrow.names), table.metadata.num_rows, rows()
 
@@ -105,7 +149,8 @@ def _hub(
         raise ValueError(f"it has no such split, but {', '.join(map(str, splits))}")
     rows = splits[split]
     told = (rows.info.splits or {}).get(split)
-    return rows.column_names, (told.num_examples or None) if told is not None else None, iter(rows)
+    found = (_cells(table) for table in rows.with_format("arrow"))
+    return rows.column_names, (told.num_examples or None) if told is not None else None, found
 
 
 if __name__ == "__main__":

@@ -8,11 +8,13 @@ set has no folder with them.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from orchestrator.errors import ConfigError
-from orchestrator.tasks.base import NONE, Columns, Source, renamed
+from orchestrator.tasks.base import NONE, Columns, Source
 from orchestrator.tasks.decoded import Decoded, DecodeError
 from orchestrator.tasks.lines import MAX_LINE_BYTES
+from orchestrator.tasks.pointers import refuse_pointers
 from orchestrator.tasks.query import split_query
 from orchestrator.tasks.rows import make_task
 from orchestrator.types import BadTask, Task
@@ -43,6 +45,7 @@ def hf_tasks(text: str, *, split: str, columns: Columns = NONE) -> Source:
 
 
 def _load(name: str, config: str | None, split: str, only: str) -> Decoded:
+    refuse_pointers(Path(name), "env.dataset")
     try:
         return Decoded("hub", name, config or "", split, only)
     except DecodeError as error:
@@ -58,6 +61,6 @@ def _read(rows: Decoded, source: str, columns: Columns) -> Iterator[Task | BadTa
             if row is None:
                 yield BadTask(f"row {number}", f"the row has more than {MAX_LINE_BYTES} bytes")
             else:
-                yield make_task(renamed(row, columns), source=source, place=f"row {number}", root=None)
+                yield make_task(row, source=source, place=f"row {number}", root=None, columns=columns)
     except DecodeError as error:
         raise ConfigError(f"env.dataset: {source} ended at row {number + 1}: {error}") from error

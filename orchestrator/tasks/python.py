@@ -13,6 +13,7 @@ from typing import Any
 from orchestrator.errors import ConfigError
 from orchestrator.plugins import load_object, raised_at
 from orchestrator.tasks.base import Source
+from orchestrator.tasks.pointers import pointer_in
 from orchestrator.tasks.rows import MAX_ANSWER_BYTES, MAX_ANSWERS, make_task, one_line
 from orchestrator.types import BadTask, Task
 
@@ -60,6 +61,9 @@ def _checked(row: object, spec: str, place: str) -> Task | BadTask:
         return BadTask(row.task_id, "the question is missing")
     if reason := _unfit_answers(row.answer, row.other_answers):
         return BadTask(row.task_id, reason)
+    for file in row.attachments:
+        if (pointer := pointer_in(file.path)) is not None:
+            return BadTask(row.task_id, f"file {ascii(file.name)[:120]} is {pointer}")
     return row
 
 

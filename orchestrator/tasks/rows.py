@@ -7,7 +7,6 @@ line; nothing is raised.
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +14,9 @@ from typing import Any
 
 from orchestrator.scorers.base import NEEDS_NO_ANSWER, ROW_SCORERS
 from orchestrator.tasks.attachments import attach
-from orchestrator.tasks.base import BadRow
+from orchestrator.tasks.base import NONE, BadRow, Columns, renamed
+from orchestrator.tasks.cells import FOREIGN, cell_text, kind_of, plain, storable
+from orchestrator.tasks.pointers import pointer_in
 from orchestrator.types import Attachment, BadTask, Task
 
 MAX_QUESTION_BYTES = 1 << 20
@@ -37,12 +38,15 @@ _IMAGE = re.compile(r"[A-Za-z0-9][\w./:@-]{0,254}", re.ASCII)
 _HIDDEN = "?"  # GAIA's test split has it in place of the answer
 
 
-def make_task(row: object, *, source: str, place: str, root: Path | None) -> Task | BadTask:
-    """The task. `place` names a row without an id, like `line 17`. `root`: folder of its files; None: none."""
-    task_id = place
+def make_task(
+    row: object, *, source: str, place: str, root: Path | None, columns: Columns = NONE
+) -> Task | BadTask:
+    """The task. `place` names a row without an id, like `line 17`. `root`: folder of its files; None: none.
+    `columns`: our names of columns → the data set's."""
+    task_id, row = place, renamed(row, columns)
     try:
         if not isinstance(row, Mapping):
-            raise BadRow(f"a row is an object with a question and an answer, not {_kind(row)}")
+            raise BadRow(f"a row is an object with a question and an answer, not {kind_of(row)}")
         question = _question(row)
         task_id = _task_id(row, place, question)
         scorer, metadata = _scorer(row), _metadata(row)
@@ -63,7 +67,9 @@ def make_task(row: object, *, source: str, place: str, root: Path | None) -> Tas
     except BadRow as error:
         if isinstance(row, Mapping) and task_id == place:
             task_id = _id_text(row) or place  # the question is invalid; the row may still have an id
-        return BadTask(task_id[:MAX_ID_CHARS], str(error))
+        ours = str(error).split(maxsplit=2)[:2]
+        theirs = [f" (its column is {columns[name]!a})" for name in ours if name in columns]
+        return BadTask(task_id[:MAX_ID_CHARS], f"{error}{''.join(theirs)}")
 
 
 def one_line(error: BaseException) -> str:
@@ -73,61 +79,34 @@ def one_line(error: BaseException) -> str:
 
 def _first(row: Mapping[Any, Any], *names: str) -> Any:
     """The value of the first of these columns that is not empty."""
-    found = (_plain(row.get(name)) for name in names)
+    found = (plain(row.get(name)) for name in names)
     return next((value for value in found if not (value is None or (isinstance(value, str) and not value))), None)
-
-
-def _plain(value: Any) -> Any:
-    """Arrays and scalars of numpy, which a `python:` source may give, as lists and numbers."""
-    return value.tolist() if type(value).__module__ == "numpy" and hasattr(value, "tolist") else value
 
 
 def _mapping(row: Mapping[Any, Any], name: str, *others: str) -> Mapping[Any, Any]:
     """The same of a column with objects; empty where there is none."""
     value = _first(row, name, *others)
-    if value is not None and not isinstance(value, Mapping):
-        raise BadRow(f"{name} must be an object, not {_kind(value)}")
+    if value is not None and (not isinstance(value, Mapping) or FOREIGN in value):
+        raise BadRow(f"{name} must be an object, not {kind_of(value)}")
     return value or {}
 
 
-def _kind(value: object) -> str:
-    return "null" if value is None else type(value).__name__
-
-
-def _text(value: object, what: str, max_bytes: int) -> str:
-    if not isinstance(value, str):
-        raise BadRow(f"{what} must be text, not {_kind(value)}")
-    try:
-        size = len(value.encode())
-    except UnicodeEncodeError:
-        raise BadRow(f"{what} is no valid UTF-8") from None
-    if size > max_bytes:
-        raise BadRow(f"{what} has {size} bytes, at most {max_bytes} are allowed")
-    return value
-
-
-def _number_text(value: float, what: str) -> str:
-    """The number as text: 3.0 becomes 3, unless it is too large to be exact."""
-    if isinstance(value, int):
-        if value.bit_length() > 1024:
-            raise BadRow(f"{what} is a number of more than 300 digits; write it as text")
-        return str(value)
-    if not math.isfinite(value):
-        raise BadRow(f"{what} is {value}, which is no number")
-    return str(int(value)) if value.is_integer() and abs(value) < 2**53 else repr(value)
-
-
-def _text_or_number(value: object, what: str, max_bytes: int) -> str:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return _number_text(value, what)
-    return _text(value, what, max_bytes)
+def _missing(row: Mapping[Any, Any], what: str, *names: str) -> BadRow:
+    """Says it, and which column may have been meant."""
+    near = [key for key in row if isinstance(key, str) and key.strip().casefold() == names[0]]
+    meant = (
+        f"; {near[0]!a} is another name: rename it, or set env.columns" if near and near[0] not in names else ""
+    )
+    return BadRow(f"the {what} is missing{meant}")
 
 
 def _question(row: Mapping[Any, Any]) -> str:
     value = _first(row, "question", "Question")
     if value is None:
-        raise BadRow("the question is missing")
-    question = _text(value, "question", MAX_QUESTION_BYTES)
+        raise _missing(row, "question", "question", "Question")
+    if not isinstance(value, str):
+        raise BadRow(f"question must be text, not {kind_of(value)}")
+    question = cell_text(value, "question", MAX_QUESTION_BYTES)
     if not question.strip():
         raise BadRow("the question is blank")
     return question
@@ -139,7 +118,7 @@ def _task_id(row: Mapping[Any, Any], place: str, question: str) -> str:
         # The same in every run, and another one if the question changes.
         digest = hashlib.blake2b(question.encode(), digest_size=4).hexdigest()
         return f"{place.replace(' ', '-')}-{digest}"
-    task_id = _text_or_number(value, "task_id", 4 * MAX_ID_CHARS)
+    task_id = cell_text(value, "task_id", 4 * MAX_ID_CHARS)
     if not task_id.strip() or len(task_id) > MAX_ID_CHARS:
         raise BadRow(f"task_id must have 1 to {MAX_ID_CHARS} characters and not be blank")
     return task_id
@@ -148,7 +127,7 @@ def _task_id(row: Mapping[Any, Any], place: str, question: str) -> str:
 def _id_text(row: Mapping[Any, Any]) -> str:
     value = row.get("task_id")
     try:
-        return "" if value is None else _text_or_number(value, "task_id", 4 * MAX_ID_CHARS).strip()
+        return "" if value is None else cell_text(value, "task_id", 4 * MAX_ID_CHARS).strip()
     except BadRow:
         return ""
 
@@ -170,7 +149,7 @@ def _answers(row: Mapping[Any, Any], scorer: str | None, metadata: Mapping[str, 
         if value is None:
             return [None]
     if value is None:
-        raise BadRow("the answer is missing")
+        raise _missing(row, "answer", "answer", "Final answer")
     if not isinstance(value, list | tuple):
         return [_answer(value, row)]
     if not 0 < len(value) <= MAX_ANSWERS:
@@ -179,7 +158,7 @@ def _answers(row: Mapping[Any, Any], scorer: str | None, metadata: Mapping[str, 
 
 
 def _answer(value: object, row: Mapping[Any, Any]) -> str:
-    answer = _text_or_number(value, "answer", MAX_ANSWER_BYTES)
+    answer = cell_text(plain(value), "answer", MAX_ANSWER_BYTES)
     if not answer.strip():
         raise BadRow("the answer is blank")
     if answer.strip() == _HIDDEN and "Final answer" in row:
@@ -191,25 +170,14 @@ def _level(row: Mapping[Any, Any]) -> str | None:
     value = _first(row, "level", "Level")
     if value is None:
         return None
-    level = _text_or_number(value, "level", 4 * MAX_LEVEL_CHARS).strip()
+    level = cell_text(value, "level", 4 * MAX_LEVEL_CHARS).strip()
     if len(level) > MAX_LEVEL_CHARS:
         raise BadRow(f"level has {len(level)} characters, at most {MAX_LEVEL_CHARS} are allowed")
     return level or None
 
 
 def _metadata(row: Mapping[Any, Any]) -> Mapping[str, Any]:
-    value = _mapping(row, "metadata", "Annotator Metadata")
-    # Without recursion: a data set may nest deeply.
-    values: list[Any] = [value]
-    while values:
-        item = values.pop()
-        if isinstance(item, float) and not math.isfinite(item):
-            raise BadRow(f"metadata holds {item}, which is no number")
-        if isinstance(item, Mapping):
-            values.extend(item.values())
-        elif isinstance(item, list | tuple):
-            values.extend(item)
-    return dict(value)
+    return storable(_mapping(row, "metadata", "Annotator Metadata"))
 
 
 def _attachments(row: Mapping[Any, Any], root: Path | None) -> tuple[Attachment, ...]:
@@ -237,6 +205,8 @@ def _image(row: Mapping[Any, Any], root: Path | None) -> str | None:
         raise BadRow(f"image {ascii(value)[:60]} is not beside the dataset") from None
     if not place.is_relative_to(root.resolve()):
         raise BadRow(f"image {ascii(value)[:60]} leads out of the dataset's folder")
+    if place.is_file() and (pointer := pointer_in(place)) is not None:
+        raise BadRow(f"image {ascii(value)[:60]} is {pointer}")
     return str(place)
 
 
@@ -247,7 +217,7 @@ def _limits(row: Mapping[Any, Any]) -> Mapping[str, float]:
             raise BadRow(f"limit {ascii(name)[:60]} is none of {', '.join(LIMITS)}")
         if isinstance(number, bool) or not isinstance(number, int if name in _COUNTS else int | float):
             wanted = "a whole number" if name in _COUNTS else "a number of seconds"
-            raise BadRow(f"limit {name} must be {wanted}, not {_kind(number)}")
+            raise BadRow(f"limit {name} must be {wanted}, not {kind_of(number)}")
         if not 0 < number <= LIMITS[name]:
             raise BadRow(f"limit {name} must be above 0 and at most {LIMITS[name]:g}")
     return dict(value)

@@ -28,30 +28,44 @@ _NAMED_SPLIT = re.compile(r"(?<=[?&])split=[^&]*")
 
 def load_tasks(config: Config) -> Source:
     """The tasks that a program's settings name: `env.dataset` without what is held out. Raises ConfigError."""
-    return training_tasks(config.env)
+    from orchestrator.tasks.demand import tasks_to_train
+
+    return tasks_to_train(config.env)
 
 
-def training_tasks(env: EnvSettings) -> Source:
+def whole_source(env: EnvSettings) -> Source:
+    """All tasks of `env.split`. Raises ConfigError."""
+    return _open(env, env.dataset, env.split)
+
+
+def held_share(env: EnvSettings) -> float | None:
+    """The share that `env.eval_split` holds out by hash; None: it does not."""
+    return _share(env.eval_split)
+
+
+def training_tasks(env: EnvSettings, *, filtered: bool = True) -> Source:
     """The tasks of `env.split` that are not held out, selected by the settings. Raises ConfigError.
 
     The same settings give the same tasks at the same places, so a resumed run knows its tasks by their places.
     """
-    source = _open(env, env.dataset, env.split)
+    source = whole_source(env)
     share = _share(env.eval_split)
     if share is not None:
         source = _part(source, share, held=False)
     elif env.eval_split is not None:
         _other_split(env.dataset, env.split, env.eval_split)
-    return _chosen(env, source)
+    return _chosen(env, source) if filtered else source
 
 
-def evaluation_tasks(env: EnvSettings) -> Source:
+def evaluation_tasks(env: EnvSettings, *, filtered: bool = True) -> Source:
     """The held-out tasks, or all of `env.split` if none are; selected by the settings. Raises ConfigError."""
     share = _share(env.eval_split)
     if env.eval_split is not None and share is None:
-        return _chosen(env, _open(env, _other_split(env.dataset, env.split, env.eval_split), env.eval_split))
-    source = _open(env, env.dataset, env.split)
-    return _chosen(env, source if share is None else _part(source, share, held=True))
+        source = _open(env, _other_split(env.dataset, env.split, env.eval_split), env.eval_split)
+    else:
+        source = whole_source(env)
+        source = source if share is None else _part(source, share, held=True)
+    return _chosen(env, source) if filtered else source
 
 
 def tasks_of(env: EnvSettings, run: Mapping[str, Any]) -> Source:

@@ -1,8 +1,12 @@
 """The `datasets` library on local files: no network."""
 
+import datetime as dt
 import json
+from decimal import Decimal
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from orchestrator.errors import ConfigError
@@ -57,6 +61,61 @@ def test_what_cannot_be_loaded_is_refused_at_start(folder: Path, query: str, rea
     with pytest.raises(ConfigError, match=reason) as refused:
         read(f"hf:{folder}{query}")
     assert "\n" not in str(refused.value)
+
+
+def test_cells_of_all_types_are_exact_or_bad_tasks(tmp_path: Path) -> None:
+    utc = dt.datetime(2024, 3, 5, 10, 30, tzinfo=dt.UTC)
+    cells = {
+        "date": (pa.array([dt.date(2024, 3, 5)]), "2024-03-05"),
+        "decimal": (pa.array([Decimal("12.50")]), "12.50"),
+        "decimal256": (pa.array([Decimal(10**60)], pa.decimal256(70, 0)), str(10**60)),
+        "timestamp": (pa.array([utc], pa.timestamp("us", "UTC")), "2024-03-05T10:30:00+00:00"),
+        "zone": (pa.array([utc], pa.timestamp("ns", "Europe/Berlin")), "2024-03-05T11:30:00+01:00"),
+        "naive": (pa.array([utc.replace(tzinfo=None)], pa.timestamp("ms")), "2024-03-05T10:30:00"),
+        "ns": (pa.array([1], pa.timestamp("ns")), None),
+        "late": (pa.array([2**40], pa.timestamp("s")), None),
+        "time": (pa.array([dt.time(10, 30)], pa.time64("ns")), "10:30:00"),
+        "time_ns": (pa.array([3723], pa.time64("ns")), None),
+        "duration": (pa.array([5], pa.duration("us")), None),
+        "bytes": (pa.array([b"Paris"]), "Paris"),
+        "binary": (pa.array([b"\xff"]), None),
+        "uint64": (pa.array([2**64 - 1], pa.uint64()), str(2**64 - 1)),
+        "float": (pa.array([0.1], pa.float32()), "0.1"),
+        "half": (pa.array([0.1], pa.float16()), "0.1"),
+        "double": (pa.array([0.1]), "0.1"),
+        "large": (pa.array([2.0**60]), None),
+        "nan": (pa.array([float("nan")]), None),
+        "bool": (pa.array([True]), None),
+        "struct": (pa.array([{"a": 1}]), None),
+        "list": (pa.array([[0.5]], pa.list_(pa.float32())), "0.5"),
+        "dictionary": (pa.array(["x"]).dictionary_encode(), "x"),
+        "null": (pa.array([None], pa.string()), None),
+    }
+    table = pa.table({"question": ["q"], **{name: column for name, (column, _) in cells.items()}})
+    pq.write_table(table, tmp_path / "train.parquet")
+    for name, (column, text) in cells.items():
+        (task,) = read(f"hf:{tmp_path}?answer={name}")
+        if text is None:
+            assert isinstance(task, BadTask), name
+            assert name == "null" or f"(its column is '{name}')" in task.reason
+            kind = {
+                "nan": "nan",
+                "bool": "bool",
+                "struct": "an object",
+                "binary": "bytes",
+                "null": "missing",
+                "late": "timestamp",
+            }
+            assert kind.get(name, str(column.type)) in task.reason
+        else:
+            assert isinstance(task, Task), (name, task)
+            assert task.answer == text, name
+
+
+def test_a_folder_whose_files_were_not_fetched_says_so(folder: Path) -> None:
+    (folder / "train.jsonl").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(ConfigError, match=r"train\.jsonl is a Git LFS pointer .* run `git lfs pull`"):
+        read(f"hf:{folder}")
 
 
 def test_a_missing_data_set_is_one_line(folder: Path) -> None:

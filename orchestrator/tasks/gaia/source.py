@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import ConfigError
-from orchestrator.tasks.base import NONE, Columns, Source, renamed
+from orchestrator.tasks.base import NONE, Columns, Source
 from orchestrator.tasks.decoded import Decoded, DecodeError
 from orchestrator.tasks.jsonl import read_jsonl
 from orchestrator.tasks.lines import MAX_LINE_BYTES, check_readable
@@ -75,7 +75,7 @@ def _read_parquet(file: Path, opened: Decoded, here: Path, columns: Columns) -> 
                 yield BadTask(place, f"the row has more than {MAX_LINE_BYTES} bytes")
                 continue
             row, root = _located(row, here)
-            yield make_task(renamed(row, columns), source="gaia", place=place, root=root)
+            yield make_task(row, source="gaia", place=place, root=root, columns=columns)
     except DecodeError as error:
         raise ConfigError(f"{_FLAG}: cannot read {file} after row {number}: {error}") from error
 

@@ -137,7 +137,11 @@ class ChatCompleter:
                 f"the endpoint {self.endpoint.shown} refuses tools ({refusal}); start it with a parser of calls "
                 "(vLLM: --enable-auto-tool-choice --tool-call-parser NAME), or set --env.tool_call_format json"
             ) from refusal
-        except (CompletionError, _ParameterRefused) as error:  # it serves: a run may find out more
+        except (
+            CompletionError,
+            ContextLengthError,
+            _ParameterRefused,
+        ) as error:  # it serves, all the same
             log.debug("the probe of %s with tools: %s", self.endpoint.shown, error)
 
     async def sample(self, request: CompletionRequest) -> Completion:

@@ -139,11 +139,14 @@ async def _card(client: HttpClient, startup: Startup) -> _Card:
             f"no answer from the endpoint {client.endpoint.shown}: {error}; start it or set --openai.base_url"
         ) from error
     try:
+        cards = {str(one.get("id")): one for one in answer["data"]}
         first = answer["data"][0]
-        own = next((one for one in answer["data"] if one.get("id") == client.endpoint.model), first)
-        # vLLM and SGLang, whose adapters are on the list without it, and llama.cpp.
-        told = own.get("max_model_len") or first.get("max_model_len") or (own.get("meta") or {}).get("n_ctx")
-        return _Card(str(first.get("owned_by", "")), told if type(told) is int and told > 0 else None)
+        owner = str(first.get("owned_by", ""))
+        own = cards.get(client.endpoint.model, first if owner in _KNOWN else {})
+        base = cards.get(str(own.get("parent")), {})  # of an adapter, which has no length of its own
+        # By vLLM and SGLang; by llama.cpp.
+        told = own.get("max_model_len") or base.get("max_model_len") or (own.get("meta") or {}).get("n_ctx")
+        return _Card(owner, told if type(told) is int and told > 0 else None)
     except NONSENSE:
         return _Card("")
 

@@ -13,7 +13,7 @@ from orchestrator.completion.replay import ReplayCompleter
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.doctor.finding import Finding, fail, ok, warn
 from orchestrator.endpoints import REPLAY, endpoint
-from orchestrator.errors import CompletionError, EnvironmentUnusable, NotServing
+from orchestrator.errors import CompletionError, ConfigError, EnvironmentUnusable, NotServing
 from orchestrator.opening import find_tokenizer
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ async def _endpoint(config: Config, server: OpenAISettings, tokenizer: HubTokeni
     except NotServing as error:  # whoever asks the doctor wants to know now
         waits = f"; a run waits {server.startup_timeout:g} s for it" if server.startup_timeout else ""
         return fail("endpoint", f"{error}{waits}")
-    except (EnvironmentUnusable, CompletionError) as error:
+    except (ConfigError, EnvironmentUnusable, CompletionError) as error:
         return fail("endpoint", str(error))
     exact = completer.takes_ids
     await completer.aclose()

@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any, ClassVar
 
 import pytest
 
 from orchestrator.completion.base import Endpoint
+from orchestrator.completion.chat import ChatCompleter
 from orchestrator.completion.connect import connect
+from orchestrator.completion.ids import IdCompleter
 from orchestrator.completion.retry import is_context_length
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.outcome import Refused
@@ -18,6 +21,7 @@ from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.said import Asked
 from orchestrator.types import CompletionKind, Message
 from tests.fakes.inference import ScriptedServer, always
+from tests.fakes.inference.dialects.vllm import VllmDialect
 from tests.fakes.inference.model import Model
 from tests.fakes.plans import a_plan
 from tests.fakes.tokenizer import tokenizer_folder
@@ -153,3 +157,43 @@ async def test_a_server_that_holds_less_than_a_rollout_may_have_is_told_at_the_s
 def test_services_say_in_many_words_that_a_prompt_is_too_long(status: int, text: str) -> None:
     assert is_context_length(status, text)
     assert not is_context_length(503, text)
+
+
+class Listing(VllmDialect):
+    """Has a model list of a test's."""
+
+    cards: ClassVar[list[dict[str, Any]]] = []
+
+    def query(self, method: str, path: str, body: Mapping[str, Any], model: Model) -> Any:
+        if path == "/v1/models":
+            return {"object": "list", "data": self.cards}
+        return super().query(method, path, body, model)
+
+
+VLLM, OTHER = {"owned_by": "vllm"}, {"owned_by": "someone"}
+
+
+@pytest.mark.parametrize(
+    ("cards", "holds"),
+    [
+        ([VLLM | {"id": "scripted", "max_model_len": 900}], 900),
+        ([VLLM | {"id": "base", "max_model_len": 900}, VLLM | {"id": "scripted", "parent": "base"}], 900),
+        ([VLLM | {"id": "base", "max_model_len": 900}], 900),  # a server of one model, whatever its name
+        ([OTHER | {"id": "small", "max_model_len": 900}], None),  # a gateway that lists other models only
+        ([OTHER | {"id": "small", "max_model_len": 900}, OTHER | {"id": "scripted", "max_model_len": 800}], 800),
+        ([VLLM | {"id": "scripted", "max_model_len": "900"}], None),
+        ([VLLM | {"id": "scripted", "max_model_len": -1}], None),
+        ([VLLM | {"id": "scripted", "meta": 7}], None),
+        ([], None),
+    ],
+)
+async def test_the_length_is_that_of_the_model_that_is_asked_for(
+    cards: list[dict[str, Any]], holds: int | None, tokenizer: HubTokenizer
+) -> None:
+    dialect = Listing()
+    dialect.cards = cards  # type: ignore[misc]
+    async with ScriptedServer(dialect, always(SAID)) as server:
+        completer = await connect(Endpoint(server.base_url, "scripted", "", 60.0), tokenizer)
+        await completer.aclose()
+    assert isinstance(completer, IdCompleter | ChatCompleter)
+    assert completer.context_length == holds

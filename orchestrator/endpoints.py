@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from orchestrator.agents.call_format import call_format
-from orchestrator.completion.base import Completer, Endpoint
-from orchestrator.completion.chat import ChatCompleter
+from orchestrator.completion.base import Completer, CompletionRequest, Endpoint
+from orchestrator.completion.chat import ChatCompleter, trial
 from orchestrator.completion.connect import connect
 from orchestrator.completion.replay import ReplayCompleter
 from orchestrator.completion.route import LimitedCompleter, RoutedCompleter
@@ -20,6 +19,8 @@ from orchestrator.completion.startup import Patience, Startup, Wait
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.errors import EnvironmentUnusable, NotServing
 from orchestrator.policy import Policy
+from orchestrator.proxy.lease import stop_strings
+from orchestrator.types import CompletionKind, Sampling
 from orchestrator.waits import first_error
 
 if TYPE_CHECKING:
@@ -95,16 +96,29 @@ async def _reach(
         tokens=config.env.token_source,
         temperature=config.env.temperature,
         max_token_length=config.env.max_token_length,
-        calls=call_format(config.env, config.agent_spec(), tokenizer),
         notes=notes,
         patience=Patience(server.startup_timeout, tell),
         policy=policy,
+        like=like(config.env, tokenizer),
+        needs_tools=config.env.agent_kind != "program",
     )
     stack.push_async_callback(completer.aclose)
     limited = LimitedCompleter(
         completer, training=server.num_max_requests_at_once, evaluation=server.num_requests_for_eval
     )
     return _Reached(limited, completer.why if isinstance(completer, ChatCompleter) else "", notes)
+
+
+def like(env: EnvSettings, tokenizer: HubTokenizer | None) -> CompletionRequest:
+    """A request with the parameters that the run will send to a chat endpoint."""
+    sampling = Sampling(env.temperature, env.top_p, env.max_completion_tokens, env.seed or 0)
+    if env.agent_kind == "program":
+        return trial(sampling, tools=True)
+    calling = env.agent_kind == "tool_calling"
+    format = env.named_call_format if tokenizer is None else tokenizer.call_format
+    if calling and env.tool_call_format != "json" and format is not None:
+        return trial(sampling, tools=True)
+    return trial(sampling, stop=stop_strings(CompletionKind.ACTION, None if calling else env.code_block_tags))
 
 
 def endpoint(env: EnvSettings, server: OpenAISettings) -> Endpoint:
@@ -115,6 +129,7 @@ def endpoint(env: EnvSettings, server: OpenAISettings) -> Endpoint:
         server.model_name,
         server.key(),
         server.timeout,
+        headers=server.sent_headers(),
         chat_extras=_chat_extras(env, root),
         takes_n=not server.n_kwarg_is_ignored,
     )
@@ -141,16 +156,16 @@ def _chat_extras(env: EnvSettings, root: str) -> dict[str, Any]:
 
 
 def openai_root(address: str) -> str:
-    """The base URL; `/v1` is added to an address without a path."""
-    root = address.rstrip("/")
-    return root if urlsplit(root).path else f"{root}/v1"
+    """The base URL; `/v1` is added to an address without a path. A query stays behind the path."""
+    parts = urlsplit(address)
+    return parts._replace(path=parts.path.rstrip("/") or "/v1").geturl()
 
 
 async def judge_serves(judge: ChatCompleter, patience: Patience) -> None:
     """Returns when the judge's endpoint serves. Raises EnvironmentUnusable."""
     startup = Startup(judge.endpoint, patience, "the judge's endpoint", "--env.judge_base_url")
     try:
-        await judge.probe(startup)
+        await judge.probe(startup, like=trial(Sampling(temperature=0.0, top_p=1.0, max_tokens=1, seed=0)))
     except NotServing:
         raise
     except EnvironmentUnusable as error:

@@ -86,6 +86,14 @@ class AuthenticationError(CompletionError):
     """The endpoint refuses a request (401, 403). If it refuses every request, the run stops: exit 3."""
 
 
+class QuotaError(AuthenticationError):
+    """The account has no credit left (402, `insufficient_quota`). As for a key that is refused."""
+
+
+class ParameterError(AuthenticationError):
+    """The endpoint cannot sample as the settings say, whoever asks. As for a key that is refused."""
+
+
 class ToolServiceError(RolloutError):
     """A host tool's service failed, and `env.fail_on_tool_error` is set. Outcome `tool_error`."""
 

@@ -375,7 +375,7 @@ async def _judge(
         )
     key = config.judge_api_key.reveal()
     judge = Endpoint(openai_root(env.judge_base_url), env.judge_model_name, key, env.scorer_timeout)
-    completer = ChatCompleter(HttpClient(judge))
+    completer = ChatCompleter(HttpClient(judge), strict=False)
     stack.push_async_callback(completer.aclose)
     if not judge.hosted:
         # The judge is as likely to be loading as the models that are judged.

@@ -51,6 +51,7 @@ class OrchestratorServerConfig(APIServerConfig):  # type: ignore[misc]
 
     server_type: Literal["auto", "openai", "vllm", "sglang", "llamacpp", "atropos", "trl"] = "auto"
     health_check: bool = False
+    headers: dict[str, str] = Field(default_factory=dict, repr=False)
 
 
 def as_env_config(config: Config, tokenizer_name: str) -> Any:

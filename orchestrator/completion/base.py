@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
 from orchestrator.errors import CompletionError, ContextLengthError, FullContext
@@ -18,19 +18,24 @@ from orchestrator.types import CallFormat, Completion, Message, PolicySpan, Samp
 if TYPE_CHECKING:
     from orchestrator.completion.shape import Shape
 
+TEXT_STATUSES = frozenset((400, 413, 422, 451))
 PROBE_HEADER = {"x-orchestrator-probe": "1"}
+# Services that are asked for their model list only before the first task: each token costs somebody money. Nothing
+# else depends on these names.
 _HOSTED = re.compile(
     r"(^|\.)(openai\.com|openai\.azure\.com|anthropic\.com|googleapis\.com|openrouter\.ai|together\.xyz"
     r"|together\.ai|mistral\.ai|deepseek\.com|groq\.com|fireworks\.ai|x\.ai|cohere\.com|perplexity\.ai)$"
 )
 
 
+_SECRET_CHARS = 6  # a shorter part of a header's value is found in any text
 _ERROR_CHARS = 16_384  # how much of an error is looked at; a server may send megabytes
 _BODY_BYTES, _BYTES_PER_TOKEN = 1 << 20, 4 << 10
 LONG_CHARS = 16_384  # longer texts take milliseconds to encode, and are encoded in a thread
 TOKEN_CHARS = 8  # more than a token of any prose or code has on average
 
 Ids: TypeAlias = "array[int]"
+Finish: TypeAlias = Literal["stop", "length", "content_filter"]
 Span: TypeAlias = tuple[int, int]  # characters of a text, from the first to behind the last
 
 
@@ -45,11 +50,12 @@ def ids_of(ids: Iterable[int] = ()) -> Ids:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where completions come from. The key is in no repr and must be in no text."""
+    """Where completions come from. The key and the headers are in no repr and must be in no text."""
 
     base_url: str
     model: str
     api_key: str = field(default="", repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False, kw_only=True)  # of the operator
     timeout_s: float = 1200.0
     chat_extras: Mapping[str, Any] = field(default_factory=dict)  # the operator's additions to chat requests
     takes_n: bool = True
@@ -61,19 +67,20 @@ class Endpoint:
 
     @property
     def hosted(self) -> bool:
-        """Whether it is a public, paid service: it gets OpenAI's own parameters only, and no probe samples."""
+        """Whether it is a public, paid service, which no probe samples from."""
         return _HOSTED.search(urlsplit(self.base_url).hostname or "") is not None
 
-    def redact(self, text: str) -> str:
-        """`text` on one line, shortened, without the key or anything that looks like one."""
+    def redact(self, text: str, most: int = 300) -> str:
+        """`text` on one line, shortened, without keys, the headers' values, or anything that looks like a key."""
         words = text[:_ERROR_CHARS].split()
         if len(text) > _ERROR_CHARS:
             del words[-1:]  # it may be the beginning of a key
         text = " ".join(words)
-        if self.api_key:
-            text = text.replace(self.api_key, "[key]")
+        values = [part for value in self.headers.values() for part in (" ".join(value.split()), *value.split())]
+        for secret in (self.api_key, *(value for value in values if len(value) >= _SECRET_CHARS)):
+            text = text.replace(secret, "[key]") if secret else text
         text = re.sub(r"(?i)bearer\s+\S+", "Bearer [key]", text)
-        return redact(text)[:300]
+        return redact(text)[:most]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +89,7 @@ class Part:
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...] | None
-    finish_reason: str | None
+    finish_reason: Finish | None
     spans: tuple[PolicySpan, ...]
 
 
@@ -126,11 +133,24 @@ def answer_bytes(request: CompletionRequest) -> int:
 
 
 class Refusal(CompletionError):
-    """A 4xx that no retry helps against: a text or parameter that the endpoint does not take, a wrong path."""
+    """A 3xx or 4xx: a text or parameter that the endpoint does not take, a wrong path. `words`: more of what the
+    endpoint said than the text has room for."""
 
-    def __init__(self, text: str, status: int = 400) -> None:
+    def __init__(self, text: str, status: int = 400, words: str = "") -> None:
         super().__init__(text)
         self.status = status
+        self.words = words or text
+
+    @property
+    def moved(self) -> bool:
+        """Whether it is a redirect, which was not followed."""
+        return 300 <= self.status < 400
+
+    @property
+    def of_text(self) -> bool:
+        """Whether a text of the request may have caused it. No text causes another one: the same request may be
+        served when it is sent again, by another server behind the same address."""
+        return self.status in TEXT_STATUSES
 
 
 class UnusableSample(CompletionError):

@@ -3,56 +3,61 @@
 Text in, text out. Ids and log-probs are recorded where the endpoint gives them (vLLM's
 `return_token_ids`, llama.cpp's `id` in log-prob entries), but a chat prompt is rendered anew by the
 server each turn, so the data made from it are `retokenized`.
+
+`parameters` says how requests look, `chat_answer` how answers are read. What an endpoint does not take is learned
+from neutral requests: by the probe at the start, and behind the first refusal of each kind of request.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import math
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
-from orchestrator.calls.structured import structured
-from orchestrator.calls.written import written
 from orchestrator.completion.base import PROBE_HEADER, CompletionRequest, Refusal, UnusableSample, fitted
+from orchestrator.completion.chat_answer import completion_of
+from orchestrator.completion.finish import FinishReasons
 from orchestrator.completion.http import HttpClient
-from orchestrator.completion.line import cut_at_stop
-from orchestrator.completion.reasoning import reasoning_chars, tagged
+from orchestrator.completion.parameters import (
+    EXTRAS,
+    NEUTRAL_TOOL,
+    NO_ROOM,
+    Taken,
+    kind_of,
+    neutral,
+    refuses_tools,
+)
 from orchestrator.completion.retry import NONSENSE, Limiter, Retryable, RetryPolicy, with_retries
-from orchestrator.completion.sampled import finished_by
 from orchestrator.completion.startup import Startup
-from orchestrator.completion.versions import Attribution, version_text
-from orchestrator.errors import AuthenticationError, CompletionError, ContextLengthError, EnvironmentUnusable
+from orchestrator.completion.versions import Attribution
+from orchestrator.control import CACHE_S
+from orchestrator.errors import (
+    AuthenticationError,
+    CompletionError,
+    ContextLengthError,
+    EnvironmentUnusable,
+    ParameterError,
+)
 from orchestrator.policy import Policy
-from orchestrator.text import MAX_JSON_INTEGER, valid
-from orchestrator.types import Call, CallFormat, Completion, Message, Sampling, Tools, Wishes
+from orchestrator.types import Completion, Message, Sampling, Wishes
 
 log = logging.getLogger(__name__)
 
-# Parameters of servers other than OpenAI's, sent so that none of their defaults applies.
-_EXTRAS = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "repeat_penalty": 1.0, "return_token_ids": True}
-# Parameters that are left out when an endpoint refuses them by name. Temperature is not among them.
-_OPTIONAL = (*_EXTRAS, "seed", "logprobs", "presence_penalty", "frequency_penalty", "n")
-_REASONING = ("reasoning_content", "reasoning")  # fields for reasoning that is sent apart from the answer
-_TRIAL = (Message("user", "1+1="),)
-_TOOLS: Tools = (
-    {
-        "type": "function",
-        "function": {
-            "name": "add",
-            "description": "Adds two numbers.",
-            "parameters": {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}},
-        },
-    },
-)
 PROBES = 2
 PROBE_TIMEOUT_S = 60.0
+CONTROL_TOKENS = 16
 MAX_BODY_BYTES = 32 << 20
-MAX_TOKEN_CHARS = 1024  # no token is longer: the longest ones are of 128 and more spaces
-MAX_TEMPLATE_TOKENS = 100_000  # that a server may put around a conversation: a system prompt of its own, tools
+_PLAIN = kind_of(Wishes())
+_REFUSING = (500, 501)  # besides 4xx: with these some servers refuse a parameter or a role
+
+
+def trial(sampling: Sampling, *, stop: tuple[str, ...] = (), tools: bool = False) -> CompletionRequest:
+    """A request with the parameters that a run will send: the probe asks for one token of it."""
+    talk = (Message("system", "Be brief."), Message("user", "1+1="))
+    wishes = Wishes(NEUTRAL_TOOL if tools else ())
+    return CompletionRequest(talk, None, stop, sampling, "probe", "probe", 0, 0, wishes=wishes)
 
 
 class ChatCompleter:
@@ -69,292 +74,222 @@ class ChatCompleter:
         attribution: Attribution | None = None,
         *,
         why: str = "",
+        strict: bool = True,
     ) -> None:
-        """`why`: the reason for asking for text."""
+        """`why`: the reason for asking for text. `strict`: an endpoint that does not take the temperature or top_p
+        that is asked for cannot be used; else it samples at its own."""
         self._attribution = attribution or Attribution(Policy())
         self.endpoint = client.endpoint
         self.why = why
         self._client = client
         self._retry = retry or RetryPolicy()
+        self._strict = strict
         self._limiter = Limiter()
-        self._left_out: set[str] = set(_EXTRAS) if self.endpoint.hosted else set()
-        self._max_tokens_name = "max_tokens"
+        self._reasons = FinishReasons(self.endpoint.shown)
+        self._kinds: dict[tuple[bool, str], Taken] = {}
+        self._served: set[tuple[bool, str]] = set()
+        self._controlled: dict[tuple[bool, str], float] = {}  # loop time of the last control that changed nothing
+        self._learning = asyncio.Lock()
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """Sampling parameters that this endpoint does not know and does not get."""
-        return tuple(sorted(self._left_out))
+        """Sampling parameters that this endpoint does not know and does not get, whatever is asked for."""
+        return tuple(sorted(self._taken(_PLAIN).left_out))
 
     async def aclose(self) -> None:
         await self._client.aclose()
 
-    async def probe(self, startup: Startup, requests: int = PROBES) -> None:
+    async def probe(
+        self,
+        startup: Startup,
+        requests: int = PROBES,
+        *,
+        like: CompletionRequest | None = None,
+        needs_tools: bool = False,
+        notes: list[str] | None = None,
+    ) -> None:
         """Raises EnvironmentUnusable unless the endpoint takes the key, knows the model and serves.
 
-        Asks for at most `requests` completions of one token each, those not counted that `startup` asks for again;
-        refused parameters are left out from then on.
+        Asks for at most `requests` completions of one token each, those not counted that `startup` asks for again.
+        `like`: what the run will send; what of it is refused is left out from then on. `needs_tools`: the run
+        cannot do without tools; where it can, `notes` get a word of it.
         """
         url = self.endpoint.shown
-        sampling = Sampling(temperature=1.0, top_p=1.0, max_tokens=1, seed=1)
-        request = CompletionRequest(_TRIAL, None, (), sampling, "probe", "probe", 0, 0)
-
-        async def asked() -> Completion:
-            call = partial(self._call, request, PROBE_TIMEOUT_S, headers=PROBE_HEADER, refuse_all_extras=True)
-            return await startup.sample(call)
-
+        request = neutral(like or trial(Sampling(1.0, 1.0, 1, 1)), 1)
+        taken = self._taken(_PLAIN)
         for left in reversed(range(requests)):
             try:
-                await startup.answered(asked)
+                await startup.answered(partial(startup.sample, partial(self._probed, request, taken)))
+                break
             except AuthenticationError as error:
                 raise EnvironmentUnusable(str(error)) from error
-            except _ParameterRefused:
-                continue
             except UnusableSample as error:  # a model that thinks first gives no text in one token
                 log.debug("the probe of %s: %s", url, error)
-                return
+                break
+            except Refusal as error:
+                if error.moved:
+                    raise EnvironmentUnusable(str(error)) from error
+                changed = self._after(taken, error, request)
+                if changed is None and request.wishes.tools and refuses_tools(error.words):
+                    told = f"the endpoint {url} refuses tools: {error}"
+                    if needs_tools:
+                        raise EnvironmentUnusable(
+                            f"{told}; start it with a parser of calls (vLLM: --enable-auto-tool-choice "
+                            "--tool-call-parser NAME), or set --env.tool_call_format json"
+                        ) from error
+                    if notes is not None:
+                        notes.append(f"{told}; a program's requests with tools will be refused")
+                    request = replace(request, wishes=Wishes())
+                elif changed is None and not self._may_be_extras(error, taken):
+                    raise EnvironmentUnusable(f"the endpoint {url} refuses completions: {error}") from error
+                else:
+                    taken = (changed or taken).without_extras()
             except Retryable as error:
                 if left == 0:
                     raise EnvironmentUnusable(f"the endpoint {url} does not serve: {error}") from error
             except (CompletionError, ContextLengthError) as error:
                 raise EnvironmentUnusable(f"the endpoint {url} refuses completions: {error}") from error
-            else:
-                return
+        self._learn(_PLAIN, taken)
 
-    async def probe_tools(self, startup: Startup, calls: CallFormat) -> None:
-        """Raises EnvironmentUnusable where the endpoint serves, but refuses tools."""
-        sampling = Sampling(temperature=1.0, top_p=1.0, max_tokens=1, seed=1)
-        request = CompletionRequest(
-            _TRIAL, None, (), sampling, "probe", "probe", 0, 0, wishes=Wishes(tools=_TOOLS), call_format=calls
-        )
-        if not startup.samples_left:
-            return
+    async def _probed(self, request: CompletionRequest, taken: Taken) -> Completion:
         try:
-            await startup.answered(
-                lambda: startup.sample(lambda: self._call(request, PROBE_TIMEOUT_S, headers=PROBE_HEADER))
-            )
-        except Refusal as refusal:
-            raise EnvironmentUnusable(
-                f"the endpoint {self.endpoint.shown} refuses tools ({refusal}); start it with a parser of calls "
-                "(vLLM: --enable-auto-tool-choice --tool-call-parser NAME), or set --env.tool_call_format json"
-            ) from refusal
-        except (
-            CompletionError,
-            ContextLengthError,
-            _ParameterRefused,
-        ) as error:  # it serves, all the same
-            log.debug("the probe of %s with tools: %s", self.endpoint.shown, error)
+            return await self._call(request, taken, PROBE_TIMEOUT_S, PROBE_HEADER)
+        except Retryable as error:
+            if error.status in _REFUSING and (
+                self._after(taken, error, request) is not None
+                or (request.wishes.tools and refuses_tools(error.words))
+            ):
+                raise Refusal(str(error), error.status or 500, error.words) from error
+            raise
 
     async def sample(self, request: CompletionRequest) -> Completion:
         request = fitted(request, self.context_length)
+        kind = kind_of(request.wishes)
 
         async def call() -> Completion:
             while True:
+                taken = self._taken(kind)
                 try:
-                    return await self._call(request, self.endpoint.timeout_s)
-                except _ParameterRefused as refused:  # each refusal leaves fewer parameters, so the loop ends
-                    log.warning("%s does not know %s: left out", self.endpoint.shown, refused.names)
+                    completion = await self._call(request, taken, self.endpoint.timeout_s)
+                except (Refusal, Retryable) as error:
+                    # Each time something more is left out, so the loop ends.
+                    if not await self._learned(error, request, taken):
+                        raise
+                else:
+                    self._served.add(kind)
+                    return completion
 
         completion, retries = await with_retries(call, self._retry, self.endpoint.timeout_s, self._limiter)
         return replace(completion, retries=retries) if retries else completion
 
+    def _taken(self, kind: tuple[bool, str]) -> Taken:
+        return self._kinds.get(_PLAIN, Taken()).beside(self._kinds.get(kind, Taken()))
+
+    def _learn(self, kind: tuple[bool, str], taken: Taken) -> None:
+        """Requests of this kind look so from now on."""
+        before, self._kinds[kind] = self._taken(kind), taken
+        if names := sorted(taken.left_out - before.left_out):
+            log.warning("%s does not know %s: left out", self.endpoint.shown, ", ".join(names))
+        if taken.most_stops not in (None, before.most_stops):
+            log.warning(
+                "%s takes %d stop strings: the orchestrator cuts at the others, and the text behind them is "
+                "sampled for nothing",
+                self.endpoint.shown, taken.most_stops,
+            )  # fmt: skip
+        if taken.folds_system and not before.folds_system:
+            log.warning(
+                "%s takes no system message: it is sent as the beginning of the user's first", self.endpoint.shown
+            )
+
+    async def _learned(self, error: Refusal | Retryable, request: CompletionRequest, taken: Taken) -> bool:
+        """Whether requests like this one look otherwise by now, behind a refusal of it.
+
+        A refusal may quote what the model, or code of it, wrote on purpose. So a neutral request of the same kind
+        is sent with the same parameters, and only its refusals count.
+        """
+        kind = kind_of(request.wishes)
+        if self._taken(kind) != taken:
+            return True
+        if error.status not in _REFUSING and (isinstance(error, Retryable) or error.moved):
+            return False
+        try:
+            named = self._after(taken, error, request) is not None
+        except ParameterError:
+            named = True
+        if not named and (kind in self._served or not self._may_be_extras(error, taken)):
+            return False
+        async with self._learning:
+            if self._taken(kind) != taken:
+                return True
+            now = asyncio.get_running_loop().time()
+            if now - self._controlled.get(kind, -CACHE_S) < CACHE_S:
+                return False
+            found = await self._found(taken, neutral(request, CONTROL_TOKENS))
+            if found is None or found == taken:
+                self._controlled[kind] = now
+                return False
+            self._learn(kind, found)
+            return True
+
+    async def _found(self, taken: Taken, request: CompletionRequest) -> Taken | None:
+        """How a neutral request has to look to be served; None: that is not to be found out. Raises
+        ParameterError."""
+        while True:
+            try:
+                await self._call(request, taken, PROBE_TIMEOUT_S)
+            except UnusableSample:
+                return taken
+            except (Refusal, Retryable) as error:
+                if isinstance(error, Retryable) and error.status not in _REFUSING:
+                    return None
+                changed = self._after(taken, error, request)
+                if changed is None and not self._may_be_extras(error, taken):
+                    return None
+                taken = changed or taken.without_extras()
+            except (CompletionError, ContextLengthError):
+                return None
+            else:
+                return taken
+
+    def _after(self, taken: Taken, error: Refusal | Retryable, request: CompletionRequest) -> Taken | None:
+        """How the request is to look after this refusal; None: that makes no difference. Raises ParameterError."""
+        changed = taken.after(error.words, request, strict=self._strict)
+        return None if changed == taken else changed
+
+    def _may_be_extras(self, error: Refusal | Retryable, taken: Taken) -> bool:
+        """Whether a refusal that names nothing may be of the parameters that are not OpenAI's."""
+        return isinstance(error, Refusal) and error.of_text and not taken.left_out >= EXTRAS.keys()
+
     async def _call(
-        self,
-        request: CompletionRequest,
-        timeout_s: float,
-        *,
-        headers: dict[str, str] | None = None,
-        refuse_all_extras: bool = False,
+        self, request: CompletionRequest, taken: Taken, timeout_s: float, headers: Mapping[str, str] | None = None
     ) -> Completion:
         before = await self._attribution.before()
         try:
             answer = await self._client.post(
                 f"{self._client.openai}/chat/completions",
-                self._body(request, before.served.model or self.endpoint.model),
+                taken.body(request, before.served.model or self.endpoint.model, self.endpoint),
                 timeout_s=timeout_s,
                 headers=headers,
                 max_bytes=MAX_BODY_BYTES,
             )
         except Refusal as error:
-            refused = self._parameter_refused(error, request, refuse_all_extras)
-            raise refused or self._attribution.refused(before, error) from error
+            if NO_ROOM.search(error.words):
+                raise UnusableSample("a sample that is all reasoning", _thought(request)) from error
+            raise self._attribution.refused(before, error) from error
         try:
-            completion, fault = self._completion(answer, request)
+            completion, fault = completion_of(answer, request, self._reasons, self._client.said)
             count = completion.sampled_tokens
             spans = await self._attribution.spans(before, count, (), completion.policy_version)
         except NONSENSE as error:
-            raise Retryable(f"an answer that is no chat completion: {type(error).__name__}") from error
+            said = self._client.said(answer)
+            raise Retryable(f"not a chat completion ({type(error).__name__}): {said}") from error
         completion = completion.sampled_from(spans)
         if fault:  # no retry: an endpoint may not know seeds, and a retry would then give another sample
             raise UnusableSample(fault, completion)
         return completion
 
-    def _body(self, request: CompletionRequest, model: str) -> dict[str, Any]:
-        sampling = request.sampling
-        body: dict[str, Any] = {
-            "model": model,
-            self._max_tokens_name: sampling.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "n": 1 if self.endpoint.takes_n else None,
-            "seed": sampling.seed,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
-            "logprobs": True,
-            "stop": list(request.stop) or None,
-            **_EXTRAS,
-        }
-        body = {k: v for k, v in body.items() if k not in self._left_out and v is not None}
-        wishes = request.wishes
-        messages = structured(request.messages, wishes.tools, request.call_format, for_api=True)
-        return {**body, **_wished(wishes), **self.endpoint.chat_extras, "messages": messages}
 
-    def _parameter_refused(
-        self, refusal: Refusal, request: CompletionRequest, refuse_all_extras: bool
-    ) -> _ParameterRefused | None:
-        """Leaves out from now on what the refusal names; None: nothing that can be left out."""
-        text = str(refusal)
-        if refusal.status not in (400, 422):
-            return None
-
-        wishes = request.wishes
-        talk = structured(request.messages, wishes.tools, request.call_format)
-        asked = list(_texts([talk, wishes.tools, wishes.tool_name, wishes.response_format, request.stop]))
-
-        def names(name: str) -> bool:
-            """A word of the request does not count: the refusal may quote what the model, or code of it, wrote on
-            purpose."""
-            word = re.compile(rf"\b{name}\b")
-            return bool(word.search(text)) and not any(map(word.search, asked))
-
-        if names("max_completion_tokens") and self._max_tokens_name == "max_tokens":
-            self._max_tokens_name = "max_completion_tokens"
-            return _ParameterRefused(("max_tokens",))
-        named = {name for name in _OPTIONAL if names(name) and name not in self._left_out}
-        if not named and refuse_all_extras:
-            named = set(_EXTRAS) - self._left_out
-        if not named:
-            return None
-        self._left_out |= named
-        return _ParameterRefused(tuple(sorted(named)))
-
-    def _completion(self, answer: Any, request: CompletionRequest) -> tuple[Completion, str]:
-        """(the answer, checked; why it cannot be used, or nothing). Raises Retryable."""
-        choices = answer["choices"]
-        if not isinstance(choices, list) or not choices:
-            raise Retryable("an answer without choices")
-        choice = choices[0]
-        said, reasoning = choice["message"].get("content"), _reasoning(choice["message"])
-        if not isinstance(said, str | None):
-            raise Retryable("an answer whose text is none")
-        if request.wishes.tools and (calls := _calls(choice["message"])):
-            said = written(said or "", calls, request.call_format or "hermes")
-        text = valid(reasoning + (said or ""))  # a server may cut a character in two
-        # Where the server sent reasoning apart from the answer, no part of the answer is reasoning.
-        thought = len(valid(reasoning)) if reasoning else reasoning_chars(text, None)
-        reason = choice.get("finish_reason")
-        finish_reason = finished_by("stop" if reason == "tool_calls" and request.wishes.tools else reason)
-        tokens, logprobs = _ids_and_logprobs(choice)
-        usage = answer.get("usage") or {}
-        most, asked = request.sampling.max_tokens, sum(len(m.content) for m in request.messages)
-        if len(text) > most * MAX_TOKEN_CHARS:
-            raise Retryable(f"{len(text)} characters where {most} tokens were asked for")
-        # Budgets count these numbers: an impossible one must not end a rollout.
-        sampled = min(most, _count(usage, "completion_tokens") or len(tokens or logprobs or ()) or int(text != ""))
-        prompt = _count(usage, "prompt_tokens")
-        completion = Completion(
-            text=text,
-            visible=cut_at_stop(text[thought:], request.stop),
-            finish_reason=finish_reason,
-            tokens_T=tokens,
-            logprobs_T=logprobs,
-            prompt_tokens=prompt if prompt <= 4 * asked + MAX_TEMPLATE_TOKENS else 0,
-            completion_tokens=max(1, sampled),
-            policy_version=_version(answer),
-            reasoning_chars=thought,
-        )
-        if finish_reason == "content_filter":
-            return completion, f"a sample that ended by {str(reason)[:40]!r}"
-        empty = (said is None and not reasoning) or not sampled
-        return completion, "a sample without text" if empty else ""
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """All texts in a JSON value, names included."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for name, one in value.items():
-            yield name
-            yield from _texts(one)
-    elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _texts(one)
-
-
-class _ParameterRefused(Exception):
-    """The endpoint does not know these parameters. From now on they are left out."""
-
-    def __init__(self, names: tuple[str, ...]) -> None:
-        super().__init__(", ".join(names))
-        self.names = ", ".join(names)
-
-
-def _version(answer: Mapping[str, Any]) -> str | None:
-    told = (answer.get(name) for name in ("weight_version", "policy_version"))
-    return next((version_text(version) for version in told if version is not None), None)
-
-
-def _reasoning(message: Mapping[str, Any]) -> str:
-    """The reasoning that the server sent apart from the answer, in tags; else an empty text."""
-    told = (message.get(name) for name in _REASONING)
-    return next((tagged(text) for text in told if isinstance(text, str) and text.strip()), "")
-
-
-def _wished(wishes: Wishes) -> dict[str, Any]:
-    """What a program asks for, as OpenAI's API has it."""
-    asked: dict[str, Any] = {}
-    if wishes.tools:
-        asked["tools"] = list(wishes.tools)
-        named = {"type": "function", "function": {"name": wishes.tool_name}}
-        asked["tool_choice"] = named if wishes.tool_name else wishes.tool_choice
-    if wishes.response_format:
-        asked["response_format"] = wishes.response_format
-    return asked
-
-
-def _calls(message: Mapping[str, Any]) -> list[Call]:
-    """The calls that the server read from the answer. Arguments may be no JSON: models write what they like.
-    Raises what reading nonsense raises, and Retryable."""
-    calls = []
-    for told in message.get("tool_calls") or ():
-        name, arguments = told["function"]["name"], told["function"]["arguments"]
-        if not isinstance(name, str) or not isinstance(arguments, str | None):
-            raise Retryable("a call whose name or arguments are no text")
-        calls.append(Call("", name, arguments or "{}"))
-    return calls
-
-
-def _ids_and_logprobs(choice: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, tuple[float, ...] | None]:
-    """(ids, log-probs) where the endpoint gives whole lists of them. Raises Retryable on nonsense."""
-    told = choice.get("logprobs")
-    entries = told.get("content") if isinstance(told, dict) else None
-    ids: Any = choice.get("token_ids")
-    logprobs: tuple[float, ...] | None = None
-    if isinstance(entries, list) and entries:
-        values = [entry.get("logprob") for entry in entries]
-        if not all(isinstance(v, int | float) and math.isfinite(v) and v <= 1e-6 for v in values):
-            raise Retryable("an answer with a log-prob that is none")
-        logprobs = tuple(min(0.0, float(v)) for v in values)
-        if ids is None:
-            ids = [entry.get("id") for entry in entries]
-    if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < 2**31 for i in ids) or not ids:
-        return None, logprobs
-    if logprobs is not None and len(logprobs) != len(ids):
-        raise Retryable(f"an answer with {len(ids)} ids and {len(logprobs)} log-probs")
-    return tuple(ids), logprobs
-
-
-def _count(usage: Mapping[str, Any], name: str) -> int:
-    value = usage.get(name)
-    # A record with a larger number could not be read back.
-    return value if type(value) is int and 0 < value <= MAX_JSON_INTEGER else 0
+def _thought(request: CompletionRequest) -> Completion:
+    """A sample of which the service tells nothing but that it is full."""
+    most = request.sampling.max_tokens
+    return Completion("", "", "length", None, None, prompt_tokens=0, completion_tokens=most)

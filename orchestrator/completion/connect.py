@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from orchestrator.completion.atropos_generate import AtroposDialect
-from orchestrator.completion.base import PROBE_HEADER, Completer, Endpoint, Refusal
+from orchestrator.completion.base import PROBE_HEADER, Completer, CompletionRequest, Endpoint, Refusal
 from orchestrator.completion.chat import ChatCompleter
 from orchestrator.completion.connect_ids import ids_or_why_not
 from orchestrator.completion.http import HttpClient, Unreadable
@@ -34,7 +34,6 @@ from orchestrator.completion.versions import Attribution
 from orchestrator.completion.vllm import VllmDialect
 from orchestrator.errors import AuthenticationError, CompletionError, ContextLengthError, EnvironmentUnusable
 from orchestrator.policy import Policy
-from orchestrator.types import CallFormat
 
 log = logging.getLogger(__name__)
 
@@ -52,13 +51,14 @@ async def connect(
     tokens: TokenPolicy = "auto",
     temperature: float = 1.0,
     max_token_length: int | None = None,
-    calls: CallFormat | None = None,
     notes: list[str] | None = None,
     patience: Patience = NO_PATIENCE,
     policy: Policy | None = None,
+    like: CompletionRequest | None = None,
+    needs_tools: bool = False,
 ) -> Completer:
-    """A completer, tried unless the service is hosted. `calls`: how the run's agents call the tools that they
-    bring; None: they bring none. `policy`: what a trainer says it serves.
+    """A completer, tried unless the service is hosted. `policy`: what a trainer says it serves. `like`,
+    `needs_tools`: what the run will send to a chat endpoint, and cannot do without.
 
     Raises EnvironmentUnusable, which says what to do; it is NotServing for an endpoint that is away or loading
     when the patience ends.
@@ -106,9 +106,10 @@ async def connect(
         completer = ChatCompleter(client, attribution=Attribution(policy), why=why)
         completer.context_length = card.context_length
         if not endpoint.hosted:
-            await completer.probe(startup, requests=1 if dialect is not None and tokenizer is not None else 2)
-            if calls is not None:
-                await completer.probe_tools(startup, calls)
+            one = dialect is not None and tokenizer is not None and not (like and like.wishes.tools)
+            await completer.probe(
+                startup, requests=1 if one else 2, like=like, needs_tools=needs_tools, notes=notes
+            )
         startup.over()
     except BaseException:
         await client.aclose()
@@ -132,7 +133,11 @@ async def _card(client: HttpClient, startup: Startup) -> _Card:
         )
     except AuthenticationError as error:
         raise EnvironmentUnusable(str(error)) from error
-    except (Refusal, ContextLengthError, Unreadable):
+    except Refusal as error:
+        if error.moved:
+            raise EnvironmentUnusable(str(error)) from error
+        return _Card()
+    except (ContextLengthError, Unreadable):
         return _Card()
     except CompletionError as error:
         raise EnvironmentUnusable(

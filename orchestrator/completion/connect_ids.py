@@ -57,6 +57,8 @@ async def ids_or_why_not(
     except AuthenticationError as error:
         raise EnvironmentUnusable(str(error)) from error
     except Refusal as error:
+        if error.moved:
+            raise EnvironmentUnusable(str(error)) from error
         if known:  # it takes ids, but not ours: going on with text would hide the reason
             raise EnvironmentUnusable(
                 f"the endpoint refuses our token ids ({error}); set --env.tokenizer_name to the model's "

@@ -8,29 +8,26 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
+from urllib.parse import SplitResult, urljoin, urlsplit
 
 import aiohttp
 import orjson
 
 from orchestrator.completion.base import Endpoint, Refusal
-from orchestrator.completion.retry import (
-    ConnectionFailed,
-    ForeignAnswer,
-    Retryable,
-    is_context_length,
-    retry_after_s,
-)
-from orchestrator.errors import AuthenticationError, CompletionError, CompletionTimeout, ContextLengthError
+from orchestrator.completion.retry import ConnectionFailed, ForeignAnswer, Retryable
+from orchestrator.completion.statuses import error_in, failure
+from orchestrator.errors import AuthenticationError, CompletionError, CompletionTimeout
+from orchestrator.network import proxy_of, trust
+from orchestrator.redact import redact
 
 MAX_BODY_BYTES = 64 << 20
 MAX_ERROR_BYTES = 64 << 10
 MAX_LINE_BYTES = 1 << 20  # of a streamed answer
 CONNECT_TIMEOUT_S = 10.0
-NOT_IMPLEMENTED = 501  # the server says that it will never do this
+SAME_METHOD = (307, 308)  # redirects that keep a request as it is; behind others a POST becomes a GET
+MAX_REDIRECTS = 5
 # A server that is not there yet, or no more. A peer that speaks no HTTP, or has the wrong certificate, is another.
 _NO_CONNECTION = (
     aiohttp.ClientConnectionError,
@@ -56,14 +53,14 @@ class HttpClient:
         self._closed = False
 
     @property
-    def root(self) -> str:
-        """The server without the OpenAI prefix."""
-        return self.endpoint.base_url.rstrip("/").removesuffix("/v1")
-
-    @property
     def openai(self) -> str:
         """The prefix of OpenAI's API in the operator's address: `/v1` or nothing."""
-        return self.endpoint.base_url.rstrip("/")[len(self.root) :]
+        return "/v1" if urlsplit(self.endpoint.base_url).path.rstrip("/").endswith("/v1") else ""
+
+    def url(self, path: str) -> str:
+        """The address of a path of the server: the operator's without OpenAI's prefix, with its query behind."""
+        parts = urlsplit(self.endpoint.base_url)
+        return parts._replace(path=parts.path.rstrip("/").removesuffix("/v1") + path, fragment="").geturl()
 
     def session(self) -> aiohttp.ClientSession:
         if self._closed:  # a question that completions share outlives them
@@ -75,12 +72,18 @@ class HttpClient:
                     "leave one of them out"
                 )
             key = {"Authorization": f"Bearer {self.endpoint.api_key}"} if self.endpoint.api_key else {}
+            if "authorization" in map(str.lower, self.endpoint.headers):
+                key = {}
+            proxy = proxy_of(self.endpoint.base_url)
+            encrypted = any(address.startswith("https:") for address in (self.endpoint.base_url, proxy or ""))
             self._session = aiohttp.ClientSession(
                 # A few compressed bytes can be gigabytes: the bytes that are counted must be those that are kept.
-                headers={"Accept-Encoding": "identity", **key},
+                headers={"Accept-Encoding": "identity", **key, **self.endpoint.headers},
                 auto_decompress=False,
-                proxy=_proxy(self.endpoint),
-                connector=aiohttp.TCPConnector(limit=0),  # the sandbox budget is the limit
+                proxy=proxy,
+                cookie_jar=aiohttp.DummyCookieJar(),  # a balancer's cookie would send everything to one server
+                # The sandbox budget is the limit.
+                connector=aiohttp.TCPConnector(limit=0, ssl=trust() if encrypted else True),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
                 read_bufsize=1 << 18,
             )
@@ -113,7 +116,9 @@ class HttpClient:
         max_bytes: int = MAX_BODY_BYTES,
     ) -> Any:
         async with self._request("POST", path, body, timeout_s, headers) as response:
-            return await self._json(response, max_bytes)
+            answer = await self._json(response, max_bytes)
+        self._demand_no_error(answer)
+        return answer
 
     async def stream(
         self,
@@ -131,59 +136,125 @@ class HttpClient:
         closing = {**(headers or {}), "Connection": "close"}
         async with self._request("POST", path, body, timeout_s, closing) as response:
             if not response.headers.get("content-type", "").startswith("text/event-stream"):
-                raise ForeignAnswer(f"no event stream: {self._short(await self._text(response))}")
+                text = await self._text(response)
+                with suppress(ValueError):
+                    self._demand_no_error(orjson.loads(text))
+                raise ForeignAnswer(f"no event stream: {self._short(text)}")
             async for line in response.content:
                 size += len(line)
                 if size > max_bytes or len(line) > MAX_LINE_BYTES:
                     raise CompletionError(f"an answer over {max_bytes} bytes")
                 if line.startswith(b"error:"):
-                    raise self._refusal(500, self._short(line.decode("utf-8", "replace")), None)
+                    raise failure(self.endpoint, 500, line.decode("utf-8", "replace"))
                 if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
-                    events.append(_loads(data))
+                    events.append(self._loads(data))
+                    self._demand_no_error(events[-1])
         return events
+
+    def said(self, answer: Any) -> str:
+        """The beginning of an answer that is not as it should be, for an error's text."""
+        try:
+            return self.endpoint.redact(orjson.dumps(answer)[:4_096].decode("utf-8", "replace"), 200)
+        except TypeError:  # half a character, or a number of many digits
+            return ""
+
+    def _demand_no_error(self, answer: Any) -> None:
+        """Raises what an error means that came with HTTP 200."""
+        if (error := error_in(answer)) is not None:
+            status, words = error
+            text = orjson.dumps(words, default=str).decode() if not isinstance(words, str) else words
+            raise failure(self.endpoint, status, text, label="HTTP 200 with an error")
 
     @asynccontextmanager
     async def _request(
         self, method: str, path: str, body: Any, timeout_s: float, headers: Mapping[str, str] | None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
+        data = None if body is None else orjson.dumps(body, default=list)
+        url, session = self.url(path), self.session()
+        redirects = 0
         try:
-            async with self.session().request(
-                method,
-                f"{self.root}{path}",
-                data=None if body is None else orjson.dumps(body, default=list),
-                headers=headers if body is None else {**_JSON, **(headers or {})},
-                timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S),
-            ) as response:
-                if response.headers.get("content-encoding", "identity").lower() != "identity":
-                    raise CompletionError("a compressed answer, though it was asked for a plain one")
-                if response.status >= 400:
-                    text = self._short(await self._text(response))
-                    raise self._refusal(response.status, text, response.headers.get("retry-after"))
-                yield response
+            while True:
+                async with session.request(
+                    method,
+                    url,
+                    data=data,
+                    headers=headers if data is None else {**_JSON, **(headers or {})},
+                    timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S),
+                    allow_redirects=False,
+                ) as response:
+                    if response.headers.get("content-encoding", "identity").lower() != "identity":
+                        raise CompletionError("a compressed answer, though it was asked for a plain one")
+                    target = urljoin(url, response.headers.get("location", ""))
+                    if (
+                        response.status in SAME_METHOD
+                        and redirects < MAX_REDIRECTS
+                        and self._may_follow(url, target)
+                    ):
+                        url, redirects = target, redirects + 1
+                        continue
+                    if 300 <= response.status < 400:
+                        raise self._moved(response.status, path, target)
+                    if response.status >= 400:
+                        text = await self._text(response)
+                        response.close()  # the next try may reach another server behind the same address
+                        raise failure(
+                            self.endpoint, response.status, text, after=response.headers.get("retry-after")
+                        )
+                    yield response
+                    return
         except aiohttp.ConnectionTimeoutError as error:  # a TimeoutError too, but no request was sent yet
             text = f"connection failed: none within {CONNECT_TIMEOUT_S:g} s"
             raise ConnectionFailed(text, asked=False) from error
         except TimeoutError as error:
             raise CompletionTimeout(f"no answer within {timeout_s:g} s") from error
+        except aiohttp.ClientHttpProxyError as error:
+            text = f"the proxy {redact(str(proxy_of(url)))} refuses the connection: HTTP {error.status}"
+            if error.status >= 500:
+                raise ConnectionFailed(text, asked=False) from error
+            raise Refusal(text, error.status) from error
+        except _WRONG_PEER as error:
+            raise Retryable(f"connection failed: {self._why_wrong(error)}") from error
         except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
             text = f"connection failed: {self._short(str(error) or type(error).__name__)}"
-            if isinstance(error, _NO_CONNECTION) and not isinstance(error, _WRONG_PEER):
+            if isinstance(error, _NO_CONNECTION):
                 asked = not isinstance(error, aiohttp.ClientConnectorError)
                 raise ConnectionFailed(text, asked=asked) from error
             raise Retryable(text) from error
 
-    def _refusal(self, status: int, text: str, after: str | None) -> Exception:
-        if status in (401, 403):
-            what = "the key" if self.endpoint.api_key else "a request without a key"
-            return AuthenticationError(
-                f"the endpoint {self.endpoint.shown} refuses {what} (HTTP {status}: {text}); "
-                "set --openai.api_key or OPENAI_API_KEY"
+    def _may_follow(self, url: str, target: str) -> bool:
+        """Whether a redirect that keeps the request is followed: to the same server, or to its encrypted side, and
+        elsewhere if the request holds no key."""
+        old, new = urlsplit(url), urlsplit(target)
+        if new.scheme not in ("http", "https") or (old.scheme == "https" and new.scheme == "http"):
+            return False
+        has_key = self.endpoint.api_key or self.endpoint.headers or old.username is not None
+        upgraded = old.hostname == new.hostname and (old.scheme, new.scheme) == ("http", "https")
+        return not has_key or _server(old) == _server(new) or upgraded
+
+    def _moved(self, status: int, path: str, target: str) -> Refusal:
+        parts = urlsplit(target)
+        base = (
+            parts._replace(path=parts.path.removesuffix(path) + self.openai)
+            if parts.path.endswith(path)
+            else parts
+        )
+        return Refusal(
+            f"HTTP {status}: the endpoint {self.endpoint.shown} redirects to {self._short(base.geturl())}; if "
+            "completions are served there, set --openai.base_url to it",
+            status,
+        )
+
+    def _why_wrong(self, error: Exception) -> str:
+        """Why the peer's encryption is not taken, and what to do."""
+        why = self._short(str(getattr(error, "certificate_error", None) or error))
+        if isinstance(error, aiohttp.ClientConnectorCertificateError | aiohttp.ServerFingerprintMismatch) or (
+            "certificate" in why.lower()
+        ):
+            return (
+                f"the certificate of {self.endpoint.shown} is not trusted: {why}; for an authority of your own, "
+                "name its certificate in SSL_CERT_FILE"
             )
-        if is_context_length(status, text):
-            return ContextLengthError(text)
-        if status in (408, 409, 425, 429) or (status >= 500 and status != NOT_IMPLEMENTED):
-            return Retryable(f"HTTP {status}: {text}", retry_after_s(after), status)
-        return Refusal(f"HTTP {status}: {text}", status)
+        return f"{self.endpoint.shown} does not speak TLS as https:// needs it: {why}"
 
     async def _json(self, response: aiohttp.ClientResponse, max_bytes: int) -> Any:
         body = bytearray()
@@ -191,7 +262,7 @@ class HttpClient:
             body += chunk
             if len(body) > max_bytes:
                 raise CompletionError(f"an answer over {max_bytes} bytes")
-        return _loads(bytes(body))
+        return self._loads(bytes(body))
 
     async def _text(self, response: aiohttp.ClientResponse) -> str:
         """The beginning of an error; the rest is not read."""
@@ -200,20 +271,16 @@ class HttpClient:
     def _short(self, text: str) -> str:
         return self.endpoint.redact(text)
 
-
-def _proxy(endpoint: Endpoint) -> str | None:
-    """The environment's proxy for a hosted service. Other servers are asked directly."""
-    parts = urlsplit(endpoint.base_url)
-    if not endpoint.hosted or proxy_bypass(parts.hostname or ""):
-        return None
-    return getproxies().get(parts.scheme)
-
-
-def _loads(data: bytes) -> Any:
-    try:
-        return orjson.loads(data)
-    except ValueError:
+    def _loads(self, data: bytes) -> Any:
         try:
-            return json.loads(data)  # slower, but takes the half character with which some servers end a text
-        except (ValueError, RecursionError) as error:
-            raise Unreadable("an answer that is no JSON") from error
+            return orjson.loads(data)
+        except ValueError:
+            try:
+                return json.loads(data)  # slower, but takes the half character with which some servers end a text
+            except (ValueError, RecursionError) as error:
+                begins = self.endpoint.redact(data[:4_096].decode("utf-8", "replace"), 100)
+                raise Unreadable(f"an answer that is no JSON: {begins!r}") from error
+
+
+def _server(parts: SplitResult) -> tuple[str, str | None, int | None]:
+    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)

@@ -12,8 +12,8 @@ from time import time
 from typing import TypeVar
 
 from orchestrator.backoff import Backoff
-from orchestrator.completion.base import UnusableSample
-from orchestrator.errors import CompletionError, CompletionTimeout
+from orchestrator.completion.base import Refusal, UnusableSample
+from orchestrator.errors import AuthenticationError, CompletionError, CompletionTimeout
 from orchestrator.types import Completion
 
 log = logging.getLogger(__name__)
@@ -23,30 +23,23 @@ TOO_MANY = 429
 MAX_RETRY_AFTER_S = 60.0  # a server asking for more is treated as asking for this
 AFTER_ABORT_S = 0.5  # before what the server aborted is asked for again: it may be at its new weights
 _SPREAD = 0.2  # share of a pause over which the calls that waited together are spread
-# Finish reasons of samples that the server itself gave up; every other reason is the sample's own.
-BROKEN_OFF = ("cancelled", "error", "insufficient_system_resource", "network_error")
 # Raised by reading an answer of another shape than expected, or with absurd numbers or depths.
 NONSENSE = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
-_CONTEXT_WORDS = (
-    "context length", "context_length", "context size", "context window", "maximum context",
-    "max_model_len", "longer than the model", "exceeds the available context", "too many tokens",
-    "input is too long", "exceed_context_size", "prompt is too long", "maximum model length",
-    "maximum prompt length", "maximum allowed length", "maximum input length", "max_seq_len",
-    "input length should be", "input token count", "`max_new_tokens` must be <=",
-    "max_tokens must be at least 1",  # we ask for one at least: vLLM had no room for it
-)  # fmt: skip
 
 
 class Retryable(CompletionError):
     """A passing fault of the endpoint. `after_s`: what the server asked us to wait, if it did.
 
-    `status`: the HTTP status, None where no answer came or it could not be read.
+    `status`: the HTTP status, None where no answer came or it could not be read. `words`: as for a Refusal.
     """
 
-    def __init__(self, text: str, after_s: float | None = None, status: int | None = None) -> None:
+    def __init__(
+        self, text: str, after_s: float | None = None, status: int | None = None, words: str = ""
+    ) -> None:
         super().__init__(text)
         self.after_s = after_s
         self.status = status
+        self.words = words or text
 
     def lasting(self, attempts: int) -> CompletionError:
         """The error to raise when every attempt failed."""
@@ -140,7 +133,10 @@ class Limiter:
 async def with_retries(
     call: Callable[[], Awaitable[T]], policy: RetryPolicy, deadline_s: float, limiter: Limiter | None = None
 ) -> tuple[T, int]:
-    """(result, retries used). Raises CompletionError when the attempts or `deadline_s` are used up."""
+    """(result, retries used). Raises CompletionError when the attempts or `deadline_s` are used up.
+
+    Tried again is what may pass: faults of the endpoint, and refusals that no text of the request can cause.
+    """
     loop = asyncio.get_running_loop()
     limiter = limiter or Limiter()
     end = loop.time() + deadline_s
@@ -152,8 +148,10 @@ async def with_retries(
                 return await call(), failures + pauses
         except TimeoutError as error:
             raise CompletionTimeout(f"no completion within {deadline_s:g} s") from error
-        except Retryable as error:
-            asked_s = policy.asked_s(error, pauses)
+        except (Retryable, Refusal, AuthenticationError) as error:
+            if isinstance(error, Refusal) and error.of_text:
+                raise
+            asked_s = policy.asked_s(error, pauses) if isinstance(error, Retryable) else None
             if asked_s is not None and pauses < policy.pauses:
                 pauses += 1
                 limiter.pause(asked_s)
@@ -161,7 +159,9 @@ async def with_retries(
                 failures += 1
             next_at = max(limiter.open_at(), loop.time() + policy.wait_s(failures + pauses))
             if failures >= policy.attempts or next_at >= end:
-                raise error.lasting(failures + pauses) from error
+                if isinstance(error, Retryable):
+                    raise error.lasting(failures + pauses) from error
+                raise
             log.debug("completion failed: %s; next in %.2f s", error, next_at - loop.time())
             await asyncio.sleep(max(0.0, next_at - loop.time()))
 
@@ -178,9 +178,3 @@ def retry_after_s(value: str | None) -> float | None:
         except (TypeError, ValueError, OverflowError):
             return None
     return max(0.0, min(seconds, MAX_RETRY_AFTER_S)) if seconds == seconds else None
-
-
-def is_context_length(status: int, text: str) -> bool:
-    """Whether an error says that the prompt is too long, which servers word in many ways."""
-    lowered = text.lower()
-    return status in (400, 413, 422, 500) and any(word in lowered for word in _CONTEXT_WORDS)

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from orchestrator.completion.base import (
     CompletionRequest,
     Endpoint,
+    Finish,
     Interrupted,
     Part,
     Refusal,
@@ -27,10 +28,10 @@ from orchestrator.completion.base import (
     fitted,
     ids_of,
 )
+from orchestrator.completion.finish import FinishReasons, end_of
 from orchestrator.completion.line import visible_text
 from orchestrator.completion.reasoning import LONGEST_TAG, opened_by
 from orchestrator.completion.retry import (
-    BROKEN_OFF,
     NONSENSE,
     Aborted,
     ForeignAnswer,
@@ -49,7 +50,6 @@ from orchestrator.types import Completion, PolicySpan
 
 UNTOLD = -1  # the prompt's length, where the server does not tell it
 ROUNDING = 1e-6  # a log-prob above zero by less than this is a rounding error
-ABORTED = ("abort", "aborted")  # by the server, as for new weights; what was sampled before stands
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Sampled:
 
     ids: list[Any]
     logprobs: list[Any] | None
-    finish_reason: str
+    finish_reason: Any
     prompt_tokens: int
     prompt_ids: list[Any] | None = None
     policy_version: str | None = None
@@ -102,6 +102,7 @@ class IdCompletions(ABC):
         self._tokenizer = tokenizer
         self._retry = retry or RetryPolicy()
         self._limiter = Limiter()
+        self._reasons = FinishReasons(endpoint.shown or name)
 
     @abstractmethod
     async def aclose(self) -> None:
@@ -162,26 +163,31 @@ class IdCompletions(ABC):
             sampled = await self._sampled(request, model, timeout_s, headers)
             ids, logprobs = _checked(sampled, request)
             told = sampled.spans or told_spans(sampled.weight_versions, len(ids))
-            aborted = _aborted(sampled.finish_reason)
-            if not aborted:
-                finished_by(sampled.finish_reason)
+            end = (
+                None
+                if end_of(sampled.finish_reason) == "aborted"
+                else self._end(sampled.finish_reason, ids, request)
+            )
         except NONSENSE as error:
-            text = f"an answer that is none of {self.name}: {type(error).__name__}"
-            raise ForeignAnswer(text) from error
+            raise ForeignAnswer(f"not an answer in the dialect {self.name}: {type(error).__name__}") from error
         except Refusal as refusal:
             raise self.attribution.refused(before, refusal) from refusal
         if sampled.ended and ids:
             self._tokenizer.saw_end(ids[-1])
         spans = await self.attribution.spans(before, len(ids), told, sampled.policy_version)
-        return sampled, Part(ids, logprobs, None if aborted else sampled.finish_reason, spans)
+        return sampled, Part(ids, logprobs, end, spans)
 
-    def _completion(self, parts: Sequence[Part], finish_reason: str, request: CompletionRequest) -> Completion:
+    def _end(self, reason: object, ids: tuple[int, ...], request: CompletionRequest) -> Finish:
+        """Why the sample ended, by the server's word or, where that is not known, by its ids. Raises Retryable."""
+        full = len(ids) >= request.sampling.max_tokens and self._over(ids, request) == "length"
+        return self._reasons.end(reason, there=bool(ids), full=full)
+
+    def _completion(self, parts: Sequence[Part], finish_reason: Finish, request: CompletionRequest) -> Completion:
         """What was sampled as one. Raises SpoiltSample, UnusableSample."""
         prompt, ids = request.prompt_ids or ids_of(), _ids(parts)
         aborted = len(parts) > 1 or parts[-1].finish_reason is None
         if (self.joins or aborted) and (end := self._stopped(ids, request.stop)) is not None:
             ids, finish_reason = ids[:end], "stop"
-        finished = finished_by(finish_reason)
         known = self._known(ids)
         opened = opened_by(self._tokenizer.decode(prompt[-LONGEST_TAG:].tolist()))
         text, visible, reasoning_chars = visible_text(self._tokenizer, ids[:known], request.stop, opened)
@@ -189,7 +195,7 @@ class IdCompletions(ABC):
         completion = Completion(
             text=text,
             visible=visible,
-            finish_reason=finished,
+            finish_reason=finish_reason,
             tokens_T=ids[:known],
             logprobs_T=_logprobs(parts, known),
             prompt_tokens=len(prompt),
@@ -200,8 +206,8 @@ class IdCompletions(ABC):
             raise SpoiltSample(f"an id outside the tokenizer's {self._tokenizer.size}", completion)
         if not ids:
             raise SpoiltSample("an empty answer", completion)
-        if finished == "content_filter":
-            raise UnusableSample(f"a sample that ended by {finish_reason[:40]!r}", completion)
+        if finish_reason == "content_filter":
+            raise UnusableSample("a sample that the server filtered", completion)
         return completion
 
     def _over(self, ids: tuple[int, ...], request: CompletionRequest) -> Literal["stop", "length"] | None:
@@ -299,24 +305,6 @@ def _checked_logprobs(given: list[Any], count: int) -> tuple[float, ...]:
         raise Retryable(f"a log-prob above zero ({highest})")
     logprobs = tuple(map(float, given))
     return tuple(min(0.0, value) for value in logprobs) if highest > 0.0 else logprobs
-
-
-def finished_by(reason: object) -> Literal["stop", "length", "content_filter"]:
-    """Why a sample ended. Raises Aborted where the server aborted it, and Retryable where it gives no reason or
-    broke the sample off in another way."""
-    if reason == "stop":
-        return "stop"
-    if reason == "length":
-        return "length"
-    if _aborted(reason):
-        raise Aborted("the server aborted it", sampled=True)
-    if not isinstance(reason, str) or reason.lower() in BROKEN_OFF:
-        raise Retryable(f"an answer that ended by {str(reason)[:40]!r}")
-    return "content_filter"
-
-
-def _aborted(reason: object) -> bool:
-    return isinstance(reason, str) and reason.lower() in ABORTED
 
 
 def _number(value: int | None) -> int:

@@ -7,12 +7,11 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.agents.call_format import call_format
 from orchestrator.completion.connect import connect
 from orchestrator.completion.replay import ReplayCompleter
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.doctor.finding import Finding, fail, ok, warn
-from orchestrator.endpoints import REPLAY, endpoint
+from orchestrator.endpoints import REPLAY, endpoint, like
 from orchestrator.errors import CompletionError, ConfigError, EnvironmentUnusable, NotServing
 from orchestrator.opening import find_tokenizer
 
@@ -27,7 +26,7 @@ def check_keys(config: Config) -> Iterator[Finding]:
     """Which endpoints have a key. Nothing is sent, and no key is shown."""
     for server in config.openai:
         where = _name(server)
-        if server.api_key:
+        if server.api_key or server.headers:
             yield ok("keys", f"one for {where}")
         elif server.base_url and not server.base_url.startswith(REPLAY) and endpoint(config.env, server).hosted:
             yield fail("keys", f"none for {where}, which wants one: set OPENAI_API_KEY")
@@ -75,8 +74,9 @@ async def _endpoint(config: Config, server: OpenAISettings, tokenizer: HubTokeni
             tokens=config.env.token_source,
             temperature=config.env.temperature,
             max_token_length=config.env.max_token_length,
-            calls=call_format(config.env, config.agent_spec(), tokenizer),
             notes=notes,
+            like=like(config.env, tokenizer),
+            needs_tools=config.env.agent_kind != "program",
         )
     except NotServing as error:  # whoever asks the doctor wants to know now
         waits = f"; a run waits {server.startup_timeout:g} s for it" if server.startup_timeout else ""

@@ -23,8 +23,6 @@ from orchestrator.types import Completion
 
 # The outcome if the policy is at fault; for any other error it is `no_answer`.
 _POLICYS: Mapping[type[Exception], str] = {CompletionTimeout: "timeout", ContextLengthError: "context_length"}
-# Errors about one request, which no outage causes: a control that is some seconds old will do.
-_REFUSED = (Refusal, UnusableSample, ContextLengthError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +45,23 @@ def needs_control(error: Exception, *, sampled: bool) -> bool:
 
 
 def control_age_s(error: Exception) -> float:
-    """How old the control's answer may be, in seconds."""
-    return CACHE_S if isinstance(_cause(error), _REFUSED) else 0.0
+    """How old the control's answer may be, in seconds: some, for an error about one request, which no outage
+    causes."""
+    cause = _cause(error)
+    of_request = isinstance(cause, UnusableSample | ContextLengthError) or refuses_text(cause)
+    return CACHE_S if of_request else 0.0
 
 
 def may_pass(error: Exception) -> bool:
-    """Whether the same request could succeed if it is sent again."""
+    """Whether the same request could be served if it is sent again. So could one that was refused: by a server
+    behind the same address that the control did not meet. A sample that cannot be used was one."""
     cause = _cause(error)
-    return isinstance(cause, CompletionError) and not isinstance(cause, _REFUSED)
+    return isinstance(cause, CompletionError) and not isinstance(cause, UnusableSample)
+
+
+def refuses_text(error: Exception) -> bool:
+    """Whether the endpoint refuses a request for what may be in it."""
+    return isinstance(error, Refusal) and error.of_text
 
 
 def verdict(error: Exception, control: ControlAnswer | None, *, sampled: bool) -> Verdict:

@@ -17,7 +17,6 @@ from orchestrator.agents.equipment import Equipment
 from orchestrator.calls.declared import arguments_schema
 from orchestrator.calls.formats import guidable
 from orchestrator.completion.base import Completer, CompletionRequest, Interrupted, Tokenizer, UnusableSample
-from orchestrator.completion.base import Refusal as EndpointRefusal
 from orchestrator.completion.control import EndpointControl
 from orchestrator.control import ControlAnswer
 from orchestrator.errors import (
@@ -30,7 +29,7 @@ from orchestrator.errors import (
     ToolServiceError,
 )
 from orchestrator.outcome import Refused, Submission
-from orchestrator.proxy.blame import control_age_s, may_pass, needs_control, verdict
+from orchestrator.proxy.blame import control_age_s, may_pass, needs_control, refuses_text, verdict
 from orchestrator.proxy.budgets import Budgets, Over
 from orchestrator.proxy.clock import OwnClock
 from orchestrator.proxy.left_files import OutputIntake, OutputRule
@@ -354,14 +353,14 @@ class Lease:
         If the endpoint answers a control, the request is first sent once more, with the same seed: the endpoint
         may have come back in between. What was sampled of the completion before is continued, not sampled again.
         """
-        if isinstance(error, EndpointRefusal) and request is not None and _is_held_to_schema(request.wishes):
+        if refuses_text(error) and request is not None and _is_held_to_schema(request.wishes):
             # Not every service takes every schema. The call is demanded all the same.
             request = replace(request, wishes=replace(request.wishes, response_format={}))
             try:
                 return await self._sampled(request, prompt_tokens, keep)
             except Exception as again:
                 error = again
-        refused_wishes = isinstance(error, EndpointRefusal) and request is not None and request.wishes != Wishes()
+        refused_wishes = refuses_text(error) and request is not None and request.wishes != Wishes()
         if refused_wishes and self.plan.agent.kind == "program":
             return self._not_served(Refusal(f"the endpoint refuses it: {error}"))  # as it may know no tools
         control: ControlAnswer | None = None

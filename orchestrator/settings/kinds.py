@@ -25,6 +25,19 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _OPTIONS_CHARS = 8_192
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
+_EVERY_REQUESTS = frozenset(
+    (
+        "host",
+        "content-type",
+        "content-length",
+        "connection",
+        "accept-encoding",
+        "transfer-encoding",
+        "te",
+        "upgrade",
+    )
+)
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
 
 
@@ -369,6 +382,26 @@ class Key(Kind):
         return "none"
 
 
+@dataclass(frozen=True, slots=True)
+class Headers(Key):
+    """HTTP headers by name, a secret: they often hold a key. The value is their JSON text."""
+
+    valid: str = (
+        'a JSON object like {"api-key": "KEY"} of names and texts, without those that every request has '
+        "(Host, Content-Type, Content-Length, Connection, Accept-Encoding, Transfer-Encoding)"
+    )
+    metavar: str = "JSON"
+
+    def read(self, raw: object) -> Secret:
+        given = raw.reveal() if isinstance(raw, Secret) else raw
+        told = json_value(given) if given else {}
+        if not isinstance(told, Mapping) or not all(_is_header(name, value) for name, value in told.items()):
+            raise ValueError
+        if len({name.lower() for name in told}) != len(told):
+            raise ValueError
+        return Secret(json.dumps(dict(told)) if told else "")
+
+
 def json_value(raw: object) -> Any:
     """The value of JSON text; any other value as it is. Raises ValueError, also for NaN and Infinity, which JSON
     does not have."""
@@ -380,6 +413,18 @@ def json_value(raw: object) -> Any:
         return json.loads(raw, parse_constant=refuse) if isinstance(raw, str) else raw
     except RecursionError:
         raise ValueError from None
+
+
+def _is_header(name: object, value: object) -> bool:
+    if not isinstance(name, str) or not isinstance(value, str):
+        return False
+    return (
+        _HEADER.fullmatch(name) is not None
+        and name.lower() not in _EVERY_REQUESTS
+        and value.isascii()
+        and value.isprintable()
+        and value == value.strip()
+    )
 
 
 def _within(number: float, low: float | None, high: float | None, above: float | None = None) -> bool:

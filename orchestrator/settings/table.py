@@ -24,6 +24,7 @@ from orchestrator.settings.kinds import (
     Choice,
     File,
     Flag,
+    Headers,
     Key,
     Number,
     Only,
@@ -697,8 +698,8 @@ class EnvSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class OpenAISettings(Settings):
-    """One inference endpoint: `openai.*`. All but `startup_timeout`, `weight` and the prices are Atropos' names
-    (APIServerConfig)."""
+    """One inference endpoint: `openai.*`. All but `headers`, `startup_timeout`, `weight` and the prices are
+    Atropos' names (APIServerConfig)."""
 
     section: ClassVar[str] = "openai"
 
@@ -714,6 +715,12 @@ class OpenAISettings(Settings):
         Key(),
         ENDPOINT,
         "or --api-key; x or nothing: the environment's OPENAI_API_KEY, which other users cannot see",
+    )
+    headers: Secret = setting(
+        Secret(),
+        Headers(),
+        ENDPOINT,
+        'sent with every request, like {"api-key": "KEY"}; a secret, as the key is',
     )
     server_type: Literal["auto", "openai", "vllm", "sglang", "llamacpp", "atropos", "trl"] = setting(
         "auto",
@@ -755,6 +762,15 @@ class OpenAISettings(Settings):
     def key(self) -> str:
         """The key to send; empty: none."""
         return self.api_key.reveal()
+
+    def sent_headers(self) -> dict[str, str]:
+        """The headers to send besides."""
+        headers: dict[str, str] = json.loads(self.headers.reveal() or "{}")
+        return headers
+
+    def secrets(self) -> tuple[Secret, ...]:
+        words = [word for value in self.sent_headers().values() for word in (value, *value.split())]
+        return (*super().secrets(), *(Secret(word) for word in words if len(word) >= 6))  # others are in any text
 
 
 SECTIONS: Mapping[str, type[Settings]] = {"env": EnvSettings, "openai": OpenAISettings}

@@ -27,8 +27,9 @@ from omegaconf import DictConfig, OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
 from orchestrator.completion.base import CompletionRequest, Ids
-from orchestrator.completion.retry import Retryable, is_context_length
+from orchestrator.completion.retry import Retryable
 from orchestrator.completion.sampled import Sampled
+from orchestrator.completion.statuses import is_context_length
 from orchestrator.engine import Orchestrator
 from orchestrator.errors import CompletionError, ConfigError, ContextLengthError, OrchestratorError
 from orchestrator.observer import Listener, Observer

@@ -83,7 +83,7 @@ async def test_spans_are_kept_and_what_is_no_answer_is_refused(tokenizer: HubTok
     ):
         with pytest.raises(CompletionError, match="1 attempts"):
             await completer(tokenizer, lambda _, wrong=wrong: wrong).sample(request(tokenizer))
-    with pytest.raises(CompletionError, match="an answer that is none of the program: TypeError"):
+    with pytest.raises(CompletionError, match="not an answer in the dialect the program: TypeError"):
         await completer(tokenizer, lambda _: Sampled(None, [], "", UNTOLD)).sample(request(tokenizer))  # type: ignore[arg-type]
 
 

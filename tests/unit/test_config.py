@@ -315,7 +315,7 @@ def test_no_key_is_shown_or_written(load: Any) -> None:
 def test_public_holds_every_setting_but_the_keys(load: Any) -> None:
     public = load().public()
     assert set(public["env"]) == {f.name for f in fields(EnvSettings)}
-    assert set(public["openai"][0]) == {f.name for f in fields(OpenAISettings)} - {"api_key"}
+    assert set(public["openai"][0]) == {f.name for f in fields(OpenAISettings)} - {"api_key", "headers"}
 
 
 def test_public_configuration_can_be_loaded_again(load: Any) -> None:

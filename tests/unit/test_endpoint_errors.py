@@ -11,7 +11,8 @@ import pytest
 from aiohttp import web
 
 from orchestrator.completion.base import CompletionRequest, Endpoint
-from orchestrator.completion.chat import ChatCompleter, _count
+from orchestrator.completion.chat import ChatCompleter
+from orchestrator.completion.chat_answer import _count
 from orchestrator.completion.http import HttpClient
 from orchestrator.errors import CompletionError
 from orchestrator.types import Message, Sampling, Wishes

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from orchestrator.completion.retry import is_context_length
+from orchestrator.completion.statuses import is_context_length
 from tests.fakes.inference import CLUMSY, Awkward, Fault, Model, ScriptedServer, always, logprob
 from tests.fakes.inference.client import STOP, TASK, a_body, ask, prompt_of, told
 from tests.fakes.inference.dialects import DIALECTS

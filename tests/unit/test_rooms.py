@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# Names, values and pure rules: no input, no output, no clock. `base` is a room's contract.
+# Names, values and pure rules: no input, no output, no clock. `base` is a room's contract. `network` reads what
+# the environment says of proxies and certificates.
 VOCABULARY = {
     *(
         "types",
@@ -25,6 +26,7 @@ VOCABULARY = {
         "plan",
         "policy",
         "purse",
+        "network",
     ),
 }
 # Who carries a rollout out, from the inside outwards: each may import those before it.

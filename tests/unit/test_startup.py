@@ -376,7 +376,7 @@ async def test_a_server_that_answers_without_ids_is_asked_for_text_and_the_reaso
         completer = await connect(endpoint(address), tokenizer, notes=notes, patience=clock.patience())
         await completer.aclose()
     assert isinstance(completer, ChatCompleter)
-    assert completer.why == "as vllm it answered: an answer that is none of vllm: KeyError"
+    assert completer.why == "as vllm it answered: not an answer in the dialect vllm: KeyError"
     assert notes == [f"tokens are made from text: {completer.why}"]
     assert paths == [LIST, "/v1/completions", "/v1/completions", CHAT]
     assert all(body["max_tokens"] == 1 for body in bodies)
@@ -421,7 +421,6 @@ async def test_a_hosted_service_is_asked_for_its_models_alone_also_while_it_is_w
     tokenizer: HubTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orchestrator.completion.base._HOSTED", re.compile("127"))
-    monkeypatch.setattr("orchestrator.completion.http.getproxies", dict)
     clock = WaitingClock()
     async with server("openai", first(3, "503")) as there:
         async with connected(there, tokenizer, clock) as completer:

@@ -129,7 +129,10 @@ class ChatCompleter:
             except Refusal as error:
                 if error.moved:
                     raise EnvironmentUnusable(str(error)) from error
-                changed = self._after(taken, error, request)
+                try:
+                    changed = self._after(taken, error, request)
+                except ParameterError as refused:
+                    raise EnvironmentUnusable(str(refused)) from error
                 if changed is None and request.wishes.tools and refuses_tools(error.words):
                     told = f"the endpoint {url} refuses tools: {error}"
                     if needs_tools:

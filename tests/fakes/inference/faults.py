@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 Kind = Literal[
     # instead of an answer
-    "400", "401", "403", "429", "500", "502", "503", "504", "context_length", "reset", "hang", "garbage",
+    "400", "401", "402", "403", "404", "quota",
+    "429", "500", "502", "503", "504", "context_length", "reset", "hang", "garbage",
     # a late answer: `after_s` before its first byte
     "slow",
     # an answer that is not as it should be
@@ -20,6 +21,8 @@ Kind = Literal[
     "positive_logprob", "wrong_count", "cut_off",
     # a whole sample that the server will not give
     "content_filter",
+    # a whole sample that ended, in the words of another service, by `word`
+    "finish",
 ]  # fmt: skip
 
 
@@ -41,6 +44,7 @@ class Fault:
     probes: bool = False
     retry_after_s: float | None = None
     after_s: float = 0.2
+    word: str | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in Kind.__args__:  # type: ignore[attr-defined]

@@ -35,6 +35,8 @@ from tests.fakes.tokenizer import tokenizer_folder
 LOG_PATH = "/_log"
 _STATUS_TEXT = {
     400: "The request is not to our taste.",
+    402: "Insufficient Balance",
+    404: "no such route",
     429: "Rate limit reached for requests",
     500: "The server had an error while processing your request.",
     502: "Bad gateway",
@@ -216,7 +218,10 @@ class ScriptedServer:
             case "401" | "403":
                 given = request.headers.get("Authorization", "").removeprefix("Bearer ")
                 raise Refused(int(fault.kind), self.dialect.unauthorized(int(fault.kind), given))
-            case "400" | "429" | "500" | "502" | "503" | "504":
+            case "quota":
+                error = {"message": "You exceeded your current quota.", "type": "insufficient_quota"}
+                return _response({"error": {**error, "code": "insufficient_quota"}}, 429)
+            case "400" | "402" | "404" | "429" | "500" | "502" | "503" | "504":
                 status = int(fault.kind)
                 headers = {} if fault.retry_after_s is None else {"Retry-After": f"{fault.retry_after_s:g}"}
                 return _response(self.dialect.error(status, _STATUS_TEXT[status]), status, headers)
@@ -293,6 +298,8 @@ def _spoil(answer: Answer, fault: Fault | None, model: Model) -> Answer:
             return replace(answer, text_null=True)
         case "content_filter":
             return replace(answer, finish="content_filter", text_null=True)
+        case "finish":
+            return replace(answer, finish=fault.word if fault else "")  # type: ignore[arg-type]
         case "missing_logprobs":
             return replace(answer, logprobs=None)
         case "fewer_logprobs":

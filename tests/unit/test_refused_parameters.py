@@ -1,0 +1,262 @@
+"""Endpoints that refuse a parameter, each in its own words: found by neutral requests, and done without."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from orchestrator.completion.base import CompletionRequest, Endpoint
+from orchestrator.completion.chat import ChatCompleter, trial
+from orchestrator.completion.connect import connect
+from orchestrator.completion.http import HttpClient
+from orchestrator.completion.retry import RetryPolicy
+from orchestrator.errors import CompletionError, EnvironmentUnusable, ParameterError
+from orchestrator.types import Message, Sampling, Wishes
+
+ONCE = RetryPolicy(attempts=1, pauses=0)
+SAMPLING = Sampling(temperature=1.0, top_p=1.0, max_tokens=64, seed=1)
+STOPS = ("Observation:", "Calling tools:", "</code>")
+TALK = (Message("system", "You are helpful."), Message("user", "What is 1 + 1?"))
+TOOL = ({"type": "function", "function": {"name": "f", "description": "it", "parameters": {"type": "object"}}},)
+
+
+def error(message: str, **more: Any) -> dict[str, Any]:
+    return {"error": {"message": message, "type": "invalid_request_error", **more}}
+
+
+@dataclass(frozen=True)
+class Strict:
+    """A chat service that refuses what some service refuses, in that service's words."""
+
+    says: Callable[[dict[str, Any]], tuple[int, Any] | None] = lambda body: None
+    tools: bool = True
+
+    def refusal(self, body: dict[str, Any]) -> tuple[int, Any] | None:
+        if body.get("tools") and not self.tools:
+            return 400, error(
+                '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
+            )
+        return self.says(body)
+
+
+@asynccontextmanager
+async def serving(service: Strict, text: str = "two") -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
+    """(its address, the bodies of all requests for completions)."""
+    bodies: list[dict[str, Any]] = []
+
+    async def chat(request: web.Request) -> web.Response:
+        body = await request.json()
+        bodies.append(body | {"probe": "x-orchestrator-probe" in request.headers})
+        refused = service.refusal(body)
+        if refused is not None:
+            return web.json_response(refused[1], status=refused[0])
+        message = {"role": "assistant", "content": text}
+        return web.json_response({"choices": [{"index": 0, "finish_reason": "stop", "message": message}]})
+
+    async def models(request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": "m", "object": "model", "owned_by": "us"}]})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", chat)
+    app.router.add_get("/v1/models", models)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1", bodies
+    finally:
+        await runner.cleanup()
+
+
+def request(**more: Any) -> CompletionRequest:
+    made = CompletionRequest(TALK, None, STOPS, SAMPLING, "r", "t", 0, 1, call_format="hermes")
+    return replace(made, **more)
+
+
+def unsupported(*names: str, words: str = "Unsupported parameter: '{}' is not supported with this model.") -> Any:
+    def says(body: dict[str, Any]) -> tuple[int, Any] | None:
+        return next(((400, error(words.format(name), param=name)) for name in names if name in body), None)
+
+    return says
+
+
+def o_series(body: dict[str, Any]) -> tuple[int, Any] | None:
+    """gpt-5 and the o-series: every refusal names one parameter alone."""
+    if unknown := [
+        n for n in ("top_k", "min_p", "repetition_penalty", "repeat_penalty", "return_token_ids") if n in body
+    ]:
+        return 400, error(f"Unrecognized request arguments supplied: {', '.join(unknown)}")
+    if "max_tokens" in body:
+        text = "'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+        return 400, error(f"Unsupported parameter: {text}", param="max_tokens", code="unsupported_parameter")
+    return unsupported("logprobs", "stop", "temperature", "top_p", "presence_penalty", "frequency_penalty")(body)
+
+
+def anthropic(body: dict[str, Any]) -> tuple[int, Any] | None:
+    if "temperature" in body and "top_p" in body:
+        return 400, error(
+            "`temperature` and `top_p` cannot both be specified for this model. Please use only one."
+        )
+    return None
+
+
+def one_stop(body: dict[str, Any]) -> tuple[int, Any] | None:
+    if len(body.get("stop") or ()) > 1:
+        return 422, {
+            "detail": [{"loc": ["body", "stop"], "msg": "List should have at most 1 item after validation"}]
+        }
+    return None
+
+
+def camel(body: dict[str, Any]) -> tuple[int, Any] | None:
+    for name, told in (("top_k", "topK"), ("repetition_penalty", "repetitionPenalty"), ("stop", "stopSequences")):
+        if name in body:
+            return 400, {"message": f"The field {told} is not allowed for this model"}
+    return None
+
+
+def pydantic(body: dict[str, Any]) -> tuple[int, Any] | None:
+    extra = [n for n in ("top_k", "min_p", "repeat_penalty", "return_token_ids", "seed", "n") if n in body]
+    detail = [
+        {"type": "extra_forbidden", "loc": ["body", n], "msg": "Extra inputs are not permitted"} for n in extra
+    ]
+    return (422, {"detail": detail}) if extra else None
+
+
+def gemini(body: dict[str, Any]) -> tuple[int, Any] | None:
+    for name in ("top_k", "min_p", "repetition_penalty", "repeat_penalty", "return_token_ids"):
+        if name in body:
+            return 400, [{"error": {"code": 400, "message": f'Unknown name "{name}": Cannot find field.'}}]
+    if "presence_penalty" in body or "frequency_penalty" in body:
+        return 400, [{"error": {"code": 400, "message": "Penalty is not enabled for models/gemini"}}]
+    return None
+
+
+def no_system(body: dict[str, Any]) -> tuple[int, Any] | None:
+    if body["messages"][0]["role"] == "system":
+        return 500, error("System role not supported")
+    return None
+
+
+SERVICES = {
+    "o-series": o_series,
+    "grok": unsupported("stop", "presence_penalty", words="Argument not supported on this model: {}"),
+    "anthropic": anthropic,
+    "one stop string": one_stop,
+    "camel-case": camel,
+    "pydantic": pydantic,
+    "gemini": gemini,
+    "no system message": no_system,
+    "only four": lambda body: (
+        (400, error("Invalid 'stop': array too long. Expected an array with maximum length 2.", param="stop"))
+        if len(body.get("stop") or ()) > 2
+        else None
+    ),
+    "no word of what": lambda body: (400, error("bad request")) if "top_k" in body else None,
+}
+
+
+@pytest.mark.parametrize("name", SERVICES)
+@pytest.mark.parametrize("probed", [True, False])
+async def test_what_a_service_refuses_costs_no_rollout_a_completion(name: str, probed: bool) -> None:
+    async with serving(Strict(SERVICES[name]), text="two</code> and more") as (address, bodies):
+        completer = ChatCompleter(HttpClient(Endpoint(address, "m")), ONCE)
+        if probed:
+            await completer.aclose()
+            completer = await connect(Endpoint(address, "m"), None, like=trial(SAMPLING, stop=STOPS))
+            assert len(bodies) <= 2
+            assert all(body["probe"] for body in bodies)
+            assert {body.get("max_tokens", body.get("max_completion_tokens")) for body in bodies} == {1}
+        completion = await completer.sample(request())
+        assert completion.text == "two</code> and more"
+        assert completion.visible == "two", "what the endpoint cannot do, the product does"
+        before = len(bodies)
+        await completer.sample(request())
+        assert len(bodies) == before + 1, "it is learned once"
+        await completer.aclose()
+    last = bodies[-1]
+    assert last["messages"][-1]["content"].endswith("What is 1 + 1?")
+    assert "You are helpful." in json.dumps(last["messages"])
+    if name in ("one stop string", "only four"):
+        assert last["stop"][-1] == "</code>"
+
+
+async def test_the_probe_sends_what_the_run_sends() -> None:
+    async with serving(Strict()) as (address, bodies):
+        like = trial(Sampling(0.7, 0.9, 512, 3), stop=STOPS, tools=True)
+        completer = await connect(Endpoint(address, "m"), None, like=like)
+        await completer.aclose()
+    (probe,) = bodies
+    assert [message["role"] for message in probe["messages"]] == ["system", "user"]
+    assert (probe["temperature"], probe["top_p"], probe["max_tokens"]) == (0.7, 0.9, 1)
+    assert len(probe["stop"]) == 3
+    assert probe["tools"]
+
+
+async def test_a_temperature_that_is_not_taken_is_said_and_never_replaced() -> None:
+    async with serving(Strict(unsupported("temperature"))) as (address, _):
+        like = trial(replace(SAMPLING, temperature=0.7))
+        with pytest.raises(EnvironmentUnusable, match=r"--env\.temperature 1"):
+            await connect(Endpoint(address, "m"), None, like=like)
+        completer = ChatCompleter(HttpClient(Endpoint(address, "m")), ONCE)
+        with pytest.raises(ParameterError, match=r"--env\.temperature 1"):
+            await completer.sample(request(sampling=replace(SAMPLING, temperature=0.7)))
+        await completer.aclose()
+        judge = ChatCompleter(HttpClient(Endpoint(address, "m")), ONCE, strict=False)
+        assert (await judge.sample(request(sampling=replace(SAMPLING, temperature=0.0)))).text == "two"
+        await judge.aclose()
+
+
+async def test_a_refused_form_takes_nothing_from_requests_without_one() -> None:
+    """A program's `response_format` that is not taken beside log-probs and a seed switched both off for all."""
+
+    def says(body: dict[str, Any]) -> tuple[int, Any] | None:
+        if body.get("response_format") and ("logprobs" in body or "seed" in body):
+            return 400, error("response_format cannot be used together with logprobs or seed")
+        return None
+
+    form = Wishes(response_format={"type": "json_object"})
+    async with serving(Strict(says)) as (address, bodies):
+        completer = ChatCompleter(HttpClient(Endpoint(address, "m")), ONCE)
+        await completer.sample(request(wishes=form))
+        assert "logprobs" not in bodies[-1]
+        await completer.sample(request())
+        await completer.aclose()
+    assert bodies[-1]["logprobs"] is True
+    assert bodies[-1]["seed"] == 1
+    assert completer.left_out == ()
+
+
+@pytest.mark.parametrize("wishes", [Wishes(), Wishes(tools=TOOL), Wishes(response_format={"type": "json_object"})])
+async def test_a_refusal_of_one_rollouts_words_teaches_nothing(wishes: Wishes) -> None:
+    """The control of the same kind is served with the same parameters."""
+
+    def says(body: dict[str, Any]) -> tuple[int, Any] | None:
+        return (400, error("seed and logprobs: no")) if "1 + 1" in json.dumps(body["messages"]) else None
+
+    async with serving(Strict(says)) as (address, bodies):
+        completer = ChatCompleter(HttpClient(Endpoint(address, "m")), ONCE)
+        for _ in range(3):
+            with pytest.raises(CompletionError, match="seed and logprobs"):
+                await completer.sample(request(wishes=wishes))
+        assert completer.left_out == ()
+        await completer.aclose()
+    assert len(bodies) == 4, "the control is asked once"
+
+
+async def test_tools_that_are_refused_are_said_at_the_start_and_programs_go_on_without() -> None:
+    async with serving(Strict(tools=False)) as (address, bodies):
+        like, notes = trial(SAMPLING, tools=True), list[str]()
+        with pytest.raises(EnvironmentUnusable, match=r"refuses tools.*--env\.tool_call_format json"):
+            await connect(Endpoint(address, "m"), None, like=like, needs_tools=True)
+        completer = await connect(Endpoint(address, "m"), None, like=like, notes=notes)
+        assert (await completer.sample(request())).text == "two"
+        await completer.aclose()
+    assert any("refuses tools" in note for note in notes)
+    assert sum(body["probe"] for body in bodies) == 3

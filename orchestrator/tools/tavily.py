@@ -20,6 +20,7 @@ import tavily.errors
 
 from orchestrator.backoff import Backoff
 from orchestrator.errors import ToolError
+from orchestrator.network import proxy_of, trust
 from orchestrator.redact import Secret
 from orchestrator.tools.bounded import IDENTITY, AnswerTooLarge, bound
 from orchestrator.waits import running_timeout
@@ -84,6 +85,9 @@ class Tavily:
             base_url=base_url,
             headers=IDENTITY,
             limits=httpx.Limits(max_connections=max_calls),
+            proxy=proxy_of(base_url),
+            verify=trust() if base_url.startswith("https:") else True,
+            trust_env=False,  # the two above are all of the environment
             event_hooks={"response": [bound(MAX_BODY_BYTES)]},
         )
         self._client = tavily.AsyncTavilyClient(api_key=key.reveal(), api_base_url=base_url, client=self._http)

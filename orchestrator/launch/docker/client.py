@@ -8,15 +8,15 @@ from typing import Any
 
 import docker
 from docker.errors import DockerException, ImageNotFound
-from docker.utils import kwargs_from_env
 
 from orchestrator.errors import EnvironmentUnusable
+from orchestrator.launch.docker.context import engine_address
 
 
 def connect(timeout_s: int) -> docker.APIClient:
     """A client that is connected to the Engine. Blocks. Raises EnvironmentUnusable."""
     try:
-        return docker.APIClient(**kwargs_from_env(), timeout=timeout_s)
+        return docker.APIClient(**engine_address(), timeout=timeout_s)
     except DockerException as error:
         raise EnvironmentUnusable(why_unreachable(error)) from None
 
@@ -57,7 +57,10 @@ def why_unreachable(error: BaseException) -> str:
             "(whoever may use Docker is root on this machine)"
         )
     if "FileNotFoundError" in text or "ConnectionRefusedError" in text or "Connection refused" in text:
-        return "Docker is not running here: run `sudo systemctl start docker`, or point DOCKER_HOST to an Engine"
+        return (
+            "Docker is not running here: run `sudo systemctl start docker`, or point DOCKER_HOST or "
+            "`docker context use` to an Engine"
+        )
     return f"Docker cannot be used: {one_line(text)}"
 
 

@@ -36,10 +36,11 @@ _QUOTA_WORDS = re.compile(
     r"|billing_not_active|account is not active|payment required",
     re.IGNORECASE,
 )
-# Of a server that has not the model, or has no server behind it: words of a 400 that no text causes.
+# Words of a 400 that no text causes: of a server that has not the model, takes no tools, or has none behind it.
 _PLACE_WORDS = re.compile(
     r"model[_ ]not[_ ]found|invalid model name|(model|deployment)\W.{0,80}\b(does not exist|not found|not loaded)"
-    r"|unknown model|no healthy upstream|no available server",
+    r"|unknown model|no healthy upstream|no available server"
+    r"|tool choice requires|not support (tools|function)|tools? (is|are) not supported|supports? tool use",
     re.IGNORECASE,
 )
 _UNKNOWN_MODEL = 404
@@ -53,8 +54,8 @@ def failure(endpoint: Endpoint, status: int, text: str, *, after: str | None = N
     words, told = endpoint.redact(text, WORDS_CHARS), f"{label or f'HTTP {status}'}: {endpoint.redact(text)}"
     if status == 402 or (status in (400, 403, 429) and _QUOTA_WORDS.search(words)):
         return QuotaError(
-            f"the endpoint {endpoint.shown} serves nothing more for this account ({told}); pay for more, or set "
-            "another key with --openai.api_key"
+            f"the endpoint {endpoint.shown} serves nothing more for this account ({told}); pay for more, or use "
+            "another key"
         )
     if status in (401, 403):
         what = "the key" if endpoint.api_key or endpoint.headers else "a request without a key"

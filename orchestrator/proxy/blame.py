@@ -48,7 +48,8 @@ def control_age_s(error: Exception) -> float:
     """How old the control's answer may be, in seconds: some, for an error about one request, which no outage
     causes."""
     cause = _cause(error)
-    of_request = isinstance(cause, UnusableSample | ContextLengthError) or refuses_text(cause)
+    of_request = isinstance(cause, UnusableSample | ContextLengthError)
+    of_request |= isinstance(cause, Refusal) and cause.of_text
     return CACHE_S if of_request else 0.0
 
 
@@ -57,11 +58,6 @@ def may_pass(error: Exception) -> bool:
     behind the same address that the control did not meet. A sample that cannot be used was one."""
     cause = _cause(error)
     return isinstance(cause, CompletionError) and not isinstance(cause, UnusableSample)
-
-
-def refuses_text(error: Exception) -> bool:
-    """Whether the endpoint refuses a request for what may be in it."""
-    return isinstance(error, Refusal) and error.of_text
 
 
 def verdict(error: Exception, control: ControlAnswer | None, *, sampled: bool) -> Verdict:

@@ -17,6 +17,7 @@ from orchestrator.agents.equipment import Equipment
 from orchestrator.calls.declared import arguments_schema
 from orchestrator.calls.formats import guidable
 from orchestrator.completion.base import Completer, CompletionRequest, Interrupted, Tokenizer, UnusableSample
+from orchestrator.completion.base import Refusal as EndpointRefusal
 from orchestrator.completion.control import EndpointControl
 from orchestrator.control import ControlAnswer
 from orchestrator.errors import (
@@ -29,7 +30,7 @@ from orchestrator.errors import (
     ToolServiceError,
 )
 from orchestrator.outcome import Refused, Submission
-from orchestrator.proxy.blame import control_age_s, may_pass, needs_control, refuses_text, verdict
+from orchestrator.proxy.blame import control_age_s, may_pass, needs_control, verdict
 from orchestrator.proxy.budgets import Budgets, Over
 from orchestrator.proxy.clock import OwnClock
 from orchestrator.proxy.left_files import OutputIntake, OutputRule
@@ -360,9 +361,10 @@ class Lease:
                 return await self._sampled(request, prompt_tokens, keep)
             except Exception as again:
                 error = again
-        refused_wishes = refuses_text(error) and request is not None and request.wishes != Wishes()
-        if refused_wishes and self.plan.agent.kind == "program":
-            return self._not_served(Refusal(f"the endpoint refuses it: {error}"))  # as it may know no tools
+        wishes = request is not None and request.wishes != Wishes()
+        may_go_on = wishes and self.plan.agent.kind == "program"  # without what the endpoint does not know
+        if may_go_on and isinstance(error, EndpointRefusal) and (error.of_text or not self._turns.any):
+            return self._not_served(Refusal(f"the endpoint refuses it: {error}"))
         control: ControlAnswer | None = None
         if needs_control(error, sampled=self._turns.any):
             control = await self.control.answer(self.plan, age_s=control_age_s(error))
@@ -373,6 +375,8 @@ class Lease:
                 return await self._sampled(request, prompt_tokens, keep)
             except Exception as again:
                 error, control = again, await self.control.answer(self.plan)
+                if may_go_on and control.served and isinstance(error, EndpointRefusal):
+                    return self._not_served(Refusal(f"the endpoint refuses it: {error}"))
         if not isinstance(error, OrchestratorError):
             log.error("a completion of rollout %s failed", self.plan.rollout_id, exc_info=error)
         too_long = isinstance(error, ContextLengthError) and (control is None or control.served)
@@ -382,7 +386,9 @@ class Lease:
         self.fatal = found.fatal or self.fatal
         if found.sampled is not None:
             keep(found.sampled)
-        advice = "; if it takes no tools, set --env.tool_call_format json" if refused_wishes else ""
+        advice = ""
+        if wishes and isinstance(error, EndpointRefusal):
+            advice = "; if it takes no tools, set --env.tool_call_format json"
         return Reply(ended=self.refuse(found.outcome, found.detail + advice))
 
     # ------------------------------------------------------------ tools, steps

@@ -27,6 +27,8 @@ from orchestrator.errors import (
     CompletionError,
     ContextLengthError,
     OrchestratorError,
+    ParameterError,
+    QuotaError,
     RecordError,
     ScorerError,
 )
@@ -213,6 +215,8 @@ def unjudgeable(task: Task) -> str:
 
 def _demand_key(failure: BaseException | None) -> None:
     """Raises AuthenticationError, which ends the run, if the judge failed for its key."""
+    if isinstance(failure, QuotaError | ParameterError):
+        raise AuthenticationError(f"the judge: {failure}") from failure
     if isinstance(failure, AuthenticationError):
         raise AuthenticationError("the judge's endpoint refuses the key: set JUDGE_API_KEY") from failure
 

@@ -15,7 +15,7 @@ from tests.fakes.inference import Fault, Reply, ScriptedServer, by_task
 from tests.fakes.runs import flags, lines, outcomes, place, run, write_tasks
 from tests.unit.test_refused_parameters import Strict, serving
 
-LOOKS = "Thought: I look.\n<code>\nprint(1)\n</code>"
+LOOKS = "Thought: I look.\n<code>\nprint('a page of cats')\n</code>"
 RIGHT = "Thought.\n<code>\nfinal_answer(0)\n</code>"
 WORDS = ("stop_sequence", "end_turn", "STOP", "eos_token", "COMPLETE", "REASON_STOP", "eosFound", "", None, "odd")
 
@@ -32,7 +32,7 @@ async def test_a_status_that_no_text_causes_and_that_passes_costs_no_rollout(
 ) -> None:
     """Four rollouts, one such status at the second completion of one of them: the groups had [1, 1, 0, 1]."""
     write_tasks(home / "tasks.jsonl", 1)
-    faults = (Fault(kind, anywhere="Observation:", times=1),)  # type: ignore[arg-type]
+    faults = (Fault(kind, anywhere="a page of cats\n", times=1),)  # type: ignore[arg-type]
     async with ScriptedServer(dialect, by_task({"": [[LOOKS, RIGHT]]}), faults=faults) as server:
         ended = await run(*flags(home, server.base_url, group_size=4), directory=home)
     assert ended.code == 0, ended.stderr

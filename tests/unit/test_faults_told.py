@@ -26,6 +26,7 @@ OUTCOME = "unit/test_outcome.py"
 AGENT = "integration/test_agent_error.py"
 SCORERS = "e2e/test_scorers.py"
 CLUSTER = "unit/test_cluster.py"
+WORDS = "integration/test_service_words.py"
 STARTUP = "unit/test_startup.py"
 LOADING = "e2e/test_loading.py"
 RAY = "integration/cluster/test_ray.py"
@@ -86,6 +87,22 @@ ROWS = {
     "endpoint: vLLM says that it is paused": [f"{WEIGHTS}::test_a_pause_is_waited_for_and_is_no_failure"],
     "endpoint: llama.cpp's adapters are swapped": [
         f"{WEIGHTS}::test_llamacpps_cache_is_not_used_once_its_adapters_have_changed"
+    ],
+    "endpoint: 404, 402 and other statuses that no text causes": [
+        f"{WORDS}::test_a_status_that_no_text_causes_and_that_passes_costs_no_rollout",
+        f"{WORDS}::test_one_server_of_five_that_lacks_the_model_costs_no_rollout",
+    ],
+    "endpoint: no credit left (402, `insufficient_quota`)": [
+        f"{WORDS}::test_an_account_without_credit_ends_the_run_soon_with_the_services_words"
+    ],
+    "endpoint: answers in words of its own (`end_turn`, no `finish_reason`, content in parts)": [
+        f"{WORDS}::test_a_whole_answer_is_one_whatever_its_finish_reason_is_called",
+        f"{WORDS}::test_an_answer_that_was_cut_off_says_so_in_whatever_words",
+        "unit/test_chat_answers.py::test_a_content_in_parts_is_text_and_reasoning",
+    ],
+    "endpoint: refuses a parameter, stop strings or a system message": [
+        "unit/test_refused_parameters.py::test_what_a_service_refuses_costs_no_rollout_a_completion",
+        "unit/test_refused_parameters.py::test_a_temperature_that_is_not_taken_is_said_and_never_replaced",
     ],
     "endpoint: 401, 403": [
         f"{FAULTS}::test_refused_key_in_mid_run_stops_it_with_one_line_and_keeps_what_is_finished",

@@ -354,7 +354,7 @@ class Lease:
         If the endpoint answers a control, the request is first sent once more, with the same seed: the endpoint
         may have come back in between. What was sampled of the completion before is continued, not sampled again.
         """
-        if refuses_text(error) and request is not None and _is_held_to_schema(request.wishes):
+        if isinstance(error, EndpointRefusal) and request is not None and _is_held_to_schema(request.wishes):
             # Not every service takes every schema. The call is demanded all the same.
             request = replace(request, wishes=replace(request.wishes, response_format={}))
             try:

@@ -97,6 +97,7 @@ def side_lines(
     record: Record, tokenizer: Tokenizer | None, closing_tag: str, main: int
 ) -> Iterator[tuple[int, Trajectory | RecordError]]:
     """(segment, trajectory, or why there is none) of all lines but the main one, by their numbers."""
+    tokenizer = tokenizer and tokenizer.dated(record.started_at)
     sides: dict[int, list[Asked]] = {}
     for turn, talk in in_lines(record.turns):
         if turn.segment != main:

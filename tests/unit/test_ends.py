@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,16 @@ from orchestrator.completion.llamacpp import LlamaCppDialect
 from orchestrator.completion.sampled import Sampled
 from orchestrator.completion.sglang import SglangDialect
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
+from orchestrator.completion.trajectory import side_lines, trajectory
 from orchestrator.completion.vllm import VllmDialect
 from orchestrator.errors import EnvironmentUnusable
 from orchestrator.opening import find_tokenizer
 from orchestrator.policy import Policy
 from orchestrator.settings.config import Config
 from orchestrator.settings.table import EnvSettings
-from orchestrator.types import Completion, Message, Sampling
+from orchestrator.types import Completion, Message, Sampling, Trajectory
 from tests.fakes.chat_templates import CHATML, FAMILIES, family
+from tests.fakes.plans import a_record, a_turn
 from tests.fakes.tokenizers import byte_level
 
 PLAIN = ("<|im_start|>", "<|im_end|>", "<|stop|>", "<|other|>")
@@ -209,3 +212,13 @@ def test_the_date_in_a_prompt_is_the_day_of_the_rollout() -> None:
 def test_however_a_template_asks_for_the_date(date: str) -> None:
     made = HubTokenizer(tokenizer(date + CHATML), "dated")
     assert made.dated(86_400.0).render(TALK, generation_prompt=True).startswith("02 January 1970<|im_start|>user")
+
+
+def test_side_lines_that_are_made_from_text_have_the_day_of_the_rollout_too() -> None:
+    made = HubTokenizer(tokenizer("{{ strftime_now('%d %B %Y') }}" + CHATML), "dated")
+    turns = tuple(replace(a_turn("Yes.", sequence=n + 1), segment=n, messages=TALK) for n in range(2))
+    record = replace(a_record(0), turns=turns, started_at=86_400.0)
+    ((_, side),) = side_lines(record, made, "", 0)
+    for line in (trajectory(record, made, "", 0), side):
+        assert isinstance(line, Trajectory)
+        assert made.decode(line.tokens_T).startswith("02 January 1970")

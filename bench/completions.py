@@ -3,7 +3,8 @@
 Three processes: an endpoint that speaks vLLM, the orchestrator's part (gRPC server per sandbox, lease, id line,
 completer) and clients in the place of sandboxes. Latency is measured in an open loop, from when a completion was
 due, beside the same client that asks the endpoint directly with the same prompt, in turns. Prompts have the
-length of smolagents' own. Then the most completions a second, and what the id line alone takes.
+length of smolagents' own. Then the most completions a second, how late expensive requests make the event loop, and
+what the id line alone takes.
 """
 
 from __future__ import annotations
@@ -35,9 +36,12 @@ from orchestrator.completion.line import TokenLine, visible_text
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.completion.trajectory import trajectory
 from orchestrator.completion.vllm import VllmDialect
+from orchestrator.proxy import wire
 from orchestrator.proxy.lease import Lease, stop_strings
 from orchestrator.proxy.server import SandboxServer
-from orchestrator.types import Completion, CompletionKind, Limits, Message, Record, Sampling, Turn
+from orchestrator.types import AgentSpec, Completion, CompletionKind, Limits, Message, Record, Sampling, Turn
+from orchestrator.waits import aside
+from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.plans import a_plan
 from tests.fakes.tokenizer import tokenizer_folder
 
@@ -63,6 +67,7 @@ async def measure(scale: Scale) -> Findings:
                     await _throughput(found, completer, tokenizer, scale)
             finally:
                 await completer.aclose()
+    await _lag(found, tokenizer, scale.pick(2, 16, 16))
     _line(found, tokenizer, scale.pick(2, 50, 200))
     return found
 
@@ -208,6 +213,56 @@ async def _orchestrator(completer: Completer, tokenizer: HubTokenizer, sandboxes
     finally:
         process.kill()
         await process.wait()
+
+
+async def _lag(found: Findings, tokenizer: HubTokenizer, sandboxes: int) -> None:
+    """How late the event loop is, at rest and while programs ask as expensively as they can, all at once."""
+    loop, request = asyncio.get_running_loop(), _expensive()
+    tokenizer.shape  # noqa: B018 - found before the first rollout
+
+    async def late(work: asyncio.Future[Any]) -> list[float]:
+        times = []
+        while not work.done():
+            due = loop.time() + 0.001
+            await asyncio.sleep(0.001)
+            times.append(loop.time() - due)
+        return times
+
+    async def ask() -> None:
+        plan = a_plan(agent=AgentSpec(kind="program"))
+        asked = await aside(wire.completion_request, request)
+        await Lease(plan, ScriptedCompleter([STEP]), tokenizer, {}).complete(asked, request)
+
+    rest = await late(asyncio.ensure_future(asyncio.sleep(1.0)))
+    busy: list[float] = []
+    for _ in range(4):
+        busy += await late(asyncio.gather(*(ask() for _ in range(sandboxes))))
+    found.samples |= {"loop lag at rest, s": rest, "loop lag under expensive requests, s": busy}
+    found.add(
+        f"loop lag p99 while {sandboxes} sandboxes ask as expensively as they can",
+        p99(busy) * 1e3,
+        "ms",
+        note=f"{p99(rest) * 1e3:.2f} at rest",
+        at_most=50.0,
+    )
+
+
+def _expensive() -> bytes:
+    """Many parameters of one large schema, in a message that nobody sampled."""
+    schemas: dict[str, Any] = {"p": {"anyOf": [{} for _ in range(wire.MAX_OBJECTS - 1_000)]}}
+    function = {"name": "f", "parameters": {"type": "object", "properties": schemas}}
+    arguments: dict[str, Any] = {f"p{number}": [] for number in range(250)}
+    call = f"<tool_call>{json.dumps({'name': 'f', 'arguments': arguments})}</tool_call>"
+    return pb.CompleteRequest(
+        sequence=1,
+        kind=pb.COMPLETION_KIND_ACTION,
+        tools_json=json.dumps([{"type": "function", "function": function}]),
+        messages=[
+            pb.Message(role=pb.ROLE_USER, content=TASK),
+            pb.Message(role=pb.ROLE_ASSISTANT, content=call),
+            pb.Message(role=pb.ROLE_USER, content=OBSERVATION),
+        ],
+    ).SerializeToString()
 
 
 def _direct(tokenizer: HubTokenizer) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keyword
 import os
+import re
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ _MARKS_SHOWN = 4  # more would cover the lines above and below
 _UNSEEN = frozenset(
     map(chr, (0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0, *range(0x180B, 0x1810)))
 ) | frozenset(map(chr, (*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))))
+_JSON_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _CONJOINING = range(0x1160, 0x1200)  # Hangul letters: no marks, but normalization may join them
 
 
@@ -30,6 +32,21 @@ def valid(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text
+
+
+def objects_in(text: bytes) -> int:
+    """How many objects and arrays a JSON text holds. In memory an empty one takes twenty times its text, and
+    reading many holds up everybody."""
+    return _brackets(_JSON_STRING.sub(b"", text))
+
+
+def holds_more(text: bytes, objects: int) -> bool:
+    """Whether `objects_in` a text are more than this: found sooner, as nearly always they are not."""
+    return _brackets(text) > objects and objects_in(text) > objects
+
+
+def _brackets(text: bytes) -> int:
+    return text.count(b"[") + text.count(b"{")
 
 
 def printable(text: str, instead: str = " ") -> str:

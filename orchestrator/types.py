@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import accumulate, compress, count
+from operator import is_not
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -378,8 +380,14 @@ def conversations(turns: Iterable[Prompted]) -> Iterator[tuple[Message, ...]]:
 
 def shared(one: tuple[Message, ...], other: tuple[Message, ...]) -> int:
     """How many messages are the same at the beginning of both."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (mine, its) in pairs if mine != its), min(len(one), len(other)))
+    most = min(len(one), len(other))
+    same = next(compress(count(), map(is_not, one, other)), most)  # nearly all: they are one object
+    return next((at for at in range(same, most) if one[at] != other[at]), most)
+
+
+def beginnings(messages: tuple[Message, ...]) -> list[int]:
+    """A hash of the first n messages for each n, from none to all."""
+    return list(accumulate(messages, lambda before, message: hash((before, message)), initial=0))
 
 
 @dataclass(frozen=True, slots=True)

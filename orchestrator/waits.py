@@ -1,5 +1,5 @@
-"""Ways of waiting: for cleanup that a cancel must not cut short, for the first of several results, and what became
-of several that were waited for together.
+"""Ways of waiting: for cleanup that a cancel must not cut short, for the first of several results, for work that
+would hold up everybody, and what became of several that were waited for together.
 
 Some of them know a standstill: a time in which this process did not run (stopped, or without CPU time). Sandboxes,
 services and clocks went on meanwhile, so what is late afterwards is nobody's doing.
@@ -8,13 +8,17 @@ services and clocks went on meanwhile, so what is late afterwards is nobody's do
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from orchestrator.errors import SandboxLostError
 
 STANDSTILL_S = 20.0  # shorter than the timeout of the sandbox' connection
+# One thread, so that the event loop has one competitor for Python's lock, however many sandboxes ask for much.
+_ASIDE = ThreadPoolExecutor(1, "aside")
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -35,6 +39,17 @@ async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
             task.exception()  # marked as retrieved; CancelledError takes precedence
         raise asyncio.CancelledError
     return task.result()
+
+
+async def aside(work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+    """The result of `work`, done in a thread: for what takes milliseconds of the processor and comes from a
+    sandbox. A cancel does not wait for it, so it must be bounded."""
+    return await asyncio.wrap_future(_ASIDE.submit(work, *args, **named))
+
+
+async def aside_if(long: bool, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+    """As `aside`; done at once where it is not `long`."""
+    return await aside(work, *args, **named) if long else work(*args, **named)
 
 
 async def first_of(*waits: Coroutine[Any, Any, Any]) -> Any:

@@ -12,15 +12,13 @@ from typing import Any
 
 import orjson
 
-from orchestrator.calls.declared import parameters
+from orchestrator.calls.declared import declared
 from orchestrator.calls.formats import READERS
 from orchestrator.calls.source import json_value
 from orchestrator.types import Call, CallFormat, Tools
 
 MAX_CALLS = 128  # in one completion
 MAX_DEPTH = 64  # of arguments; more could not come back, and whether Python reads it depends on who asks
-# How much longer the same arguments may be in other words: escapes take up to twelve times, indents some more.
-_MOST_LONGER, _LITTLE_CHARS = 16, 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +39,13 @@ def parsed(text: str, format: CallFormat, tools: Tools, sequence: int) -> Said:
     pieces: list[str] = []
     calls: list[Call] = []
     try:
-        declared = parameters(tools)
         for part in READERS[format](text, tools):
             if isinstance(part, str):
                 pieces.append(part.strip())
                 continue
             name, arguments = part
             value = orjson.loads(arguments)  # strict: what it refuses (lone surrogates) could not come back
-            if name not in declared or len(calls) == MAX_CALLS or is_deeper(value, MAX_DEPTH):
+            if name not in declared(tools).parameters or len(calls) == MAX_CALLS or is_deeper(value, MAX_DEPTH):
                 return Said(text, ())
             calls.append(Call(_id(sequence, len(calls)), name, arguments))
     except (ValueError, RecursionError):
@@ -59,42 +56,20 @@ def parsed(text: str, format: CallFormat, tools: Tools, sequence: int) -> Said:
 def same_calls(one: Sequence[Call], other: Sequence[Call]) -> bool:
     """Whether both have the same names and, as JSON values, the same arguments. Ids, the order of keys and spaces
     do not count: programs write calls back in their own way."""
-    return Compared(one).same(Compared(other))
+    return plain_calls(one) == plain_calls(other)
 
 
-class Compared:
-    """Calls to be compared with many others: each is read once at most, and only if it could be the same.
+def plain_calls(calls: Sequence[Call]) -> tuple[tuple[str, str], ...]:
+    """The same value for calls that are the same."""
+    return tuple((call.name, _plain(call.arguments)) for call in calls)
 
-    Whoever asks for completions chooses how long arguments are, and reading them holds up all rollouts.
-    """
 
-    def __init__(self, calls: Sequence[Call]) -> None:
-        self._calls = tuple(calls)
-        self._read: dict[int, str | None] = {}
-
-    def same(self, other: Compared) -> bool:
-        """See `same_calls`."""
-        return [call.name for call in self._calls] == [call.name for call in other._calls] and all(
-            self._same(other, place) for place in range(len(self._calls))
-        )
-
-    def _same(self, other: Compared, place: int) -> bool:
-        one, two = self._calls[place].arguments, other._calls[place].arguments
-        if one == two:
-            return True
-        if max(len(one), len(two)) > _MOST_LONGER * min(len(one), len(two)) + _LITTLE_CHARS:
-            return False
-        value = self._normal(place)
-        return value is not None and value == other._normal(place)
-
-    def _normal(self, place: int) -> str | None:
-        """None: it is not JSON."""
-        if place not in self._read:
-            try:
-                self._read[place] = _normal(self._calls[place].arguments)
-            except (ValueError, RecursionError):
-                self._read[place] = None
-        return self._read[place]
+def _plain(text: str) -> str:
+    """Arguments that are no JSON are the same where their texts are."""
+    try:
+        return _normal(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _normal(text: str) -> str:
@@ -113,10 +88,13 @@ def _whole(value: Any) -> Any:
 
 def is_deeper(value: Any, levels: int) -> bool:
     """Whether a JSON value is nested deeper than this."""
-    if not isinstance(value, dict | list):
-        return False
-    inner = value.values() if isinstance(value, dict) else value
-    return levels == 0 or any(is_deeper(one, levels - 1) for one in inner)
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(levels):
+        if not level:
+            return False
+        items = (item for one in level for item in (one.values() if isinstance(one, dict) else one))
+        level = [item for item in items if isinstance(item, dict | list)]
+    return bool(level)
 
 
 def _id(sequence: int, index: int) -> str:

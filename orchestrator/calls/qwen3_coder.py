@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Set
 
-from orchestrator.calls.declared import parameters
+from orchestrator.calls.declared import declared
 from orchestrator.calls.source import Called, Source
 from orchestrator.types import Tools
 
@@ -26,7 +25,7 @@ _CONSTANTS = {"True": "true", "False": "false", "None": "null", "null": "null"}
 
 def read(text: str, tools: Tools) -> Iterator[str | Called]:
     """The texts and the calls, in their order; see `Reader`."""
-    schemas = parameters(tools)
+    known = declared(tools)
     source = Source(text)
     yield source.before(_OPENS, _FUNCTION)
     while source.comes(_OPENS, _FUNCTION):
@@ -36,7 +35,7 @@ def read(text: str, tools: Tools) -> Iterator[str | Called]:
         values: dict[str, str] = {}
         while source.has(_PARAMETER):
             key = source.until(">")
-            values[key] = _value(source, schemas.get(name, {}).get(key))
+            values[key] = _value(source, known.types(name, key))
         source.take(_FUNCTION_ENDS)
         source.has(_CLOSES)
         members = (f"{_text(key)}: {value}" for key, value in values.items())
@@ -49,9 +48,8 @@ def forced(name: str | None, template: str) -> str:
     return f"{_OPENS}\n{_FUNCTION}" + ("" if name is None else f"{name}>\n")
 
 
-def _value(source: Source, schema: Any) -> str:
-    """The JSON text of the value that comes next."""
-    types = _types(schema)
+def _value(source: Source, types: Set[str]) -> str:
+    """The JSON text of the value that comes next. `types`: that it may have; empty: unknown."""
     typed = types and "string" not in types
     if typed and (value := source.json_before(_PARAMETER_ENDS)) is not None:
         return value
@@ -60,18 +58,6 @@ def _value(source: Source, schema: Any) -> str:
     if constant and (typed or (constant == "null" and "null" in types)):
         return constant
     return _text(text)
-
-
-def _types(schema: Any) -> set[str]:
-    """The JSON types that a value may have. Empty: the schema does not say."""
-    if not isinstance(schema, Mapping):
-        return set()
-    given = schema.get("type")
-    found = {kind for kind in (given if isinstance(given, list) else [given]) if isinstance(kind, str)}
-    for way in ("anyOf", "oneOf"):
-        others = schema.get(way)
-        found.update(*map(_types, others if isinstance(others, list) else ()))
-    return found or ({"object"} if "$ref" in schema else found)
 
 
 def _text(text: str) -> str:

@@ -18,6 +18,7 @@ from orchestrator.types import Tools
 _SPACE = re.compile(r"[ \t\n\r]*")
 _DIGITS = 4000  # of a number; Python turns longer ones into text and back in quadratic time, or refuses to
 _MISSES = 100  # values that are no JSON after all; each costs a pass over the text, whose lines the decoder counts
+_MISSED_CHARS = 4096  # that such values had when they turned out to be none, besides as many as the text has
 
 
 Called: TypeAlias = tuple[str, str]  # a call's name, and the text of its arguments
@@ -56,7 +57,7 @@ class Source:
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
-        self._misses = 0
+        self._misses = self._missed = 0
 
     def before(self, *marks: str) -> str:
         """The text up to the first of the marks, which comes next then; without any, the whole rest."""
@@ -117,10 +118,12 @@ class Source:
         try:
             text = self.json()[1]
             self.take(mark)
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError) as error:
+            read = getattr(error, "pos", self._at) - start
+            self._missed += read or len(self._text) // 16  # unknown, as of a number that is too large
             self._at = start
             self._misses += 1
-            if self._misses > _MISSES:
+            if self._misses > _MISSES or self._missed > len(self._text) + _MISSED_CHARS:
                 raise
             return None
         return text

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from orchestrator.errors import CompletionError, ContextLengthError, FullContext
 from orchestrator.redact import redact
 from orchestrator.types import CallFormat, Completion, Message, PolicySpan, Sampling, Split, Tools, Wishes
+from orchestrator.waits import aside
 
 if TYPE_CHECKING:
     from orchestrator.completion.shape import Shape
@@ -205,6 +206,12 @@ class Tokenizer(Protocol):
     def spells_control(self, text: str) -> bool:
         """Whether `encode` would find a control token in it: one that is special, or named by the template."""
 
+    def may_hold_control(self, text: str) -> bool:
+        """Whether it may be a piece of a control token, if the chat template prints the other pieces around it."""
+
+    def controls(self, text: str) -> list[int]:
+        """What tells the control tokens that `encode` would find in it, in order."""
+
     def decode(self, ids: list[int] | tuple[int, ...]) -> str:
         """Text of `ids`, special tokens included, no clean-up."""
 
@@ -248,7 +255,8 @@ async def encoded(
     """Ids of `text`, encoded in a thread where that takes long. None: they are surely more than `limit`."""
     if len(text) <= LONG_CHARS and not plain:
         return tuple(tokenizer.encode(text))
-    return await asyncio.to_thread(_encoded, tokenizer, text, limit, plain)
+    # The tokenizers' library lets others run, but what spells control tokens is cut into pieces here.
+    return await (aside if plain else asyncio.to_thread)(_encoded, tokenizer, text, limit, plain)
 
 
 def _encoded(tokenizer: Tokenizer, text: str, limit: int, plain: Sequence[Span]) -> tuple[int, ...] | None:
@@ -265,10 +273,14 @@ def content_ids(tokenizer: Tokenizer, content: str) -> list[int]:
 
 async def counted(tokenizer: Tokenizer, contents: Sequence[str], limit: int) -> int | None:
     """About how many ids these contents have, counted as `encoded` does. None: surely more than `limit`."""
-    encode = partial(content_ids, tokenizer)
     if sum(map(len, contents)) <= LONG_CHARS:
-        return _counted(encode, contents, limit)
-    return await asyncio.to_thread(_counted, encode, contents, limit)
+        return count(tokenizer, contents, limit)
+    return await asyncio.to_thread(count, tokenizer, contents, limit)
+
+
+def count(tokenizer: Tokenizer, contents: Sequence[str], limit: int) -> int | None:
+    """As `counted`. Takes milliseconds for more than LONG_CHARS."""
+    return _counted(partial(content_ids, tokenizer), contents, limit)
 
 
 def _counted(encode: Callable[[str], list[int]], texts: Sequence[str], limit: int) -> int | None:

@@ -16,7 +16,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from orchestrator.completion.base import PROBE_HEADER, CompletionRequest, Refusal, UnusableSample, fitted
+from orchestrator.completion.base import (
+    LONG_CHARS,
+    PROBE_HEADER,
+    CompletionRequest,
+    Refusal,
+    UnusableSample,
+    fitted,
+)
 from orchestrator.completion.chat_answer import completion_of
 from orchestrator.completion.finish import FinishReasons
 from orchestrator.completion.http import HttpClient
@@ -42,6 +49,7 @@ from orchestrator.errors import (
 )
 from orchestrator.policy import Policy
 from orchestrator.types import Completion, Message, Sampling, Wishes
+from orchestrator.waits import aside_if
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +57,7 @@ PROBES = 2
 PROBE_TIMEOUT_S = 60.0
 CONTROL_TOKENS = 16
 MAX_BODY_BYTES = 32 << 20
+LONG_TALK = 100  # messages
 _PLAIN = kind_of(Wishes())
 _REFUSING = (500, 501)  # besides 4xx: with these some servers refuse a parameter or a role
 
@@ -216,7 +225,7 @@ class ChatCompleter:
         if error.status not in _REFUSING and (isinstance(error, Retryable) or error.moved):
             return False
         try:
-            named = self._after(taken, error, request) is not None
+            named = await aside_if(_is_long(request), self._after, taken, error, request) is not None
         except ParameterError:
             named = True
         if not named and (kind in self._served or not self._may_be_extras(error, taken)):
@@ -267,10 +276,11 @@ class ChatCompleter:
         self, request: CompletionRequest, taken: Taken, timeout_s: float, headers: Mapping[str, str] | None = None
     ) -> Completion:
         before = await self._attribution.before()
+        model = before.served.model or self.endpoint.model
         try:
             answer = await self._client.post(
                 f"{self._client.openai}/chat/completions",
-                taken.body(request, before.served.model or self.endpoint.model, self.endpoint),
+                await aside_if(_is_long(request), taken.body, request, model, self.endpoint),
                 timeout_s=timeout_s,
                 headers=headers,
                 max_bytes=MAX_BODY_BYTES,
@@ -296,3 +306,9 @@ def _thought(request: CompletionRequest) -> Completion:
     """A sample of which the service tells nothing but that it is full."""
     most = request.sampling.max_tokens
     return Completion("", "", "length", None, None, prompt_tokens=0, completion_tokens=most)
+
+
+def _is_long(request: CompletionRequest) -> bool:
+    """Whether reading the calls in its messages takes milliseconds."""
+    messages = request.messages
+    return len(messages) > LONG_TALK or sum(len(message.content) for message in messages) > LONG_CHARS

@@ -36,7 +36,12 @@ class ControlTokens:
         }
         self.ids = frozenset(tokens)
         self._longest = max((len(token.content) for token in tokens.values()), default=0)
+        folded = {token.content.lower() for token in tokens.values()}
+        self._all = "\n".join(sorted(folded))
+        self._beginnings = {token[:end] for token in folded for end in range(1, len(token))}
+        self._endings = {token[start:] for token in folded for start in range(1, len(token))}
         rewritten = normalizer is not None and any(token.normalized for token in tokens.values())
+        self._rewritten = rewritten
         # Many texts may normalize to a control token, with unknown first characters: then every text is searched.
         stems = {""} if rewritten else {token.content[:_STEM] for token in tokens.values()}
         self._stem = re.compile("|".join(map(re.escape, sorted(stems)))) if stems else None
@@ -47,6 +52,24 @@ class ControlTokens:
         self._finder.add_tokens(
             [AddedToken(token.content, normalized=token.normalized and rewritten) for token in tokens.values()]
         )
+
+    def may_hold(self, text: str) -> bool:
+        """Whether this may be a piece of a control token whose other pieces are printed around it. Small and large
+        letters, and space around, do not count: a template may change them."""
+        text = text.strip().lower()
+        if not text or self._rewritten:
+            return bool(text)
+        lengths = range(1, min(len(text) + 1, self._longest))
+        return (
+            text in self._all
+            or any(text[-length:] in self._beginnings for length in lengths)
+            or any(text[:length] in self._endings for length in lengths)
+        )
+
+    def found_in(self, text: str) -> list[int]:
+        """The control tokens that `text` holds, in order; by numbers of this object's own."""
+        (found,) = self._finder.encode_batch_fast([text], add_special_tokens=False)
+        return [number for number in found.ids if number]
 
     def spelled_in(self, text: str) -> bool:
         """Whether `text` holds a control token."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
-from orchestrator.calls.declared import same_tools
 from orchestrator.calls.formats import unclosed
 from orchestrator.calls.structured import calls_in
 from orchestrator.calls.written import written
@@ -27,13 +26,16 @@ from orchestrator.completion.prompt_text import (
 )
 from orchestrator.completion.reasoning import reasoning_chars
 from orchestrator.completion.shape import tools_text
-from orchestrator.types import Completion, Message, Tools
+from orchestrator.types import Completion, Message, Tools, beginnings
+
+# Conversations rendered to see whether a segment goes on: some templates print no assistant's text once.
+_TRIES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """One line: its ids, and the conversation they stand for up to the last completion. `before`: the same without
-    that completion and its prompt."""
+    """One line: its ids, and the conversation they stand for up to the last completion. `hash`: of that
+    conversation. `before`: the same without that completion and its prompt."""
 
     number: int
     ids: Ids = field(default_factory=ids_of)
@@ -41,12 +43,14 @@ class _Segment:
     tools: Tools = ()
     opening: str = ""
     completion: Completion | None = None
+    hash: int = 0
     before: _Segment | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """The text that follows a line's ids, not encoded yet. `closing`: the part of it that the agent appended."""
+    """The text that follows a line's ids, not encoded yet. `closing`: the part of it that the agent appended.
+    `after`: the line as it was found; None: it is a new one."""
 
     segment: int
     ids: Ids
@@ -54,6 +58,7 @@ class Following:
     added: PromptText
     tools: Tools = ()
     opening: str = ""
+    after: _Segment | None = None
 
     def prompt(self, added: tuple[int, ...]) -> Prompt:
         """`added`: the ids of that text."""
@@ -93,19 +98,36 @@ class TokenLine:
         opening: Opening | None = None,
         busy: Collection[int] = (),
     ) -> Following:
-        """The line that this conversation continues, and the text to encode for it. `busy`: segments that requests
-        under way continue or open. Raises RecordError."""
+        """The line that this conversation continues, and the text to encode for it. `tools`: the same object as
+        before where they are the same tools. `busy`: segments that requests under way continue or open. Raises
+        RecordError. May run in a thread, while lines are appended to or abandoned."""
         begins = "" if opening is None else opening.text
-        for segment in reversed(self._segments.values()):
+        segments, hashes = self._segments, beginnings(messages)
+        behind: dict[int, list[Piece] | None] = {}  # by the number of messages before
+        for segment in reversed(segments.values()):
+            place = len(segment.messages)
             if (
-                segment.number not in busy
-                and same_tools(segment.tools, tools)
-                and (suffix := self._suffix(segment, messages, opening)) is not None
+                segment.completion is None
+                or segment.number in busy
+                or segment.tools is not tools
+                or place >= len(messages)
+                or segment.hash != hashes[place]
             ):
-                return Following(segment.number, segment.ids, *suffix, tools, begins)
+                continue
+            if (said := self._goes_on(segment, segment.completion, messages[place])) is None:
+                continue
+            if place not in behind and len(behind) < _TRIES:
+                behind[place] = self._behind(messages, place, tools, opening)
+            if (parts := behind.get(place)) is not None and messages[:place] == segment.messages:
+                suffix = self._suffix(segment.completion, said, parts)
+                return Following(segment.number, segment.ids, *suffix, tools, begins, segment)
         whole = prompt_text(self._tokenizer, messages, tools, opening)
-        opened = max((*self._segments, *busy), default=-1) + 1
+        opened = max((*segments, *busy), default=-1) + 1
         return Following(opened, ids_of(), "", whole, tools, begins)
+
+    def is_after(self, following: Following) -> bool:
+        """Whether it still follows the line as it is now."""
+        return self._segments.get(following.segment) is following.after
 
     def append(self, prompt: Prompt, messages: tuple[Message, ...], completion: Completion) -> None:
         """Puts the prompt's ids and the sampled ids behind the line."""
@@ -114,32 +136,28 @@ class TokenLine:
         before = self._segments.get(prompt.segment)
         if before is not None:
             before = replace(before, before=None)  # one step back is kept, no more
-        self._segments[prompt.segment] = _Segment(
+        segment = _Segment(
             number=prompt.segment,
             ids=prompt.ids + ids_of(completion.tokens_T),
             messages=messages,
             tools=prompt.tools,
             opening=prompt.opening,
             completion=completion,
+            hash=beginnings(messages)[-1],
             before=before,
         )
+        self._segments = {**self._segments, prompt.segment: segment}
 
     def abandon(self, number: int, completion: Completion) -> bool:
         """Takes back the segment's last completion, which nobody got. False: it is not the last one."""
         segment = self._segments[number]
         if segment.completion is not completion:
             return False
-        self._segments[number] = segment.before or _Segment(number)
+        self._segments = {**self._segments, number: segment.before or _Segment(number)}
         return True
 
-    def _suffix(
-        self, segment: _Segment, messages: tuple[Message, ...], opening: Opening | None
-    ) -> tuple[str, PromptText] | None:
-        """(text the agent appended, text to encode behind the line); None: `messages` do not continue it."""
-        completion, seen = segment.completion, segment.messages
-        if completion is None or len(messages) <= len(seen) or messages[: len(seen)] != seen:
-            return None
-        said = messages[len(seen)]
+    def _goes_on(self, segment: _Segment, completion: Completion, said: Message) -> str | None:
+        """What the agent appended to the segment's completion, if `said` is it; None: it says something else."""
         if said.role != "assistant":
             return None
         # Agents strip what they got, or do not: models begin with a space or a new line often.
@@ -147,20 +165,32 @@ class TokenLine:
         if not content.startswith(visible):
             return None
         appended = content[len(visible) :].strip()
-        tokens = completion.tokens_T or ()
-        ended = bool(tokens) and completion.finish_reason == "stop" and self._tokenizer.is_end(tokens[-1])
-        if ended and appended and appended == unclosed(self._tokenizer.call_format, segment.opening):
+        if (
+            appended
+            and self._ended(completion)
+            and appended == unclosed(self._tokenizer.call_format, segment.opening)
+        ):
             appended = ""  # a demanded call, kept to its schema, ends with its arguments
         # A program may write the stop string that it asked for, and that was sampled, back behind its text.
-        if appended not in ("", self._closing_tag) and (ended or not completion.unseen.startswith(appended)):
+        if appended not in ("", self._closing_tag) and (
+            self._ended(completion) or not completion.unseen.startswith(appended)
+        ):
             return None
-        behind = self._behind(messages, len(seen), segment.tools, opening)
-        if behind is None:
-            return None
+        return appended
+
+    def _ended(self, completion: Completion) -> bool:
+        """Whether the model ended the turn itself."""
+        tokens = completion.tokens_T or ()
+        return bool(tokens) and completion.finish_reason == "stop" and self._tokenizer.is_end(tokens[-1])
+
+    def _suffix(self, completion: Completion, appended: str, behind: list[Piece]) -> tuple[str, PromptText]:
+        """(text the agent appended, text to encode behind the line)."""
         first, *rest = behind
-        if ended:
-            # The model ended the turn itself: the agent's addition has no place behind the end.
-            return "", joined([Piece(self._tokenizer.behind_end(first.text, tokens[-1])), *rest])
+        if self._ended(completion):
+            # The agent's addition has no place behind the end.
+            return "", joined(
+                [Piece(self._tokenizer.behind_end(first.text, (completion.tokens_T or ())[-1])), *rest]
+            )
         if appended and appended in completion.unseen:
             appended = ""  # the stop string was sampled: the ids hold it already
         return appended, joined([Piece(appended + first.text), *rest])

@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Container, Iterable, Mapping, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from secrets import randbelow
 
 from orchestrator.calls.structured import calls_in
 from orchestrator.completion.base import Span, Tokenizer
+from orchestrator.completion.harmless import Words, completed
 from orchestrator.errors import RecordError
 from orchestrator.types import Message, Tools
 
@@ -49,12 +50,13 @@ def pieces(
 ) -> list[Piece]:
     """The template's text and contents by turns, beginning and ending with the template's.
 
-    A content is a piece of its own if it spells a control token (from message `since` on), or if its message is
-    in `hidden`; of hidden contents the template sees only a word. Raises RecordError for a conversation that the
-    template refuses.
+    A content is a piece of its own if it spells a control token or the template completes one of it (from message
+    `since` on), or if its message is in `hidden`; of hidden contents the template sees only a word. Raises
+    RecordError for a conversation that the template refuses.
     """
     later = range(since, len(messages))
     spelling = {i for i in later if i not in hidden and _spells_control(tokenizer, messages, i, tools)}
+    spelling |= _completed(tokenizer, messages, spelling | hidden, since, tools)
     # Space around a content stays with the template, which may strip it.
     apart = {i: messages[i].content.strip() for i in spelling} | {i: messages[i].content for i in hidden}
     if not apart:
@@ -82,6 +84,20 @@ def pieces(
     for i, content, text in zip(places, contents, own[1:], strict=True):
         result += [Piece(content, i), Piece(text)]
     return result
+
+
+def _completed(
+    tokenizer: Tokenizer, messages: tuple[Message, ...], apart: Set[int], since: int, tools: Tools
+) -> set[int]:
+    """The messages of which the template may complete control tokens, if it does: see `harmless`. `apart`: those
+    that it does not see."""
+    words = Words(tokenizer)
+    told = {i: words.message(messages, i, tools) for i in range(since, len(messages)) if i not in apart}
+    found = {i: message for i, message in told.items() if message is not messages[i] and message != messages[i]}
+    if not found:
+        return set()
+    shown = tuple(replace(m, content="word") if i in apart else m for i, m in enumerate(messages))
+    return set(found) if completed(tokenizer, found, shown, tools) else set()
 
 
 def _spells_control(tokenizer: Tokenizer, messages: tuple[Message, ...], place: int, tools: Tools) -> bool:

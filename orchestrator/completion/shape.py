@@ -45,7 +45,7 @@ class Shape:
     ) -> tuple[Message, ...]:
         """The conversation with as little changed as the template needs: late system messages and results become
         the user's, neighbours are joined by an empty line. `tools`, `format`: by which calls are known."""
-        fitted: list[Message] = []
+        fitted: list[tuple[Role, list[str]]] = []
         called = False
         for place, message in enumerate(messages):
             role: Role = message.role
@@ -54,11 +54,11 @@ class Shape:
             printed = self.results and (called or self.bare_results)
             if (role == "system" and place and not self.late_system) or (role == "tool" and not printed):
                 role = "user"
-            if fitted and fitted[-1].role == role and role != "tool" and not self.neighbours:
-                fitted[-1] = Message(role, f"{fitted[-1].content}\n\n{message.content}")
+            if fitted and fitted[-1][0] == role and role != "tool" and not self.neighbours:
+                fitted[-1][1].append(message.content)
             else:
-                fitted.append(Message(role, message.content))
-        return tuple(fitted)
+                fitted.append((role, [message.content]))
+        return tuple(Message(role, "\n\n".join(contents)) for role, contents in fitted)
 
 
 class Printer(Protocol):

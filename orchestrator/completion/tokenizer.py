@@ -127,6 +127,12 @@ class HubTokenizer:
     def spells_control(self, text: str) -> bool:
         return self._controls.spelled_in(text)
 
+    def may_hold_control(self, text: str) -> bool:
+        return self._controls.may_hold(text)
+
+    def controls(self, text: str) -> list[int]:
+        return self._controls.found_in(text)
+
     def _recognised(self, text: str) -> list[int]:
         ids: list[int] = []
         for piece in self._pieces(text):

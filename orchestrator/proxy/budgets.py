@@ -10,6 +10,11 @@ from orchestrator.proxy.said import Asked
 from orchestrator.types import Completion, CompletionKind, RolloutPlan
 
 MAX_RECORDED_CHARS = 8 << 20  # of conversations
+MAX_TOOL_CHARS = 16 << 20  # of all tool calls: arguments and results
+# What `run/lines` reads is more: objects and arrays of a rollout's line, messages of all its prompts together.
+MAX_RECORDED_OBJECTS = 800_000
+MAX_PROMPTS = 3_000_000
+_OBJECTS_OF_A_TURN = 8
 
 
 class Over(Exception):
@@ -44,6 +49,8 @@ class Budgets:
         self._settled = asyncio.Event()
         self._bytes = 0
         self._chars = 0  # of all conversations so far; text shared by several counts once
+        self._tool_chars = 0
+        self._objects = self._prompts = 0
 
     def carry(self, size: int) -> None:
         """Spends bytes that pass between sandbox and orchestrator."""
@@ -61,11 +68,28 @@ class Budgets:
         if used_s is not None and used_s > limit:
             raise Over("budget", f"{limit:g} cpu seconds")
 
-    def text(self, chars: int) -> None:
-        """Spends characters of new conversation. The limit is far above what a rollout's tokens can hold."""
+    def text(self, chars: int, new: int, messages: int) -> None:
+        """Spends the characters of the `new` ones of a prompt's messages. The limits are far above what a
+        rollout's tokens can hold."""
         self._chars += chars
         if self._chars > MAX_RECORDED_CHARS:
             raise Over("budget", f"{MAX_RECORDED_CHARS} characters of conversation")
+        self._prompts += messages
+        if self._prompts > MAX_PROMPTS:
+            raise Over("budget", f"{MAX_PROMPTS} messages of prompts")
+        self._hold(_OBJECTS_OF_A_TURN + new)
+
+    def tool_text(self, chars: int, objects: int = 0) -> None:
+        """Spends what goes on record of a tool call."""
+        self._tool_chars += chars
+        if self._tool_chars > MAX_TOOL_CHARS:
+            raise Over("budget", f"{MAX_TOOL_CHARS} characters of tool calls")
+        self._hold(objects)
+
+    def _hold(self, objects: int) -> None:
+        self._objects += objects
+        if self._objects > MAX_RECORDED_OBJECTS:
+            raise Over("budget", f"{MAX_RECORDED_OBJECTS} objects on record")
 
     def tool_call(self, calls: int) -> None:
         """Checks that one more tool call may follow after `calls`."""
@@ -113,6 +137,7 @@ class Budgets:
         held = self._held.pop(sequence, _Held())
         self._prompt_tokens += completion.prompt_tokens - held.prompt
         self._sampled += completion.completion_tokens
+        self._objects += len(completion.spans)
         self._settled.set()
 
     def end(self, sequence: int, *, given_up: bool) -> None:

@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import orjson
+
 from orchestrator.agents.equipment import Equipment
 from orchestrator.calls.declared import arguments_schema
 from orchestrator.calls.formats import guidable
@@ -39,6 +41,7 @@ from orchestrator.proxy.said import Asked, Refusal, Reply, RequestRefused, Spoke
 from orchestrator.proxy.turns import Turns
 from orchestrator.purse import Purse
 from orchestrator.redact import redact
+from orchestrator.text import objects_in
 from orchestrator.tools.arguments import recordable
 from orchestrator.tools.base import HostTool
 from orchestrator.types import Completion, CompletionKind, RequestNotes, RolloutPlan, Step, ToolCall, Turn, Wishes
@@ -52,7 +55,7 @@ MAX_UNUSED_FIELDS, MAX_REFUSALS_TOLD = 64, 3  # different ones, of all requests
 MAX_TOO_LONG = 8  # of them for their length: a program may shorten its conversation and go on
 MAX_STEPS_RECORDED = 1_000
 MAX_STEP_CHARS = 1 << 20  # of all steps together, for display
-MAX_TOOL_CHARS = 1 << 20
+MAX_TOOL_CHARS, MAX_ERROR_CHARS = 1 << 20, 1 << 16  # of one call of a tool
 Keep = Callable[[Completion], Reply]  # records a completion of one request
 
 
@@ -411,15 +414,18 @@ class Lease:
                 self._budgets.tool_call(len(self.tool_calls))
                 await self._budgets.check_cpu()
                 recorded = recordable(arguments)
+                text = orjson.dumps(recorded)
+                self._budgets.tool_text(len(text), objects_in(text))
                 if tool is None:
                     raise ToolError(f"there is no tool {name[:80]!r}")
                 output = (await tool.call(arguments))[:MAX_TOOL_CHARS]
+                self._budgets.tool_text(len(output))
             except Over as over:
                 return ToolReply(ended=self.refuse(over.name, over.detail))
             except ToolError as failure:
-                error = str(failure)[:MAX_TOOL_CHARS]
+                error = str(failure)[:MAX_ERROR_CHARS]
             except ToolServiceError as failure:
-                error = str(failure)
+                error = str(failure)[:MAX_ERROR_CHARS]
                 ended = self.refuse("tool_error", f"{name}: {failure}")
             except Exception as failure:  # a tool of the user's own may raise anything
                 log.exception("the tool %s failed", name[:80])

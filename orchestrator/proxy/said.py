@@ -64,7 +64,8 @@ class Spoken(Message):
 @dataclass(frozen=True, slots=True)
 class Asked:
     """A request for a completion. `agent`: the managed agent that asks; empty: the main one. `steps` and `notes`:
-    since the last request. `count_only`: only the tokens of the prompt are wanted."""
+    since the last request. `count_only`: only the tokens of the prompt are wanted. `refusal`: it is over a limit,
+    and was not read further. `is_long`: what is done with all of it takes milliseconds."""
 
     sequence: int
     kind: CompletionKind
@@ -75,6 +76,8 @@ class Asked:
     wishes: Wishes = field(default_factory=Wishes)
     count_only: bool = False
     notes: RequestNotes = field(default_factory=RequestNotes)
+    refusal: Refusal | None = None
+    is_long: bool = False
 
     @property
     def is_step(self) -> bool:

@@ -7,6 +7,7 @@ than allowed, ends the lease. Requests arrive as bytes: `wire` checks them befor
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -22,9 +23,10 @@ from orchestrator.proxy import wire
 from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.once import SequenceError
 from orchestrator.proxy.pace import CALLS_PER_S, Pace
-from orchestrator.proxy.said import Reply, ToolReply
+from orchestrator.proxy.said import Asked, Reply, ToolReply
 from orchestrator.tasks.attachments import open_attachment
 from orchestrator.types import Attachment, Confinement
+from orchestrator.waits import aside
 
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]
@@ -111,7 +113,9 @@ class SandboxService(grpc.GenericRpcHandler):
     async def Complete(self, request: bytes, context: Context) -> pb.CompleteResponse:
         lease = await self._lease(context, len(request))
         async with _refusing(context):
-            reply = await lease.complete(wire.completion_request(request), request)
+            short = wire.short_request(request)
+            asked, content = (short, request) if short is not None else await aside(_long, request)
+            reply = await lease.complete(asked, content)
         response = wire.completion_response(reply)
         if reply.ended is None and not lease.carry(response.ByteSize()):
             response = wire.completion_response(Reply(ended="budget"))
@@ -174,6 +178,11 @@ _METHODS: Mapping[str, tuple[Callable[..., Handler], type[Message]]] = {
     "SendOutput": (grpc.stream_unary_rpc_method_handler, pb.SendOutputResponse),
     "SubmitResult": (grpc.unary_unary_rpc_method_handler, pb.SubmitResultResponse),
 }
+
+
+def _long(request: bytes) -> tuple[Asked, bytes]:
+    """(a long request, what tells it from others). Raises ProtocolError."""
+    return wire.completion_request(request), hashlib.sha256(request).digest()
 
 
 async def _chunks(attachment: Attachment) -> AsyncIterator[bytes]:

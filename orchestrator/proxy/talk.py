@@ -8,9 +8,10 @@ smolagents' agents send back what they got, ids and all; those of one team may m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Hashable, Sequence
 
-from orchestrator.calls.parsed import Compared, Said, parsed
+from orchestrator.calls.parsed import Said, parsed, plain_calls
 from orchestrator.calls.written import written
 from orchestrator.proxy.said import Refusal, RequestRefused, Spoken
 from orchestrator.types import CallFormat, Message, Wishes
@@ -21,8 +22,10 @@ class Talk:
 
     def __init__(self, format: CallFormat | None) -> None:
         self.format = format
-        # The sampled text, what the program got of it, and its calls.
-        self._served: list[tuple[str, Said, Compared]] = []
+        self._served: list[str] = []  # the sampled texts that had calls
+        # Their places by what a program may send back: the calls with the text beside them or without, and either
+        # of the two with the calls' ids.
+        self._places: dict[Hashable, list[int]] = {}
 
     def said(self, text: str, wishes: Wishes, sequence: int) -> Said:
         """What the agent gets of a sampled text."""
@@ -30,7 +33,11 @@ class Talk:
             return Said(text, ())
         said = parsed(text, self.format, wishes.tools, sequence)
         if said.calls:
-            self._served.append((text, said, Compared(said.calls)))
+            self._served.append(text)
+            calls, ids = plain_calls(said.calls), tuple(call.id for call in said.calls)
+            for content in {"", said.content.strip()}:
+                for key in ((calls, content), (calls, content, ids)):
+                    self._places.setdefault(key, []).append(len(self._served) - 1)
         return said
 
     def plain(self, messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -57,12 +64,11 @@ class Talk:
     def _text(self, spoken: Spoken, since: int) -> tuple[str, int]:
         """(the text of an assistant's message with calls, the number of the next completion that can come
         back)."""
-        calls, ids = Compared(spoken.calls), [call.id for call in spoken.calls]
-        places = [*range(since, len(self._served)), *range(since)]
-        for place in sorted(places, key=lambda place: [call.id for call in self._served[place][1].calls] != ids):
-            text, said, served = self._served[place]
-            if served.same(calls) and spoken.content.strip() in ("", said.content.strip()):
-                return text, place + 1
+        calls, content = plain_calls(spoken.calls), spoken.content.strip()
+        ids = tuple(call.id for call in spoken.calls)
+        if places := self._places.get((calls, content, ids)) or self._places.get((calls, content)):
+            place = places[bisect_left(places, since) % len(places)]  # behind the last one there comes the first
+            return self._served[place], place + 1
         return written(spoken.content, spoken.calls, self.format or "hermes"), since
 
 

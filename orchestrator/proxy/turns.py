@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, replace
 from itertools import count
 
 import orjson
 
-from orchestrator.calls.declared import same_tools
 from orchestrator.calls.formats import unclosed
 from orchestrator.calls.parsed import Said
 from orchestrator.completion.base import TOKEN_CHARS, Tokenizer, counted, encoded
+from orchestrator.completion.base import count as tokens_of
+from orchestrator.completion.harmless import completed_by_tools
 from orchestrator.completion.line import Prompt, TokenLine
 from orchestrator.completion.prompt_text import Opening
 from orchestrator.errors import RecordError
 from orchestrator.proxy.budgets import Budgets
+from orchestrator.proxy.offers import Offers
 from orchestrator.proxy.said import Asked, Refusal, RequestRefused, Spoken
 from orchestrator.proxy.talk import Talk
-from orchestrator.types import CallFormat, Completion, Message, RolloutPlan, Tools, Turn, shared
+from orchestrator.types import CallFormat, Completion, Message, RolloutPlan, Tools, Turn, beginnings, shared
+from orchestrator.waits import aside_if
 
 _MESSAGE_OVERHEAD = 8  # tokens a chat template puts around a message, roughly; for chat endpoints only
 
@@ -25,11 +29,12 @@ _MESSAGE_OVERHEAD = 8  # tokens a chat template puts around a message, roughly; 
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A prompt, ready to be sampled from. `place`: of its turn, in the order in which requests were begun.
-    `messages`: the conversation, without calls as data. `segment`: the one that it continues or opens. `line`: the
-    prompt as ids; None: the endpoint takes text."""
+    `messages`: the conversation, without calls as data. `tools`: as they are kept. `segment`: the one that it
+    continues or opens. `line`: the prompt as ids; None: the endpoint takes text."""
 
     place: int
     messages: tuple[Message, ...]
+    tools: Tools
     segment: int
     line: Prompt | None
     tokens: int  # length of the prompt; 0: unknown
@@ -56,6 +61,8 @@ class Turns:
         # An endpoint without ids has tools, whatever the template shows: any format will do for its calls.
         named = plan.agent.call_format or (tokenizer.call_format if tokenizer else None)
         self._talk = Talk(named or (None if takes_ids else "hermes"))
+        self._offers = Offers(self._flaw)
+        self._preparing = asyncio.Lock()  # one request after the other: each is compared with the one before
         self._conversation: tuple[Message, ...] = ()  # of the last request
         self._talks: dict[int, _Served] = {}  # the last of each segment, for text endpoints
         self._counted = 0  # tokens of the last prompt, if the endpoint takes text
@@ -80,25 +87,32 @@ class Turns:
         """The prompt of a request, which has its segment to itself until `release`. Raises Over for too much text,
         RecordError; RequestRefused for a request with tools, or of a program, that the model's template cannot
         show."""
+        if asked.refusal is not None:
+            raise RequestRefused(asked.refusal)
+        async with self._preparing:
+            return await self._prepared(asked)
+
+    async def _prepared(self, asked: Asked) -> Prepared:
         place = next(self._places)
-        messages, opening = self._told(asked) if self._has_calls(asked) else (asked.messages, None)
+        messages, tools, opening = await aside_if(asked.is_long, self._told, asked)
         kept = shared(self._conversation, messages)
         messages = (*self._conversation[:kept], *messages[kept:])  # a message that came again is kept once
-        self._budgets.text(sum(len(m.content) for m in messages[kept:]))
+        self._budgets.text(sum(len(m.content) for m in messages[kept:]), len(messages) - kept, len(messages))
         if self._line is None:
-            segment = self._busy[asked.sequence] = self._text_segment(messages, asked.wishes.tools)
+            segment = self._busy[asked.sequence] = self._text_segment(messages, tools)
             counted = await self._length(messages, kept)
             self._conversation, self._counted = messages, counted
-            return Prepared(place, messages, segment, None, counted)
+            return Prepared(place, messages, tools, segment, None, counted)
         assert self._tokenizer is not None
-        if self._program:
-            await self._demand_modest(messages)
-        try:
-            following = self._line.following(messages, asked.wishes.tools, opening, self._busy.values())
-        except RecordError as error:
-            if self._program:
-                raise _refused(str(error), "messages") from error
-            raise
+        following = None
+        while following is None or not self._line.is_after(following):  # meanwhile, a completion may be abandoned
+            busy = tuple(self._busy.values())
+            try:
+                following = await aside_if(asked.is_long, self._line.following, messages, tools, opening, busy)
+            except RecordError as error:
+                if self._program:
+                    raise _refused(str(error), "messages") from error
+                raise
         self._busy[asked.sequence] = following.segment
         text = following.added
         ids = await encoded(self._tokenizer, text.text, self._limit, text.plain)
@@ -106,7 +120,7 @@ class Turns:
             raise self._budgets.too_long(len(text.text))
         prompt = following.prompt(ids)
         self._conversation = messages
-        return Prepared(place, messages, prompt.segment, prompt, len(prompt.ids))
+        return Prepared(place, messages, tools, prompt.segment, prompt, len(prompt.ids))
 
     def release(self, sequence: int) -> None:
         """This request is over: others may continue its segment. Idempotent."""
@@ -124,7 +138,8 @@ class Turns:
         pairs = list(zip(completion.tokens_T, completion.logprobs_T, strict=True))
         if pairs and self._tokenizer.is_end(pairs[-1][0]):
             pairs.pop()
-        return tuple((self._tokenizer.decode((token,)), logprob) for token, logprob in pairs)
+        texts = {token: self._tokenizer.decode((token,)) for token, _ in pairs}
+        return tuple((texts[token], logprob) for token, logprob in pairs)
 
     def said(self, asked: Asked, prepared: Prepared, completion: Completion) -> Said | None:
         """What an agent that has calls as data gets of a completion. None: this one gets the text."""
@@ -132,10 +147,10 @@ class Turns:
             return None
         opening = prepared.line.opening if prepared.line else ""
         forced = opening if asked.wishes.tool_choice == "required" else ""
-        text = opening + completion.visible
-        said = self._talk.said(text, asked.wishes, asked.sequence)
+        text, wishes = opening + completion.visible, replace(asked.wishes, tools=prepared.tools)
+        said = self._talk.said(text, wishes, asked.sequence)
         if not said.calls and (end := unclosed(self.call_format, forced)):
-            said = self._talk.said(text + end, asked.wishes, asked.sequence)
+            said = self._talk.said(text + end, wishes, asked.sequence)
         if not said.calls:
             return Said(forced + completion.visible, ())
         # The text beside calls has no space around it.
@@ -146,43 +161,49 @@ class Turns:
         """Whether calls are data to who asks."""
         return self._program or bool(asked.wishes.tools)
 
-    def _told(self, asked: Asked) -> tuple[tuple[Message, ...], Opening | None]:
-        """(a conversation with calls as the template takes it, how the answer begins). Raises RequestRefused."""
+    def _told(self, asked: Asked) -> tuple[tuple[Message, ...], Tools, Opening | None]:
+        """(the conversation as the template takes it, the tools as they are kept, how the answer begins). Raises
+        RequestRefused, Over."""
+        if not self._has_calls(asked):
+            return asked.messages, (), None
         wishes, messages, last = asked.wishes, self._talk.plain(asked.messages), asked.messages[-1]
         if isinstance(last, Spoken) and last.calls:
             raise _refused("the last message has calls without results", "messages")
         begun = messages[-1] if messages[-1].role == "assistant" else None
         if begun is not None:
             messages = messages[:-1]
+        tools = self._offers.kept(wishes.tools)
         if self._line is None or self._tokenizer is None:
             if begun is not None:
                 raise _refused("this endpoint cannot continue a message of the assistant's", "messages")
-            return messages, None
-        self._demand_tools(wishes.tools)
-        shown = self._tokenizer.shape.fit(messages, wishes.tools, self._tokenizer.call_format)
+            return messages, tools, None
+        if self._program:
+            self._demand_modest(messages)
+        shown = self._tokenizer.shape.fit(messages, tools, self._tokenizer.call_format)
         if wishes.demands:
             if begun is not None:
                 raise _refused("a call cannot be demanded behind the beginning of an answer", "tool_choice")
             name = wishes.demanded["name"] if wishes.demanded else None
-            return shown, Opening(self._tokenizer.call_opening(name), plain=False)
-        return shown, None if begun is None else Opening(begun.content, plain=True)
+            return shown, tools, Opening(self._tokenizer.call_opening(name), plain=False)
+        return shown, tools, None if begun is None else Opening(begun.content, plain=True)
 
-    def _demand_tools(self, tools: Tools) -> None:
-        """Raises RequestRefused unless the template can show these tools."""
-        assert self._tokenizer is not None
-        if not tools:
-            return
+    def _flaw(self, tools: Tools) -> Refusal | None:
+        """Why the template cannot show these tools."""
+        if self._line is None or self._tokenizer is None:
+            return None
         if self._tokenizer.call_format is None or not self._tokenizer.shape.tools:
-            raise _refused("the model's chat template shows no tools: describe them in the prompt", "tools")
-        if self._tokenizer.spells_control(orjson.dumps(tools).decode()):
-            raise _refused("a tool spells a control token of the model", "tools")
+            return Refusal("the model's chat template shows no tools: describe them in the prompt", "tools")
+        spelled = self._tokenizer.spells_control(orjson.dumps(tools).decode())
+        if spelled or completed_by_tools(self._tokenizer, tools):
+            return Refusal("a tool spells a control token of the model", "tools")
+        return None
 
-    async def _demand_modest(self, messages: tuple[Message, ...]) -> None:
-        """Raises Over for a conversation that is far too long: printing it would hold up all other rollouts."""
+    def _demand_modest(self, messages: tuple[Message, ...]) -> None:
+        """Raises Over for a conversation that is far too long to be printed."""
         assert self._tokenizer is not None
         contents = [message.content for message in messages]
         chars = sum(map(len, contents))
-        if chars > self._limit * TOKEN_CHARS and await counted(self._tokenizer, contents, self._limit) is None:
+        if chars > self._limit * TOKEN_CHARS and tokens_of(self._tokenizer, contents, self._limit) is None:
             raise self._budgets.too_long(chars)
 
     async def _length(self, messages: tuple[Message, ...], kept: int) -> int:
@@ -208,7 +229,8 @@ class Turns:
         else:
             before = self._talks.get(prepared.segment)
             before = before and replace(before, before=None)  # one step back is kept, no more
-            self._talks[prepared.segment] = _Served(messages, asked.wishes.tools, completion, before)
+            served = _Served(messages, prepared.tools, completion, beginnings(messages)[-1], before)
+            self._talks[prepared.segment] = served
         self._turns[prepared.place] = Turn(
             sequence=asked.sequence,
             kind=asked.kind,
@@ -221,7 +243,7 @@ class Turns:
             started_s=started_s,
             ended_s=ended_s,
             agent=asked.agent,
-            tools=asked.wishes.tools,
+            tools=prepared.tools,
             opening=prompt.opening if prompt else "",
         )
 
@@ -241,36 +263,37 @@ class Turns:
 
     def _text_segment(self, messages: tuple[Message, ...], tools: Tools) -> int:
         """The latest segment that these messages continue and no request under way has; else a new one."""
-        busy = self._busy.values()
+        busy, hashes = self._busy.values(), beginnings(messages)
         continued = (
             segment
             for segment, last in reversed(self._talks.items())
-            if segment not in busy and self._goes_on(last, messages, tools)
+            if segment not in busy and self._goes_on(last, messages, tools, hashes)
         )
         opened = max((*self._talks, *busy), default=-1) + 1
         return next(continued, opened)
 
-    def _goes_on(self, last: _Served, messages: tuple[Message, ...], tools: Tools) -> bool:
-        if last.completion is None:
-            return False
+    def _goes_on(self, last: _Served, messages: tuple[Message, ...], tools: Tools, hashes: list[int]) -> bool:
         place = len(last.messages)
-        if len(messages) <= place or messages[:place] != last.messages:
+        if last.completion is None or len(messages) <= place or last.hash != hashes[place]:
             return False
         # A program may rewrite its conversation: smolagents' agents only put their own words around what was said.
         said = Message(messages[place].role, messages[place].content.strip())
-        return not self._program or (
-            said == Message("assistant", last.completion.visible.strip()) and same_tools(last.tools, tools)
-        )
+        if self._program and (
+            said != Message("assistant", last.completion.visible.strip()) or last.tools is not tools
+        ):
+            return False
+        return messages[:place] == last.messages
 
 
 @dataclass(frozen=True, slots=True)
 class _Served:
-    """The last request of a segment, and what it got. `completion` None: nothing that anybody read. `before`: the
-    request before it."""
+    """The last request of a segment, and what it got. `completion` None: nothing that anybody read. `hash`: of the
+    messages. `before`: the request before it."""
 
     messages: tuple[Message, ...] = ()
     tools: Tools = ()
     completion: Completion | None = None
+    hash: int = 0
     before: _Served | None = None
 
 

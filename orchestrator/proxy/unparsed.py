@@ -18,8 +18,13 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 M = TypeVar("M", bound=Message)
 
 
+class TooMany(ProtocolError):
+    """A request of more fields than were to be read."""
+
+
 def read(kind: type[M], data: bytes, *, max_bytes: int, max_fields: int) -> M:
-    """The parsed request. Raises ProtocolError: too long, too many fields, unknown fields, or not parsable."""
+    """The parsed request. Raises ProtocolError: too long, too many fields (TooMany), unknown fields, or not
+    parsable."""
     if len(data) > max_bytes:
         raise ProtocolError(f"{kind.DESCRIPTOR.name} of {len(data)} bytes; at most {max_bytes} are accepted")
     _Walk(data, max_fields).message(kind.DESCRIPTOR, 0, len(data))
@@ -42,7 +47,7 @@ class _Walk:
         while at < end:
             self._fields += 1
             if self._fields > self._max_fields:
-                raise ProtocolError(f"more than {self._max_fields} fields in one request")
+                raise TooMany(f"more than {self._max_fields} fields in one request")
             tag, at = self._varint(at, end)
             field = kind.fields_by_number.get(tag >> 3)
             if field is None:

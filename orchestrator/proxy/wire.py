@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Literal
 
 import orjson
@@ -17,9 +17,9 @@ from orchestrator.calls.parsed import MAX_DEPTH, is_deeper
 from orchestrator.errors import ProtocolError
 from orchestrator.outcome import Submission
 from orchestrator.proxy.left_files import OutputRule
-from orchestrator.proxy.said import Asked, Reply, Spoken, ToolReply
-from orchestrator.proxy.unparsed import read
-from orchestrator.text import valid
+from orchestrator.proxy.said import Asked, Refusal, Reply, Spoken, ToolReply
+from orchestrator.proxy.unparsed import TooMany, read
+from orchestrator.text import holds_more, valid
 from orchestrator.tools.base import FILE_TOOLS, HostTool
 from orchestrator.types import (
     AgentKind,
@@ -57,6 +57,9 @@ MAX_STOP_CHARS = 64
 
 MAX_CALLS = 2_000  # of all messages of a request
 MAX_TOOLS, MAX_TOOLS_BYTES, MAX_FORMAT_BYTES = 128, 256 * 1024, 64 * 1024
+MAX_OBJECTS = 10_000  # and arrays, in the tools, the format and the calls of one request
+# From here on it takes milliseconds to read a request and to print it as a prompt.
+_LONG_BYTES, _LONG_FIELDS, _LONG_OBJECTS = 48 * 1024, 400, 500
 
 _ROLES: dict[int, Role] = {
     pb.ROLE_SYSTEM: "system",
@@ -177,9 +180,25 @@ def _tool(name: str, tool: HostTool | SandboxTool) -> pb.HostTool:
 
 
 def completion_request(data: bytes) -> Asked:
-    """The request. Raises ProtocolError."""
+    """The request, however long: it may take milliseconds to read. Raises ProtocolError."""
     fields = 3 + MAX_STOPS + 4 * MAX_MESSAGES + 4 * MAX_CALLS + _FIELDS
     request = read(pb.CompleteRequest, data, max_bytes=MAX_REQUEST_BYTES, max_fields=fields)
+    return replace(_asked(request, _json_texts(request)), is_long=True)
+
+
+def short_request(data: bytes) -> Asked | None:
+    """The request; None: it is a long one. Raises ProtocolError."""
+    if len(data) > _LONG_BYTES:
+        return None
+    try:
+        request = read(pb.CompleteRequest, data, max_bytes=_LONG_BYTES, max_fields=_LONG_FIELDS)
+    except TooMany:
+        return None
+    json_texts = _json_texts(request)
+    return None if holds_more(json_texts, _LONG_OBJECTS) else _asked(request, json_texts)
+
+
+def _asked(request: pb.CompleteRequest, json_texts: bytes) -> Asked:
     kind = _KINDS.get(request.kind)
     if kind is None:
         raise ProtocolError(f"unknown completion kind {request.kind}")
@@ -189,19 +208,41 @@ def completion_request(data: bytes) -> Asked:
         raise ProtocolError(f"at most {MAX_STOPS} stop strings of 1 to {MAX_STOP_CHARS} characters are accepted")
     if sum(len(message.calls) for message in request.messages) > MAX_CALLS:
         raise ProtocolError(f"more than {MAX_CALLS} calls of tools in one conversation")
-    messages = tuple(map(_message, request.messages))
     steps = tuple(map(_step, request.steps))
-    return Asked(
+    asked = Asked(
         sequence=request.sequence,
         kind=kind,
-        messages=messages,
+        messages=(),
         stop=tuple(request.stop),
         agent=request.agent,
         steps=steps,
-        wishes=_wishes(request),
         count_only=request.count_only,
         notes=_notes(request.notes),
     )
+    if (refusal := _refusal(request, json_texts)) is not None:
+        return replace(asked, refusal=refusal)
+    return replace(asked, messages=tuple(map(_message, request.messages)), wishes=_wishes(request))
+
+
+def _json_texts(request: pb.CompleteRequest) -> bytes:
+    """All JSON in a request, one text behind the other."""
+    calls = (call.arguments_json for message in request.messages for call in message.calls)
+    return "\n".join((request.tools_json, request.response_format_json, *calls)).encode()
+
+
+def _refusal(request: pb.CompleteRequest, json_texts: bytes) -> Refusal | None:
+    """Why a program's request is too large to be read; None: it is not."""
+    for name, text, most in (
+        ("tools", request.tools_json, MAX_TOOLS_BYTES),
+        ("response_format", request.response_format_json, MAX_FORMAT_BYTES),
+    ):
+        if len(text) > most or len(text.encode()) > most:
+            return Refusal(f"{name} of more than {most} bytes: send less of it", name)
+    if holds_more(json_texts, MAX_OBJECTS):
+        where = "tools" if holds_more(request.tools_json.encode(), MAX_OBJECTS // 2) else "messages"
+        told = f"more than {MAX_OBJECTS} objects and arrays in tools, response_format and calls: send fewer"
+        return Refusal(told, where)
+    return None
 
 
 def _notes(notes: pb.Notes) -> RequestNotes:
@@ -236,8 +277,6 @@ def _wishes(request: pb.CompleteRequest) -> Wishes:
     choice = _TOOL_CHOICES.get(request.tool_choice)
     if choice is None:
         raise ProtocolError(f"unknown tool choice {request.tool_choice}")
-    if len(request.tools_json) > MAX_TOOLS_BYTES or len(request.response_format_json) > MAX_FORMAT_BYTES:
-        raise ProtocolError(f"tools over {MAX_TOOLS_BYTES} bytes, or a format over {MAX_FORMAT_BYTES}")
     tools = _tools(_json(request.tools_json, "tools")) if request.tools_json else ()
     response_format = _json(request.response_format_json, "a format") if request.response_format_json else {}
     if not isinstance(response_format, dict) or not _is_format(response_format):
@@ -316,7 +355,7 @@ def abandoned(data: bytes) -> int:
 def tool_request(data: bytes) -> tuple[int, str, dict[str, Any]]:
     """Sequence number, name and arguments. Raises ProtocolError."""
     request = read(pb.CallToolRequest, data, max_bytes=2 * MAX_ARGUMENT_BYTES, max_fields=_FIELDS)
-    if len(request.arguments_json) > MAX_ARGUMENT_BYTES:
+    if len(request.arguments_json.encode()) > MAX_ARGUMENT_BYTES:
         raise ProtocolError(f"tool arguments over {MAX_ARGUMENT_BYTES} bytes")
     try:
         arguments = json.loads(request.arguments_json or "{}", parse_constant=_refuse_constant)

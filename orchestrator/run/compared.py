@@ -10,7 +10,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from orchestrator.calls.declared import parameters
+from orchestrator.calls.declared import declared
 from orchestrator.errors import ConfigError
 from orchestrator.plan import sandbox_of
 from orchestrator.run.lenient import json_lines
@@ -168,7 +168,7 @@ def _knows_web_tools(told: Attempted) -> bool:
     if first is None:
         return False
     shown = ("def web_search(", "- web_search: ")  # to a code agent, to one that calls tools as JSON
-    named = "web_search" in parameters(first.tools)
+    named = "web_search" in declared(first.tools).parameters
     return named or any(text in message.content for message in first.messages[:1] for text in shown)
 
 

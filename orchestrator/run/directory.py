@@ -26,7 +26,7 @@ from orchestrator.errors import ConfigError, RunLocked
 from orchestrator.run import lines as jsonl
 from orchestrator.run import proof
 from orchestrator.run.files import DROPPED_FILE, ROLLOUTS_FILE, packed_name, record_of
-from orchestrator.run.line import SCHEMA, attempt_line, bad_task_line, dropped_line
+from orchestrator.run.line import SCHEMA, attempt_line, bad_task_line, dropped_line, shorter_line
 from orchestrator.run.repair import set_torn_end_aside
 from orchestrator.types import Attempt, BadTask, Group, Member
 
@@ -79,6 +79,10 @@ class RunDirectory:
             told = orjson.loads(jsonl.dumps({"schema": SCHEMA, **facts}))  # as it will be read
             if (made := proof.prove(told)) is not None:
                 told[proof.FIELD] = made
+            if len(jsonl.dumps(told, indent=True)) >= jsonl.MAX_RUN_FILE_BYTES:
+                raise ConfigError(
+                    f"{path} would have more than {jsonl.MAX_RUN_FILE_BYTES} bytes: use shorter settings"
+                )
             jsonl.write_whole(path, told, indent=True, fsync=self._fsync)
 
         try:
@@ -93,7 +97,7 @@ class RunDirectory:
             line = attempt_line(result)
             return [line if self._full_traces else {**line, "steps": []}]
 
-        await self._lines.append(lines)
+        await self._lines.append(lines, shorter_line)
 
     async def record_bad_task(self, task: BadTask, group: int) -> None:
         """Writes a row that no task could be made of. It is on disk when this returns."""

@@ -287,7 +287,8 @@ class GroupsFile:
 
     async def append(self, group: Group) -> None:
         """Appends a group: one line, more with `all_segments`. All are on disk when this returns."""
-        await self._lines.append(lambda: self._form.groups(group))
+        # A group of many long rollouts is trained from its ids, and can do without their texts.
+        await self._lines.append(lambda: self._form.groups(group), lambda line: {**line, "messages": None})
 
     async def append_lines(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Appends the finished lines of a group. They are on disk when this returns."""

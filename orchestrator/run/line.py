@@ -6,16 +6,15 @@ is strict: any other line is refused, with the place and the reason. For display
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
-from itertools import pairwise
 from typing import Annotated, Any, Literal, NotRequired, TypeVar
 
 import orjson
 from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from orchestrator.calls.declared import same_tools
+from orchestrator.calls.declared import text_of
 from orchestrator.completion.trajectory import main_segment, untrained_share
 from orchestrator.run.lines import demand_modest, demand_short_talks, dumps
 from orchestrator.text import MAX_JSON_INTEGER
@@ -51,6 +50,7 @@ from orchestrator.types import (
 )
 
 SCHEMA = 1
+ATTEMPT_SCHEMA = 2  # since a rollout's tools are written once; attempts of schema 1 are read too
 _MOST_ON_WIRE = (1 << 31) - 1  # of numbers sent to a sandbox or an inference server
 _TOOL_CALL = [field.name for field in fields(ToolCall)]  # `asdict` would copy the arguments deeply
 _REASON_CHARS = 200
@@ -60,6 +60,7 @@ T = TypeVar("T")
 Whole = Annotated[int, Field(ge=0, le=MAX_JSON_INTEGER)]
 Real = Annotated[float, Field(allow_inf_nan=False, le=MAX_JSON_INTEGER)]
 Ids = tuple[Whole, ...]
+Offer = tuple[dict[str, Any], ...]
 
 
 class ServedLine(TypedDict):
@@ -90,15 +91,16 @@ class ServedLine(TypedDict):
 class CompletionLine(ServedLine):
     """One completion with the facts of its turn. Times in seconds since the rollout's `started_at`.
 
-    `tools`: what the prompt offers; missing: as the completion before, none before the first. `opening`: how the
-    answer was begun before it was sampled.
+    `tools`: what the prompt offers, as a place in the rollout's `tools`, from 0; missing: as the completion
+    before, none before the first. In schema 1 the tools themselves stand here. `opening`: how the answer was begun
+    before it was sampled.
     """
 
     sequence: Whole
     kind: CompletionKind
     agent: NotRequired[str]
     closing: str
-    tools: NotRequired[tuple[dict[str, Any], ...]]
+    tools: NotRequired[Whole | Offer]
     opening: NotRequired[str]
     started_s: Real
     ended_s: Real
@@ -139,7 +141,7 @@ class UngradedLine(TypedDict):
 class HeadLine(TypedDict):
     """The fields of an attempt that are counted. Times in seconds."""
 
-    schema: Literal[1]
+    schema: Literal[1, 2]
     rollout_id: str
     task_id: str
     group: Whole
@@ -159,7 +161,7 @@ class HeadLine(TypedDict):
 class AttemptLine(HeadLine):
     """One attempt, as a line of rollouts.jsonl. Times in seconds; `started_at` is Unix time. `reference`: the
     task's reference answer. `untrained_share`: how much of what was sampled is not in the main line, from 0 to
-    1."""
+    1. `tools`: the different sets of tools that prompts offer, each once."""
 
     level: str | None
     source: str
@@ -174,6 +176,7 @@ class AttemptLine(HeadLine):
     sandbox: SandboxLine
     node: NotRequired[str | None]
     plan: PlanLine
+    tools: NotRequired[tuple[Offer, ...]]
     completions: tuple[CompletionLine, ...]
     tool_calls: tuple[ToolCall, ...]
     steps: tuple[Step, ...]
@@ -309,7 +312,8 @@ def attempt_line(result: Member | Attempt) -> dict[str, Any]:
 
 def told_line(told: Attempted) -> dict[str, Any]:
     """The inverse of `read_attempt`."""
-    record = told.record
+    record, offers = told.record, _Offers()
+    completions = [_turn_line(turn, offers) for turn in record.turns]
     return {
         **verdict_line(told),
         "started_at": record.started_at,
@@ -326,7 +330,8 @@ def told_line(told: Attempted) -> dict[str, Any]:
             "sandbox": asdict(told.sandbox),
             "limits": asdict(told.limits),
         },
-        "completions": [_turn_line(turn, before) for before, turn in pairwise((None, *record.turns)) if turn],
+        "tools": offers.sets,
+        "completions": completions,
         "tool_calls": [{name: getattr(call, name) for name in _TOOL_CALL} for call in record.tool_calls],
         "steps": [asdict(step) for step in record.steps],
         "output": _output_line(record.output) if record.output else None,
@@ -336,12 +341,19 @@ def told_line(told: Attempted) -> dict[str, Any]:
     }
 
 
+def shorter_line(line: dict[str, Any]) -> dict[str, Any]:
+    """The line of an attempt without what no reader needs to score or train it, for one too long to be read again.
+    What a sandbox sends is limited before; what a scorer or an endpoint says is not."""
+    note = "steps, evidence and tool calls were left out: with them the line would be too long to be read again"
+    return {**line, "steps": [], "tool_calls": [], "score_evidence": None, "notes": [*line["notes"], note]}
+
+
 def verdict_line(told: Attempted) -> dict[str, Any]:
     """The beginning of an attempt's line: which attempt it is, and what became of it. The rest says what happened,
     and is the same however that is scored."""
     outcome, ungraded, score = told.outcome, told.ungraded, told.score
     return {
-        "schema": SCHEMA,
+        "schema": ATTEMPT_SCHEMA,
         "rollout_id": told.rollout_id,
         "task_id": told.task_id,
         "level": told.level,
@@ -388,7 +400,7 @@ def read_attempt(text: bytes) -> Attempted:
         limits=plan["limits"],
         record=Record(
             started_at=line["started_at"],
-            turns=tuple(_turns(line["completions"])),
+            turns=tuple(_turns(line["completions"], line.get("tools", ()))),
             tool_calls=line["tool_calls"],
             steps=line["steps"],
             answer=line["answer"],
@@ -432,9 +444,30 @@ def _output(line: OutputLine | None) -> Output | None:
     return Output(line["files"], line.get("left_out", 0), line.get("complete", True))
 
 
-def _turn_line(turn: Turn, before: Turn | None) -> dict[str, Any]:
+class _Offers:
+    """The tools of one rollout's prompts, each set once."""
+
+    def __init__(self) -> None:
+        self.sets: list[Tools] = []
+        self._last: Tools = ()
+        self._places: dict[bytes, int] = {}
+
+    def told(self, tools: Tools) -> dict[str, int]:
+        """What a completion with these tools says about them, behind the one before."""
+        if tools is self._last:  # nearly always
+            return {}
+        text, before = text_of(tools), text_of(self._last)
+        self._last = tools
+        if text == before:
+            return {}
+        if text not in self._places:
+            self._places[text] = len(self.sets)
+            self.sets.append(tools)
+        return {"tools": self._places[text]}
+
+
+def _turn_line(turn: Turn, offers: _Offers) -> dict[str, Any]:
     completion = turn.completion
-    told = same_tools(turn.tools, before.tools if before else ())
     return {
         "sequence": turn.sequence,
         "kind": str(turn.kind),
@@ -444,7 +477,7 @@ def _turn_line(turn: Turn, before: Turn | None) -> dict[str, Any]:
         "segment": turn.segment,
         "prompt_ids": turn.prompt_ids,
         "closing": turn.closing,
-        **({} if told else {"tools": turn.tools}),
+        **offers.told(turn.tools),
         **({"opening": turn.opening} if turn.opening else {}),
         **({"abandoned": True} if turn.abandoned else {}),
         "text": completion.text,
@@ -463,10 +496,17 @@ def _turn_line(turn: Turn, before: Turn | None) -> dict[str, Any]:
     }
 
 
-def _turns(lines: Iterable[CompletionLine]) -> Iterator[Turn]:
+def _turns(lines: Iterable[CompletionLine], offers: Sequence[Tools]) -> Iterator[Turn]:
+    """Raises ValueError for tools that are not there."""
     tools: Tools = ()
     for line in lines:
-        tools = line.get("tools", tools)
+        offer = line.get("tools")
+        if isinstance(offer, int):
+            if offer >= len(offers):
+                raise ValueError(f"completions.tools: {offer} of {len(offers)} sets of tools")
+            tools = offers[offer]
+        elif offer is not None:
+            tools = offer
         yield _turn(line, tools)
 
 

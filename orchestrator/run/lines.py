@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -28,14 +27,13 @@ from orchestrator.run.frames import (
     packed_end,
     place_of,
 )
-from orchestrator.text import valid
+from orchestrator.text import holds_more, valid
 
 MAX_LINE_BYTES = 256 << 20  # we write no longer line
 MAX_RUN_FILE_BYTES = 16 << 20  # run.json
 MAX_CONTAINERS = 1_000_000  # objects and arrays of a line: in memory an empty one takes twenty times its text
 MAX_TALK = 4_000_000  # messages of all prompts of a line; it stores only what each prompt adds to the one before
 CHUNK_BYTES = 1 << 20
-_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 # JSON allows these unescaped, but many readers take them for line ends.
 _LINE_ENDS = {end.encode(): f"\\u{ord(end):04x}".encode() for end in ("\u0085", "\u2028", "\u2029")}
 
@@ -81,8 +79,7 @@ def demand_modest(text: bytes) -> None:
     """Raises orjson.JSONDecodeError for a line that is too long or has too many objects and arrays."""
     if len(text) > MAX_LINE_BYTES:
         raise orjson.JSONDecodeError(f"over {MAX_LINE_BYTES} bytes", "", 0)
-    short = len(text) <= CHUNK_BYTES or _containers(text) <= MAX_CONTAINERS  # nearly always
-    if not short and _containers(_STRING.sub(b"", text)) > MAX_CONTAINERS:
+    if len(text) > CHUNK_BYTES and holds_more(text, MAX_CONTAINERS):
         raise orjson.JSONDecodeError(f"over {MAX_CONTAINERS} objects and arrays", "", 0)
 
 
@@ -193,10 +190,6 @@ class LinesById(Mapping[str, bytes]):
         return len(self.offsets)
 
 
-def _containers(text: bytes) -> int:
-    return text.count(b"[") + text.count(b"{")
-
-
 class JsonLines:
     """A file that grows by complete lines, compressed if its name says so. Each is flushed; `fsync` also waits for
     the disk.
@@ -215,13 +208,16 @@ class JsonLines:
         self._packer = Packer() if is_compressed(path) else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=path.name)
 
-    async def append(self, values: Callable[[], Iterable[Any]]) -> None:
-        """Appends one line for each of `values()`, all or none. `values` is called in the thread.
+    async def append(
+        self, values: Callable[[], Iterable[Any]], shorter: Callable[[Any], Any] | None = None
+    ) -> None:
+        """Appends one line for each of `values()`, all or none. Both functions are called in the thread.
 
-        The lines are written even if the caller is cancelled while it waits. Raises OutputError (disk full);
-        no partial line is left then.
+        `shorter`: what is written of a value whose line nobody could read again. The lines are written even if the
+        caller is cancelled while it waits. Raises OutputError (disk full, no line that could be read); no partial
+        line is left then.
         """
-        written = asyncio.wrap_future(self._thread.submit(self._write, values))
+        written = asyncio.wrap_future(self._thread.submit(self._write, values, shorter))
         await asyncio.shield(written)
 
     def close(self) -> None:
@@ -232,8 +228,8 @@ class JsonLines:
                 self._file.write(self._packer.closed())
         self._file.close()
 
-    def _write(self, values: Callable[[], Iterable[Any]]) -> None:
-        made, packer = [dumps(value) + b"\n" for value in values()], self._packer
+    def _write(self, values: Callable[[], Iterable[Any]], shorter: Callable[[Any], Any] | None) -> None:
+        made, packer = [self._line(value, shorter) + b"\n" for value in values()], self._packer
         was_open = packer is not None and packer.is_open
         lines = b"".join(made) if packer is None else packer.packed(made)
         start = self._file.seek(0, os.SEEK_END)
@@ -251,6 +247,20 @@ class JsonLines:
             raise OutputError(
                 f"cannot write {self.path}: {error.strerror}; make room and go on with --env.resume"
             ) from error
+
+    def _line(self, value: Any, shorter: Callable[[Any], Any] | None) -> bytes:
+        """Raises OutputError."""
+        text = dumps(value)
+        try:
+            demand_modest(text)
+            demand_short_talks(value)
+        except orjson.JSONDecodeError as error:
+            if shorter is not None:
+                return self._line(shorter(value), None)
+            raise OutputError(
+                f"cannot write {self.path}: a line of {error.msg} could not be read again"
+            ) from error
+        return text
 
 
 def last_whole(file: BinaryIO, before: int | None = None) -> PackedEnd:

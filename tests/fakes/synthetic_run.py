@@ -88,6 +88,12 @@ class WordTokenizer:
     def spells_control(self, text: str) -> bool:
         return False
 
+    def may_hold_control(self, text: str) -> bool:
+        return False
+
+    def controls(self, text: str) -> list[int]:
+        return []
+
     def is_end(self, token_id: int) -> bool:
         return token_id >= 256 and self._words[token_id - 256] == "<|im_end|>"
 

@@ -117,6 +117,27 @@ TEMPLATES = {
 }
 
 
+# As Qwen3-Coder's, which print names as tags; and as those that print each key as a tag of its own.
+_TAGS = (
+    "{% if tools %}{{ '<|pad|>' }}{% for t in tools %}{% set f = t.function %}"
+    "{{ '<function=' + f.name + '>' + (f.description or '') }}"
+    "{% for key, one in ((f.parameters or {}).properties or {}).items() %}"
+    "{{ '\n<' + key + '>' + (one.description or '') + '</' + key + '>' }}"
+    "{% for value in one.enum or [] %}{{ '<' + value + '>' }}{% endfor %}{% endfor %}{% endfor %}"
+    "{{ '<tool_call>' }}{% endif %}"
+    "{% for m in messages %}{{ '<|s|>' + m.role + '\n' + m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ '<tool_call>\n<function=' + c.function.name + '>' }}"
+    "{% for key, value in c.function.arguments.items() %}{{ '\n<parameter=' + key + '>' }}"
+    "{{ value if value is string else value | tojson }}{{ '</parameter>' }}{% endfor %}"
+    "{{ '</function></tool_call>' }}{% endfor %}{{ '<|e|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|s|>assistant\n' }}{% endif %}"
+)
+TOOL_TEMPLATES = {
+    "qwen3_coder": _TAGS,
+    "hermes": _TAGS.replace("<function=", "<name=").replace("<parameter=", "<"),
+}
+
+
 def made(model: str = "byte level", added: str = "plain", template: str = "chatml") -> HubTokenizer:
     """One of each family. Its thoughts' tokens are no special ones; runs of spaces are added tokens, too."""
     backend = MODELS[model]()
@@ -126,7 +147,7 @@ def made(model: str = "byte level", added: str = "plain", template: str = "chatm
         + [AddedToken(SPACES, normalized=False)]
     )
     fast = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|e|>")  # type: ignore[no-untyped-call]
-    fast.chat_template = TEMPLATES[template]
+    fast.chat_template = TEMPLATES.get(template) or TOOL_TEMPLATES[template]
     return HubTokenizer(fast, f"{model}, {added}, {template}")
 
 

@@ -6,14 +6,26 @@ import functools
 from collections import Counter
 from dataclasses import replace
 
+import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.calls.written import written
 from orchestrator.completion.base import content_ids
+from orchestrator.completion.harmless import completed_by_tools
 from orchestrator.completion.prompt_text import pieces, prompt_text
 from orchestrator.completion.tokenizer import HubTokenizer
-from orchestrator.types import Message, Role
-from tests.fakes.tokenizers import ADDED, CONTROLS, MODELS, SPACES, TEMPLATES, control_ids, made
+from orchestrator.types import Call, CallFormat, Message, Role, Tools
+from tests.fakes.tokenizers import (
+    ADDED,
+    CONTROLS,
+    MODELS,
+    SPACES,
+    TEMPLATES,
+    TOOL_TEMPLATES,
+    control_ids,
+    made,
+)
 
 TAG = "</code>"
 BITS = [
@@ -87,6 +99,56 @@ def test_the_ids_say_what_the_template_printed(template: str, texts: list[str]) 
     assert said == prompt_text(tokenizer, messages).text
     if template in ("chatml", "trims", "in brackets", "says it twice", "changes it"):
         assert said == tokenizer.render(messages, generation_prompt=True)
+
+
+PIECES = ["|s|", "s|", "<|s", "a<|s|", "|e|>", "<think", "think", "INST", "[", "a", "days", "|pad|", " |s| ", ""]
+pieces_of_tokens = st.lists(st.sampled_from([*PIECES, *CONTROLS]), min_size=1, max_size=3).map("".join)
+call_formats = st.sampled_from(sorted(TOOL_TEMPLATES))
+
+
+def offer(name: str, key: str, text: str, choice: str) -> Tools:
+    one = {"type": "string", "description": text, "enum": [choice]}
+    function = {"name": name, "description": text, "parameters": {"type": "object", "properties": {key: one}}}
+    return ({"type": "function", "function": function},)
+
+
+@given(family=families, format=call_formats, texts=st.lists(pieces_of_tokens, min_size=4, max_size=4))
+def test_tools_of_which_the_template_makes_control_tokens_are_known(
+    family: tuple[str, str], format: str, texts: list[str]
+) -> None:
+    """As a schema's key `|s|`, which is printed as `<|s|>`."""
+    tokenizer = tokenizer_of(*family, format)
+    user = (Message("user", "word"),)
+    tools, words = offer(*texts), offer("look", "day", "Looks.", "any")
+    printed = control_ids(tokenizer, tokenizer.encode(tokenizer.render(user, generation_prompt=True, tools=tools)))
+    wanted = control_ids(tokenizer, tokenizer.encode(tokenizer.render(user, generation_prompt=True, tools=words)))
+    spelled = tokenizer.spells_control(orjson.dumps(tools).decode())
+    if printed != wanted:
+        assert spelled or completed_by_tools(tokenizer, tools)
+    assert not completed_by_tools(tokenizer, words)
+
+
+@given(family=families, format=call_formats, texts=st.lists(pieces_of_tokens, min_size=4, max_size=4))
+def test_the_template_completes_no_control_token_in_a_conversation(
+    family: tuple[str, str], format: CallFormat, texts: list[str]
+) -> None:
+    """As an argument's key `a<|s|`, behind which it prints `>`."""
+    tokenizer = tokenizer_of(*family, format)
+    key, value, content, result = texts
+    tools = offer("look", "day", "Looks.", "any")
+
+    def prompted(content: str, arguments: dict[str, str], result: str) -> list[int]:
+        call = written(content, (Call("", "look", orjson.dumps(arguments).decode()),), format)
+        messages = (Message("user", "q"), Message("assistant", call), Message("tool", result))
+        text = prompt_text(tokenizer, messages, tools)
+        return control_ids(tokenizer, tokenizer.encode(text.text, text.plain))
+
+    found = prompted(content, {key: value, "b": "c"}, result)
+    wanted = prompted("." if content.strip() else content, {"a": "b", "b": "c"}, "." if result.strip() else result)
+    if family[1] == "stands alone":
+        assert Counter(found) <= Counter(wanted)
+    else:
+        assert found == wanted
 
 
 def test_a_template_that_leaves_thoughts_out_leaves_them_out_of_what_spells_tokens() -> None:

@@ -336,7 +336,7 @@ def damage(run: Path, number: int, change: Callable[[bytes], bytes]) -> None:
     ("change", "reason"),
     [
         (lambda line: line[:200] + b"\n", "json"),
-        (lambda line: line.replace(b'"schema":1', b'"schema":2', 1), "schema"),
+        (lambda line: line.replace(b'"schema":2', b'"schema":3', 1), "schema"),
         (lambda line: line.replace(b'"prompt_tokens":', b'"prompt_tokenz":'), "prompt_tokens"),
         (lambda line: b"\xff\x00\n", "json"),
     ],

@@ -223,7 +223,7 @@ def test_a_schema_refuses_what_the_strict_reader_refuses() -> None:
     line = json.loads(dumps(attempt_line(a_member())))
     validator = Draft202012Validator(schema("rollouts.jsonl"))
     assert validator.is_valid(line)
-    for key, wrong in (("score", 1.5), ("outcome", "won"), ("completions", None), ("group", -1), ("schema", 2)):
+    for key, wrong in (("score", 1.5), ("outcome", "won"), ("completions", None), ("group", -1), ("schema", 3)):
         odd = {**line, key: wrong}
         assert not validator.is_valid(odd)
         with pytest.raises(ValueError, match=key):

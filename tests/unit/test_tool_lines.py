@@ -20,8 +20,20 @@ from orchestrator.completion.trajectory import trajectory
 from orchestrator.demo.tokenizer import unpack
 from orchestrator.proxy.lease import MAX_TOO_LONG, Lease
 from orchestrator.proxy.said import Asked, Reply, Spoken
-from orchestrator.run.line import _turn_line
-from orchestrator.types import AgentSpec, Call, Completion, CompletionKind, Limits, Message, Record, Wishes
+from orchestrator.run.line import told_line, told_of
+from orchestrator.types import (
+    AgentSpec,
+    Attempt,
+    Call,
+    Completion,
+    CompletionKind,
+    Ended,
+    EndedName,
+    Limits,
+    Message,
+    Record,
+    Wishes,
+)
 from tests.fakes.plans import a_plan
 
 TOOL: Mapping[str, Any] = {
@@ -404,8 +416,10 @@ async def test_tools_that_print_other_numbers_open_another_line(qwen: HubTokeniz
         await program.ask(*talk, wishes=Wishes(tools=({"type": "function", "function": function},)))
         talk += [Message("assistant", "Yes."), Message("user", "Sure?")]
     assert program.segments == [0, 1, 2]
-    before, turn, _ = program.lease.turns
-    assert "tools" in _turn_line(turn, before)
+    line = told_line(
+        told_of(Attempt(a_plan(), Record(0.0, turns=tuple(program.lease.turns)), Ended(EndedName.FINISHED)))
+    )
+    assert [completion["tools"] for completion in line["completions"]] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

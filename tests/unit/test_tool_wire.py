@@ -39,8 +39,7 @@ HOSTILE: dict[str, Callable[[], pb.CompleteRequest]] = {
     "no function": lambda: a_request(tools_json='[{"type": "function"}]'),
     "no name": lambda: a_request(tools_json='[{"function": {"name": 7}}]'),
     "too many": lambda: a_request(tools_json=json.dumps([TOOL] * (wire.MAX_TOOLS + 1))),
-    "too large": lambda: a_request(tools_json=json.dumps([TOOL]) + " " * wire.MAX_TOOLS_BYTES),
-    "too deep": lambda: a_request(tools_json="[" * 100_000),
+    "too deep": lambda: a_request(tools_json="[" * 10_000),
     "deeper than can be written": lambda: a_request(
         tools_json='[{"function": {"name": "f", "x": ' + "[" * 300 + "]" * 300 + "}}]"
     ),
@@ -71,6 +70,45 @@ HOSTILE: dict[str, Callable[[], pb.CompleteRequest]] = {
 def test_what_is_none_is_refused_before_anything_is_made_of_it(name: str) -> None:
     with pytest.raises(ProtocolError):
         wire.completion_request(HOSTILE[name]().SerializeToString())
+
+
+OVER = {
+    "bytes of tools": ("tools", lambda: a_request(tools_json=json.dumps([TOOL]) + " " * wire.MAX_TOOLS_BYTES)),
+    "bytes, fewer characters": (
+        "tools",
+        lambda: a_request(tools_json=json.dumps(["\u00e9" * 140_000], ensure_ascii=False)),
+    ),
+    "bytes of a format": (
+        "response_format",
+        lambda: a_request(response_format_json='{"type": "text"}' + " " * wire.MAX_FORMAT_BYTES),
+    ),
+    "objects of tools": ("tools", lambda: a_request(tools_json=f"[{','.join(['{}'] * 80_000)}]")),
+    "nothing but brackets": ("tools", lambda: a_request(tools_json="[" * 100_000)),
+    "objects of calls": (
+        "messages",
+        lambda: said(
+            pb.ROLE_ASSISTANT,
+            *[pb.Call(id="1", name="f", arguments_json=f'{{"x": [{",".join(["[]"] * 1000)}]}}')] * 20,
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OVER)
+async def test_a_program_is_told_that_its_request_is_too_large_and_goes_on(name: str) -> None:
+    """Nothing of it is parsed: neither time nor memory goes into it."""
+    param, request = OVER[name]
+    asked = wire.completion_request(request().SerializeToString())
+    assert asked.refusal is not None
+    assert (asked.refusal.param, asked.messages, asked.wishes) == (param, (), Wishes())
+    lease = Lease(a_plan(agent=AgentSpec(kind="program")), ScriptedCompleter(["one"]), None, {})
+    assert (await lease.complete(asked, b"1")).refused == asked.refusal
+    assert (await lease.complete(Asked(2, CompletionKind.ACTION, TALK), b"2")).completion is not None
+
+
+def test_brackets_in_texts_are_no_objects() -> None:
+    text = json.dumps([{"type": "function", "function": {"name": "f", "description": '{["\\"' * 10_000}}])
+    assert wire.completion_request(a_request(tools_json=text).SerializeToString()).refusal is None
 
 
 def test_tools_calls_and_results_arrive_as_they_were_sent() -> None:

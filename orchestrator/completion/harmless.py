@@ -1,0 +1,128 @@
+"""Control tokens that the chat template completes: it prints `<` and `>` around a key, and the key is `|im_end|`.
+
+No text spells such a token by itself. So what is printed is compared with what the template prints of the same
+conversation with harmless words in place of all texts that may be pieces of a token. Few texts are, so nearly
+always nothing is printed for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+from orchestrator.calls.structured import calls_in
+from orchestrator.calls.written import written
+from orchestrator.completion.base import Tokenizer
+from orchestrator.errors import RecordError
+from orchestrator.types import Call, Message, Tools
+
+# Words of OpenAI's API and of JSON Schema. Templates look for them, so they stay: outside of names for properties.
+_WORDS = frozenset(
+    {
+        *("type", "function", "name", "description", "parameters", "strict", "properties", "required", "items"),
+        *("enum", "const", "default", "format", "title", "anyOf", "oneOf", "allOf", "not", "$ref", "$defs"),
+        *("additionalProperties", "patternProperties", "definitions", "prefixItems", "examples", "nullable"),
+        *("minimum", "maximum", "minItems", "maxItems", "minLength", "maxLength", "pattern"),
+        *("string", "number", "integer", "boolean", "object", "array", "null"),
+    }
+)
+_NAMED = ("properties", "patternProperties", "$defs", "definitions")  # of their keys
+
+
+class Words:
+    """Harmless words for texts that may be pieces of a control token: the same word for the same text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._words: dict[str, str] = {}
+
+    @property
+    def any(self) -> bool:
+        """Whether one was needed."""
+        return bool(self._words)
+
+    def text(self, text: str) -> str:
+        if text not in self._words:
+            if not self._tokenizer.may_hold_control(text):
+                return text
+            self._words[text] = f"word_{63914 + len(self._words)}"
+        return self._words[text]
+
+    def value(self, value: Any) -> Any:
+        """A JSON value with harmless texts and keys."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, Mapping):
+            return {self.text(key): self.value(item) for key, item in value.items()}
+        return [self.value(item) for item in value] if isinstance(value, list | tuple) else value
+
+    def schema(self, value: Any, *, names: bool = False) -> Any:
+        """A tool or a schema with harmless texts and keys. `names`: its keys are names that somebody chose."""
+        if isinstance(value, str):
+            return value if value in _WORDS else self.text(value)
+        if isinstance(value, Mapping):
+            return {
+                key if key in _WORDS and not names else self.text(key): self.schema(
+                    item, names=key in _NAMED and not names
+                )
+                for key, item in value.items()
+            }
+        return [self.schema(item) for item in value] if isinstance(value, list | tuple) else value
+
+    def message(self, messages: Sequence[Message], place: int, tools: Tools) -> Message:
+        """A message with a harmless content, or with harmless arguments of its calls."""
+        message, format = messages[place], self._tokenizer.call_format
+        said = calls_in(messages, place, tools, format) if tools else None
+        if said is None or format is None:
+            return Message(message.role, self.text(message.content))
+        calls = [(call, json.loads(call.arguments)) for call in said.calls]
+        harmless = [(call, self.value(arguments)) for call, arguments in calls]
+        content = self.text(said.content)
+        if content == said.content and calls == harmless:
+            return message
+        told = [replace(call, arguments=json.dumps(arguments)) for call, arguments in harmless]
+        return Message("assistant", written(content, told, format))
+
+
+def completed(
+    tokenizer: Tokenizer, messages: Mapping[int, Message], shown: tuple[Message, ...], tools: Tools
+) -> bool:
+    """Whether the template makes control tokens of these messages, of which none spells one. `messages`: them with
+    harmless words, by their places. `shown`: the conversation. Raises RecordError."""
+    printed = tokenizer.render(shown, generation_prompt=False, tools=tools)
+    told = tuple(messages.get(place, message) for place, message in enumerate(shown))
+    try:
+        harmless = tokenizer.render(told, generation_prompt=False, tools=tools)
+    except RecordError:
+        return True
+    return tokenizer.controls(printed) != tokenizer.controls(harmless)
+
+
+def completed_by_tools(tokenizer: Tokenizer, tools: Tools) -> bool:
+    """Whether the template, or the beginning of a call that is demanded, makes control tokens of the tools."""
+    words = Words(tokenizer)
+    harmless = tuple(map(words.schema, tools))
+    if not words.any:
+        return False
+    question, answer = Message("user", "word"), Message("assistant", "word")
+
+    def calls(offered: Tools) -> tuple[Message, ...]:
+        format, names = tokenizer.call_format, [str(tool["function"]["name"]) for tool in offered]
+        texts = [written("", (Call("", name, "{}"),), format) for name in names] if format else []
+        called = ((Message("assistant", text), Message("tool", "word"), answer, question) for text in texts)
+        return (question, *chain.from_iterable(called))
+
+    for talk in (calls, lambda offered: (question,)):  # some templates take no such calls
+        with suppress(RecordError):
+            printed = tokenizer.render(talk(tools), generation_prompt=True, tools=tools)
+            other = tokenizer.render(talk(harmless), generation_prompt=True, tools=harmless)
+            openings = [
+                [tokenizer.controls(tokenizer.call_opening(str(tool["function"]["name"]))) for tool in offered]
+                for offered in (tools, harmless)
+            ]
+            return tokenizer.controls(printed) != tokenizer.controls(other) or openings[0] != openings[1]
+    return False

@@ -1,0 +1,49 @@
+"""The tools that the requests of one rollout offer: each set is kept once, however many requests bring it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+from orchestrator.calls.declared import text_of
+from orchestrator.proxy.said import Refusal, RequestRefused
+from orchestrator.text import objects_in
+from orchestrator.types import Tools
+
+# Of all sets together: they stay in memory for the whole rollout, and in its record for good.
+MAX_BYTES, MAX_OBJECTS = 2 << 20, 50_000
+
+
+class Offers:
+    """Requests that offer the same tools get the same object, so that nobody has to compare them again."""
+
+    def __init__(self, flaw: Callable[[Tools], Refusal | None]) -> None:
+        """`flaw`: why the model cannot be shown these tools. Each set is looked at once."""
+        self._flaw = flaw
+        self._sets: dict[bytes, Tools | Refusal] = {}
+        self._bytes = self._objects = 0
+
+    def kept(self, tools: Tools) -> Tools:
+        """The same tools, as they came first. Raises RequestRefused."""
+        if not tools:
+            return ()
+        text = text_of(tools)
+        key = hashlib.sha256(text).digest()
+        found = self._sets.get(key)
+        if found is None:
+            found = self._sets[key] = self._refusal(tools, text) or tools
+        if isinstance(found, Refusal):
+            raise RequestRefused(found)
+        return found
+
+    def _refusal(self, tools: Tools, text: bytes) -> Refusal | None:
+        size, objects = self._bytes + len(text), self._objects + objects_in(text)
+        if size > MAX_BYTES or objects > MAX_OBJECTS:
+            return Refusal(
+                f"the tools of all requests, each set counted once, have more than {MAX_BYTES} bytes or "
+                f"{MAX_OBJECTS} objects and arrays: offer the same tools each time",
+                "tools",
+            )
+        if (flaw := self._flaw(tools)) is None:
+            self._bytes, self._objects = size, objects
+        return flaw

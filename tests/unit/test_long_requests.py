@@ -1,0 +1,180 @@
+"""What a sandbox asks for costs little, and what must take long holds up nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from rollout_api.v1 import sandbox_pb2 as pb
+
+from orchestrator.calls.formats import READERS
+from orchestrator.calls.parsed import parsed
+from orchestrator.completion.line import TokenLine
+from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
+from orchestrator.proxy import wire
+from orchestrator.proxy.lease import Lease
+from orchestrator.proxy.said import Asked, Spoken
+from orchestrator.proxy.talk import Talk
+from orchestrator.types import AgentSpec, Completion, CompletionKind, Limits, Message, Tools, Wishes
+from tests.fakes.completers import ScriptedCompleter
+from tests.fakes.plans import a_plan
+from tests.fakes.tokenizer import tokenizer_folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> HubTokenizer:
+    return load_tokenizer(str(tokenizer_folder()))
+
+
+class Counted(dict[str, Any]):
+    """A schema that counts how often it is looked into."""
+
+    looks = 0
+
+    def get(self, key: str, default: Any = None) -> Any:
+        Counted.looks += 1
+        return super().get(key, default)
+
+
+def test_a_schema_is_walked_once_however_many_parameters_have_it() -> None:
+    schema = Counted(anyOf=[Counted() for _ in range(500)])
+    tools: Tools = ({"function": {"name": "f", "parameters": {"properties": {"p": schema}}}},)
+    value = "<parameter=p>\n1\n</parameter>\n"
+    Counted.looks = 0
+    once = parsed(f"<function=f>\n{value}</function>", "qwen3_coder", tools, 1)
+    looks = Counted.looks
+    said = parsed(f"<function=f>\n{value * 250}</function>" * 4, "qwen3_coder", tools, 1)
+    assert (len(once.calls), len(said.calls)) == (1, 4)
+    assert Counted.looks == looks, "known from the first time"
+
+
+@pytest.mark.parametrize("format", sorted(READERS))
+def test_a_conversation_reads_its_tools_once(format: Any) -> None:
+    """However many messages it has."""
+    tools: Tools = tuple(Counted(function=Counted(name=f"f{i}")) for i in range(100))
+    Counted.looks = 0
+    for number in range(50):
+        parsed("Only words, and no call.", format, tools, number)
+    assert Counted.looks <= 300, "three for each tool"
+
+
+class Rendered:
+    """A tokenizer that counts what it prints."""
+
+    def __init__(self, inner: HubTokenizer) -> None:
+        self._inner = inner
+        self.renders = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def render(self, *talk: Any, **how: Any) -> str:
+        self.renders += 1
+        return self._inner.render(*talk, **how).replace(
+            "<|im_start|>assistant\nyes", "<|im_start|>assistant\nyes yes"
+        )
+
+
+def test_many_lines_that_cannot_go_on_cost_few_renderings(tokenizer: HubTokenizer) -> None:
+    """Each request finds the conversations of all earlier ones in its own."""
+    counting = Rendered(tokenizer)
+    line = TokenLine(counting, "</code>")  # type: ignore[arg-type]
+    line._behind = lambda *_: counting.render((Message("user", "q"),), generation_prompt=True) and None  # type: ignore
+    talk: tuple[Message, ...] = (Message("user", "q"),)
+    for _ in range(30):
+        prompt = line.prompt(talk)
+        line.append(prompt, talk, Completion("yes", "yes", "stop", (5,), (-1.0,), 1, 1))
+        talk = (*talk, Message("assistant", "yes"), Message("user", "q"))
+    counting.renders = 0
+    line.following(talk)
+    assert counting.renders <= 6
+
+
+def test_served_calls_are_found_without_being_compared_one_by_one() -> None:
+    talk = Talk("hermes")
+    tools: Tools = ({"function": {"name": "look", "parameters": {}}},)
+    text = '<tool_call>\n{"name": "look", "arguments": {"n": %d}}\n</tool_call>'
+    for number in range(200):
+        talk.said(text % number, Wishes(tools), number)
+    looked: list[Any] = []
+
+    class Places(dict[Any, Any]):
+        def get(self, key: Any, default: Any = None) -> Any:
+            looked.append(key)
+            return super().get(key, default)
+
+    talk._places = Places(talk._places)
+    said = talk.said(text % 7, Wishes(tools), 300)
+    (message,) = talk.plain([Spoken("assistant", "", said.calls)])
+    assert message.content == text % 7
+    assert len(looked) <= 2
+
+
+def long_request(sequence: int = 1) -> bytes:
+    """As an attacker would write it: many parameters whose schema is large, in a message nobody sampled."""
+    properties = {"p": {"anyOf": [{} for _ in range(8_000)]}}
+    function = {"name": "f", "parameters": {"type": "object", "properties": properties}}
+    call = json.dumps({"name": "f", "arguments": {f"a{i}": [] for i in range(500)}})
+    return pb.CompleteRequest(
+        sequence=sequence,
+        kind=pb.COMPLETION_KIND_ACTION,
+        tools_json=json.dumps([{"type": "function", "function": function}]),
+        messages=[
+            pb.Message(role=pb.ROLE_USER, content="q"),
+            pb.Message(role=pb.ROLE_ASSISTANT, content=f"<tool_call>{call}</tool_call>"),
+            pb.Message(role=pb.ROLE_USER, content="q"),
+        ],
+    ).SerializeToString()
+
+
+def a_lease(tokenizer: HubTokenizer) -> Lease:
+    plan = a_plan(agent=AgentSpec(kind="program"), limits=Limits(completions=100, max_token_length=200_000))
+    return Lease(plan, ScriptedCompleter(["yes"] * 4), tokenizer, {})
+
+
+async def test_a_short_request_overtakes_long_ones(tokenizer: HubTokenizer) -> None:
+    tokenizer.shape  # noqa: B018 - found once, before the first rollout
+    asked = wire.completion_request(long_request())
+    ended: list[str] = []
+
+    async def ask(name: str, lease: Lease, request: Asked) -> None:
+        reply = await lease.complete(request, name.encode())
+        assert reply.completion is not None or reply.refused is not None
+        ended.append(name)
+
+    short = Asked(1, CompletionKind.ACTION, (Message("user", "q"),))
+    async with asyncio.TaskGroup() as tg:
+        for number in range(4):
+            tg.create_task(ask(f"long {number}", a_lease(tokenizer), asked))
+        await asyncio.sleep(0)
+        tg.create_task(ask("short", a_lease(tokenizer), short))
+    assert ended[0] == "short"
+
+
+def long_ones() -> Iterator[tuple[str, pb.CompleteRequest]]:
+    user = pb.Message(role=pb.ROLE_USER, content="q")
+    call = pb.Call(id="1", name="f", arguments_json=json.dumps({"x": [[]] * 600}))
+    yield "bytes", pb.CompleteRequest(messages=[pb.Message(role=pb.ROLE_USER, content="x" * 60_000)])
+    yield "messages", pb.CompleteRequest(messages=[user] * 300)
+    yield "objects", pb.CompleteRequest(messages=[pb.Message(role=pb.ROLE_ASSISTANT, calls=[call])])
+
+
+@pytest.mark.parametrize(("name", "request_"), [*long_ones()])
+def test_a_request_that_takes_long_is_known_before_it_is_read(name: str, request_: pb.CompleteRequest) -> None:
+    request_.kind = pb.COMPLETION_KIND_ACTION
+    assert wire.short_request(request_.SerializeToString()) is None
+    assert wire.completion_request(request_.SerializeToString()).is_long
+
+
+async def test_a_program_s_tools_are_kept_once_in_memory(tokenizer: HubTokenizer) -> None:
+    lease = a_lease(tokenizer)
+    for number in range(1, 4):
+        tool = {"type": "function", "function": {"name": "f", "description": "word"}}
+        wishes = Wishes(tools=(tool if number % 2 else dict(reversed(tool.items())),))
+        talk = (Message("user", f"q{number}"),)
+        await lease.complete(Asked(number, CompletionKind.ACTION, talk, wishes=wishes), b"%d" % number)
+    first, *others = lease.turns
+    assert all(turn.tools is first.tools for turn in others)

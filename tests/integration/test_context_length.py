@@ -14,7 +14,7 @@ from orchestrator.completion.base import Endpoint
 from orchestrator.completion.chat import ChatCompleter
 from orchestrator.completion.connect import connect
 from orchestrator.completion.ids import IdCompleter
-from orchestrator.completion.retry import is_context_length
+from orchestrator.completion.statuses import is_context_length
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.outcome import Refused
 from orchestrator.proxy.lease import Lease

@@ -83,7 +83,8 @@ async def test_an_endpoint_that_never_serves_ends_by_name_and_nothing_is_left(ho
 async def test_a_signal_ends_the_wait_at_once(home: Path, command: str, number: signal.Signals) -> None:
     """It does not wait for `env.drain_timeout`, as there is no rollout to bring to its end."""
     async with ScriptedServer("vllm", always("x"), loading=lambda path: Fault("503")) as server:
-        given = [*flags(home, server.base_url, drain_timeout=3600), LONG]
+        size = {"group_size": None} if command == "evaluate" else {}
+        given = [*flags(home, server.base_url, drain_timeout=3600, **size), LONG]
         async with running(*given, directory=home, command=command) as started:
             await line_with(started, "waiting for the endpoint")
             started.signal(number)

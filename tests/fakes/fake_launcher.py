@@ -49,7 +49,7 @@ CONFINED = pb.Confinement(
         pb.Limit(name=name, value=1)
         for name in ("memory", "memory_and_swap", "cpu_millis", "pids", "fsize", "nofile")
     ]
-    + [pb.Limit(name=name, value=0) for name in ("core", "msgqueue")],
+    + [pb.Limit(name=name, value=0) for name in ("core", "msgqueue", "terminals")],
 )
 
 

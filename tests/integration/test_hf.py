@@ -105,6 +105,7 @@ def test_cells_of_all_types_are_exact_or_bad_tasks(tmp_path: Path) -> None:
                 "binary": "bytes",
                 "null": "missing",
                 "late": "timestamp",
+                "duration": "timedelta",
             }
             assert kind.get(name, str(column.type)) in task.reason
         else:

@@ -99,7 +99,7 @@ async def test_a_limit_without_prices_is_refused(home: Path) -> None:
 @pytest.mark.long
 async def test_a_limit_that_the_last_rollouts_come_near_leaves_a_whole_evaluation(home: Path) -> None:
     """There would be no money for another rollout, and none is to come. All cost the same."""
-    few = {"max_completion_tokens": 32, "max_concurrent_sandboxes": 1}
+    few = {"group_size": None, "max_completion_tokens": 32, "max_concurrent_sandboxes": 1}
     async with ScriptedServer("vllm", always("Thought.\n<code>\nfinal_answer(1)\n</code>")) as server:
         first = flags(home, server.base_url, run_dir=home / "a", **few)
         whole = await run(*first, *PRICES, directory=home, command="evaluate")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from orchestrator.commands.table import COMMANDS
 from orchestrator.errors import ConfigError
 from orchestrator.redact import Secret
 from orchestrator.settings.flags import dotted_flags, parse
@@ -267,3 +268,22 @@ def test_other_addresses_are_refused(url: str) -> None:
 )
 def test_values_out_of_bounds_are_refused(flag: str, value: str) -> None:
     assert refused(f"--{flag}={value}").startswith(f"--{flag}: must be ")
+
+
+@pytest.mark.parametrize(
+    ("command", "flag"),
+    [
+        ("evaluate", "--env.group_size"),
+        ("evaluate", "--env.data_path_to_save_groups"),
+        ("evaluate", "--env.zero_variance"),
+        ("process", "--env.eval_samples"),
+        ("process", "--env.eval_temperature"),
+    ],
+)
+def test_a_flag_without_effect_in_a_command_is_refused(command: str, flag: str) -> None:
+    accepted = {one.name: one.flags() for one in COMMANDS}
+    with pytest.raises(ConfigError, match=f"this command does not use {flag}"):
+        parse([flag, "4"], accepted[command])
+    assert flag in accepted["serve"]
+    assert flag in accepted["doctor"], "which takes the command line of any run"
+    assert "--env.use_wandb" in accepted[command], "Atropos' users bring their command lines"

@@ -126,7 +126,7 @@ async def test_the_other_commands_know_nothing_of_nodes(cluster: tuple[Path, Ray
 
     (home / "e").mkdir()
     write_tasks(home / "e" / "tasks.jsonl", TASKS)
-    measured = await run(*on(ray, home / "e", endpoint), directory=home / "e", command="evaluate")
+    measured = await run(*on(ray, home / "e", endpoint, group_size=None), directory=home / "e", command="evaluate")
     assert measured.code == 0, measured.stderr
     assert outcomes(home / "e" / "run") == {"finished": TASKS}
     assert set(nodes_of(home / "e")) == {"a", "b"}

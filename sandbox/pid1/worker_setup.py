@@ -86,7 +86,9 @@ def _show_cpus(cpus: int) -> None:
     def sched_getaffinity(pid: int, /) -> set[int]:
         return set(sorted(allowed(pid))[:cpus])
 
-    os.cpu_count, os.sched_getaffinity = cpu_count, sched_getaffinity
+    for counted in (cpu_count, sched_getaffinity):
+        counted.__qualname__, counted.__module__ = counted.__name__, "os"
+        setattr(os, counted.__name__, counted)
 
 
 def _our_modules() -> list[ModuleType]:

@@ -121,8 +121,14 @@ def print_(*values: object, sep: Any = " ", end: Any = "\n", file: Any = None, f
         _print(*values, sep=sep, end=end, file=file, flush=flush)
 
 
-print_.__name__ = print_.__qualname__ = "print"
-print_.__module__ = "builtins"
+# The code sees them as Python's own.
+for _own, _name, _module in (
+    (print_, "print", "builtins"),
+    (_Text, "TextIOWrapper", "_io"),
+    (_Descriptor, "FileIO", "_io"),
+):
+    _own.__name__ = _own.__qualname__ = _name
+    _own.__module__ = _module
 
 
 def _write(fd: int, content: Any) -> int:

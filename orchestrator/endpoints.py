@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from orchestrator.agents.call_format import call_format
 from orchestrator.completion.base import Completer, CompletionRequest, Endpoint
 from orchestrator.completion.chat import ChatCompleter, trial
 from orchestrator.completion.connect import connect
@@ -20,7 +21,7 @@ from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.errors import EnvironmentUnusable, NotServing
 from orchestrator.policy import Policy
 from orchestrator.proxy.lease import stop_strings
-from orchestrator.types import CompletionKind, Sampling
+from orchestrator.types import CallFormat, CompletionKind, Sampling
 from orchestrator.waits import first_error
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ async def _reach(
         replayed = await asyncio.to_thread(ReplayCompleter.open, recorded)
         return _Reached(replayed, "" if replayed.takes_ids else "the recorded run had no token ids", [])
     notes: list[str] = []
+    calls = call_format(config.env, config.agent_spec(), tokenizer)
     completer = await connect(
         endpoint(config.env, server),
         tokenizer,
@@ -96,11 +98,11 @@ async def _reach(
         tokens=config.env.token_source,
         temperature=config.env.temperature,
         max_token_length=config.env.max_token_length,
+        calls=calls,
         notes=notes,
         patience=Patience(server.startup_timeout, tell),
         policy=policy,
-        like=like(config.env, tokenizer),
-        needs_tools=config.env.agent_kind != "program",
+        like=like(config.env, calls),
     )
     stack.push_async_callback(completer.aclose)
     limited = LimitedCompleter(
@@ -109,16 +111,13 @@ async def _reach(
     return _Reached(limited, completer.why if isinstance(completer, ChatCompleter) else "", notes)
 
 
-def like(env: EnvSettings, tokenizer: HubTokenizer | None) -> CompletionRequest:
-    """A request with the parameters that the run will send to a chat endpoint."""
+def like(env: EnvSettings, calls: CallFormat | None) -> CompletionRequest:
+    """A request with the parameters that the run will send to a chat endpoint. `calls`: as for `connect`."""
     sampling = Sampling(env.temperature, env.top_p, env.max_completion_tokens, env.seed or 0)
-    if env.agent_kind == "program":
-        return trial(sampling, tools=True)
-    calling = env.agent_kind == "tool_calling"
-    format = env.named_call_format if tokenizer is None else tokenizer.call_format
-    if calling and env.tool_call_format != "json" and format is not None:
-        return trial(sampling, tools=True)
-    return trial(sampling, stop=stop_strings(CompletionKind.ACTION, None if calling else env.code_block_tags))
+    tags = env.code_block_tags if env.agent_kind == "code" else None
+    stops = env.agent_kind == "code" or (env.agent_kind == "tool_calling" and calls is None)
+    stop = stop_strings(CompletionKind.ACTION, tags) if stops else ()
+    return trial(sampling, stop=stop, tools=calls is not None or env.agent_kind == "program")
 
 
 def endpoint(env: EnvSettings, server: OpenAISettings) -> Endpoint:

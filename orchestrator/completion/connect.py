@@ -21,7 +21,7 @@ from typing import Literal
 
 from orchestrator.completion.atropos_generate import AtroposDialect
 from orchestrator.completion.base import PROBE_HEADER, Completer, CompletionRequest, Endpoint, Refusal
-from orchestrator.completion.chat import ChatCompleter
+from orchestrator.completion.chat import ChatCompleter, trial
 from orchestrator.completion.connect_ids import ids_or_why_not
 from orchestrator.completion.http import HttpClient, Unreadable
 from orchestrator.completion.ids import Dialect, IdCompleter
@@ -34,6 +34,7 @@ from orchestrator.completion.versions import Attribution
 from orchestrator.completion.vllm import VllmDialect
 from orchestrator.errors import AuthenticationError, CompletionError, ContextLengthError, EnvironmentUnusable
 from orchestrator.policy import Policy
+from orchestrator.types import CallFormat, Sampling
 
 log = logging.getLogger(__name__)
 
@@ -51,19 +52,23 @@ async def connect(
     tokens: TokenPolicy = "auto",
     temperature: float = 1.0,
     max_token_length: int | None = None,
+    calls: CallFormat | None = None,
     notes: list[str] | None = None,
     patience: Patience = NO_PATIENCE,
     policy: Policy | None = None,
     like: CompletionRequest | None = None,
-    needs_tools: bool = False,
 ) -> Completer:
-    """A completer, tried unless the service is hosted. `policy`: what a trainer says it serves. `like`,
-    `needs_tools`: what the run will send to a chat endpoint, and cannot do without.
+    """A completer, tried unless the service is hosted. `calls`: how the run's agents call the tools that they
+    bring; None: they bring none. `policy`: what a trainer says it serves. `like`: what the run will send to a chat
+    endpoint.
 
     Raises EnvironmentUnusable, which says what to do; it is NotServing for an endpoint that is away or loading
     when the patience ends.
     """
     notes, policy = notes if notes is not None else [], policy or Policy()
+    like = like or trial(
+        Sampling(temperature=temperature, top_p=1.0, max_tokens=1, seed=1), tools=calls is not None
+    )
     client, startup = HttpClient(endpoint), Startup(endpoint, patience)
     try:
         card = await _card(client, startup)
@@ -106,9 +111,9 @@ async def connect(
         completer = ChatCompleter(client, attribution=Attribution(policy), why=why)
         completer.context_length = card.context_length
         if not endpoint.hosted:
-            one = dialect is not None and tokenizer is not None and not (like and like.wishes.tools)
+            one = dialect is not None and tokenizer is not None and not like.wishes.tools
             await completer.probe(
-                startup, requests=1 if one else 2, like=like, needs_tools=needs_tools, notes=notes
+                startup, requests=1 if one else 2, like=like, needs_tools=calls is not None, notes=notes
             )
         startup.over()
     except BaseException:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator.agents.call_format import call_format
 from orchestrator.completion.connect import connect
 from orchestrator.completion.replay import ReplayCompleter
 from orchestrator.completion.tokenizer import HubTokenizer
@@ -67,6 +68,7 @@ async def _endpoint(config: Config, server: OpenAISettings, tokenizer: HubTokeni
             recorded = Path(server.base_url.removeprefix(REPLAY))
             await asyncio.to_thread(ReplayCompleter.open, recorded)
             return ok("endpoint", f"{where}, which can be replayed")
+        calls = call_format(config.env, config.agent_spec(), tokenizer)
         completer = await connect(
             endpoint(config.env, server),
             tokenizer,
@@ -74,9 +76,9 @@ async def _endpoint(config: Config, server: OpenAISettings, tokenizer: HubTokeni
             tokens=config.env.token_source,
             temperature=config.env.temperature,
             max_token_length=config.env.max_token_length,
+            calls=calls,
             notes=notes,
-            like=like(config.env, tokenizer),
-            needs_tools=config.env.agent_kind != "program",
+            like=like(config.env, calls),
         )
     except NotServing as error:  # whoever asks the doctor wants to know now
         waits = f"; a run waits {server.startup_timeout:g} s for it" if server.startup_timeout else ""

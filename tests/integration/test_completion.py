@@ -365,3 +365,29 @@ async def test_the_weight_version_is_kept_per_completion(tokenizer: HubTokenizer
     async with dialect_server("sglang") as server, connected(server, tokenizer) as completer:
         server.model.weight_version = "step-7"
         assert (await completer.sample(request(tokenizer))).policy_version == "step-7"
+
+
+@pytest.mark.parametrize("tokens", ["retokenize", "auto"])
+async def test_an_endpoint_of_text_that_refuses_tools_is_found_at_the_start(
+    tokens: str, tokenizer: HubTokenizer
+) -> None:
+    """As vLLM does that was started without a parser of calls."""
+    async with dialect_server("vllm") as server:
+        given = {"calls": "hermes", "tokens": tokens}
+        if tokens == "auto":  # with ids nobody sends it tools
+            async with connected(server, tokenizer, **given) as completer:
+                assert completer.takes_ids
+            return
+        with pytest.raises(EnvironmentUnusable, match=r"refuses tools.*--env\.tool_call_format json"):
+            await connect(endpoint(server), tokenizer, **given)
+        async with connected(server, tokenizer, tokens=tokens) as completer:  # for agents without tools
+            assert (await completer.sample(request(tokenizer))).visible
+
+
+async def test_one_that_takes_tools_is_asked_with_one_and_loses_no_parameter(tokenizer: HubTokenizer) -> None:
+    async with dialect_server("openai") as server, connected(server, tokenizer, calls="hermes") as completer:
+        last = server.log.probes[-1]
+        assert ("tools" in last.body, len(last.sampled_ids)) == (True, 1)
+        assert len([probe for probe in server.log.probes if probe.sampled_ids]) <= 3
+        assert isinstance(completer, ChatCompleter)
+        assert completer.left_out == ()

@@ -254,7 +254,7 @@ async def test_tools_that_are_refused_are_said_at_the_start_and_programs_go_on_w
     async with serving(Strict(tools=False)) as (address, bodies):
         like, notes = trial(SAMPLING, tools=True), list[str]()
         with pytest.raises(EnvironmentUnusable, match=r"refuses tools.*--env\.tool_call_format json"):
-            await connect(Endpoint(address, "m"), None, like=like, needs_tools=True)
+            await connect(Endpoint(address, "m"), None, like=like, calls="hermes")
         completer = await connect(Endpoint(address, "m"), None, like=like, notes=notes)
         assert (await completer.sample(request())).text == "two"
         await completer.aclose()

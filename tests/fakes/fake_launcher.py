@@ -47,7 +47,7 @@ CONFINED = pb.Confinement(
     ],
     limits=[
         pb.Limit(name=name, value=1)
-        for name in ("memory", "memory_and_swap", "cpu_millis", "pids", "fsize", "nofile")
+        for name in ("memory", "memory_and_swap", "cpu_millis", "pids", "terminals", "fsize", "nofile")
     ]
     + [pb.Limit(name=name, value=0) for name in ("core", "msgqueue", "terminals")],
 )

@@ -69,8 +69,11 @@ class Streams:
 
     def _own(self) -> list[Any]:
         """The code's own writers to the output, text before the bytes below it."""
-        known, self._known = self._known, frozenset(_listdir("/proc/self/fd"))
-        layers = self._text.values()
+        known, layers = self._known, self._text.values()
+        try:
+            self._known = frozenset(_listdir("/proc/self/fd"))
+        except OSError:  # the code holds as many files as it may
+            self._known = frozenset()
         # All objects are looked through only if there may be new ones.
         if any(layer.touched for layer in layers) or any(_is_output(int(fd)) for fd in self._known - known):
             for layer in layers:

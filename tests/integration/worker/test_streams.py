@@ -183,6 +183,17 @@ def test_a_long_print_is_whole_though_signals_interrupt_it(steps: Steps) -> None
     assert steps.printed(code) == ("x" * 70_000 + "\n") * 200
 
 
+def test_a_step_that_holds_all_files_it_may_breaks_no_stream(steps: Steps) -> None:
+    error = steps.error("print('one', end='')\nheld = []\nwhile True: held.append(open('/dev/null'))")
+    assert "Too many open files" in error
+    assert steps.executor.state["_print_outputs"] == "one"
+    assert (
+        steps.printed("import io, sys\nsys.stdout = io.TextIOWrapper(sys.stdout.detach())\nprint('two')")
+        == "two\n"
+    )
+    assert steps.printed("print(len(held) > 100)") == "True\n"
+
+
 def test_the_workers_own_descriptors_are_not_passed_to_programs(steps: Steps) -> None:
     listed = steps.value(
         "import os, subprocess; subprocess.check_output('ls /proc/self/fd', shell=True, text=True)"

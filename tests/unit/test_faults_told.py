@@ -303,8 +303,9 @@ ROWS = {
 
 
 def rows() -> dict[str, list[str]]:
-    """Cells of the first table, by the fault."""
-    lines = [line for line in PAGE.read_text().partition("## ")[0].splitlines() if line.startswith("| ")]
+    """Cells of the table of faults, by the fault."""
+    table = "| fault |" + PAGE.read_text().partition("\n| fault |")[2].partition("\n## ")[0]
+    lines = [line for line in table.splitlines() if line.startswith("| ")]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[1:]]
     return {fault: rest for fault, *rest in cells}
 

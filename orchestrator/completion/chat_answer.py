@@ -65,7 +65,7 @@ def completion_of(
     reason = choice.get("finish_reason")
     if end_of(reason) is None and end_of(choice.get("native_finish_reason")) is not None:
         reason = choice["native_finish_reason"]
-    finish = reasons.end(reason, there=bool(text), full=sampled >= most and not calls)
+    finish = reasons.end(reason, there=bool(text) or sampled > 0, full=sampled >= most and not calls)
     completion = Completion(
         text=text,
         visible=visible,
@@ -115,8 +115,7 @@ def _flat(value: Any, levels: int = 4) -> str:
 
 
 def _calls(message: Mapping[str, Any]) -> list[Call]:
-    """The calls that the server read from the answer. Arguments may be no JSON: models write what they like.
-    Raises Retryable."""
+    """The calls that the server read from the answer. Arguments may be no JSON: models write what they like."""
     content = message.get("content")
     parts = content if isinstance(content, list) else []
     functions = [one.get("function", one) for one in message.get("tool_calls") or ()]
@@ -125,12 +124,11 @@ def _calls(message: Mapping[str, Any]) -> list[Call]:
         functions = [part for part in parts if isinstance(part, Mapping) and part.get("type") == "tool_use"]
     calls = []
     for function in functions:
-        name, arguments = function["name"], function.get("arguments", function.get("input"))
-        if isinstance(arguments, Mapping):
+        name, arguments = function.get("name"), function.get("arguments", function.get("input"))
+        if not isinstance(arguments, str | None):
             arguments = json.dumps(arguments)
-        if not isinstance(name, str) or not isinstance(arguments, str | None):
-            raise Retryable("a call without a name, or whose arguments are neither a text nor an object")
-        calls.append(Call("", name, arguments or "{}"))
+        # The model wrote it: a call without a name is malformed, as in a text. No fault of the server's.
+        calls.append(Call("", name if isinstance(name, str) else "", arguments or "{}"))
     return calls
 
 

@@ -173,3 +173,24 @@ def test_an_unknown_word_is_judged_by_what_came_with_it(reason: Any) -> None:
         reasons.end(reason, there=False, full=False)
     with pytest.raises(Aborted):
         reasons.end("abort", there=True, full=False)
+
+
+@pytest.mark.parametrize(
+    "function", [{"name": None, "arguments": "{}"}, {"arguments": "{}"}, {"name": "f", "arguments": [1]}]
+)
+async def test_a_call_that_the_model_got_wrong_is_its_sample(function: dict[str, Any]) -> None:
+    """If it were a fault of the service, a first completion could earn another draw."""
+    found = await said({"content": None, "tool_calls": [{"function": function}]}, TOOLS)
+    assert "<tool_call>" in found.text
+
+
+@pytest.mark.parametrize("reason", [None, "", "odd"])
+async def test_nothing_but_an_end_is_a_sample_where_the_service_counted_it(reason: Any) -> None:
+    message = {"role": "assistant", "content": None}
+    answer = {"choices": [{"finish_reason": reason, "message": message}], "usage": {"completion_tokens": 1}}
+    async with answering(answer) as completer:
+        with pytest.raises(UnusableSample):
+            await completer.sample(request())
+        answer["usage"] = {"completion_tokens": 0}
+        with pytest.raises(CompletionError, match="nothing in it"):
+            await completer.sample(request())

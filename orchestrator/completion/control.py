@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from orchestrator.completion.base import Completer, CompletionRequest, Tokenizer, ids_of
+from orchestrator.completion.base import Completer, CompletionRequest, Tokenizer, UnusableSample, ids_of
 from orchestrator.completion.route import RoutedCompleter
 from orchestrator.control import Control, ControlAnswer
 from orchestrator.types import Message, RolloutPlan
@@ -53,4 +53,9 @@ class EndpointControl:
             sequence=0,
             split=plan.split,
         )
-        return (await completer.sample(request)).text
+        try:
+            return (await completer.sample(request)).text
+        except UnusableSample as error:
+            if completer.takes_ids or error.completion.finish_reason != "length":
+                raise
+            return ""  # it served, and the model thought until the tokens were used up

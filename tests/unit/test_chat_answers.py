@@ -11,11 +11,13 @@ from aiohttp import web
 
 from orchestrator.completion.base import Endpoint, Refusal, UnusableSample
 from orchestrator.completion.chat import ChatCompleter
+from orchestrator.completion.control import EndpointControl
 from orchestrator.completion.finish import FinishReasons, end_of
 from orchestrator.completion.http import HttpClient
 from orchestrator.completion.retry import Aborted, Retryable
 from orchestrator.errors import AuthenticationError, CompletionError, ContextLengthError, QuotaError
 from orchestrator.types import Completion, Wishes
+from tests.fakes.plans import a_plan
 from tests.unit.test_refused_parameters import ONCE, TOOL, request
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
@@ -194,3 +196,14 @@ async def test_nothing_but_an_end_is_a_sample_where_the_service_counted_it(reaso
         answer["usage"] = {"completion_tokens": 0}
         with pytest.raises(CompletionError, match="nothing in it"):
             await completer.sample(request())
+
+
+async def test_a_control_that_is_all_reasoning_was_served() -> None:
+    """Else whoever fills a completion with a thought would get another draw of a model that thinks long."""
+    plan = a_plan()
+    words = "Could not finish the message because max_tokens or model output limit was reached."
+    async with answering({"error": {"message": words}}, 400) as completer:
+        assert (await EndpointControl(completer, None).answer(plan)).served
+    empty = {"choices": [{"finish_reason": "stop", "message": {"role": "assistant", "content": None}}]}
+    async with answering(empty) as completer:
+        assert not (await EndpointControl(completer, None).answer(plan)).served

@@ -42,6 +42,7 @@ TAGS = (
 _HEADERS = (_FINAL, *(tags.answer for tags in TAGS if tags.answer))  # agents get no part of them
 LONGEST_TAG = max(len(tags.opens) for tags in TAGS)
 _EMPTY = re.compile("|".join(rf"{re.escape(t.opens)}\s*{re.escape(t.closes[0])}\s*$" for t in TAGS))
+_QUOTES = "'\"`"
 _SPACE = re.compile(r"\s*")
 
 
@@ -90,10 +91,19 @@ def _close(text: str, tags: Tags, at: int, absent: set[str]) -> int | None:
 
 
 def _behind_unopened(text: str, at: int) -> int:
-    """Behind the first closing tag whose opening tag is not in the text before it; `at`: there is none."""
-    found = ((text.find(tags.closes[0]), tags) for tags in TAGS)
+    """Behind the first closing tag whose opening tag is not in the text before it; `at`: there is none. One in
+    quotes is part of the answer's text or code."""
+    found = ((_unquoted(text, tags.closes[0]), tags) for tags in TAGS)
     ends = [place + len(tags.closes[0]) for place, tags in found if place >= 0 and tags.opens not in text[:place]]
     return _behind_space(text, min(ends)) if ends else at
+
+
+def _unquoted(text: str, close: str) -> int:
+    """Where the tag is first found that has no quotation marks around it; -1: nowhere."""
+    place = text.find(close)
+    while place > 0 and text[place - 1] in _QUOTES and text.startswith(text[place - 1], place + len(close)):
+        place = text.find(close, place + len(close))
+    return place
 
 
 def tagged(reasoning: str) -> str:

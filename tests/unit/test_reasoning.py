@@ -68,6 +68,8 @@ def tokenizer() -> HubTokenizer:
         ("still going", "<think>", "still going"),
         ("well</think>answer", None, "well</think>"),
         ("print('</think>')", "", ""),
+        ("print('</think>')", None, ""),
+        ("I cut at `</think>`.\n</think>\nprint('</think>')", None, "I cut at `</think>`.\n</think>\n"),
         ("x = '<think>a</think>'", None, ""),
         ("code that says <think>a</think>", "", ""),
         ("", "", ""),

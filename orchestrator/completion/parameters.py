@@ -28,6 +28,7 @@ EXTRAS: Mapping[str, Any] = {
     "return_token_ids": True,
 }
 _LIMITS = ("max_tokens", "max_completion_tokens")
+USUAL_STOPS = 4  # that services take which take any, as OpenAI's
 _PENALTIES = ("presence_penalty", "frequency_penalty")
 _SAMPLING = ("temperature", "top_p")
 # What a refusal may name, in the order in which it is given up: a refusal may also list what is valid.
@@ -157,6 +158,8 @@ class Taken:
         most = (1 if fewer[1] == "one" else int(fewer[1])) if fewer else 0
         if 0 < most < sent:
             return most
+        if sent > USUAL_STOPS:  # one program's many must not cost the others theirs
+            return USUAL_STOPS
         return 1 if sent > 1 and _TOO_MANY.search(text) else 0
 
 

@@ -260,3 +260,17 @@ async def test_tools_that_are_refused_are_said_at_the_start_and_programs_go_on_w
         await completer.aclose()
     assert any("refuses tools" in note for note in notes)
     assert sum(body["probe"] for body in bodies) == 3
+
+
+@pytest.mark.parametrize("words", ["Invalid 'stop': array too long.", "invalid value for stop"])
+async def test_one_programs_many_stop_strings_cost_the_others_none(words: str) -> None:
+    service = Strict(lambda body: (400, error(words)) if len(body.get("stop") or ()) > 4 else None)
+    async with serving(service) as (address, bodies):
+        completer = ChatCompleter(HttpClient(Endpoint(address, "m")), ONCE)
+        try:
+            many = tuple(f"stop {number}" for number in range(9))
+            assert (await completer.sample(request(stop=many))).text == "two"
+            assert (await completer.sample(request(stop=STOPS))).text == "two"
+        finally:
+            await completer.aclose()
+    assert bodies[-1]["stop"] == list(STOPS)

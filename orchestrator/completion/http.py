@@ -227,7 +227,8 @@ class HttpClient:
         old, new = urlsplit(url), urlsplit(target)
         if new.scheme not in ("http", "https") or (old.scheme == "https" and new.scheme == "http"):
             return False
-        has_key = self.endpoint.api_key or self.endpoint.headers or old.username is not None
+        shown = self.endpoint.shown  # without credentials and keys in its query
+        has_key = self.endpoint.api_key or self.endpoint.headers or shown != self.endpoint.base_url
         upgraded = old.hostname == new.hostname and (old.scheme, new.scheme) == ("http", "https")
         return not has_key or _server(old) == _server(new) or upgraded
 

@@ -270,6 +270,8 @@ async def test_a_redirect_is_followed_as_it_is_or_told(status: int) -> None:
             await asked(Endpoint(address, "m", api_key=CANARY))
         with pytest.raises(EnvironmentUnusable, match="redirects to"):
             await asked(Endpoint(address, "m", headers={"api-key": CANARY}))
+        with pytest.raises(EnvironmentUnusable, match="redirects to"):
+            await asked(Endpoint(f"{address}?api-key={CANARY}", "m"))
         assert requests == []
 
 

@@ -48,6 +48,7 @@ from orchestrator.types import Completion, CompletionKind, RequestNotes, Rollout
 
 log = logging.getLogger(__name__)
 
+_AT_ENDPOINT = "This model's maximum context length is reached at the endpoint"
 _GONE = Reply(refused=Refusal("the client of this request hung up"))
 MAX_REFUSED = 64  # requests of a program; each costs a look at the conversation
 MAX_COUNTED = 256  # prompts whose tokens are counted; each costs the same look
@@ -283,14 +284,14 @@ class Lease:
             return Reply(ended=self.refuse("budget", f"{MAX_REFUSED} refused requests; the last: {refusal.told}"))
         return Reply(refused=refusal)
 
-    def _too_long_for_now(self, detail: str) -> Reply | None:
+    def _too_long_for_now(self, detail: str, limit: str = "") -> Reply | None:
         """Refuses a program's request for its length, so that the program can shorten its conversation. None: it
-        did so too often, or the agent is none that could."""
+        did so too often, or the agent is none that could. `limit`: which one, if it is not the rollout's."""
         self._too_long += 1
         if self.plan.agent.kind != "program" or self._too_long > MAX_TOO_LONG:
             return None
         most = self.plan.limits.max_token_length
-        limit = f"This model's maximum context length is {most} tokens (env.max_token_length)"
+        limit = limit or f"This model's maximum context length is {most} tokens (env.max_token_length)"
         told = f"{limit}: {detail}. Shorten the conversation."
         return self._not_served(Refusal(told, "messages", too_long=True))
 
@@ -383,7 +384,7 @@ class Lease:
         if not isinstance(error, OrchestratorError):
             log.error("a completion of rollout %s failed", self.plan.rollout_id, exc_info=error)
         too_long = isinstance(error, ContextLengthError) and (control is None or control.served)
-        if too_long and (reply := self._too_long_for_now(str(error))) is not None:
+        if too_long and (reply := self._too_long_for_now(str(error), _AT_ENDPOINT)) is not None:
             return reply
         found = verdict(error, control, sampled=self._turns.any)
         self.fatal = found.fatal or self.fatal

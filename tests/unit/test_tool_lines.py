@@ -18,6 +18,7 @@ from orchestrator.completion.line import visible_text
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.completion.trajectory import trajectory
 from orchestrator.demo.tokenizer import unpack
+from orchestrator.errors import FullContext
 from orchestrator.proxy.lease import MAX_TOO_LONG, Lease
 from orchestrator.proxy.said import Asked, Reply, Spoken
 from orchestrator.run.line import told_line, told_of
@@ -34,6 +35,7 @@ from orchestrator.types import (
     Record,
     Wishes,
 )
+from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.plans import a_plan
 
 TOOL: Mapping[str, Any] = {
@@ -579,6 +581,18 @@ async def test_a_conversation_too_long_is_refused_so_that_a_program_can_shorten_
     other = Program(qwen, "ok<|im_end|>", limits=Limits(max_token_length=200))
     await other.ask(long, wishes=Wishes())
     assert (await other.ask(TASK, wishes=Wishes())).completion is not None
+
+
+async def test_a_program_is_not_told_our_limit_where_the_endpoints_is_smaller(qwen: HubTokenizer) -> None:
+    """Programs read the number, and shorten their conversations to it."""
+    plan = a_plan(agent=AgentSpec(kind="program"), limits=Limits(max_token_length=20_000))
+    full = FullContext("a prompt of 9000 tokens for an endpoint that holds 4096")
+    lease = Lease(plan, ScriptedCompleter([full]), qwen, {})
+    reply = await lease.complete(Asked(1, CompletionKind.ACTION, (TASK,)), b"1")
+    assert reply.refused is not None
+    assert reply.refused.too_long
+    assert "holds 4096" in reply.refused.told
+    assert "20000" not in reply.refused.told
 
 
 async def test_long_arguments_of_a_program_do_not_hold_up_other_rollouts(qwen: HubTokenizer) -> None:

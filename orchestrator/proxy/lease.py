@@ -195,6 +195,7 @@ class Lease:
         if not self._completions.may_come(sequence):
             raise ProtocolError(f"completion {sequence} was not asked for")
         self._given_up.add(sequence)
+        self._completions.passed(sequence)  # it may have been cut while it was read
         if (patience := self._awaited.pop(sequence, None)) is not None:
             patience.reschedule(asyncio.get_running_loop().time())
             await self._completions.ended(sequence)

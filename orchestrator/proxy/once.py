@@ -64,6 +64,10 @@ class Once(Generic[T]):
         """Whether such a call came, or may be on its way."""
         return 0 < sequence <= self._highest + self._together
 
+    def passed(self, sequence: int) -> None:
+        """This call may never come: later ones do not wait for it."""
+        self._highest = max(self._highest, sequence)
+
     async def ended(self, sequence: int) -> None:
         """Waits until this call is answered, if it is being answered; at most CANCEL_S."""
         if (call := self._calls.get(sequence)) is not None:

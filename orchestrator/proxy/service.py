@@ -115,6 +115,8 @@ class SandboxService(grpc.GenericRpcHandler):
         async with _refusing(context):
             short = wire.short_request(request)
             asked, content = (short, request) if short is not None else await aside(_long, request)
+            if not lease.live:  # it ended while a long request was read
+                await _refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "no live lease")
             reply = await lease.complete(asked, content)
         response = wire.completion_response(reply)
         if reply.ended is None and not lease.carry(response.ByteSize()):

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -17,6 +18,7 @@ from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
 from orchestrator.completion.base import CompletionRequest
 from orchestrator.outcome import Refused, Submission
+from orchestrator.proxy import service
 from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.pace import BURST
 from orchestrator.proxy.server import SandboxServer
@@ -398,3 +400,21 @@ async def test_a_second_cancel_while_it_closes_leaves_no_server_behind(tmp_path:
     with pytest.raises(OSError, match=r"refused|No such file"):
         await asyncio.open_unix_connection(f"{tmp_path}/s")
     assert not [task for task in asyncio.all_tasks() if task.get_name() == "door"]
+
+
+async def test_a_request_that_was_being_read_when_the_rollout_ended_is_not_sampled(
+    server: SandboxServer, stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = lease()
+    await parked(stub, server, given)
+    read = service.aside
+
+    async def ends_meanwhile(*work: Any) -> Any:
+        given.refuse("budget", "meanwhile")
+        return await read(*work)
+
+    monkeypatch.setattr(service, "aside", ends_meanwhile)
+    long = pb.Message(role=pb.ROLE_USER, content="x" * 60_000)
+    request = pb.CompleteRequest(sequence=1, kind=pb.COMPLETION_KIND_ACTION, messages=[long])
+    assert await code_of(stub.Complete(request)) is grpc.StatusCode.FAILED_PRECONDITION
+    assert given.turns == []

@@ -253,6 +253,8 @@ class Turns:
         place = next((place for place, turn in self._turns.items() if turn.sequence == sequence), None)
         if place is None or (turn := self._turns[place]).segment in self._busy.values():
             return
+        if any(later > place and other.segment == turn.segment for later, other in self._turns.items()):
+            return  # also where what continued it was abandoned: two such would make no line
         if self._line is not None:
             abandoned = self._line.abandon(turn.segment, turn.completion)
         else:

@@ -96,6 +96,7 @@ class Lease:
         self._completions: Once[Reply] = Once(self.parallel)
         self._awaited: dict[int, asyncio.Timeout] = {}  # completions that are being sampled
         self._given_up: set[int] = set()  # completions that nobody waits for any more
+        self._counts: set[int] = set()  # requests of which only the tokens are wanted
         self._tool_replies: Once[ToolReply] = Once()
         self._answered = 0  # highest number of a request that got a completion
         self._step_chars = 0
@@ -120,12 +121,12 @@ class Lease:
     def awaited(self) -> bool:
         """Whether the sandbox asked for a completion and did not get it: it is being sampled, or the program gave
         it up and got none of those that it asked for later."""
-        return self.clock.sampling > 0 or any(number > self._answered for number in self._given_up)
+        return self.clock.sampling > 0 or any(number > self._answered for number in self._given_up - self._counts)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What people are to know of the requests, for the record."""
-        if not (count := len(self._given_up)):
+        if not (count := len(self._given_up - self._counts)):
             return ()
         return (f"{count} completion{'s were' if count > 1 else ' was'} given up by the program",)
 
@@ -205,6 +206,8 @@ class Lease:
         for step in asked.steps:  # here, so that a repeated request does not record them twice
             self.record_step(step)
         self._note(asked.notes)
+        if asked.count_only:
+            self._counts.add(asked.sequence)
         if asked.sequence in self._given_up:
             return _GONE
         try:
@@ -254,6 +257,9 @@ class Lease:
                 return self._not_served(Refusal(over.detail, "messages", too_long=over.name == "context_length"))
             except RequestRefused as error:
                 return self._not_served(error.refusal)
+            except Exception as error:  # nothing was sampled, so nothing is anybody's end
+                log.warning("tokens of rollout %s were not counted", self.plan.rollout_id, exc_info=error)
+                return self._not_served(Refusal("the tokens of this prompt cannot be counted", "messages"))
         if not tokens:
             return self._not_served(Refusal("this run has no tokenizer: tokens are not counted"))
         return Reply(counted=tokens)

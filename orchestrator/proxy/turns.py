@@ -97,11 +97,14 @@ class Turns:
         messages, tools, opening = await aside_if(asked.is_long, self._told, asked)
         kept = shared(self._conversation, messages)
         messages = (*self._conversation[:kept], *messages[kept:])  # a message that came again is kept once
-        self._budgets.text(sum(len(m.content) for m in messages[kept:]), len(messages) - kept, len(messages))
+        if not asked.count_only:  # of which nothing is kept
+            chars = sum(len(m.content) for m in messages[kept:])
+            self._budgets.text(chars, len(messages) - kept, len(messages))
         if self._line is None:
             segment = self._busy[asked.sequence] = self._text_segment(messages, tools)
             counted = await self._length(messages, kept)
-            self._conversation, self._counted = messages, counted
+            if not asked.count_only:
+                self._conversation, self._counted = messages, counted
             return Prepared(place, messages, tools, segment, None, counted)
         assert self._tokenizer is not None
         following = None
@@ -119,7 +122,8 @@ class Turns:
         if ids is None:
             raise self._budgets.too_long(len(text.text))
         prompt = following.prompt(ids)
-        self._conversation = messages
+        if not asked.count_only:
+            self._conversation = messages
         return Prepared(place, messages, tools, prompt.segment, prompt, len(prompt.ids))
 
     def release(self, sequence: int) -> None:

@@ -17,6 +17,7 @@ from orchestrator.outcome import Submission
 from orchestrator.proxy import wire
 from orchestrator.proxy.lease import MAX_COUNTED, Lease
 from orchestrator.proxy.said import Asked, Reply
+from orchestrator.proxy.turns import Turns
 from orchestrator.run.line import Counted, attempt_line, read_attempt, read_counted
 from orchestrator.run.lines import dumps
 from orchestrator.run.tally import Tally
@@ -102,6 +103,18 @@ async def test_without_a_tokenizer_nothing_is_counted() -> None:
     reply = await ask(a_lease(), 1, count_only=True)
     assert reply.refused is not None
     assert "no tokenizer" in reply.refused.told
+
+
+async def test_tokens_that_cannot_be_counted_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise KeyError("a template's own error")
+
+    lease = a_lease()
+    monkeypatch.setattr(Turns, "_told", fails)
+    reply = await ask(lease, 1, count_only=True)
+    assert reply.refused is not None
+    assert "cannot be counted" in reply.refused.told
+    assert lease.live
 
 
 async def test_only_a_program_may_have_tokens_counted() -> None:

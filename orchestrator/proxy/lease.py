@@ -283,9 +283,10 @@ class Lease:
 
     def _not_served(self, refusal: Refusal) -> Reply:
         """Refuses one request of a program, which may send another one. Another agent's tools are the
-        operator's."""
+        operator's, its conversation is what the policy made of it."""
         if self.plan.agent.kind != "program":
-            return Reply(ended=self.refuse("record_error", refusal.told))
+            sampled = self._turns.any and refusal.param == "messages"
+            return Reply(ended=self.refuse("budget" if sampled else "record_error", refusal.told))
         self._refused += 1
         if self._refused > MAX_REFUSED:
             return Reply(ended=self.refuse("budget", f"{MAX_REFUSED} refused requests; the last: {refusal.told}"))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from rollout_api.v1 import sandbox_pb2 as pb
 from smolagents.models import ChatMessage, MessageRole, parse_json_if_needed
 
 from orchestrator.agents.call_format import call_format
@@ -39,6 +40,7 @@ from orchestrator.types import (
 from sandbox.runner import wire as box_wire
 from sandbox.runner.model import OrchestratorModel, conversation
 from sandbox.types import Request
+from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.plans import a_plan
 from tests.fakes.tokenizer import tokenizer_folder
 from tests.unit import test_tool_lines
@@ -330,3 +332,25 @@ def test_a_control_without_a_rollout_is_well_formed() -> None:
     plan = a_plan(agent=AGENT)
     (turn,) = first_control(plan, ids=True, output=False).turns
     assert well_formed(plan.agent, turn)
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+async def test_calls_too_large_to_come_back_buy_no_second_try(sampled: bool) -> None:
+    """Their arguments are the policy's. The tools are the operator's."""
+    lease = Lease(a_plan(agent=AGENT), ScriptedCompleter(["words"]), None, {})
+    talk = (Message("user", "q"),)
+    if sampled:
+        await lease.complete(Asked(1, CompletionKind.ACTION, talk), b"1")
+    arguments = json.dumps({"x": [[]] * (wire.MAX_OBJECTS + 1)})
+    call = pb.Call(id="1", name="f", arguments_json=arguments)
+    request = pb.CompleteRequest(
+        sequence=1 + sampled,
+        kind=pb.COMPLETION_KIND_ACTION,
+        messages=[
+            pb.Message(role=pb.ROLE_USER, content="q"),
+            pb.Message(role=pb.ROLE_ASSISTANT, calls=[call]),
+            pb.Message(role=pb.ROLE_TOOL, content="r", call_id="1"),
+        ],
+    ).SerializeToString()
+    reply = await lease.complete(wire.completion_request(request), request)
+    assert reply.ended == ("budget" if sampled else "record_error")

@@ -31,7 +31,8 @@ class Offers:
         key = hashlib.sha256(text).digest()
         found = self._sets.get(key)
         if found is None:
-            found = self._sets[key] = self._refusal(tools, text) or tools
+            # A request that was given up may still be looked at in a thread: what came first stays.
+            found = self._sets.setdefault(key, self._refusal(tools, text) or tools)
         if isinstance(found, Refusal):
             raise RequestRefused(found)
         return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from orchestrator.completion.line import TokenLine
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.proxy import wire
 from orchestrator.proxy.lease import Lease
+from orchestrator.proxy.offers import Offers
 from orchestrator.proxy.said import Asked, Spoken
 from orchestrator.proxy.talk import Talk
 from orchestrator.types import AgentSpec, Completion, CompletionKind, Limits, Message, Tools, Wishes
@@ -178,3 +180,26 @@ async def test_a_program_s_tools_are_kept_once_in_memory(tokenizer: HubTokenizer
         await lease.complete(Asked(number, CompletionKind.ACTION, talk, wishes=wishes), b"%d" % number)
     first, *others = lease.turns
     assert all(turn.tools is first.tools for turn in others)
+
+
+def test_tools_that_are_looked_at_twice_at_a_time_are_kept_once() -> None:
+    """A thread goes on with a request that was given up."""
+    looks, goes_on = threading.Semaphore(0), threading.Event()
+    kept: list[Tools] = []
+
+    def flaw(tools: Tools) -> None:
+        if threading.current_thread() is aside:
+            looks.release()
+            assert goes_on.wait(10)
+
+    def look() -> None:
+        kept.append(offers.kept(({"function": {"name": "f"}},)))
+
+    offers, aside = Offers(flaw), threading.Thread(target=look)
+    aside.start()
+    assert looks.acquire(timeout=10)
+    look()
+    goes_on.set()
+    aside.join()
+    look()
+    assert kept[0] is kept[1] is kept[2]

@@ -49,6 +49,7 @@ async def run_rollout(plan: RolloutPlan, around: Surroundings, provision: Provis
             ending = await _ending(lease, parked.sandbox)
             duration_s, waiting_s = lease.clock.elapsed_s, lease.clock.waiting_s
             awaited = lease.awaited
+            await lease.stop()  # nothing comes on record while the files are sent
             ending, output = await _output(ending, lease, parked.sandbox)
         finally:
             around.leases.discard(lease)

@@ -139,12 +139,16 @@ class Lease:
         """Waits for a result, or for the refusal that ended the lease."""
         return await asyncio.shield(self._ended)
 
-    async def aclose(self) -> None:
-        """Ends the lease and cancels what is being sampled. Idempotent."""
-        if not self._ended.done():
-            self._ended.cancel()
+    async def stop(self) -> None:
+        """Cancels what is being sampled, and calls of tools: behind a result nobody reads them. Idempotent."""
         await self._completions.aclose()
         await self._tool_replies.aclose()
+
+    async def aclose(self) -> None:
+        """Ends the lease and stops it. Idempotent."""
+        if not self._ended.done():
+            self._ended.cancel()
+        await self.stop()
         await self.output.discard()
 
     def carry(self, size: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -13,6 +14,7 @@ from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.completion.trajectory import trajectory
 from orchestrator.errors import ProtocolError
 from orchestrator.outcome import Refused
+from orchestrator.proxy.budgets import MAX_RECORDED_CHARS
 from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.once import SequenceError
 from orchestrator.proxy.said import Asked, Reply
@@ -321,3 +323,53 @@ async def test_an_agent_of_smolagents_still_asks_for_one_at_a_time(endpoint: Hel
         await lease.complete(asked(2, *TALK), b"2")
     endpoint.let(1)
     await task
+
+
+@pytest.mark.parametrize("together", [1, 4])
+async def test_requests_cut_before_they_came_keep_no_number_back(endpoint: HeldEndpoint, together: int) -> None:
+    """A long one is read first: its client may hang up before the lease knows of it."""
+    lease = a_lease(endpoint, Limits(parallel_completions=together))
+    for number in range(1, together + 1):
+        await lease.give_up(number)
+    endpoint.let(together + 1)
+    assert (await lease.complete(asked(together + 1), b"next")).completion is not None
+    assert (await lease.complete(asked(1), b"late")).refused is not None
+
+
+async def test_what_was_continued_was_read_also_where_nobody_read_on(endpoint: HeldEndpoint) -> None:
+    lease = a_lease(endpoint)
+    for number in (1, 2, 3):
+        endpoint.let(number)
+    await lease.complete(asked(1, *TALK), b"1")
+    spoken = (*TALK, Message("assistant", "answer to 1"), Message("user", "go on"))
+    for number in (2, 3):
+        await lease.complete(asked(number, *spoken), str(number).encode())
+        await lease.give_up(number)
+    await lease.give_up(1)
+    assert [(turn.segment, turn.abandoned) for turn in lease.turns] == [(0, False), (0, True), (0, True)]
+    assert lines(lease.turns, endpoint.tokenizer) == {0: "answer to 1"}
+
+
+async def test_tokens_that_are_only_counted_stand_on_no_record(endpoint: HeldEndpoint) -> None:
+    lease = a_lease(endpoint, Limits(max_token_length=1 << 20))
+    other = Message("user", "x" * (MAX_RECORDED_CHARS // 10))
+    endpoint.let(1)
+    for number in range(2, 30):  # together more than a record may have
+        counted = replace(asked(number, *TALK, other), count_only=True)
+        assert (await lease.complete(counted, str(number).encode())).ended is None
+    assert (await lease.complete(asked(1, *TALK), b"1")).completion is not None
+    await lease.give_up(2)
+    assert lease.notes == ()
+    assert not lease.awaited
+
+
+async def test_what_is_sampled_when_the_result_comes_is_cut(endpoint: HeldEndpoint) -> None:
+    lease = a_lease(endpoint)
+    task = await begin(lease, asked(1))
+    await lease.stop()
+    endpoint.let(1)
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert endpoint.cancelled == [1]
+    assert lease.turns == []
+    await lease.aclose()

@@ -25,6 +25,7 @@ from orchestrator.proxy.server import SandboxServer
 from orchestrator.proxy.service import SERVICE
 from orchestrator.proxy.wire import CONTRACT
 from orchestrator.types import Attachment, Completion, Limits, Task
+from orchestrator.waits import aside
 from sandbox.runner.client import Client
 from sandbox.types import Box, Confinement, Message, Result, StepReport
 from tests.fakes.completers import ScriptedCompleter
@@ -407,11 +408,10 @@ async def test_a_request_that_was_being_read_when_the_rollout_ended_is_not_sampl
 ) -> None:
     given = lease()
     await parked(stub, server, given)
-    read = service.aside
 
     async def ends_meanwhile(*work: Any) -> Any:
         given.refuse("budget", "meanwhile")
-        return await read(*work)
+        return await aside(*work)
 
     monkeypatch.setattr(service, "aside", ends_meanwhile)
     long = pb.Message(role=pb.ROLE_USER, content="x" * 60_000)

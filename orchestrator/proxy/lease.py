@@ -279,6 +279,10 @@ class Lease:
                 except UnusableSample as error:
                     settle(error.completion.prompt_tokens, error.completion.completion_tokens)
                     raise
+                except asyncio.CancelledError:
+                    if request.sequence in self._given_up:  # nobody knows what it cost: all that it could
+                        settle(most, request.sampling.max_tokens)
+                    raise
                 settle(completion.prompt_tokens, completion.completion_tokens)
                 return keep(completion)
         except CostReached as reached:

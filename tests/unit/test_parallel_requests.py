@@ -18,6 +18,7 @@ from orchestrator.proxy.budgets import MAX_RECORDED_CHARS
 from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.once import SequenceError
 from orchestrator.proxy.said import Asked, Reply
+from orchestrator.purse import Purse
 from orchestrator.run.line import attempt_line, read_attempt
 from orchestrator.run.lines import dumps
 from orchestrator.types import (
@@ -373,3 +374,15 @@ async def test_what_is_sampled_when_the_result_comes_is_cut(endpoint: HeldEndpoi
     assert endpoint.cancelled == [1]
     assert lease.turns == []
     await lease.aclose()
+
+
+async def test_giving_up_costs_as_much_as_the_completion_could_have(endpoint: HeldEndpoint) -> None:
+    """A service may take money for what was sampled and not read."""
+    purse = Purse(1_000.0, lambda _, prompt, sampled: float(prompt + sampled), lambda: None)
+    plan = a_plan(agent=AgentSpec(kind="program", max_steps=100))
+    lease = Lease(plan, endpoint, endpoint.tokenizer, {}, purse=purse)
+    task = await begin(lease, asked(1))
+    await settled(lambda: endpoint.begun == [1])
+    await lease.give_up(1)
+    await task
+    assert purse.spent > endpoint.limits[1]

@@ -92,7 +92,9 @@ async def test_an_answer_that_was_cut_off_says_so_in_whatever_words(home: Path, 
 async def test_an_endpoint_that_takes_no_tools_is_known_at_the_start(home: Path) -> None:
     write_tasks(home / "tasks.jsonl", 1)
     async with serving(Strict(tools=False)) as (address, asked):
-        given = flags(home, address, agent="tool_calling", tokenizer_name="none", tool_call_format="hermes")
+        given = flags(
+            home, address, agent="tool_calling", tokenizer_name="none", tool_call_format="hermes", group_size=None
+        )
         ended = await run(*given, directory=home, command="evaluate")
         assert ended.code == 3, ended.stderr
         assert "refuses tools" in ended.stderr

@@ -107,14 +107,18 @@ def _serve(local: Local, options: argparse.Namespace) -> NoReturn:
         context=min(options.context, local.context),
         threads=options.threads,
     )
-    ending = {signal.SIGINT, signal.SIGTERM}
-    # Blocked before the line is printed: its reader may send a signal at once.
-    signal.pthread_sigmask(signal.SIG_BLOCK, ending)
+    # Before the line is printed: its reader may send a signal at once. By a pipe, as the kernel may give the
+    # signal to one of the server's threads, where it would wake nobody here, or end the process by itself.
+    bell, ring = os.pipe()
+    os.set_blocking(ring, False)
+    signal.set_wakeup_fd(ring)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
     told = {"base_url": f"{address}/v1", "model_name": local.name, "tokenizer": str(local.tokenizer)}
     if adapter is not None:
         told["policy_version"] = str(adapter).removesuffix(".gguf")
     print(json.dumps(told), flush=True)
-    signal.sigwait(ending)
+    os.read(bell, 1)
     # Without closing the server: that waits for requests under way, for ever where their client is gone.
     os._exit(0)
 

@@ -9,5 +9,5 @@ def test_names_of_atropos_are_all_accepted() -> None:
     from atroposlib.envs.base import APIServerConfig, BaseEnvConfig  # seconds: only this test needs it
 
     assert set(BaseEnvConfig.model_fields) <= set(EnvSettings.rows())
-    ours = {"startup_timeout", "weight", "prompt_price", "completion_price"}
+    ours = {"startup_timeout", "headers", "weight", "prompt_price", "completion_price"}
     assert set(APIServerConfig.model_fields) | ours == set(OpenAISettings.rows())

@@ -293,19 +293,19 @@ def test_a_build_knows_what_dockerfiles_know(made: Made, recipe: Path) -> None:
     (recipe.parent / "sandbox" / "more.py").write_text("more")
     recipe.write_text(
         "# syntax=docker/dockerfile:1\nARG BASE_IMAGE=x\nFROM ${BASE_IMAGE} AS one\n"
-        'SHELL ["/bin/sh", "-eu", "-c"]\nWORKDIR /work\n'
+        'SHELL ["/bin/sh", "-eu", "-c"]\nWORKDIR /src\n'
         "RUN echo me:x:1234:1234::/:/bin/sh >> /etc/passwd && echo $PWD > where\n"
         'USER me\nRUN ["/usr/bin/touch", "/tmp/mine"]\n'
-        'FROM one AS two\nUSER root\nENV A="b c" D=$A\nCOPY --chown=1234:1234 sandbox/more.py /work/\n'
+        'FROM one AS two\nUSER root\nENV A="b c" D=$A\nCOPY --chown=1234:1234 sandbox/more.py /src/\n'
         'ADD sandbox /added/\nVOLUME /data\nEXPOSE 80\nLABEL l=\'$A \\"q\\"\'\nCMD ["x"]\n'
-        'FROM scratch\nCOPY --from=two /work /work\nCOPY --from=one /tmp/mine /mine\nENV A=b\nENTRYPOINT ["/e"]\n'
+        'FROM scratch\nCOPY --from=two /src /src\nCOPY --from=one /tmp/mine /mine\nENV A=b\nENTRYPOINT ["/e"]\n'
     )
     asyncio.run(ensure_stored("test:any", store=made.store, runtime=RUNTIME, progress=print))
     image = made.store.find("test:any")
     assert image is not None
     root = image.root.folder
-    assert (root / "work" / "where").read_text() == "/work\n"
-    assert ((root / "work" / "more.py").stat().st_uid, (root / "mine").stat().st_uid) == (1234, 1234)
+    assert (root / "src" / "where").read_text() == "/src\n"
+    assert ((root / "src" / "more.py").stat().st_uid, (root / "mine").stat().st_uid) == (1234, 1234)
     assert image.root.entry_point == ("/e",)
     assert "A=b" in image.root.environment
 

@@ -16,6 +16,8 @@ import docker
 from docker.utils import kwargs_from_env
 
 from orchestrator.completion.base import Completer, CompletionRequest
+from orchestrator.host.resources import Resources
+from orchestrator.host.sandbox import ParkedSandbox, parked_sandbox
 from orchestrator.launch.channels import Channels
 from orchestrator.launch.docker.launcher import DockerLauncher
 from orchestrator.launch.docker.request import create_body
@@ -25,9 +27,7 @@ from orchestrator.launch.owner import owner_label
 from orchestrator.launch.pool import WarmPool
 from orchestrator.launch.ramp import Ramp
 from orchestrator.launch.uids import UidSlots
-from orchestrator.parked import ParkedSandbox, parked_sandbox
 from orchestrator.settings.sources import load_config
-from orchestrator.surroundings import Surroundings
 from orchestrator.types import Completion, SandboxSpec
 
 PYTHON = "/opt/sandbox/bin/python"  # of the image
@@ -66,7 +66,7 @@ class SignallingCompleter:
 
 
 @asynccontextmanager
-async def surroundings(completer: Completer, sandboxes: int, warm: int = 0) -> AsyncIterator[Surroundings]:
+async def surroundings(completer: Completer, sandboxes: int, warm: int = 0) -> AsyncIterator[Resources]:
     """What rollouts in containers share, without an endpoint; sandboxes come from a pool as in a run."""
     run_id, spec, ramp = secrets.token_hex(8), sandbox_spec(), Ramp()
     launcher = DockerLauncher(run_id, max_sandboxes=sandboxes + warm, advise=lambda line: None)
@@ -79,12 +79,12 @@ async def surroundings(completer: Completer, sandboxes: int, warm: int = 0) -> A
         try:
             await launcher.check(spec)
             async with WarmPool(park, spec, leased=sandboxes, warm=warm, idle_s=LIFETIME_S) as pool:
-                yield Surroundings(launcher, completer, None, channels.directory, pool=pool)
+                yield Resources(launcher, completer, None, channels.directory, pool=pool)
         finally:
             await launcher.aclose()
 
 
-async def until_parked(around: Surroundings, count: int) -> None:
+async def until_parked(around: Resources, count: int) -> None:
     """Until the pool has so many to hand out. Raises TimeoutError."""
     assert around.pool is not None
     async with asyncio.timeout(PARKED_S):

@@ -21,7 +21,7 @@ from bench.report import Findings, Scale
 from bench.rollouts import configuration, tasks
 from orchestrator import Orchestrator
 from orchestrator.cluster.order import Delivery, Order, Pulse, for_node
-from orchestrator.observer import Observer
+from orchestrator.rules.observer import Observer
 from orchestrator.settings.config import Config
 from tests.fakes.plans import a_plan
 from tests.fakes.ray_cluster import RayCluster, why_not

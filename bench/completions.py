@@ -30,17 +30,17 @@ from bench.clients import ECHO, OBSERVATION, SYSTEM, TAG, TASK, TURNS
 from bench.endpoint import STEP, endpoint
 from bench.numbers import p50, p99
 from bench.report import Findings, Scale
-from orchestrator.completion.base import Completer, CompletionRequest, Endpoint, ids_of
+from orchestrator.completion.base import Completer, CompletionRequest, Endpoint, ids_of, stop_strings
 from orchestrator.completion.connect import connect
 from orchestrator.completion.line import TokenLine, visible_text
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.completion.trajectory import trajectory
 from orchestrator.completion.vllm import VllmDialect
 from orchestrator.proxy import wire
-from orchestrator.proxy.lease import Lease, stop_strings
+from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.server import SandboxServer
+from orchestrator.rules.waits import aside
 from orchestrator.types import AgentSpec, Completion, CompletionKind, Limits, Message, Record, Sampling, Turn
-from orchestrator.waits import aside
 from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.plans import a_plan
 from tests.fakes.tokenizer import tokenizer_folder

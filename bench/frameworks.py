@@ -12,11 +12,11 @@ from orchestrator.agents.equipment import Equipment, ProgramFile
 from orchestrator.completion.base import Endpoint
 from orchestrator.completion.connect import connect
 from orchestrator.completion.tokenizer import load_tokenizer
+from orchestrator.host.resources import Resources
+from orchestrator.host.rollout import run_rollout
 from orchestrator.launch.channels import Channels
 from orchestrator.launch.docker.launcher import DockerLauncher
-from orchestrator.rollout import run_rollout
 from orchestrator.settings.sources import load_config
-from orchestrator.surroundings import Surroundings
 from orchestrator.types import AgentSpec, Record, Task
 from tests.fakes.inference import Call, ScriptedServer
 from tests.fakes.plans import a_plan
@@ -51,7 +51,7 @@ async def measure(scale: Scale) -> Findings:
         completer = await connect(Endpoint(server.base_url, "scripted"), tokenizer, tokens="exact")
         try:
             with Channels(run_id) as channels:
-                around = Surroundings(launcher, completer, tokenizer, channels.directory)
+                around = Resources(launcher, completer, tokenizer, channels.directory)
                 for _ in range(scale.pick(1, 3, 5)):
                     for program, way, made_of, preload in ways:
                         model.turns = list(program.turns)
@@ -68,7 +68,7 @@ async def measure(scale: Scale) -> Findings:
     return found
 
 
-async def _rollout(program: Program, around: Surroundings, image: str, *, preload: bool) -> Record:
+async def _rollout(program: Program, around: Resources, image: str, *, preload: bool) -> Record:
     file = ProgramFile("__main__.py", program.path.read_bytes())
     sandbox = replace(load_config([]).sandbox_spec(), image=image, preload=program.modules if preload else ())
     plan = a_plan(agent=AgentSpec(kind="program"), sandbox=sandbox, task=Task("task", QUESTION, ANSWER))

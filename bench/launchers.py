@@ -20,13 +20,13 @@ from bench.numbers import p50, ratio_of_pairs
 from bench.program import program
 from bench.report import Findings, Scale
 from orchestrator.errors import EnvironmentUnusable
+from orchestrator.host.sandbox import parked_sandbox
 from orchestrator.launch.base import Launcher
 from orchestrator.launch.channels import Channels
 from orchestrator.launch.hardening import NO_MEASURES
 from orchestrator.launch.make import make_launcher
 from orchestrator.launch.oci.machine import why_not_here
 from orchestrator.launch.oci.program import USUAL
-from orchestrator.parked import parked_sandbox
 from tests.fakes.oci_images import stored_image
 
 TITLE = "Docker beside an OCI runtime without a daemon"

@@ -21,11 +21,11 @@ from orchestrator.completion.base import Completer, CompletionRequest, Endpoint
 from orchestrator.completion.connect import connect
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.errors import RolloutError
+from orchestrator.host.resources import Resources
+from orchestrator.host.sandbox import ParkedSandbox
 from orchestrator.launch.docker.sandbox import DockerSandbox
 from orchestrator.launch.oci.sandbox import OciSandbox
-from orchestrator.parked import ParkedSandbox
 from orchestrator.proxy.lease import Lease
-from orchestrator.surroundings import Surroundings
 from orchestrator.types import Completion
 from tests.fakes.plans import a_plan
 from tests.fakes.tokenizer import tokenizer_folder
@@ -120,7 +120,7 @@ async def measure(scale: Scale) -> Findings:
     return found
 
 
-async def _park(count: int, around: Surroundings, stack: AsyncExitStack) -> list[ParkedSandbox]:
+async def _park(count: int, around: Resources, stack: AsyncExitStack) -> list[ParkedSandbox]:
     """As many as could be started, all at once."""
 
     async def one() -> ParkedSandbox | RolloutError:

@@ -27,7 +27,7 @@ from orchestrator.cluster.order import Broken, Delivery, Looked, NodeFacts, Open
 from orchestrator.cluster.remote import NodeSeen
 from orchestrator.completion.replay import Replayed
 from orchestrator.completion.tokenizer import load_tokenizer
-from orchestrator.observer import Listener, Observer
+from orchestrator.rules.observer import Listener, Observer
 from orchestrator.run.directory import RunDirectory
 from orchestrator.run.groups import GroupsFile
 from orchestrator.settings.config import Config

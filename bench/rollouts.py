@@ -26,8 +26,8 @@ from pathlib import Path
 from bench.machine import open_files, rss_bytes, threads
 from orchestrator import Orchestrator, load_config
 from orchestrator.completion.tokenizer import load_tokenizer
-from orchestrator.engine import freeze
-from orchestrator.observer import Listener, Observer
+from orchestrator.engine.orchestrator import freeze
+from orchestrator.rules.observer import Listener, Observer
 from orchestrator.run.directory import RunDirectory
 from orchestrator.run.groups import GroupsFile
 from orchestrator.settings.config import Config
@@ -166,7 +166,7 @@ def main() -> None:
         print(json.dumps(asdict(mark)), flush=True)
 
     load_tokenizer(str(tokenizer_folder()))  # its library takes a second to import
-    importlib.import_module("orchestrator.opening")  # imported late by design: `orchestrator --help` is quick
+    importlib.import_module("orchestrator.host.open")  # imported late by design: `orchestrator --help` is quick
     print("ready", flush=True)
     sys.stdin.readline()
     with tempfile.TemporaryDirectory(prefix="bench") as home:

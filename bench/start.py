@@ -23,8 +23,8 @@ from bench.machine import cores
 from bench.numbers import p50, p99, ratio_of_pairs
 from bench.peer_smolagents import measure_docker_executor
 from bench.report import Findings, Scale
+from orchestrator.host.resources import Resources
 from orchestrator.proxy.lease import Lease
-from orchestrator.surroundings import Surroundings
 from tests.fakes.plans import a_plan
 
 TITLE = "create to parked, claim to first completion"
@@ -70,7 +70,7 @@ def _say(found: Findings, many: str) -> None:
     found.add("removal, alone, p50", p50(samples["removed_s"]) * 1e3, "ms")
 
 
-async def _created_alone(found: Findings, around: Surroundings, bare: BareContainers, rounds: int) -> None:
+async def _created_alone(found: Findings, around: Resources, bare: BareContainers, rounds: int) -> None:
     names = ("parked_s", "removed_s", "bare_hardened_s", "bare_plain_s")
     parked, removed, hardened, plain = (found.samples.setdefault(name, []) for name in names)
 
@@ -91,7 +91,7 @@ async def _created_alone(found: Findings, around: Surroundings, bare: BareContai
             await kind()
 
 
-async def _create(around: Surroundings) -> tuple[float, float]:
+async def _create(around: Resources) -> tuple[float, float]:
     """(seconds until a new sandbox is parked, seconds until it is gone)."""
     started = time.perf_counter()
     async with around.sandbox(sandbox_spec()):
@@ -100,7 +100,7 @@ async def _create(around: Surroundings) -> tuple[float, float]:
     return parked - started, time.perf_counter() - parked
 
 
-async def _created_at_once(found: Findings, around: Surroundings, at_once: int) -> None:
+async def _created_at_once(found: Findings, around: Resources, at_once: int) -> None:
     parked_s = found.samples.setdefault("parked_at_once_s", [])
     started = time.perf_counter()
     async with AsyncExitStack() as stack:
@@ -115,7 +115,7 @@ async def _created_at_once(found: Findings, around: Surroundings, at_once: int) 
 
 async def _claims(
     found: Findings,
-    around: Surroundings,
+    around: Resources,
     completer: SignallingCompleter,
     at_once: int,
     rounds: int,
@@ -133,7 +133,7 @@ async def _claims(
             )
 
 
-async def _claim(around: Surroundings, completer: SignallingCompleter, rollout_id: str) -> float:
+async def _claim(around: Resources, completer: SignallingCompleter, rollout_id: str) -> float:
     """Seconds from the claim to the agent's first request; comes back when the rollout is over."""
     asked = completer.asked(rollout_id)
     claimed = time.perf_counter()
@@ -145,7 +145,7 @@ async def _claim(around: Surroundings, completer: SignallingCompleter, rollout_i
     return first - claimed
 
 
-async def _all_gone(around: Surroundings) -> None:
+async def _all_gone(around: Resources) -> None:
     """Until the pool has removed what was used."""
     assert around.pool is not None
     async with asyncio.timeout(FIRST_COMPLETION_S):

@@ -17,7 +17,7 @@ from bench.numbers import long_tail, p50, work_conserving
 from bench.report import Findings, Scale
 from bench.rollouts import configuration, tasks
 from orchestrator import Orchestrator
-from orchestrator.observer import Observer
+from orchestrator.rules.observer import Observer
 
 TITLE = "rollouts of unequal length, beside an order that leaves no slot idle"
 GROUP_SIZE, SLOTS, TURNS = 8, 8, 2
@@ -28,7 +28,7 @@ async def measure(scale: Scale) -> Findings:
     found = Findings()
     groups = scale.pick(2, 8, 24)
     promise = {} if scale is Scale.TINY else {"at_most": 1.15}
-    importlib.import_module("orchestrator.opening")
+    importlib.import_module("orchestrator.host.open")
     drawn = [
         long_tail(groups * GROUP_SIZE, scale.pick(0.1, 2.0, 2.0), SEED + run) for run in range(scale.pick(1, 2, 5))
     ]

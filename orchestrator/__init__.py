@@ -14,20 +14,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from orchestrator.engine import Orchestrator
+    from orchestrator.engine.orchestrator import Orchestrator
+    from orchestrator.engine.sync import SyncOrchestrator
     from orchestrator.errors import ConfigError, EnvironmentUnusable, OrchestratorError, RunUnhealthy
-    from orchestrator.observer import Listener, Observer
+    from orchestrator.rules.observer import Listener, Observer
     from orchestrator.run.rows import Row
     from orchestrator.settings.config import Config
     from orchestrator.settings.sources import load_config
-    from orchestrator.sync import SyncOrchestrator
     from orchestrator.tasks.split import load_tasks
     from orchestrator.types import BadTask, Group, Task
 
 __version__ = "0.1.0"
 _HOMES = {
-    "Orchestrator": "engine",
-    "SyncOrchestrator": "sync",
+    "Orchestrator": "engine.orchestrator",
+    "SyncOrchestrator": "engine.sync",
     "Config": "settings.config",
     "load_config": "settings.sources",
     "load_tasks": "tasks.split",
@@ -35,8 +35,8 @@ _HOMES = {
     "BadTask": "types",
     "Group": "types",
     "Row": "run.rows",
-    "Observer": "observer",
-    "Listener": "observer",
+    "Observer": "rules.observer",
+    "Listener": "rules.observer",
     "OrchestratorError": "errors",
     "ConfigError": "errors",
     "EnvironmentUnusable": "errors",

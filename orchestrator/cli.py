@@ -13,10 +13,10 @@ from importlib import import_module
 from orchestrator import __version__
 from orchestrator.commands.table import COMMANDS
 from orchestrator.errors import AuthenticationError, ConfigError, EnvironmentUnusable, OrchestratorError
+from orchestrator.rules.text import printable
 from orchestrator.settings.flags import Command, parse
 from orchestrator.settings.row import Layer, nearest
 from orchestrator.terminal.streams import guard_streams
-from orchestrator.text import printable
 
 CarryOut = Mapping[str, Callable[..., int]]
 _HELP = frozenset({"--help", "-h"})
@@ -101,7 +101,7 @@ def run_command(command: Command, argv: Sequence[str], carry_out: CarryOut | Non
 
 
 def _warn_of_keys(given: Layer) -> None:
-    from orchestrator.redact import Secret
+    from orchestrator.rules.redact import Secret
 
     labels = [value.label for value in given.values() if isinstance(value.value, Secret)]
     if labels:

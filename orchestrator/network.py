@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies_environment
 
 from orchestrator.errors import EnvironmentUnusable
-from orchestrator.redact import redact
+from orchestrator.rules.redact import redact
 
 CA_VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 _PORTS = {"http": 80, "https": 443}

@@ -10,8 +10,8 @@ from contextlib import suppress
 from orchestrator.atropos.position import Ledger
 from orchestrator.atropos.run_api import Registration, RunApi, RunApiAway, RunApiRefused, Status, Trainer
 from orchestrator.atropos.terms import Terms, check_batch_size
-from orchestrator.backoff import Backoff
 from orchestrator.errors import ConfigError
+from orchestrator.rules.backoff import Backoff
 
 BETWEEN_CALLS = Backoff(first_s=0.2, most_s=2.0)  # pauses while the run-api gives no answer
 DISCONNECT_S = 3.0

@@ -27,9 +27,9 @@ from orchestrator.atropos.settings import (
 )
 from orchestrator.atropos.stream import Item
 from orchestrator.commands import process
+from orchestrator.completion.find_tokenizer import find_tokenizer
 from orchestrator.completion.tokenizer import HubTokenizer, tokenizer_folder
 from orchestrator.errors import ConfigError
-from orchestrator.opening import find_tokenizer
 from orchestrator.settings.config import Config
 
 # Importing atroposlib sets its loggers to DEBUG; they would write a line every 0.1 s.

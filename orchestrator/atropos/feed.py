@@ -21,9 +21,9 @@ from orchestrator.atropos.position import Ledger
 from orchestrator.atropos.run_api import Registration, RunApi, Trainer
 from orchestrator.atropos.stream import Item, TaskStream
 from orchestrator.atropos.terms import Terms
+from orchestrator.engine.group import Unfinished
 from orchestrator.errors import OrchestratorError, RunUnhealthy
-from orchestrator.group import Unfinished
-from orchestrator.waits import uninterrupted
+from orchestrator.rules.waits import uninterrupted
 
 log = logging.getLogger(__name__)
 

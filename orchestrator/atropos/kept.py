@@ -8,10 +8,10 @@ from typing import Any
 import orjson
 
 from orchestrator.completion.base import Tokenizer
-from orchestrator.observer import Listener
+from orchestrator.rules.observer import Listener
 from orchestrator.run.earlier import Earlier, group_number
 from orchestrator.run.lines import texts
-from orchestrator.run.session import OpenRun
+from orchestrator.run.output import OpenRun
 from orchestrator.types import Attempt, Group, Member, RolloutPlan
 
 Result = Member | Attempt

@@ -13,8 +13,8 @@ import orjson
 from aiohttp import web
 
 from orchestrator.errors import ConfigError
-from orchestrator.listen import listening
-from orchestrator.policy import Policy
+from orchestrator.rules.policy import Policy
+from orchestrator.telemetry.listen import listening
 
 MOST_BYTES = 64 << 10
 

@@ -25,15 +25,16 @@ from orchestrator.atropos.run_api import Registration, RunApi, Trainer
 from orchestrator.atropos.stream import Item, TaskStream
 from orchestrator.atropos.terms import check_servable, name_of, terms_of, total
 from orchestrator.atropos.tracking import Metrics, SandboxTime, Tracking
-from orchestrator.engine import Orchestrator, freeze
+from orchestrator.engine.executor import Executor
+from orchestrator.engine.orchestrator import Orchestrator, freeze
 from orchestrator.errors import ConfigError
 from orchestrator.evaluation.evaluate import evaluate
-from orchestrator.executor import Executor
-from orchestrator.observer import Observer
+from orchestrator.rules.observer import Observer
+from orchestrator.rules.waits import first_error, uninterrupted
 from orchestrator.run.files import RUN_FILE, record_of
 from orchestrator.run.groups import check_writable
+from orchestrator.run.output import OpenRun, describe, open_run, run_directory_path
 from orchestrator.run.prices import Prices
-from orchestrator.run.session import OpenRun, describe, open_run, run_directory_path
 from orchestrator.run.tally import Tally
 from orchestrator.settings.config import Config
 from orchestrator.tasks.base import Source
@@ -43,7 +44,6 @@ from orchestrator.terminal.closing import closing_table
 from orchestrator.terminal.progress import PlainProgress
 from orchestrator.terminal.signals import NOTHING_BEGUN, Stopped, stoppable
 from orchestrator.types import BadTask
-from orchestrator.waits import first_error, uninterrupted
 
 EXIT_INCOMPLETE = 1
 POSITION_FILE = "position.json"

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from atroposlib.envs.base import APIServerConfig, BaseEnvConfig
 from pydantic import Field, create_model
 
-from orchestrator.redact import Secret
+from orchestrator.rules.redact import Secret
 from orchestrator.settings.config import Config
 from orchestrator.settings.sources import load_config
 from orchestrator.settings.table import EnvSettings, OpenAISettings

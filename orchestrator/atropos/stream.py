@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from orchestrator.errors import ConfigError
+from orchestrator.rules.waits import uninterrupted
 from orchestrator.types import BadTask, Task
-from orchestrator.waits import uninterrupted
 
 BadTaskSeen = Callable[[BadTask, int], Coroutine[Any, Any, None]]
 

@@ -20,7 +20,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
-from orchestrator.observer import Listener
+from orchestrator.rules.observer import Listener
 from orchestrator.types import Attempt, FailedName, Group, Member, RolloutPlan
 
 _WAITS_S = {"init_timeout": 30.0, "finish_timeout": 60.0}

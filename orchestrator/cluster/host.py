@@ -36,16 +36,16 @@ from orchestrator.doctor.finding import Finding
 from orchestrator.doctor.host import check_host
 from orchestrator.doctor.machine import check_room
 from orchestrator.errors import EnvironmentUnusable, LaunchError, OrchestratorError, RolloutError
-from orchestrator.here import Here
-from orchestrator.hosts import HostNow, Provision
+from orchestrator.host.base import HostNow, Provision
+from orchestrator.host.local import LocalHost
+from orchestrator.host.open import open_here
 from orchestrator.launch.channels import make_owned_directory, remove_owned_directory
-from orchestrator.opening import open_here
-from orchestrator.outcome import failed
-from orchestrator.policy import Policy, Served
 from orchestrator.proxy.left_files import OutputRule
+from orchestrator.rules.outcome import failed
+from orchestrator.rules.policy import Policy, Served
+from orchestrator.rules.waits import uninterrupted
 from orchestrator.settings.config import Config
 from orchestrator.types import Attempt, Failed, Record
-from orchestrator.waits import uninterrupted
 
 _LINES = 100  # for people, between two pulses
 
@@ -58,7 +58,7 @@ class HostActor:
         self._said: deque[str] = deque(maxlen=_LINES)
         self._waits: dict[str, Wait] = {}  # for endpoints, since the last pulse
         self._demand = float("inf")
-        self._here: Here | None = None
+        self._here: LocalHost | None = None
         self._folder = Path()
         self._replayed = Replayed(0, 0, 0)
         self._policy = Policy()
@@ -160,7 +160,7 @@ class HostActor:
     # ------------------------------------------------------------ rollouts
 
     @property
-    def here(self) -> Here:
+    def here(self) -> LocalHost:
         """Only while open."""
         if self._here is None:
             raise RuntimeError("the node is not open")

@@ -22,9 +22,9 @@ from orchestrator.cluster.remote import NodeLost, NodeSeen
 from orchestrator.completion.replay import Replayed
 from orchestrator.doctor.finding import Finding
 from orchestrator.errors import EnvironmentUnusable
-from orchestrator.policy import Served
+from orchestrator.rules.policy import Served
+from orchestrator.rules.text import one_line
 from orchestrator.settings.config import Config
-from orchestrator.text import one_line
 
 try:
     import ray

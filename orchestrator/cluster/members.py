@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from orchestrator.breaker import PATIENCE_S
 from orchestrator.cluster.image import SavedImages, image_id, nowhere
 from orchestrator.cluster.node import Node
 from orchestrator.cluster.order import Broken, Opening, demand_same
@@ -22,10 +21,11 @@ from orchestrator.errors import (
     RunUnhealthy,
     SandboxLostError,
 )
-from orchestrator.policy import Policy, Served
+from orchestrator.host.breaker import PATIENCE_S
+from orchestrator.rules.policy import Policy, Served
+from orchestrator.rules.waits import first_of, uninterrupted
 from orchestrator.settings.config import Config
 from orchestrator.tools.base import ToolFacts
-from orchestrator.waits import first_of, uninterrupted
 
 log = logging.getLogger(__name__)
 

@@ -12,18 +12,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from orchestrator.backoff import Backoff
 from orchestrator.cluster.order import Broken, Delivery, Order, Parcel, Pulse
 from orchestrator.cluster.parcels import KeptOutput, pieces
 from orchestrator.cluster.remote import NodeLost, NodeSeen, Remote
 from orchestrator.completion.startup import Wait
 from orchestrator.errors import LaunchError, SandboxLostError
-from orchestrator.hosts import HostNow
-from orchestrator.policy import Policy, Served
+from orchestrator.host.base import HostNow
 from orchestrator.proxy.left_files import OF_THE_DISK, cannot_be_kept
+from orchestrator.rules.backoff import Backoff
+from orchestrator.rules.policy import Policy, Served
+from orchestrator.rules.waits import running_timeout, uninterrupted
 from orchestrator.tasks.attachments import open_attachment
 from orchestrator.types import Attachment, Output, OutputFile
-from orchestrator.waits import running_timeout, uninterrupted
 
 log = logging.getLogger(__name__)
 

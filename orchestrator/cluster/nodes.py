@@ -33,20 +33,20 @@ from orchestrator.cluster.order import Broken, Opening, Order, for_node, softwar
 from orchestrator.cluster.parcels import Desk
 from orchestrator.cluster.placement import Rooms
 from orchestrator.cluster.remote import Link
+from orchestrator.completion.endpoints import REPLAY
+from orchestrator.completion.find_tokenizer import find_tokenizer
 from orchestrator.completion.replay import Replayed
 from orchestrator.completion.tokenizer import HubTokenizer
-from orchestrator.endpoints import REPLAY
 from orchestrator.errors import (
     LaunchError,
     RolloutError,
     SandboxLostError,
 )
-from orchestrator.hosts import HostNow, Provision
+from orchestrator.host.base import HostNow, Provision
+from orchestrator.host.slots import Line
 from orchestrator.launch.channels import make_owned_directory, remove_owned_directory
-from orchestrator.opening import find_tokenizer
-from orchestrator.policy import Policy
-from orchestrator.redact import Secret
-from orchestrator.slots import Line
+from orchestrator.rules.policy import Policy
+from orchestrator.rules.redact import Secret
 from orchestrator.tools.base import ToolFacts
 from orchestrator.types import Attempt, Failed, RolloutPlan, SandboxSpec
 

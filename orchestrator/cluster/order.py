@@ -18,7 +18,7 @@ from orchestrator import errors
 from orchestrator.agents.equipment import Equipment
 from orchestrator.completion.startup import Wait
 from orchestrator.errors import EnvironmentUnusable, OrchestratorError, RolloutError, SandboxLostError
-from orchestrator.hosts import HostNow
+from orchestrator.host.base import HostNow
 from orchestrator.settings.config import Config
 from orchestrator.tools.base import HostTool
 from orchestrator.types import Outcome, Record, RolloutPlan

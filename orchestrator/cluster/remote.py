@@ -8,7 +8,7 @@ from typing import Protocol
 from orchestrator.cluster.order import Broken, Delivery, Looked, NodeFacts, Opening, Order, Pulse
 from orchestrator.completion.replay import Replayed
 from orchestrator.doctor.finding import Finding
-from orchestrator.policy import Served
+from orchestrator.rules.policy import Served
 from orchestrator.settings.config import Config
 
 

@@ -12,8 +12,8 @@ from orchestrator.comparing.compared import ComparedRun, Difference, as_json
 from orchestrator.comparing.page import comparison_page
 from orchestrator.comparing.shown import rows
 from orchestrator.errors import OutputError
+from orchestrator.rules.text import printable
 from orchestrator.terminal.console import Console
-from orchestrator.text import printable
 
 SHOWN = 5  # tasks that changed, for each run
 

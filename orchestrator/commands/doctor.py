@@ -15,7 +15,7 @@ from orchestrator.doctor.finding import Finding
 from orchestrator.doctor.host import check_host
 from orchestrator.doctor.machine import check_run_directory
 from orchestrator.doctor.services import check_keys, check_tokenizer
-from orchestrator.text import printable
+from orchestrator.rules.text import printable
 
 if TYPE_CHECKING:
     from orchestrator.settings.config import Config

@@ -8,10 +8,10 @@ import threading
 from functools import partial
 from pathlib import Path
 
+from orchestrator.rules.text import printable
 from orchestrator.tasks.gaia.download import ANNOTATED, RAW, download_gaia
 from orchestrator.tasks.gaia.folder import take_account
 from orchestrator.tasks.gaia.source import LEVELS, YEAR
-from orchestrator.text import printable
 
 SHOWN = 5  # problems printed
 COLUMNS = ("rows", *(f"level {level}" for level in LEVELS), "files", "bytes")

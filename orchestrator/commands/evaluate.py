@@ -6,15 +6,15 @@ import asyncio
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from orchestrator.engine import Orchestrator, freeze
+from orchestrator.engine.orchestrator import Orchestrator, freeze
 from orchestrator.evaluation.evaluate import evaluation_config, measure
 from orchestrator.evaluation.files import EvaluationFiles
 from orchestrator.evaluation.measured import Evaluation
 from orchestrator.evaluation.table import print_evaluation
-from orchestrator.observer import Observer
+from orchestrator.rules.observer import Observer
 from orchestrator.run.files import RUN_FILE
+from orchestrator.run.output import run_directory_path
 from orchestrator.run.prices import Prices
-from orchestrator.run.session import run_directory_path
 from orchestrator.run.tally import Tally
 from orchestrator.tasks.demand import tasks_to_evaluate
 from orchestrator.terminal.progress import open_progress

@@ -14,12 +14,13 @@ from typing import Any
 from orchestrator import __version__
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.tokenizer import load_tokenizer, tokenizer_here
+from orchestrator.engine.group import GroupPolicy
 from orchestrator.errors import ConfigError
 from orchestrator.exporting.choice import Choice, Chooser, Pair
 from orchestrator.exporting.folder import CARD_FILE, PROVENANCE_FILE, card, open_rows
 from orchestrator.exporting.formats import FORMATS, Format, line
 from orchestrator.exporting.record import LeftOut, Survey
-from orchestrator.group import GroupPolicy
+from orchestrator.rules.text import printable
 from orchestrator.run.files import ROLLOUTS_FILE, RUN_FILE, is_going_on, saved_env, saved_tokenizer
 from orchestrator.run.groups import GroupFormat
 from orchestrator.run.lines import write_whole
@@ -29,7 +30,6 @@ from orchestrator.run.whole import demand_free, whole_folder
 from orchestrator.settings.config import Config
 from orchestrator.terminal.closing import print_rows
 from orchestrator.terminal.signals import Stopped, stoppable
-from orchestrator.text import printable
 
 EXIT_INCOMPLETE = 1
 ASKED = "output"

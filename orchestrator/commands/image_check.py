@@ -20,6 +20,7 @@ import requests
 from docker.errors import APIError, DockerException
 
 from orchestrator.errors import ConfigError, EnvironmentUnusable, ProtocolError, RolloutError
+from orchestrator.host.sandbox import PARK_TIMEOUT_S
 from orchestrator.launch.channels import Channels
 from orchestrator.launch.confinement import untold_by, verify_confinement
 from orchestrator.launch.docker.client import connect, inspect_image, why_refused, why_unreachable
@@ -31,11 +32,10 @@ from orchestrator.launch.names import LABEL_OWNER, LABEL_PROJECT, PROJECT, is_pa
 from orchestrator.launch.oci.launcher import OciLauncher
 from orchestrator.launch.oci.store import ImageStore, StoredImage
 from orchestrator.launch.owner import owner_label
-from orchestrator.parked import PARK_TIMEOUT_S
 from orchestrator.proxy.server import SandboxServer
 from orchestrator.proxy.wire import CONTRACT
+from orchestrator.rules.waits import first_of
 from orchestrator.types import SandboxExit, SandboxSpec
-from orchestrator.waits import first_of
 
 if TYPE_CHECKING:
     from orchestrator.settings.config import Config

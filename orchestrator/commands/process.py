@@ -6,22 +6,22 @@ import asyncio
 from contextlib import AsyncExitStack, ExitStack, aclosing
 from typing import TYPE_CHECKING
 
-from orchestrator.engine import Orchestrator, freeze
+from orchestrator.engine.orchestrator import Orchestrator, freeze
 from orchestrator.errors import CostReached, RunUnhealthy
-from orchestrator.hosts import Hosts
-from orchestrator.observer import Observer
+from orchestrator.host.base import Hosts
 from orchestrator.report import write_report
+from orchestrator.rules.observer import Observer
+from orchestrator.rules.waits import uninterrupted
 from orchestrator.run.files import RUN_FILE, report_beside
 from orchestrator.run.groups import check_writable
+from orchestrator.run.output import OpenRun, describe, open_run, run_directory_path
 from orchestrator.run.prices import Prices
-from orchestrator.run.session import OpenRun, describe, open_run, run_directory_path
 from orchestrator.run.tally import Tally
 from orchestrator.tasks.demand import tasks_to_train
 from orchestrator.terminal.closing import closing_table, dropped_text
 from orchestrator.terminal.progress import open_progress
 from orchestrator.terminal.signals import NOTHING_BEGUN, Stopped, stoppable
 from orchestrator.types import Group
-from orchestrator.waits import uninterrupted
 
 if TYPE_CHECKING:
     from orchestrator.settings.config import Config

@@ -10,12 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from orchestrator import __version__
-from orchestrator.engine import Orchestrator, freeze
+from orchestrator.engine.executor import Executor, failure_of
+from orchestrator.engine.orchestrator import Orchestrator, freeze
 from orchestrator.errors import ConfigError
-from orchestrator.executor import Executor, failure_of
-from orchestrator.hosts import Hosts
-from orchestrator.observer import Observer
-from orchestrator.redact import Secret
+from orchestrator.host.base import Hosts
+from orchestrator.rules.observer import Observer
+from orchestrator.rules.redact import Secret
+from orchestrator.rules.text import printable
+from orchestrator.rules.waits import first_error
 from orchestrator.run.compared import Replayable, differences, plan_of
 from orchestrator.run.directory import RunDirectory, new_run_directory
 from orchestrator.run.files import ROLLOUTS_FILE, read_description, record_of
@@ -24,10 +26,8 @@ from orchestrator.settings.config import Config
 from orchestrator.settings.table import OpenAISettings
 from orchestrator.tasks.split import tasks_of
 from orchestrator.terminal.signals import Stopped, stoppable
-from orchestrator.text import printable
 from orchestrator.tools.recorded import RecordedCalls, RecordedTool
 from orchestrator.types import Task
-from orchestrator.waits import first_error
 
 EXIT_DIFFERENT = 1
 

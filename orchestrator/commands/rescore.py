@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import __version__
-from orchestrator.breaker import GROUPS, HealthGate
 from orchestrator.completion.tokenizer import check_source
+from orchestrator.engine.group import GroupPolicy
+from orchestrator.engine.health import GROUPS, HealthGate
 from orchestrator.errors import ConfigError, EnvironmentUnusable
-from orchestrator.group import GroupPolicy
-from orchestrator.opening import open_scorer
 from orchestrator.report import write_report
 from orchestrator.rescoring.changes import Changes
 from orchestrator.rescoring.decode import How
@@ -27,6 +26,7 @@ from orchestrator.rescoring.grouping import Grouping
 from orchestrator.rescoring.output import ASKED, NewRun, new_run
 from orchestrator.rescoring.rescore import LeftOut, Rescored, Rescorer, Result
 from orchestrator.rescoring.table import print_changes
+from orchestrator.rules.text import printable, told
 from orchestrator.run.directory import new_run_directory
 from orchestrator.run.files import GROUPS_FILE, is_going_on, report_beside, saved_env, saved_tokenizer
 from orchestrator.run.groups import GroupFormat
@@ -36,12 +36,12 @@ from orchestrator.run.recorded import read_recorded
 from orchestrator.run.whole import demand_free
 from orchestrator.scorers.base import Scorer
 from orchestrator.scorers.control import ControlledScorer
+from orchestrator.scorers.open import open_scorer
 from orchestrator.settings.config import Config
 from orchestrator.settings.saved import TAKEN
 from orchestrator.tasks.split import tasks_of
 from orchestrator.terminal.bar import bar
 from orchestrator.terminal.signals import Stopped, stoppable
-from orchestrator.text import printable, told
 from orchestrator.types import Task
 
 EXIT_INCOMPLETE = 1

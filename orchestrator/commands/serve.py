@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from orchestrator.opening import find_tokenizer
+from orchestrator.completion.find_tokenizer import find_tokenizer
 
 if TYPE_CHECKING:
     from orchestrator.settings.config import Config

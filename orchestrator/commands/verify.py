@@ -14,6 +14,7 @@ from rich.table import Table
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.tokenizer import tokenizer_here
 from orchestrator.errors import ConfigError
+from orchestrator.rules.text import printable
 from orchestrator.run.files import (
     RUN_FILE,
     groups_file_of,
@@ -28,7 +29,6 @@ from orchestrator.run.frames import UNCLOSED
 from orchestrator.run.lines import LinesById, demand_modest, demand_short_talks, texts
 from orchestrator.run.verify import CHECKS, Findings, Wanted, check_group
 from orchestrator.terminal.console import Console
-from orchestrator.text import printable
 
 if TYPE_CHECKING:
     from orchestrator.forward.check import Against

@@ -10,7 +10,7 @@ from orchestrator.comparing.compared import ComparedRun, Difference
 from orchestrator.comparing.shown import rows
 from orchestrator.evaluation.estimates import Estimate
 from orchestrator.report.page import policy
-from orchestrator.text import printable
+from orchestrator.rules.text import printable
 
 _STYLE = """
 table { border-collapse: collapse; width: 100%; background: var(--panel); border: 1px solid var(--line); }

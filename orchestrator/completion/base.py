@@ -12,9 +12,19 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
 from orchestrator.errors import CompletionError, ContextLengthError, FullContext
-from orchestrator.redact import redact
-from orchestrator.types import CallFormat, Completion, Message, PolicySpan, Sampling, Split, Tools, Wishes
-from orchestrator.waits import aside
+from orchestrator.rules.redact import redact
+from orchestrator.rules.waits import aside
+from orchestrator.types import (
+    CallFormat,
+    Completion,
+    CompletionKind,
+    Message,
+    PolicySpan,
+    Sampling,
+    Split,
+    Tools,
+    Wishes,
+)
 
 if TYPE_CHECKING:
     from orchestrator.completion.shape import Shape
@@ -291,3 +301,14 @@ def _counted(encode: Callable[[str], list[int]], texts: Sequence[str], limit: in
             if count > 2 * limit:
                 return None
     return count
+
+
+def stop_strings(kind: CompletionKind, code_tags: tuple[str, str] | None) -> tuple[str, ...]:
+    """smolagents' stop strings. The closing tag is left out if the opening tag contains it: it would stop too
+    early."""
+    if kind is CompletionKind.PLAN:
+        return ("<end_plan>",)
+    if kind is CompletionKind.FINAL:
+        return ()
+    opening, closing = code_tags or ("", "")
+    return ("Observation:", "Calling tools:", *(() if closing in opening else (closing,)))

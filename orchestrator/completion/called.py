@@ -10,7 +10,7 @@ from orchestrator.completion.retry import RetryPolicy
 from orchestrator.completion.sampled import IdCompletions, Sampled
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.completion.versions import Attribution
-from orchestrator.policy import Policy
+from orchestrator.rules.policy import Policy
 
 # One answer for the prompt's ids. `finish_reason` empty: the function cannot tell a stop from a length. Raises
 # Retryable for a passing fault, CompletionError, ContextLengthError.

@@ -39,7 +39,6 @@ from orchestrator.completion.parameters import (
 from orchestrator.completion.retry import NONSENSE, Limiter, Retryable, RetryPolicy, with_retries
 from orchestrator.completion.startup import Startup
 from orchestrator.completion.versions import Attribution
-from orchestrator.control import CACHE_S
 from orchestrator.errors import (
     AuthenticationError,
     CompletionError,
@@ -47,9 +46,10 @@ from orchestrator.errors import (
     EnvironmentUnusable,
     ParameterError,
 )
-from orchestrator.policy import Policy
+from orchestrator.rules.control import CACHE_S
+from orchestrator.rules.policy import Policy
+from orchestrator.rules.waits import aside_if
 from orchestrator.types import Completion, Message, Sampling, Wishes
-from orchestrator.waits import aside_if
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from orchestrator.completion.line import cut_at_stop
 from orchestrator.completion.reasoning import reasoning_chars, tagged
 from orchestrator.completion.retry import Retryable
 from orchestrator.completion.versions import version_text
-from orchestrator.text import MAX_JSON_INTEGER, valid
+from orchestrator.rules.text import MAX_JSON_INTEGER, valid
 from orchestrator.types import Call, Completion
 
 MAX_TOKEN_CHARS = 1024  # no token is longer: the longest ones are of 128 and more spaces

@@ -21,7 +21,7 @@ from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.completion.versions import Attribution, Question, vllm_version
 from orchestrator.completion.vllm import VllmDialect
 from orchestrator.errors import AuthenticationError, CompletionError, ContextLengthError, EnvironmentUnusable
-from orchestrator.policy import Policy
+from orchestrator.rules.policy import Policy
 from orchestrator.types import Message, Sampling
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from orchestrator.completion.base import Completer, CompletionRequest, Tokenizer, UnusableSample, ids_of
 from orchestrator.completion.route import RoutedCompleter
-from orchestrator.control import Control, ControlAnswer
+from orchestrator.rules.control import Control, ControlAnswer
 from orchestrator.types import Message, RolloutPlan
 
 NEUTRAL = (Message("user", "Say hello."),)

@@ -20,7 +20,7 @@ from orchestrator.completion.retry import ConnectionFailed, ForeignAnswer, Retry
 from orchestrator.completion.statuses import error_in, failure
 from orchestrator.errors import AuthenticationError, CompletionError, CompletionTimeout
 from orchestrator.network import proxy_of, trust
-from orchestrator.redact import redact
+from orchestrator.rules.redact import redact
 
 MAX_BODY_BYTES = 64 << 20
 MAX_ERROR_BYTES = 64 << 10

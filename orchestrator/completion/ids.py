@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from orchestrator.backoff import Backoff
 from orchestrator.completion.base import PROBE_HEADER, CompletionRequest, answer_bytes
 from orchestrator.completion.http import MAX_BODY_BYTES, HttpClient
 from orchestrator.completion.retry import Aborted, RetryPolicy
@@ -15,6 +14,7 @@ from orchestrator.completion.sampled import IdCompletions, Sampled
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.completion.versions import Attribution, Question, vllm_paused
 from orchestrator.errors import CompletionError
+from orchestrator.rules.backoff import Backoff
 
 # No sampler but temperature and top_p, by the names vLLM, SGLang and Atropos share; every id and its own text.
 UNFILTERED: Mapping[str, Any] = {

@@ -11,9 +11,9 @@ from email.utils import parsedate_to_datetime
 from time import time
 from typing import TypeVar
 
-from orchestrator.backoff import Backoff
 from orchestrator.completion.base import Refusal, UnusableSample
 from orchestrator.errors import AuthenticationError, CompletionError, CompletionTimeout
+from orchestrator.rules.backoff import Backoff
 from orchestrator.types import Completion
 
 log = logging.getLogger(__name__)

@@ -44,8 +44,8 @@ from orchestrator.completion.retry import (
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.completion.versions import Attribution, told_spans
 from orchestrator.errors import CompletionError, ContextLengthError
-from orchestrator.plan import derive_seed
-from orchestrator.policy import Policy, joined
+from orchestrator.rules.plan import derive_seed
+from orchestrator.rules.policy import Policy, joined
 from orchestrator.types import Completion, PolicySpan
 
 UNTOLD = -1  # the prompt's length, where the server does not tell it

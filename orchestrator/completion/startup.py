@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from orchestrator.backoff import Backoff
 from orchestrator.completion.base import Endpoint, Refusal
 from orchestrator.completion.retry import Aborted, ConnectionFailed, Retryable
 from orchestrator.errors import (
@@ -25,6 +24,7 @@ from orchestrator.errors import (
     EnvironmentUnusable,
     NotServing,
 )
+from orchestrator.rules.backoff import Backoff
 
 T = TypeVar("T")
 

@@ -29,7 +29,7 @@ from orchestrator.completion.ends import Ends, ends_in
 from orchestrator.completion.shape import Shape
 from orchestrator.completion.template import ChatTemplate
 from orchestrator.errors import ConfigError, EnvironmentUnusable, RecordError
-from orchestrator.text import path_of
+from orchestrator.rules.text import path_of
 from orchestrator.types import CallFormat, Message, Tools
 
 HUB_TIMEOUT_S = 1.5

@@ -18,7 +18,7 @@ from orchestrator.completion.reasoning import reasoning_chars, without_empty
 from orchestrator.completion.shape import implied_system
 from orchestrator.completion.untemplated import demand_plain, untemplated
 from orchestrator.errors import RecordError
-from orchestrator.policy import joined
+from orchestrator.rules.policy import joined
 from orchestrator.types import (
     CompletionKind,
     MainLine,

@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from orchestrator.backoff import Backoff
 from orchestrator.completion.base import PROBE_HEADER, Refusal
 from orchestrator.completion.http import HttpClient
 from orchestrator.completion.retry import NONSENSE, Retryable
 from orchestrator.errors import CompletionError, CompletionTimeout, ContextLengthError
-from orchestrator.policy import MOST_CHARS, Policy, Served
-from orchestrator.text import valid
+from orchestrator.rules.backoff import Backoff
+from orchestrator.rules.policy import MOST_CHARS, Policy, Served
+from orchestrator.rules.text import valid
 from orchestrator.types import PolicySpan
 
 log = logging.getLogger(__name__)

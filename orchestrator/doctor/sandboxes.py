@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.doctor.finding import Finding, fail, ok, warn
 from orchestrator.doctor.machine import check_room
 from orchestrator.errors import ConfigError, DockerError, EnvironmentUnusable, RolloutError
+from orchestrator.host.sandbox import parked_sandbox
 from orchestrator.launch.channels import Channels
 from orchestrator.launch.docker.calls import Engine
 from orchestrator.launch.docker.facts import advice, engine_problem, image_problem, is_rootless, missing_features
@@ -31,7 +32,6 @@ from orchestrator.launch.oci.machine import (
 )
 from orchestrator.launch.oci.program import find_runtime
 from orchestrator.launch.oci.store import ImageStore
-from orchestrator.parked import parked_sandbox
 
 if TYPE_CHECKING:
     from orchestrator.settings.config import Config

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from orchestrator.agents.call_format import call_format
 from orchestrator.completion.connect import connect
+from orchestrator.completion.endpoints import REPLAY, endpoint, like
+from orchestrator.completion.find_tokenizer import find_tokenizer
 from orchestrator.completion.replay import ReplayCompleter
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.doctor.finding import Finding, fail, ok, warn
-from orchestrator.endpoints import REPLAY, endpoint, like
 from orchestrator.errors import CompletionError, ConfigError, EnvironmentUnusable, NotServing
-from orchestrator.opening import find_tokenizer
 
 if TYPE_CHECKING:
     from orchestrator.settings.config import Config

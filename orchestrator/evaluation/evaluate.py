@@ -12,14 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.engine import Orchestrator
+from orchestrator.engine.orchestrator import Orchestrator
 from orchestrator.evaluation.files import EvaluationFiles
 from orchestrator.evaluation.measured import Evaluation
-from orchestrator.observer import Observer
+from orchestrator.rules.observer import Observer
+from orchestrator.rules.waits import uninterrupted
 from orchestrator.run.prices import Prices
 from orchestrator.tasks.base import Source
 from orchestrator.types import Group
-from orchestrator.waits import uninterrupted
 
 if TYPE_CHECKING:
     from orchestrator.settings.config import Config

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator import __version__
 from orchestrator.errors import ConfigError, OutputError
 from orchestrator.evaluation.measured import Evaluation, spent
+from orchestrator.rules.waits import uninterrupted
 from orchestrator.run.directory import RunDirectory
 from orchestrator.run.earlier import Earlier, read_earlier
 from orchestrator.run.files import read_run
@@ -26,10 +27,9 @@ from orchestrator.run.groups import check_writable
 from orchestrator.run.line import Counted, CountedBadTask
 from orchestrator.run.lines import JsonLines, write_whole
 from orchestrator.types import Attempt, Ended, Group, Member, last_attempts
-from orchestrator.waits import uninterrupted
 
 if TYPE_CHECKING:
-    from orchestrator.engine import Orchestrator
+    from orchestrator.engine.orchestrator import Orchestrator
     from orchestrator.settings.config import Config
     from orchestrator.settings.table import EnvSettings
     from orchestrator.tasks.base import Source

@@ -11,10 +11,10 @@ from rich.text import Text
 
 from orchestrator.evaluation.estimates import Estimate
 from orchestrator.evaluation.measured import Evaluation, MeasuredTask
+from orchestrator.rules.text import printable
 from orchestrator.run.tally import Tally
 from orchestrator.terminal.closing import outcomes_text, print_rows, reason_rows
 from orchestrator.terminal.console import Console
-from orchestrator.text import printable
 
 MAX_LABEL = 60
 

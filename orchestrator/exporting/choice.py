@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from orchestrator.completion.trajectory import in_lines
+from orchestrator.engine.group import GroupPolicy
 from orchestrator.exporting.record import LeftOut, Scored, Survey
-from orchestrator.group import GroupPolicy
 from orchestrator.run.groups import GroupFormat
 from orchestrator.run.line import Attempted, read_attempt
 from orchestrator.run.lines import text_at

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from orchestrator.group import GroupPolicy
+from orchestrator.engine.group import GroupPolicy
 from orchestrator.rescoring.grouping import drawn
 from orchestrator.run.line import CountedBadTask, read_counted
 from orchestrator.run.lines import end_now, texts

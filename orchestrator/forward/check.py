@@ -25,9 +25,9 @@ from orchestrator.forward.lines import SEED, Survey, TrainedLine, Vocabulary, ch
 from orchestrator.forward.model import Model, demand_adapter, demand_libraries
 from orchestrator.forward.table import print_comparison
 from orchestrator.forward.weights import Weights, look_at
+from orchestrator.rules.text import one_line
 from orchestrator.terminal.bar import bar, span
 from orchestrator.terminal.closing import print_wrapped
-from orchestrator.text import one_line
 
 _GB = 1e9
 _F32_BYTES = 4

@@ -15,9 +15,9 @@ from orchestrator.forward.compare import (
     Figures,
 )
 from orchestrator.forward.weights import Weights
+from orchestrator.rules.text import printable
 from orchestrator.terminal.closing import print_wrapped
 from orchestrator.terminal.console import Console
-from orchestrator.text import printable
 
 _MEGA = 1e6
 

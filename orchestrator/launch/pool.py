@@ -17,10 +17,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Generic, Protocol, TypeVar
 
-from orchestrator.backoff import Backoff
 from orchestrator.errors import LaunchError, RolloutError, SandboxLostError
+from orchestrator.rules.backoff import Backoff
+from orchestrator.rules.waits import uninterrupted
 from orchestrator.types import SandboxSpec
-from orchestrator.waits import uninterrupted
 
 log = logging.getLogger(__name__)
 

@@ -23,8 +23,8 @@ from orchestrator.errors import EnvironmentUnusable, LaunchError
 from orchestrator.launch.channels import make_owned_directory, remove_owned_directory
 from orchestrator.launch.hardening import preload_arguments
 from orchestrator.launch.image.context import context_root
+from orchestrator.rules.waits import uninterrupted
 from orchestrator.types import Confinement, SandboxExit, SandboxSpec
-from orchestrator.waits import uninterrupted
 
 log = logging.getLogger(__name__)
 

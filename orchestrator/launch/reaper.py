@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.backoff import Backoff
 from orchestrator.errors import DockerError
 from orchestrator.launch.channels import DRAFT_PREFIX, OWNER_FILE, PREFIX, remove_owned_directory
 from orchestrator.launch.docker.calls import Engine
 from orchestrator.launch.names import LABEL_DEADLINE, LABEL_OWNER, LABEL_PROJECT, LABEL_STAGE, PROJECT
 from orchestrator.launch.oci.leftovers import remove_containers
 from orchestrator.launch.owner import Owner, this_process
+from orchestrator.rules.backoff import Backoff
 
 log = logging.getLogger(__name__)
 

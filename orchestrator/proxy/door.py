@@ -17,7 +17,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from orchestrator.backoff import Backoff
+from orchestrator.rules.backoff import Backoff
 
 LOOK_S = 1.0  # how soon a lost connection is noticed; a sandbox tries ten times as long to reconnect
 _OPEN, _SHUT = 0o666, 0o000  # sandboxes have other uids; the directories above keep other users out

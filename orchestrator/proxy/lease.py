@@ -18,10 +18,16 @@ import orjson
 from orchestrator.agents.equipment import Equipment
 from orchestrator.calls.declared import arguments_schema
 from orchestrator.calls.formats import guidable
-from orchestrator.completion.base import Completer, CompletionRequest, Interrupted, Tokenizer, UnusableSample
+from orchestrator.completion.base import (
+    Completer,
+    CompletionRequest,
+    Interrupted,
+    Tokenizer,
+    UnusableSample,
+    stop_strings,
+)
 from orchestrator.completion.base import Refusal as EndpointRefusal
 from orchestrator.completion.control import EndpointControl
-from orchestrator.control import ControlAnswer
 from orchestrator.errors import (
     AuthenticationError,
     ContextLengthError,
@@ -31,17 +37,18 @@ from orchestrator.errors import (
     ToolError,
     ToolServiceError,
 )
-from orchestrator.outcome import Refused, Submission
-from orchestrator.proxy.blame import control_age_s, may_pass, needs_control, verdict
 from orchestrator.proxy.budgets import Budgets, Over
 from orchestrator.proxy.clock import OwnClock
 from orchestrator.proxy.left_files import OutputIntake, OutputRule
 from orchestrator.proxy.once import Once
 from orchestrator.proxy.said import Asked, Refusal, Reply, RequestRefused, Spoken, ToolReply
 from orchestrator.proxy.turns import Turns
-from orchestrator.purse import Purse
-from orchestrator.redact import redact
-from orchestrator.text import objects_in
+from orchestrator.rules.blame import control_age_s, may_pass, needs_control, verdict
+from orchestrator.rules.control import ControlAnswer
+from orchestrator.rules.outcome import Refused, Submission
+from orchestrator.rules.purse import Purse
+from orchestrator.rules.redact import redact
+from orchestrator.rules.text import objects_in
 from orchestrator.tools.arguments import recordable
 from orchestrator.tools.base import HostTool
 from orchestrator.types import Completion, CompletionKind, RequestNotes, RolloutPlan, Step, ToolCall, Turn, Wishes
@@ -488,17 +495,6 @@ class Lease:
 def _keep_nothing(completion: Completion) -> Reply:
     """For failures before a request was made: there is no completion to record."""
     return Reply(completion=completion)
-
-
-def stop_strings(kind: CompletionKind, code_tags: tuple[str, str] | None) -> tuple[str, ...]:
-    """smolagents' stop strings. The closing tag is left out if the opening tag contains it: it would stop too
-    early."""
-    if kind is CompletionKind.PLAN:
-        return ("<end_plan>",)
-    if kind is CompletionKind.FINAL:
-        return ()
-    opening, closing = code_tags or ("", "")
-    return ("Observation:", "Calling tools:", *(() if closing in opening else (closing,)))
 
 
 def _is_held_to_schema(wishes: Wishes) -> bool:

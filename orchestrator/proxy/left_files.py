@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from orchestrator.errors import LaunchError, ProtocolError
+from orchestrator.rules.waits import uninterrupted
 from orchestrator.types import Output, OutputFile
-from orchestrator.waits import uninterrupted
 
 MAX_DEPTH = 8
 MAX_PATH_BYTES = 1024

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from orchestrator.calls.declared import text_of
 from orchestrator.proxy.said import Refusal, RequestRefused
-from orchestrator.text import objects_in
+from orchestrator.rules.text import objects_in
 from orchestrator.types import Tools
 
 # Of all sets together: they stay in memory for the whole rollout, and in its record for good.

@@ -20,8 +20,8 @@ from orchestrator.proxy.door import Door
 from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.service import SandboxService
 from orchestrator.proxy.wire import MAX_REQUEST_BYTES
+from orchestrator.rules.waits import uninterrupted
 from orchestrator.types import MAX_PARALLEL_COMPLETIONS, Confinement
-from orchestrator.waits import uninterrupted
 
 log = logging.getLogger(__name__)
 

@@ -24,9 +24,9 @@ from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.once import SequenceError
 from orchestrator.proxy.pace import CALLS_PER_S, Pace
 from orchestrator.proxy.said import Asked, Reply, ToolReply
+from orchestrator.rules.waits import aside
 from orchestrator.tasks.attachments import open_attachment
 from orchestrator.types import Attachment, Confinement
-from orchestrator.waits import aside
 
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]

@@ -20,8 +20,8 @@ from orchestrator.proxy.budgets import Budgets
 from orchestrator.proxy.offers import Offers
 from orchestrator.proxy.said import Asked, Refusal, RequestRefused, Spoken
 from orchestrator.proxy.talk import Talk
+from orchestrator.rules.waits import aside_if
 from orchestrator.types import CallFormat, Completion, Message, RolloutPlan, Tools, Turn, beginnings, shared
-from orchestrator.waits import aside_if
 
 _MESSAGE_OVERHEAD = 8  # tokens a chat template puts around a message, roughly; for chat endpoints only
 

@@ -15,11 +15,11 @@ from rollout_api.v1 import sandbox_pb2 as pb
 from orchestrator.agents.equipment import Equipment, SandboxTool
 from orchestrator.calls.parsed import MAX_DEPTH, is_deeper
 from orchestrator.errors import ProtocolError
-from orchestrator.outcome import Submission
 from orchestrator.proxy.left_files import OutputRule
 from orchestrator.proxy.said import Asked, Refusal, Reply, Spoken, ToolReply
 from orchestrator.proxy.unparsed import TooMany, read
-from orchestrator.text import holds_more, valid
+from orchestrator.rules.outcome import Submission
+from orchestrator.rules.text import holds_more, valid
 from orchestrator.tools.base import FILE_TOOLS, HostTool
 from orchestrator.types import (
     AgentKind,

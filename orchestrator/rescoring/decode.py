@@ -17,13 +17,13 @@ from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.tokenizer import load_tokenizer
 from orchestrator.completion.trajectory import main_line
 from orchestrator.errors import RecordError
+from orchestrator.rules.text import told as told_text
 from orchestrator.run.compared import plan_of
 from orchestrator.run.groups import GroupFormat, entry, side_groups
 from orchestrator.run.line import Attempted, CountedBadTask, read_attempt, read_counted, verdict_bytes
 from orchestrator.run.lines import dumps
 from orchestrator.scorers.processes import Ungraded, packed
 from orchestrator.scorers.strategies import StrategyScorer
-from orchestrator.text import told as told_text
 from orchestrator.types import (
     Attempt,
     Ended,

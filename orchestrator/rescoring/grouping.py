@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import orjson
 
-from orchestrator.group import GroupPolicy, verdict
+from orchestrator.engine.group import GroupPolicy, verdict
 from orchestrator.rescoring.decode import LARGE, Line
 from orchestrator.rescoring.rescore import Rescored
 from orchestrator.run.groups import group_line, settle

@@ -15,18 +15,18 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from orchestrator.breaker import HealthGate
+from orchestrator.engine.health import HealthGate
 from orchestrator.errors import ScorerError
 from orchestrator.rescoring.decode import Asked, Decoded, Line, Unreadable
 from orchestrator.rescoring.decoders import Decoders
 from orchestrator.rescoring.glance import Overview, glance
+from orchestrator.rules.waits import first_error
 from orchestrator.run.compared import plan_of
 from orchestrator.run.line import Attempted, CountedBadTask, read_attempt, told_line, verdict_line
 from orchestrator.run.lines import TextLine, dumps
 from orchestrator.scorers.base import Scorer
 from orchestrator.scorers.control import ControlledScorer
 from orchestrator.types import Ended, Failed, FailedName, Score, Task
-from orchestrator.waits import first_error
 
 BATCH_LINES = 64
 BATCH_BYTES = 1 << 20

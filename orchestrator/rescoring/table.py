@@ -12,9 +12,9 @@ from rich.text import Text
 
 from orchestrator.rescoring.changes import Changes
 from orchestrator.rescoring.rescore import LeftOut
+from orchestrator.rules.text import one_line, printable
 from orchestrator.terminal.closing import print_rows, share
 from orchestrator.terminal.console import Console
-from orchestrator.text import one_line, printable
 
 SHOWN = 20  # lines that cannot be used, and sources
 MAX_LABEL = 60

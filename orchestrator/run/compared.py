@@ -12,7 +12,7 @@ from typing import Any
 
 from orchestrator.calls.declared import declared
 from orchestrator.errors import ConfigError
-from orchestrator.plan import sandbox_of
+from orchestrator.rules.plan import sandbox_of
 from orchestrator.run.lenient import json_lines
 from orchestrator.run.line import Attempted, read_attempt
 from orchestrator.run.lines import dumps, text_at

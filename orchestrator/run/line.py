@@ -16,8 +16,8 @@ from typing_extensions import TypedDict
 
 from orchestrator.calls.declared import text_of
 from orchestrator.completion.trajectory import main_segment, untrained_share
+from orchestrator.rules.text import MAX_JSON_INTEGER
 from orchestrator.run.lines import demand_modest, demand_short_talks, dumps
-from orchestrator.text import MAX_JSON_INTEGER
 from orchestrator.types import (
     AgentSpec,
     Attempt,

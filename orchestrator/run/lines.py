@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 import orjson
 
 from orchestrator.errors import ConfigError, OutputError
+from orchestrator.rules.text import holds_more, valid
 from orchestrator.run.frames import (
     PackedEnd,
     Packer,
@@ -27,7 +28,6 @@ from orchestrator.run.frames import (
     packed_end,
     place_of,
 )
-from orchestrator.text import holds_more, valid
 
 MAX_LINE_BYTES = 256 << 20  # we write no longer line
 MAX_RUN_FILE_BYTES = 16 << 20  # run.json

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import ConfigError
+from orchestrator.rules.text import printable
 from orchestrator.run.files import ROLLOUTS_FILE, read_run, record_of
 from orchestrator.run.line import SCHEMA
-from orchestrator.text import printable
 
 
 def read_recorded(directory: Path, asked: str) -> tuple[Mapping[str, Any], Path]:

@@ -19,7 +19,7 @@ from orchestrator.completion.trajectory import (
     trajectory,
 )
 from orchestrator.errors import RecordError
-from orchestrator.plan import rollout_id
+from orchestrator.rules.plan import rollout_id
 from orchestrator.run.groups import GroupFormat
 from orchestrator.run.line import Attempted, told_of
 from orchestrator.types import (

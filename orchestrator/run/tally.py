@@ -8,12 +8,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.observer import Listener
+from orchestrator.rules.observer import Listener
+from orchestrator.rules.text import LINE_CHARS, one_line, printable
 from orchestrator.run.groups import sampled_in, untrained_tokens
 from orchestrator.run.lenient import lines_from
 from orchestrator.run.line import Counted, CountedBadTask, WrittenGroup, read_counted
 from orchestrator.run.prices import Prices
-from orchestrator.text import LINE_CHARS, one_line, printable
 from orchestrator.types import Attempt, BadTask, Failed, FailedName, Group, Member
 
 TASK_CHARS = 28  # of a task's id, where it is shown

@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.control import Control, ControlAnswer
 from orchestrator.errors import ScorerError
+from orchestrator.rules.control import Control, ControlAnswer
 from orchestrator.scorers.manners import plain_answer
 from orchestrator.scorers.processes import GradingProcesses, Ungraded
 from orchestrator.scorers.strategies import StrategyScorer

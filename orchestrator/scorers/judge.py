@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.completion.base import Completer, CompletionRequest
-from orchestrator.control import ControlAnswer
 from orchestrator.errors import (
     AuthenticationError,
     CompletionError,
@@ -32,10 +31,11 @@ from orchestrator.errors import (
     RecordError,
     ScorerError,
 )
+from orchestrator.rules.control import ControlAnswer
+from orchestrator.rules.waits import first_of, standstill
 from orchestrator.scorers.base import Scorer
 from orchestrator.scorers.control import FRESH_S, Controls, evidence
 from orchestrator.types import Ended, EndedName, Message, Record, RolloutPlan, Sampling, Score, Task
-from orchestrator.waits import first_of, standstill
 
 RUBRIC = Path(__file__).with_name("rubric.txt")
 MAX_ANSWER_CHARS = 8_000  # a longer answer is incorrect without being judged: no reference answer is so long

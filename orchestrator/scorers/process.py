@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from orchestrator.errors import ConfigError, ScorerError
-from orchestrator.plugins import defined_at, load_object, raised_at
+from orchestrator.rules.plugins import defined_at, load_object, raised_at
+from orchestrator.rules.text import told
 from orchestrator.scorers.strategies import StrategyScorer
-from orchestrator.text import told
 from orchestrator.types import Ended, Record, RolloutPlan, Score
 
 FLAG = "env.scoring_strategy"

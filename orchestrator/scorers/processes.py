@@ -20,11 +20,11 @@ from contextlib import suppress
 from typing import Any
 
 from orchestrator.errors import ConfigError
+from orchestrator.rules.text import told
+from orchestrator.rules.waits import running_timeout
 from orchestrator.scorers.process import FLAG, LENGTH
 from orchestrator.scorers.strategies import StrategyScorer, needed
-from orchestrator.text import told
 from orchestrator.types import Ended, Record, RolloutPlan, Score
-from orchestrator.waits import running_timeout
 
 PROCESSES = 4
 LOAD_LIMIT_S = 120.0

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.rules.text import is_name
 from orchestrator.settings.kinds import Json, Whole, json_value
-from orchestrator.text import is_name
 from orchestrator.types import AgentKind, ManagedAgent
 
 MARKDOWN = ("```python", "```")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import ConfigError
-from orchestrator.redact import Secret
+from orchestrator.rules.redact import Secret
 from orchestrator.settings.table import EnvSettings, OpenAISettings
 from orchestrator.types import AgentSpec, Limits, Sampling, SandboxSpec
 

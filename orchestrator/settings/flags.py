@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.errors import ConfigError
-from orchestrator.redact import shown
+from orchestrator.rules.redact import shown
 from orchestrator.settings.kinds import BOOLEANS, File, Flag
 from orchestrator.settings.row import Layer, Setting, give, nearest
 from orchestrator.settings.table import ATROPOS, ENDPOINT, SECTIONS, TAVILY_KEY, section_rows

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from orchestrator.redact import Secret
-from orchestrator.text import path_of
+from orchestrator.rules.redact import Secret
+from orchestrator.rules.text import path_of
 
 BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 from orchestrator.errors import ConfigError
-from orchestrator.redact import Secret, redact, shown
+from orchestrator.rules.redact import Secret, redact, shown
 from orchestrator.settings.kinds import Choice, Key, Kind
 from orchestrator.types import ManagedAgent
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import ConfigError
-from orchestrator.redact import Secret, shown
+from orchestrator.rules.redact import Secret, shown
 from orchestrator.settings.config import Config
 from orchestrator.settings.flags import CONFIG_FILE, dotted_flags, parse
 from orchestrator.settings.row import Layer, give, nearest

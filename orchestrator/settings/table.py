@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 from orchestrator.errors import ConfigError
 from orchestrator.launch.hardening import MEASURE_NAMES
 from orchestrator.launch.names import DEFAULT_IMAGE, is_path
-from orchestrator.redact import Secret
+from orchestrator.rules.redact import Secret
+from orchestrator.rules.text import path_of
 from orchestrator.scorers.base import COMBINED_WEIGHTS
 from orchestrator.settings.agents import ManagedAgents, Tags
 from orchestrator.settings.kinds import (
@@ -39,7 +40,6 @@ from orchestrator.settings.kinds import (
 )
 from orchestrator.settings.row import AUTO, Setting, Settings, setting
 from orchestrator.tasks.base import COLUMNS
-from orchestrator.text import path_of
 from orchestrator.tools.rules import DENIED_HOSTS, DENIED_WORDS, HOST_RULE
 from orchestrator.types import MAX_PARALLEL_COMPLETIONS, AgentKind, CallFormat, EndedName, MainLine, ManagedAgent
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from orchestrator.errors import ConfigError
-from orchestrator.redact import shown
+from orchestrator.rules.redact import shown
+from orchestrator.rules.text import path_of
 from orchestrator.tasks.base import Columns, Source
-from orchestrator.text import path_of
 
 GRAMMAR = (
     "gaia, jsonl:PATH, csv:PATH, hf:NAME?question=COLUMN&answer=COLUMN, "

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import ConfigError
-from orchestrator.plugins import load_object, raised_at
+from orchestrator.rules.plugins import load_object, raised_at
 from orchestrator.tasks.base import Source
 from orchestrator.tasks.pointers import pointer_in
 from orchestrator.tasks.rows import MAX_ANSWER_BYTES, MAX_ANSWERS, make_task, one_line

@@ -11,9 +11,9 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import ConfigError, EnvironmentUnusable
-from orchestrator.hosts import Hosts
-from orchestrator.observer import Listener, Observer
-from orchestrator.text import one_line
+from orchestrator.host.base import Hosts
+from orchestrator.rules.observer import Listener, Observer
+from orchestrator.rules.text import one_line
 
 if TYPE_CHECKING:
     from orchestrator.settings.config import Config

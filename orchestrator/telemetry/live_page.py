@@ -14,11 +14,11 @@ from typing import Any
 
 from aiohttp import web
 
-from orchestrator.hosts import Hosts
-from orchestrator.listen import listening
-from orchestrator.observer import Observer
+from orchestrator.host.base import Hosts
 from orchestrator.report.live import LiveReport
 from orchestrator.report.page import as_block
+from orchestrator.rules.observer import Observer
+from orchestrator.telemetry.listen import listening
 
 _HEADERS = {
     "Cache-Control": "no-store",

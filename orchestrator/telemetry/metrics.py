@@ -14,9 +14,9 @@ from aiohttp import web
 
 from orchestrator import __version__
 from orchestrator.errors import EnvironmentUnusable
-from orchestrator.hosts import Hosts
-from orchestrator.listen import listening
-from orchestrator.observer import Listener
+from orchestrator.host.base import Hosts
+from orchestrator.rules.observer import Listener
+from orchestrator.telemetry.listen import listening
 from orchestrator.types import Attempt, BadTask, EndedName, FailedName, Group, Member, RolloutPlan
 
 SETTING = "env.metrics_port"

@@ -17,8 +17,8 @@ from contextlib import asynccontextmanager, suppress
 
 from orchestrator import __version__
 from orchestrator.errors import EnvironmentUnusable
-from orchestrator.hosts import Hosts
-from orchestrator.observer import Listener
+from orchestrator.host.base import Hosts
+from orchestrator.rules.observer import Listener
 from orchestrator.types import Attempt, Failed, Group, Member, RolloutPlan, Turn
 
 try:

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TextIO
 
+from orchestrator.rules.text import one_line, printable
 from orchestrator.run.tally import Tally
-from orchestrator.text import one_line, printable
 from orchestrator.types import Failed, Group, last_attempts
 
 LABEL_WIDTH = 15

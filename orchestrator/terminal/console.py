@@ -9,8 +9,8 @@ import rich.console
 from rich.console import ConsoleOptions, RenderableType
 from rich.segment import Segment
 
+from orchestrator.rules.text import printable_lines
 from orchestrator.terminal.streams import unfiltered
-from orchestrator.text import printable_lines
 
 
 class Console(rich.console.Console):

@@ -12,12 +12,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.rules.text import one_line, printable
 from orchestrator.run.tally import Tally
 from orchestrator.terminal.bar import span
 from orchestrator.terminal.closing import lost, outcomes_text, scores_text, wrapped
 from orchestrator.terminal.console import Console
 from orchestrator.terminal.progress import PlainProgress
-from orchestrator.text import one_line, printable
 from orchestrator.types import Attempt, Group, Member, RolloutPlan
 
 FRAMES_PER_S = 4

@@ -7,11 +7,11 @@ import sys
 import time
 from typing import TextIO
 
-from orchestrator.observer import Listener
+from orchestrator.rules.observer import Listener
+from orchestrator.rules.text import one_line, printable
 from orchestrator.run.tally import TASK_CHARS, Tally
 from orchestrator.terminal.bar import LINE_EVERY_S, span
 from orchestrator.terminal.closing import lost
-from orchestrator.text import one_line, printable
 from orchestrator.types import BadTask, Group, RolloutPlan
 
 

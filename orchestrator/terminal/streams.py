@@ -13,7 +13,7 @@ import sys
 from contextlib import suppress
 from typing import Any, TextIO, cast
 
-from orchestrator.text import printable, printable_lines
+from orchestrator.rules.text import printable, printable_lines
 
 _MOVES = re.compile(r"\n*(?:\x1b\[A)*")  # what tqdm writes to move to the line of a bar
 

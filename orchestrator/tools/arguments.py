@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from orchestrator.errors import ToolError
-from orchestrator.text import valid
+from orchestrator.rules.text import valid
 
 MAX_DEPTH = 16
 MAX_VALUES = 10_000

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from orchestrator.agents.equipment import SandboxTool
 from orchestrator.errors import ConfigError
-from orchestrator.plugins import PREFIX, load_object
-from orchestrator.text import is_name
+from orchestrator.rules.plugins import PREFIX, load_object
+from orchestrator.rules.text import is_name
 from orchestrator.tools.base import RESERVED, HostTool
 from orchestrator.tools.functions import FunctionTool, Workers
 from orchestrator.tools.signatures import Signature, of_function, of_source

@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from orchestrator.errors import ToolError
+from orchestrator.rules.waits import running_timeout
 from orchestrator.tools.arguments import check_names
 from orchestrator.tools.signatures import Signature
-from orchestrator.waits import running_timeout
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from urllib.parse import unquote, unquote_plus, urlsplit
 
-from orchestrator.text import normal_form
+from orchestrator.rules.text import normal_form
 
 # Where GAIA is published; DENIED_WORDS is against mirrors, archives and copies.
 DENIED_HOSTS = (

@@ -18,12 +18,12 @@ import httpx
 import tavily
 import tavily.errors
 
-from orchestrator.backoff import Backoff
 from orchestrator.errors import ToolError
 from orchestrator.network import proxy_of, trust
-from orchestrator.redact import Secret
+from orchestrator.rules.backoff import Backoff
+from orchestrator.rules.redact import Secret
+from orchestrator.rules.waits import running_timeout
 from orchestrator.tools.bounded import IDENTITY, AnswerTooLarge, bound
-from orchestrator.waits import running_timeout
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from orchestrator.control import CACHE_S, Control
 from orchestrator.errors import ToolError, ToolServiceError
+from orchestrator.rules.control import CACHE_S, Control
 from orchestrator.tools.addresses import MAX_ADDRESS_CHARS, web_address
 from orchestrator.tools.arguments import check_names, text_argument, whole_argument
 from orchestrator.tools.base import HostTool

@@ -19,15 +19,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.completion.trajectory import in_lines, main_segment
-from orchestrator.engine import Orchestrator
+from orchestrator.engine.orchestrator import Orchestrator
+from orchestrator.engine.sync import Call, SyncOrchestrator
 from orchestrator.errors import ConfigError, EnvironmentUnusable
-from orchestrator.observer import Observer
+from orchestrator.rules.observer import Observer
 from orchestrator.run.files import ROLLOUTS_FILE, read_run, record_of, saved_env
 from orchestrator.run.frames import UNCLOSED
 from orchestrator.run.groups import GroupFormat
 from orchestrator.run.line import Attempted, CountedBadTask, read_attempt, read_counted, told_of
 from orchestrator.run.lines import texts
-from orchestrator.sync import Call, SyncOrchestrator
 from orchestrator.types import (
     BadTask,
     Ended,

@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from orchestrator.errors import ConfigError, OrchestratorError
-from orchestrator.observer import Observer
+from orchestrator.rules.observer import Observer
 from orchestrator.run.rows import Row
 from orchestrator.types import BadTask, Message, Task
 
 if TYPE_CHECKING:
     from orchestrator.completion.base import Tokenizer
+    from orchestrator.engine.sync import SyncOrchestrator
     from orchestrator.settings.config import Config
-    from orchestrator.sync import SyncOrchestrator
 
 log = logging.getLogger(__name__)
 

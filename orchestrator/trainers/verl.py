@@ -30,12 +30,12 @@ from orchestrator.completion.base import CompletionRequest, Ids
 from orchestrator.completion.retry import Retryable
 from orchestrator.completion.sampled import Sampled
 from orchestrator.completion.statuses import is_context_length
-from orchestrator.engine import Orchestrator
+from orchestrator.engine.orchestrator import Orchestrator
+from orchestrator.engine.sync import SyncOrchestrator
 from orchestrator.errors import CompletionError, ConfigError, ContextLengthError, OrchestratorError
-from orchestrator.observer import Listener, Observer
+from orchestrator.rules.observer import Listener, Observer
 from orchestrator.run.rows import Row
 from orchestrator.settings.config import Config
-from orchestrator.sync import SyncOrchestrator
 from orchestrator.trainers.verl_terms import (
     ROLLOUT,
     config_of,

@@ -96,8 +96,10 @@ def _environment(home: Path, more: Mapping[str, str] | None) -> dict[str, str]:
     (home / "t").mkdir(exist_ok=True)
     (home / "bin").mkdir(exist_ok=True)
     program = home / "bin" / "orchestrator"
-    if not program.exists():  # written once: a command under way may just be starting from it, and then it is busy
-        program.write_text(f"#!{sys.executable}\nimport sys\nfrom orchestrator.cli import main\nsys.exit(main())\n")
+    if not program.exists():  # a command under way may be starting from it, and then the file is busy
+        program.write_text(
+            f"#!{sys.executable}\nimport sys\nfrom orchestrator.cli import main\nsys.exit(main())\n"
+        )
         program.chmod(0o755)
     return {
         "PATH": f"{home / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",

@@ -16,7 +16,7 @@ from orchestrator.cluster.remote import NodeLost, NodeSeen
 from orchestrator.completion.replay import Replayed
 from orchestrator.completion.startup import Wait
 from orchestrator.doctor.finding import Finding
-from orchestrator.policy import Policy, Served
+from orchestrator.rules.policy import Policy, Served
 from orchestrator.settings.config import Config
 from orchestrator.settings.table import EnvSettings
 from orchestrator.types import Ended, EndedName, Record

@@ -23,8 +23,8 @@ from orchestrator.launch.confinement import verify_confinement
 from orchestrator.launch.hardening import demand
 from orchestrator.launch.names import ATTACHMENTS_DIR, SOCKET_NAME, WORKSPACE_DIR
 from orchestrator.proxy.wire import CONTRACT
+from orchestrator.rules.waits import uninterrupted
 from orchestrator.types import Confinement, SandboxExit, SandboxSpec
-from orchestrator.waits import uninterrupted
 
 Inhabitant = Callable[[Path], Awaitable[SandboxExit]]
 

@@ -15,16 +15,16 @@ from rollout_api.v1 import sandbox_pb2 as pb
 from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
 from orchestrator.completion.base import CompletionRequest
-from orchestrator.engine import Orchestrator
+from orchestrator.engine.orchestrator import Orchestrator
 from orchestrator.errors import CompletionError
-from orchestrator.here import Here
+from orchestrator.host.local import LocalHost
+from orchestrator.host.resources import Resources
 from orchestrator.launch.names import SOCKET_NAME
-from orchestrator.observer import Observer
 from orchestrator.proxy.wire import CONTRACT
+from orchestrator.rules.observer import Observer
 from orchestrator.scorers.base import Scorer
 from orchestrator.settings.config import Config
 from orchestrator.settings.table import EnvSettings
-from orchestrator.surroundings import Surroundings
 from orchestrator.types import Completion, SandboxExit, Task
 from tests.fakes.completers import text_completion
 from tests.fakes.fake_launcher import CONFINED, FakeLauncher
@@ -138,8 +138,8 @@ async def held(observer: Observer | None = None, scorer: Scorer | None = None, *
 
         orchestrator = Orchestrator(config, observer)
         orchestrator._scorer = scorer or DirectScorer("correctness")
-        around = Surroundings(launcher, completer, None, channel)
-        orchestrator._hosts = Here(
+        around = Resources(launcher, completer, None, channel)
+        orchestrator._hosts = LocalHost(
             around, config.sandbox_spec(), max_sandboxes=config.env.max_concurrent_sandboxes
         )
         yield Held(orchestrator, completer, launcher)

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from orchestrator.backoff import Backoff
 from orchestrator.completion.base import Completer, CompletionRequest, Endpoint, Tokenizer, ids_of
 from orchestrator.completion.chat import ChatCompleter
 from orchestrator.completion.connect import connect
@@ -23,6 +22,7 @@ from orchestrator.completion.vllm import VllmDialect
 from orchestrator.errors import CompletionError, ContextLengthError, EnvironmentUnusable
 from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.said import Asked
+from orchestrator.rules.backoff import Backoff
 from orchestrator.types import AgentSpec, CompletionKind, Limits, Message, Record, Sampling
 from tests.fakes.inference import CLUMSY, Call, Fault, Reply, ScriptedServer, Served, always, by_task
 from tests.fakes.inference.dialects.sglang import SglangDialect

@@ -16,9 +16,9 @@ from orchestrator.completion.connect import connect
 from orchestrator.completion.ids import IdCompleter
 from orchestrator.completion.statuses import is_context_length
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
-from orchestrator.outcome import Refused
 from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.said import Asked
+from orchestrator.rules.outcome import Refused
 from orchestrator.types import CompletionKind, Message
 from tests.fakes.inference import ScriptedServer, always
 from tests.fakes.inference.dialects.vllm import VllmDialect

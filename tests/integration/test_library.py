@@ -31,7 +31,7 @@ from orchestrator import (
     Task,
     load_config,
 )
-from orchestrator.breaker import LEAST
+from orchestrator.engine.health import LEAST
 from orchestrator.errors import RunLocked
 from orchestrator.run.groups import MASKED, GroupFormat
 from orchestrator.run.line import read_attempt

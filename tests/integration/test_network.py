@@ -18,11 +18,11 @@ from aiohttp import web
 from orchestrator.completion.base import Endpoint
 from orchestrator.completion.chat import ChatCompleter
 from orchestrator.completion.connect import connect
+from orchestrator.completion.endpoints import openai_root
 from orchestrator.completion.http import HttpClient
-from orchestrator.endpoints import openai_root
 from orchestrator.errors import CompletionError, EnvironmentUnusable, ToolError
 from orchestrator.network import CA_VARIABLES
-from orchestrator.redact import Secret
+from orchestrator.rules.redact import Secret
 from orchestrator.tools.tavily import ServiceFailed, Tavily
 from tests.fakes.inference import ScriptedServer, always
 from tests.fakes.runs import flags, place, run, write_tasks

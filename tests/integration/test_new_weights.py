@@ -14,7 +14,6 @@ from typing import Any
 import aiohttp
 import pytest
 
-from orchestrator.backoff import Backoff
 from orchestrator.completion.base import (
     Completer,
     CompletionRequest,
@@ -29,10 +28,11 @@ from orchestrator.completion.ids import IdCompleter
 from orchestrator.completion.retry import RetryPolicy
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.errors import CompletionError, CompletionTimeout
-from orchestrator.outcome import Refused
-from orchestrator.policy import Policy
 from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.said import Asked
+from orchestrator.rules.backoff import Backoff
+from orchestrator.rules.outcome import Refused
+from orchestrator.rules.policy import Policy
 from orchestrator.types import Completion, CompletionKind, Message, PolicySpan, Sampling
 from tests.fakes.inference import Call, Fault, Reply, Script, ScriptedServer, always, by_task
 from tests.fakes.inference.faults import FaultPlan

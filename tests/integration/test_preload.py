@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from orchestrator.agents.equipment import Equipment, ProgramFile
+from orchestrator.host.resources import Resources
+from orchestrator.host.rollout import run_rollout
 from orchestrator.launch.channels import Channels
 from orchestrator.launch.process import ProcessLauncher
-from orchestrator.rollout import run_rollout
-from orchestrator.surroundings import Surroundings
 from orchestrator.types import AgentSpec, SandboxSpec
 from sandbox.errors import StepTimeout, WorkerDied
 from sandbox.runner.program_agent import preload
@@ -234,7 +234,7 @@ async def test_a_launcher_tells_its_sandboxes_what_to_preload(root: Path) -> Non
     launcher = ProcessLauncher("preload-test", max_sandboxes=1)
     equipment = Equipment(program=(ProgramFile("__main__.py", PROGRAM.encode()),))
     with Channels("preload-test", root) as channels:
-        around = Surroundings(
+        around = Resources(
             launcher, ScriptedCompleter(["forty-two"]), None, channels.directory, equipment=equipment
         )
         spec = SandboxSpec("image", preload=("this",))

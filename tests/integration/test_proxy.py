@@ -17,15 +17,15 @@ from rollout_api.v1 import sandbox_pb2 as pb
 from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
 from orchestrator.completion.base import CompletionRequest
-from orchestrator.outcome import Refused, Submission
 from orchestrator.proxy import service
 from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.pace import BURST
 from orchestrator.proxy.server import SandboxServer
 from orchestrator.proxy.service import SERVICE
 from orchestrator.proxy.wire import CONTRACT
+from orchestrator.rules.outcome import Refused, Submission
+from orchestrator.rules.waits import aside
 from orchestrator.types import Attachment, Completion, Limits, Task
-from orchestrator.waits import aside
 from sandbox.runner.client import Client
 from sandbox.types import Box, Confinement, Message, Result, StepReport
 from tests.fakes.completers import ScriptedCompleter

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.text import printable
+from orchestrator.rules.text import printable
 
 ROOT = Path(__file__).parents[2]
 CONTROLS = "a\x1b]0;owned\x07b\x9b2Jc\x7fd\re\x1b[1An"

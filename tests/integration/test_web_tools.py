@@ -12,19 +12,19 @@ from typing import Any, ClassVar
 
 import pytest
 
-from orchestrator.backoff import Backoff
-from orchestrator.engine import Orchestrator
+from orchestrator.engine.orchestrator import Orchestrator
 from orchestrator.errors import ToolError
+from orchestrator.host.resources import Resources
+from orchestrator.host.rollout import run_rollout
 from orchestrator.launch.channels import Channels
 from orchestrator.launch.docker.launcher import DockerLauncher
 from orchestrator.launch.image.build import ensure_image
 from orchestrator.launch.names import DEFAULT_IMAGE
-from orchestrator.outcome import decide
 from orchestrator.proxy.lease import Lease
-from orchestrator.redact import Secret
-from orchestrator.rollout import run_rollout
+from orchestrator.rules.backoff import Backoff
+from orchestrator.rules.outcome import decide
+from orchestrator.rules.redact import Secret
 from orchestrator.settings.sources import load_config
-from orchestrator.surroundings import Surroundings
 from orchestrator.tools.base import HostTool
 from orchestrator.tools.rules import WebRules
 from orchestrator.tools.tavily import MAX_BODY_BYTES, Tavily
@@ -490,7 +490,7 @@ async def rolled_out(tools: dict[str, HostTool], codes: list[str], limits: Limit
     launcher = DockerLauncher("web-tools", max_sandboxes=1)
     try:
         with Channels("web-tools") as channels:
-            around = Surroundings(
+            around = Resources(
                 launcher,
                 completer,
                 None,

@@ -18,10 +18,10 @@ from orchestrator.completion.shape import Shape
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.completion.trajectory import trajectory
 from orchestrator.errors import ConfigError
-from orchestrator.outcome import Refused
 from orchestrator.proxy import wire
 from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.said import Asked, Reply, Spoken
+from orchestrator.rules.outcome import Refused
 from orchestrator.scorers.control import first_control
 from orchestrator.scorers.manners import gives_answer, plain_answer, well_formed
 from orchestrator.settings.config import Config

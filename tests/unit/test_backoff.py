@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.backoff import Backoff
+from orchestrator.rules.backoff import Backoff
 
 
 def test_a_pause_doubles_up_to_the_longest_and_nothing_is_waited_for_before_a_failure() -> None:

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.backoff import Backoff
-from orchestrator.breaker import LOOKS, AgentGate, Breaker, HealthGate
+from orchestrator.engine.health import AgentGate, HealthGate
 from orchestrator.errors import (
     AgentUnusable,
     AuthenticationError,
@@ -17,6 +16,8 @@ from orchestrator.errors import (
     LaunchError,
     RunUnhealthy,
 )
+from orchestrator.host.breaker import LOOKS, Breaker
+from orchestrator.rules.backoff import Backoff
 from orchestrator.types import Attempt, Failed, FailedName, Group
 from tests.fakes.plans import a_plan, a_record, an_attempt
 

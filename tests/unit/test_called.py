@@ -15,7 +15,7 @@ from orchestrator.completion.retry import RetryPolicy
 from orchestrator.completion.sampled import UNTOLD, Sampled
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.errors import CompletionError
-from orchestrator.policy import Policy
+from orchestrator.rules.policy import Policy
 from orchestrator.types import PolicySpan, Sampling
 from tests.fakes.tokenizer import END, tokenizer_folder
 

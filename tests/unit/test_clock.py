@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator.proxy.clock import OwnClock
-from orchestrator.waits import ran, running_timeout, standstill
+from orchestrator.rules.waits import ran, running_timeout, standstill
 
 
 class ManualLoop(asyncio.SelectorEventLoop):

@@ -40,6 +40,7 @@ from orchestrator.cluster.parcels import Desk, KeptOutput, Shelf, pieces
 from orchestrator.cluster.placement import Rooms
 from orchestrator.cluster.remote import NodeLost, NodeSeen
 from orchestrator.completion.startup import Wait
+from orchestrator.engine.executor import Executor, Result, failure_of
 from orchestrator.errors import (
     AuthenticationError,
     EnvironmentUnusable,
@@ -48,12 +49,11 @@ from orchestrator.errors import (
     RunUnhealthy,
     SandboxLostError,
 )
-from orchestrator.executor import Executor, Result, failure_of
-from orchestrator.hosts import Provision
+from orchestrator.host.base import Provision
 from orchestrator.launch import channels
-from orchestrator.policy import Policy, Served
 from orchestrator.proxy.left_files import OutputRule
-from orchestrator.redact import Secret
+from orchestrator.rules.policy import Policy, Served
+from orchestrator.rules.redact import Secret
 from orchestrator.settings.config import Config
 from orchestrator.settings.table import EnvSettings, OpenAISettings
 from orchestrator.types import (

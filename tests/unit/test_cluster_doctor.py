@@ -20,7 +20,7 @@ from orchestrator.commands import doctor as command
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.doctor.finding import Finding, fail, ok
 from orchestrator.doctor.host import check_host
-from orchestrator.redact import Secret
+from orchestrator.rules.redact import Secret
 from orchestrator.settings.config import Config
 from orchestrator.settings.table import EnvSettings, OpenAISettings
 from tests.fakes.cluster import FakeCluster, FakeNode

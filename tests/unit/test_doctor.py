@@ -14,7 +14,7 @@ from orchestrator.doctor.machine import check_room, check_run_directory, check_t
 from orchestrator.doctor.sandboxes import check_sandboxes
 from orchestrator.doctor.services import check_keys, check_services, check_web_tools
 from orchestrator.launch import channels
-from orchestrator.redact import Secret
+from orchestrator.rules.redact import Secret
 from orchestrator.settings.config import Config
 from orchestrator.settings.table import EnvSettings, OpenAISettings
 from tests.fakes.inference import Fault, Model, ScriptedServer, always

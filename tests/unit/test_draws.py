@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.draws import Draws
+from orchestrator.engine.draws import Draws
 from orchestrator.errors import ConfigError
-from orchestrator.observer import Listener, Observer
+from orchestrator.rules.observer import Listener, Observer
 from orchestrator.tasks.base import Source
 from orchestrator.types import BadTask, Member, RolloutPlan, Task
 from tests.fakes.held_rollouts import held, some_tasks, until

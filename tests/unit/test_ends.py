@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from orchestrator.completion.base import CompletionRequest, ids_of
 from orchestrator.completion.called import CalledCompleter
+from orchestrator.completion.find_tokenizer import find_tokenizer
 from orchestrator.completion.llamacpp import LlamaCppDialect
 from orchestrator.completion.sampled import Sampled
 from orchestrator.completion.sglang import SglangDialect
@@ -21,8 +22,7 @@ from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.completion.trajectory import side_lines, trajectory
 from orchestrator.completion.vllm import VllmDialect
 from orchestrator.errors import EnvironmentUnusable
-from orchestrator.opening import find_tokenizer
-from orchestrator.policy import Policy
+from orchestrator.rules.policy import Policy
 from orchestrator.settings.config import Config
 from orchestrator.settings.table import EnvSettings
 from orchestrator.types import Completion, Message, Sampling, Trajectory

@@ -18,19 +18,19 @@ from orchestrator.atropos.tracking import Metrics
 from orchestrator.cli import main
 from orchestrator.completion.base import CompletionRequest
 from orchestrator.completion.route import LimitedCompleter, place_of
-from orchestrator.engine import Orchestrator
+from orchestrator.engine.orchestrator import Orchestrator
 from orchestrator.errors import ConfigError, RecordError
 from orchestrator.evaluation.evaluate import evaluate, evaluation_config
 from orchestrator.evaluation.files import EvaluationFiles, sample_line
 from orchestrator.evaluation.measured import Evaluation
 from orchestrator.evaluation.table import print_evaluation
-from orchestrator.here import Here
-from orchestrator.observer import Observer
+from orchestrator.host.local import LocalHost
+from orchestrator.host.resources import Resources
+from orchestrator.rules.observer import Observer
 from orchestrator.run.prices import Prices
 from orchestrator.run.tally import Tally
 from orchestrator.settings.config import Config
 from orchestrator.settings.table import EnvSettings, OpenAISettings
-from orchestrator.surroundings import Surroundings
 from orchestrator.tasks.base import Source
 from orchestrator.types import BadTask, Completion, Failed, FailedName, Group, Score, Task
 from tests.fakes.completers import FunctionCompleter
@@ -251,9 +251,9 @@ class Home:
         self._directory = TemporaryDirectory(prefix="x")
         self.config = Config(env=EnvSettings(seed=5, **env), openai=(PRICED,))
         self.orchestrator = Orchestrator(self.config, Observer())
-        around = Surroundings(self.launcher, self.completer, None, self._channel)
+        around = Resources(self.launcher, self.completer, None, self._channel)
         most = self.config.env.max_concurrent_sandboxes
-        self.orchestrator._hosts = Here(around, self.config.sandbox_spec(), max_sandboxes=most)
+        self.orchestrator._hosts = LocalHost(around, self.config.sandbox_spec(), max_sandboxes=most)
         self.orchestrator._scorer = DirectScorer("combined")
 
     @contextmanager

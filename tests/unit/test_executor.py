@@ -17,16 +17,18 @@ import pytest
 from rollout_api.v1 import sandbox_pb2 as pb
 from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
-from orchestrator import executor as executor_module
-from orchestrator import rollout as rollout_module
-from orchestrator.backoff import Backoff
-from orchestrator.breaker import Breaker, HealthGate
+from orchestrator.engine import executor as executor_module
+from orchestrator.engine.executor import Executor, Result, failure_of
+from orchestrator.engine.health import HealthGate
 from orchestrator.errors import AuthenticationError, DockerError, OutputError, RunUnhealthy
-from orchestrator.executor import Executor, Result, failure_of
-from orchestrator.here import Here
+from orchestrator.host import rollout as rollout_module
+from orchestrator.host.breaker import Breaker
+from orchestrator.host.local import LocalHost
+from orchestrator.host.resources import Resources
 from orchestrator.launch.names import SOCKET_NAME
 from orchestrator.proxy.wire import CONTRACT
-from orchestrator.surroundings import Surroundings
+from orchestrator.rules.backoff import Backoff
+from orchestrator.rules.waits import standstill
 from orchestrator.types import (
     Attempt,
     Ended,
@@ -39,7 +41,6 @@ from orchestrator.types import (
     SandboxExit,
     Score,
 )
-from orchestrator.waits import standstill
 from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.fake_launcher import CONFINED, FakeLauncher
 from tests.fakes.plans import a_member, a_plan, an_attempt
@@ -95,9 +96,9 @@ class Bench:
         self.completer = ScriptedCompleter(script or ["42"], gate)
         self._directory = TemporaryDirectory(prefix="x")
         settings: dict[str, Any] = {"max_retries": 2, "recorded": self._record}
-        around = Surroundings(self.launcher, self.completer, None, self._channel)
+        around = Resources(self.launcher, self.completer, None, self._channel)
         self.executor = Executor(
-            Here(around, a_plan().sandbox, max_sandboxes=max_sandboxes, breakers=breakers),
+            LocalHost(around, a_plan().sandbox, max_sandboxes=max_sandboxes, breakers=breakers),
             graded=graded,
             started=lambda plan, node: self.started.append(plan),
             **{**settings, **more},

@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.commands.table import COMMANDS
 from orchestrator.errors import ConfigError
-from orchestrator.redact import Secret
+from orchestrator.rules.redact import Secret
 from orchestrator.settings.flags import dotted_flags, parse
 from orchestrator.settings.kinds import File, Kind, Number, Size, Whole, seconds
 from orchestrator.settings.row import Setting

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from orchestrator.group import MOST_IN_VAIN, GroupPolicy, Unfinished, run_group
-from orchestrator.plan import backfill
+from orchestrator.engine.group import MOST_IN_VAIN, GroupPolicy, Unfinished, run_group
+from orchestrator.rules.plan import backfill
 from orchestrator.types import (
     Attempt,
     Ended,

@@ -47,7 +47,12 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def test_the_context_holds_python_files_of_two_packages_and_nothing_else(checkout: Path) -> None:
-    for stray in (".env", "sandbox/.env", "sandbox/__pycache__/files.cpython-313.pyc", "orchestrator/engine.py"):
+    for stray in (
+        ".env",
+        "sandbox/.env",
+        "sandbox/__pycache__/files.cpython-313.pyc",
+        "orchestrator/engine/orchestrator.py",
+    ):
         (checkout / stray).parent.mkdir(parents=True, exist_ok=True)
         (checkout / stray).write_text("secret")
     (checkout / "sandbox/linked.py").symlink_to(checkout / ".env")

@@ -6,12 +6,13 @@ import asyncio
 
 import pytest
 
+from orchestrator.completion.base import stop_strings
 from orchestrator.completion.tokenizer import load_tokenizer
 from orchestrator.errors import CompletionError, ContextLengthError, ProtocolError, ToolError
-from orchestrator.outcome import Refused, Submission
-from orchestrator.proxy.lease import Lease, stop_strings
+from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.once import SequenceError
 from orchestrator.proxy.said import Asked
+from orchestrator.rules.outcome import Refused, Submission
 from orchestrator.types import AgentSpec, CompletionKind, Limits, ManagedAgent, Message
 from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.plans import TALK, a_plan

@@ -17,13 +17,13 @@ import pytest
 from rollout_api.v1 import sandbox_pb2 as pb
 from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
-from orchestrator import rollout
-from orchestrator.hosts import Provision
+from orchestrator.host import rollout
+from orchestrator.host.base import Provision
+from orchestrator.host.resources import Resources
+from orchestrator.host.rollout import run_rollout
 from orchestrator.launch.names import SOCKET_NAME
 from orchestrator.proxy.left_files import OutputReceiver, OutputRule
 from orchestrator.proxy.wire import CONTRACT
-from orchestrator.rollout import run_rollout
-from orchestrator.surroundings import Surroundings
 from orchestrator.types import Attempt, Ended, EndedName, Failed, FailedName, SandboxExit
 from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.fake_launcher import CONFINED, FakeLauncher
@@ -65,7 +65,7 @@ async def attempt(folder: Path, behind: Callable[[Any, FakeLauncher], Any]) -> A
         place.mkdir()
         yield place
 
-    around = Surroundings(
+    around = Resources(
         launcher=launcher,
         completer=ScriptedCompleter(["Thought\n<code>\nfinal_answer(42)\n</code>"]),
         tokenizer=None,

@@ -10,7 +10,7 @@ from pathlib import Path
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from orchestrator.hosts import HostNow
+from orchestrator.host.base import HostNow
 from orchestrator.telemetry.metrics import RunMetrics
 from orchestrator.types import BadTask, Ended, EndedName, Failed, FailedName, Group, Task
 from tests.fakes.plans import a_member, an_attempt

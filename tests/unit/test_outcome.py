@@ -6,9 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.control import ControlAnswer
 from orchestrator.errors import DockerError, LaunchError, SandboxLostError
-from orchestrator.outcome import MAX_LINES, ClockExpired, DeadlineExpired, Ending, Refused, Submission, decide
+from orchestrator.rules.control import ControlAnswer
+from orchestrator.rules.outcome import (
+    MAX_LINES,
+    ClockExpired,
+    DeadlineExpired,
+    Ending,
+    Refused,
+    Submission,
+    decide,
+)
 from orchestrator.types import Ended, Failed, Record, SandboxExit
 from tests.fakes.plans import a_record, a_turn
 

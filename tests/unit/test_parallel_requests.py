@@ -13,12 +13,12 @@ from orchestrator.completion.line import visible_text
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.completion.trajectory import trajectory
 from orchestrator.errors import ProtocolError
-from orchestrator.outcome import Refused
 from orchestrator.proxy.budgets import MAX_RECORDED_CHARS
 from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.once import SequenceError
 from orchestrator.proxy.said import Asked, Reply
-from orchestrator.purse import Purse
+from orchestrator.rules.outcome import Refused
+from orchestrator.rules.purse import Purse
 from orchestrator.run.line import attempt_line, read_attempt
 from orchestrator.run.lines import dumps
 from orchestrator.types import (

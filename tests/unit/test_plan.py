@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from orchestrator.plan import plan_group
+from orchestrator.rules.plan import plan_group
 from orchestrator.settings.sources import load_config
 from orchestrator.types import RolloutPlan, Task
 

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.atropos.policy_service import policy_service
-from orchestrator.backoff import Backoff
 from orchestrator.completion.base import Endpoint, Refusal
 from orchestrator.completion.http import HttpClient
 from orchestrator.completion.retry import ConnectionFailed, Retryable
@@ -27,9 +26,10 @@ from orchestrator.completion.versions import (
     version_text,
     vllm_version,
 )
-from orchestrator.engine import Orchestrator
+from orchestrator.engine.orchestrator import Orchestrator
 from orchestrator.errors import CompletionTimeout, ConfigError, EnvironmentUnusable
-from orchestrator.policy import Policy, Served, joined
+from orchestrator.rules.backoff import Backoff
+from orchestrator.rules.policy import Policy, Served, joined
 from orchestrator.run.groups import scored_data_group
 from orchestrator.run.tally import Tally
 from orchestrator.settings.config import Config
@@ -137,7 +137,7 @@ async def test_what_is_no_version_or_name_is_refused_in_the_library_too(version:
 
 
 def test_a_flood_of_versions_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.policy.MOST_KNOWN", 10)
+    monkeypatch.setattr("orchestrator.rules.policy.MOST_KNOWN", 10)
     policy = Policy()
     for number in range(100):
         policy.saw(f"v{number}x")

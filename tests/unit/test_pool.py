@@ -16,17 +16,17 @@ import pytest
 from rollout_api.v1 import sandbox_pb2 as pb
 from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
-from orchestrator import parked as parked_module
-from orchestrator.backoff import Backoff
-from orchestrator.breaker import Breaker
 from orchestrator.errors import DockerError, EnvironmentUnusable, LaunchError, RunUnhealthy, SandboxLostError
+from orchestrator.host import sandbox as parked_module
+from orchestrator.host.breaker import Breaker
+from orchestrator.host.sandbox import ParkedSandbox, parked_sandbox
 from orchestrator.launch.channels import Channels
 from orchestrator.launch.names import SOCKET_NAME
 from orchestrator.launch.pool import WarmPool
-from orchestrator.parked import ParkedSandbox, parked_sandbox
 from orchestrator.proxy.wire import CONTRACT
+from orchestrator.rules.backoff import Backoff
+from orchestrator.rules.waits import standstill
 from orchestrator.types import SandboxExit, SandboxSpec
-from orchestrator.waits import standstill
 from tests.fakes.fake_launcher import CONFINED, FakeLauncher, parked_inhabitant
 
 SPEC = SandboxSpec("image")

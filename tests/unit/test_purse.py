@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.engine import Orchestrator
+from orchestrator.engine.orchestrator import Orchestrator
 from orchestrator.errors import ConfigError, CostReached
-from orchestrator.observer import Observer
 from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.said import Asked
-from orchestrator.purse import Purse
+from orchestrator.rules.observer import Observer
+from orchestrator.rules.purse import Purse
 from orchestrator.run.prices import Prices
 from orchestrator.run.tally import Tally
 from orchestrator.settings.config import Config

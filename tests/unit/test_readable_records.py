@@ -18,10 +18,10 @@ from orchestrator.errors import OutputError, ProtocolError
 from orchestrator.proxy import budgets, offers, wire
 from orchestrator.proxy.lease import MAX_STEP_CHARS, Lease
 from orchestrator.proxy.said import Asked, Reply
+from orchestrator.rules.text import objects_in
 from orchestrator.run import lines
 from orchestrator.run.line import Attempted, attempt_line, read_attempt, read_counted, read_episode, shorter_line
 from orchestrator.run.lines import JsonLines, dumps
-from orchestrator.text import objects_in
 from orchestrator.types import (
     AgentSpec,
     Attempt,

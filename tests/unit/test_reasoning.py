@@ -15,13 +15,13 @@ from aiohttp import web
 from orchestrator.completion.base import CompletionRequest, Endpoint
 from orchestrator.completion.chat import ChatCompleter
 from orchestrator.completion.connect import connect
+from orchestrator.completion.endpoints import endpoint
 from orchestrator.completion.http import HttpClient
 from orchestrator.completion.line import TokenLine, visible_text
 from orchestrator.completion.reasoning import TAGS, Tags, opened_by, reasoning_chars, without_empty
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer, tokenizer_here
 from orchestrator.completion.trajectory import trajectory
 from orchestrator.errors import ConfigError, EnvironmentUnusable
-from orchestrator.opening import endpoint
 from orchestrator.report.details import rollout_details
 from orchestrator.run.groups import scored_data_group
 from orchestrator.run.line import attempt_line

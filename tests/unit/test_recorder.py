@@ -14,7 +14,7 @@ from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.completion.trajectory import main_line, main_segment, trajectory
 from orchestrator.completion.untemplated import NOTE
 from orchestrator.errors import RecordError
-from orchestrator.grade import grade
+from orchestrator.scorers.grade import grade
 from orchestrator.types import (
     AgentSpec,
     Attempt,

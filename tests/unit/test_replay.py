@@ -13,9 +13,9 @@ from orchestrator.completion.base import CompletionRequest, ids_of
 from orchestrator.completion.replay import ReplayCompleter
 from orchestrator.demo import recording, tokenizer
 from orchestrator.errors import EnvironmentUnusable, RecordError
-from orchestrator.outcome import Refused
 from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.said import Asked
+from orchestrator.rules.outcome import Refused
 from orchestrator.types import (
     Completion,
     CompletionKind,

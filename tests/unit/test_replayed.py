@@ -14,7 +14,7 @@ import pytest
 from orchestrator.cli import main
 from orchestrator.commands import replay
 from orchestrator.errors import ConfigError, ToolError
-from orchestrator.redact import Secret
+from orchestrator.rules.redact import Secret
 from orchestrator.run.compared import Replayable, differences, digest, plan_of
 from orchestrator.run.line import Attempted, attempt_line, read_attempt
 from orchestrator.settings.config import Config

@@ -9,15 +9,15 @@ import pytest
 from rollout_api.v1 import sandbox_pb2 as pb
 
 from orchestrator.agents.equipment import Equipment
-from orchestrator.breaker import KINDS_TOLD, AgentGate
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.demo.tokenizer import unpack
+from orchestrator.engine.health import KINDS_TOLD, AgentGate
 from orchestrator.errors import ProtocolError
-from orchestrator.outcome import Submission
 from orchestrator.proxy import wire
 from orchestrator.proxy.lease import MAX_COUNTED, Lease
 from orchestrator.proxy.said import Asked, Reply
 from orchestrator.proxy.turns import Turns
+from orchestrator.rules.outcome import Submission
 from orchestrator.run.line import Counted, attempt_line, read_attempt, read_counted
 from orchestrator.run.lines import dumps
 from orchestrator.run.tally import Tally

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.breaker import HealthGate
+from orchestrator.engine.group import GroupPolicy
+from orchestrator.engine.health import HealthGate
 from orchestrator.errors import ConfigError, ScorerError
-from orchestrator.group import GroupPolicy
 from orchestrator.rescoring.changes import Changes
 from orchestrator.rescoring.decode import Asked, Decoded, How, Unreadable, decode, end_of
 from orchestrator.rescoring.glance import Overview, Whose, glance

@@ -21,7 +21,7 @@ from orchestrator.run.directory import RunDirectory
 from orchestrator.run.earlier import Earlier, read_earlier, repair_groups, restored
 from orchestrator.run.groups import GroupsFile
 from orchestrator.run.line import Counted, attempt_line, read_attempt
-from orchestrator.run.session import groups_path_of
+from orchestrator.run.output import groups_path_of
 from orchestrator.run.tally import Tally
 from orchestrator.settings.saved import SavedSettings
 from orchestrator.types import (

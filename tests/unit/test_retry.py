@@ -8,7 +8,6 @@ from email.utils import format_datetime
 
 import pytest
 
-from orchestrator.backoff import Backoff
 from orchestrator.completion.retry import (
     MAX_RETRY_AFTER_S,
     Limiter,
@@ -18,6 +17,7 @@ from orchestrator.completion.retry import (
     with_retries,
 )
 from orchestrator.errors import CompletionError
+from orchestrator.rules.backoff import Backoff
 
 QUICK = RetryPolicy(attempts=4, backoff=Backoff(0.001, 0.002), pauses=3)
 

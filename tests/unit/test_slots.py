@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.engine import READY_GROUPS
+from orchestrator.engine.group import Unfinished
+from orchestrator.engine.orchestrator import READY_GROUPS
 from orchestrator.evaluation.evaluate import evaluation_config
-from orchestrator.group import Unfinished
-from orchestrator.here import Here
-from orchestrator.observer import Listener, Observer
-from orchestrator.slots import Slots
+from orchestrator.host.local import LocalHost
+from orchestrator.host.slots import Slots
+from orchestrator.rules.observer import Listener, Observer
 from orchestrator.types import Attempt, Ended, Group, Member, Record, RolloutPlan, Score, Task
 from tests.fakes.held_rollouts import Held, held, some_tasks, unchanged, until
 
@@ -129,7 +129,7 @@ async def test_refills_begin_at_once_and_before_rollouts_of_later_groups() -> No
         # Its slot is somebody else's already, and its refill is the first in the line.
         await engine.runs("g0-r1-a0", "g0-r2-a0", "g1-r0-a0")
         hosts = engine.orchestrator.hosts
-        assert isinstance(hosts, Here)
+        assert isinstance(hosts, LocalHost)
         await until(lambda: hosts._slots._line._waiting[0][0] == 0)
         engine.completer.let_go("g1-r0-a0")
         await engine.runs("g0-r0-a1", "g0-r1-a0", "g0-r2-a0")

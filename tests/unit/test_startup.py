@@ -13,19 +13,19 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from orchestrator.backoff import Backoff
 from orchestrator.completion import startup as startup_module
 from orchestrator.completion.base import Endpoint
 from orchestrator.completion.chat import ChatCompleter
 from orchestrator.completion.connect import connect
+from orchestrator.completion.endpoints import open_completer
 from orchestrator.completion.ids import IdCompleter
 from orchestrator.completion.sglang import SglangDialect
 from orchestrator.completion.startup import SAID_EVERY_S, SAMPLES, Wait, WaitLines
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
-from orchestrator.endpoints import open_completer
 from orchestrator.errors import EnvironmentUnusable, NotServing
-from orchestrator.opening import open_scorer
-from orchestrator.policy import Policy
+from orchestrator.rules.backoff import Backoff
+from orchestrator.rules.policy import Policy
+from orchestrator.scorers.open import open_scorer
 from orchestrator.settings.config import Config
 from orchestrator.settings.table import EnvSettings, OpenAISettings
 from tests.fakes.inference import Fault, ScriptedServer, always

@@ -22,9 +22,9 @@ from orchestrator.completion.sglang import SglangDialect
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.completion.vllm import VllmDialect
 from orchestrator.errors import CompletionError, EnvironmentUnusable
-from orchestrator.outcome import Refused
 from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.said import Asked
+from orchestrator.rules.outcome import Refused
 from orchestrator.types import CompletionKind, Message, Sampling
 from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.plans import TALK, a_plan

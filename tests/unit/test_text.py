@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator import text as module
-from orchestrator.text import normal_form, valid
+from orchestrator.rules import text as module
+from orchestrator.rules.text import normal_form, valid
 
 # Marks of several classes, letters made of others, syllables that melt together, one that becomes eighteen.
 LETTERS = "Aé \u0301\u0323\u0344ﷺ\u1100\u1161\u11a8\uac00\u09c7\u09be\u1025\u102eﬃ\u304b\u3099\U00011131\U00011127"

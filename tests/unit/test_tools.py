@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import pytest
 
 from orchestrator.errors import ConfigError, ToolError
-from orchestrator.outcome import decide
 from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.said import Asked, ToolReply
 from orchestrator.proxy.wire import tool_response
+from orchestrator.rules.outcome import decide
 from orchestrator.run.lines import dumps
 from orchestrator.settings.sources import load_config
 from orchestrator.tools.addresses import web_address

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from orchestrator.observer import Observer
+from orchestrator.rules.observer import Observer
 from orchestrator.settings.config import Config
 from orchestrator.telemetry import open_watchers
 from orchestrator.telemetry.tracing import Tracing

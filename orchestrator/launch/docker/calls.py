@@ -25,8 +25,8 @@ from orchestrator.launch.docker.client import (
     why_refused,
     why_unreachable,
 )
-from orchestrator.text import printable
-from orchestrator.waits import uninterrupted
+from orchestrator.rules.text import printable
+from orchestrator.rules.waits import uninterrupted
 
 T = TypeVar("T")
 

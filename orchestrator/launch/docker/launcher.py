@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from orchestrator.backoff import Backoff
 from orchestrator.errors import DockerError, EnvironmentUnusable, LaunchError, SandboxLostError
 from orchestrator.launch.confinement import untold_by, verify_confinement
 from orchestrator.launch.cpu_clock import CpuClock
@@ -29,8 +28,9 @@ from orchestrator.launch.hardening import NO_MEASURES, demand, harden, writable_
 from orchestrator.launch.names import LABEL_DEADLINE, LABEL_OWNER, LABEL_PROJECT, LABEL_RUN, PROJECT
 from orchestrator.launch.owner import owner_label
 from orchestrator.launch.uids import UidPair, UidSlots
+from orchestrator.rules.backoff import Backoff
+from orchestrator.rules.waits import uninterrupted
 from orchestrator.types import Confinement, SandboxSpec
-from orchestrator.waits import uninterrupted
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from orchestrator.launch.names import (
     LABEL_VERSION,
     PROJECT,
 )
-from orchestrator.text import printable
+from orchestrator.rules.text import printable
 
 PYTHON = "/opt/sandbox/bin/python"
 PACKAGES = "/opt/sandbox/packages"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from orchestrator.errors import EnvironmentUnusable
-from orchestrator.waits import uninterrupted
+from orchestrator.rules.waits import uninterrupted
 
 TERMINATE_GRACE_S = 10.0  # mmdebstrap unmounts and clears its folder on SIGTERM
 _TAIL_LINES = 20

@@ -22,7 +22,7 @@ from typing import IO, Any, Protocol, cast
 from orchestrator.errors import EnvironmentUnusable
 from orchestrator.launch.oci.tar import PIECE_BYTES, Frugal, Layer, entries, uncompressed
 from orchestrator.launch.oci.tree import Outside, Tree
-from orchestrator.text import printable
+from orchestrator.rules.text import printable
 
 _CONFIG_BYTES = 4 << 20
 _IMAGE_BYTES = 32 << 30

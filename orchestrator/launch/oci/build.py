@@ -37,7 +37,7 @@ from orchestrator.launch.oci.buildah import Buildah, missing_packages
 from orchestrator.launch.oci.program import USUAL, find_runtime
 from orchestrator.launch.oci.store import ImageStore, StoredImage
 from orchestrator.launch.oci.user_namespace import user_namespace
-from orchestrator.waits import uninterrupted
+from orchestrator.rules.waits import uninterrupted
 
 _ASK_S = 10  # for the Engine to say that it is there
 _CHUNK_BYTES = 1 << 20

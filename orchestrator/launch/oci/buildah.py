@@ -19,7 +19,7 @@ from typing import IO
 from orchestrator.errors import EnvironmentUnusable
 from orchestrator.launch.control_groups import CGROUPS
 from orchestrator.launch.image.program import run_program
-from orchestrator.text import printable
+from orchestrator.rules.text import printable
 
 TIMEOUT_S = 1800.0
 _REMOVAL_S = 300.0

@@ -18,7 +18,6 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from orchestrator.backoff import Backoff
 from orchestrator.errors import EnvironmentUnusable, LaunchError, RolloutError, SandboxLostError
 from orchestrator.launch.channels import make_owned_directory, remove_owned_directory
 from orchestrator.launch.confinement import untold_by, verify_confinement
@@ -41,8 +40,9 @@ from orchestrator.launch.oci.store import ImageStore, StoredImage
 from orchestrator.launch.oci.user_namespace import UserNamespace, user_namespace
 from orchestrator.launch.oci.verification import UNTOLD_BY_GVISOR, verify
 from orchestrator.launch.uids import UidPair, UidSlots
+from orchestrator.rules.backoff import Backoff
+from orchestrator.rules.waits import uninterrupted
 from orchestrator.types import Confinement, SandboxSpec
-from orchestrator.waits import uninterrupted
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from typing import Any
 from orchestrator.errors import LaunchError, SandboxLostError
 from orchestrator.launch.oci.keeper import CALL_S
 from orchestrator.launch.oci.program import HANDED_DOWN
-from orchestrator.text import printable
+from orchestrator.rules.text import printable
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from orchestrator.errors import RolloutError, SandboxLostError
 from orchestrator.launch.control_groups import control_groups, group_files
 from orchestrator.launch.cpu_clock import CpuClock
 from orchestrator.launch.uids import UidPair
-from orchestrator.text import printable
+from orchestrator.rules.text import printable
 from orchestrator.types import SandboxExit
 
 _BY_OTHERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

@@ -13,15 +13,15 @@ import docker
 import pytest
 
 from orchestrator.errors import EnvironmentUnusable
+from orchestrator.host.resources import Resources
+from orchestrator.host.rollout import run_rollout
+from orchestrator.host.sandbox import ParkedSandbox, parked_sandbox
 from orchestrator.launch.channels import Channels
 from orchestrator.launch.docker import launcher as docker_launcher
 from orchestrator.launch.docker.launcher import DockerLauncher
 from orchestrator.launch.names import DEFAULT_IMAGE
 from orchestrator.launch.pool import WarmPool
 from orchestrator.launch.ramp import Ramp
-from orchestrator.parked import ParkedSandbox, parked_sandbox
-from orchestrator.rollout import run_rollout
-from orchestrator.surroundings import Surroundings
 from orchestrator.types import Attempt, EndedName, SandboxSpec
 from tests.e2e import leftovers
 from tests.fakes.completers import ScriptedCompleter
@@ -47,7 +47,7 @@ ANSWER = "Thought: done.\n<code>\nfinal_answer('seen')\n</code>"
 
 
 @asynccontextmanager
-async def pool_for(run: str, *, leased: int, warm: int) -> AsyncIterator[Surroundings]:
+async def pool_for(run: str, *, leased: int, warm: int) -> AsyncIterator[Resources]:
     """A pool of containers, of which none remains."""
     launcher, ramp = DockerLauncher(run, max_sandboxes=leased + warm), Ramp()
 
@@ -58,7 +58,7 @@ async def pool_for(run: str, *, leased: int, warm: int) -> AsyncIterator[Surroun
 
         try:
             async with WarmPool(park, SPEC, leased=leased, warm=warm) as pool:
-                yield Surroundings(launcher, Looking(), None, channels.directory, pool=pool)
+                yield Resources(launcher, Looking(), None, channels.directory, pool=pool)
         finally:
             await launcher.aclose()
             assert await asyncio.to_thread(containers_of, run) == []

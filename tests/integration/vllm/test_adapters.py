@@ -12,7 +12,7 @@ from orchestrator.completion.base import Endpoint
 from orchestrator.completion.connect import connect
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.errors import EnvironmentUnusable
-from orchestrator.policy import Policy
+from orchestrator.rules.policy import Policy
 from tests.integration.vllm.asking import connected, request
 from tests.integration.vllm.server import AGENTS_CONTEXT, KEY, NAME, VllmServer
 

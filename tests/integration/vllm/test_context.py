@@ -9,9 +9,9 @@ import pytest
 
 from orchestrator.completion.ids import IdCompleter
 from orchestrator.completion.tokenizer import HubTokenizer
-from orchestrator.outcome import Refused
 from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.said import Asked, Reply
+from orchestrator.rules.outcome import Refused
 from orchestrator.types import AgentSpec, CompletionKind, Limits, Message
 from tests.fakes.plans import a_plan
 from tests.integration.vllm.asking import connected

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.backoff import Backoff
 from orchestrator.completion.base import CompletionRequest, Endpoint
 from orchestrator.completion.chat import ChatCompleter
 from orchestrator.completion.http import HttpClient
 from orchestrator.completion.retry import RetryPolicy
 from orchestrator.errors import AuthenticationError, CompletionError, ContextLengthError, ScorerError
-from orchestrator.redact import Secret
+from orchestrator.rules.backoff import Backoff
+from orchestrator.rules.redact import Secret
 from orchestrator.scorers import judge as judge_module
 from orchestrator.scorers.judge import MAX_ANSWER_CHARS, RUBRIC, VERDICTS, JudgeScorer, verdict
 from orchestrator.scorers.trial import Trial

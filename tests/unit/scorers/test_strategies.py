@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.errors import ConfigError, ScorerError
-from orchestrator.opening import open_scorer
 from orchestrator.scorers.base import ROW_SCORERS
 from orchestrator.scorers.correctness import _GRADERS
+from orchestrator.scorers.open import open_scorer
 from orchestrator.scorers.strategies import STRATEGIES, StrategyScorer, needed
 from orchestrator.settings.sources import load_config
 from orchestrator.types import Ended, EndedName

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.engine import Orchestrator
+from orchestrator.engine.orchestrator import Orchestrator
 from orchestrator.errors import ConfigError
 from orchestrator.launch.hardening import MIB, too_large
 from orchestrator.settings.sources import load_config

@@ -10,8 +10,8 @@ from pathlib import Path
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.trajectory import main_line
 from orchestrator.errors import RecordError, ScorerError
+from orchestrator.rules.text import told
 from orchestrator.scorers.base import Scorer
-from orchestrator.text import told
 from orchestrator.types import Attempt, Ended, Failed, FailedName, Member, Output, Trajectory
 
 # Linear in the length of the conversation, which may be megabytes: so it has a thread of its own.

@@ -17,7 +17,7 @@ from orchestrator.run.groups import GroupFormat, GroupsFile, check_writable, fre
 from orchestrator.run.tally import Tally
 
 if TYPE_CHECKING:
-    from orchestrator.engine import Orchestrator
+    from orchestrator.engine.orchestrator import Orchestrator
     from orchestrator.settings.config import Config
     from orchestrator.settings.table import EnvSettings
 

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from orchestrator.completion.base import Interrupted, Refusal, UnusableSample
-from orchestrator.control import CACHE_S, ControlAnswer
 from orchestrator.errors import (
     AuthenticationError,
     CompletionError,
@@ -19,6 +18,7 @@ from orchestrator.errors import (
     FullContext,
     OrchestratorError,
 )
+from orchestrator.rules.control import CACHE_S, ControlAnswer
 from orchestrator.types import Completion
 
 # The outcome if the policy is at fault; for any other error it is `no_answer`.

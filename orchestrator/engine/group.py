@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from orchestrator.executor import Executor
+from orchestrator.engine.executor import Executor
 from orchestrator.types import Attempt, Failed, FailedName, Group, Member, RolloutPlan, Task
 
 log = logging.getLogger(__name__)

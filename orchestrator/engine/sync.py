@@ -17,11 +17,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from orchestrator.completion.called import Sampler
-from orchestrator.engine import Orchestrator
-from orchestrator.observer import Observer
+from orchestrator.engine.orchestrator import Orchestrator
+from orchestrator.rules.observer import Observer
+from orchestrator.rules.waits import uninterrupted
 from orchestrator.run.rows import Row
 from orchestrator.types import BadTask, Task
-from orchestrator.waits import uninterrupted
 
 if TYPE_CHECKING:
     from orchestrator.settings.config import Config

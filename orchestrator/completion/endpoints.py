@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from orchestrator.agents.call_format import call_format
-from orchestrator.completion.base import Completer, CompletionRequest, Endpoint
+from orchestrator.completion.base import Completer, CompletionRequest, Endpoint, stop_strings
 from orchestrator.completion.chat import ChatCompleter, trial
 from orchestrator.completion.connect import connect
 from orchestrator.completion.replay import ReplayCompleter
@@ -19,10 +19,9 @@ from orchestrator.completion.route import LimitedCompleter, RoutedCompleter
 from orchestrator.completion.startup import Patience, Startup, Wait
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.errors import EnvironmentUnusable, NotServing
-from orchestrator.policy import Policy
-from orchestrator.proxy.lease import stop_strings
+from orchestrator.rules.policy import Policy
+from orchestrator.rules.waits import first_error
 from orchestrator.types import CallFormat, CompletionKind, Sampling
-from orchestrator.waits import first_error
 
 if TYPE_CHECKING:
     from orchestrator.settings.config import Config

@@ -8,13 +8,13 @@ from dataclasses import replace
 from time import time
 
 from orchestrator.errors import RolloutError
-from orchestrator.hosts import Provision
+from orchestrator.host.base import Provision
+from orchestrator.host.resources import Resources
 from orchestrator.launch.base import Sandbox
-from orchestrator.outcome import ClockExpired, DeadlineExpired, Ending, Submission, decide
 from orchestrator.proxy.lease import Lease
-from orchestrator.surroundings import Surroundings
+from orchestrator.rules.outcome import ClockExpired, DeadlineExpired, Ending, Submission, decide
+from orchestrator.rules.waits import first_of, ran, standstill, stood_still
 from orchestrator.types import Attempt, Output, Record, RolloutPlan, SandboxExit
-from orchestrator.waits import first_of, ran, standstill, stood_still
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ _DEADLINE = object()
 SHARED_IDENTITY = "the agent is a program: it shares its identity with model-written code"
 
 
-async def run_rollout(plan: RolloutPlan, around: Surroundings, provision: Provision = NO_MORE) -> Attempt:
+async def run_rollout(plan: RolloutPlan, around: Resources, provision: Provision = NO_MORE) -> Attempt:
     """Carries out one plan. Raises RolloutError, and AuthenticationError to stop the run. The sandbox is gone
     afterwards."""
     launched_at, loop = time(), asyncio.get_running_loop()

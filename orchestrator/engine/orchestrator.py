@@ -19,35 +19,37 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from orchestrator.agents.call_format import call_format
-from orchestrator.breaker import GROUPS, AgentGate, HealthGate
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.called import Sampler
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.completion.trajectory import in_lines, sampled_by
-from orchestrator.draws import Draw, Draws
+from orchestrator.engine.draws import Draw, Draws
+from orchestrator.engine.executor import Executor
+from orchestrator.engine.group import GroupPolicy, Unfinished, run_group
+from orchestrator.engine.health import GROUPS, AgentGate, HealthGate
 from orchestrator.errors import ConfigError, CostReached
-from orchestrator.executor import Executor
-from orchestrator.grade import grade
-from orchestrator.group import GroupPolicy, Unfinished, run_group
-from orchestrator.hosts import Hosts, Provision
+from orchestrator.host.base import Hosts, Provision
+from orchestrator.host.open import open_hosts
 from orchestrator.launch.hardening import too_large
 from orchestrator.launch.names import is_path
-from orchestrator.observer import Listener, Observer
-from orchestrator.opening import open_hosts, open_scorer
-from orchestrator.plan import backfill, plan_group, sandbox_of, seed_again
-from orchestrator.policy import Policy
 from orchestrator.proxy.left_files import OutputRule
-from orchestrator.purse import Purse
-from orchestrator.redact import redact
+from orchestrator.rules.observer import Listener, Observer
+from orchestrator.rules.plan import backfill, plan_group, sandbox_of, seed_again
+from orchestrator.rules.policy import Policy
+from orchestrator.rules.purse import Purse
+from orchestrator.rules.redact import redact
+from orchestrator.rules.text import one_line
+from orchestrator.rules.waits import first_error, first_of, uninterrupted
 from orchestrator.run.earlier import Earlier
 from orchestrator.run.groups import GroupFormat
+from orchestrator.run.output import OpenRun, open_program_run, program_run_path
 from orchestrator.run.prices import Prices
 from orchestrator.run.rows import Row, bad_task_row, group_rows, unfinished_row
-from orchestrator.run.session import OpenRun, open_program_run, program_run_path
 from orchestrator.scorers.base import Scorer
+from orchestrator.scorers.grade import grade
+from orchestrator.scorers.open import open_scorer
 from orchestrator.scorers.trial import Trial
 from orchestrator.telemetry import open_watchers
-from orchestrator.text import one_line
 from orchestrator.tools.base import HostTool
 from orchestrator.types import (
     AgentSpec,
@@ -61,7 +63,6 @@ from orchestrator.types import (
     Split,
     Task,
 )
-from orchestrator.waits import first_error, first_of, uninterrupted
 
 if TYPE_CHECKING:
     from orchestrator.run.tally import Tally

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.agents.equipment import Equipment
-from orchestrator.breaker import Breaker
 from orchestrator.completion.base import Completer, Tokenizer
 from orchestrator.completion.control import EndpointControl
+from orchestrator.host.breaker import Breaker
+from orchestrator.host.sandbox import ParkedSandbox, parked_sandbox
 from orchestrator.launch.base import Launcher
 from orchestrator.launch.pool import WarmPool
-from orchestrator.parked import ParkedSandbox, parked_sandbox
 from orchestrator.proxy.lease import Lease
-from orchestrator.purse import Purse
+from orchestrator.rules.purse import Purse
 from orchestrator.tools.base import HostTool
 from orchestrator.types import SandboxSpec
 
@@ -25,7 +25,7 @@ async def _nobody_to_ask() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class Resources:
     """What every rollout on one host shares.
 
     `endpoint_answers` asks the endpoint without sampling and raises CompletionError if it does not answer.

@@ -1,36 +1,15 @@
-"""When launching pauses (Docker or the endpoint does not work) and when a run ends (nearly every rollout breaks;
-the agent never gets to a completion).
-
-A failed rollout alone proves nothing: its prompt or its image may be at fault. So the service behind the failure
-is asked without any rollout. Launching pauses only if that fails too, and until it succeeds.
-"""
+"""When a run ends early: nearly every rollout breaks, or the agent never gets to a completion."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import re
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
-from orchestrator.backoff import Backoff
-from orchestrator.errors import (
-    AgentUnusable,
-    AuthenticationError,
-    EngineUnfitError,
-    EnvironmentUnusable,
-    LaunchError,
-    RolloutError,
-    RunUnhealthy,
-)
-from orchestrator.text import one_line
+from orchestrator.errors import AgentUnusable, RunUnhealthy
+from orchestrator.rules.text import one_line
 from orchestrator.types import Attempt, Failed, FailedName, Group
 
-log = logging.getLogger(__name__)
-
-BETWEEN_QUESTIONS = Backoff(first_s=0.5, most_s=10.0)
-PATIENCE_S = 900.0  # a model takes minutes to load; a longer outage needs an operator
-LOOKS = 3  # tries before an EngineUnfitError ends the run: a disk may be remounted meanwhile
 WINDOW = 32
 LEAST = 16
 GROUPS = 12  # so many broken tasks in a row are no accident; ten may well be
@@ -39,79 +18,6 @@ GROUPS_WITHOUT_COMPLETION = 3  # in a row: by then it is neither the task nor ch
 KINDS_TOLD = 8  # of refused requests
 _PARTICULARS = re.compile(r"\d+|'[^']*'|\"[^\"]*\"")  # of one request: numbers, and what it said
 _OTHERS_FAULT = frozenset((FailedName.BAD_TASK, FailedName.CANCELLED))
-
-
-class Breaker:
-    """Pauses launching while the service named `what` does not work. `ask` raises a RolloutError if the service
-    does not answer, a LaunchError if it refuses, an EngineUnfitError if it will always refuse."""
-
-    def __init__(
-        self,
-        what: str,
-        ask: Callable[[], Awaitable[object]],
-        say: Callable[[str], None],
-        *,
-        backoff: Backoff = BETWEEN_QUESTIONS,
-        patience_s: float = PATIENCE_S,
-    ) -> None:
-        self.what = what
-        self._ask = ask
-        self._say = say
-        self._backoff = backoff
-        self._patience_s = patience_s
-        self._asking = asyncio.Lock()
-        self._away_since: float | None = None  # loop time; None: the service works
-        self._refuses = False  # the service answers, but refuses
-
-    @property
-    def is_away(self) -> bool:
-        """Whether the service failed when it was last asked."""
-        return self._away_since is not None
-
-    async def away(self) -> bool:
-        """Called after a failure: whether the service fails now."""
-        if self._away_since is None:
-            async with self._asking:
-                if self._away_since is None and (error := await self._failure()) is not None:
-                    self._away_since = asyncio.get_running_loop().time()
-                    self._refuses = isinstance(error, LaunchError)
-                    how = "makes no sandboxes" if self._refuses else "is away"
-                    self._say(f"{self.what} {how}, launching pauses: {error}")
-        return self._away_since is not None
-
-    async def passed(self) -> None:
-        """Returns once the service works. Raises RunUnhealthy after `patience_s`, or after an EngineUnfitError."""
-        if self._away_since is None:
-            return
-        loop = asyncio.get_running_loop()
-        async with self._asking:  # one caller asks, the others wait for the answer
-            asked = 0
-            while self._away_since is not None:
-                asked += 1
-                await asyncio.sleep(self._backoff.pause_s(asked))
-                away_s = loop.time() - self._away_since
-                error = await self._failure()
-                if error is None:
-                    self._away_since = None
-                    back = "makes sandboxes again" if self._refuses else "is back"
-                    goes_on = "rollouts go on" if self._refuses else "launching goes on"
-                    self._say(f"{self.what} {back} after {away_s:.0f} s, {goes_on}")
-                    return
-                self._refuses = isinstance(error, LaunchError)
-                if isinstance(error, EngineUnfitError) and asked >= LOOKS:
-                    raise RunUnhealthy(f"no waiting helps: {error}")
-                if away_s > self._patience_s:
-                    how = "made no sandbox" if self._refuses else "been away"
-                    raise RunUnhealthy(f"{self.what} has {how} for {away_s:.0f} s: {error}")
-
-    async def _failure(self) -> RolloutError | EnvironmentUnusable | None:
-        try:
-            await self._ask()
-        except AuthenticationError:
-            raise
-        except (RolloutError, EnvironmentUnusable) as error:
-            return error
-        return None
 
 
 class HealthGate:

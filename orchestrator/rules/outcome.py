@@ -31,7 +31,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from orchestrator.control import ControlAnswer
 from orchestrator.errors import (
     CompletionError,
     DockerError,
@@ -40,7 +39,8 @@ from orchestrator.errors import (
     RolloutError,
     SandboxLostError,
 )
-from orchestrator.redact import redact
+from orchestrator.rules.control import ControlAnswer
+from orchestrator.rules.redact import redact
 from orchestrator.types import (
     Ended,
     EndedName,

@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from time import time
 from typing import Any
 
-from orchestrator.backoff import Backoff
-from orchestrator.breaker import HealthGate
+from orchestrator.engine.health import HealthGate
 from orchestrator.errors import AuthenticationError, OrchestratorError, RolloutError
-from orchestrator.hosts import Host, Hosts, Provision
-from orchestrator.outcome import failed
-from orchestrator.plan import next_attempt
+from orchestrator.host.base import Host, Hosts, Provision
+from orchestrator.rules.backoff import Backoff
+from orchestrator.rules.outcome import failed
+from orchestrator.rules.plan import next_attempt
+from orchestrator.rules.waits import first_of, uninterrupted
 from orchestrator.types import (
     RETRIED,
     Attempt,
@@ -28,7 +29,6 @@ from orchestrator.types import (
     RolloutPlan,
     SandboxSpec,
 )
-from orchestrator.waits import first_of, uninterrupted
 
 log = logging.getLogger(__name__)
 

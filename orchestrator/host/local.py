@@ -8,20 +8,20 @@ from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.breaker import Breaker
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.replay import ReplayCompleter, Replayed
-from orchestrator.hosts import HostNow, Provision
-from orchestrator.rollout import run_rollout
-from orchestrator.slots import Slots
-from orchestrator.surroundings import Surroundings
+from orchestrator.host.base import HostNow, Provision
+from orchestrator.host.breaker import Breaker
+from orchestrator.host.resources import Resources
+from orchestrator.host.rollout import run_rollout
+from orchestrator.host.slots import Slots
 from orchestrator.tools.base import HostTool
 from orchestrator.types import Attempt, Failed, FailedName, RolloutPlan, SandboxSpec
 
 log = logging.getLogger(__name__)
 
 
-class Here:
+class LocalHost:
     """One host and all hosts of a run in one. `spec`: of the run's sandboxes, of which `warm` are kept ready.
     `breakers`: the service behind failures of that name."""
 
@@ -29,7 +29,7 @@ class Here:
 
     def __init__(
         self,
-        around: Surroundings,
+        around: Resources,
         spec: SandboxSpec,
         *,
         max_sandboxes: int,
@@ -46,8 +46,8 @@ class Here:
 
     @classmethod
     def with_breakers(
-        cls, around: Surroundings, spec: SandboxSpec, *, max_sandboxes: int, warm: int, say: Callable[[str], None]
-    ) -> Here:
+        cls, around: Resources, spec: SandboxSpec, *, max_sandboxes: int, warm: int, say: Callable[[str], None]
+    ) -> LocalHost:
         """Launching pauses while the launcher or the endpoint is away; `say` is told."""
         docker = around.docker or Breaker("Docker", lambda: around.launcher.ready(spec), say)
         breakers = {
@@ -124,7 +124,7 @@ class Here:
         return self._slots.turn()
 
     @asynccontextmanager
-    async def slot(self, turn: int, spec: SandboxSpec | None = None) -> AsyncIterator[Here]:
+    async def slot(self, turn: int, spec: SandboxSpec | None = None) -> AsyncIterator[LocalHost]:
         await self._slots.acquire(turn)
         self._running += 1
         try:

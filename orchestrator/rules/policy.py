@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from orchestrator.errors import ConfigError
-from orchestrator.redact import shown
+from orchestrator.rules.redact import shown
 from orchestrator.types import PolicySpan
 
 _NUMBERED = re.compile(r"(.*?)(\d{1,18})")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import ConfigError
-from orchestrator.text import told
+from orchestrator.rules.text import told
 
 PREFIX = "python:"
 

@@ -12,8 +12,8 @@ from orchestrator.errors import LaunchError, RolloutError
 from orchestrator.launch.base import Launcher, Sandbox
 from orchestrator.launch.ramp import Ramp
 from orchestrator.proxy.server import SandboxServer
+from orchestrator.rules.waits import first_of, standstill, stood_still
 from orchestrator.types import SandboxExit, SandboxSpec
-from orchestrator.waits import first_of, standstill, stood_still
 
 PARK_TIMEOUT_S = 60.0  # from create to parked takes about half a second, under load some seconds
 

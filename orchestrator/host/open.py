@@ -7,55 +7,41 @@ import logging
 import secrets
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from orchestrator.agents.equip import brought_host_tools, check_team, equip
 from orchestrator.agents.equipment import Equipment
-from orchestrator.breaker import Breaker
-from orchestrator.completion.base import Completer, Endpoint
+from orchestrator.completion.base import Completer
 from orchestrator.completion.called import CalledCompleter, Sampler
-from orchestrator.completion.chat import ChatCompleter
 from orchestrator.completion.connect import one_answers
 from orchestrator.completion.control import EndpointControl
-from orchestrator.completion.http import HttpClient
-from orchestrator.completion.startup import Patience, Wait, said
-from orchestrator.completion.tokenizer import HubTokenizer, check_source, load_tokenizer
-from orchestrator.endpoints import REPLAY, endpoint, judge_serves, open_completer, openai_root
+from orchestrator.completion.endpoints import REPLAY, endpoint, open_completer
+from orchestrator.completion.find_tokenizer import check_tokenizer, find_tokenizer
+from orchestrator.completion.startup import Wait, said
+from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.errors import ConfigError, DockerError, EnvironmentUnusable, RolloutError
-from orchestrator.here import Here
-from orchestrator.hosts import Hosts
+from orchestrator.host.base import Hosts
+from orchestrator.host.breaker import Breaker
+from orchestrator.host.local import LocalHost
+from orchestrator.host.resources import Resources
+from orchestrator.host.sandbox import ParkedSandbox, parked_sandbox
 from orchestrator.launch.base import Launcher
 from orchestrator.launch.channels import Channels
 from orchestrator.launch.descriptors import make_room
 from orchestrator.launch.make import make_launcher
 from orchestrator.launch.pool import WarmPool
 from orchestrator.launch.ramp import Ramp
-from orchestrator.parked import ParkedSandbox, parked_sandbox
-from orchestrator.plugins import PREFIX
-from orchestrator.policy import Policy
-from orchestrator.purse import Purse
-from orchestrator.scorers.base import Scorer
-from orchestrator.scorers.control import ControlledScorer
-from orchestrator.scorers.judge import JudgeScorer
-from orchestrator.scorers.processes import GradingProcesses
-from orchestrator.scorers.strategies import StrategyScorer
-from orchestrator.surroundings import Surroundings
+from orchestrator.rules.policy import Policy
+from orchestrator.rules.purse import Purse
 from orchestrator.tools.base import HostTool
 from orchestrator.tools.brought import demand_tool_names
-from orchestrator.types import Ended, Record, RolloutPlan, SandboxSpec, Score
+from orchestrator.types import SandboxSpec
 
 if TYPE_CHECKING:
     from orchestrator.settings.config import Config
-    from orchestrator.settings.table import EnvSettings
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-JUDGE = "judge"
-FALLBACK_TOKENIZER = "NousResearch/DeepHermes-3-Llama-3-8B-Preview"  # the predecessor's default
 
 
 async def open_hosts(
@@ -94,11 +80,11 @@ async def open_here(
     tell: Callable[[Wait], None] | None = None,
     sampler: Sampler | None = None,
     purse: Purse | None = None,
-) -> Here:
+) -> LocalHost:
     """As `open_hosts`, for this machine. `equipment`: read elsewhere, from files that may not be here. `tell` is
     told of waits for an endpoint, in the place of `say`."""
-    around = await open_surroundings(config, stack, notes, say, equipment, policy, tell, sampler, purse)
-    return Here.with_breakers(
+    around = await open_resources(config, stack, notes, say, equipment, policy, tell, sampler, purse)
+    return LocalHost.with_breakers(
         around,
         config.sandbox_spec(),
         max_sandboxes=config.env.max_concurrent_sandboxes,
@@ -107,7 +93,7 @@ async def open_here(
     )
 
 
-async def open_surroundings(
+async def open_resources(
     config: Config,
     stack: AsyncExitStack,
     notes: list[str],
@@ -117,7 +103,7 @@ async def open_surroundings(
     tell: Callable[[Wait], None] | None = None,
     sampler: Sampler | None = None,
     purse: Purse | None = None,
-) -> Surroundings:
+) -> Resources:
     """Opens Docker, image, tokenizer, endpoint, tools; `stack` closes them. Raises EnvironmentUnusable.
 
     `say` is told when Docker goes away and comes back, and of waits for an endpoint, unless `tell` is.
@@ -132,7 +118,7 @@ async def open_surroundings(
     launcher, channel_directory = await _launcher(config, stack, notes)
     await _check_launcher(launcher, config.sandbox_spec())
     await _remove_leftovers(notes, docker=config.env.launcher == "docker")
-    await asyncio.to_thread(_check_tokenizer, config)
+    await asyncio.to_thread(check_tokenizer, config)
     what = "the OCI runtime" if config.env.launcher == "oci" else "Docker"
     docker = Breaker(what, lambda: launcher.ready(config.sandbox_spec()), say)
     # The pool makes its first sandboxes while the tokenizer loads.
@@ -146,7 +132,7 @@ async def open_surroundings(
         completer, why_text = _called(sampler, config, tokenizer, notes, policy), ""
     servers = config.openai if sampler is None else ()
     sampled = [endpoint(config.env, server) for server in servers if not server.base_url.startswith(REPLAY)]
-    return Surroundings(
+    return Resources(
         launcher,
         completer,
         tokenizer,
@@ -231,45 +217,6 @@ def _web_tools(config: Config, stack: AsyncExitStack) -> Mapping[str, HostTool]:
     return web_tools(service, rules, fail_rollouts=env.fail_on_tool_error)
 
 
-def find_tokenizer(config: Config) -> HubTokenizer | None:
-    """The tokenizer that was asked for; else the model's own if it loads, else FALLBACK_TOKENIZER. Blocks. Raises
-    EnvironmentUnusable, also for a chat template that cannot show a conversation."""
-    name = config.env.tokenizer_name
-    if name is not None and name.lower() == "none":
-        return None
-    found = _loaded(name, config) if name is not None else _first_usable(config, partial(_loaded, config=config))
-    found.demand_usable()
-    return found
-
-
-def _loaded(name: str, config: Config) -> HubTokenizer:
-    env = config.env
-    return load_tokenizer(name, env.chat_template_kwargs, call_format=env.named_call_format)
-
-
-def _check_tokenizer(config: Config) -> None:
-    """Raises EnvironmentUnusable if the name, or a look into the folder, shows that no tokenizer can be loaded.
-    A cheap check, made before sandboxes are."""
-    name = config.env.tokenizer_name
-    if name is None:
-        _first_usable(config, check_source)
-    elif name.lower() != "none":
-        check_source(name)
-
-
-def _first_usable(config: Config, use: Callable[[str], T]) -> T:
-    candidates = (config.openai[0].model_name, FALLBACK_TOKENIZER)
-    for candidate in candidates:
-        try:
-            return use(candidate)
-        except EnvironmentUnusable as error:
-            log.debug("%s", error)
-    raise EnvironmentUnusable(
-        f"no tokenizer: neither {' nor '.join(candidates)} is on this machine or can be had from the hub; set "
-        "--env.tokenizer_name to the model's folder or hub id, or to none for `process` without token ids"
-    )
-
-
 async def _check_launcher(launcher: Launcher, spec: SandboxSpec) -> None:
     """Raises EnvironmentUnusable if no sandbox could be made. `check` alone would not notice failing storage."""
     await launcher.check(spec)
@@ -315,74 +262,3 @@ async def _launcher(
     # Not in a thread: cancelled there, the directory would be made and never removed.
     channels = stack.enter_context(Channels(run_id))
     return launcher, channels.directory
-
-
-async def open_scorer(
-    config: Config,
-    stack: AsyncExitStack,
-    say: Callable[[str], None] = log.warning,
-    meanwhile: asyncio.TaskGroup | None = None,
-) -> Scorer:
-    """One scorer for a whole run, closed with `stack`. Raises ConfigError, EnvironmentUnusable.
-
-    `say` is told of a wait for the judge's endpoint. `meanwhile`: where that wait goes on; None: it is over when
-    this returns.
-    """
-    env = config.env
-    if env.scoring_strategy.startswith(PREFIX):
-        return await _controlled(env.scoring_strategy, env, stack)
-    ours = "correctness" if env.scoring_strategy == JUDGE else env.scoring_strategy
-    rules = await _controlled(StrategyScorer(ours, env.length_penalty_weight, env.combined_weights), env, stack)
-    if env.scoring_strategy == JUDGE:
-        return await _judge(config, rules, stack, say, meanwhile)
-    return _LoggedScorer(rules, ours) if env.debug_scoring else rules
-
-
-async def _controlled(scorer: StrategyScorer | str, env: EnvSettings, stack: AsyncExitStack) -> ControlledScorer:
-    """The scorer in processes of its own. A rollout at which one of our strategies fails counts as wrong."""
-    processes = GradingProcesses(scorer, env.scorer_timeout)
-    stack.push_async_callback(processes.aclose)
-    await processes.open()
-    return ControlledScorer(processes, {} if isinstance(scorer, str) else {"correctness": 0.0})
-
-
-@dataclass(frozen=True, slots=True)
-class _LoggedScorer:
-    """Logs every part of every score, for `env.debug_scoring`."""
-
-    scorer: Scorer
-    name: str
-
-    async def score(self, plan: RolloutPlan, record: Record, ended: Ended) -> Score:
-        """The scorer's own score."""
-        score = await self.scorer.score(plan, record, ended)
-        shown = ", ".join(f"{name} {value:.3f}" for name, value in score.parts.items())
-        log.info("%s: %s %.4f (%s)", plan.rollout_id, self.name, score.value, shown)
-        return score
-
-
-async def _judge(
-    config: Config,
-    rules: Scorer,
-    stack: AsyncExitStack,
-    say: Callable[[str], None],
-    meanwhile: asyncio.TaskGroup | None,
-) -> Scorer:
-    env = config.env
-    if env.judge_base_url is None or env.judge_model_name is None:
-        raise ConfigError(
-            "env.scoring_strategy judge needs --env.judge_base_url URL and --env.judge_model_name NAME"
-        )
-    key = config.judge_api_key.reveal()
-    judge = Endpoint(openai_root(env.judge_base_url), env.judge_model_name, key, env.scorer_timeout)
-    completer = ChatCompleter(HttpClient(judge), strict=False)
-    stack.push_async_callback(completer.aclose)
-    if not judge.hosted:
-        # The judge is as likely to be loading as the models that are judged.
-        timeout_s = max(server.startup_timeout for server in config.openai)
-        serves = judge_serves(completer, Patience(timeout_s, said(say)))
-        if meanwhile is None:
-            await serves
-        else:
-            meanwhile.create_task(serves, name="judge")
-    return JudgeScorer(completer, rules, model=env.judge_model_name, max_tokens=env.judge_max_tokens)

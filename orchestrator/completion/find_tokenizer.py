@@ -1,0 +1,58 @@
+"""Which tokenizer a run has: the one that was asked for, the model's own, or the predecessor's default."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from orchestrator.completion.tokenizer import HubTokenizer, check_source, load_tokenizer
+from orchestrator.errors import EnvironmentUnusable
+
+if TYPE_CHECKING:
+    from orchestrator.settings.config import Config
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+FALLBACK_TOKENIZER = "NousResearch/DeepHermes-3-Llama-3-8B-Preview"  # the predecessor's default
+
+
+def find_tokenizer(config: Config) -> HubTokenizer | None:
+    """The tokenizer that was asked for; else the model's own if it loads, else FALLBACK_TOKENIZER. Blocks. Raises
+    EnvironmentUnusable, also for a chat template that cannot show a conversation."""
+    name = config.env.tokenizer_name
+    if name is not None and name.lower() == "none":
+        return None
+    found = _loaded(name, config) if name is not None else _first_usable(config, partial(_loaded, config=config))
+    found.demand_usable()
+    return found
+
+
+def _loaded(name: str, config: Config) -> HubTokenizer:
+    env = config.env
+    return load_tokenizer(name, env.chat_template_kwargs, call_format=env.named_call_format)
+
+
+def check_tokenizer(config: Config) -> None:
+    """Raises EnvironmentUnusable if the name, or a look into the folder, shows that no tokenizer can be loaded.
+    A cheap check, made before sandboxes are."""
+    name = config.env.tokenizer_name
+    if name is None:
+        _first_usable(config, check_source)
+    elif name.lower() != "none":
+        check_source(name)
+
+
+def _first_usable(config: Config, use: Callable[[str], T]) -> T:
+    candidates = (config.openai[0].model_name, FALLBACK_TOKENIZER)
+    for candidate in candidates:
+        try:
+            return use(candidate)
+        except EnvironmentUnusable as error:
+            log.debug("%s", error)
+    raise EnvironmentUnusable(
+        f"no tokenizer: neither {' nor '.join(candidates)} is on this machine or can be had from the hub; set "
+        "--env.tokenizer_name to the model's folder or hub id, or to none for `process` without token ids"
+    )

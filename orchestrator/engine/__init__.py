@@ -1,0 +1,1 @@
+"""Keeps the sandboxes busy: tasks in, groups out."""

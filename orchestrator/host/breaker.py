@@ -1,0 +1,100 @@
+"""Pauses launching while Docker or the endpoint does not work.
+
+A failed rollout alone proves nothing: its prompt or its image may be at fault. So the service behind the failure
+is asked without any rollout. Launching pauses only if that fails too, and until it succeeds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from orchestrator.errors import (
+    AuthenticationError,
+    EngineUnfitError,
+    EnvironmentUnusable,
+    LaunchError,
+    RolloutError,
+    RunUnhealthy,
+)
+from orchestrator.rules.backoff import Backoff
+
+log = logging.getLogger(__name__)
+
+BETWEEN_QUESTIONS = Backoff(first_s=0.5, most_s=10.0)
+PATIENCE_S = 900.0  # a model takes minutes to load; a longer outage needs an operator
+LOOKS = 3  # tries before an EngineUnfitError ends the run: a disk may be remounted meanwhile
+
+
+class Breaker:
+    """Pauses launching while the service named `what` does not work. `ask` raises a RolloutError if the service
+    does not answer, a LaunchError if it refuses, an EngineUnfitError if it will always refuse."""
+
+    def __init__(
+        self,
+        what: str,
+        ask: Callable[[], Awaitable[object]],
+        say: Callable[[str], None],
+        *,
+        backoff: Backoff = BETWEEN_QUESTIONS,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self.what = what
+        self._ask = ask
+        self._say = say
+        self._backoff = backoff
+        self._patience_s = patience_s
+        self._asking = asyncio.Lock()
+        self._away_since: float | None = None  # loop time; None: the service works
+        self._refuses = False  # the service answers, but refuses
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the service failed when it was last asked."""
+        return self._away_since is not None
+
+    async def away(self) -> bool:
+        """Called after a failure: whether the service fails now."""
+        if self._away_since is None:
+            async with self._asking:
+                if self._away_since is None and (error := await self._failure()) is not None:
+                    self._away_since = asyncio.get_running_loop().time()
+                    self._refuses = isinstance(error, LaunchError)
+                    how = "makes no sandboxes" if self._refuses else "is away"
+                    self._say(f"{self.what} {how}, launching pauses: {error}")
+        return self._away_since is not None
+
+    async def passed(self) -> None:
+        """Returns once the service works. Raises RunUnhealthy after `patience_s`, or after an EngineUnfitError."""
+        if self._away_since is None:
+            return
+        loop = asyncio.get_running_loop()
+        async with self._asking:  # one caller asks, the others wait for the answer
+            asked = 0
+            while self._away_since is not None:
+                asked += 1
+                await asyncio.sleep(self._backoff.pause_s(asked))
+                away_s = loop.time() - self._away_since
+                error = await self._failure()
+                if error is None:
+                    self._away_since = None
+                    back = "makes sandboxes again" if self._refuses else "is back"
+                    goes_on = "rollouts go on" if self._refuses else "launching goes on"
+                    self._say(f"{self.what} {back} after {away_s:.0f} s, {goes_on}")
+                    return
+                self._refuses = isinstance(error, LaunchError)
+                if isinstance(error, EngineUnfitError) and asked >= LOOKS:
+                    raise RunUnhealthy(f"no waiting helps: {error}")
+                if away_s > self._patience_s:
+                    how = "made no sandbox" if self._refuses else "been away"
+                    raise RunUnhealthy(f"{self.what} has {how} for {away_s:.0f} s: {error}")
+
+    async def _failure(self) -> RolloutError | EnvironmentUnusable | None:
+        try:
+            await self._ask()
+        except AuthenticationError:
+            raise
+        except (RolloutError, EnvironmentUnusable) as error:
+            return error
+        return None

@@ -1,0 +1,1 @@
+"""Rules that all rooms share: functions of their arguments, without input or output."""

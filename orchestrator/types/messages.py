@@ -1,0 +1,85 @@
+"""Messages of a conversation, and what an agent asks for besides a text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate, compress, count
+from operator import is_not
+from typing import Any, Literal, Protocol
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One chat message, text only."""
+
+    role: Role
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One tool call as the model wrote it. `arguments`: the text of a JSON object."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+Tools = tuple[Mapping[str, Any], ...]  # that an agent offers its model, in the form of OpenAI's chat completions
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What an agent asks for besides a text; smolagents' agents ask for tools alone.
+
+    `tool_name`: the one tool that must be called. `response_format`: as OpenAI's, empty for any text."""
+
+    tools: Tools = ()
+    tool_choice: Literal["auto", "none", "required"] = "auto"
+    tool_name: str = ""
+    response_format: Mapping[str, Any] = field(default_factory=dict)
+    logprobs: bool = False
+
+    @property
+    def demands(self) -> bool:
+        """Whether a tool must be called."""
+        return self.tool_choice == "required" and bool(self.tools)
+
+    @property
+    def demanded(self) -> Mapping[str, Any] | None:
+        """The function of the one tool that must be called. None: none must, or one of several."""
+        functions = [tool["function"] for tool in self.tools if self.tool_name in ("", tool["function"]["name"])]
+        return functions[0] if self.demands and len(functions) == 1 else None
+
+
+class Prompted(Protocol):
+    """A completion whose conversation is stored as a difference to the one before."""
+
+    @property
+    def kept(self) -> int: ...
+
+    @property
+    def messages(self) -> tuple[Message, ...]: ...
+
+
+def conversations(turns: Iterable[Prompted]) -> Iterator[tuple[Message, ...]]:
+    """The whole conversation of each completion's prompt, rebuilt from the differences on record."""
+    talk: tuple[Message, ...] = ()
+    for turn in turns:
+        talk = (*talk[: turn.kept], *turn.messages)
+        yield talk
+
+
+def shared(one: tuple[Message, ...], other: tuple[Message, ...]) -> int:
+    """How many messages are the same at the beginning of both."""
+    most = min(len(one), len(other))
+    same = next(compress(count(), map(is_not, one, other)), most)  # nearly all: they are one object
+    return next((at for at in range(same, most) if one[at] != other[at]), most)
+
+
+def beginnings(messages: tuple[Message, ...]) -> list[int]:
+    """A hash of the first n messages for each n, from none to all."""
+    return list(accumulate(messages, lambda before, message: hash((before, message)), initial=0))

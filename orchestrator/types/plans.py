@@ -1,0 +1,137 @@
+"""What one rollout is to be: fixed before it begins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from orchestrator.types.tasks import Task
+
+Split = Literal["train", "eval"]  # purpose of a rollout; some servers treat the two differently
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """The sampling parameters that vary. The others are fixed: top_k off, min_p 0, neutral penalties."""
+
+    temperature: float
+    top_p: float
+    max_tokens: int
+    seed: int
+
+
+AgentKind = Literal["code", "tool_calling", "program"]
+# Which line of a rollout is its main one: the one with the most sampled tokens, that of the first completion, that
+# of the last one, or the one that begins with the task.
+MainLine = Literal["longest", "first", "last", "question"]
+# How models write calls of tools, each as its chat templates print them.
+CallFormat = Literal["hermes", "qwen3_coder", "llama3", "mistral", "deepseek", "gpt_oss"]
+
+
+@dataclass(frozen=True, slots=True)
+class ManagedAgent:
+    """An agent the main one can call like a tool. None means: all tools; as many steps, or the kind, of the main
+    agent."""
+
+    name: str
+    description: str
+    tools: tuple[str, ...] | None = None
+    max_steps: int | None = None
+    kind: AgentKind | None = None
+
+    def given(self) -> dict[str, Any]:
+        """The settings as an operator writes them."""
+        named = {"tools": self.tools, "max_steps": self.max_steps, "agent": self.kind}
+        optional = {key: value for key, value in named.items() if value is not None}
+        return {"name": self.name, "description": self.description, **optional}
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSpec:
+    """How the agent in the sandbox is built. For a program, each completion counts as a step.
+
+    `call_format`: how smolagents' tool-calling agents, of the team too, call their tools. None: by JSON in their
+    text, as smolagents parses it. `main_line`: which line of ids is the main one; records of earlier versions,
+    which do not say it, followed the default.
+    """
+
+    max_steps: int = 12
+    step_timeout_s: float = 60.0
+    planning_interval: int | None = None
+    code_tags: tuple[str, str] = ("<code>", "</code>")
+    final_answer_at_max_steps: bool = False
+    authorized_imports: tuple[str, ...] = ("*",)
+    instructions: str | None = None
+    verbosity: int = 0
+    max_output_chars: int = 20_000
+    kind: AgentKind = "code"
+    managed_agents: tuple[ManagedAgent, ...] = ()
+    call_format: CallFormat | None = None
+    main_line: MainLine = "question"
+
+    def kind_of(self, name: str) -> AgentKind:
+        """The kind of the managed agent of this name; of the main agent for another one."""
+        return next((agent.kind for agent in self.managed_agents if agent.name == name), None) or self.kind
+
+    @property
+    def calls_tools(self) -> bool:
+        """Whether it is smolagents' tool-calling agent, or one of its team is."""
+        return "tool_calling" in (self.kind, *(agent.kind for agent in self.managed_agents))
+
+    @property
+    def closing_tag(self) -> str:
+        """The text an agent may append to a completion: smolagents' code agents add the closing code tag."""
+        kinds = {self.kind, *(agent.kind for agent in self.managed_agents)}
+        return self.code_tags[1] if "code" in kinds else ""
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSpec:
+    """What one sandbox is made of. Sandboxes of equal specs are interchangeable. `preload`: modules that are
+    imported before there is a task."""
+
+    image: str
+    memory_bytes: int = 1 << 30
+    cpus: float = 1.0
+    pids: int = 128
+    runtime: str | None = None
+    preload: tuple[str, ...] = ()
+
+
+MAX_PARALLEL_COMPLETIONS = 32  # of one rollout: each may hold a conversation of megabytes
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one rollout may use. Times in seconds."""
+
+    rollout_timeout_s: float = 240.0
+    deadline_s: float = 3600.0
+    max_token_length: int = 16_384
+    completions: int = 64
+    parallel_completions: int = 16  # of a program, at a time
+    tool_calls: int = 64
+    prompt_tokens: int = 2_000_000
+    completion_tokens: int = 200_000
+    proxy_bytes: int = 64 << 20
+    cpu_s: float | None = None  # None: no limit
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutPlan:
+    """One attempt, fixed before anything starts. A retry is a new plan with the next `attempt`.
+
+    `group_size`: how many rollouts its group is to have. None: read from a record that does not say it.
+    """
+
+    rollout_id: str
+    task: Task
+    group: int
+    index: int
+    attempt: int
+    sampling: Sampling
+    agent: AgentSpec
+    sandbox: SandboxSpec
+    limits: Limits
+    split: Split = "train"
+    group_size: int | None = None

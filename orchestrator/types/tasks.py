@@ -1,0 +1,48 @@
+"""A problem and what grades it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """A file of a task. `name`: as the agent sees it, one safe path component."""
+
+    name: str
+    path: Path
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A problem and what grades it. `answer`, `other_answers` (as right as that one) and `metadata` never reach a
+    sandbox."""
+
+    task_id: str
+    question: str
+    answer: str | None = None
+    attachments: tuple[Attachment, ...] = ()
+    level: str | None = None
+    source: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    scorer: str | None = None
+    image: str | None = None
+    limits: Mapping[str, float] = field(default_factory=dict)
+    other_answers: tuple[str, ...] = ()
+
+    @property
+    def reference(self) -> str | None:
+        """Every right answer, for people and judges."""
+        return None if self.answer is None else "\nOR\n".join((self.answer, *self.other_answers))
+
+
+@dataclass(frozen=True, slots=True)
+class BadTask:
+    """A row that no task could be made of. It is reported as outcome `bad_task`, and the run goes on."""
+
+    task_id: str
+    reason: str

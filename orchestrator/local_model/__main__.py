@@ -75,8 +75,8 @@ def _fetched(model: Model, directory: Path) -> Local:
 def _own(weights: Path, directory: Path) -> Local:
     """A GGUF file of the user's. Its tokenizer is kept in `directory`, for this state of the file."""
     try:
-        told, state = read_metadata(weights), weights.stat()
-        context = int(told[f"{told['general.architecture']}.context_length"])
+        metadata, state = read_metadata(weights), weights.stat()
+        context = int(metadata[f"{metadata['general.architecture']}.context_length"])
         key = blake2b(f"{weights.resolve()} {state.st_size} {state.st_mtime_ns}".encode(), digest_size=8)
         folder = directory / "own" / key.hexdigest()
         with only_one(folder):
@@ -95,8 +95,8 @@ def _tokenizer(weights: Path, folder: Path) -> Path:
 
 
 def _serve(local: Local, options: argparse.Namespace) -> NoReturn:
-    given: Path | None = getattr(options, "adapter", None)
-    adapter = given and given.expanduser().resolve()
+    adapter_option: Path | None = getattr(options, "adapter", None)
+    adapter = adapter_option and adapter_option.expanduser().resolve()
     _say(f"loading {local.name}" + (f" with the adapter {adapter}" if adapter else ""))
     _server, address = start(  # serves for as long as it is kept
         local.weights,
@@ -114,10 +114,10 @@ def _serve(local: Local, options: argparse.Namespace) -> NoReturn:
     signal.set_wakeup_fd(ring)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
-    told = {"base_url": f"{address}/v1", "model_name": local.name, "tokenizer": str(local.tokenizer)}
+    ready = {"base_url": f"{address}/v1", "model_name": local.name, "tokenizer": str(local.tokenizer)}
     if adapter is not None:
-        told["policy_version"] = str(adapter).removesuffix(".gguf")
-    print(json.dumps(told), flush=True)
+        ready["policy_version"] = str(adapter).removesuffix(".gguf")
+    print(json.dumps(ready), flush=True)
     os.read(bell, 1)
     # Without closing the server: that waits for requests under way, for ever where their client is gone.
     os._exit(0)

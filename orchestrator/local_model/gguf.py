@@ -74,8 +74,8 @@ def write_tokenizer(gguf: Path, folder: Path) -> None:
             config[name] = tokens[token_id]
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    named = (metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom"))
-    ends = sorted({token_id for token_id in named if token_id is not None})
+    token_ids = (metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom"))
+    ends = sorted({token_id for token_id in token_ids if token_id is not None})
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}) + "\n", "utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", "utf-8")
 

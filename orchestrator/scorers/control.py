@@ -50,7 +50,9 @@ class Controls:
     ) -> ControlAnswer:
         """The result of `ask` for this task, at most `age_s` old."""
         now = asyncio.get_running_loop().time()
-        self._kept = {task: kept for task, kept in self._kept.items() if now < kept[0] + FRESH_S + self._timeout_s}
+        self._kept = {
+            task: entry for task, entry in self._kept.items() if now < entry[0] + FRESH_S + self._timeout_s
+        }
         _, control = self._kept.get(task_id, (now, Control(ask, timeout_s=self._timeout_s)))
         self._kept[task_id] = (now, control)
         return await control.answer(age_s=age_s)
@@ -119,9 +121,9 @@ def evidence(failure: str, answer: str | None, control: ControlAnswer) -> dict[s
 def first_control(plan: RolloutPlan, *, ids: bool, output: bool) -> Record:
     """A control's record before there is a rollout to make it like. `ids`: with token ids and log-probs; `output`:
     rollouts leave files."""
-    asked = (Message("system", "You solve tasks."), Message("user", plan.task.question))
+    prompt = (Message("system", "You solve tasks."), Message("user", plan.task.question))
     begun = Completion("", "", "stop", (0,) if ids else None, (0.0,) if ids else None, 1, 1)
-    turn = Turn(1, CompletionKind.ACTION, 0, asked, 0, (0,) if ids else None, "", begun, 0.0, 1.0)
+    turn = Turn(1, CompletionKind.ACTION, 0, prompt, 0, (0,) if ids else None, "", begun, 0.0, 1.0)
     step = Step(1, "", "", "", "", "", is_final_answer=False, duration_s=0.0)
     return control_record(plan, Record(0.0, (turn,), steps=(step,), output=Output() if output else None))
 

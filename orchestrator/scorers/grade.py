@@ -42,8 +42,8 @@ async def grade(
 
 def _told_where(attempt: Attempt, output: Output, folder: Path) -> Attempt:
     """The attempt, whose output says where its files are."""
-    told = replace(output, folder=str(folder.absolute()) if output.files else "")
-    return replace(attempt, record=replace(attempt.record, output=told))
+    output_with_folder = replace(output, folder=str(folder.absolute()) if output.files else "")
+    return replace(attempt, record=replace(attempt.record, output=output_with_folder))
 
 
 async def _trajectory(attempt: Attempt, tokenizer: Tokenizer | None) -> Trajectory:

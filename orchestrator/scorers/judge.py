@@ -81,32 +81,32 @@ class JudgeScorer:
         if ended.name is not EndedName.FINISHED or record.answer is None:
             return Score(0.0, {**parts, "judge": 0.0}, measured.evidence)
         if len(record.answer) > MAX_ANSWER_CHARS:
-            told: Mapping[str, Any] = {"reason": f"an answer of more than {MAX_ANSWER_CHARS} characters"}
+            reason: Mapping[str, Any] = {"reason": f"an answer of more than {MAX_ANSWER_CHARS} characters"}
             return Score(
-                0.0, {**parts, "judge": 0.0}, {**measured.evidence, "judge": {"verdict": "incorrect", **told}}
+                0.0, {**parts, "judge": 0.0}, {**measured.evidence, "judge": {"verdict": "incorrect", **reason}}
             )
-        asked = await self._ask(plan, record.answer, 1)
-        if isinstance(asked.error, CompletionError):
-            await self._control(plan, asked, age_s=FRESH_S)
-            asked = await self._ask(plan, record.answer, 1 + 2 * VERDICTS)
-        if asked.verdict is None:
-            age_s = 0.0 if isinstance(asked.error, CompletionError) else FRESH_S
-            return _blamed(plan, parts, asked, await self._control(plan, asked, age_s=age_s))
-        value = 1.0 if asked.verdict == "correct" else 0.0
-        return Score(value, {**parts, "judge": value}, {**measured.evidence, "judge": asked.told()})
+        judging = await self._ask(plan, record.answer, 1)
+        if isinstance(judging.error, CompletionError):
+            await self._control(plan, judging, age_s=FRESH_S)
+            judging = await self._ask(plan, record.answer, 1 + 2 * VERDICTS)
+        if judging.verdict is None:
+            age_s = 0.0 if isinstance(judging.error, CompletionError) else FRESH_S
+            return _blamed(plan, parts, judging, await self._control(plan, judging, age_s=age_s))
+        value = 1.0 if judging.verdict == "correct" else 0.0
+        return Score(value, {**parts, "judge": value}, {**measured.evidence, "judge": judging.evidence()})
 
     async def try_out(self, plan: RolloutPlan, record: Record) -> bool:
         """Judges the task's reference answer. False: there is nothing to judge in this task. Raises ScorerError
         without a verdict, and AuthenticationError."""
         if unjudgeable(plan.task):
             return False
-        asked = await self._ask(plan, str(plan.task.answer), 1)
-        if asked.verdict is None:
-            _demand_key(asked.error)
-            raise ScorerError(asked.failure()) from asked.error
+        judging = await self._ask(plan, str(plan.task.answer), 1)
+        if judging.verdict is None:
+            _demand_key(judging.error)
+            raise ScorerError(judging.failure()) from judging.error
         return True
 
-    async def _control(self, plan: RolloutPlan, asked: _Asked, *, age_s: float) -> ControlAnswer:
+    async def _control(self, plan: RolloutPlan, judging: _Asked, *, age_s: float) -> ControlAnswer:
         """The judge's reply on the reference answer, after it gave no verdict on another one. Raises ScorerError
         if it gives none on this either, and AuthenticationError."""
         reference = str(plan.task.answer)
@@ -120,22 +120,22 @@ class JudgeScorer:
         control = await self._controls.answer(plan.task.task_id, ask, age_s=age_s)
         _demand_key(control.failure)
         if control.failure is not None:
-            raise ScorerError(asked.failure()) from control.failure
+            raise ScorerError(judging.failure()) from control.failure
         return control
 
     async def _ask(self, plan: RolloutPlan, answer: str, sequence: int) -> _Asked:
         """Asks until there is a verdict, an error, or no try left. If this process stood still meanwhile, it asks
         anew: a reply may have been late for that alone."""
         for _ in range(_ROUNDS):
-            asked = await first_of(standstill(STANDSTILL_S), self._asked(plan, answer, sequence))
-            if isinstance(asked, _Asked):
-                return asked
+            judging = await first_of(standstill(STANDSTILL_S), self._asked(plan, answer, sequence))
+            if isinstance(judging, _Asked):
+                return judging
         raise ScorerError(f"while the judge was asked, this process stood still {_ROUNDS} times in a row")
 
     async def _asked(self, plan: RolloutPlan, answer: str, sequence: int) -> _Asked:
         mark = self._mark()
         messages = conversation(self._rubric, plan.task, answer, mark)
-        asked = _Asked(self._model, messages)
+        judging = _Asked(self._model, messages)
         for number in range(VERDICTS):
             seed = self._seed + number
             request = CompletionRequest(
@@ -151,15 +151,15 @@ class JudgeScorer:
             try:
                 completion = await self._judge.sample(request)
             except (CompletionError, ContextLengthError, RecordError) as error:
-                asked.error = error
+                judging.error = error
                 break
-            asked.replies.append(completion.text)
-            asked.seed = seed
+            judging.replies.append(completion.text)
+            judging.seed = seed
             if completion.finish_reason == "stop":
-                asked.verdict = verdict(completion.visible, mark)
-            if asked.verdict is not None:
+                judging.verdict = verdict(completion.visible, mark)
+            if judging.verdict is not None:
                 break
-        return asked
+        return judging
 
 
 @dataclass(slots=True)
@@ -173,7 +173,7 @@ class _Asked:
     seed: int | None = None
     error: OrchestratorError | None = None
 
-    def told(self) -> dict[str, Any]:
+    def evidence(self) -> dict[str, Any]:
         """The evidence."""
         return {
             "model": self.model,
@@ -192,16 +192,16 @@ class _Asked:
         return f"the judge gave no verdict in {VERDICTS} replies, last: {last!r}"
 
 
-def _blamed(plan: RolloutPlan, parts: Mapping[str, float], asked: _Asked, control: ControlAnswer) -> Score:
+def _blamed(plan: RolloutPlan, parts: Mapping[str, float], judging: _Asked, control: ControlAnswer) -> Score:
     """Of an answer without a verdict, where the reference answer in its place gets one: it is wrong."""
-    told = {
-        **asked.told(),
+    verdict_evidence = {
+        **judging.evidence(),
         "verdict": "incorrect",
         "reason": "the judge gives no verdict on this answer, and one on the reference answer",
         "control": [control.said],
     }
-    found = evidence(asked.failure(), str(plan.task.answer), control)
-    return Score(0.0, {**parts, "judge": 0.0}, {**found, "judge": told})
+    failure_evidence = evidence(judging.failure(), str(plan.task.answer), control)
+    return Score(0.0, {**parts, "judge": 0.0}, {**failure_evidence, "judge": verdict_evidence})
 
 
 def unjudgeable(task: Task) -> str:
@@ -240,7 +240,7 @@ def verdict(reply: str, mark: str) -> str | None:
     """`correct` or `incorrect`, if the last line is the reply's only verdict and has this grading's mark; else
     None."""
     lines = [line.strip() for line in reply.strip().splitlines()]
-    found = _VERDICT.fullmatch(lines[-1]) if lines else None
-    if found is None or found[1] != mark or reply.count("VERDICT") != 1:
+    match = _VERDICT.fullmatch(lines[-1]) if lines else None
+    if match is None or match[1] != mark or reply.count("VERDICT") != 1:
         return None
-    return found[2].lower()
+    return match[2].lower()

@@ -86,18 +86,18 @@ def tool_call(visible: str) -> dict[str, Any] | None:
         call = json.loads(visible[start : end + 1], strict=False)
     except (ValueError, RecursionError):
         return None
-    named = isinstance(call, dict) and isinstance(call.get("name"), str) and "arguments" in call
-    return call if named else None
+    is_call = isinstance(call, dict) and isinstance(call.get("name"), str) and "arguments" in call
+    return call if is_call else None
 
 
 def code_block(completion: Completion, tags: tuple[str, str]) -> str | None:
     """The code of an action that is exactly one closed block; None for every other action."""
     opening, closing = tags
-    _, opened, rest = completion.visible.partition(opening)
-    code, closed, after = rest.partition(closing)
-    if not opened or opening in code or opening in after or not code.strip():
+    _, has_opening, rest = completion.visible.partition(opening)
+    code, has_closing, after = rest.partition(closing)
+    if not has_opening or opening in code or opening in after or not code.strip():
         return None
-    return code if closed or _closed_by_stop(completion, closing) else None
+    return code if has_closing or _closed_by_stop(completion, closing) else None
 
 
 def _closed_by_stop(completion: Completion, closing: str) -> bool:

@@ -71,8 +71,8 @@ class _LoggedScorer:
     async def score(self, plan: RolloutPlan, record: Record, ended: Ended) -> Score:
         """The scorer's own score."""
         score = await self.scorer.score(plan, record, ended)
-        shown = ", ".join(f"{name} {value:.3f}" for name, value in score.parts.items())
-        log.info("%s: %s %.4f (%s)", plan.rollout_id, self.name, score.value, shown)
+        parts = ", ".join(f"{name} {value:.3f}" for name, value in score.parts.items())
+        log.info("%s: %s %.4f (%s)", plan.rollout_id, self.name, score.value, parts)
         return score
 
 

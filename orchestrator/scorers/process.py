@@ -67,13 +67,13 @@ def load_scorer(spec: str) -> Function:
 
     Raises ConfigError.
     """
-    found: Any = load_object(spec, FLAG)
-    if inspect.isclass(found):
+    plugin: Any = load_object(spec, FLAG)
+    if inspect.isclass(plugin):
         try:
-            found = found()
+            plugin = plugin()
         except Exception as error:  # the operator's code
             raise ConfigError(f"{FLAG}: {spec} cannot be made: {' '.join(str(error).split())[:300]}") from error
-    function: Function = getattr(found, "score", found)
+    function: Function = getattr(plugin, "score", plugin)
     try:
         inspect.signature(function).bind(None, None, None)
     except (TypeError, ValueError) as error:
@@ -94,10 +94,10 @@ def _reply(name: str, at: str, function: Function, rollout: bytes) -> dict[str, 
     except _Refused as error:
         return {"error": f"{name} gave {error}{at}"}
     except BaseException as error:  # the scorer's code may raise anything, SystemExit too
-        return {"error": f"{name} raised {_told(error)}{raised_at(error)}"}
+        return {"error": f"{name} raised {_error_text(error)}{raised_at(error)}"}
 
 
-def _told(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     """The exception on one line. Its text is made by its own code, which may fail too."""
     try:
         return told(error)
@@ -118,8 +118,8 @@ def _number(value: object, what: str, lowest: float = -math.inf, highest: float 
             number = math.inf
         if math.isfinite(number) and lowest <= number <= highest:
             return number
-    wanted = "a finite number" if highest == math.inf else f"a number in [{lowest:g}, {highest:g}]"
-    raise _Refused(f"the {what} {ascii(value)[:80]}, not {wanted}")
+    expected = "a finite number" if highest == math.inf else f"a number in [{lowest:g}, {highest:g}]"
+    raise _Refused(f"the {what} {ascii(value)[:80]}, not {expected}")
 
 
 def _read(requests: IO[bytes]) -> bytes | None:

@@ -48,9 +48,9 @@ class Ungraded(Exception):
 
 def packed(scorer: StrategyScorer | str, plan: RolloutPlan, record: Record, ended: Ended) -> bytes:
     """A rollout as a grading process of this scorer takes it. Raises Ungraded."""
-    given = (plan, record) if isinstance(scorer, str) else needed(plan, record)
+    values = (plan, record) if isinstance(scorer, str) else needed(plan, record)
     try:
-        return pickle.dumps((*given, ended))
+        return pickle.dumps((*values, ended))
     except Exception as error:  # metadata of a `python:` source may be unpicklable
         name = scorer if isinstance(scorer, str) else scorer.strategy
         raise Ungraded(f"{name}: the task cannot be handed over: {told(error, _MAX_REASON)}") from error
@@ -100,9 +100,9 @@ class GradingProcesses:
         got no score here; `ask` says why. After a few that were slow or ended their process, the rest get none:
         one after the other they would take too long. Raises Ungraded if no process starts."""
         scores: list[Score | None] = []
-        lost = 0
+        processes_lost = 0
         while len(scores) < len(rollouts):
-            if lost == MOST_LOST:
+            if processes_lost == MOST_LOST:
                 return scores + [None] * (len(rollouts) - len(scores))
             async with self._slots:
                 process = await self._claimed()
@@ -115,7 +115,7 @@ class GradingProcesses:
                     if not isinstance(error, TimeoutError | _Died):
                         raise
                     scores.append(None)  # the one that was slow, or that the process died of
-                    lost += 1
+                    processes_lost += 1
                 else:
                     self._idle.put_nowait(process)
         return scores

@@ -96,16 +96,16 @@ def _ran_well(record: Record, finished: bool) -> int:
     return good
 
 
-def _messages_after(seen: tuple[Message, ...], later: list[tuple[Message, ...]]) -> tuple[Message, ...]:
+def _messages_after(talk_so_far: tuple[Message, ...], later: list[tuple[Message, ...]]) -> tuple[Message, ...]:
     """The messages after a turn; none after the last one.
 
     They are taken from the next request that continues the turn's conversation (a plan in between has one of its
     own); if there is none, they are what the next request has in addition.
     """
     for talk in later:
-        if talk[: len(seen)] == seen:
-            return talk[len(seen) :]
-    return later[0][shared(seen, later[0]) :] if later else ()
+        if talk[: len(talk_so_far)] == talk_so_far:
+            return talk[len(talk_so_far) :]
+    return later[0][shared(talk_so_far, later[0]) :] if later else ()
 
 
 def _is_error(message: Message) -> bool:

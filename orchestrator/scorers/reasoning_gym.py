@@ -38,7 +38,7 @@ def is_correct(answer: str, task: Task) -> bool:
 
     Raises ScorerError if the task cannot be made again.
     """
-    name, source, made = _made_again(task)
+    name, source, sample = _made_again(task)
     answer = answer.strip()
     if not answer or len(answer) > MAX_ANSWER_CHARS:
         return False
@@ -46,7 +46,7 @@ def is_correct(answer: str, task: Task) -> bool:
     if not shape.fullmatch(answer) if shape else _MONSTER.search(answer):
         return False
     try:
-        credit = float(source.score_answer(answer=answer, entry=made))
+        credit = float(source.score_answer(answer=answer, entry=sample))
     except Exception:  # `prime_factorization` and others raise if the answer is no number
         return False
     return math.isfinite(credit) and credit >= FULL_CREDIT

@@ -44,12 +44,12 @@ def attach(root: Path, names: Sequence[str | bytes]) -> tuple[Attachment, ...]:
     if len(names) > MAX_FILES:
         raise BadRow(f"{len(names)} files, at most {MAX_FILES} are allowed")
     attachments: list[Attachment] = []
-    taken: set[str] = set()
+    names_in_use: set[str] = set()
     for number, name in enumerate(names, start=1):
         path = Path(os.path.realpath(root), *_components(name))
-        size = _size(path, _shown(name))
-        visible = _visible_name(path.name, number, taken)
-        taken.add(visible)
+        size = _size(path, _quoted(name))
+        visible = _visible_name(path.name, number, names_in_use)
+        names_in_use.add(visible)
         attachments.append(Attachment(visible, path, size))
     total = sum(attachment.size_bytes for attachment in attachments)
     if total > MAX_TOTAL_BYTES:
@@ -72,36 +72,36 @@ def open_attachment(attachment: Attachment) -> BinaryIO:
 def _components(name: str | bytes) -> list[str]:
     """The parts of a relative path. Raises BadRow for one that leaves its folder."""
     text = os.fsdecode(name)
-    shown = _shown(name)
+    label = _quoted(name)
     if not text.strip() or "\0" in text:
-        raise BadRow(f"file name {shown} is empty or has a NUL in it")
+        raise BadRow(f"file name {label} is empty or has a NUL in it")
     if text.startswith("/"):
-        raise BadRow(f"file {shown} is an absolute path; it must be relative to the dataset's folder")
+        raise BadRow(f"file {label} is an absolute path; it must be relative to the dataset's folder")
     parts = [part for part in text.split("/") if part not in ("", ".")]
     if not parts or ".." in parts:
-        raise BadRow(f"file {shown} leaves the dataset's folder")
+        raise BadRow(f"file {label} leaves the dataset's folder")
     return parts
 
 
-def _size(path: Path, shown: str) -> int:
+def _size(path: Path, label: str) -> int:
     try:
         with _parent(path) as directory:
             status = os.stat(path.name, dir_fd=directory, follow_symlinks=False)
             if stat.S_ISLNK(status.st_mode):
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
             if not stat.S_ISREG(status.st_mode):
-                raise BadRow(f"file {shown} is no regular file")
+                raise BadRow(f"file {label} is no regular file")
             # Opened once here, so that an unreadable file is a bad task and not a lost rollout.
             with open(os.open(path.name, _FILE, dir_fd=directory), "rb") as file:
                 beginning = file.read(MAX_POINTER_BYTES)
     except OSError as error:
-        raise BadRow(f"file {shown}: {_REASONS.get(error.errno or 0, error.strerror)}") from error
+        raise BadRow(f"file {label}: {_REASONS.get(error.errno or 0, error.strerror)}") from error
     except UnicodeEncodeError as error:
-        raise BadRow(f"file {shown} cannot be a file name here") from error
+        raise BadRow(f"file {label} cannot be a file name here") from error
     if (pointer := pointer_of(beginning, status.st_size)) is not None:
-        raise BadRow(f"file {shown} is {pointer}")
+        raise BadRow(f"file {label} is {pointer}")
     if status.st_size > MAX_FILE_BYTES:
-        raise BadRow(f"file {shown} has {status.st_size} bytes, at most {MAX_FILE_BYTES} are allowed")
+        raise BadRow(f"file {label} has {status.st_size} bytes, at most {MAX_FILE_BYTES} are allowed")
     return status.st_size
 
 
@@ -117,8 +117,8 @@ def _parent(path: Path) -> Iterator[int]:
         yield directory
 
 
-def _visible_name(name: str, number: int, taken: set[str]) -> str:
-    """The original name if it is printable and not too long, else a neutral one; never one in `taken`."""
+def _visible_name(name: str, number: int, names_in_use: set[str]) -> str:
+    """The original name if it is printable and not too long, else a neutral one; never one in `names_in_use`."""
     extension = re.search(r"\.[A-Za-z0-9]{1,10}\Z", name)
     neutral = f"attachment-{number}{extension.group() if extension else ''}"
     # isprintable: no control or format character, no lone surrogate, no line separator.
@@ -128,13 +128,13 @@ def _visible_name(name: str, number: int, taken: set[str]) -> str:
     if not stem:
         stem, dot, suffix = name, "", ""
     visible, copy = name, 1
-    while visible in taken:
+    while visible in names_in_use:
         copy += 1
         visible = f"{stem}-{copy}{dot}{suffix}"
     return visible
 
 
-def _shown(name: str | bytes) -> str:
+def _quoted(name: str | bytes) -> str:
     """The name for error texts: on one line, shortened."""
     text = ascii(os.fsdecode(name))
     return text if len(text) <= 120 else f"{text[:100]}…'"

@@ -35,15 +35,15 @@ class Source:
     size: Callable[[], int | None] | None = None
 
     def __iter__(self) -> Iterator[Task | BadTask]:
-        seen: set[bytes] = set()
+        hashes: set[bytes] = set()
         for task in self.read():
             if isinstance(task, Task):
                 text = task.task_id.encode("utf-8", "surrogatepass")
                 digest = hashlib.blake2b(text, digest_size=8).digest()
-                if digest in seen:
+                if digest in hashes:
                     yield BadTask(task.task_id, "another task before it has the same task_id")
                     continue
-                seen.add(digest)
+                hashes.add(digest)
             yield task
 
     def count(self, longest_s: float = 2.0) -> int | None:
@@ -51,27 +51,27 @@ class Source:
         raises."""
         if self.size is not None:
             return self.size()
-        found, ends = 0, time.monotonic() + longest_s
+        count, ends = 0, time.monotonic() + longest_s
         for number, task in enumerate(self):
-            found += isinstance(task, Task)
+            count += isinstance(task, Task)
             if number % 64 == 0 and time.monotonic() > ends:
                 return None
-        return found
+        return count
 
-    def named(self, wanted: Set[str]) -> dict[str, Task | BadTask]:
+    def named(self, ids: Set[str]) -> dict[str, Task | BadTask]:
         """The tasks with these ids, as far as there are any."""
-        found: dict[str, Task | BadTask] = {}
+        matches: dict[str, Task | BadTask] = {}
         for task in self:
-            if task.task_id in wanted:
-                found.setdefault(task.task_id, task)
-                if len(found) == len(wanted):
+            if task.task_id in ids:
+                matches.setdefault(task.task_id, task)
+                if len(matches) == len(ids):
                     break
-        return found
+        return matches
 
 
 def renamed(row: object, columns: Columns) -> object:
     """The row with our names. Anything but a mapping is returned as it is, and refused later."""
     if not columns or not isinstance(row, Mapping):
         return row
-    found: dict[Any, Any] = {ours: row.get(theirs) for ours, theirs in columns.items()}
-    return {**row, **found}
+    ours_to_value: dict[Any, Any] = {ours: row.get(theirs) for ours, theirs in columns.items()}
+    return {**row, **ours_to_value}

@@ -62,8 +62,8 @@ def storable(value: Mapping[Any, Any]) -> dict[str, Any]:
 
     Without recursion: a data set may nest deeply.
     """
-    whole: list[Any] = [value]
-    places: list[tuple[Any, Any]] = [(whole, 0)]
+    root: list[Any] = [value]
+    places: list[tuple[Any, Any]] = [(root, 0)]
     while places:
         holder, key = places.pop()
         one = plain(holder[key])
@@ -78,7 +78,7 @@ def storable(value: Mapping[Any, Any]) -> dict[str, Any]:
         elif isinstance(one, int) and not _MIN_INT <= one <= _MAX_INT:
             one = number_text(one, "metadata")
         holder[key] = one
-    return whole[0]  # type: ignore[no-any-return]
+    return root[0]  # type: ignore[no-any-return]
 
 
 def cell_text(value: Any, what: str, max_bytes: int) -> str:

@@ -30,7 +30,7 @@ def csv_tasks(path: Path, *, name: str, columns: Columns = NONE) -> Source:
     check_lines(path, _FLAG)
     delimiter = _delimiter(path, columns)
     _header(_reader(path, delimiter), path, columns)
-    return Source(name, lambda: _read(path, name, columns, delimiter))
+    return Source(name, lambda: _tasks(path, name, columns, delimiter))
 
 
 def _reader(path: Path, delimiter: str) -> Any:
@@ -64,20 +64,20 @@ def _header(records: Any, path: Path, columns: Columns) -> list[str]:
         header = [column.strip() for column in next(records, [])]
     except csv.Error as error:
         raise ConfigError(f"{_FLAG}: {path} has no readable header: {one_line(error)}") from error
-    if missing := sorted(set(columns.values()) - set(header)):
-        raise ConfigError(f"env.columns: {path} has no column {missing[0]!a}")
+    if absent := sorted(set(columns.values()) - set(header)):
+        raise ConfigError(f"env.columns: {path} has no column {absent[0]!a}")
     ours = {theirs: name for name, theirs in columns.items()}
     header = [ours.get(name, f"({name})" if name in columns else name) for name in header]
     if len(set(header)) != len(header) or not set(_QUESTION) & set(header):
-        shown = ascii(", ".join(header))[:200]
+        names = ascii(", ".join(header))[:200]
         raise ConfigError(
-            f"{_FLAG}: {path} needs different columns and one `question`; it has {shown}: rename them, or set "
+            f"{_FLAG}: {path} needs different columns and one `question`; it has {names}: rename them, or set "
             "env.columns"
         )
     return header
 
 
-def _read(path: Path, source: str, columns: Columns, delimiter: str) -> Iterator[Task | BadTask]:
+def _tasks(path: Path, source: str, columns: Columns, delimiter: str) -> Iterator[Task | BadTask]:
     records = _reader(path, delimiter)
     header = _header(records, path, columns)
     while True:
@@ -107,8 +107,8 @@ def _row(header: list[str], record: list[str]) -> dict[str, Any]:
         if row.get(column):
             row[column] = _json(row[column], column)
     if files := row.get("files"):
-        listed = files.lstrip().startswith("[")
-        row["files"] = _json(files, "files") if listed else [n.strip() for n in files.split(";") if n.strip()]
+        is_json = files.lstrip().startswith("[")
+        row["files"] = _json(files, "files") if is_json else [n.strip() for n in files.split(";") if n.strip()]
     return row
 
 

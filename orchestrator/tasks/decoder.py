@@ -37,33 +37,33 @@ _JSON = orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_P
 
 def main(limit_bytes: int, kind: str, *arguments: str) -> NoReturn:
     """Exits with 0 after all rows, with 1 after an error."""
-    said = os.fdopen(os.dup(1), "wb")
+    output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print goes to standard error
     guard_streams()
     code = 1
     try:
         columns, size, rows = (_parquet if kind == "parquet" else _hub)(limit_bytes, *arguments)
-        said.write(COLUMNS + orjson.dumps([columns, size]) + b"\n")
-        said.flush()
-        _give(rows, said)
+        output.write(COLUMNS + orjson.dumps([columns, size]) + b"\n")
+        output.flush()
+        _give(rows, output)
         code = 0
     except BrokenPipeError:  # the reader wants no more rows
         os._exit(0)
     except MemoryError:
-        said.write(ERROR + orjson.dumps(f"reading takes more than {limit_bytes // MIB} MiB of memory") + b"\n")
+        output.write(ERROR + orjson.dumps(f"reading takes more than {limit_bytes // MIB} MiB of memory") + b"\n")
     except Exception as error:  # the libraries raise anything
-        said.write(ERROR + orjson.dumps(one_line(error)) + b"\n")
-    said.flush()
+        output.write(ERROR + orjson.dumps(one_line(error)) + b"\n")
+    output.flush()
     os._exit(code)  # without waiting for threads of a library
 
 
-def _give(rows: Iterable[Any], said: IO[bytes]) -> None:
+def _give(rows: Iterable[Any], output: IO[bytes]) -> None:
     for row in rows:
         try:
             line = orjson.dumps(row, default=plain, option=_JSON)
         except (TypeError, ValueError):  # lone surrogates, too deep nesting
             line = orjson.dumps([type(row).__name__])
-        said.write(ROW + line + b"\n" if len(line) < MAX_LINE_BYTES else TOO_LONG + b"\n")
+        output.write(ROW + line + b"\n" if len(line) < MAX_LINE_BYTES else TOO_LONG + b"\n")
 
 
 def _cells(table: Any) -> dict[str, Any]:
@@ -112,9 +112,9 @@ def _shortest(value: float, code: str) -> float:
 
 def _limit(limit_bytes: int) -> None:
     """Limits the memory that is written to: mapped files and reserved addresses do not count."""
-    told = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    used = int(told["VmData"].split()[0]) * 1024
-    resource.setrlimit(resource.RLIMIT_DATA, (used + limit_bytes, resource.RLIM_INFINITY))
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    used_bytes = int(fields["VmData"].split()[0]) * 1024
+    resource.setrlimit(resource.RLIMIT_DATA, (used_bytes + limit_bytes, resource.RLIM_INFINITY))
 
 
 def _parquet(limit_bytes: int, file: str) -> tuple[list[str], int | None, Iterator[Any]]:
@@ -148,9 +148,9 @@ def _hub(
     if split not in splits:
         raise ValueError(f"it has no such split, but {', '.join(map(str, splits))}")
     rows = splits[split]
-    told = (rows.info.splits or {}).get(split)
-    found = (_cells(table) for table in rows.with_format("arrow"))
-    return rows.column_names, (told.num_examples or None) if told is not None else None, found
+    split_info = (rows.info.splits or {}).get(split)
+    tables = (_cells(table) for table in rows.with_format("arrow"))
+    return rows.column_names, (split_info.num_examples or None) if split_info is not None else None, tables
 
 
 if __name__ == "__main__":

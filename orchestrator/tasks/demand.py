@@ -43,17 +43,17 @@ def tasks_to_evaluate(env: EnvSettings) -> Source:
 def _stocked(env: EnvSettings, source: Source, *, held: bool) -> Source:
     """The source. What was read to find a task is not read again by its first reader."""
     stream = iter(source)
-    seen: list[Task | BadTask] = []
+    beginning: list[Task | BadTask] = []
     for task in stream:
-        seen.append(task)
+        beginning.append(task)
         if isinstance(task, Task):
             break
     else:
         raise ConfigError(_reason(env, source, held=held))
-    begun = [chain(seen, stream)] if len(seen) < _MAX_HELD else []
+    streams = [chain(beginning, stream)] if len(beginning) < _MAX_HELD else []
 
     def read() -> Iterator[Task | BadTask]:
-        return begun.pop() if begun else iter(source)
+        return streams.pop() if streams else iter(source)
 
     return Source(source.name, read, source.size)
 
@@ -71,10 +71,10 @@ def _holds_nothing(source: Source, share: float) -> bool:
 
 def _reason(env: EnvSettings, source: Source, *, held: bool) -> str:
     """Why there is no task; all are read for it."""
-    whole = evaluation_tasks(env, filtered=False) if held else training_tasks(env, filtered=False)
+    unfiltered = evaluation_tasks(env, filtered=False) if held else training_tasks(env, filtered=False)
     good, first_bad, bad = 0, None, 0
     levels, tags = Counter[str](), Counter[str]()
-    for task in whole:
+    for task in unfiltered:
         if isinstance(task, BadTask):
             bad, first_bad = bad + 1, first_bad or task
             continue
@@ -82,11 +82,9 @@ def _reason(env: EnvSettings, source: Source, *, held: bool) -> str:
         levels[task.level or "none"] += 1
         tags.update(tags_of(task))
     if good and env.levels and not set(env.levels) & set(levels):
-        return (
-            f"env.levels: none of the {good} tasks has {_listed(env.levels)}; their levels are {_listed(levels)}"
-        )
+        return f"env.levels: none of the {good} tasks has {_some(env.levels)}; their levels are {_some(levels)}"
     if good and env.tags and not set(env.tags) & set(tags):
-        return f"env.tags: none of the {good} tasks has {_listed(env.tags)}; their tags are {_listed(tags)}"
+        return f"env.tags: none of the {good} tasks has {_some(env.tags)}; their tags are {_some(tags)}"
     if good:
         return f"env.levels, env.tags: none of the {good} tasks fits both"
     if first_bad is not None:
@@ -98,8 +96,8 @@ def _reason(env: EnvSettings, source: Source, *, held: bool) -> str:
     return f"env.dataset: {source.name} has no tasks: it is empty"
 
 
-def _listed(names: object) -> str:
+def _some(names: object) -> str:
     """Some of them, as they could be given."""
-    shown = sorted(map(str, names))  # type: ignore[call-overload]
-    more = f" and {len(shown) - _MAX_SHOWN} more" if len(shown) > _MAX_SHOWN else ""
-    return (", ".join(ascii(name)[1:61].rstrip("'") for name in shown[:_MAX_SHOWN]) or "none") + more
+    texts = sorted(map(str, names))  # type: ignore[call-overload]
+    more = f" and {len(texts) - _MAX_SHOWN} more" if len(texts) > _MAX_SHOWN else ""
+    return (", ".join(ascii(name)[1:61].rstrip("'") for name in texts[:_MAX_SHOWN]) or "none") + more

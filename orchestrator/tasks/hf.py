@@ -29,19 +29,19 @@ def hf_tasks(text: str, *, split: str, columns: Columns = NONE) -> Source:
     name, settings = split_query(text, "hf")
     if unknown := sorted(set(settings) - set(_SETTINGS)):
         raise ConfigError(f"env.dataset: hf: has no setting {unknown[0]!r}; valid are {', '.join(_SETTINGS)}")
-    named = {ours: settings[ours] for ours in _COLUMNS if ours in settings}
-    if twice := sorted(set(named) & set(columns)):
+    own_columns = {ours: settings[ours] for ours in _COLUMNS if ours in settings}
+    if twice := sorted(set(own_columns) & set(columns)):
         raise ConfigError(f"env.columns: {twice[0]} is named in env.dataset too; name it once")
-    columns = {**columns, **named}
-    chosen = settings.get("split", split)
+    columns = {**columns, **own_columns}
+    split_name = settings.get("split", split)
     # Hardly anybody asks for the default: a data set with one split means that one.
     only = "any" if "split" not in settings and split == DEFAULT_SPLIT else "this"
-    rows = _load(name, settings.get("config"), chosen, only)
-    known = rows.columns  # None: unknown before reading
-    if known is not None and (missing := sorted(set(columns.values()) - set(known))):
+    rows = _load(name, settings.get("config"), split_name, only)
+    column_names = rows.columns  # None: unknown before reading
+    if column_names is not None and (absent := sorted(set(columns.values()) - set(column_names))):
         rows.close()
-        raise ConfigError(f"env.dataset: hf:{name} has no column {missing[0]!r}; it has {', '.join(known)}")
-    return Source(f"hf:{text}", lambda: _read(rows, f"hf:{name}", columns), lambda: rows.size)
+        raise ConfigError(f"env.dataset: hf:{name} has no column {absent[0]!r}; it has {', '.join(column_names)}")
+    return Source(f"hf:{text}", lambda: _tasks(rows, f"hf:{name}", columns), lambda: rows.size)
 
 
 def _load(name: str, config: str | None, split: str, only: str) -> Decoded:
@@ -53,7 +53,7 @@ def _load(name: str, config: str | None, split: str, only: str) -> Decoded:
         raise ConfigError(f"env.dataset: cannot load hf:{name} split {split!r}: {error}; {hint}") from error
 
 
-def _read(rows: Decoded, source: str, columns: Columns) -> Iterator[Task | BadTask]:
+def _tasks(rows: Decoded, source: str, columns: Columns) -> Iterator[Task | BadTask]:
     number = 0
     try:
         for row in rows.rows():

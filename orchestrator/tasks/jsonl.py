@@ -52,7 +52,7 @@ def _row(line: bytes) -> Any:
     # the last of two values with one name.
     row = orjson.loads(line)
     if _LONG_NUMBER.search(line) or any(line.count(b'"%s"' % name) > 1 for name in _NAMES):
-        row = json.loads(line, parse_float=_exact, parse_int=_whole, object_pairs_hook=_object)
+        row = json.loads(line, parse_float=_exact, parse_int=_integer, object_pairs_hook=_object)
     return row
 
 
@@ -62,13 +62,13 @@ def _exact(text: str) -> float | Decimal:
     return value if Decimal(repr(value)) == exact else exact
 
 
-def _whole(text: str) -> int | Decimal:
+def _integer(text: str) -> int | Decimal:
     return int(text) if len(text) < sys.get_int_max_str_digits() else Decimal(text)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    members = dict(pairs)
+    if len(members) != len(pairs):
         twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
         raise ValueError(f"{ascii(twice)[:60]} is there twice")
-    return found
+    return members

@@ -28,9 +28,9 @@ def check_lines(path: Path, flag: str, *, array: str = "") -> None:
     """Raises ConfigError unless `path` is a regular file that can be opened and holds lines of text. `array`: what
     to do about one that begins as a JSON array; empty: it may."""
     beginning = check_readable(path, flag)
-    for start, told in _FORMATS.items():
+    for start, description in _FORMATS.items():
         if beginning.startswith(start):
-            raise ConfigError(f"{flag}: {path} is {told}")
+            raise ConfigError(f"{flag}: {path} is {description}")
     if array and beginning.removeprefix(_BOM).lstrip().startswith(b"["):
         raise ConfigError(f"{flag}: {path} is {array}")
 

@@ -20,7 +20,7 @@ def pointer_of(beginning: bytes, size_bytes: int) -> str | None:
     """What a file is that begins so, and what to do; None: it is no pointer."""
     if size_bytes > MAX_POINTER_BYTES:
         return None
-    return next((told for start, told in _BEGINNINGS.items() if beginning.startswith(start)), None)
+    return next((description for start, description in _BEGINNINGS.items() if beginning.startswith(start)), None)
 
 
 def pointer_in(path: Path) -> str | None:
@@ -34,12 +34,12 @@ def pointer_in(path: Path) -> str | None:
 
 def refuse_pointers(folder: Path, flag: str) -> None:
     """Raises ConfigError if a file in the folder is a pointer: libraries would take it for data."""
-    looked = 0
+    count = 0
     for place, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
-            looked += 1
-            if looked > _MAX_FILES:
+            count += 1
+            if count > _MAX_FILES:
                 return
             if (pointer := pointer_in(Path(place, name))) is not None:
                 raise ConfigError(f"{flag}: {Path(place, name)} is {pointer}")

@@ -25,24 +25,24 @@ def python_tasks(spec: str) -> Source:
     factory = load_object(spec, _FLAG)
     if not callable(factory):
         raise ConfigError(f"{_FLAG}: {spec} is no function; it must return the tasks when called")
-    made: list[Any] = []  # what was made to count it, for the first reading
+    results: list[Any] = []  # what was made to count it, for the first reading
 
     def size() -> int | None:
-        if not made:
+        if not results:
             try:
-                made.append(factory())
+                results.append(factory())
             except Exception:  # said where the tasks are read
                 return None
-        return len(made[0]) if isinstance(made[0], list | tuple) else None
+        return len(results[0]) if isinstance(results[0], list | tuple) else None
 
-    return Source(spec, lambda: _read(lambda: made.pop() if made else factory(), spec), size)
+    return Source(spec, lambda: _tasks(lambda: results.pop() if results else factory(), spec), size)
 
 
-def _read(factory: Any, spec: str) -> Iterator[Task | BadTask]:
+def _tasks(factory: Any, spec: str) -> Iterator[Task | BadTask]:
     try:
         rows: Iterable[object] = factory()
         for number, row in enumerate(rows, start=1):
-            yield _checked(row, spec, f"row {number}")
+            yield _task(row, spec, f"row {number}")
     except ConfigError:
         raise
     except Exception as error:  # the operator's code
@@ -50,7 +50,7 @@ def _read(factory: Any, spec: str) -> Iterator[Task | BadTask]:
         raise ConfigError(f"{_FLAG}: {spec} raised {what}") from error
 
 
-def _checked(row: object, spec: str, place: str) -> Task | BadTask:
+def _task(row: object, spec: str, place: str) -> Task | BadTask:
     if isinstance(row, BadTask):
         return row
     if not isinstance(row, Task):

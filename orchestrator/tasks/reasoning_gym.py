@@ -43,10 +43,12 @@ def reasoning_gym_tasks(text: str) -> Source:
     seed = whole_number(settings, "seed", 42, low=0, high=2**32 - 1)
     size = whole_number(settings, "size", _DEFAULT_SIZE, low=1, high=MAX_SIZE)
     config = {key: _value(value) for key, value in settings.items()}
-    chosen = list(dict.fromkeys(names.split("+")))
-    for name in chosen:
+    unique_names = list(dict.fromkeys(names.split("+")))
+    for name in unique_names:
         dataset(name, seed, size, tuple(config.items()))
-    return Source(f"reasoning_gym:{text}", lambda: _read(chosen, seed, size, config), lambda: size * len(chosen))
+    return Source(
+        f"reasoning_gym:{text}", lambda: _tasks(unique_names, seed, size, config), lambda: size * len(unique_names)
+    )
 
 
 @lru_cache(maxsize=256)
@@ -58,8 +60,8 @@ def dataset(name: str, seed: int, size: int, config: tuple[tuple[str, Setting], 
         raise ConfigError(
             "env.dataset: reasoning_gym is not installed; run `pip install 'rollout-orchestrator[reasoning-gym]'`"
         ) from error
-    known = importlib.import_module("reasoning_gym.factory").DATASETS
-    if name not in known:
+    datasets = importlib.import_module("reasoning_gym.factory").DATASETS
+    if name not in datasets:
         raise ConfigError(f"env.dataset: reasoning_gym has no data set {name!r}")
     if name in REFUSED:
         raise ConfigError(f"env.dataset: reasoning_gym:{name} is not offered: {REFUSED[name]}")
@@ -75,7 +77,7 @@ def entry(name: str, seed: int, size: int, config: tuple[tuple[str, Setting], ..
     return dataset(name, seed, size, config)[index]
 
 
-def _read(names: list[str], seed: int, size: int, config: Mapping[str, Any]) -> Iterator[Task | BadTask]:
+def _tasks(names: list[str], seed: int, size: int, config: Mapping[str, Any]) -> Iterator[Task | BadTask]:
     for index in range(size):
         for name in names:
             yield _task(name, seed, size, index, config)
@@ -84,10 +86,10 @@ def _read(names: list[str], seed: int, size: int, config: Mapping[str, Any]) -> 
 def _task(name: str, seed: int, size: int, index: int, config: Mapping[str, Any]) -> Task | BadTask:
     task_id = f"{name}/{seed}/{index}"
     try:
-        made = entry(name, seed, size, tuple(config.items()), index)
+        sample = entry(name, seed, size, tuple(config.items()), index)
     except Exception as error:  # generators that find no puzzle raise various errors
         return BadTask(task_id, f"cannot be generated: {type(error).__name__}: {one_line(error)}")
-    question, answer = made.get("question"), made.get("answer")
+    question, answer = sample.get("question"), sample.get("answer")
     if not isinstance(question, str) or not question.strip():
         return BadTask(task_id, "generated without a question")
     return Task(

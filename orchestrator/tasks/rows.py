@@ -79,8 +79,8 @@ def one_line(error: BaseException) -> str:
 
 def _first(row: Mapping[Any, Any], *names: str) -> Any:
     """The value of the first of these columns that is not empty."""
-    found = (plain(row.get(name)) for name in names)
-    return next((value for value in found if not (value is None or (isinstance(value, str) and not value))), None)
+    values = (plain(row.get(name)) for name in names)
+    return next((value for value in values if not (value is None or (isinstance(value, str) and not value))), None)
 
 
 def _mapping(row: Mapping[Any, Any], name: str, *others: str) -> Mapping[Any, Any]:
@@ -91,7 +91,7 @@ def _mapping(row: Mapping[Any, Any], name: str, *others: str) -> Mapping[Any, An
     return value or {}
 
 
-def _missing(row: Mapping[Any, Any], what: str, *names: str) -> BadRow:
+def _absence(row: Mapping[Any, Any], what: str, *names: str) -> BadRow:
     """Says it, and which column may have been meant."""
     near = [key for key in row if isinstance(key, str) and key.strip().casefold() == names[0]]
     meant = (
@@ -103,7 +103,7 @@ def _missing(row: Mapping[Any, Any], what: str, *names: str) -> BadRow:
 def _question(row: Mapping[Any, Any]) -> str:
     value = _first(row, "question", "Question")
     if value is None:
-        raise _missing(row, "question", "question", "Question")
+        raise _absence(row, "question", "question", "Question")
     if not isinstance(value, str):
         raise BadRow(f"question must be text, not {kind_of(value)}")
     question = cell_text(value, "question", MAX_QUESTION_BYTES)
@@ -143,13 +143,13 @@ def _answers(row: Mapping[Any, Any], scorer: str | None, metadata: Mapping[str, 
     """The answer, and others that are as right."""
     value = _first(row, "answer", "Final answer")
     if scorer in NEEDS_NO_ANSWER:
-        missing = [key for key in NEEDS_NO_ANSWER[scorer] if key not in metadata]
-        if missing:
-            raise BadRow(f"scorer {scorer} needs {', '.join(missing)} in metadata")
+        absent = [key for key in NEEDS_NO_ANSWER[scorer] if key not in metadata]
+        if absent:
+            raise BadRow(f"scorer {scorer} needs {', '.join(absent)} in metadata")
         if value is None:
             return [None]
     if value is None:
-        raise _missing(row, "answer", "answer", "Final answer")
+        raise _absence(row, "answer", "answer", "Final answer")
     if not isinstance(value, list | tuple):
         return [_answer(value, row)]
     if not 0 < len(value) <= MAX_ANSWERS:
@@ -216,8 +216,8 @@ def _limits(row: Mapping[Any, Any]) -> Mapping[str, float]:
         if name not in LIMITS:
             raise BadRow(f"limit {ascii(name)[:60]} is none of {', '.join(LIMITS)}")
         if isinstance(number, bool) or not isinstance(number, int if name in _COUNTS else int | float):
-            wanted = "a whole number" if name in _COUNTS else "a number of seconds"
-            raise BadRow(f"limit {name} must be {wanted}, not {kind_of(number)}")
+            expected = "a whole number" if name in _COUNTS else "a number of seconds"
+            raise BadRow(f"limit {name} must be {expected}, not {kind_of(number)}")
         if not 0 < number <= LIMITS[name]:
             raise BadRow(f"limit {name} must be above 0 and at most {LIMITS[name]:g}")
     return dict(value)

@@ -34,20 +34,20 @@ def select(source: Source, selection: Selection) -> Source:
 
     levels, tags = selection.levels, selection.tags
 
-    def chosen(task: Task | BadTask) -> bool:
+    def fits(task: Task | BadTask) -> bool:
         if isinstance(task, BadTask):
             return True
         return (not levels or task.level in levels) and (not tags or not tags.isdisjoint(tags_of(task)))
 
     def read() -> Iterator[Task | BadTask]:
-        tasks: Iterator[Task | BadTask] = filter(chosen, source)
+        tasks: Iterator[Task | BadTask] = filter(fits, source)
         if selection.shuffle_seed is not None:
             tasks = shuffled(tasks, selection.shuffle_seed)
         return _first(tasks, selection.count)
 
     def size() -> int | None:
-        whole = source.size() if source.size is not None and not (levels or tags) else None
-        return whole if whole is None or selection.count is None else min(whole, selection.count)
+        total = source.size() if source.size is not None and not (levels or tags) else None
+        return total if total is None or selection.count is None else min(total, selection.count)
 
     return Source(source.name, read, None if source.size is None else size)
 
@@ -64,14 +64,14 @@ def shuffled(tasks: Tasks, seed: int, window: int = SHUFFLE_WINDOW) -> Iterator[
     """A seeded shuffle in bounded memory: exact up to `window` tasks, within a moving window beyond."""
     draw = random.Random(seed)  # noqa: S311 - an order, not a secret
     stream = iter(tasks)
-    held = list(islice(stream, window))
-    draw.shuffle(held)
+    window_tasks = list(islice(stream, window))
+    draw.shuffle(window_tasks)
     for task in stream:
         place = draw.randrange(window)
-        held[place], task = task, held[place]
+        window_tasks[place], task = task, window_tasks[place]
         yield task
-    draw.shuffle(held)
-    yield from held
+    draw.shuffle(window_tasks)
+    yield from window_tasks
 
 
 def _first(tasks: Tasks, count: int | None) -> Iterator[Task | BadTask]:

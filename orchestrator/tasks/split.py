@@ -54,7 +54,7 @@ def training_tasks(env: EnvSettings, *, filtered: bool = True) -> Source:
         source = _part(source, share, held=False)
     elif env.eval_split is not None:
         _other_split(env.dataset, env.split, env.eval_split)
-    return _chosen(env, source) if filtered else source
+    return _selected(env, source) if filtered else source
 
 
 def evaluation_tasks(env: EnvSettings, *, filtered: bool = True) -> Source:
@@ -65,7 +65,7 @@ def evaluation_tasks(env: EnvSettings, *, filtered: bool = True) -> Source:
     else:
         source = whole_source(env)
         source = source if share is None else _part(source, share, held=True)
-    return _chosen(env, source) if filtered else source
+    return _selected(env, source) if filtered else source
 
 
 def tasks_of(env: EnvSettings, run: Mapping[str, Any]) -> Source:
@@ -77,7 +77,7 @@ def _open(env: EnvSettings, dataset: str, split: str) -> Source:
     return open_tasks(dataset, dataset_path=env.dataset_path, split=split, columns=env.columns or {})
 
 
-def _chosen(env: EnvSettings, source: Source) -> Source:
+def _selected(env: EnvSettings, source: Source) -> Source:
     """Filters, shuffles and cuts after the hold-out, so that `env.max_tasks` counts what is left."""
     selection = Selection(
         levels=frozenset(env.levels), tags=frozenset(env.tags), shuffle_seed=env.shuffle_seed, count=env.max_tasks
@@ -91,8 +91,8 @@ def _part(source: Source, share: float, *, held: bool) -> Source:
     def read() -> Iterator[Task | BadTask]:
         return (t for t in source if isinstance(t, BadTask) or held_out(t.task_id, share) == held)
 
-    kept = f"the {share:g} held out by hash" if held else f"without the {share:g} held out by hash"
-    return Source(f"{source.name}, {kept}", read, None if source.size is None else lambda: None)
+    description = f"the {share:g} held out by hash" if held else f"without the {share:g} held out by hash"
+    return Source(f"{source.name}, {description}", read, None if source.size is None else lambda: None)
 
 
 def _other_split(dataset: str, split: str, eval_split: str) -> str:

@@ -61,9 +61,9 @@ async def _tracing(
     except EnvironmentUnusable:
         raise
     except Exception as error:
-        told = one_line(f"{type(error).__name__}: {error}")
+        message = one_line(f"{type(error).__name__}: {error}")
         raise EnvironmentUnusable(
-            f"OpenTelemetry cannot be used ({told}): mend its OTEL_ variables, or set OTEL_SDK_DISABLED=true"
+            f"OpenTelemetry cannot be used ({message}): mend its OTEL_ variables, or set OTEL_SDK_DISABLED=true"
         ) from error
 
 

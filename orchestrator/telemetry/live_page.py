@@ -54,8 +54,8 @@ class _LivePage:
     @web.middleware
     async def guard(self, request: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:
         """Refuses every request without the token."""
-        given = request.query.get("token", "")
-        if not hmac.compare_digest(given.encode("utf-8", "replace"), self.token.encode()):
+        token = request.query.get("token", "")
+        if not hmac.compare_digest(token.encode("utf-8", "replace"), self.token.encode()):
             return web.Response(status=403, text=_GONE, headers=_HEADERS)
         response: web.StreamResponse = await handler(request)
         return response

@@ -95,12 +95,14 @@ class RunMetrics(Listener):
             self._groups.labels("train", result)
         for kind in ("sampled", "prompt"):
             self._tokens.labels("train", kind)
-        for counted in (self._again, self._begun, self._scores, self._rollout_s):
-            counted.labels("train")
+        for metric in (self._again, self._begun, self._scores, self._rollout_s):
+            metric.labels("train")
         registry.register(self)  # by its `collect`
 
-    def _histogram(self, name: str, told: str, buckets: Iterable[float], labels: Iterable[str] = ()) -> Histogram:
-        return Histogram(name, told, [*labels], buckets=[*buckets], registry=self.registry)
+    def _histogram(
+        self, name: str, description: str, buckets: Iterable[float], labels: Iterable[str] = ()
+    ) -> Histogram:
+        return Histogram(name, description, [*labels], buckets=[*buckets], registry=self.registry)
 
     # ------------------------------------------------------------ told
 

@@ -197,8 +197,8 @@ async def tracing(
     model: str, hosts: Callable[[], Hosts | None], say: Callable[[str], None]
 ) -> AsyncIterator[Tracing]:
     """Within this block spans are sent to where OpenTelemetry's variables say. Raises EnvironmentUnusable."""
-    named = os.environ.get("OTEL_SERVICE_NAME", "orchestrator")
-    resource = Resource.create({"service.name": named, "service.version": __version__})
+    service = os.environ.get("OTEL_SERVICE_NAME", "orchestrator")
+    resource = Resource.create({"service.name": service, "service.version": __version__})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(_exporter()))
     made = Tracing(provider.get_tracer("orchestrator", __version__), model, hosts)
@@ -207,18 +207,18 @@ async def tracing(
     finally:
         made.end()
         loop = asyncio.get_running_loop()
-        sent = asyncio.Event()
+        flushed = asyncio.Event()
 
         def shut() -> None:
             provider.shutdown()
             with suppress(RuntimeError):  # it took too long, and the loop is closed
-                loop.call_soon_threadsafe(sent.set)
+                loop.call_soon_threadsafe(flushed.set)
 
         # A daemon: the end of the process waits for a collector that is away no longer than this does.
         threading.Thread(target=shut, name="spans", daemon=True).start()
         try:
             async with asyncio.timeout(CLOSE_S):
-                await sent.wait()
+                await flushed.wait()
         except TimeoutError:
             say(f"tracing: the collector takes too long; what it has not got after {CLOSE_S:g} s is lost")
 

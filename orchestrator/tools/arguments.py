@@ -49,18 +49,18 @@ def _valid(value: Any) -> Any:
     return [_valid(inner) for inner in value] if isinstance(value, list) else value
 
 
-def check_names(arguments: Mapping[str, Any], known: Collection[str]) -> None:
+def check_names(arguments: Mapping[str, Any], names: Collection[str]) -> None:
     """Raises ToolError for an argument that the tool does not have."""
     for name in arguments:
-        if name not in known:
-            raise ToolError(f"there is no argument {_shown(name)}; there are {', '.join(known)}")
+        if name not in names:
+            raise ToolError(f"there is no argument {_quoted(name)}; there are {', '.join(names)}")
 
 
 def text_argument(arguments: Mapping[str, Any], name: str, max_chars: int) -> str:
     """A text argument without spaces at its ends. Raises ToolError."""
     value = arguments.get(name)
     if not isinstance(value, str):
-        raise ToolError(f"{name} must be text, not {_shown(value)}")
+        raise ToolError(f"{name} must be text, not {_quoted(value)}")
     text = value.strip()
     if not text:
         raise ToolError(f"{name} is empty")
@@ -83,11 +83,11 @@ def whole_argument(arguments: Mapping[str, Any], name: str, at_least: int, at_mo
     if digits or (isinstance(value, float) and value.is_integer()):
         number = int(value)
     if isinstance(number, bool) or not isinstance(number, int) or not at_least <= number <= at_most:
-        raise ToolError(f"{name} must be a whole number from {at_least} to {at_most}, not {_shown(value)}")
+        raise ToolError(f"{name} must be a whole number from {at_least} to {at_most}, not {_quoted(value)}")
     return number
 
 
-def _shown(value: object) -> str:
+def _quoted(value: object) -> str:
     """The value on one line of ASCII, shortened. Of collections only the type is shown."""
     if isinstance(value, str | float | bool | None):
         return ascii(value if not isinstance(value, str) else value[:60])

@@ -38,10 +38,10 @@ def _bounded(kind: Any) -> Any:
             self._max_bytes = max_bytes
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
-            left = self._max_bytes
+            rest = self._max_bytes
             async for chunk in self._stream:
-                left -= len(chunk)
-                if left < 0:
+                rest -= len(chunk)
+                if rest < 0:
                     raise AnswerTooLarge(f"an answer of more than {self._max_bytes} bytes")
                 yield chunk
 

@@ -34,43 +34,43 @@ def sandbox_tool(spec: str) -> SandboxTool:
         raise ConfigError(f"{flag}: {spec}: cannot read {place}: {error.strerror}") from error
     except (SyntaxError, ValueError, RecursionError) as error:
         raise ConfigError(f"{flag}: {spec}: {place} is no Python: {error}") from error
-    found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
-    if not found:
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
+    if not functions:
         raise ConfigError(
             f"{flag}: {spec}: {place} has no function {name} at its top level (`def`, not `async def`)"
         )
     try:
-        told = of_source(found[-1])
+        signature = of_source(functions[-1])
     except ValueError as error:
         raise ConfigError(f"{flag}: {spec}: {error}") from None
-    return SandboxTool(name, told.description, told.inputs, told.output_type, module, source)
+    return SandboxTool(name, signature.description, signature.inputs, signature.output_type, module, source)
 
 
 def host_tool(spec: str, workers: Workers) -> tuple[str, HostTool]:
     """(name, tool), from a function or an object with the members of `HostTool`. Raises ConfigError."""
     flag = "env.host_tools"
-    found = load_object(spec, flag)
-    name = getattr(found, "name", None) or getattr(found, "__name__", spec.rpartition(":")[2])
-    if inspect.isclass(found) or not (callable(found) or hasattr(found, "call")):
+    plugin = load_object(spec, flag)
+    name = getattr(plugin, "name", None) or getattr(plugin, "__name__", spec.rpartition(":")[2])
+    if inspect.isclass(plugin) or not (callable(plugin) or hasattr(plugin, "call")):
         raise ConfigError(f"{flag}: {spec} is neither a function nor an object with description, inputs and call")
-    if callable(getattr(found, "call", None)):
-        return str(name), _object_tool(found, spec, workers)
+    if callable(getattr(plugin, "call", None)):
+        return str(name), _object_tool(plugin, spec, workers)
     try:
-        told = of_function(found)
+        signature = of_function(plugin)
     except ValueError as error:
         raise ConfigError(f"{flag}: {spec}: {error}") from None
-    return str(name), FunctionTool(found, told, workers)
+    return str(name), FunctionTool(plugin, signature, workers)
 
 
 def demand_tool_names(*groups: Iterable[str]) -> None:
     """Raises ConfigError for a name that is no Python identifier, is reserved or comes twice."""
-    seen: set[str] = set()
+    names: set[str] = set()
     for name in (name for group in groups for name in group):
         if not is_name(name):
             raise ConfigError(f"{name!r} cannot be the name of a tool: it must be a Python identifier")
-        if name in RESERVED or name in seen:
+        if name in RESERVED or name in names:
             raise ConfigError(f"there are two tools or agents called {name!r}; rename yours")
-        seen.add(name)
+        names.add(name)
 
 
 def _object_tool(tool: HostTool, spec: str, workers: Workers) -> HostTool:
@@ -88,23 +88,23 @@ def _object_tool(tool: HostTool, spec: str, workers: Workers) -> HostTool:
     if not inspect.iscoroutinefunction(tool.call):
         raise ConfigError(f"env.host_tools: {spec}: its `call` must be an `async def`")
 
-    async def called(**arguments: object) -> str:
+    async def call_tool(**arguments: object) -> str:
         return await tool.call(arguments)
 
-    told = Signature(tool.description, tool.inputs, tool.output_type)
-    return FunctionTool(called, told, workers, gives_text=True)
+    signature = Signature(tool.description, tool.inputs, tool.output_type)
+    return FunctionTool(call_tool, signature, workers, gives_text=True)
 
 
 def _source_file(module: str, spec: str) -> Path:
     if module.partition(".")[0] in sys.stdlib_module_names:
         raise ConfigError(f"env.sandbox_tools: {spec}: a module of Python itself cannot be sent; rename yours")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)
+    local = str(Path.cwd())
+    if local not in sys.path:
+        sys.path.append(local)
     try:
-        found = importlib.util.find_spec(module)
+        module_spec = importlib.util.find_spec(module)
     except (ImportError, ValueError, AttributeError):
-        found = None
-    if found is None or found.origin is None or not found.origin.endswith(".py"):
+        module_spec = None
+    if module_spec is None or module_spec.origin is None or not module_spec.origin.endswith(".py"):
         raise ConfigError(f"env.sandbox_tools: {spec}: there is no module {module} with a source file")
-    return Path(found.origin)
+    return Path(module_spec.origin)

@@ -53,16 +53,16 @@ class Workers:
 
     async def _in_thread(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
         loop = asyncio.get_running_loop()
-        ended: asyncio.Future[Any] = loop.create_future()
+        result_future: asyncio.Future[Any] = loop.create_future()
 
         def finish(result: Any, error: BaseException | None) -> None:
             self._slots.release()
-            if ended.done():  # the caller has stopped waiting
+            if result_future.done():  # the caller has stopped waiting
                 return
             if error is None:
-                ended.set_result(result)
+                result_future.set_result(result)
             else:
-                ended.set_exception(_plain(error))
+                result_future.set_exception(_plain(error))
 
         def work() -> None:
             result, error = None, None
@@ -81,7 +81,7 @@ class Workers:
         except RuntimeError:  # no more threads
             self._slots.release()
             raise
-        return await ended
+        return await result_future
 
 
 class FunctionTool:
@@ -91,14 +91,14 @@ class FunctionTool:
     """
 
     def __init__(
-        self, function: Callable[..., Any], told: Signature, workers: Workers, *, gives_text: bool = False
+        self, function: Callable[..., Any], signature: Signature, workers: Workers, *, gives_text: bool = False
     ) -> None:
-        self.description = told.description
-        self.inputs = told.inputs
-        self.output_type = told.output_type
+        self.description = signature.description
+        self.inputs = signature.inputs
+        self.output_type = signature.output_type
         self._function = function
         self._workers = workers
-        self._gives_text = gives_text or told.output_type in ("string", "any")
+        self._gives_text = gives_text or signature.output_type in ("string", "any")
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
         """The result as text, or as JSON, depending on the output type. Raises ToolError."""

@@ -31,14 +31,14 @@ class RecordedCalls(Generic[Place]):
 
     async def answer(self, name: str, arguments: Mapping[str, Any]) -> str:
         """The recorded answer. Raises ToolError if that was an error, or there is none."""
-        asked = digest(name, recordable(dict(arguments)))
-        places = self._places.get(asked)
+        query = digest(name, recordable(dict(arguments)))
+        places = self._places.get(query)
         if not places:
             raise ToolError("this call is not in the recording")
         place = places.pop(0) if len(places) > 1 else places[0]
         try:
             call = await asyncio.to_thread(self._read, place)
-            if digest(call.name, call.arguments) != asked:
+            if digest(call.name, call.arguments) != query:
                 raise ValueError("the file is not what it was")
         except (OSError, ValueError) as error:
             raise ToolError(f"the recording cannot be read any more: {error}") from error

@@ -152,10 +152,10 @@ class Tavily:
             raise ServiceDown(f"the web service answered with HTTP {answer.status_code}")
         try:
             account = answer.json()["account"]
-            used, limit = int(account["plan_usage"]), int(account["plan_limit"])
+            credits_used, limit = int(account["plan_usage"]), int(account["plan_limit"])
         except (ValueError, KeyError, TypeError, RecursionError):
             return ""  # a gateway in front of the service, or a plan without a limit
-        return f"{used} of {limit} credits of the plan are used"
+        return f"{credits_used} of {limit} credits of the plan are used"
 
     async def _ask(self, call: Callable[[], Awaitable[Any]]) -> Mapping[str, Any]:
         """The service's answer. Raises ServiceFailed, ToolError."""

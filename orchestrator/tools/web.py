@@ -80,14 +80,14 @@ class WebSearch(_WebTool):
         """The results as a JSON list. Raises ToolError, ToolServiceError."""
         check_names(arguments, self.inputs)
         query = " ".join(text_argument(arguments, "query", MAX_QUERY_CHARS).split())
-        wanted = whole_argument(arguments, "num_results", 1, MAX_RESULTS) or _DEFAULT_RESULTS
+        count = whole_argument(arguments, "num_results", 1, MAX_RESULTS) or _DEFAULT_RESULTS
         year = whole_argument(arguments, "filter_year", *_YEARS)
         if year is not None:
             query = f"{query} {year}"
         if self._rules.deny_query(query):
             raise ToolError("this query is not allowed")
         try:
-            found = await self._service.search(query, wanted, MAX_RESULT_CHARS)
+            pages = await self._service.search(query, count, MAX_RESULT_CHARS)
         except ServiceFailed as failure:
             raise await self._failure(failure) from None
         return json.dumps(
@@ -99,7 +99,7 @@ class WebSearch(_WebTool):
                     "snippet": page.content,
                     "date": page.date,
                 }
-                for page in found
+                for page in pages
                 if await self._may_be_shown(page.url, page.title, page.content)
             ],
             ensure_ascii=False,
@@ -139,19 +139,19 @@ class VisitPage(_WebTool):
     async def call(self, arguments: Mapping[str, Any]) -> str:
         """The page as a JSON object. Raises ToolError, ToolServiceError."""
         check_names(arguments, self.inputs)
-        asked = text_argument(arguments, "url", MAX_ADDRESS_CHARS)
-        address = web_address(asked)
+        given_address = text_argument(arguments, "url", MAX_ADDRESS_CHARS)
+        address = web_address(given_address)
         if self._rules.deny_address(address):
             raise ToolError("this page is not allowed")
         try:
             page = await self._service.extract(address, MAX_PAGE_CHARS)
         except PageUnreadable as reason:
-            return _unreadable(asked, str(reason))
+            return _unreadable(given_address, str(reason))
         except ServiceDown as failure:
             raise await self._failure(failure) from None
         except ServiceFailed as failure:
             # Slow, huge or odd pages cause such failures too, so an agent could choose them.
-            return _unreadable(asked, str(failure))
+            return _unreadable(given_address, str(failure))
         # A redirect may have led elsewhere.
         try:
             web_address(page.url)

@@ -60,15 +60,17 @@ def download_gaia(folder: Path, repository: str, revision: str | None, levels: l
 
 
 def _download(folder: Path, repository: str, revision: str | None, levels: list[str], say: Say) -> Manifest:
-    there, done = _manifest(folder), None
-    if there and (there.repository, there.levels) == (repository, levels) and not _not_whole(folder, there.files):
-        done = there
-    commit, sizes = (done.commit, {}) if done and revision in (None, done.commit) else _list(repository, revision)
+    earlier, complete = _manifest(folder), None
+    if earlier and (earlier.repository, earlier.levels) == (repository, levels):
+        complete = None if _not_whole(folder, earlier.files) else earlier
+    commit, sizes = (
+        (complete.commit, {}) if complete and revision in (None, complete.commit) else _list(repository, revision)
+    )
     name = f"{repository} at {commit}"
-    if done and done.commit == commit:
+    if complete and complete.commit == commit:
         say(f"already complete: {name}; nothing downloaded (--revision main asks for a newer one)")
-        return done
-    say(f"fetching {name}" + (", which replaces what is there" if there else ""))
+        return complete
+    say(f"fetching {name}" + (", which replaces what is there" if earlier else ""))
     staged = folder / ".download" / commit
     with _alone_in(folder):
         _fetch(staged, repository, commit, sizes)
@@ -81,9 +83,9 @@ def _download(folder: Path, repository: str, revision: str | None, levels: list[
 def _manifest(folder: Path) -> Manifest | None:
     """What an earlier download left. Raises ConfigError where files of somebody else are in the way."""
     with suppress(OSError, ValueError, TypeError):
-        told = Manifest(**json.loads((folder / MANIFEST).read_bytes()))
-        if isinstance(told.files, dict):
-            return told
+        manifest = Manifest(**json.loads((folder / MANIFEST).read_bytes()))
+        if isinstance(manifest.files, dict):
+            return manifest
     for file in (folder / YEAR, folder / README, folder / MANIFEST):
         if file.exists():
             raise ConfigError(f"--output-dir: this command did not write {file}; name another folder")
@@ -118,10 +120,10 @@ def _fetch(staged: Path, repository: str, commit: str, sizes: Sizes) -> None:
     """Fetches the files whole. What arrived earlier is not fetched again."""
     from huggingface_hub import HfApi
 
-    missing = _not_whole(staged, sizes)
-    for name in missing:
+    absent = _not_whole(staged, sizes)
+    for name in absent:
         (staged / name).unlink(missing_ok=True)  # the client would take a torn file for a whole one
-    coming, free = sum(sizes[name] for name in missing), shutil.disk_usage(staged.parents[1]).free
+    coming, free = sum(sizes[name] for name in absent), shutil.disk_usage(staged.parents[1]).free
     if coming > free:
         raise OSError(errno.ENOSPC, f"{coming / 1e6:,.1f} MB are to come, {free / 1e6:,.1f} are free")
     # Only names that were checked: the client asks for a listing of its own.
@@ -172,13 +174,13 @@ def _explain(error: Exception, folder: Path, repository: str, revision: str | No
 
     # The client says "check your connection", whatever it was.
     cause = error.__cause__ or error if isinstance(error, errors.LocalEntryNotFoundError) else error
-    told = " ".join(str(getattr(cause, "strerror", None) or cause).split())[:200] or type(cause).__name__
+    message = " ".join(str(getattr(cause, "strerror", None) or cause).split())[:200] or type(cause).__name__
     number = getattr(cause, "errno", None)
     status = getattr(getattr(cause, "response", None), "status_code", None)
     if number in (errno.ENOSPC, errno.EDQUOT):
-        return OutputError(f"the disk is full: {told}; make room for {folder}, then {_AGAIN}")
+        return OutputError(f"the disk is full: {message}; make room for {folder}, then {_AGAIN}")
     if isinstance(cause, PermissionError | NotADirectoryError | FileExistsError) or number == errno.EROFS:
-        return ConfigError(f"--output-dir: cannot write in {folder}: {told}; name a folder that can be written")
+        return ConfigError(f"--output-dir: cannot write in {folder}: {message}; name a folder that can be written")
     if isinstance(cause, errors.OfflineModeIsEnabled):
         return EnvironmentUnusable("offline: HF_HUB_OFFLINE is set; unset it to download")
     if isinstance(cause, errors.RevisionNotFoundError):
@@ -187,20 +189,20 @@ def _explain(error: Exception, folder: Path, repository: str, revision: str | No
         login = "run `hf auth login` or set HF_TOKEN"
         request = f"request it at {_endpoint()}/datasets/{repository}"
         if get_token() is None:
-            told = f"not logged in: {repository} is for accounts with access; {request}, then {login}"
+            message = f"not logged in: {repository} is for accounts with access; {request}, then {login}"
         elif status == 401:
-            told = f"the hub does not accept the token: {login}"
+            message = f"the hub does not accept the token: {login}"
         else:
-            told = (
+            message = (
                 f"no access yet: {request} with your token's account, and run this again when it is granted; "
                 "a fine-grained token also needs the right to read gated repositories"
             )
-        return EnvironmentUnusable(told)
+        return EnvironmentUnusable(message)
     # By name: which HTTP library is below the client changes with its version.
     if {"TransportError", "ConnectionError"} & {ancestor.__name__ for ancestor in type(cause).__mro__}:
-        return EnvironmentUnusable(f"offline: {_endpoint()} cannot be reached ({told}); {_AGAIN}")
+        return EnvironmentUnusable(f"offline: {_endpoint()} cannot be reached ({message}); {_AGAIN}")
     if isinstance(error, OSError | ValueError | RuntimeError):  # the last is what its transfer library raises
-        return EnvironmentUnusable(f"the download broke off ({told}); {_AGAIN}")
+        return EnvironmentUnusable(f"the download broke off ({message}); {_AGAIN}")
     return None
 
 

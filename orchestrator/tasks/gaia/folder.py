@@ -71,7 +71,7 @@ def arrange(root: Path, origin: str, levels: Collection[str]) -> None:
 
 def _write_levels(place: Path, levels: Collection[str]) -> None:
     """Writes the files by level beside metadata.jsonl. With levels chosen, leaves only their rows in that one."""
-    whole, by_level = b"", dict.fromkeys(levels or LEVELS, b"")
+    all_rows, by_level = b"", dict.fromkeys(levels or LEVELS, b"")
     for _, line in read_lines(place / "metadata.jsonl", "output-dir"):
         try:
             row = orjson.loads(line or b"")
@@ -81,9 +81,9 @@ def _write_levels(place: Path, levels: Collection[str]) -> None:
         if level in by_level:
             path = f"{YEAR}/{place.name}/{row['file_name']}" if row.get("file_name") else ""
             by_level[level] += orjson.dumps(_shaped({**row, "file_path": path}, _COLUMNS)) + b"\n"
-            whole += orjson.dumps(row) + b"\n"
+            all_rows += orjson.dumps(row) + b"\n"
     if levels:
-        (place / "metadata.jsonl").write_bytes(whole)
+        (place / "metadata.jsonl").write_bytes(all_rows)
     for level, rows in by_level.items():
         if rows:
             (place / f"metadata.level{level}.jsonl").write_bytes(rows)
@@ -92,8 +92,8 @@ def _write_levels(place: Path, levels: Collection[str]) -> None:
 def _shaped(value: Any, columns: Any) -> Any:
     """An object with these columns and no others; a text where they are None."""
     if columns is not None:
-        found = value if isinstance(value, dict) else {}
-        return {name: _shaped(found.get(name), inner) for name, inner in columns.items()}
+        fields = value if isinstance(value, dict) else {}
+        return {name: _shaped(fields.get(name), inner) for name, inner in columns.items()}
     if value is None or isinstance(value, str):
         return value or ""
     return json.dumps(value, ensure_ascii=False)
@@ -102,27 +102,27 @@ def _shaped(value: Any, columns: Any) -> Any:
 def _remove_others(root: Path, split: str, levels: Collection[str]) -> None:
     """Removes what is of other levels. A task's files are those it names, and those that are named after it."""
     place = root / YEAR / split
-    kept = {"metadata.jsonl", *(f"metadata.level{n}.{ending}" for n in levels for ending in ("jsonl", "parquet"))}
+    names = {"metadata.jsonl", *(f"metadata.level{n}.{ending}" for n in levels for ending in ("jsonl", "parquet"))}
     for task in _tasks(root, split) if metadata_files(place) else ():
         if isinstance(task, BadTask) or task.level in levels:
-            kept |= {task.task_id, *(file.path.name for file in getattr(task, "attachments", ()))}
+            names |= {task.task_id, *(file.path.name for file in getattr(task, "attachments", ()))}
     for file in sorted(place.rglob("*")):
-        if file.is_file() and kept.isdisjoint((file.name, file.name.split(".")[0])):
+        if file.is_file() and names.isdisjoint((file.name, file.name.split(".")[0])):
             file.unlink()
 
 
 def _write_readme(root: Path, origin: str) -> None:
     """Writes the file whose head tells `datasets` what can be loaded."""
-    found: dict[str, list[dict[str, str]]] = {}
+    data_files: dict[str, list[dict[str, str]]] = {}
     for split in splits_in(root):
         file = metadata_files(root / YEAR / split)[0]
         # metadata.jsonl itself does not load; the files by level that were made of it do.
-        whole = "" if file.name == "metadata.parquet" else ".level*"
-        for name, part in {"all": whole, **{f"level{n}": f".level{n}" for n in LEVELS}}.items():
+        suffix = "" if file.name == "metadata.parquet" else ".level*"
+        for name, part in {"all": suffix, **{f"level{n}": f".level{n}" for n in LEVELS}}.items():
             path = f"{YEAR}/{split}/metadata{part}{file.suffix}"
             if any(root.glob(path)):
-                found.setdefault(f"{YEAR}_{name}", []).append({"split": split, "path": path})
-    configs = [{"config_name": n, "default": n == f"{YEAR}_all", "data_files": f} for n, f in found.items()]
+                data_files.setdefault(f"{YEAR}_{name}", []).append({"split": split, "path": path})
+    configs = [{"config_name": n, "default": n == f"{YEAR}_all", "data_files": f} for n, f in data_files.items()]
     (root / README).write_text(
         f"---\nconfigs: {json.dumps(configs)}\n---\n# GAIA, as `orchestrator download-gaia` left it\n\n"
         f"{origin}. Its conditions hold for this copy too: do not share it.\n\n"

@@ -29,9 +29,9 @@ def gaia_tasks(folder: Path, split: str, columns: Columns = NONE) -> Source:
     """`folder` is the dataset's, its `2023` or the split's own. `columns` renames theirs. Raises ConfigError."""
     if split not in SPLITS:
         raise ConfigError(f"env.split: {split!r} is no split of GAIA; valid are {', '.join(SPLITS)}")
-    here, files = _metadata(folder, split)
-    opened = {file: _open(file) for file in files}
-    return Source(f"gaia {split} in {here}", lambda: _read(opened, here, columns))
+    split_folder, files = _metadata(folder, split)
+    parquet_files = {file: _open(file) for file in files}
+    return Source(f"gaia {split} in {split_folder}", lambda: _tasks(parquet_files, split_folder, columns))
 
 
 def metadata_files(folder: Path) -> list[Path]:
@@ -58,34 +58,36 @@ def _metadata(folder: Path, split: str) -> tuple[Path, list[Path]]:
     )
 
 
-def _read(opened: Mapping[Path, Decoded | None], here: Path, columns: Columns) -> Iterator[Task | BadTask]:
-    for file, parquet in opened.items():
+def _tasks(
+    parquet_files: Mapping[Path, Decoded | None], split_folder: Path, columns: Columns
+) -> Iterator[Task | BadTask]:
+    for file, parquet in parquet_files.items():
         if parquet is None:
             yield from read_jsonl(file, source="gaia", flag=_FLAG, columns=columns)
         else:
-            yield from _read_parquet(file, parquet, here, columns)
+            yield from _read_parquet(file, parquet, split_folder, columns)
 
 
-def _read_parquet(file: Path, opened: Decoded, here: Path, columns: Columns) -> Iterator[Task | BadTask]:
+def _read_parquet(file: Path, parquet: Decoded, split_folder: Path, columns: Columns) -> Iterator[Task | BadTask]:
     number = 0
     try:
-        for number, row in enumerate(opened.rows(), 1):
+        for number, row in enumerate(parquet.rows(), 1):
             place = f"{file.name} row {number}"
             if row is None:
                 yield BadTask(place, f"the row has more than {MAX_LINE_BYTES} bytes")
                 continue
-            row, root = _located(row, here)
+            row, root = _located(row, split_folder)
             yield make_task(row, source="gaia", place=place, root=root, columns=columns)
     except DecodeError as error:
         raise ConfigError(f"{_FLAG}: cannot read {file} after row {number}: {error}") from error
 
 
-def _located(row: dict[str, Any], here: Path) -> tuple[dict[str, Any], Path]:
+def _located(row: dict[str, Any], split_folder: Path) -> tuple[dict[str, Any], Path]:
     """The row with its file named from the root. In a folder that was moved, files lie beside their metadata."""
     path = row.get("file_path")
-    if isinstance(path, str) and path.startswith(f"{YEAR}/") and here.parent.name == YEAR:
-        return {**row, "files": [path]}, here.parent.parent
-    return row, here
+    if isinstance(path, str) and path.startswith(f"{YEAR}/") and split_folder.parent.name == YEAR:
+        return {**row, "files": [path]}, split_folder.parent.parent
+    return row, split_folder
 
 
 def _open(file: Path) -> Decoded | None:

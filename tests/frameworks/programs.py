@@ -60,6 +60,7 @@ PROGRAMS = (
         ("pydantic_ai", "pydantic_ai.models.openai"),
         (demanded("run_python", *PYTHON), demanded("final_result", {"answer": ANSWER})),
     ),
+    Program("autogen_agent", ("autogen_agentchat.agents", "autogen_ext.models.openai")),
     Program(
         "smolagents_code",
         ("smolagents", "openai"),

@@ -23,7 +23,6 @@ from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
 from sandbox.errors import ChannelLost, ClientGone, EpisodeCrashed, LeaseEnded, RequestRefused, ToolFailure
 from sandbox.runner import wire
-from sandbox.runner.hang_up import hung_up
 from sandbox.types import (
     Assignment,
     Box,
@@ -206,6 +205,13 @@ class Client:
                 if error.code() not in _AGAIN or now - unavailable_since > RECONNECT_S:
                     raise _end(error) from error
             time.sleep(_PAUSE_S)
+
+
+def hung_up(connection: socket.socket) -> bool:
+    """Whether the other end was closed. Does not wait."""
+    poll = select.poll()
+    poll.register(connection, select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 def _ring(bell: socket.socket) -> None:

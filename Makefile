@@ -62,7 +62,7 @@ generated: $(CODEGEN)/.installed
 
 unit: install  ## quick tests: no Docker, no network
 	@echo "== unit tests"
-	@$(BIN)/pytest -n 3 --timeout 120 tests/unit
+	@$(BIN)/pytest -n 3 --dist loadfile --timeout 120 -m "not long" tests/unit
 
 integration: image  ## tests with real containers, sockets and servers
 	@echo "== integration and end-to-end tests"

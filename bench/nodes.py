@@ -231,7 +231,7 @@ async def _driver(
         async with Orchestrator(config, observer) as orchestrator:
             with (
                 closing(RunDirectory(home / "run")) as directory,
-                closing(GroupsFile(home / "groups.jsonl", form=orchestrator.group_format)) as groups_file,
+                closing(GroupsFile(home / "groups.jsonl", form=orchestrator.maker.group_format)) as groups_file,
             ):
                 observer.writer = directory
                 yield orchestrator, groups_file

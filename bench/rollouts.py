@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import importlib
 import json
 import logging
@@ -26,7 +27,6 @@ from pathlib import Path
 from bench.machine import open_files, rss_bytes, threads
 from orchestrator import Orchestrator, load_config
 from orchestrator.completion.tokenizer import load_tokenizer
-from orchestrator.engine.orchestrator import freeze
 from orchestrator.rules.observer import Listener, Observer
 from orchestrator.run.directory import RunDirectory
 from orchestrator.run.groups import GroupsFile
@@ -119,10 +119,12 @@ async def run(
     observer = Observer(say=say, run_path=home / "run" if page is not None else None)
     marks = Marks(every, told)
     async with Orchestrator(config, observer) as orchestrator:
-        freeze()
+        gc.freeze()
         with (
             closing(RunDirectory(home / "run")) as directory,
-            closing(GroupsFile(directory.path / "groups.jsonl", form=orchestrator.group_format)) as groups_file,
+            closing(
+                GroupsFile(directory.path / "groups.jsonl", form=orchestrator.maker.group_format)
+            ) as groups_file,
         ):
             observer.writer = directory
             observer.listeners.append(marks)

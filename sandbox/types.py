@@ -45,37 +45,6 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class Mount:
-    """A mount. `size_bytes` and `inodes` are 0 unless it is a tmpfs."""
-
-    target: str
-    type: str
-    read_only: bool
-    no_suid: bool
-    no_dev: bool
-    no_exec: bool
-    size_bytes: int
-    inodes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Confinement:
-    """What pid 1 sees of its own limits."""
-
-    capability_bounding_set: int
-    no_new_privileges: bool
-    seccomp_mode: int
-    network_interfaces: tuple[str, ...]
-    root_read_only: bool
-    process_id: int
-    own_control_groups: bool
-    mounts: tuple[Mount, ...]
-    limits: Mapping[str, int]
-    devices: tuple[str, ...]
-    exposed_paths: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class ToolSpec:
     """A tool as smolagents describes it. `inputs`: argument name to type, description, nullable."""
 

@@ -8,8 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,15 +31,15 @@ from orchestrator.atropos.run_api import Registration, RunApi, Trainer
 from orchestrator.atropos.stream import Item, TaskStream
 from orchestrator.atropos.terms import check_servable, name_of, terms_of, total
 from orchestrator.atropos.tracking import Metrics, SandboxTime, Tracking
+from orchestrator.engine.description import no_sampled_ids
 from orchestrator.engine.executor import Executor
-from orchestrator.engine.orchestrator import Orchestrator, freeze
+from orchestrator.engine.orchestrator import Orchestrator
+from orchestrator.engine.session import Session
 from orchestrator.errors import ConfigError
 from orchestrator.evaluation.evaluate import evaluate
 from orchestrator.rules.observer import Observer
-from orchestrator.rules.waits import first_error, uninterrupted
-from orchestrator.run.files import RUN_FILE, record_of
-from orchestrator.run.groups import check_writable
-from orchestrator.run.output import OpenRun, describe, open_run, run_directory_path
+from orchestrator.rules.waits import uninterrupted
+from orchestrator.run.output import OpenRun, open_run, run_directory_path
 from orchestrator.run.prices import Prices
 from orchestrator.run.tally import Tally
 from orchestrator.settings.config import Config
@@ -42,7 +48,6 @@ from orchestrator.tasks.demand import tasks_to_train
 from orchestrator.tasks.split import evaluation_tasks
 from orchestrator.terminal.closing import closing_table
 from orchestrator.terminal.progress import PlainProgress
-from orchestrator.terminal.signals import NOTHING_BEGUN, Stopped, stoppable
 from orchestrator.types import BadTask
 
 EXIT_INCOMPLETE = 1
@@ -105,9 +110,8 @@ class Service:
             await engine.__aenter__()
         finally:
             self._opening = None
-        freeze()
         self._engine = engine
-        self._begin(Position(engine.seed, tasks.name))
+        self._begin(Position(engine.shared.seed, tasks.name))
 
     async def close(self) -> None:
         """Idempotent."""
@@ -152,64 +156,53 @@ class Service:
         """Feeds the trainer until total_steps groups are delivered, or a signal. Raises what ends a run."""
         env = self.config.env
         check_servable(self.config)
-        run_path = run_directory_path(env)
-        check_writable(run_path)
-        if env.data_path_to_save_groups:
-            check_writable(env.data_path_to_save_groups.parent)
-        self.tracking.directory = run_path
-        self._observer.run_path = run_path
+        path = run_directory_path(env)
+        self.tracking.directory = self._observer.run_path = path
+        session = Session(path, self.progress.say, self.tally, "serve")
         try:
-            return await stoppable(self._serve(run_path), drain=self._drain, drain_timeout_s=env.drain_timeout)
-        except Stopped as stopped:
-            way_on = f"go on with `orchestrator serve --env.resume {run_path}`"
-            begun = (run_path / RUN_FILE).exists()
-            self.progress.say(f"stopped by {stopped}; {way_on if begun else NOTHING_BEGUN}")
-            return stopped.exit_code
+            return await session.until_stopped(self._serve(session), self._drain, env.drain_timeout)
         finally:
             if self._feed is not None:
-                closing_table(self.tally, self._rows(self._feed, run_path), wanted=total(self.config))
+                closing_table(self.tally, self._rows(self._feed, path), wanted=total(self.config))
 
-    async def _serve(self, run_path: Path) -> int:
-        async with self.opened(training=True) as engine, aiohttp.ClientSession() as session:
-            tasks = self._tasks
-            assert tasks is not None
-            with open_run(engine.config, run_path, self.tally, engine.group_format) as output:
-                self._output = output
-                if self.config.env.resume is not None:
-                    self._resume(run_path, output)
-                await describe(output, engine, tasks.name)
-                self._observer.writer = output.run
-                self._observer.listeners[:0] = [self.tally, self.progress]
-                self._check_prompt(engine.config.env.max_token_length, "env.max_token_length")
-                for note in self._observer.notes:
-                    self.progress.say(f"note: {note}")
-                self.progress.say(engine.summary())
-                self._no_sampled_ids = engine.no_sampled_ids
-                api = RunApi(self.config.env.rollout_server_url, session)
-                evaluates = self._evaluates or self.config.env.eval_split is not None
-                terms = terms_of(engine.config, engine.hosts.capacity, evaluates=evaluates)
-                feed = Feed(api, self, lambda: self.stream, self.ledger, terms, self.progress.say)
-                self._feed, self._executor = feed, engine.executor(self._kept)
-                self._executor.settled = feed.wake
-                engine.drained.append(feed.drain)
-                if engine.purse is not None:
-                    engine.open_purse(self.tally, self._evaluations(run_path))
-                try:
-                    async with self._policy_service(engine):
-                        with _demand(engine, feed, self._executor):
-                            await feed.run()
-                except BaseExceptionGroup as errors:
-                    raise first_error(errors) from None
-                finally:
-                    await uninterrupted(self.saved())
-                if engine.purse is not None and engine.purse.is_empty and not feed.finished:
-                    raise engine.purse.reached
-                return 0 if terms.total is None or feed.finished else EXIT_INCOMPLETE
+    async def _serve(self, session: Session) -> int:
+        tasks = tasks_to_train(self.config.env).name
+        async with (
+            aiohttp.ClientSession() as http,
+            session.opened(self.opened(training=True), self._open_output, tasks) as (engine, _),
+        ):
+            self._check_prompt(engine.config.env.max_token_length, "env.max_token_length")
+            self._no_sampled_ids = no_sampled_ids(engine.hosts)
+            api = RunApi(self.config.env.rollout_server_url, http)
+            evaluates = self._evaluates or self.config.env.eval_split is not None
+            terms = terms_of(engine.config, engine.hosts.capacity, evaluates=evaluates)
+            feed = Feed(api, self, lambda: self.stream, self.ledger, terms, self.progress.say)
+            self._feed, self._executor = feed, engine.maker.executor(self._kept)
+            self._executor.settled = feed.wake
+            engine.shared.drained.append(feed.drain)
+            if engine.stopping:
+                feed.drain()
+            try:
+                async with self._policy_service(engine):
+                    with _demand(engine, feed, self._executor):
+                        await feed.run()
+            finally:
+                await uninterrupted(self.saved())
+            purse = engine.shared.spending.purse
+            if purse is not None and purse.is_empty and not feed.finished:
+                raise purse.reached
+            return 0 if terms.total is None or feed.finished else EXIT_INCOMPLETE
 
-    def _evaluations(self, run_path: Path) -> list[Tally]:
-        """Those that earlier processes of the run have made."""
-        records = filter(None, map(record_of, (run_path / "evals").glob("step-*")))
-        return [Tally.read(record, self.tally.prices) for record in records]
+    @contextmanager
+    def _open_output(self, engine: Orchestrator) -> Iterator[OpenRun]:
+        path = self._observer.run_path
+        assert path is not None
+        with open_run(engine.config, path, self.tally, engine.maker.group_format) as output:
+            self._output = output
+            if self.config.env.resume is not None:
+                self._resume(path, output)
+            self._observer.listeners[:0] = [self.tally, self.progress]
+            yield output
 
     def _policy_service(self, engine: Orchestrator) -> AbstractAsyncContextManager[None]:
         address = self.config.env.policy_address
@@ -241,9 +234,9 @@ class Service:
         engine = self.engine
         if (group := self._kept.made.get(item.number)) is None:
             if self._executor is None:
-                self._executor = engine.executor(self._kept)
+                self._executor = engine.maker.executor(self._kept)
             longest, worker_timeout = self._longest, engine.config.env.worker_timeout
-            group = await engine.group(
+            group = await engine.maker.make(
                 item.task,
                 item.number,
                 item.epoch,
@@ -255,7 +248,9 @@ class Service:
             if group.dropped is None and longest is not None and made > longest:  # made for an earlier trainer
                 group = replace(group, dropped=f"a line of {made} tokens, the trainer takes {longest}")
             self._kept.made[item.number] = group
-        lines = [] if group.dropped is not None else await asyncio.to_thread(engine.group_format.groups, group)
+        lines = (
+            [] if group.dropped is not None else await asyncio.to_thread(engine.maker.group_format.groups, group)
+        )
         if self._feed is None:
             await self._over(item.number)
         return lines
@@ -280,8 +275,8 @@ class Service:
             await self._observer.bad_task(task, number)
             ledger.drop(number)
 
-        self.engine.seed = position.seed
-        self._stream = TaskStream(self._tasks, ledger.is_done, bad_task, self.engine.fitting)
+        self.engine.shared.seed = position.seed
+        self._stream = TaskStream(self._tasks, ledger.is_done, bad_task, self.engine.maker.fitting)
 
     # ------------------------------------------------------------ what the feed calls
 
@@ -289,7 +284,7 @@ class Service:
         """As `Maker.has_room`."""
         assert self._executor is not None
         assert self._feed is not None
-        return self._feed.under_way < self.engine.open_groups and self._executor.has_room(share)
+        return self._feed.under_way < self.engine.maker.open_groups and self._executor.has_room(share)
 
     def begin(self, item: Item) -> None:
         """As `Maker.begin`."""
@@ -427,7 +422,7 @@ class Service:
 
     def _check_prompt(self, limit: int, label: str) -> None:
         tokenizer, env = self.engine.hosts.tokenizer, self.config.env
-        agent = self.engine.agent_spec()
+        agent = self.engine.maker.agent_spec()
         ours = agent.kind == "tool_calling" and agent.call_format is not None
         if tokenizer is None or env.agent_kind == "program" or env.prompt_templates is not None or ours:
             return  # the prompt's text is not smolagents' own

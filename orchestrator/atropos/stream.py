@@ -28,7 +28,7 @@ class Item:
 
 class TaskStream:
     """Numbers tasks as the engine does, so that `process` and `serve` make the same groups. `fitting`: as
-    `Orchestrator.fitting`."""
+    `GroupMaker.fitting`."""
 
     def __init__(
         self,

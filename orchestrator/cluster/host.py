@@ -38,7 +38,8 @@ from orchestrator.doctor.machine import check_room
 from orchestrator.errors import EnvironmentUnusable, LaunchError, OrchestratorError, RolloutError
 from orchestrator.host.base import HostNow, Provision
 from orchestrator.host.local import LocalHost
-from orchestrator.host.open import open_here
+from orchestrator.host.needs import HostNeeds
+from orchestrator.host.open import open_local
 from orchestrator.launch.channels import make_owned_directory, remove_owned_directory
 from orchestrator.proxy.left_files import OutputRule
 from orchestrator.rules.outcome import failed
@@ -107,9 +108,15 @@ class HostActor:
             demand_same(await asyncio.to_thread(software), opening.software)
             async with AsyncExitStack() as stack:
                 stack.callback(self._leave)
-                here = await open_here(
-                    opening.config, stack, notes, self._said.append, opening.equipment, self._policy, self._wait
+                needs = HostNeeds(
+                    opening.config,
+                    notes,
+                    self._said.append,
+                    self._wait,
+                    policy=self._policy,
+                    equipment=opening.equipment,
                 )
+                here = await open_local(needs, stack)
                 tokenizer = here.tokenizer
                 digest = None
                 if isinstance(tokenizer, HubTokenizer):

@@ -22,9 +22,9 @@ from orchestrator.errors import (
     SandboxLostError,
 )
 from orchestrator.host.breaker import PATIENCE_S
-from orchestrator.rules.policy import Policy, Served
+from orchestrator.host.needs import HostNeeds
+from orchestrator.rules.policy import Served
 from orchestrator.rules.waits import first_of, uninterrupted
-from orchestrator.settings.config import Config
 from orchestrator.tools.base import ToolFacts
 
 log = logging.getLogger(__name__)
@@ -46,15 +46,13 @@ class Members:
 
     def __init__(
         self,
-        config: Config,
+        needs: HostNeeds,
         link: Link,
         opening: Opening,
         images: SavedImages,
-        policy: Policy,
         *,
         changed: Callable[[Node], None],
         failed: Callable[[BaseException], None],
-        say: Callable[[str], None],
     ) -> None:
         self.nodes: dict[str, Node] = {}
         self.ended: BaseException | None = None
@@ -63,14 +61,15 @@ class Members:
         self.why_text = ""
         self.tools: Mapping[str, ToolFacts] = {}
         self.sandbox: Mapping[str, Any] = {}
-        self._env = config.env
-        self._spec = config.sandbox_spec()
+        self._env = needs.config.env
+        self._spec = needs.config.sandbox_spec()
+        self._notes = needs.notes
         self._link = link
         self._opening = opening
         self._images = images
-        self._policy = policy
-        policy.changed(self._serve)
-        self._changed, self._failed, self._say = changed, failed, say
+        self._policy = needs.policy
+        self._policy.changed(self._serve)
+        self._changed, self._failed, self._say = changed, failed, needs.say
         self._refused: dict[str, str] = {}  # why a node is not used, by name
         self._noted: set[str] = set()
         self._not_before: dict[str, float] = {}  # when a node may be opened again, by Ray's id
@@ -88,16 +87,16 @@ class Members:
     # ------------------------------------------------------------ opening and closing
 
     @asynccontextmanager
-    async def opened(self, notes: list[str]) -> AsyncIterator[None]:
+    async def opened(self) -> AsyncIterator[None]:
         """Within this block nodes are found, watched and used."""
         if self._env.launcher == "docker":
             self._image_id = await asyncio.to_thread(image_id, self._spec.image)
         try:
             await self._join_first(await first_nodes(self._link))
             for name, why in self._refused.items():
-                notes.append(f"node {name} is not used: {why}")
+                self._notes.append(f"node {name} is not used: {why}")
             if not self.nodes:
-                raise EnvironmentUnusable("env.cluster: no node can be used; " + "; ".join(notes[-3:]))
+                raise EnvironmentUnusable("env.cluster: no node can be used; " + "; ".join(self._notes[-3:]))
             self._start(self._follow(), "nodes")
             yield
         finally:

@@ -8,7 +8,6 @@ to.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -23,7 +22,7 @@ from contextlib import (
 )
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orchestrator.agents.equip import equip
 from orchestrator.cluster.image import SavedImages
@@ -43,34 +42,21 @@ from orchestrator.errors import (
     SandboxLostError,
 )
 from orchestrator.host.base import HostNow, Provision
+from orchestrator.host.needs import HostNeeds
 from orchestrator.host.slots import Line
 from orchestrator.launch.channels import make_owned_directory, remove_owned_directory
-from orchestrator.rules.policy import Policy
 from orchestrator.rules.redact import Secret
+from orchestrator.settings.config import Config
 from orchestrator.tools.base import ToolFacts
 from orchestrator.types import Attempt, Failed, RolloutPlan, SandboxSpec
 
-if TYPE_CHECKING:
-    from orchestrator.settings.config import Config
 
-log = logging.getLogger(__name__)
-
-
-async def open_nodes(
-    config: Config,
-    stack: AsyncExitStack,
-    notes: list[str],
-    say: Callable[[str], None] = log.warning,
-    tell: Callable[[str, str | None], None] = lambda node, away: None,
-    policy: Policy | None = None,
-) -> Nodes:
-    """The nodes of the Ray cluster; `stack` closes them. `tell`: a node works (None), or why rollouts do not go
-    there. `policy`: all nodes are told what a trainer says it serves.
-
-    Raises EnvironmentUnusable if no node can be used; those that cannot are named in `notes`.
-    """
+async def open_nodes(needs: HostNeeds, stack: AsyncExitStack) -> Nodes:
+    """The nodes of the Ray cluster; `stack` closes them. Nodes that cannot be used are named in the notes. Raises
+    EnvironmentUnusable if none can."""
     from orchestrator.cluster.link import RayLink
 
+    config = needs.config
     equipment = await asyncio.to_thread(equip, config.env)
     tokenizer = await asyncio.to_thread(find_tokenizer, config)
     link = RayLink(config.env.ray_address)
@@ -84,8 +70,8 @@ async def open_nodes(
     told = await asyncio.to_thread(software)
     name = "none" if tokenizer is None else tokenizer.name
     opening = Opening(settings_for_nodes(config, name), equipment, digest, told)
-    nodes = Nodes(config, link, opening, tokenizer, images, say, tell, policy or Policy())
-    await stack.enter_async_context(nodes.opened(notes))
+    nodes = Nodes(needs, link, opening, tokenizer, images)
+    await stack.enter_async_context(nodes.opened())
     return nodes
 
 
@@ -94,21 +80,18 @@ class Nodes:
 
     def __init__(
         self,
-        config: Config,
+        needs: HostNeeds,
         link: Link,
         opening: Opening,
         tokenizer: HubTokenizer | None,
         images: SavedImages,
-        say: Callable[[str], None],
-        tell: Callable[[str, str | None], None],
-        policy: Policy,
     ) -> None:
         self.tokenizer = tokenizer
         self.capacity = 0
-        self._env = config.env
-        self._spec = config.sandbox_spec()
+        self._env = needs.config.env
+        self._spec = needs.config.sandbox_spec()
         self._equipment = opening.equipment
-        self._tell = tell
+        self._tell = needs.on_node
         self._desk = Desk()
         self._rooms: Rooms[Node] = Rooms()
         self._counted: dict[Node, tuple[int, str | None]] = {}  # its share of `capacity`, and what was told of it
@@ -116,13 +99,11 @@ class Nodes:
         self._told: list[Callable[[], None]] = []
         self._demands: list[Callable[[], float]] = []
         self._drained = False
-        self._members = Members(
-            config, link, opening, images, policy, changed=self._changed, failed=self._line.end, say=say
-        )
+        self._members = Members(needs, link, opening, images, changed=self._changed, failed=self._line.end)
 
-    def opened(self, notes: list[str]) -> AbstractAsyncContextManager[None]:
-        """Within this block nodes are found, watched and used. `notes`: which nodes are not used, and why."""
-        return self._members.opened(notes)
+    def opened(self) -> AbstractAsyncContextManager[None]:
+        """Within this block nodes are found, watched and used."""
+        return self._members.opened()
 
     # ------------------------------------------------------------ room
 

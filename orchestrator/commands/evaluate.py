@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from typing import TYPE_CHECKING
 
-from orchestrator.engine.orchestrator import Orchestrator, freeze
+from orchestrator.engine.orchestrator import Orchestrator
+from orchestrator.engine.session import Session
 from orchestrator.evaluation.evaluate import evaluation_config, measure
-from orchestrator.evaluation.files import EvaluationFiles
+from orchestrator.evaluation.files import METRICS, SAMPLES, EvaluationFiles
 from orchestrator.evaluation.measured import Evaluation
 from orchestrator.evaluation.table import print_evaluation
 from orchestrator.rules.observer import Observer
-from orchestrator.run.files import RUN_FILE
 from orchestrator.run.output import run_directory_path
 from orchestrator.run.prices import Prices
 from orchestrator.run.tally import Tally
 from orchestrator.tasks.demand import tasks_to_evaluate
 from orchestrator.terminal.progress import open_progress
-from orchestrator.terminal.signals import NOTHING_BEGUN, Stopped, stoppable
 
 if TYPE_CHECKING:
     from orchestrator.settings.config import Config
@@ -41,37 +40,29 @@ async def _run(config: Config) -> int:
     progress = open_progress(env.total_steps if env.total_steps > 0 else None, tally)
     observer = Observer(listeners=[tally, progress], say=progress.say, notes=_notes(env), run_path=path)
     orchestrator = Orchestrator(config, observer, split="eval")
+    session = Session(path, progress.say, tally, "evaluate")
     rows: list[tuple[str, object]] = []
 
+    def open_output(_: Orchestrator) -> AbstractContextManager[EvaluationFiles]:
+        files = EvaluationFiles(path, env, resume=env.resume is not None, counted=tally.earlier_attempt)
+        return closing(files)
+
     async def work() -> int:
-        async with orchestrator:
-            freeze()
-            files = EvaluationFiles(path, env, resume=env.resume is not None, counted=tally.earlier_attempt)
-            with closing(files):
-                rows.append(("run directory", path))
-                await files.describe(orchestrator, tasks)
-                for note in observer.notes:
-                    progress.say(f"note: {note}")
-                progress.say(orchestrator.summary())
-                if (count := await asyncio.to_thread(tasks.count)) is not None:
-                    progress.wanted = observer.wanted = min(progress.wanted or count, count)
-                orchestrator.open_purse(tally)
-                await measure(orchestrator, tasks, evaluation, files)
-                if (replayed := await orchestrator.hosts.replayed()) is not None:
-                    rows.append(("replay", replayed))
-                if not orchestrator.cut_short:
-                    await files.finish(evaluation, config)
-                    written = ("metrics.json", "samples.jsonl")
-                    rows[:0] = [(name.partition(".")[0], files.target / name) for name in written]
+        async with session.opened(orchestrator, open_output, tasks.name) as (engine, files):
+            rows.append(("run directory", path))
+            if (count := await asyncio.to_thread(tasks.count)) is not None:
+                progress.wanted = observer.wanted = min(progress.wanted or count, count)
+            await measure(engine, tasks, evaluation, files)
+            if (replayed := await engine.hosts.replayed()) is not None:
+                rows.append(("replay", replayed))
+            if not engine.cut_short:
+                await files.finish(evaluation, config)
+                rows[:0] = [(name.partition(".")[0], files.target / name) for name in (METRICS, SAMPLES)]
         return 0 if evaluation.complete else EXIT_INCOMPLETE
 
     try:
         with progress:
-            return await stoppable(work(), drain=orchestrator.drain, drain_timeout_s=env.drain_timeout)
-    except Stopped as stopped:
-        on = f"what follows is of the tasks that were done; go on with `orchestrator evaluate --env.resume {path}`"
-        progress.say(f"stopped by {stopped}: {on if (path / RUN_FILE).exists() else NOTHING_BEGUN}")
-        return stopped.exit_code
+            return await session.until_stopped(work(), orchestrator.drain, env.drain_timeout)
     finally:
         if rows:
             print_evaluation(evaluation, tally, rows)

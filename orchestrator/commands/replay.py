@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import closing
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from orchestrator import __version__
 from orchestrator.engine.executor import Executor, failure_of
-from orchestrator.engine.orchestrator import Orchestrator, freeze
+from orchestrator.engine.orchestrator import Orchestrator
+from orchestrator.engine.session import Session
 from orchestrator.errors import ConfigError
 from orchestrator.host.base import Hosts
 from orchestrator.rules.observer import Observer
 from orchestrator.rules.redact import Secret
 from orchestrator.rules.text import printable
-from orchestrator.rules.waits import first_error
 from orchestrator.run.compared import Replayable, differences, plan_of
-from orchestrator.run.directory import RunDirectory, new_run_directory
+from orchestrator.run.directory import RunDirectory
 from orchestrator.run.files import ROLLOUTS_FILE, read_description, record_of
 from orchestrator.run.line import Attempted
+from orchestrator.run.output import run_directory_path
+from orchestrator.run.tally import Tally
 from orchestrator.settings.config import Config
 from orchestrator.settings.table import OpenAISettings
 from orchestrator.tasks.split import tasks_of
-from orchestrator.terminal.signals import Stopped, stoppable
 from orchestrator.tools.recorded import RecordedCalls, RecordedTool
 from orchestrator.types import Task
 
@@ -59,43 +59,39 @@ def _tasks(config: Config, path: Path, recorded: Replayable) -> dict[str, Task]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class _Output:
+    run: RunDirectory
+    about: Mapping[str, object]
+
+
 async def _run(config: Config, recorded: Replayable, tasks: dict[str, Task]) -> int:
     env = config.env
-    path = env.run_dir or new_run_directory()
+    path = run_directory_path(env)
     counts: Counter[str] = Counter()
-    observer = Observer(say=lambda text: print(printable(text), flush=True))
-    orchestrator = Orchestrator(config, observer)
+    orchestrator = Orchestrator(config, Observer(say=_print))
+    session = Session(path, _print, Tally())
+
+    @contextmanager
+    def open_output(_: Orchestrator) -> Iterator[_Output]:
+        with closing(RunDirectory(path, fsync=env.fsync)) as run:
+            yield _Output(run, {"command": "replay", "of": str(recorded.path.parent)})
 
     async def work() -> int:
-        async with orchestrator:
-            freeze()
-            with closing(RunDirectory(path, fsync=env.fsync)) as run:
-                facts = await orchestrator.facts()
-                about = {"command": "replay", "of": str(recorded.path.parent), "tasks": env.dataset}
-                seed = {"version": __version__, "seed": orchestrator.seed, "config": config.public()}
-                await run.describe({**seed, **about, **facts})
-                observer.writer = run
-                for note in observer.notes:
-                    print(printable(f"note: {note}"), flush=True)
-                calls = RecordedCalls(recorded.calls, recorded.call)
-                tools = {name: RecordedTool(name, t, calls) for name, t in orchestrator.hosts.tools.items()}
-                executor, attempts = orchestrator.executor(tools=tools), recorded.attempts()
-                await play(attempts, tasks, orchestrator.hosts, executor, config, counts)
+        async with session.opened(orchestrator, open_output, env.dataset) as (engine, _):
+            calls = RecordedCalls(recorded.calls, recorded.call)
+            tools = {name: RecordedTool(name, t, calls) for name, t in engine.hosts.tools.items()}
+            executor = engine.maker.executor(tools=tools)
+            await play(recorded.attempts(), tasks, engine.hosts, executor, config, counts)
         return 0 if counts["same"] == len(recorded.places) else EXIT_DIFFERENT
 
     try:
-        return await stoppable(work(), drain=orchestrator.drain, drain_timeout_s=env.drain_timeout)
-    except Stopped as stopped:
-        print(f"stopped by {stopped}", flush=True)
-        return stopped.exit_code
-    except BaseExceptionGroup as errors:
-        raise first_error(errors) from errors
+        return await session.until_stopped(work(), orchestrator.drain, env.drain_timeout)
     finally:
         rest = f", {counts['without task']} without their task" if counts["without task"] else ""
-        print(
+        _print(
             f"{counts['same']} of {len(recorded.places)} rollouts as recorded, {counts['different']} different, "
-            f"{counts['broken']} broken{rest}; {path}",
-            flush=True,
+            f"{counts['broken']} broken{rest}; {path}"
         )
 
 
@@ -147,4 +143,8 @@ async def _played(
 
 
 def _say(then: Attempted, text: str) -> None:
-    print(printable(f"{then.rollout_id}  {then.task_id[:28]:<28}  {text}"), flush=True)
+    _print(f"{then.rollout_id}  {then.task_id[:28]:<28}  {text}")
+
+
+def _print(text: str) -> None:
+    print(printable(text), flush=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 import sys
 import time
 from collections.abc import Mapping
@@ -13,18 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import __version__
-from orchestrator.completion.tokenizer import check_source
+from orchestrator.completion.base import Tokenizer
+from orchestrator.completion.tokenizer import check_source, load_tokenizer
 from orchestrator.engine.group import GroupPolicy
 from orchestrator.engine.health import GROUPS, HealthGate
 from orchestrator.errors import ConfigError, EnvironmentUnusable
 from orchestrator.report import write_report
 from orchestrator.rescoring.changes import Changes
-from orchestrator.rescoring.decode import How
-from orchestrator.rescoring.decoders import Decoders
-from orchestrator.rescoring.glance import Overview
 from orchestrator.rescoring.grouping import Grouping
-from orchestrator.rescoring.output import ASKED, NewRun, new_run
-from orchestrator.rescoring.rescore import LeftOut, Rescored, Rescorer, Result
+from orchestrator.rescoring.output import SETTING, NewRun, new_run
+from orchestrator.rescoring.rescore import LeftOut, Overview, Rescored, Rescorer, Result
 from orchestrator.rescoring.table import print_changes
 from orchestrator.rules.text import printable, told
 from orchestrator.run.directory import new_run_directory
@@ -34,8 +31,6 @@ from orchestrator.run.line import SCHEMA
 from orchestrator.run.lines import end_now, texts
 from orchestrator.run.recorded import read_recorded
 from orchestrator.run.whole import demand_free
-from orchestrator.scorers.base import Scorer
-from orchestrator.scorers.control import ControlledScorer
 from orchestrator.scorers.open import open_scorer
 from orchestrator.settings.config import Config
 from orchestrator.settings.saved import TAKEN
@@ -67,7 +62,7 @@ async def _rescored(config: Config, run_dir: Path, described: Mapping[str, Any],
     growing = is_going_on(run_dir)
     notes = [f"{run_dir} is going on; what it held was scored"] if growing else []
     work = _Work()
-    demand_free(path, ASKED)
+    demand_free(path, SETTING)
     try:
         end = await asyncio.to_thread(end_now, record, growing=growing)
         overview = await asyncio.to_thread(Overview.of, texts(record, end))
@@ -77,11 +72,10 @@ async def _rescored(config: Config, run_dir: Path, described: Mapping[str, Any],
     with new_run(path) as run:
         async with AsyncExitStack() as stack:
             scorer = await open_scorer(config, stack)
-            how = _how(config, described, scorer, notes)
-            decoders = await stack.enter_async_context(Decoders(how))
+            tokenizer = await asyncio.to_thread(_tokenizer, config, described, notes)
             work.began = time.monotonic()
             policy = GroupPolicy.parse(config.env.group_policy, config.env.zero_variance)
-            grouping = stack.enter_context(Grouping(run.folder, policy, config.env.group_size))
+            grouping = Grouping(policy, config.env.group_size)
             advance = stack.enter_context(bar(overview.lines, "lines", sys.stderr))
 
             async def take(results: list[Result]) -> None:
@@ -89,9 +83,10 @@ async def _rescored(config: Config, run_dir: Path, described: Mapping[str, Any],
                 advance(len(results))
 
             health = HealthGate(window=GROUPS * config.env.group_size)
-            rescorer = Rescorer(scorer, decoders, tasks, missing, overview, health)
+            rescorer = Rescorer(scorer, tokenizer, tasks, missing, overview, health)
             await rescorer.run(texts(record, end), take)
-            work.dropped = await asyncio.to_thread(run.write_groups, grouping)
+            groups = grouping.groups(run.record, tasks, GroupFormat.of(config.env, tokenizer))
+            work.dropped = await asyncio.to_thread(run.write_groups, groups)
             work.ended = time.monotonic()
         run.describe(_facts(config, run_dir, described, notes))
         report = await asyncio.to_thread(_report, run, path)
@@ -115,14 +110,15 @@ class _Work:
 
     def take(self, results: list[Result], run: NewRun, grouping: Grouping) -> None:
         """Writes and counts results. Raises OSError."""
-        run.add(results)
         for result in results:
+            if isinstance(result, LeftOut):
+                self.left_out.append(result)
+                continue
+            offset = run.add(result.text)
             if isinstance(result, Rescored):
                 self.attempts += 1
                 self.changes.add(result.before, result.after)
-                grouping.add(result)
-            elif isinstance(result, LeftOut):
-                self.left_out.append(result)
+                grouping.add(result.after, offset)
 
     @property
     def is_whole(self) -> bool:
@@ -130,7 +126,7 @@ class _Work:
         return bool(self.dropped) and not lost and not any(self.dropped.values())
 
     def speed(self) -> str:
-        """How long it took once the processes had begun, report excluded."""
+        """How long it took from the first line on, report excluded."""
         seconds = self.ended - self.began
         return f"{seconds:.1f} s for {self.attempts} rollouts, {self.attempts / seconds:.0f} a second"
 
@@ -140,39 +136,29 @@ def _tasks(config: Config, described: Mapping[str, Any], overview: Overview) -> 
     source = tasks_of(config.env, described)
     found: dict[str, Task | str] = {}
     for name, task in source.named(overview.tasks).items():
-        found[name] = _handed_over(task) if isinstance(task, Task) else f"its task cannot be read: {task.reason}"
+        found[name] = task if isinstance(task, Task) else f"its task cannot be read: {task.reason}"
     if overview.tasks and not any(isinstance(task, Task) for task in found.values()):
         raise ConfigError(f"none of the run's tasks is in {source.name}; name the data set with --env.dataset")
     return found, f"its task is not in {source.name}"
 
 
-def _handed_over(task: Task) -> Task | str:
-    """The task, or why no other process can have it: a `python:` source's metadata may be anything."""
-    try:
-        pickle.loads(pickle.dumps(task))  # noqa: S301 - what was just packed
-    except Exception as error:
-        return f"its task cannot be handed over: {told(error)}"
-    return task
-
-
-def _how(config: Config, described: Mapping[str, Any], scorer: Scorer, notes: list[str]) -> How:
-    """Raises EnvironmentUnusable where ids have to be made and there is no tokenizer."""
+def _tokenizer(config: Config, described: Mapping[str, Any], notes: list[str]) -> Tokenizer | None:
+    """The tokenizer that the run had, unless another one is named. Raises EnvironmentUnusable where ids have to be
+    made and there is none."""
     env = config.env
-    asked, ran_with = env.tokenizer_name, saved_env(dict(described)).get("tokenizer_name")
-    of_run = asked is None or asked == ran_with  # as the run found it, then
-    name = saved_tokenizer(dict(described))[0] if of_run else asked
-    known = isinstance(name, str) and name.lower() not in ("", "none")
-    if known:
-        try:
-            check_source(str(name), here_only=of_run)
-        except EnvironmentUnusable as error:
-            if described.get("token_ids") != "exact":
-                raise
-            notes.append(f"{error}: messages keep the tokens that end a turn")
-            known = False
-    grades_with = scorer.grades_with if isinstance(scorer, ControlledScorer) else None
-    form = GroupFormat.of(env, None)
-    return How(form, grades_with, str(name) if known else None, env.chat_template_kwargs, here_only=of_run)
+    requested, recorded = env.tokenizer_name, saved_env(dict(described)).get("tokenizer_name")
+    of_run = requested is None or requested == recorded
+    name = saved_tokenizer(dict(described))[0] if of_run else requested
+    if not isinstance(name, str) or name.lower() in ("", "none"):
+        return None
+    try:
+        check_source(name, here_only=of_run)
+    except EnvironmentUnusable as error:
+        if described.get("token_ids") != "exact":
+            raise
+        notes.append(f"{error}: messages keep the tokens that end a turn")
+        return None
+    return load_tokenizer(name, env.chat_template_kwargs, here_only=of_run)
 
 
 def _facts(config: Config, run_dir: Path, described: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator.engine.description import describe
 from orchestrator.engine.orchestrator import Orchestrator
 from orchestrator.evaluation.files import EvaluationFiles
 from orchestrator.evaluation.measured import Evaluation
@@ -47,13 +48,14 @@ async def evaluate(orchestrator: Orchestrator, tasks: Source, directory: Path) -
     """
     config = evaluation_config(orchestrator.config)
     env = config.env
-    tasks_at_once = min(orchestrator.open_groups, env.max_eval_workers)
+    tasks_at_once = min(orchestrator.maker.open_groups, env.max_eval_workers)
     config = replace(config, env=replace(env, total_steps=-1, max_open_groups=tasks_at_once))
     observer = Observer(say=orchestrator.observer.say, run_path=directory)
     beside = orchestrator.beside(config, observer, split="eval")
     evaluation = Evaluation(env.group_size, Prices.of(config))
     with closing(EvaluationFiles(directory, env, resume=(directory / "run.json").exists())) as files:
-        await files.describe(beside, tasks)
+        await describe(files.run, beside.maker, tasks.name, files.about)
+        observer.writer = files.run
         await measure(beside, tasks, evaluation, files)
         if beside.cut_short:
             return None
@@ -74,7 +76,6 @@ async def measure(
         evaluation.take(group)
         await orchestrator.observer.group(group)
 
-    orchestrator.observer.writer = files.run
     orchestrator.observer.listeners.append(evaluation)
     evaluation.bad_tasks += len(files.earlier.bad)
     async with aclosing(orchestrator.groups(tasks, files.earlier)) as groups:

@@ -12,11 +12,10 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator import __version__
 from orchestrator.errors import ConfigError, OutputError
 from orchestrator.evaluation.measured import Evaluation, spent
 from orchestrator.rules.waits import uninterrupted
@@ -29,13 +28,12 @@ from orchestrator.run.lines import JsonLines, write_whole
 from orchestrator.types import Attempt, Ended, Group, Member, last_attempts
 
 if TYPE_CHECKING:
-    from orchestrator.engine.orchestrator import Orchestrator
     from orchestrator.settings.config import Config
     from orchestrator.settings.table import EnvSettings
-    from orchestrator.tasks.base import Source
 
 NAME = "smolagents_eval"
 COMMAND = "evaluate"
+METRICS, SAMPLES = "metrics.json", "samples.jsonl"
 
 
 class EvaluationFiles:
@@ -44,6 +42,8 @@ class EvaluationFiles:
 
     Raises ConfigError, RunLocked.
     """
+
+    about: Mapping[str, object] = {"command": COMMAND}
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class EvaluationFiles:
             groups = directory / "groups.jsonl"
             self.earlier = read_earlier(self.run.rollouts, groups, counted) if resume else Earlier()
             self.target.mkdir(parents=True, exist_ok=True)
-            self._draft = directory / "samples.jsonl.part"
+            self._draft = directory / f"{SAMPLES}.part"
             self._draft.unlink(missing_ok=True)
             self._samples = JsonLines(self._draft)
         except OSError as error:
@@ -80,20 +80,6 @@ class EvaluationFiles:
         except BaseException:
             self.run.close()
             raise
-
-    async def describe(self, orchestrator: Orchestrator, tasks: Source) -> None:
-        """Writes run.json. Raises ConfigError."""
-        await self.run.describe(
-            {
-                "version": __version__,
-                "command": COMMAND,
-                "config": orchestrator.config.public(),
-                "seed": orchestrator.seed,
-                "tasks": tasks.name,
-                "notes": orchestrator.observer.notes,
-                **await orchestrator.facts(),
-            }
-        )
 
     async def take(self, group: Group) -> None:
         """Writes a task's samples, one line each."""
@@ -131,10 +117,10 @@ class EvaluationFiles:
 
     def _replace(self, result: dict[str, Any]) -> None:
         self._samples.close()
-        fresh = self.target / "samples.jsonl.new"
+        fresh = self.target / f"{SAMPLES}.new"
         shutil.copyfile(self._draft, fresh)
-        fresh.replace(self.target / "samples.jsonl")
-        write_whole(self.target / "metrics.json", result, indent=True)
+        fresh.replace(self.target / SAMPLES)
+        write_whole(self.target / METRICS, result, indent=True)
         self._draft.unlink()
 
     def close(self) -> None:

@@ -44,20 +44,6 @@ class LocalHost:
         self._running = 0
         self._slots = Slots(max_sandboxes)
 
-    @classmethod
-    def with_breakers(
-        cls, around: Resources, spec: SandboxSpec, *, max_sandboxes: int, warm: int, say: Callable[[str], None]
-    ) -> LocalHost:
-        """Launching pauses while the launcher or the endpoint is away; `say` is told."""
-        docker = around.docker or Breaker("Docker", lambda: around.launcher.ready(spec), say)
-        breakers = {
-            FailedName.DOCKER_ERROR: docker,
-            FailedName.LAUNCH_ERROR: docker,
-            FailedName.SANDBOX_LOST: docker,
-            FailedName.LLM_ERROR: Breaker("the inference endpoint", around.endpoint_answers, say),
-        }
-        return cls(around, spec, max_sandboxes=max_sandboxes, warm=warm, breakers=breakers)
-
     # ------------------------------------------------------------ one attempt
 
     async def works(self) -> None:

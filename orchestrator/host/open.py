@@ -1,29 +1,27 @@
-"""Opens the hosts of a run, what rollouts on one share, and the scorer. Checks all of it before a task is read."""
+"""Opens this machine as the host of a run, and checks everything that rollouts on it share before a task is
+read."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from orchestrator.agents.equip import brought_host_tools, check_team, equip
-from orchestrator.agents.equipment import Equipment
 from orchestrator.completion.base import Completer
-from orchestrator.completion.called import CalledCompleter, Sampler
+from orchestrator.completion.called import CalledCompleter
 from orchestrator.completion.connect import one_answers
 from orchestrator.completion.control import EndpointControl
 from orchestrator.completion.endpoints import REPLAY, endpoint, open_completer
 from orchestrator.completion.find_tokenizer import check_tokenizer, find_tokenizer
-from orchestrator.completion.startup import Wait, said
+from orchestrator.completion.startup import said
 from orchestrator.completion.tokenizer import HubTokenizer
-from orchestrator.errors import ConfigError, DockerError, EnvironmentUnusable, RolloutError
-from orchestrator.host.base import Hosts
+from orchestrator.errors import DockerError, EnvironmentUnusable, RolloutError
 from orchestrator.host.breaker import Breaker
 from orchestrator.host.local import LocalHost
+from orchestrator.host.needs import HostNeeds
 from orchestrator.host.resources import Resources
 from orchestrator.host.sandbox import ParkedSandbox, parked_sandbox
 from orchestrator.launch.base import Launcher
@@ -32,146 +30,86 @@ from orchestrator.launch.descriptors import make_room
 from orchestrator.launch.make import make_launcher
 from orchestrator.launch.pool import WarmPool
 from orchestrator.launch.ramp import Ramp
-from orchestrator.rules.policy import Policy
-from orchestrator.rules.purse import Purse
+from orchestrator.settings.config import Config
 from orchestrator.tools.base import HostTool
 from orchestrator.tools.brought import demand_tool_names
-from orchestrator.types import SandboxSpec
-
-if TYPE_CHECKING:
-    from orchestrator.settings.config import Config
-
-log = logging.getLogger(__name__)
+from orchestrator.types import FailedName, SandboxSpec
 
 
-async def open_hosts(
-    config: Config,
-    stack: AsyncExitStack,
-    notes: list[str],
-    say: Callable[[str], None] = log.warning,
-    tell: Callable[[str, str | None], None] = lambda node, away: None,
-    policy: Policy | None = None,
-    sampler: Sampler | None = None,
-    purse: Purse | None = None,
-) -> Hosts:
-    """This machine, or the nodes of a cluster; `stack` closes them. Raises ConfigError, EnvironmentUnusable.
-
-    `say` is told when something goes away and comes back. `tell`: a node works (None), or why rollouts do not go
-    there. `policy`: what a trainer says it serves. `sampler`: samples in the place of the endpoints. `purse`: for
-    completions sampled on this machine.
-    """
-    policy = policy or Policy()
-    if sampler is not None:
-        _check_called(config)
-    if config.env.cluster == "ray":
-        from orchestrator.cluster.nodes import open_nodes
-
-        return await open_nodes(config, stack, notes, say, tell, policy)
-    return await open_here(config, stack, notes, say, policy=policy, sampler=sampler, purse=purse)
-
-
-async def open_here(
-    config: Config,
-    stack: AsyncExitStack,
-    notes: list[str],
-    say: Callable[[str], None] = log.warning,
-    equipment: Equipment | None = None,
-    policy: Policy | None = None,
-    tell: Callable[[Wait], None] | None = None,
-    sampler: Sampler | None = None,
-    purse: Purse | None = None,
-) -> LocalHost:
-    """As `open_hosts`, for this machine. `equipment`: read elsewhere, from files that may not be here. `tell` is
-    told of waits for an endpoint, in the place of `say`."""
-    around = await open_resources(config, stack, notes, say, equipment, policy, tell, sampler, purse)
-    return LocalHost.with_breakers(
-        around,
-        config.sandbox_spec(),
-        max_sandboxes=config.env.max_concurrent_sandboxes,
-        warm=config.env.most_warm,
-        say=say,
-    )
-
-
-async def open_resources(
-    config: Config,
-    stack: AsyncExitStack,
-    notes: list[str],
-    say: Callable[[str], None] = log.warning,
-    equipment: Equipment | None = None,
-    policy: Policy | None = None,
-    tell: Callable[[Wait], None] | None = None,
-    sampler: Sampler | None = None,
-    purse: Purse | None = None,
-) -> Resources:
-    """Opens Docker, image, tokenizer, endpoint, tools; `stack` closes them. Raises EnvironmentUnusable.
-
-    `say` is told when Docker goes away and comes back, and of waits for an endpoint, unless `tell` is.
-    """
-    if equipment is None:
-        equipment = await asyncio.to_thread(equip, config.env)
-    own_tools = await asyncio.to_thread(brought_host_tools, config.env)
-    tools = _web_tools(config, stack)
-    demand_tool_names(tools, own_tools)
-    tools = {**tools, **own_tools}
-    check_team(config.env, equipment, tools)
-    launcher, channel_directory = await _launcher(config, stack, notes)
-    await _check_launcher(launcher, config.sandbox_spec())
-    await _remove_leftovers(notes, docker=config.env.launcher == "docker")
+async def open_local(needs: HostNeeds, stack: AsyncExitStack) -> LocalHost:
+    """Opens launcher, image, tokenizer, endpoint and tools of this machine; `stack` closes them. Raises
+    ConfigError, EnvironmentUnusable."""
+    config, notes = needs.config, needs.notes
+    env, spec = config.env, config.sandbox_spec()
+    equipment = await asyncio.to_thread(equip, env) if needs.equipment is None else needs.equipment
+    tools = await _host_tools(config, stack)
+    check_team(env, equipment, tools)
+    launcher, channel_directory = _launcher(config, stack, notes)
+    await _check_launcher(launcher, spec)
+    await _remove_leftovers(notes, docker=env.launcher == "docker")
     await asyncio.to_thread(check_tokenizer, config)
-    what = "the OCI runtime" if config.env.launcher == "oci" else "Docker"
-    docker = Breaker(what, lambda: launcher.ready(config.sandbox_spec()), say)
+    service = "the OCI runtime" if env.launcher == "oci" else "Docker"
+    breaker = Breaker(service, lambda: launcher.ready(spec), needs.say)
     # The pool makes its first sandboxes while the tokenizer loads.
-    pool = await stack.enter_async_context(_pool(config, launcher, channel_directory, docker))
+    pool = await stack.enter_async_context(_pool(config, launcher, channel_directory, breaker))
     tokenizer = await asyncio.to_thread(find_tokenizer, config)
     # Last, as it may take minutes: what fails at once has failed by now.
-    policy, tell = policy or Policy(), tell or said(say)
-    if sampler is None:
-        completer, why_text = await open_completer(config, tokenizer, stack, notes, tell, policy)
-    else:
-        completer, why_text = _called(sampler, config, tokenizer, notes, policy), ""
-    servers = config.openai if sampler is None else ()
-    sampled = [endpoint(config.env, server) for server in servers if not server.base_url.startswith(REPLAY)]
-    return Resources(
+    completer, why_text = await _completer(needs, tokenizer, stack)
+    resources = Resources(
         launcher,
         completer,
         tokenizer,
         channel_directory,
         tools,
-        lambda: one_answers(sampled),
-        docker,
-        pool,
-        equipment,
+        pool=pool,
+        equipment=equipment,
         control=EndpointControl(completer, tokenizer),
         why_text=why_text,
-        purse=purse,
+        purse=needs.purse,
+    )
+    return LocalHost(
+        resources,
+        spec,
+        max_sandboxes=env.max_concurrent_sandboxes,
+        warm=env.most_warm,
+        breakers={
+            FailedName.DOCKER_ERROR: breaker,
+            FailedName.LAUNCH_ERROR: breaker,
+            FailedName.SANDBOX_LOST: breaker,
+            FailedName.LLM_ERROR: Breaker("the inference endpoint", _endpoint_question(needs), needs.say),
+        },
     )
 
 
-def _check_called(config: Config) -> None:
-    """Raises ConfigError for settings that do not go with completions of the program itself."""
-    if any(server.base_url for server in config.openai):
-        raise ConfigError("openai.base_url: the program samples the completions itself; leave it out")
-    if config.env.cluster != "none":
-        raise ConfigError("env.cluster: the program samples in this process; leave it at none")
-    if config.env.token_source == "retokenize" or (config.env.tokenizer_name or "").lower() == "none":
-        raise ConfigError("env.tokenizer_name: the program samples ids; name the tokenizer that they are of")
-
-
-def _called(
-    sampler: Sampler, config: Config, tokenizer: HubTokenizer | None, notes: list[str], policy: Policy
-) -> Completer:
-    assert tokenizer is not None  # see `_check_called`
-    notes.append("completions are sampled by the program itself")
+async def _completer(
+    needs: HostNeeds, tokenizer: HubTokenizer | None, stack: AsyncExitStack
+) -> tuple[Completer, str]:
+    """(the completer, why it asks for text; empty: it asks for ids)."""
+    config = needs.config
+    if needs.sampler is None:
+        wait = needs.on_wait or said(needs.say)
+        return await open_completer(config, tokenizer, stack, needs.notes, wait, needs.policy)
+    assert tokenizer is not None  # the registry has refused a sampler without one
+    needs.notes.append("completions are sampled by the program itself")
     server = config.openai[0]
-    return CalledCompleter(sampler, tokenizer, model=server.model_name, timeout_s=server.timeout, policy=policy)
+    return CalledCompleter(
+        needs.sampler, tokenizer, model=server.model_name, timeout_s=server.timeout, policy=needs.policy
+    ), ""
+
+
+def _endpoint_question(needs: HostNeeds) -> Callable[[], Awaitable[None]]:
+    """Asks the run's endpoints without sampling. A program that samples itself, and a recording, are never
+    away."""
+    servers = needs.config.openai if needs.sampler is None else ()
+    endpoints = [endpoint(needs.config.env, s) for s in servers if not s.base_url.startswith(REPLAY)]
+    return lambda: one_answers(endpoints)
 
 
 def _pool(
     config: Config,
     launcher: Launcher,
     channel_directory: Callable[[], AbstractContextManager[Path]],
-    docker: Breaker,
+    breaker: Breaker,
 ) -> WarmPool[ParkedSandbox]:
     """The pool that all sandboxes of a run come from."""
     env, ramp = config.env, Ramp()
@@ -180,8 +118,8 @@ def _pool(
         return parked_sandbox(spec, launcher, channel_directory, ramp)
 
     async def recovered() -> None:
-        await docker.away()
-        await docker.passed()
+        await breaker.away()
+        await breaker.passed()
 
     # A resumed run may have nothing left to do: no sandbox is made ahead.
     rollouts = 0 if env.resume else env.max_concurrent_sandboxes
@@ -195,6 +133,14 @@ def _pool(
         head_start=rollouts,
         recovered=recovered,
     )
+
+
+async def _host_tools(config: Config, stack: AsyncExitStack) -> dict[str, HostTool]:
+    """The web tools and the operator's own, by name. Raises ConfigError."""
+    own = await asyncio.to_thread(brought_host_tools, config.env)
+    web = _web_tools(config, stack)
+    demand_tool_names(web, own)
+    return {**web, **own}
 
 
 def _web_tools(config: Config, stack: AsyncExitStack) -> Mapping[str, HostTool]:
@@ -238,7 +184,7 @@ async def _remove_leftovers(notes: list[str], *, docker: bool) -> None:
         notes.append(f"removed {reaped.containers} containers and {reaped.directories} directories of dead runs")
 
 
-async def _launcher(
+def _launcher(
     config: Config, stack: AsyncExitStack, notes: list[str]
 ) -> tuple[Launcher, Callable[[], AbstractContextManager[Path]]]:
     """(launcher, maker of the directories of sandboxes' sockets)."""

@@ -1,8 +1,8 @@
-"""What all rollouts on one host share. `opening` makes it."""
+"""What all rollouts on one host share. `open` makes it."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +10,6 @@ from pathlib import Path
 from orchestrator.agents.equipment import Equipment
 from orchestrator.completion.base import Completer, Tokenizer
 from orchestrator.completion.control import EndpointControl
-from orchestrator.host.breaker import Breaker
 from orchestrator.host.sandbox import ParkedSandbox, parked_sandbox
 from orchestrator.launch.base import Launcher
 from orchestrator.launch.pool import WarmPool
@@ -20,28 +19,19 @@ from orchestrator.tools.base import HostTool
 from orchestrator.types import SandboxSpec
 
 
-async def _nobody_to_ask() -> None:
-    """For completions made in this process: there is no endpoint that could be away."""
-
-
 @dataclass(frozen=True, slots=True)
 class Resources:
     """What every rollout on one host shares.
 
-    `endpoint_answers` asks the endpoint without sampling and raises CompletionError if it does not answer.
-    `docker` pauses launching while the Engine is away. Without a `pool` each rollout makes its own sandbox.
-    `control`: shared, so that few control questions are asked; None: each rollout has its own. `why_text`: why the
-    endpoint is asked for text; empty: it takes ids. `leases`: of the rollouts under way.
-    `purse`: what all their completions may cost; None: there is no limit.
-    """
+    Without a `pool` each rollout makes its own sandbox. `control`: shared, so that few control questions are
+    asked; None: each rollout has its own. `why_text`: why the endpoint is asked for text; empty: it takes ids.
+    `leases`: of the rollouts under way. `purse`: what all their completions may cost; None: there is no limit."""
 
     launcher: Launcher
     completer: Completer
     tokenizer: Tokenizer | None
     channel_directory: Callable[[], AbstractContextManager[Path]]
     tools: Mapping[str, HostTool] = field(default_factory=dict)
-    endpoint_answers: Callable[[], Awaitable[None]] = _nobody_to_ask
-    docker: Breaker | None = None
     pool: WarmPool[ParkedSandbox] | None = None
     equipment: Equipment = Equipment()  # noqa: RUF009 - immutable
     control: EndpointControl | None = None

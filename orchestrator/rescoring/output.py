@@ -1,20 +1,19 @@
-"""The directory of a run that was scored again: there is none of its name until all of it is written."""
+"""The directory of a run that was scored again. It appears under its name only when it is complete."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from orchestrator.rescoring.grouping import Grouping
-from orchestrator.rescoring.rescore import LeftOut, Result
+from orchestrator.rescoring.grouping import MadeGroup
 from orchestrator.run.files import DROPPED_FILE, GROUPS_FILE, ROLLOUTS_FILE, RUN_FILE
 from orchestrator.run.line import dropped_line
 from orchestrator.run.lines import dumps, write_whole
 from orchestrator.run.whole import whole_folder
 
-ASKED = "env.run_dir"  # the setting that names it
+SETTING = "env.run_dir"  # names the directory
 
 
 class NewRun:
@@ -23,18 +22,21 @@ class NewRun:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.groups = folder / GROUPS_FILE
-        self._rollouts = (folder / ROLLOUTS_FILE).open("wb")
+        self.record = folder / ROLLOUTS_FILE
+        self._rollouts = self.record.open("wb")
 
-    def add(self, results: list[Result]) -> None:
-        """Appends the lines of the record. Raises OSError."""
-        self._rollouts.writelines(result.text for result in results if not isinstance(result, LeftOut))
+    def add(self, line: bytes) -> int:
+        """Appends a line to the record, and returns where it begins. Raises OSError."""
+        offset = self._rollouts.tell()
+        self._rollouts.write(line)
+        return offset
 
-    def write_groups(self, grouping: Grouping) -> dict[int, str | None]:
+    def write_groups(self, groups: Iterable[MadeGroup]) -> dict[int, str | None]:
         """Writes the groups file. Gives each group's number, and why it is not in the file. Raises OSError."""
-        self._rollouts.flush()
+        self._rollouts.flush()  # groups are made from it
         dropped, drops = dict[int, str | None](), list[bytes]()
         with self.groups.open("wb") as file:
-            for group in grouping.groups():
+            for group in groups:
                 file.writelines(group.lines)
                 dropped[group.number] = group.dropped
                 if group.dropped is not None:
@@ -44,7 +46,7 @@ class NewRun:
         return dropped
 
     def describe(self, facts: Mapping[str, Any]) -> None:
-        """Writes run.json. It has no proof: what stands in it comes from another one. Raises OSError."""
+        """Writes run.json. It has no proof: its content comes from another one. Raises OSError."""
         write_whole(self.folder / RUN_FILE, facts, indent=True)
 
     def close(self) -> None:
@@ -58,5 +60,5 @@ def new_run(path: Path) -> Iterator[NewRun]:
 
     Raises ConfigError, OutputError.
     """
-    with whole_folder(path, ASKED) as folder, closing(NewRun(folder)) as run:
+    with whole_folder(path, SETTING) as folder, closing(NewRun(folder)) as run:
         yield run

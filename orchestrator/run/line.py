@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 from orchestrator.calls.declared import text_of
 from orchestrator.completion.trajectory import main_segment, untrained_share
 from orchestrator.rules.text import MAX_JSON_INTEGER
-from orchestrator.run.lines import demand_modest, demand_short_talks, dumps
+from orchestrator.run.lines import demand_modest, demand_short_talks
 from orchestrator.types import (
     AgentSpec,
     Attempt,
@@ -54,7 +54,6 @@ ATTEMPT_SCHEMA = 2  # since a rollout's tools are written once; attempts of sche
 _MOST_ON_WIRE = (1 << 31) - 1  # of numbers sent to a sandbox or an inference server
 _TOOL_CALL = [field.name for field in fields(ToolCall)]  # `asdict` would copy the arguments deeply
 _REASON_CHARS = 200
-_BEHIND_VERDICT = b',"started_at":'
 
 T = TypeVar("T")
 Whole = Annotated[int, Field(ge=0, le=MAX_JSON_INTEGER)]
@@ -314,8 +313,27 @@ def told_line(told: Attempted) -> dict[str, Any]:
     """The inverse of `read_attempt`."""
     record, offers = told.record, _Offers()
     completions = [_turn_line(turn, offers) for turn in record.turns]
+    outcome, ungraded, score = told.outcome, told.ungraded, told.score
     return {
-        **verdict_line(told),
+        "schema": ATTEMPT_SCHEMA,
+        "rollout_id": told.rollout_id,
+        "task_id": told.task_id,
+        "level": told.level,
+        "source": told.source,
+        "group": told.group,
+        **({} if told.group_size is None else {"group_size": told.group_size}),
+        "index": told.index,
+        "attempt": told.attempt,
+        "outcome": str(outcome.name),
+        "reason": outcome.detail if isinstance(outcome, Ended) else outcome.reason,
+        "ungraded": {"outcome": str(ungraded.name), "reason": ungraded.detail} if ungraded else None,
+        "answer": told.record.answer,
+        "reference": told.reference,
+        "score": score.value if score else None,
+        "score_parts": dict(score.parts) if score else None,
+        "score_evidence": dict(score.evidence) if score and score.evidence else None,
+        "token_source": told.token_source,
+        "segment": told.segment,
         "started_at": record.started_at,
         "launch_s": record.launch_s,
         "duration_s": record.duration_s,
@@ -346,40 +364,6 @@ def shorter_line(line: dict[str, Any]) -> dict[str, Any]:
     What a sandbox sends is limited before; what a scorer or an endpoint says is not."""
     note = "steps, evidence and tool calls were left out: with them the line would be too long to be read again"
     return {**line, "steps": [], "tool_calls": [], "score_evidence": None, "notes": [*line["notes"], note]}
-
-
-def verdict_line(told: Attempted) -> dict[str, Any]:
-    """The beginning of an attempt's line: which attempt it is, and what became of it. The rest says what happened,
-    and is the same however that is scored."""
-    outcome, ungraded, score = told.outcome, told.ungraded, told.score
-    return {
-        "schema": ATTEMPT_SCHEMA,
-        "rollout_id": told.rollout_id,
-        "task_id": told.task_id,
-        "level": told.level,
-        "source": told.source,
-        "group": told.group,
-        **({} if told.group_size is None else {"group_size": told.group_size}),
-        "index": told.index,
-        "attempt": told.attempt,
-        "outcome": str(outcome.name),
-        "reason": outcome.detail if isinstance(outcome, Ended) else outcome.reason,
-        "ungraded": {"outcome": str(ungraded.name), "reason": ungraded.detail} if ungraded else None,
-        "answer": told.record.answer,
-        "reference": told.reference,
-        "score": score.value if score else None,
-        "score_parts": dict(score.parts) if score else None,
-        "score_evidence": dict(score.evidence) if score and score.evidence else None,
-        "token_source": told.token_source,
-        "segment": told.segment,
-    }
-
-
-def verdict_bytes(text: bytes, told: Attempted) -> int | None:
-    """How many bytes the `verdict_line` takes of the line that `told` was read from, without the comma behind it.
-    None: the line is not written as this version writes it."""
-    head = dumps(verdict_line(told))[:-1]
-    return len(head) if text.startswith(head + _BEHIND_VERDICT) else None
 
 
 def read_attempt(text: bytes) -> Attempted:
@@ -585,8 +569,10 @@ class Counted:
     """The counted facts of an attempt. `score` None: it was not scored, so it may be drawn again."""
 
     rollout_id: str
+    task_id: str
     group: int
     index: int
+    attempt: int
     outcome: str
     reason: str
     ungraded: bool
@@ -605,8 +591,10 @@ class Counted:
         plan, record, outcome = attempt.plan, attempt.record, attempt.outcome
         return cls(
             rollout_id=plan.rollout_id,
+            task_id=plan.task.task_id,
             group=plan.group,
             index=plan.index,
+            attempt=plan.attempt,
             outcome=str(outcome.name),
             reason=outcome.detail if isinstance(outcome, Ended) else outcome.reason,
             ungraded=attempt.ungraded is not None,
@@ -638,8 +626,10 @@ def read_counted(text: bytes) -> Counted | CountedBadTask:
     score = line["score"]
     return Counted(
         rollout_id=line["rollout_id"],
+        task_id=line["task_id"],
         group=line["group"],
         index=line["index"],
+        attempt=line["attempt"],
         outcome=str(line["outcome"]),
         reason=line["reason"],
         ungraded=line.get("ungraded") is not None,

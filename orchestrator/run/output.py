@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator import __version__
 from orchestrator.errors import ConfigError, OrchestratorError
 from orchestrator.run.directory import RunDirectory, new_run_directory
 from orchestrator.run.earlier import Earlier, read_earlier, repair_groups
@@ -17,7 +16,6 @@ from orchestrator.run.groups import GroupFormat, GroupsFile, check_writable, fre
 from orchestrator.run.tally import Tally
 
 if TYPE_CHECKING:
-    from orchestrator.engine.orchestrator import Orchestrator
     from orchestrator.settings.config import Config
     from orchestrator.settings.table import EnvSettings
 
@@ -29,6 +27,13 @@ class OpenRun:
     run: RunDirectory
     groups: GroupsFile
     earlier: Earlier
+
+    @property
+    def about(self) -> Mapping[str, object]:
+        """What run.json says of the groups file: its path, relative if the run directory holds it."""
+        run_path, groups_path = self.run.path.absolute(), self.groups.path.absolute()
+        inside = groups_path.is_relative_to(run_path)
+        return {"groups_file": str(groups_path.relative_to(run_path) if inside else groups_path)}
 
 
 @contextmanager
@@ -79,58 +84,24 @@ def program_run_path(env: EnvSettings) -> Path | None:
                 "env.data_path_to_save_groups: groups are written with the record; set env.run_dir too"
             )
         return None
-    check_writable(env.run_dir)
-    if env.data_path_to_save_groups is not None:
-        check_writable(env.data_path_to_save_groups.parent)
+    _check_writable(env, env.run_dir)
     return env.run_dir
 
 
-async def open_program_run(orchestrator: Orchestrator, path: Path, files: ExitStack) -> OpenRun:
-    """Opens and describes the run of a program; `files` closes it. Raises ConfigError, RunLocked."""
-    output = files.enter_context(open_run(orchestrator.config, path, Tally(), orchestrator.group_format))
-    await describe(output, orchestrator, "tasks of a program")
-    return output
-
-
-async def describe(output: OpenRun, orchestrator: Orchestrator, tasks: str) -> None:
-    """Writes run.json. `tasks`: where they come from, for display. Raises ConfigError if the agent, or the way
-    token ids are made, is not that of the resumed run."""
-    facts = await orchestrator.facts()
-    if orchestrator.config.env.resume is not None:
-        earlier = read_run(output.run.path)
-        if "agent" in earlier and earlier["agent"] != facts["agent"]:
-            raise ConfigError(
-                "env.resume: the agent's program, prompts or tools are not what the run began with; "
-                "bring those back, or start a new run"
-            )
-        before = earlier.get("token_ids")
-        if before != facts["token_ids"]:
-            raise ConfigError(
-                f"env.resume: the run's token ids are {before}, this endpoint's {facts['token_ids']}; "
-                "set --openai.base_url to an endpoint of the same kind"
-            )
-    run_path, groups_path = output.run.path.absolute(), output.groups.path.absolute()
-    inside = groups_path.is_relative_to(run_path)
-    await output.run.describe(
-        {
-            "version": __version__,
-            "config": orchestrator.config.public(),
-            "seed": orchestrator.seed,
-            "tasks": tasks,
-            "groups_file": str(groups_path.relative_to(run_path) if inside else groups_path),
-            "notes": orchestrator.observer.notes,
-            **facts,
-        }
-    )
-
-
 def run_directory_path(env: EnvSettings) -> Path:
-    """The directory of the run: the one resumed, the one asked for, a new one. Raises ConfigError."""
-    if env.resume is None:
-        return Path(env.run_dir) if env.run_dir else new_run_directory()
-    if env.run_dir is not None and Path(env.run_dir).resolve() != Path(env.resume).resolve():
+    """The directory of the run: the one resumed, the one asked for, or a new one. Raises ConfigError, also
+    where nothing can be written."""
+    path = env.resume or env.run_dir or new_run_directory()
+    if env.resume and env.run_dir and env.run_dir.resolve() != env.resume.resolve():
         raise ConfigError("env.run_dir: a run is continued in its own directory; leave this out")
-    return Path(env.resume)
+    _check_writable(env, path)
+    return path
+
+
+def _check_writable(env: EnvSettings, run_path: Path) -> None:
+    check_writable(run_path)
+    if env.data_path_to_save_groups is not None:
+        check_writable(env.data_path_to_save_groups.parent)
 
 
 def groups_path_of(run_path: Path) -> Path:

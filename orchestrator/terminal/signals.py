@@ -13,7 +13,6 @@ T = TypeVar("T")
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # Time for cleanup. What is left then, the next run or `orchestrator cleanup` removes.
 CLEANUP_S = 30.0
-NOTHING_BEGUN = "nothing had begun"  # there is nothing to go on with
 HASTY_CLEANUP_S = 10.0  # a loaded Engine takes seconds to remove some dozen containers
 
 

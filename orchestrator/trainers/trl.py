@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from orchestrator.engine.description import no_sampled_ids
 from orchestrator.errors import ConfigError, OrchestratorError
 from orchestrator.rules.observer import Observer
 from orchestrator.run.rows import Row
@@ -208,7 +209,7 @@ def demand_agreement(config: Config, asked: Any, mode: LogprobsMode, *, uses_log
 
 def demand_ids(orchestrator: SyncOrchestrator) -> None:
     """Raises ConfigError for an endpoint that does not give the ids it sampled."""
-    if other := orchestrator.orchestrator.no_sampled_ids:
+    if other := no_sampled_ids(orchestrator.orchestrator.hosts):
         raise ConfigError(f"TRL trains on sampled token ids, and the endpoint's are {other}")
 
 

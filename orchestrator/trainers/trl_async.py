@@ -178,7 +178,7 @@ class RolloutWorker:
     def _endless(self) -> Iterator[Task | BadTask]:
         """All tasks once, so that bad ones are reported; then those that can be rolled out, again and again."""
         engine, size = self._orchestrator.orchestrator, self._orchestrator.config.env.group_size
-        good = [task for task in self._tasks if isinstance(engine.fitting(task), Task)]
+        good = [task for task in self._tasks if isinstance(engine.maker.fitting(task), Task)]
         names = {task.task_id for task in good}
         for task in itertools.chain(self._tasks, itertools.cycle(good)):
             if task.task_id in names and not self.rollout_buffer.begin(size):

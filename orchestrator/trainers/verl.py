@@ -252,7 +252,7 @@ class _Worker(Listener):
 
         orchestrator = self.sync.orchestrator
         env, tokenizer = orchestrator.config.env, orchestrator.hosts.tokenizer
-        agent = orchestrator.agent_spec()
+        agent = orchestrator.maker.agent_spec()
         ours = agent.kind == "tool_calling" and agent.call_format is not None
         if tokenizer is None or env.agent_kind == "program" or env.prompt_templates is not None or ours:
             return  # the prompt's text is not smolagents' own

@@ -1,7 +1,4 @@
-"""What pid 1 sees of its own limits: read once, before pid 1 forks, and told to the orchestrator.
-
-Nothing is judged here: the orchestrator decides what must hold.
-"""
+"""What pid 1 sees of its own limits: read once, before pid 1 forks. The orchestrator decides what must hold."""
 
 from __future__ import annotations
 
@@ -9,10 +6,15 @@ import os
 import re
 import resource
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
+from rollout_api.v1 import sandbox_pb2 as pb
+
 from sandbox.procfs import status_of
-from sandbox.types import Confinement, Mount
+from sandbox.types import Identities
+
+MAX_MOUNTS = 200  # mounts, or devices, to report; a sandbox has some forty
 
 # Places that show the machine, or through which a sandbox could use up what all sandboxes share.
 _READABLE = (
@@ -26,35 +28,37 @@ _CGROUPS = Path("/sys/fs/cgroup")
 _UNLIMITED = 1 << 62  # control groups v1 write a larger number for no limit
 
 
-def confinement() -> Confinement:
-    """The limits the calling process runs under."""
+def confinement(identities: Identities | None = None) -> pb.Confinement:
+    """The limits the calling process runs under, and the users of its children."""
     status = status_of("self")
     interfaces = _lines("/proc/net/dev")[2:]  # two lines of headings
-    return Confinement(
+    return pb.Confinement(
         capability_bounding_set=int(status.get("CapBnd", "0"), 16),
         no_new_privileges=status.get("NoNewPrivs") == "1",
         seccomp_mode=int(status.get("Seccomp", "0")),
-        network_interfaces=tuple(line.partition(":")[0].strip() for line in interfaces),
+        network_interfaces=[line.partition(":")[0].strip() for line in interfaces],
         root_read_only=bool(os.statvfs("/").f_flag & os.ST_RDONLY),
+        runner_uid=identities.runner_uid if identities else 0,
+        worker_uid=identities.worker_uid if identities else 0,
         process_id=os.getpid(),
         own_control_groups=all(line.endswith(":/") for line in _lines("/proc/self/cgroup")),
-        mounts=tuple(_mounts()),
-        limits=_limits(),
-        devices=tuple(sorted(os.listdir("/dev"))),
-        exposed_paths=tuple(path for path in (*_READABLE, *_WRITABLE) if _exposed(path)),
+        mounts=islice(_mounts(), MAX_MOUNTS),
+        limits=[pb.Limit(name=name, value=value) for name, value in _limits().items()],
+        devices=sorted(os.listdir("/dev"))[:MAX_MOUNTS],
+        exposed_paths=[path for path in (*_READABLE, *_WRITABLE) if _exposed(path)],
     )
 
 
-def _mounts() -> Iterator[Mount]:
+def _mounts() -> Iterator[pb.Mount]:
     for line in _lines("/proc/self/mountinfo"):
         mount, _, file_system = line.partition(" - ")
         fields, kind = mount.split(), file_system.split()[0]
         target = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[4])
         options = fields[5].split(",")
         size_bytes, inodes = _capacity(target) if kind == "tmpfs" else (0, 0)
-        yield Mount(
-            target,
-            kind,
+        yield pb.Mount(
+            target=target,
+            type=kind,
             read_only="ro" in options,
             no_suid="nosuid" in options,
             no_dev="nodev" in options,
@@ -74,13 +78,14 @@ def _capacity(target: str) -> tuple[int, int]:
 
 
 def _limits() -> dict[str, int]:
+    """Those that there are."""
     memory = _number("memory.max", "memory/memory.limit_in_bytes")
     swap = _number("memory.swap.max")
     both = memory + swap if memory is not None and swap is not None else None
     found = {
         "memory": memory,
         "memory_and_swap": both if both is not None else _number("memory/memory.memsw.limit_in_bytes"),
-        "cpu_millis": _cpu_millis(),
+        "cpu_millis": cpu_millis(),
         "pids": _number("pids.max", "pids/pids.max"),
         "terminals": _terminals(),
     }
@@ -101,7 +106,8 @@ def _terminals() -> int | None:
     return int(most[0]) if most and most[0].isdecimal() else None
 
 
-def _cpu_millis() -> int | None:
+def cpu_millis() -> int | None:
+    """Thousandths of a CPU that this container may use; None: no limit."""
     words = " ".join(_lines(_CGROUPS / "cpu.max")).split()
     if not words:
         words = [*_lines(_CGROUPS / "cpu/cpu.cfs_quota_us"), *_lines(_CGROUPS / "cpu/cpu.cfs_period_us")]

@@ -21,13 +21,15 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from rollout_api.v1 import sandbox_pb2 as pb
+
 from sandbox import procfs
 from sandbox.control import ControlLost, RunnerEnd, SupervisorEnd, control_line
 from sandbox.pid1 import identity
-from sandbox.pid1.confinement import confinement
+from sandbox.pid1.confinement import confinement, cpu_millis
 from sandbox.pid1.outbox import write_output
 from sandbox.pid1.worker_setup import clean_process, place_pipes
-from sandbox.types import OUTPUT_FOLDER, Box, Confinement, Identities, OutputLimits
+from sandbox.types import OUTPUT_FOLDER, Box, Identities, OutputLimits
 from sandbox.worker.worker import EXIT_BROKEN, Worker
 
 WIPE_LIMIT_S = 20.0  # on a crowded machine even a killed process takes seconds to end
@@ -37,7 +39,7 @@ _WIPE_PAUSE_S = 0.005
 _KILLER_LIMIT_S = 0.2
 _OUTPUT_MODE = 0o622  # the pipe is root's, and the worker may open it by name, as /dev/stdout
 
-RunnerMain = Callable[[Box, RunnerEnd, Confinement], int]
+RunnerMain = Callable[[Box, RunnerEnd, pb.Confinement], int]
 
 
 class TetherLost(Exception):
@@ -62,7 +64,8 @@ class Supervisor:
     def __init__(self, box: Box, runner_main: RunnerMain) -> None:
         self._box = box
         self._runner_main = runner_main
-        self._confinement = confinement()
+        self._confinement = confinement(box.identities)
+        self._cpu_millis = cpu_millis()
         self._runner = 0
         self._runner_status: int | None = None
         self._worker = 0
@@ -167,7 +170,7 @@ class Supervisor:
     def _be_worker(self, commands: int, frames: int, output: int) -> int:
         place_pipes(commands, frames, output)
         identity.become_worker(self._box)
-        clean_process(self._box.workspace, self._confinement.limits.get("cpu_millis"))
+        clean_process(self._box.workspace, self._cpu_millis)
         worker = Worker()
         try:
             worker.serve()

@@ -23,12 +23,10 @@ from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
 from sandbox.errors import ChannelLost, ClientGone, EpisodeCrashed, LeaseEnded, RequestRefused, ToolFailure
 from sandbox.runner import wire
-from sandbox.runner.hang_up import hung_up
 from sandbox.types import (
     Assignment,
     Box,
     Completion,
-    Confinement,
     Kind,
     Message,
     Request,
@@ -87,7 +85,7 @@ class Client:
     def __exit__(self, *exception: object) -> None:
         self._channel.close()
 
-    def park(self, confinement: Confinement) -> Iterator[pb.ParkResponse]:
+    def park(self, confinement: pb.Confinement) -> Iterator[pb.ParkResponse]:
         """Waits for an assignment, yields it and its files. Raises ChannelLost, LeaseEnded, EpisodeCrashed."""
         stream = self._call(lambda: self._begin_parking(confinement))
         try:
@@ -188,10 +186,10 @@ class Client:
         request.steps.extend(self._ended_steps())
         self._call(lambda: self._stub.SubmitResult(request, timeout=SUBMIT_LIMIT_S))
 
-    def _begin_parking(self, confinement: Confinement) -> Iterator[pb.ParkResponse]:
+    def _begin_parking(self, confinement: pb.Confinement) -> Iterator[pb.ParkResponse]:
         """Waits for the connection, then begins the stream. A stream that has begun is never begun again."""
         grpc.channel_ready_future(self._channel).result(timeout=PARK_S)
-        return self._stub.Park(wire.park_request(confinement, self._box))
+        return self._stub.Park(pb.ParkRequest(contract=wire.CONTRACT, confinement=confinement))
 
     def _call(self, attempt: Callable[[], R]) -> R:
         unavailable_since: float | None = None
@@ -206,6 +204,13 @@ class Client:
                 if error.code() not in _AGAIN or now - unavailable_since > RECONNECT_S:
                     raise _end(error) from error
             time.sleep(_PAUSE_S)
+
+
+def hung_up(connection: socket.socket) -> bool:
+    """Whether the other end was closed. Does not wait."""
+    poll = select.poll()
+    poll.register(connection, select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 def _ring(bell: socket.socket) -> None:

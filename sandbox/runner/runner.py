@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rollout_api.v1 import sandbox_pb2 as pb
+
 from sandbox import procfs
 from sandbox.control import RunnerEnd
 from sandbox.errors import ChannelLost, EpisodeCrashed, LeaseEnded, MemoryUsedUp, StepsUsedUp, SupervisorGone
@@ -27,7 +29,6 @@ from sandbox.types import (
     Assignment,
     Box,
     Completion,
-    Confinement,
     Kind,
     Message,
     OutputLimits,
@@ -45,7 +46,7 @@ OUTPUT_LIMIT_S = 30.0
 OUTPUT_CHUNK_BYTES = 256 * 1024
 
 
-def main(box: Box, control: RunnerEnd, confinement: Confinement) -> int:
+def main(box: Box, control: RunnerEnd, confinement: pb.Confinement) -> int:
     """The runner's whole life; returns its exit code."""
     link = WorkerLink(control)
     rehearse(link)
@@ -65,7 +66,7 @@ def main(box: Box, control: RunnerEnd, confinement: Confinement) -> int:
 
 
 def _episode(
-    box: Box, client: Client, link: WorkerLink, confinement: Confinement, endpoint: ProgramEndpoint | None
+    box: Box, client: Client, link: WorkerLink, confinement: pb.Confinement, endpoint: ProgramEndpoint | None
 ) -> int:
     """From parking to the result. Raises LeaseEnded, ChannelLost, SupervisorGone; EpisodeCrashed when
     nothing can be submitted."""

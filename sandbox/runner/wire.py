@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from typing import Any
 
@@ -16,10 +15,8 @@ from sandbox.types import (
     AgentSettings,
     Assignment,
     AttachmentFile,
-    Box,
     Call,
     Completion,
-    Confinement,
     Kind,
     ManagedAgent,
     Message,
@@ -38,7 +35,6 @@ from sandbox.types import (
 )
 
 CONTRACT = 7
-MAX_MOUNTS = 200  # mounts, or devices, to report; a sandbox has some forty
 MAX_STEP_TEXT_BYTES = 64 * 1024
 MAX_DETAIL_BYTES = 4 * 1024
 MAX_REFUSAL_BYTES = 1024
@@ -72,28 +68,6 @@ _STOP_REASONS: dict[StopReason, pb.StopReason] = {
     "out_of_memory": pb.STOP_REASON_OUT_OF_MEMORY,
     "crashed": pb.STOP_REASON_CRASHED,
 }
-
-
-def park_request(confinement: Confinement, box: Box) -> pb.ParkRequest:
-    identities = box.identities
-    return pb.ParkRequest(
-        contract=CONTRACT,
-        confinement=pb.Confinement(
-            capability_bounding_set=confinement.capability_bounding_set,
-            no_new_privileges=confinement.no_new_privileges,
-            seccomp_mode=confinement.seccomp_mode,
-            network_interfaces=confinement.network_interfaces,
-            root_read_only=confinement.root_read_only,
-            runner_uid=identities.runner_uid if identities else 0,
-            worker_uid=identities.worker_uid if identities else 0,
-            process_id=confinement.process_id,
-            own_control_groups=confinement.own_control_groups,
-            mounts=[pb.Mount(**dataclasses.asdict(mount)) for mount in confinement.mounts[:MAX_MOUNTS]],
-            limits=[pb.Limit(name=name, value=value) for name, value in confinement.limits.items()],
-            devices=confinement.devices[:MAX_MOUNTS],
-            exposed_paths=confinement.exposed_paths,
-        ),
-    )
 
 
 def assignment(message: pb.Assignment) -> Assignment:

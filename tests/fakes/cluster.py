@@ -16,6 +16,7 @@ from orchestrator.cluster.remote import NodeLost, NodeSeen
 from orchestrator.completion.replay import Replayed
 from orchestrator.completion.startup import Wait
 from orchestrator.doctor.finding import Finding
+from orchestrator.host.needs import HostNeeds
 from orchestrator.rules.policy import Policy, Served
 from orchestrator.settings.config import Config
 from orchestrator.settings.table import EnvSettings
@@ -217,7 +218,10 @@ async def nodes_of(
     config = Config(env=EnvSettings(**{**settings, "cluster": "ray", **env}))
     opening = Opening(config, Equipment(), None, software())
     images = images or SavedImages(Path("none"))
-    nodes = Nodes(config, cluster, opening, None, images, told.said.append, told.node, policy or Policy())
+    needs = HostNeeds(
+        config, told.notes, told.said.append, on_node=told.node, policy=Policy() if policy is None else policy
+    )
+    nodes = Nodes(needs, cluster, opening, None, images)
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(nodes.opened(told.notes))
+        await stack.enter_async_context(nodes.opened())
         yield nodes

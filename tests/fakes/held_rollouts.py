@@ -16,6 +16,7 @@ from rollout_api.v1 import sandbox_pb2_grpc as pb_grpc
 
 from orchestrator.completion.base import CompletionRequest
 from orchestrator.engine.orchestrator import Orchestrator
+from orchestrator.engine.shared import Opened
 from orchestrator.errors import CompletionError
 from orchestrator.host.local import LocalHost
 from orchestrator.host.resources import Resources
@@ -137,10 +138,8 @@ async def held(observer: Observer | None = None, scorer: Scorer | None = None, *
                 yield Path(path)
 
         orchestrator = Orchestrator(config, observer)
-        orchestrator._scorer = scorer or DirectScorer("correctness")
         around = Resources(launcher, completer, None, channel)
-        orchestrator._hosts = LocalHost(
-            around, config.sandbox_spec(), max_sandboxes=config.env.max_concurrent_sandboxes
-        )
+        hosts = LocalHost(around, config.sandbox_spec(), max_sandboxes=config.env.max_concurrent_sandboxes)
+        orchestrator.shared.opened = Opened(hosts, scorer or DirectScorer("correctness"))
         yield Held(orchestrator, completer, launcher)
     assert launcher.live == {}

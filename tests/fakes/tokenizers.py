@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from orchestrator.completion.tokenizer import HubTokenizer
+from orchestrator.demo.tokenizer import unpack
+from tests.fakes.tokenizer import tokenizer_folder
 
 CORPUS = [
     "the quick brown fox, 42 times: def f(x):\n    return x + 1\n\n",
@@ -16,6 +19,7 @@ CORPUS = [
     " \t\n" * 5,
 ]
 SPACES = "    "
+QWEN_CALLS = ("<tool_call>", "</tool_call>")
 CONTROLS = ("<|s|>", "<|e|>", "<|pad|>", "<|s|><|e|>", "<think>", "</think>", "[INST]", "[/INST]")
 
 
@@ -156,3 +160,17 @@ def control_ids(tokenizer: HubTokenizer, ids: Any) -> list[int]:
     template = tokenizer._tokenizer.chat_template
     known = {tokenizer.encode(token)[-1] for token in CONTROLS if "think" not in token or token in template}
     return [token for token in ids if token in known]
+
+
+def qwen(template: str = "", marks: Sequence[str] = (), *, special: bool = True) -> HubTokenizer:
+    """Qwen2.5's template, or another, and its tokens of calls on a small vocabulary, with `marks` as more control
+    tokens: Qwen's own vocabulary takes a second to load."""
+    inner = AutoTokenizer.from_pretrained(str(tokenizer_folder()))
+    inner.add_tokens(
+        [AddedToken(token, special=False, normalized=False) for token in ("<tool_call>", "</tool_call>")]
+    )
+    inner.add_tokens([AddedToken(mark, special=special, normalized=False) for mark in marks])
+    config = json.loads((unpack() / "tokenizer_config.json").read_text("utf-8"))
+    inner.chat_template = template or config["chat_template"]
+    inner.bos_token = config["bos_token"]
+    return HubTokenizer(inner, "qwen2.5")

@@ -17,12 +17,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from rollout_api.v1 import sandbox_pb2 as pb
+
 from orchestrator.launch.channels import tether
 from sandbox.control import RunnerEnd
 from sandbox.pid1 import identity
 from sandbox.pid1.supervisor import Supervisor
 from sandbox.runner.worker_link import WorkerLink
-from sandbox.types import Box, Confinement, Identities
+from sandbox.types import Box, Identities
 
 ROOT = Path(__file__).parents[2]
 OWN_UID = 54_320  # and the two numbers after it: nobody's on this machine
@@ -61,7 +63,7 @@ def _linked(workspace: Path, channel: Path, late_s: float | None) -> Iterator[Wo
         host.wait()
 
 
-def _hand_over(box: Box, control: RunnerEnd, confinement: Confinement) -> int:
+def _hand_over(box: Box, control: RunnerEnd, confinement: pb.Confinement) -> int:
     test = socket.socket(fileno=int(sys.argv[1]))
     socket.send_fds(test, [b"control"], [control.fileno()])
     test.recv(1)  # until the test closes it

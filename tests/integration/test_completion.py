@@ -259,6 +259,8 @@ SPOILT = {
     "positive_logprob": ID_DIALECTS,
     "foreign_ids": ID_DIALECTS,
     "missing_logprobs": ID_DIALECTS,
+    "wrong_count": ID_DIALECTS,
+    "other_prompt": ("vllm", "atropos"),  # only these return the prompt's ids
     "empty_choices": ("vllm", "openai"),
     "null_content": ("openai",),
 }

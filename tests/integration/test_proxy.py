@@ -27,12 +27,12 @@ from orchestrator.rules.outcome import Refused, Submission
 from orchestrator.rules.waits import aside
 from orchestrator.types import Attachment, Completion, Limits, Task
 from sandbox.runner.client import Client
-from sandbox.types import Box, Confinement, Message, Result, StepReport
+from sandbox.types import Box, Message, Result, StepReport
 from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.plans import TALK, a_plan
 
 Stub = pb_grpc.SandboxServiceStub
-A_CONFINEMENT = Confinement(0, True, 2, (), True, 1, True, (), {}, (), ())
+A_CONFINEMENT = pb.Confinement(no_new_privileges=True, seccomp_mode=2, root_read_only=True, process_id=1)
 MESSAGES = [pb.Message(role=pb.ROLE_SYSTEM, content=TALK[0].content), pb.Message(role=pb.ROLE_USER, content="?")]
 
 

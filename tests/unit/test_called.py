@@ -87,6 +87,52 @@ async def test_spans_are_kept_and_what_is_no_answer_is_refused(tokenizer: HubTok
         await completer(tokenizer, lambda _: Sampled(None, [], "", UNTOLD)).sample(request(tokenizer))  # type: ignore[arg-type]
 
 
+SAID = (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"prompt_ids": "other"},
+        {"prompt_ids": "shorter"},
+        {"prompt_ids": "longer"},
+        {"prompt_tokens": 3},
+        {"sampled_tokens": 2},
+        {"sampled_tokens": 4},
+        {"logprobs": [-0.5, -0.5]},
+        {"logprobs": [-0.5, -0.5, float("nan")]},
+        {"logprobs": [-0.5, -0.5, True]},
+        {"logprobs": [-0.5, -0.5, 2e-6]},
+        {"ids": [1, 2, -1]},
+        {"ids": [1, 2, True]},
+        {"ids": [1, 2, 3, 4], "logprobs": [-0.5] * 4},
+    ],
+    ids=str,
+)
+async def test_an_answer_that_contradicts_itself_or_the_request_is_refused(
+    tokenizer: HubTokenizer, wrong: dict[str, Any]
+) -> None:
+    asked = request(tokenizer, 3)
+    assert asked.prompt_ids is not None
+    prompt = asked.prompt_ids.tolist()
+    echoes = {"other": [*prompt[:-1], prompt[-1] + 1], "shorter": prompt[1:], "longer": [*prompt, 5]}
+    right = {"ids": list(SAID), "logprobs": [-0.5] * 3, "finish_reason": "", "prompt_tokens": len(prompt)}
+    right |= {"prompt_ids": prompt, "sampled_tokens": 3}
+    assert (await completer(tokenizer, lambda _: Sampled(**right)).sample(asked)).tokens_T == SAID
+    wrong = {name: echoes.get(value, value) if name == "prompt_ids" else value for name, value in wrong.items()}
+    if len(wrong.get("ids", SAID)) != len(SAID):
+        wrong |= {"sampled_tokens": len(wrong["ids"])}
+    with pytest.raises(CompletionError):
+        await completer(tokenizer, lambda _: Sampled(**{**right, **wrong})).sample(asked)
+
+
+async def test_a_log_prob_that_rounding_put_above_zero_is_zero(tokenizer: HubTokenizer) -> None:
+    sampled = Sampled(list(SAID), [-0.5, 1e-7, 0], "", UNTOLD)
+    completion = await completer(tokenizer, lambda _: sampled).sample(request(tokenizer, 3))
+    assert completion.logprobs_T == (-0.5, 0.0, 0.0)
+    assert set(map(type, completion.logprobs_T or ())) == {float}
+
+
 async def never(request: CompletionRequest) -> Sampled:
     raise AssertionError("asked")
 

@@ -50,6 +50,7 @@ from orchestrator.errors import (
     SandboxLostError,
 )
 from orchestrator.host.base import Provision
+from orchestrator.host.needs import HostNeeds
 from orchestrator.launch import channels
 from orchestrator.proxy.left_files import OutputRule
 from orchestrator.rules.policy import Policy, Served
@@ -616,17 +617,16 @@ async def test_a_run_that_is_stopped_while_a_node_waits_for_its_endpoint_ends_it
 async def test_a_node_tells_of_its_waits_and_not_of_lines_about_them(monkeypatch: pytest.MonkeyPatch) -> None:
     actor = HostActor()
 
-    async def opens(*given: object) -> None:
-        tell = given[-1]
-        assert callable(tell)
+    async def opens(needs: HostNeeds, stack: object) -> None:
+        assert needs.on_wait is not None
         for wait in (*waiting(0.0), *waiting(3.0)):
-            tell(wait)
+            needs.on_wait(wait)
         pulses.append(await actor.pulse())
         pulses.append(await actor.pulse())
         raise NotServing("too late")
 
     pulses: list[Pulse] = []
-    monkeypatch.setattr(host_module, "open_here", opens)
+    monkeypatch.setattr(host_module, "open_local", opens)
     told = await actor.open(Opening(Config(), Equipment(), None, software()))
     assert pulses == [Pulse(waits=waiting(3.0)), Pulse()]
     assert told == Broken("NotServing", "too late")
@@ -987,7 +987,7 @@ async def test_a_node_without_room_cannot_be_opened_and_says_why(monkeypatch: py
     async def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "/tmp/x")
 
-    monkeypatch.setattr(host_module, "open_here", full)
+    monkeypatch.setattr(host_module, "open_local", full)
     told = await HostActor().open(Opening(Config(), Equipment(), None, software()))
     assert told == Broken(
         "EnvironmentUnusable", "it cannot be opened: [Errno 28] No space left on device: '/tmp/x'"

@@ -19,6 +19,7 @@ from orchestrator.cli import main
 from orchestrator.completion.base import CompletionRequest
 from orchestrator.completion.route import LimitedCompleter, place_of
 from orchestrator.engine.orchestrator import Orchestrator
+from orchestrator.engine.shared import Opened
 from orchestrator.errors import ConfigError, RecordError
 from orchestrator.evaluation.evaluate import evaluate, evaluation_config
 from orchestrator.evaluation.files import EvaluationFiles, sample_line
@@ -253,8 +254,8 @@ class Home:
         self.orchestrator = Orchestrator(self.config, Observer())
         around = Resources(self.launcher, self.completer, None, self._channel)
         most = self.config.env.max_concurrent_sandboxes
-        self.orchestrator._hosts = LocalHost(around, self.config.sandbox_spec(), max_sandboxes=most)
-        self.orchestrator._scorer = DirectScorer("combined")
+        hosts = LocalHost(around, self.config.sandbox_spec(), max_sandboxes=most)
+        self.orchestrator.shared.opened = Opened(hosts, DirectScorer("combined"))
 
     @contextmanager
     def _channel(self) -> Any:

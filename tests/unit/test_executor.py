@@ -305,6 +305,24 @@ async def test_outage_uses_up_no_retry_and_makes_no_run_unhealthy() -> None:
     assert [name(r) for r in results] == ["launch_error", "finished"]
 
 
+async def test_outages_excuse_five_failures_of_one_rollout_and_no_more() -> None:
+    """A service that is away whenever it is asked, and back at once: the rollout does not go round for ever."""
+    asked = 0
+
+    async def ask() -> None:
+        nonlocal asked
+        asked += 1
+        if asked % 2:
+            raise DockerError("no answer")
+
+    quick = Backoff(0.001, 0.001)
+    breakers = {FailedName.LAUNCH_ERROR: Breaker("it", ask, lambda text: None, backoff=quick)}
+    bench = Bench(launcher=FakeLauncher(answering, failures=12), breakers=breakers, max_retries=1)
+    results = await bench.executor.execute(a_plan())
+    assert results is not None
+    assert [name(r) for r in results] == ["launch_error"] * (5 + 1 + 1)
+
+
 async def test_nearly_all_breaking_ends_the_run() -> None:
     health = HealthGate(window=4, least=4, groups=4)
     bench = Bench(launcher=FakeLauncher(answering, failures=99), health=health, max_retries=0)

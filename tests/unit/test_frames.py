@@ -118,10 +118,12 @@ def test_what_a_killed_writer_left_unfinished_is_set_aside_and_nothing_else(file
     assert values(file) == [*VALUES, {"n": 50}]
 
 
-def test_a_kill_at_any_byte_loses_one_line_at_most_and_the_file_goes_on(file: Path) -> None:
+@pytest.mark.parametrize("step", [13, pytest.param(1, marks=pytest.mark.long)])
+def test_a_kill_at_any_byte_loses_one_line_at_most_and_the_file_goes_on(file: Path, step: int) -> None:
     whole = file.read_bytes()
     ends = [line.end for line in read_frames(file)]
-    for size in range(len(whole)):
+    beside = {end + more for end in ends for more in (-1, 0, 1)} & set(range(len(whole)))
+    for size in sorted({*range(0, len(whole), step), *beside}):
         file.write_bytes(whole[:size])
         set_torn_end_aside(file)
         kept = sum(end <= size for end in ends)

@@ -13,7 +13,7 @@ from orchestrator.completion.line import visible_text
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.completion.trajectory import trajectory
 from orchestrator.errors import ProtocolError
-from orchestrator.proxy.budgets import MAX_RECORDED_CHARS
+from orchestrator.proxy import budgets
 from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.once import SequenceError
 from orchestrator.proxy.said import Asked, Reply
@@ -351,9 +351,12 @@ async def test_what_was_continued_was_read_also_where_nobody_read_on(endpoint: H
     assert lines(lease.turns, endpoint.tokenizer) == {0: "answer to 1"}
 
 
-async def test_tokens_that_are_only_counted_stand_on_no_record(endpoint: HeldEndpoint) -> None:
+async def test_tokens_that_are_only_counted_stand_on_no_record(
+    endpoint: HeldEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budgets, "MAX_RECORDED_CHARS", 10_000)
     lease = a_lease(endpoint, Limits(max_token_length=1 << 20))
-    other = Message("user", "x" * (MAX_RECORDED_CHARS // 10))
+    other = Message("user", "x" * 1_000)
     endpoint.let(1)
     for number in range(2, 30):  # together more than a record may have
         counted = replace(asked(number, *TALK, other), count_only=True)

@@ -523,7 +523,7 @@ async def test_groups_with_too_old_a_rollout_are_dropped_if_that_is_asked_for(
         a_member(spans((1, "2", "2"), (1, "5", "5")), index=1),
         a_member(()),
     )
-    group = orchestrator.aged(Group(0, members[0].attempt.plan.task, members, ()))
+    group = orchestrator.maker.aged(Group(0, members[0].attempt.plan.task, members, ()))
     assert [member.staleness for member in group.members_G] == [0, 3, None]
     assert group.dropped == (f"1 of 3 rollouts are more than {most} policy versions behind" if dropped else None)
 
@@ -532,7 +532,7 @@ async def test_the_closing_table_says_that_groups_were_dropped_for_their_age() -
     orchestrator, tally = Orchestrator(Config(env=EnvSettings(max_staleness=1))), Tally()
     await orchestrator.policy.serve("5")
     members = a_member(spans((2, "2", "2"))), a_member(spans((2, "5", "5")), score=0.0, index=1)
-    tally.group(orchestrator.aged(Group(0, members[0].attempt.plan.task, members, ())))
+    tally.group(orchestrator.maker.aged(Group(0, members[0].attempt.plan.task, members, ())))
     assert dropped_text(tally, "orchestrator process") == "1 group: 1 too far behind"
 
 
@@ -545,7 +545,7 @@ async def test_the_staleness_of_a_rollout_is_that_of_all_that_is_trained_on() ->
     for segments in ("main_line", "all_segments"):
         orchestrator = Orchestrator(Config(env=EnvSettings(trained_segments=segments)))
         await orchestrator.policy.serve("5")
-        group = orchestrator.aged(Group(0, member.attempt.plan.task, (member,), ()))
+        group = orchestrator.maker.aged(Group(0, member.attempt.plan.task, (member,), ()))
         found[segments] = group.members_G[0].staleness
     assert found == {"main_line": 0, "all_segments": 3}
 

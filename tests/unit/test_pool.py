@@ -84,6 +84,16 @@ async def test_a_claim_gets_a_parked_one_and_another_takes_its_place() -> None:
         await eventually(lambda: len(bench.launcher.live) == 2)
 
 
+async def test_a_claim_gets_the_one_parked_last_so_that_one_too_many_stays_unclaimed() -> None:
+    async with Bench(warm=3) as bench:
+        await eventually(lambda: bench.pool.parked == 3)
+        with bench.pool.following(lambda: 0):  # nothing takes the place of what is claimed
+            oldest, middle, newest = bench.launcher.live
+            async with bench.pool.claim(SPEC) as first, bench.pool.claim(SPEC) as second:
+                assert [first.sandbox.sandbox_id, second.sandbox.sandbox_id] == [newest, middle]
+                assert oldest in bench.launcher.live
+
+
 async def test_each_is_used_for_one_rollout_and_the_sum_is_never_exceeded() -> None:
     async with Bench(FakeLauncher(max_sandboxes=100, create_s=0.002)) as bench:
         slots = asyncio.Semaphore(4)

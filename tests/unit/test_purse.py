@@ -141,8 +141,8 @@ def test_a_resumed_run_opens_with_what_all_its_records_cost() -> None:
     server = OpenAISettings(model_name="m", prompt_price=1.0, completion_price=1.0)
     orchestrator = Orchestrator(Config(env=EnvSettings(max_cost=10.0), openai=(server,)), Observer())
     training, evaluation = Tally(cost=3.0, ungraded={(1, 0)}), Tally(cost=4.0, ungraded={(2, 1)})
-    orchestrator.open_purse(training, [evaluation])
-    purse = orchestrator.purse
+    orchestrator.shared.spending.open("train", training, [evaluation])
+    purse = orchestrator.shared.spending.purse
     assert purse is not None
     for place in (("train", 1, 0), ("eval", 2, 1)):
         purse.ended("graded now", place, 2.0, graded=True, held=True)

@@ -9,8 +9,7 @@ import pytest
 from rollout_api.v1 import sandbox_pb2 as pb
 
 from orchestrator.agents.equipment import Equipment
-from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
-from orchestrator.demo.tokenizer import unpack
+from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.engine.health import KINDS_TOLD, AgentGate
 from orchestrator.errors import ProtocolError
 from orchestrator.proxy import wire
@@ -26,6 +25,7 @@ from orchestrator.types import AgentSpec, Attempt, CompletionKind, Ended, EndedN
 from sandbox.runner import wire as sandbox_wire
 from sandbox.types import Message as SandboxMessage
 from sandbox.types import Notes, Request, Result
+from tests.fakes import tokenizers
 from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.plans import a_plan, a_record
 
@@ -80,7 +80,7 @@ async def test_notes_have_a_limit_however_many_requests_bring_them() -> None:
 
 @pytest.fixture(scope="module")
 def qwen() -> HubTokenizer:
-    return load_tokenizer(str(unpack()))
+    return tokenizers.qwen()
 
 
 async def test_a_prompt_is_counted_and_nothing_is_sampled_or_spent(qwen: HubTokenizer) -> None:

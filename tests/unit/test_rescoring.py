@@ -1,10 +1,9 @@
 """Scoring a record again: what is read of a line, what changes in it, and how groups are made of it. Without any
-process; the command itself is in tests/integration."""
+grading process; the command itself is in tests/integration."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,12 @@ from orchestrator.engine.group import GroupPolicy
 from orchestrator.engine.health import HealthGate
 from orchestrator.errors import ConfigError, ScorerError
 from orchestrator.rescoring.changes import Changes
-from orchestrator.rescoring.decode import Asked, Decoded, How, Unreadable, decode, end_of
-from orchestrator.rescoring.glance import Overview, Whose, glance
-from orchestrator.rescoring.grouping import Grouping, Made
+from orchestrator.rescoring.grouping import Grouping, MadeGroup
 from orchestrator.rescoring.output import new_run
-from orchestrator.rescoring.rescore import Copied, LeftOut, Rescored, Rescorer, Result
+from orchestrator.rescoring.rescore import Copied, LeftOut, Overview, Rescored, Rescorer, Result, end_of
 from orchestrator.run import lines as jsonl
 from orchestrator.run.groups import GroupFormat, scored_data_group
-from orchestrator.run.line import CountedBadTask, attempt_line, bad_task_line, read_attempt, verdict_bytes
+from orchestrator.run.line import attempt_line, bad_task_line, read_attempt
 from orchestrator.run.lines import TextLine
 from orchestrator.types import (
     Attempt,
@@ -41,17 +38,7 @@ from orchestrator.types import (
 from tests.fakes.synthetic_run import Rollouts, synthetic_groups
 
 TASK = Task("sum", "What is it?", "42", level="2", source="tables")
-HOW = How(GroupFormat(), None, None)
 MISSING = "its task is not there"
-
-
-class InPlace:
-    """Decoders without processes."""
-
-    processes = 1
-
-    async def decode(self, batch: Sequence[Asked]) -> list[Decoded | CountedBadTask | Unreadable]:
-        return decode(HOW, batch)
 
 
 class ByAnswer:
@@ -79,8 +66,7 @@ async def rescored(*texts: bytes, tasks: dict[str, Task | str] | None = None) ->
         found.extend(results)
 
     known: dict[str, Task | str] = {"sum": TASK} if tasks is None else tasks
-    overview, decoders = Overview.of(lines), InPlace()
-    rescorer = Rescorer(ByAnswer(), decoders, known, MISSING, overview, HealthGate())  # type: ignore[arg-type]
+    rescorer = Rescorer(ByAnswer(), None, known, MISSING, Overview.of(lines), HealthGate())
     await rescorer.run(lines, take)
     return found
 
@@ -93,57 +79,25 @@ def members(count: int = 4) -> list[Member]:
 # ---------------------------------------------------------------- a line
 
 
-def test_a_glance_tells_whose_attempt_a_line_is() -> None:
-    task = replace(TASK, task_id='of "two"\n' + "words")
-    made = Rollouts().solved(task, 12, 3, correct=True)
-    whose = Whose(task.task_id, 12, 3, 0)
-    assert glance(line_of(made)) == whose
-    assert glance(json.dumps(attempt_line(made), indent=1).encode()) == whose, "however it is written"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        b"",
-        b"{torn",
-        b"[1]",
-        b"\xff\0",
-        b'{"task_id": 7, "group": 0, "index": 0, "attempt": 0}',
-        b'{"task_id": "x"}',
-    ],
-)
-def test_a_glance_at_anything_else_is_none(text: bytes) -> None:
-    assert glance(text) is None
-
-
-def test_the_last_attempt_of_a_place_supersedes_the_others() -> None:
+def test_the_last_attempt_of_a_place_is_known_and_what_is_no_attempt_is_only_counted() -> None:
     made = Rollouts()
-    first = made.broken(TASK, 0, 1, FailedName.SCORER_ERROR, "broke")
+    task = replace(TASK, task_id='of "two"\n' + "words")
+    first = made.broken(task, 0, 1, FailedName.SCORER_ERROR, "broke")
     plan = replace(first.plan, attempt=1, rollout_id="g000000-r01-a1")
-    seen = Overview.of(as_lines(line_of(first), line_of(replace(first, plan=plan)), b"{torn"))
-    assert (seen.lines, seen.tasks) == (3, {"sum"})
-    assert seen.is_superseded(Whose("sum", 0, 1, 0))
-    assert not seen.is_superseded(Whose("sum", 0, 1, 1))
-    assert not seen.is_superseded(Whose("sum", 0, 2, 0))
+    second = attempt_line(replace(first, plan=plan))
+    no_attempts = (b"", b"{torn", b"[1]", b"\xff\0", b'{"task_id": 7, "group": 0, "index": 0, "attempt": 0}')
+    overview = Overview.of(as_lines(line_of(first), json.dumps(second, indent=1).encode(), *no_attempts))
+    assert (overview.lines, overview.tasks, overview.latest) == (7, {task.task_id}, {(0, 1): 1})
 
 
-def test_only_the_beginning_of_a_line_changes_with_its_score() -> None:
-    text = line_of(members()[1])
-    told = read_attempt(text)
-    size = verdict_bytes(text, told)
-    assert size is not None
-    assert text[size:].startswith(b',"started_at":')
-    assert verdict_bytes(json.dumps(json.loads(text)).encode(), told) is None, "written by another program"
-    assert verdict_bytes(text, replace(told, score=None)) is None
-
-
-def test_everything_hostile_comes_through_unchanged_but_for_its_score() -> None:
+async def test_everything_hostile_comes_through_unchanged_but_for_its_score() -> None:
     *_, hostile = synthetic_groups(Rollouts(), plain=1)
-    for member in hostile.members_G:
-        text = line_of(member)
-        (decoded,) = decode(HOW, [Asked(text, hostile.task, superseded=False)])
-        assert isinstance(decoded, Decoded)
-        assert decoded.verdict_bytes is not None
+    made = [line_of(member) for member in hostile.members_G]
+    task = replace(hostile.task, task_id=read_attempt(made[0]).task_id)
+    for text, result in zip(made, await rescored(*made, tasks={task.task_id: task}), strict=True):
+        assert isinstance(result, Rescored)
+        verdict = {"score": 0.25, "score_parts": {"new": 1.0}}
+        assert result.text == jsonl.dumps({**json.loads(text), **verdict}) + b"\n"
 
 
 @pytest.mark.parametrize(
@@ -184,7 +138,7 @@ async def test_failures_stay_as_they_were_and_bad_tasks_too() -> None:
     bad = jsonl.dumps(bad_task_line(BadTask("row 3", "torn"), 5)) + b"\n"
     first, second = await rescored(lost, bad)
     assert isinstance(first, Rescored)
-    assert (first.text, first.lines) == (lost, ())
+    assert first.text == lost
     assert second == Copied("g000005", "rollouts.jsonl:2", bad)
 
 
@@ -215,7 +169,6 @@ async def test_without_its_task_or_with_a_broken_scorer_there_is_no_score() -> N
         (result,) = await rescored(text, tasks=tasks)
         assert isinstance(result, Rescored)
         assert result.after.outcome == Failed(FailedName.SCORER_ERROR, reason)
-        assert result.lines == ()
         written = read_attempt(result.text)
         assert (written.score, written.token_source, written.segment) == (None, None, None)
 
@@ -263,12 +216,15 @@ async def test_a_line_without_its_newline_gets_one() -> None:
 
 async def grouped(
     folder: Path, *results: Member | Attempt, policy: str = "backfill", zero_variance: Any = "keep", size: int = 4
-) -> list[Made]:
-    with Grouping(folder, GroupPolicy.parse(policy, zero_variance), size) as grouping:
+) -> list[MadeGroup]:
+    grouping, record = Grouping(GroupPolicy.parse(policy, zero_variance), size), folder / "rollouts.jsonl"
+    offset = 0
+    with record.open("wb") as file:
         for result in await rescored(*map(line_of, results)):
             assert isinstance(result, Rescored)
-            grouping.add(result)
-        return list(grouping.groups())
+            grouping.add(result.after, offset)
+            offset += file.write(result.text)
+    return list(grouping.groups(record, {"sum": TASK}, GroupFormat()))
 
 
 async def test_a_group_s_line_is_what_the_run_would_have_written(tmp_path: Path) -> None:
@@ -276,7 +232,7 @@ async def test_a_group_s_line_is_what_the_run_would_have_written(tmp_path: Path)
     scores = [replace(member, score=Score(0.25, {"new": 1.0})) for member in made]
     (group,) = await grouped(tmp_path, *reversed(made))
     whole = Group(0, TASK, tuple(scores), tuple(member.attempt for member in scores))
-    assert group == Made(0, TASK.task_id, (jsonl.dumps(scored_data_group(whole)) + b"\n",), (0.25,) * 4)
+    assert group == MadeGroup(0, TASK.task_id, (jsonl.dumps(scored_data_group(whole)) + b"\n",))
 
 
 async def test_a_group_that_lacks_a_rollout_is_left_out_or_kept_as_the_policy_says(tmp_path: Path) -> None:
@@ -299,7 +255,7 @@ async def test_of_a_group_drawn_twice_the_second_draw_counts_unless_too_much_of_
         plan = replace(plan, attempt=1, rollout_id=f"g000000-r{plan.index:02d}-a1")
         second.append(replace(member, attempt=replace(member.attempt, plan=plan)))
 
-    def ids(group: Made) -> set[str]:
+    def ids(group: MadeGroup) -> set[str]:
         return {facts["rollout_id"][-2:] for facts in json.loads(group.lines[0])["overrides"]}
 
     (group,) = await grouped(tmp_path, *first, *second, zero_variance="resample")
@@ -353,6 +309,7 @@ def test_a_new_run_has_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     with new_run(tmp_path / "new") as run:
         assert not (tmp_path / "new").exists()
+        assert (run.add(b"one\n"), run.add(b"two\n")) == (0, 4)
         run.describe({"a": 1})
     assert {path.name for path in (tmp_path / "new").iterdir()} == {"run.json", "rollouts.jsonl"}
 

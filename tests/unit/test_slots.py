@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator.engine.group import Unfinished
-from orchestrator.engine.orchestrator import READY_GROUPS
+from orchestrator.engine.groups import READY_GROUPS
 from orchestrator.evaluation.evaluate import evaluation_config
 from orchestrator.host.local import LocalHost
 from orchestrator.host.slots import Slots
@@ -184,7 +184,7 @@ async def test_groups_that_nobody_takes_hold_the_sandboxes_back() -> None:
         engine.completer.let_all_go()
         async with aclosing(engine.orchestrator.groups(some_tasks(100))) as groups:
             await anext(groups)
-            most = 2 * (1 + READY_GROUPS + engine.orchestrator.open_groups)
+            most = 2 * (1 + READY_GROUPS + engine.orchestrator.maker.open_groups)
             await until(lambda: len(engine.completer.asked) == most)
             await unchanged(lambda: len(engine.completer.asked))
 
@@ -242,5 +242,5 @@ async def test_a_caller_bounds_what_a_task_may_ask_for() -> None:
     async with held() as engine:
         seen: Any = Seen()
         with pytest.raises(Unfinished):
-            await engine.orchestrator.group(task, 0, 0, seen, longest_s=600.0, longest_tokens=4_095)
+            await engine.orchestrator.maker.make(task, 0, 0, seen, longest_s=600.0, longest_tokens=4_095)
     assert {(plan.limits.max_token_length, plan.limits.deadline_s) for plan in seen.plans} == {(4_095, 600.0)}

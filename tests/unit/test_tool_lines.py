@@ -9,15 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from transformers import AddedToken, AutoTokenizer
 
 from orchestrator.calls.structured import structured
 from orchestrator.completion.base import CompletionRequest
 from orchestrator.completion.base import Refusal as EndpointRefusal
 from orchestrator.completion.line import visible_text
-from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
+from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.completion.trajectory import trajectory
-from orchestrator.demo.tokenizer import unpack
 from orchestrator.errors import FullContext
 from orchestrator.proxy.lease import MAX_TOO_LONG, Lease
 from orchestrator.proxy.said import Asked, Reply, Spoken
@@ -35,6 +33,7 @@ from orchestrator.types import (
     Record,
     Wishes,
 )
+from tests.fakes import tokenizers
 from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.plans import a_plan
 
@@ -120,21 +119,16 @@ MARKS = {
 
 @pytest.fixture(scope="module", params=["hermes", "qwen3", "mistral", "gpt_oss"])
 def tokenizer(request: pytest.FixtureRequest) -> HubTokenizer:
-    """Qwen's own; and its tokens with the template and the control tokens of others."""
-    if request.param == "hermes":
-        return load_tokenizer(str(unpack()))
-    inner = AutoTokenizer.from_pretrained(str(unpack()))
-    inner.add_tokens([AddedToken(mark, special=True, normalized=False) for mark in MARKS[request.param]])
-    inner.chat_template = {"qwen3": QWEN3, "mistral": MISTRAL, "gpt_oss": HARMONY}[request.param]
-    inner.bos_token = "<|endoftext|>"
-    made = HubTokenizer(inner, request.param)
+    """Qwen's template; and the templates and the control tokens of others."""
+    template = {"hermes": "", "qwen3": QWEN3, "mistral": MISTRAL, "gpt_oss": HARMONY}[request.param]
+    made = tokenizers.qwen(template, MARKS.get(request.param, ()))
     assert made.call_format == ("hermes" if request.param == "qwen3" else request.param)
     return made
 
 
 @pytest.fixture(scope="module")
 def qwen() -> HubTokenizer:
-    return load_tokenizer(str(unpack()))
+    return tokenizers.qwen()
 
 
 class Scripted:
@@ -241,10 +235,7 @@ async def test_a_result_is_printed_as_one_where_the_template_wants_a_call_before
 
 async def test_the_end_of_a_call_is_known_by_the_template_alone() -> None:
     """gpt-oss ends a call with `<|call|>`, which its tokenizer names as no end."""
-    inner = AutoTokenizer.from_pretrained(str(unpack()))
-    inner.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in MARKS["gpt_oss"]])
-    inner.chat_template = HARMONY
-    tokenizer = HubTokenizer(inner, "gpt_oss")
+    tokenizer = tokenizers.qwen(HARMONY, MARKS["gpt_oss"], special=False)
     call = SAMPLED["gpt_oss"] + "<|call|>"
     program = Program(tokenizer, call, call, "<|channel|>final<|message|>It is warm.<|end|>")
     talk: list[Message] = [SYSTEM, TASK]
@@ -261,16 +252,9 @@ async def test_the_end_of_a_call_is_known_by_the_template_alone() -> None:
 @pytest.mark.parametrize("plain", [True, False])
 async def test_tools_that_a_template_prints_before_each_last_question_are_in_a_line_once(plain: bool) -> None:
     """Mistral's templates: behind a text, and behind a result."""
-    inner = AutoTokenizer.from_pretrained(str(unpack()))
-    inner.add_tokens([AddedToken(mark, special=True, normalized=False) for mark in MARKS["mistral"]])
-    inner.chat_template = MISTRAL.replace(
-        "{%- if loop.first and tools %}", "{%- if m == questions[-1] and tools %}"
-    )
-    inner.chat_template = (
-        "{%- set questions = messages | selectattr('role', 'equalto', 'user') | list %}" + inner.chat_template
-    )
-    inner.bos_token = "<|endoftext|>"
-    tokenizer = HubTokenizer(inner, "mistral")
+    questions = "{%- set questions = messages | selectattr('role', 'equalto', 'user') | list %}"
+    template = MISTRAL.replace("{%- if loop.first and tools %}", "{%- if m == questions[-1] and tools %}")
+    tokenizer = tokenizers.qwen(questions + template, MARKS["mistral"])
     texts = ["Which city?</s>" if plain else SAMPLED["mistral"] + "</s>", "Warm.</s>", "Yes.</s>"]
     program = Program(tokenizer, *texts)
     talk: list[Message] = [SYSTEM, TASK]
@@ -299,12 +283,11 @@ async def test_a_conversation_with_results_may_go_on_without_tools(tokenizer: Hu
 
 
 def test_a_template_without_system_messages_may_print_tools() -> None:
-    inner = AutoTokenizer.from_pretrained(str(unpack()))
-    inner.chat_template = QWEN3.replace(
+    template = QWEN3.replace(
         "{%- for m in messages %}",
         "{%- for m in messages %}{%- if m.role == 'system' %}{{ raise_exception('no') }}{%- endif %}",
     )
-    shape = HubTokenizer(inner, "none").shape
+    shape = tokenizers.qwen(template).shape
     assert (shape.tools, shape.results, shape.neighbours, shape.late_system) == (True, True, True, False)
 
 
@@ -475,11 +458,8 @@ async def test_without_ids_a_rewritten_conversation_opens_another_line_too(qwen:
 
 async def test_without_ids_calls_are_data_though_the_template_shows_no_tools() -> None:
     """The endpoint has tools, and its model's own template; the tokenizer only makes ids of the texts."""
-    inner = AutoTokenizer.from_pretrained(str(unpack()))
-    inner.chat_template = (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    )
-    program = Program(HubTokenizer(inner, "plain"), CALL, "Warm.")
+    template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    program = Program(tokenizers.qwen(template), CALL, "Warm.")
     program.completer.takes_ids = False
     program.lease = Lease(program.lease.plan, program.completer, program.tokenizer, {})
     reply = await program.ask(SYSTEM, TASK)
@@ -514,10 +494,7 @@ async def test_calls_are_left_in_the_text_where_none_is_wanted(qwen: HubTokenize
 
 
 async def test_several_calls_go_on_where_the_template_prints_one_alone() -> None:
-    inner = AutoTokenizer.from_pretrained(str(unpack()))
-    inner.add_tokens([AddedToken(mark, special=True, normalized=False) for mark in MARKS["llama3"]])
-    inner.chat_template = LLAMA
-    tokenizer = HubTokenizer(inner, "llama3")
+    tokenizer = tokenizers.qwen(LLAMA, MARKS["llama3"])
     assert tokenizer.call_format == "llama3"
     call = '{"name": "weather", "parameters": {"city":  "Rome"}}'
     program = Program(tokenizer, f"{call}; {call}<|eot_id|>", f"{call}<|eot_id|>", "Warm.<|eot_id|>")
@@ -576,7 +553,7 @@ async def test_a_conversation_too_long_is_refused_so_that_a_program_can_shorten_
         reply = await program.ask(long, wishes=Wishes())
         assert reply.refused is not None
         assert reply.refused.too_long
-        assert "maximum context length is 200 tokens" in reply.refused.told
+        assert "maximum context length is 200 tokens (env.max_token_length)" in reply.refused.told
     assert (await program.ask(long, wishes=Wishes())).ended == "context_length"
     other = Program(qwen, "ok<|im_end|>", limits=Limits(max_token_length=200))
     await other.ask(long, wishes=Wishes())
@@ -611,9 +588,9 @@ async def test_long_arguments_of_a_program_do_not_hold_up_other_rollouts(qwen: H
 
 
 async def test_log_probs_are_those_on_record(qwen: HubTokenizer) -> None:
-    program = Program(qwen, "Yes.<|im_end|>")
+    program = Program(qwen, "You.<|im_end|>")
     reply = await program.ask(TASK, wishes=Wishes(logprobs=True))
-    assert reply.logprobs == (("Yes", -0.5), (".", -0.5))
+    assert reply.logprobs == (("You", -0.5), (".", -0.5))
 
 
 async def test_a_demanded_call_is_held_to_its_schema_and_its_line_goes_on(tokenizer: HubTokenizer) -> None:

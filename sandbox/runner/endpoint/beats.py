@@ -4,32 +4,26 @@ comments in a stream. Clients give up when they hear nothing, many after 30 or 6
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from types import TracebackType
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 BEAT_S = 5.0
 
 
-class Beats:
-    """Within the block `send` is called every BEAT_S by another thread. A client that hung up hears none."""
+@contextmanager
+def beats(send: Callable[[], None]) -> Iterator[None]:
+    """Within the block another thread calls `send` every BEAT_S, until the client hangs up."""
+    over = threading.Event()
 
-    def __init__(self, send: Callable[[], None]) -> None:
-        self._send = send
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="beats", daemon=True)
+    def beat() -> None:
+        with suppress(OSError):
+            while not over.wait(BEAT_S):
+                send()
 
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _beat(self) -> None:
-        while not self._over.wait(BEAT_S):
-            try:
-                self._send()
-            except OSError:
-                return
+    thread = threading.Thread(target=beat, name="beats", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

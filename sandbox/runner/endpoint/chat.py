@@ -5,32 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from sandbox.runner.endpoint import tools
-from sandbox.runner.endpoint.checks import (
-    MAX_MESSAGES,
-    MODEL,
-    REFUSED,
-    BadRequest,
-    Body,
-    Event,
-    Fields,
-    Served,
-    content_text,
-    conversation,
-    flag,
-    kind_of,
-    list_of,
-    object_of,
-    only,
-    openai_error,
-    pass_over,
-    shown,
-    single,
-    stop_strings,
-    stream_usage,
-    text_of,
-    usage,
-)
+from sandbox.runner.endpoint import checks, tools
+from sandbox.runner.endpoint.checks import MODEL, REFUSED, BadRequest, Body, Event, Fields, Served
 from sandbox.types import Call, Completion, Message, Request, Role
 
 FIELDS = Fields(
@@ -54,29 +30,25 @@ _NOT_IN_A_MESSAGE = {
 }
 _NO_LOGPROB = -9999.0  # OpenAI's for what has none; JSON has no infinity
 
-error = openai_error
+error = checks.openai_error
 
 
 def request(body: Body) -> Request:
     """Raises BadRequest."""
     FIELDS.check(body)
-    single(body)
-    stream_usage(body)
-    flag(body, "stream")
-    flag(body, "parallel_tool_calls")
+    checks.single(body)
+    checks.stream_usage(body)
+    checks.flag(body, "stream")
+    checks.flag(body, "parallel_tool_calls")
     if body.get("modalities") not in (None, [], ["text"]):
         raise BadRequest("modalities must be ['text']", "modalities")
-    raw = list_of(body.get("messages"), "messages", MAX_MESSAGES)
-    offered = tools.offered([_tool(one, where) for where, one in tools.listed(body)])
-    choice, name = tools.chosen(*tools.openai_choice(body, nested=True), offered)
+    raw = checks.list_of(body.get("messages"), "messages", checks.MAX_MESSAGES)
     return Request(
-        conversation([_message(one, f"messages[{index}]") for index, one in enumerate(raw)], "messages"),
-        stop=stop_strings(body.get("stop"), "stop"),
-        tools=offered,
-        tool_choice=choice,
-        tool_name=name,
+        checks.conversation([_message(one, f"messages[{index}]") for index, one in enumerate(raw)], "messages"),
+        stop=checks.stop_strings(body.get("stop"), "stop"),
+        **tools.offer(body, _tool, tools.openai_choice(body, nested=True)),
         response_format=_format(body.get("response_format")),
-        logprobs=flag(body, "logprobs"),
+        logprobs=checks.flag(body, "logprobs"),
     )
 
 
@@ -92,14 +64,14 @@ def answer(served: Served) -> dict[str, Any]:
         "finish_reason": _finish_reason(completion),
         "logprobs": _logprobs(served),
     }
-    return {**_head(served, "chat.completion"), "choices": [choice], "usage": usage(completion)}
+    return {**_head(served, "chat.completion"), "choices": [choice], "usage": checks.usage(completion)}
 
 
 def events(served: Served) -> Iterator[Event]:
     """As OpenAI's server streams: the role, the text, and for each call its head and then its arguments, no two
     calls in one event. Everything was sampled before the first byte is sent."""
     completion = served.completion
-    asks_usage = stream_usage(served.body)
+    asks_usage = checks.stream_usage(served.body)
     head = {**_head(served, "chat.completion.chunk"), **({"usage": None} if asks_usage else {})}
 
     def event(delta: dict[str, Any], logprobs: Any = None, finish_reason: str | None = None) -> Event:
@@ -117,7 +89,7 @@ def events(served: Served) -> Iterator[Event]:
         yield event({"tool_calls": [{"index": index, "function": {"arguments": arguments}}]})
     yield event({}, finish_reason=_finish_reason(completion))
     if asks_usage:
-        yield Event({**head, "choices": [], "usage": usage(completion)})
+        yield Event({**head, "choices": [], "usage": checks.usage(completion)})
     yield Event(None)
 
 
@@ -135,64 +107,54 @@ def logprob_entries(completion: Completion) -> list[dict[str, Any]]:
 
 
 def _message(one: Any, where: str) -> Message:
-    one = object_of(one, where)
-    named = one.get("role")
-    if named == "function":
+    one = checks.object_of(one, where)
+    if one.get("role") == "function":
         raise BadRequest("the role function is not taken: use tool, with tool_call_id", f"{where}.role")
-    role = _ROLES.get(named) if isinstance(named, str) else None
-    if role is None:
-        raise BadRequest(f"{where}.role must be one of {', '.join(_ROLES)}", f"{where}.role")
-    pass_over(one, ("role", "content", *_USED.get(role, ())), where, _NOT_IN_A_MESSAGE)
+    role = checks.role_of(one, where, _ROLES)
+    checks.pass_over(one, ("role", "content", *_USED.get(role, ())), where, _NOT_IN_A_MESSAGE)
     content = one.get("content")
     if role == "assistant":
         return _assistant(one, content, where)
-    text = content_text(content, f"{where}.content", _TEXTS)
-    if role != "tool":
-        return Message(role, text)
-    call_id = text_of(one.get("tool_call_id"), f"{where}.tool_call_id", tools.MAX_NAME_CHARS)
-    if not call_id:
-        raise BadRequest(f"{where}.tool_call_id must say which call this answers", f"{where}.tool_call_id")
-    return Message("tool", text, call_id=call_id)
+    text = checks.content_text(content, f"{where}.content", _TEXTS)
+    return tools.result(one, "tool_call_id", text, where) if role == "tool" else Message(role, text)
 
 
 def _assistant(one: dict[str, Any], content: Any, where: str) -> Message:
-    calls = [
-        _called(raw, f"{where}.tool_calls[{index}]")
-        for index, raw in enumerate(list_of(one.get("tool_calls") or [], f"{where}.tool_calls", tools.MAX_CALLS))
-    ]
+    raw_calls = checks.list_of(one.get("tool_calls") or [], f"{where}.tool_calls", tools.MAX_CALLS)
+    calls = [_called(raw, f"{where}.tool_calls[{index}]") for index, raw in enumerate(raw_calls)]
     refusal = one.get("refusal")
     if content is None and refusal is not None:
-        content = text_of(refusal, f"{where}.refusal")
+        content = checks.text_of(refusal, f"{where}.refusal")
     elif refusal:
         raise BadRequest(f"{where} has a content and a refusal: only one of them is taken", f"{where}.refusal")
     if content is None and calls:
         content = ""
-    text = content_text(content, f"{where}.content", (*_TEXTS, "refusal"))
+    text = checks.content_text(content, f"{where}.content", (*_TEXTS, "refusal"))
     return Message("assistant", text, tools.joined(calls, where))
 
 
 def _called(raw: Any, where: str) -> Call:
-    raw = object_of(raw, where)
-    if kind_of({"type": "function", **raw}, where) != "function":
-        raise BadRequest(f"{shown(raw['type'])} is not taken: calls are of functions", where)
-    pass_over(raw, ("id", "type", "function", "index"), where)
-    function = object_of(raw.get("function"), f"{where}.function")
-    pass_over(function, ("name", "arguments"), f"{where}.function")
+    raw = checks.object_of(raw, where)
+    if checks.kind_of({"type": "function", **raw}, where) != "function":
+        raise BadRequest(f"{checks.shown(raw['type'])} is not taken: calls are of functions", where)
+    checks.pass_over(raw, ("id", "type", "function", "index"), where)
+    function = checks.object_of(raw.get("function"), f"{where}.function")
+    checks.pass_over(function, ("name", "arguments"), f"{where}.function")
     return tools.call(raw.get("id"), function.get("name"), function.get("arguments"), where)
 
 
 def _tool(one: dict[str, Any], where: str) -> tools.Tool:
     if (kind := one.get("type")) != "function":
         tools.refuse_hosted(kind, where)
-    pass_over(one, ("type", "function"), where, tools.REFUSED)
-    return tools.tool(object_of(one.get("function"), f"{where}.function"), f"{where}.function")
+    checks.pass_over(one, ("type", "function"), where, tools.REFUSED)
+    return tools.tool(checks.object_of(one.get("function"), f"{where}.function"), f"{where}.function")
 
 
 def _format(raw: Any) -> dict[str, Any] | None:
     if raw is None:
         return None
-    raw = object_of(raw, "response_format")
-    only(raw, ("type", "json_schema"), "response_format")
+    raw = checks.object_of(raw, "response_format")
+    checks.only(raw, ("type", "json_schema"), "response_format")
     return tools.response_format(raw.get("type"), raw.get("json_schema"), "response_format")
 
 

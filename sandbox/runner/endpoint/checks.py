@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from sandbox.types import Completion, Message, Request
+from sandbox.types import Completion, Message, Request, Role
 
 MODEL = "policy"
 MAX_CONVERSATION_BYTES = 3 << 20  # must fit a request to the orchestrator
@@ -221,6 +221,15 @@ def kind_of(one: Mapping[str, Any], where: str) -> str:
     if not isinstance(kind, str):
         raise BadRequest(f"{where} needs a type", where)
     return kind
+
+
+def role_of(one: Mapping[str, Any], where: str, roles: Mapping[str, Role]) -> Role:
+    """The role of a message, of those that an API has. Raises BadRequest."""
+    name = one.get("role")
+    role = roles.get(name) if isinstance(name, str) else None
+    if role is None:
+        raise BadRequest(f"{where}.role must be one of {', '.join(roles)}", f"{where}.role")
+    return role
 
 
 def content_text(content: Any, where: str, kinds: Collection[str]) -> str:

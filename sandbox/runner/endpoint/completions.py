@@ -7,23 +7,9 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
+from sandbox.runner.endpoint import checks
 from sandbox.runner.endpoint.chat import logprob_entries
-from sandbox.runner.endpoint.checks import (
-    MODEL,
-    REFUSED,
-    BadRequest,
-    Body,
-    Event,
-    Fields,
-    Served,
-    conversation,
-    flag,
-    openai_error,
-    single,
-    stop_strings,
-    stream_usage,
-    usage,
-)
+from sandbox.runner.endpoint.checks import MODEL, REFUSED, BadRequest, Body, Event, Fields, Served
 from sandbox.types import Message, Request
 
 _CHAT = "use /v1/chat/completions"
@@ -36,15 +22,15 @@ FIELDS = Fields(
     },
 )
 
-error = openai_error
+error = checks.openai_error
 
 
 def request(body: Body) -> Request:
     """Raises BadRequest."""
     FIELDS.check(body)
-    single(body)
-    stream_usage(body)
-    flag(body, "stream")
+    checks.single(body)
+    checks.stream_usage(body)
+    checks.flag(body, "stream")
     prompt = body.get("prompt")
     if not isinstance(prompt, str):
         raise BadRequest("prompt must be one text: send several requests, and no token ids", "prompt")
@@ -55,22 +41,22 @@ def request(body: Body) -> Request:
         told = "the sampled tokens' log-probs alone are on record"
         raise BadRequest(f"logprobs must be 0 or 1: {told}", "logprobs")
     return Request(
-        conversation([Message("user", prompt)], "prompt"),
-        stop=stop_strings(body.get("stop"), "stop"),
+        checks.conversation([Message("user", prompt)], "prompt"),
+        stop=checks.stop_strings(body.get("stop"), "stop"),
         logprobs=logprobs is not None and logprobs is not False,
     )
 
 
 def answer(served: Served) -> dict[str, Any]:
     """The answer to a request that is not to be streamed."""
-    return {**_head(served), "choices": [_choice(served)], "usage": usage(served.completion)}
+    return {**_head(served), "choices": [_choice(served)], "usage": checks.usage(served.completion)}
 
 
 def events(served: Served) -> Iterator[Event]:
     """All the text in one event: it was sampled before the first byte is sent."""
     yield Event({**_head(served), "choices": [_choice(served)]})
-    if stream_usage(served.body):
-        yield Event({**_head(served), "choices": [], "usage": usage(served.completion)})
+    if checks.stream_usage(served.body):
+        yield Event({**_head(served), "choices": [], "usage": checks.usage(served.completion)})
     yield Event(None)
 
 

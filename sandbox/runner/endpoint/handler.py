@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 from sandbox.errors import ClientGone
 from sandbox.runner.endpoint import limits, messages
-from sandbox.runner.endpoint.beats import Beats
+from sandbox.runner.endpoint.beats import beats
 from sandbox.runner.endpoint.body import read_body
 from sandbox.runner.endpoint.checks import MODEL, BadRequest, Body, Event, flag, openai_error, shown, strict_json
 
@@ -64,17 +64,17 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Serves one completion, or counts the tokens of a prompt."""
         endpoint = self.server.endpoint
-        count = endpoint.counts.get(self._path)
-        api = endpoint.apis.get(self._path) if count is None else count.api
+        counter = endpoint.counters.get(self._path)
+        api = counter or endpoint.apis.get(self._path)
         if api is None:
             self._not_found()
             return
         try:
             body = self._body()
-            if count is not None:
-                self._send(200, count.answer(endpoint.prompt_tokens(api, body, self.connection)))
+            if counter is not None:
+                self._send(200, counter.count(endpoint.prompt_tokens(counter, body, self.connection)))
                 return
-            with Beats(partial(self._beat, stream=body.get("stream") is True)):
+            with beats(partial(self._beat, stream=body.get("stream") is True)):
                 served = endpoint.serve(api, body, self.connection)
         except ClientGone:
             self.close_connection = True
@@ -106,11 +106,11 @@ class Handler(BaseHTTPRequestHandler):
     def _not_found(self) -> None:
         """In the form of the API that has such paths."""
         paths = ", ".join(self.server.endpoint.apis)
-        told = f"there is no {self.command} {shown(self._path)}: GET goes to /v1/models, POST to {paths}"
+        reason = f"there is no {self.command} {shown(self._path)}: GET goes to /v1/models, POST to {paths}"
         for path, why in _NOT_SERVED.items():
             if self._path == path or self._path.startswith(f"{path}/"):
-                told = why
-        error = BadRequest(told, status=404)
+                reason = why
+        error = BadRequest(reason, status=404)
         self._refuse(error, self._error(error))
 
     def _error(self, error: BadRequest) -> dict[str, Any]:
@@ -125,13 +125,13 @@ class Handler(BaseHTTPRequestHandler):
             raise BadRequest("the request is no JSON object")
         return body
 
-    def _refuse(self, error: BadRequest, told: dict[str, Any]) -> None:
+    def _refuse(self, error: BadRequest, answer: dict[str, Any]) -> None:
         request = f"{self.command} {self._path[:_MAX_PATH_CHARS]}"
         self.server.endpoint.notes.add_refusal(f"{request} got HTTP {error.status}: {error}")
         if not self._begun:
-            self._send(error.status, told, refused=True)
+            self._send(error.status, answer, refused=True)
         elif self._begun == _EVENTS:
-            self._stream(iter([Event(told, "error")]))
+            self._stream(iter([Event(answer, "error")]))
         # Else it is too late to say why: the answer breaks off, which clients take for an error.
 
     def _send(self, status: int, value: dict[str, Any], *, sampled: bool = False, refused: bool = False) -> None:

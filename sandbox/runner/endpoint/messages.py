@@ -5,30 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from sandbox.runner.endpoint import tools
-from sandbox.runner.endpoint.checks import (
-    MAX_MESSAGES,
-    MODEL,
-    REFUSED,
-    TOO_LONG,
-    BadRequest,
-    Body,
-    Event,
-    Fields,
-    Served,
-    content_text,
-    conversation,
-    flag,
-    kind_of,
-    list_of,
-    object_of,
-    only,
-    part_text,
-    pass_over,
-    shown,
-    stop_strings,
-    text_of,
-)
+from sandbox.runner.endpoint import checks, tools
+from sandbox.runner.endpoint.checks import MODEL, REFUSED, TOO_LONG, BadRequest, Body, Event, Fields, Served
 from sandbox.types import Completion, Message, Request, Role, ToolChoice
 
 FIELDS = Fields(
@@ -58,19 +36,17 @@ def error(refusal: BadRequest) -> dict[str, Any]:
 def request(body: Body) -> Request:
     """Raises BadRequest."""
     FIELDS.check(body)
-    flag(body, "stream")
-    system = content_text(body.get("system") or "", "system", _TEXTS)
+    checks.flag(body, "stream")
+    system = checks.content_text(body.get("system") or "", "system", _TEXTS)
     messages = [Message("system", system)] if system else []
-    for index, one in enumerate(list_of(body.get("messages"), "messages", MAX_MESSAGES)):
+    for index, one in enumerate(checks.list_of(body.get("messages"), "messages", checks.MAX_MESSAGES)):
         messages += _messages(one, f"messages[{index}]")
-    offered = tools.offered([_tool(one, where) for where, one in tools.listed(body)])
-    choice, name = tools.chosen(*_choice(body), offered)
     return Request(
-        conversation(messages, "messages"),
-        stop=stop_strings(list_of(body.get("stop_sequences") or [], "stop_sequences", 100), "stop_sequences"),
-        tools=offered,
-        tool_choice=choice,
-        tool_name=name,
+        checks.conversation(messages, "messages"),
+        stop=checks.stop_strings(
+            checks.list_of(body.get("stop_sequences") or [], "stop_sequences", 100), "stop_sequences"
+        ),
+        **tools.offer(body, _tool, _choice(body)),
         response_format=_format(body),
     )
 
@@ -124,37 +100,32 @@ def count(tokens: int) -> dict[str, Any]:
 
 def _messages(one: Any, where: str) -> list[Message]:
     """A turn as messages: each result of a tool is one of its own."""
-    one = object_of(one, where)
-    pass_over(one, ("role", "content"), where)
-    role = _ROLES.get(one["role"]) if isinstance(one.get("role"), str) else None
-    if role is None:
-        raise BadRequest(f"{where}.role must be one of {', '.join(_ROLES)}", f"{where}.role")
+    one = checks.object_of(one, where)
+    checks.pass_over(one, ("role", "content"), where)
+    role = checks.role_of(one, where, _ROLES)
     content = one.get("content")
     if isinstance(content, str):
         return [Message(role, content)]
-    blocks = list_of(content, f"{where}.content", MAX_MESSAGES)
     messages: list[Message] = []
-    for index, block in enumerate(blocks):
-        _add(messages, role, object_of(block, f"{where}.content[{index}]"), f"{where}.content[{index}]")
+    for index, block in enumerate(checks.list_of(content, f"{where}.content", checks.MAX_MESSAGES)):
+        _add(messages, role, checks.object_of(block, f"{where}.content[{index}]"), f"{where}.content[{index}]")
     return messages or [Message(role, "")]
 
 
 def _add(messages: list[Message], role: Role, block: dict[str, Any], where: str) -> None:
     """Adds a block to a turn. Texts are joined to the text before them, calls to the message before them."""
-    kind = kind_of(block, where)
+    kind = checks.kind_of(block, where)
     match kind, role:
         case "tool_result", "user":
             messages.append(_result(block, where))
         case "tool_use", "assistant":
-            pass_over(block, ("type", "id", "name", "input"), where)
+            checks.pass_over(block, ("type", "id", "name", "input"), where)
             arguments = tools.arguments_text(block.get("input"), f"{where}.input")
-            call = tools.call(block.get("id"), block.get("name"), arguments, where)
-            said = messages.pop() if messages else Message(role, "")
-            messages.append(Message(role, said.content, tools.joined((*said.calls, call), where)))
+            tools.add_call(messages, tools.call(block.get("id"), block.get("name"), arguments, where), where)
         case (("thinking" | "redacted_thinking"), "assistant"):
             pass  # on record with the completion that it was sampled in
         case "text", _:
-            text = part_text(block, where, _TEXTS)
+            text = checks.part_text(block, where, _TEXTS)
             if messages and messages[-1].role == role and not messages[-1].calls:
                 messages[-1] = Message(role, messages[-1].content + text)
             else:
@@ -164,44 +135,43 @@ def _add(messages: list[Message], role: Role, block: dict[str, Any], where: str)
 
 
 def _result(block: dict[str, Any], where: str) -> Message:
-    pass_over(block, ("type", "tool_use_id", "content", "is_error"), where)
-    call_id = text_of(block.get("tool_use_id"), f"{where}.tool_use_id", tools.MAX_NAME_CHARS)
-    if not call_id:
-        raise BadRequest(f"{where}.tool_use_id must say which call this answers", where)
-    text = content_text(block.get("content") or "", f"{where}.content", _TEXTS)
-    if flag(block, "is_error") and not text.lower().startswith("error"):
+    checks.pass_over(block, ("type", "tool_use_id", "content", "is_error"), where)
+    text = checks.content_text(block.get("content") or "", f"{where}.content", _TEXTS)
+    if checks.flag(block, "is_error") and not text.lower().startswith("error"):
         text = f"Error: {text}"
-    return Message("tool", text, call_id=call_id)
+    return tools.result(block, "tool_use_id", text, where)
 
 
 def _tool(one: dict[str, Any], where: str) -> tools.Tool:
     if (kind := one.get("type")) not in (None, "custom"):
         tools.refuse_hosted(kind, where)
-    object_of(one.get("input_schema"), f"{where}.input_schema")
+    checks.object_of(one.get("input_schema"), f"{where}.input_schema")
     return tools.tool(one, where, "input_schema")
 
 
 def _choice(body: Body) -> tuple[ToolChoice, Any]:
-    raw = object_of(body.get("tool_choice") or {"type": "auto"}, "tool_choice")
+    raw = checks.object_of(body.get("tool_choice") or {"type": "auto"}, "tool_choice")
     kind = raw.get("type")
     choice = _CHOICES.get(kind) if isinstance(kind, str) else None
     if choice is None:
         raise BadRequest(f"tool_choice.type must be one of {', '.join(_CHOICES)}", "tool_choice")
-    flag(raw, "disable_parallel_tool_use")
-    only(raw, ("type", "disable_parallel_tool_use", *(["name"] if kind == "tool" else [])), "tool_choice")
+    checks.flag(raw, "disable_parallel_tool_use")
+    checks.only(raw, ("type", "disable_parallel_tool_use", *(["name"] if kind == "tool" else [])), "tool_choice")
     return choice, raw.get("name", "") if kind == "tool" else None
 
 
 def _format(body: Body) -> dict[str, Any] | None:
-    config = object_of(body.get("output_config") or {}, "output_config")
-    pass_over(config, ("format",), "output_config", {"task_budget": "the run's budgets hold, and are not told"})
+    config = checks.object_of(body.get("output_config") or {}, "output_config")
+    checks.pass_over(
+        config, ("format",), "output_config", {"task_budget": "the run's budgets hold, and are not told"}
+    )
     if config.get("format") is None:
         return None
     where = "output_config.format"
-    asked = object_of(config["format"], where)
-    only(asked, ("type", "schema"), where)
+    asked = checks.object_of(config["format"], where)
+    checks.only(asked, ("type", "schema"), where)
     if asked.get("type") != "json_schema":
-        raise BadRequest(f"{shown(asked.get('type'))} is not taken: there is json_schema", where)
+        raise BadRequest(f"{checks.shown(asked.get('type'))} is not taken: there is json_schema", where)
     return tools.response_format("json_schema", {"name": "output", "schema": asked.get("schema")}, where)
 
 

@@ -8,29 +8,9 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
-from sandbox.runner.endpoint import tools
+from sandbox.runner.endpoint import checks, tools
 from sandbox.runner.endpoint.chat import logprob_entries
-from sandbox.runner.endpoint.checks import (
-    MODEL,
-    REFUSED,
-    BadRequest,
-    Body,
-    Event,
-    Fields,
-    Served,
-    content_text,
-    conversation,
-    flag,
-    list_of,
-    object_of,
-    only,
-    openai_error,
-    pass_over,
-    shown,
-    size_bytes,
-    stream_usage,
-    text_of,
-)
+from sandbox.runner.endpoint.checks import MODEL, REFUSED, BadRequest, Body, Event, Fields, Served
 from sandbox.types import Message, Request, Role
 
 MAX_KEPT, MAX_KEPT_BYTES = 256, 16 << 20
@@ -63,13 +43,6 @@ _ITEM = ("type", "id", "status")  # of any item, as it was given out
 _PARAMS = {"messages": "input", "response_format": "text.format", "logprobs": "include", "stop": "input"}
 
 
-def error(refusal: BadRequest) -> dict[str, Any]:
-    """The orchestrator names a field as chat completions do: it gets the name that it has here."""
-    told = openai_error(refusal)
-    told["error"]["param"] = _PARAMS.get(refusal.param or "", refusal.param)
-    return told
-
-
 class Responses:
     """The API with the conversations it served: the last MAX_KEPT, and not more than MAX_KEPT_BYTES."""
 
@@ -79,34 +52,58 @@ class Responses:
         self._keeping = threading.Lock()
 
     def error(self, refusal: BadRequest) -> dict[str, Any]:
-        return error(refusal)
+        """The orchestrator names a field as chat completions do: it gets the name that it has here."""
+        answer = checks.openai_error(refusal)
+        answer["error"]["param"] = _PARAMS.get(refusal.param or "", refusal.param)
+        return answer
 
     def request(self, body: Body) -> Request:
         """Raises BadRequest."""
-        return request(body, self._before(body.get("previous_response_id")))
+        before = self._before(body.get("previous_response_id"))
+        FIELDS.check(body)
+        for name in ("stream", "parallel_tool_calls", "store"):
+            checks.flag(body, name)
+        checks.stream_usage(body)
+        _metadata(body)
+        if body.get("truncation") not in (None, "disabled"):
+            reason = "a conversation that is too long is refused"
+            raise BadRequest(f"truncation must be disabled: {reason}", "truncation")
+        included = checks.list_of(body.get("include") or [], "include", 100)
+        for one in included:
+            if one not in _INCLUDE:
+                raise BadRequest(f"{checks.shown(one)} is not taken: there are {', '.join(_INCLUDE)}", "include")
+        instructions = checks.text_of(body.get("instructions") or "", "instructions")
+        first = (Message("system", instructions),) if instructions else ()
+        return Request(
+            checks.conversation((*first, *before, *_input(body.get("input"))), "input"),
+            **tools.offer(body, _tool, tools.openai_choice(body, nested=False)),
+            response_format=_format(body),
+            logprobs=_INCLUDE[0] in included,
+        )
 
     def answer(self, served: Served) -> dict[str, Any]:
         """The answer to a request that is not to be streamed."""
         self._keep(served)
-        return response(served)
+        return _response(served)
 
     def events(self, served: Served) -> Iterator[Event]:
         """The answer to a request that is to be streamed."""
         self._keep(served)
-        return events(served)
+        return _events(served)
 
     def count(self, tokens: int) -> dict[str, Any]:
         """The answer to `/v1/responses/input_tokens`."""
         return {"object": "response.input_tokens", "input_tokens": tokens}
 
     def _before(self, name: Any) -> tuple[Message, ...]:
+        """The conversation that a request continues. Raises BadRequest."""
         if name is None:
             return ()
-        kept = self._kept.get(name) if isinstance(name, str) else None
-        if kept is None:
-            told = f"{shown(name)} is not kept (any more): {_ALL}"
-            raise BadRequest(told, "previous_response_id", code="previous_response_not_found")
-        return kept
+        conversation = self._kept.get(name) if isinstance(name, str) else None
+        if conversation is None:
+            reason = f"{checks.shown(name)} is not kept (any more): {_ALL}"
+            raise BadRequest(reason, "previous_response_id", code="previous_response_not_found")
+        return conversation
 
     def _keep(self, served: Served) -> None:
         if served.body.get("store") is False:
@@ -114,47 +111,20 @@ class Responses:
         messages = served.request.messages
         if served.body.get("instructions"):
             messages = messages[1:]  # as in OpenAI's: the next request has its own
-        said = Message("assistant", served.completion.text, served.completion.calls)
-        if messages and (last := messages[-1]).role == "assistant":  # it was continued
+        reply = Message("assistant", served.completion.text, served.completion.calls)
+        if messages and (last := messages[-1]).role == "assistant":  # the completion continued it
             messages = messages[:-1]
-            said = Message("assistant", last.content + said.content, (*last.calls, *said.calls))
-        kept = (*messages, said)
+            reply = Message("assistant", last.content + reply.content, (*last.calls, *reply.calls))
+        conversation = (*messages, reply)
         with self._keeping:
-            self._kept[_id(served)] = kept
-            self._bytes += size_bytes(kept)
+            self._kept[_id(served)] = conversation
+            self._bytes += checks.size_bytes(conversation)
             while len(self._kept) > MAX_KEPT or self._bytes > MAX_KEPT_BYTES:
-                _, forgotten = self._kept.popitem(last=False)
-                self._bytes -= size_bytes(forgotten)
+                _, oldest = self._kept.popitem(last=False)
+                self._bytes -= checks.size_bytes(oldest)
 
 
-def request(body: Body, before: tuple[Message, ...] = ()) -> Request:
-    """`before`: the conversation that the input continues. Raises BadRequest."""
-    FIELDS.check(body)
-    for name in ("stream", "parallel_tool_calls", "store"):
-        flag(body, name)
-    stream_usage(body)
-    _metadata(body)
-    if body.get("truncation") not in (None, "disabled"):
-        raise BadRequest("truncation must be disabled: a conversation that is too long is refused", "truncation")
-    included = list_of(body.get("include") or [], "include", 100)
-    for one in included:
-        if one not in _INCLUDE:
-            raise BadRequest(f"{shown(one)} is not taken: there are {', '.join(_INCLUDE)}", "include")
-    offered = tools.offered([_tool(one, where) for where, one in tools.listed(body)])
-    choice, name = tools.chosen(*tools.openai_choice(body, nested=False), offered)
-    instructions = text_of(body.get("instructions") or "", "instructions")
-    first = (Message("system", instructions),) if instructions else ()
-    return Request(
-        conversation((*first, *before, *_input(body.get("input"))), "input"),
-        tools=offered,
-        tool_choice=choice,
-        tool_name=name,
-        response_format=_format(body),
-        logprobs=_INCLUDE[0] in included,
-    )
-
-
-def response(served: Served) -> dict[str, Any]:
+def _response(served: Served) -> dict[str, Any]:
     """The whole response."""
     completion = served.completion
     cut = completion.finish_reason == "length"
@@ -173,18 +143,18 @@ def response(served: Served) -> dict[str, Any]:
     }
 
 
-def events(served: Served) -> Iterator[Event]:
+def _events(served: Served) -> Iterator[Event]:
     """One event for all of a text or of a call's arguments: they were sampled before the first byte is sent."""
     numbers = count()
 
     def event(kind: str, /, **data: Any) -> Event:
         return Event({"type": kind, "sequence_number": next(numbers), **data}, kind)
 
-    whole = response(served)
+    response = _response(served)
     begun = {**_head(served), "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
     yield event("response.created", response=begun)
     yield event("response.in_progress", response=begun)
-    for index, item in enumerate(whole["output"]):
+    for index, item in enumerate(response["output"]):
         place: dict[str, Any] = {"item_id": item["id"], "output_index": index}
         if item["type"] == "message":
             [part] = item["content"]
@@ -204,7 +174,7 @@ def events(served: Served) -> Iterator[Event]:
             yield event("response.function_call_arguments.delta", **place, delta=arguments)
             yield event("response.function_call_arguments.done", **place, name=item["name"], arguments=arguments)
         yield event("response.output_item.done", output_index=index, item=item)
-    yield event(f"response.{whole['status']}", response=whole)
+    yield event(f"response.{response['status']}", response=response)
 
 
 def _input(raw: Any) -> list[Message]:
@@ -212,47 +182,36 @@ def _input(raw: Any) -> list[Message]:
     if isinstance(raw, str):
         return [Message("user", raw)]
     messages: list[Message] = []
-    for index, item in enumerate(list_of(raw, "input", _MAX_LISTED)):
+    for index, item in enumerate(checks.list_of(raw, "input", _MAX_LISTED)):
         where = f"input[{index}]"
-        item = object_of(item, where)
+        item = checks.object_of(item, where)
         kind = item.get("type") or ("message" if "role" in item else None)
         match kind:
             case "message":
                 messages.append(_message(item, where))
             case "function_call":
-                pass_over(item, (*_ITEM, "call_id", "name", "arguments"), where)
+                checks.pass_over(item, (*_ITEM, "call_id", "name", "arguments"), where)
                 call = tools.call(item.get("call_id"), item.get("name"), item.get("arguments"), where)
-                said = (
-                    messages.pop() if messages and messages[-1].role == "assistant" else Message("assistant", "")
-                )
-                messages.append(Message("assistant", said.content, tools.joined((*said.calls, call), where)))
+                tools.add_call(messages, call, where)
             case "function_call_output":
-                messages.append(_returned(item, where))
+                checks.pass_over(item, (*_ITEM, "call_id", "output"), where)
+                text = checks.content_text(item.get("output"), f"{where}.output", _TEXTS)
+                messages.append(tools.result(item, "call_id", text, where))
             case "reasoning":
                 pass  # on record with the completion that it was sampled in
             case "item_reference":
                 raise BadRequest(f"item_reference is not taken: send the item, or {_ALL}", where)
             case _:
                 taken = "message, function_call, function_call_output and reasoning"
-                raise BadRequest(f"{shown(kind)} is not taken: items are {taken}", where)
+                raise BadRequest(f"{checks.shown(kind)} is not taken: items are {taken}", where)
     return messages
 
 
 def _message(item: dict[str, Any], where: str) -> Message:
-    pass_over(item, (*_ITEM, "role", "content", "phase"), where)
-    role = _ROLES.get(item["role"]) if isinstance(item.get("role"), str) else None
-    if role is None:
-        raise BadRequest(f"{where}.role must be one of {', '.join(_ROLES)}", f"{where}.role")
+    checks.pass_over(item, (*_ITEM, "role", "content", "phase"), where)
+    role = checks.role_of(item, where, _ROLES)
     kinds = (*_TEXTS, "refusal") if role == "assistant" else _TEXTS
-    return Message(role, content_text(item.get("content"), f"{where}.content", kinds))
-
-
-def _returned(item: dict[str, Any], where: str) -> Message:
-    pass_over(item, (*_ITEM, "call_id", "output"), where)
-    call_id = text_of(item.get("call_id"), f"{where}.call_id", tools.MAX_NAME_CHARS)
-    if not call_id:
-        raise BadRequest(f"{where}.call_id must say which call this answers", f"{where}.call_id")
-    return Message("tool", content_text(item.get("output"), f"{where}.output", _TEXTS), call_id=call_id)
+    return Message(role, checks.content_text(item.get("content"), f"{where}.content", kinds))
 
 
 def _tool(one: dict[str, Any], where: str) -> tools.Tool:
@@ -262,20 +221,20 @@ def _tool(one: dict[str, Any], where: str) -> tools.Tool:
 
 
 def _format(body: Body) -> dict[str, Any] | None:
-    text = object_of(body.get("text") or {}, "text")
-    pass_over(text, ("format",), "text")
+    text = checks.object_of(body.get("text") or {}, "text")
+    checks.pass_over(text, ("format",), "text")
     if text.get("format") is None:
         return None
-    asked = dict(object_of(text["format"], "text.format"))
+    asked = dict(checks.object_of(text["format"], "text.format"))
     kind = asked.pop("type", None)
     if kind != "json_schema":
-        only(asked, (), "text.format")
+        checks.only(asked, (), "text.format")
     return tools.response_format(kind, asked, "text.format")
 
 
 def _metadata(body: Body) -> None:
     """It comes back with the response. Raises BadRequest."""
-    metadata = object_of(body.get("metadata") or {}, "metadata")
+    metadata = checks.object_of(body.get("metadata") or {}, "metadata")
     if len(metadata) > 16 or not all(isinstance(value, str) for value in metadata.values()):
         raise BadRequest("metadata must be at most 16 texts", "metadata")
 

@@ -7,18 +7,18 @@ import socketserver
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from http.server import HTTPServer
 from typing import Any, Protocol
 
 from sandbox.errors import ClientGone, EpisodeEnd, RequestRefused
+from sandbox.runner.client import hung_up
 from sandbox.runner.endpoint import chat, completions, limits, messages, tools
 from sandbox.runner.endpoint.body import MAX_BODY_BYTES as MAX_BODY_BYTES
 from sandbox.runner.endpoint.checks import MODEL, TOO_LONG, BadRequest, Body, Event, Served, noting_unused
 from sandbox.runner.endpoint.handler import Handler
 from sandbox.runner.endpoint.notes import NoteBook
 from sandbox.runner.endpoint.responses import Responses
-from sandbox.runner.hang_up import hung_up
 from sandbox.types import Completion, Request
 
 _MAX_CONNECTIONS, _MAX_WAITING = 40, 256
@@ -37,12 +37,10 @@ class Api(Protocol):
     def error(self, error: BadRequest, /) -> dict[str, Any]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Count:
-    """How an API tells how many tokens the prompt of a request has."""
+class Counter(Api, Protocol):
+    """An API that also answers how many tokens the prompt of a request has."""
 
-    api: Api
-    answer: Callable[[int], dict[str, Any]]
+    def count(self, tokens: int, /) -> dict[str, Any]: ...
 
 
 class ProgramEndpoint:
@@ -56,9 +54,9 @@ class ProgramEndpoint:
             "/v1/messages": messages,
             "/v1/responses": responses,
         }
-        self.counts = {
-            "/v1/messages/count_tokens": Count(messages, messages.count),
-            "/v1/responses/input_tokens": Count(responses, responses.count),
+        self.counters: dict[str, Counter] = {
+            "/v1/messages/count_tokens": messages,
+            "/v1/responses/input_tokens": responses,
         }
         self.context_tokens = 0  # that a conversation may have; 0: not known
         self.notes = NoteBook()

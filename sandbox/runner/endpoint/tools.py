@@ -7,25 +7,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sandbox.runner.endpoint.checks import (
-    MAX_CONVERSATION_BYTES,
-    BadRequest,
-    Body,
-    Refused,
-    list_of,
-    object_of,
-    only,
-    pass_over,
-    sendable,
-    shown,
-    strict_json,
-    text_of,
-)
-from sandbox.types import Call, Completion, ToolChoice
+from sandbox.runner.endpoint import checks
+from sandbox.runner.endpoint.checks import BadRequest, Body, Refused
+from sandbox.types import Call, Completion, Message, ToolChoice
 
 MAX_TOOLS, MAX_TOOLS_BYTES = 128, 256 * 1024
 MAX_CALLS = 128
@@ -45,7 +33,7 @@ Tool = Mapping[str, Any]
 def tool(one: Mapping[str, Any], where: str, schema: str = "parameters") -> Tool:
     """A tool in the form of chat completions, whatever the order of its fields was. Raises BadRequest."""
     beside = ("type", "allowed_callers")  # of the APIs whose tools are flat
-    pass_over(one, ("name", "description", schema, "strict", *beside), where, REFUSED)
+    checks.pass_over(one, ("name", "description", schema, "strict", *beside), where, REFUSED)
     if one.get("allowed_callers") not in (None, [], ["direct"]):
         raise BadRequest(f"{where}.allowed_callers: the model alone calls tools here", where)
     name = one.get("name")
@@ -53,9 +41,9 @@ def tool(one: Mapping[str, Any], where: str, schema: str = "parameters") -> Tool
         raise BadRequest(f"{where}.name must be 1 to 64 of the characters a-z A-Z 0-9 _ -", where)
     function: dict[str, Any] = {"name": name}
     if (description := one.get("description")) is not None:
-        function["description"] = text_of(description, f"{where}.description")
+        function["description"] = checks.text_of(description, f"{where}.description")
     if (parameters := one.get(schema)) is not None:
-        function["parameters"] = object_of(parameters, f"{where}.{schema}")
+        function["parameters"] = checks.object_of(parameters, f"{where}.{schema}")
     if (strict := one.get("strict")) is not None:
         if not isinstance(strict, bool):
             raise BadRequest(f"{where}.strict must be true or false", where)
@@ -63,79 +51,68 @@ def tool(one: Mapping[str, Any], where: str, schema: str = "parameters") -> Tool
     return {"type": "function", "function": function}
 
 
-def listed(body: Body) -> list[tuple[str, dict[str, Any]]]:
-    """(where it is, it) of each of the `tools`. Raises BadRequest."""
-    tools = list_of(body.get("tools") or [], "tools", MAX_TOOLS)
-    return [(f"tools[{index}]", object_of(one, f"tools[{index}]")) for index, one in enumerate(tools)]
-
-
 def refuse_hosted(kind: object, where: str) -> None:
     """Raises BadRequest for a kind of tool that its API's server would run."""
     raise BadRequest(
-        f"{shown(kind)} is not taken: nothing is hosted here, tools are functions of the program", where
+        f"{checks.shown(kind)} is not taken: nothing is hosted here, tools are functions of the program", where
     )
 
 
-def offered(tools: Sequence[Tool]) -> tuple[Tool, ...]:
-    """The tools as they are sent. Raises BadRequest."""
-    names = [one["function"]["name"] for one in tools]
-    if len(set(names)) < len(names):
+def offer(
+    body: Body, read: Callable[[dict[str, Any], str], Tool], choice: tuple[ToolChoice, Any]
+) -> dict[str, Any]:
+    """The fields of a Request about tools. `read` gets each of the body's `tools` and its place. `choice`: what
+    `tool_choice` says, and the one tool that must be called, or None. Raises BadRequest."""
+    raw = checks.list_of(body.get("tools") or [], "tools", MAX_TOOLS)
+    tools = [read(checks.object_of(one, f"tools[{index}]"), f"tools[{index}]") for index, one in enumerate(raw)]
+    names = {one["function"]["name"] for one in tools}
+    if len(names) < len(tools):
         raise BadRequest("two tools have the same name", "tools")
-    sent: list[Tool] = sendable(list(tools), "tools", MAX_TOOLS_BYTES)
-    return tuple(sent)
-
-
-def chosen(choice: ToolChoice, name: Any, tools: Sequence[Tool]) -> tuple[ToolChoice, str]:
-    """(choice, the one tool that must be called, or empty). Raises BadRequest if it cannot be."""
-    if choice == "required" and not tools:
+    sent = tuple(checks.sendable(tools, "tools", MAX_TOOLS_BYTES))
+    kind, name = choice
+    if kind == "required" and not tools:
         raise BadRequest("tool_choice asks for a call, and there are no tools", "tool_choice")
-    if name is None:
-        return choice, ""
-    if not isinstance(name, str) or name not in {one["function"]["name"] for one in tools}:
-        raise BadRequest(f"tool_choice names {shown(name)}, which is none of the tools", "tool_choice")
-    return choice, name
+    if name is not None and (not isinstance(name, str) or name not in names):
+        raise BadRequest(f"tool_choice names {checks.shown(name)}, which is none of the tools", "tool_choice")
+    return {"tools": sent, "tool_choice": kind, "tool_name": name or ""}
 
 
 def openai_choice(body: Body, *, nested: bool) -> tuple[ToolChoice, Any]:
     """(`tool_choice`, the name in it) of OpenAI's APIs. `nested`: the name is in `function`. Raises BadRequest."""
-    choice = body.get("tool_choice")
-    match choice:
-        case None | "auto":
-            return "auto", None
-        case "none":
-            return "none", None
-        case "required":
-            return "required", None
+    choice: Any = "auto" if body.get("tool_choice") is None else body["tool_choice"]
+    if choice in ("auto", "none", "required"):
+        return choice, None
     if not isinstance(choice, dict):
         raise BadRequest("tool_choice must be auto, none, required, or name a function", "tool_choice")
     if choice.get("type") != "function":
-        told = "offer those tools only" if choice.get("type") == "allowed_tools" else "name a function"
-        raise BadRequest(f"{shown(choice.get('type'))} is not taken: {told}", "tool_choice")
-    named = object_of(choice.get("function"), "tool_choice.function") if nested else choice
-    only(named, ("name",) if nested else ("type", "name"), "tool_choice")
+        cure = "offer those tools only" if choice.get("type") == "allowed_tools" else "name a function"
+        raise BadRequest(f"{checks.shown(choice.get('type'))} is not taken: {cure}", "tool_choice")
+    named = checks.object_of(choice.get("function"), "tool_choice.function") if nested else choice
+    checks.only(named, ("name",) if nested else ("type", "name"), "tool_choice")
     return "required", named.get("name", "")
 
 
 def call(call_id: Any, name: Any, arguments: Any, where: str) -> Call:
     """Raises BadRequest."""
-    call_id, name = text_of(call_id, f"{where}.id", MAX_NAME_CHARS), text_of(name, f"{where}.name", MAX_NAME_CHARS)
+    call_id, name = (
+        checks.text_of(call_id, f"{where}.id", MAX_NAME_CHARS),
+        checks.text_of(name, f"{where}.name", MAX_NAME_CHARS),
+    )
     if not call_id or not name:
         raise BadRequest(f"{where} needs an id and a name", where)
-    return Call(
-        call_id, name, _object_text(text_of(arguments, f"{where}.arguments") or "{}", f"{where}.arguments")
-    )
+    return Call(call_id, name, _object_text(arguments, f"{where}.arguments"))
 
 
 def _object_text(raw: Any, where: str) -> str:
     """The text of a JSON object, as it is if it can be sent. Raises BadRequest."""
-    text = text_of(raw, where) or "{}"
+    text = checks.text_of(raw, where) or "{}"
     try:
-        value = strict_json(text)
+        value = checks.strict_json(text)
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise BadRequest(f"{where} must be the text of a JSON object", where)
-    checked = sendable(value, where, MAX_CONVERSATION_BYTES)
+    checked = checks.sendable(value, where, checks.MAX_CONVERSATION_BYTES)
     return text if checked == value else json.dumps(checked, ensure_ascii=False)
 
 
@@ -144,6 +121,20 @@ def joined(calls: Sequence[Call], where: str) -> tuple[Call, ...]:
     if len(calls) > MAX_CALLS or len({one.id for one in calls}) < len(calls):
         raise BadRequest(f"{where} has more than {MAX_CALLS} calls, or two with one id", where)
     return tuple(calls)
+
+
+def add_call(messages: list[Message], call: Call, where: str) -> None:
+    """Adds a call to the assistant's message at the end, or as a message of its own. Raises BadRequest."""
+    last = messages.pop() if messages and messages[-1].role == "assistant" else Message("assistant", "")
+    messages.append(Message("assistant", last.content, joined((*last.calls, call), where)))
+
+
+def result(one: Mapping[str, Any], id_field: str, text: str, where: str) -> Message:
+    """The message with a tool's result; `one[id_field]` names its call. Raises BadRequest."""
+    call_id = checks.text_of(one.get(id_field), f"{where}.{id_field}", MAX_NAME_CHARS)
+    if not call_id:
+        raise BadRequest(f"{where}.{id_field} must say which call this answers", f"{where}.{id_field}")
+    return Message("tool", text, call_id=call_id)
 
 
 def arguments_object(arguments: str) -> dict[str, Any]:
@@ -157,7 +148,7 @@ def arguments_object(arguments: str) -> dict[str, Any]:
 
 def arguments_text(value: Any, where: str) -> str:
     """The other way round. Raises BadRequest."""
-    checked = sendable(object_of(value, where), where, MAX_CONVERSATION_BYTES)
+    checked = checks.sendable(checks.object_of(value, where), where, checks.MAX_CONVERSATION_BYTES)
     return json.dumps(checked, ensure_ascii=False)
 
 
@@ -180,10 +171,10 @@ def response_format(kind: Any, schema: Any, where: str) -> dict[str, Any] | None
     if kind == "json_object":
         return {"type": "json_object"}
     if kind != "json_schema":
-        raise BadRequest(f"{shown(kind)} is not taken: there are text, json_object and json_schema", where)
-    only(object_of(schema, where), ("name", "schema", "description", "strict"), where)
-    text_of(schema.get("name"), f"{where}.name", 64)
-    object_of(schema.get("schema"), f"{where}.schema")
+        raise BadRequest(f"{checks.shown(kind)} is not taken: there are text, json_object and json_schema", where)
+    checks.only(checks.object_of(schema, where), ("name", "schema", "description", "strict"), where)
+    checks.text_of(schema.get("name"), f"{where}.name", 64)
+    checks.object_of(schema.get("schema"), f"{where}.schema")
     asked = {"type": "json_schema", "json_schema": {name: one for name, one in schema.items() if one is not None}}
-    checked: dict[str, Any] = sendable(asked, where, MAX_FORMAT_BYTES)
+    checked: dict[str, Any] = checks.sendable(asked, where, MAX_FORMAT_BYTES)
     return checked

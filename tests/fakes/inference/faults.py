@@ -18,7 +18,7 @@ Kind = Literal[
     "slow",
     # an answer that is not as it should be
     "empty_choices", "null_content", "missing_logprobs", "fewer_logprobs", "foreign_ids", "nan_logprob",
-    "positive_logprob", "wrong_count", "cut_off",
+    "positive_logprob", "wrong_count", "other_prompt", "cut_off",
     # a whole sample that the server will not give
     "content_filter",
     # a whole sample that ended, in the words of another service, by `word`

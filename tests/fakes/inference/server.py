@@ -310,6 +310,8 @@ def _spoil(answer: Answer, fault: Fault | None, model: Model) -> Answer:
             return replace(answer, logprobs=[float("nan"), *logprobs[1:]])
         case "positive_logprob":
             return replace(answer, logprobs=[0.5, *logprobs[1:]])
+        case "other_prompt":  # as long as the one that was asked with
+            return replace(answer, prompt_ids=[*answer.prompt_ids[:-1], answer.prompt_ids[-1] - 1])
         case "wrong_count":
             return replace(
                 answer, prompt_tokens=answer.prompt_tokens - 1, completion_tokens=answer.completion_tokens - 1

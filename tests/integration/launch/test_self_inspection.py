@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,16 +18,20 @@ from orchestrator.launch.docker.verification import MEASURES, verify
 from orchestrator.launch.hardening import harden
 from orchestrator.launch.names import DEFAULT_IMAGE
 from orchestrator.launch.uids import UidPair
-from orchestrator.types import Confinement, Mount, SandboxSpec
+from orchestrator.proxy import wire
+from orchestrator.proxy.wire import CONTRACT
+from orchestrator.types import Confinement, SandboxSpec
 
 pytestmark = pytest.mark.docker
 
 SPEC = SandboxSpec(image=DEFAULT_IMAGE)
 UIDS = UidPair(20_000, 20_001)
-LOOK = """
-import dataclasses, json
+LOOK = f"""
+from rollout_api.v1 import sandbox_pb2 as pb
 from sandbox.pid1.confinement import confinement
-print(json.dumps(dataclasses.asdict(confinement())))
+from sandbox.types import Identities
+seen = confinement(Identities({UIDS.runner}, {UIDS.worker}, 1))
+print(pb.ParkRequest(contract={CONTRACT}, confinement=seen).SerializeToString().hex())
 """
 # Measure, what the Engine is asked for instead, and the measures that pid 1 misses then.
 WEAKER: list[tuple[str, dict[str, Any], str]] = [
@@ -70,9 +73,7 @@ def container(engine: docker.APIClient, config: dict[str, Any]) -> Iterator[str]
 def as_pid_1_sees_it(engine: docker.APIClient, made: str) -> Confinement:
     engine.start(made)
     assert engine.wait(made, timeout=120)["StatusCode"] == 0, engine.logs(made)
-    told = json.loads(engine.logs(made, stderr=False))
-    told["mounts"] = tuple(Mount(**mount) for mount in told["mounts"])
-    return Confinement(**told, runner_uid=UIDS.runner, worker_uid=UIDS.worker)
+    return wire.confinement(bytes.fromhex(engine.logs(made, stderr=False).decode()))
 
 
 def asked_for(channel: Path, **changes: Any) -> dict[str, Any]:

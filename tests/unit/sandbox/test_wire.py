@@ -10,19 +10,17 @@ from google.protobuf.duration_pb2 import Duration
 from rollout_api.v1 import sandbox_pb2 as pb
 
 from orchestrator.proxy import wire as orchestrators_wire
-from orchestrator.types import Mount as OrchestratorsMount
+from orchestrator.types import Mount
+from sandbox.pid1 import confinement as pid_1
 from sandbox.runner import wire
 from sandbox.runner.runner import prompt
 from sandbox.types import (
     AgentSettings,
     Assignment,
     AttachmentFile,
-    Box,
-    Confinement,
     Identities,
     Kind,
     Message,
-    Mount,
     Request,
     Result,
     StepReport,
@@ -99,18 +97,21 @@ def test_the_texts_of_a_step_are_cut() -> None:
 
 
 @pytest.mark.parametrize(("identities", "uids"), [(None, (0, 0)), (Identities(5, 6, 7), (5, 6))])
-def test_parking_tells_the_identities(identities: Identities | None, uids: tuple[int, int]) -> None:
-    box = Box(Path("/c"), Path("/a"), Path("/w"), identities, 10)
-    mounts = (Mount("/tmp", "tmpfs", False, True, True, True, 4096, 16),) * 300
-    seen = Confinement(0xC0, True, 2, ("lo",), True, 1, True, mounts, {"pids": 9}, ("null",), ("/proc/keys",))
-    told = wire.park_request(seen, box)
-    assert len(told.confinement.mounts) == wire.MAX_MOUNTS
-    assert orchestrators_wire.confinement(told.SerializeToString()).mounts[0] == OrchestratorsMount(
-        "/tmp", "tmpfs", False, True, True, True, 4096, 16
-    )
-    assert orchestrators_wire.confinement(told.SerializeToString()).limits == {"pids": 9}
-    assert told.contract == wire.CONTRACT == orchestrators_wire.CONTRACT
-    assert (told.confinement.runner_uid, told.confinement.worker_uid) == uids
+def test_pid_1_reports_its_limits_as_the_orchestrator_reads_them(
+    monkeypatch: pytest.MonkeyPatch, identities: Identities | None, uids: tuple[int, int]
+) -> None:
+    line = "36 35 0:31 / /tmp rw,nosuid,nodev,noexec - tmpfs tmpfs rw,size=4k,nr_inodes=16"
+    lines = pid_1._lines
+    monkeypatch.setattr(pid_1, "_lines", lambda path: [line] * 300 if "mountinfo" in str(path) else lines(path))
+    monkeypatch.setattr(pid_1, "_capacity", lambda target: (4096, 16))
+    monkeypatch.setattr(pid_1, "_limits", lambda: {"pids": 9})
+    request = pb.ParkRequest(contract=wire.CONTRACT, confinement=pid_1.confinement(identities))
+    seen = orchestrators_wire.confinement(request.SerializeToString())
+    assert len(seen.mounts) == pid_1.MAX_MOUNTS
+    assert seen.mounts[0] == Mount("/tmp", "tmpfs", False, True, True, True, 4096, 16)
+    assert seen.limits == {"pids": 9}
+    assert wire.CONTRACT == orchestrators_wire.CONTRACT
+    assert (seen.runner_uid, seen.worker_uid) == uids
 
 
 def test_the_prompt_is_the_question_and_the_paths() -> None:

@@ -121,7 +121,7 @@ def test_a_task_whose_files_do_not_fit_is_bad_before_anything_starts(launcher: s
     engine = Orchestrator(load_config(env=env, openai={"base_url": "http://localhost:9"}))
     large = Task("large", "What?", "1", attachments=(Attachment("a", Path("/a"), 30 * MIB),))
     small = Task("small", "What?", "1")
-    first, second = (draw.task for draw in engine._draws.once([large, small], epoch=None, size=None))
+    first, second = (engine.maker.fitting(task) for task in (large, small))
     assert second is small
     assert isinstance(first, BadTask) is bad
     assert not bad or "has room for" in first.reason  # type: ignore[union-attr]

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from sandbox.runner.endpoint import responses
 from sandbox.runner.endpoint.checks import BadRequest, Served, noting_unused
 from sandbox.runner.endpoint.responses import MAX_KEPT, Responses
 from sandbox.types import Call, Completion, Message, Request, TokenLogprob
@@ -22,11 +21,11 @@ def call(number: int) -> dict[str, Any]:
 
 def serve(completion: Completion, **fields: Any) -> Served:
     body = {"input": "Hi", **fields}
-    return Served(3, body, responses.request(body), completion)
+    return Served(3, body, Responses().request(body), completion)
 
 
 def test_items_become_a_conversation() -> None:
-    asked = responses.request(
+    asked = Responses().request(
         {
             "instructions": "Be brief.",
             "input": [
@@ -61,7 +60,7 @@ def test_items_become_a_conversation() -> None:
 
 def test_what_else_a_request_asks_for() -> None:
     schema = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
-    asked = responses.request(
+    asked = Responses().request(
         {
             "input": "Hi",
             "tools": [ADD],
@@ -84,7 +83,7 @@ def test_what_else_a_request_asks_for() -> None:
         response_format={"type": "json_schema", "json_schema": {k: v for k, v in schema.items() if k != "type"}},
         logprobs=True,
     )
-    assert responses.request({"input": "Hi", "text": {"format": {"type": "text"}}}).response_format is None
+    assert Responses().request({"input": "Hi", "text": {"format": {"type": "text"}}}).response_format is None
 
 
 def test_fields_without_an_effect_are_passed_over_and_noted() -> None:
@@ -95,7 +94,7 @@ def test_fields_without_an_effect_are_passed_over_and_noted() -> None:
     }
     returned = {"type": "function_call_output", "call_id": "c1", "output": "1", "name": "add"}
     with noting_unused() as unused:
-        asked = responses.request(
+        asked = Responses().request(
             {
                 "input": [{**message, "name": "Ann"}, {**call(0), "namespace": "n"}, returned],
                 "tools": [{**ADD, "cache_control": {"type": "ephemeral"}}],
@@ -156,12 +155,12 @@ def test_fields_without_an_effect_are_passed_over_and_noted() -> None:
 )
 def test_what_is_refused(fields: dict[str, Any], told: str) -> None:
     with pytest.raises(BadRequest, match=told) as error:
-        responses.request({"input": "Hi", **fields})
+        Responses().request({"input": "Hi", **fields})
     assert error.value.param
 
 
 def test_an_answer_can_be_sent_back() -> None:
-    told = responses.response(serve(Completion("I add.", 10, 5, calls=CALLS), tools=[ADD], metadata={"a": "b"}))
+    told = Responses().answer(serve(Completion("I add.", 10, 5, calls=CALLS), tools=[ADD], metadata={"a": "b"}))
     assert (told["id"], told["status"], told["metadata"], told["tools"]) == (
         "resp_3",
         "completed",
@@ -170,27 +169,27 @@ def test_an_answer_can_be_sent_back() -> None:
     )
     assert told["usage"]["total_tokens"] == 15
     assert [item["type"] for item in told["output"]] == ["message", "function_call", "function_call"]
-    asked = responses.request({"input": told["output"]})
+    asked = Responses().request({"input": told["output"]})
     assert asked.messages == (Message("assistant", "I add.", CALLS),)
 
 
 def test_an_answer_of_calls_alone_has_no_message() -> None:
-    told = responses.response(serve(Completion("", 1, 1, calls=CALLS)))
+    told = Responses().answer(serve(Completion("", 1, 1, calls=CALLS)))
     assert [item["type"] for item in told["output"]] == ["function_call", "function_call"]
-    [said] = responses.response(serve(Completion("", 1, 1)))["output"]
+    [said] = Responses().answer(serve(Completion("", 1, 1)))["output"]
     assert said["content"][0]["text"] == ""
 
 
 def test_log_probs() -> None:
     completion = Completion("He", 1, 1, logprobs=(TokenLogprob("He", -0.5),))
-    told = responses.response(serve(completion, include=["message.output_text.logprobs"]))
+    told = Responses().answer(serve(completion, include=["message.output_text.logprobs"]))
     [entry] = told["output"][0]["content"][0]["logprobs"]
     assert (entry["token"], entry["logprob"]) == ("He", -0.5)
 
 
 @pytest.mark.parametrize(("reason", "status"), [("stop", "completed"), ("length", "incomplete")])
 def test_a_stream(reason: Any, status: str) -> None:
-    events = list(responses.events(serve(Completion("I add.", 10, 5, reason, CALLS[:1]))))
+    events = list(Responses().events(serve(Completion("I add.", 10, 5, reason, CALLS[:1]))))
     data = [event.data for event in events if event.data]
     assert [event.name for event in events] == [one["type"] for one in data]
     assert [one["sequence_number"] for one in data] == list(range(len(data)))
@@ -258,5 +257,5 @@ def test_old_responses_are_forgotten(text: str, most: int) -> None:
 
 
 def test_the_orchestrators_names_of_fields_are_this_apis() -> None:
-    told = responses.error(BadRequest("no", "response_format"))
+    told = Responses().error(BadRequest("no", "response_format"))
     assert told["error"]["param"] == "text.format"

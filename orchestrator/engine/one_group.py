@@ -1,0 +1,191 @@
+"""Makes one group: plans its rollouts, has them carried out and graded, and drops it where they are too old."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from orchestrator.agents.call_format import call_format
+from orchestrator.completion.base import Tokenizer
+from orchestrator.completion.trajectory import in_lines, sampled_by
+from orchestrator.engine.executor import Executor
+from orchestrator.engine.group import GroupPolicy, run_group
+from orchestrator.engine.health import GROUPS, HealthGate
+from orchestrator.engine.shared import Shared
+from orchestrator.host.base import Hosts, Provision
+from orchestrator.launch.hardening import too_large
+from orchestrator.launch.names import is_path
+from orchestrator.proxy.left_files import OutputRule
+from orchestrator.rules.observer import Observer
+from orchestrator.rules.plan import backfill, plan_group, seed_again
+from orchestrator.rules.waits import first_of
+from orchestrator.run.groups import GroupFormat
+from orchestrator.scorers.grade import grade
+from orchestrator.settings.config import Config
+from orchestrator.tools.base import HostTool
+from orchestrator.types import (
+    AgentSpec,
+    Attempt,
+    BadTask,
+    Group,
+    Limits,
+    Member,
+    PolicySpan,
+    RolloutPlan,
+    Split,
+    Task,
+)
+
+
+class Recorded(Protocol):
+    """Attempts of an earlier process, which are not made again."""
+
+    def result(self, plan: RolloutPlan, tokenizer: Tokenizer | None) -> Member | Attempt | None:
+        """The result of this attempt; None: it is to be made."""
+
+
+class GroupMaker:
+    """Makes the groups of one split, with one configuration, on hosts that others may share."""
+
+    def __init__(self, config: Config, observer: Observer, shared: Shared, split: Split) -> None:
+        self.config = config
+        self.observer = observer
+        self.shared = shared
+        self.split = split
+        # One for all calls: a program may ask for a few groups at a time. Every rollout may be refilled once.
+        self._health = HealthGate(window=GROUPS * 2 * config.env.group_size)
+
+    @property
+    def hosts(self) -> Hosts:
+        """Where plans are carried out. Only while open."""
+        return self.shared.open_now.hosts
+
+    @property
+    def group_format(self) -> GroupFormat:
+        """How groups become training data. Only while open."""
+        return GroupFormat.of(self.config.env, self.hosts.tokenizer)
+
+    @property
+    def open_groups(self) -> int:
+        """How many groups may be open. Only while open."""
+        return self.config.env.open_groups(self.hosts.capacity)
+
+    def agent_spec(self) -> AgentSpec:
+        """How agents are built for the model of this run. Only while open. Raises ConfigError."""
+        spec = self.config.agent_spec()
+        return replace(spec, call_format=call_format(self.config.env, spec, self.hosts.tokenizer))
+
+    def fitting(self, task: Task | BadTask) -> Task | BadTask:
+        """The task, or a BadTask: its files are too large for a sandbox, or the launcher takes no such image."""
+        launcher = self.config.env.launcher
+        if not isinstance(task, Task) or launcher == "process":
+            return task
+        reason = too_large(task.attachments, self.config.env.sandbox_memory) if task.attachments else None
+        if task.image is not None and is_path(task.image) and launcher != "oci":
+            reason = "its image is a file, which only the launcher oci takes (--env.launcher oci)"
+        return BadTask(task.task_id, reason) if reason else task
+
+    async def make(
+        self,
+        task: Task,
+        number: int,
+        epoch: int,
+        executor: Executor,
+        *,
+        again: int = 0,
+        size: int | None = None,
+        longest_s: float = math.inf,
+        longest_tokens: int | None = None,
+    ) -> Group:
+        """One group, complete or dropped. Raises Unfinished after `drain`, ScorerUnusable before anything is
+        sampled, AgentUnusable. `again`, `size` as in `Draw`.
+
+        No rollout takes longer than `longest_s` from its assignment, and no line of tokens gets longer than
+        `longest_tokens`, whatever limits the task has.
+        """
+        config, seed, trial = self.config, seed_again(self.shared.seed, again), self.shared.open_now.trial
+        plans = plan_group(
+            task,
+            number=number,
+            group_size=config.env.group_size if size is None else size,
+            epoch=epoch,
+            seed=seed,
+            sampling=config.sampling,
+            agent=self.agent_spec(),
+            sandbox=config.sandbox_spec(),
+            limits=config.limits,
+            split=self.split,
+        )
+        plans = tuple(replace(plan, limits=_bounded(plan.limits, longest_s, longest_tokens)) for plan in plans)
+        if trial is not None:
+            passed = trial.passed(plans[0], ids=self.hosts.takes_ids, output=self._output_rule() is not None)
+            await first_of(passed, self.shared.stopping.wait())
+        policy = GroupPolicy.parse(config.env.group_policy, config.env.zero_variance)
+        group = await run_group(task, plans, executor, policy, lambda plan: backfill(plan, seed, epoch))
+        self.shared.agent_gate.group(group)
+        return self.aged(group)
+
+    def aged(self, group: Group) -> Group:
+        """The group with each member's staleness as it is now; dropped if one is over `env.max_staleness`."""
+        staleness = self.shared.policy.staleness
+        members = tuple(replace(m, staleness=staleness(self._samplers(m))) for m in group.members_G)
+        limit, dropped = self.config.env.max_staleness, group.dropped
+        old = [m for m in members if limit is not None and m.staleness is not None and m.staleness > limit]
+        if old and dropped is None:
+            dropped = f"{len(old)} of {len(members)} rollouts are more than {limit} policy versions behind"
+        return replace(group, members_G=members, dropped=dropped)
+
+    def _samplers(self, member: Member) -> Sequence[PolicySpan]:
+        """Which policies sampled the member's tokens that are trained on."""
+        record = member.attempt.record
+        if GroupFormat.of(self.config.env, None).trains_sides(member.attempt.plan.agent.kind):
+            return [span for turn, _ in in_lines(record.turns) for span in turn.completion.sampled_by]
+        return sampled_by(record, member.trajectory)
+
+    def executor(
+        self, earlier: Recorded | None = None, *, tools: Mapping[str, HostTool] | None = None
+    ) -> Executor:
+        """An executor for this maker's plans. `tools`: in place of the run's. Only while open."""
+        shared, observer = self.shared, self.observer
+        scorer, tokenizer = shared.open_now.scorer, self.hosts.tokenizer
+
+        async def graded(attempt: Attempt) -> Member | Attempt:
+            return await grade(attempt, tokenizer, scorer, observer.output_folder)
+
+        def started(plan: RolloutPlan, node: str) -> None:
+            observer.started(plan, node)
+            shared.spending.begun(plan)
+
+        async def recorded(result: Member | Attempt) -> None:
+            attempt = result.attempt if isinstance(result, Member) else result
+            for turn in attempt.record.turns:
+                shared.policy.saw_all(turn.completion.sampled_by)
+            await observer.recorded(result)
+            shared.agent_gate.attempt(attempt)
+            shared.spending.ended(attempt)
+
+        return Executor(
+            self.hosts,
+            # Rollouts of orchestrators that share hosts have the same ids: each has its own folder for files.
+            provision=Provision(self._output_rule(), tools),
+            max_retries=self.config.env.max_retries,
+            graded=graded,
+            recorded=recorded,
+            started=started,
+            earlier=lambda plan: None if earlier is None else earlier.result(plan, tokenizer),
+            stopping=shared.stopping,
+            health=self._health,
+        )
+
+    def _output_rule(self) -> OutputRule | None:
+        env, folder = self.config.env, self.observer.output_folder
+        if folder is None or not env.output_files:
+            return None
+        return OutputRule(folder, env.output_files, env.output_bytes)
+
+
+def _bounded(limits: Limits, longest_s: float, longest_tokens: int | None) -> Limits:
+    tokens = limits.max_token_length if longest_tokens is None else min(limits.max_token_length, longest_tokens)
+    return replace(limits, deadline_s=min(limits.deadline_s, longest_s), max_token_length=tokens)

@@ -1,0 +1,107 @@
+"""What an orchestrator and those beside it have in common: seed, weights, money, hosts, scorer, and their end."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.completion.called import Sampler
+from orchestrator.engine.health import AgentGate
+from orchestrator.engine.spending import Spending
+from orchestrator.host.base import Hosts
+from orchestrator.host.needs import HostNeeds
+from orchestrator.host.registry import open_hosts
+from orchestrator.rules.observer import Listener, Observer
+from orchestrator.rules.policy import Policy
+from orchestrator.rules.waits import first_error
+from orchestrator.scorers.base import Scorer
+from orchestrator.scorers.open import open_scorer
+from orchestrator.scorers.trial import Trial
+from orchestrator.settings.config import Config
+from orchestrator.telemetry import open_watchers
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What there is while an orchestrator is open. `trial`: of a scorer that has to be tried first."""
+
+    hosts: Hosts
+    scorer: Scorer
+    trial: Trial | None = None
+
+
+class Shared:
+    """`watchers` count what rollouts on these hosts do. `drained`: called by `drain`."""
+
+    def __init__(self, config: Config, say: Callable[[str], None]) -> None:
+        self.seed = config.env.seed if config.env.seed is not None else secrets.randbits(31)
+        self.policy = Policy()
+        self.spending = Spending(config, self._out_of_money)
+        self.agent_gate = AgentGate(say)
+        self.watchers: list[Listener] = []
+        self.stopping = asyncio.Event()
+        self.drained: list[Callable[[], None]] = []
+        self.opened: Opened | None = None
+        self._say = say
+        self._opening: asyncio.Task[Any] | None = None
+
+    async def open(
+        self, config: Config, observer: Observer, sampler: Sampler | None, stack: AsyncExitStack
+    ) -> None:
+        """Checks and opens everything; `stack` closes it. A `drain` meanwhile cancels the current task: an
+        endpoint may load for minutes, and nothing runs yet. Raises EnvironmentUnusable, ConfigError."""
+        self._opening = asyncio.current_task()
+        try:
+            self.watchers = await open_watchers(config, self._open_hosts, stack, observer)
+            for watcher in self.watchers:  # from now on: an endpoint may be waited for
+                observer.listeners.append(watcher)
+                stack.callback(observer.listeners.remove, watcher)
+            async with asyncio.TaskGroup() as meanwhile:  # the judge's endpoint may be waited for
+                scorer = await open_scorer(config, stack, observer.say, meanwhile)
+                needs = HostNeeds(
+                    config,
+                    observer.notes,
+                    observer.say,
+                    on_node=observer.node,
+                    policy=self.policy,
+                    sampler=sampler,
+                    purse=self.spending.purse,
+                )
+                hosts = await open_hosts(needs, stack)
+        except BaseExceptionGroup as errors:
+            raise first_error(errors) from errors
+        finally:
+            self._opening = None
+        self.opened = Opened(hosts, scorer, Trial.of(scorer))
+        stack.callback(self._close)
+
+    def _close(self) -> None:
+        self.opened = None
+
+    def _open_hosts(self) -> Hosts | None:
+        return None if self.opened is None else self.opened.hosts
+
+    @property
+    def open_now(self) -> Opened:
+        """Raises RuntimeError unless it is open."""
+        if self.opened is None:
+            raise RuntimeError("the orchestrator is not open: use `async with Orchestrator(config)`")
+        return self.opened
+
+    def drain(self) -> None:
+        """No rollout is begun any more; those that run come to their end."""
+        self.stopping.set()
+        for call in self.drained:
+            call()
+        if self.opened is not None:
+            self.opened.hosts.drain()
+        elif self._opening is not None:
+            self._opening.cancel()
+
+    def _out_of_money(self) -> None:
+        self._say("env.max_cost: no rollout is begun any more; those under way come to their end")
+        self.drain()

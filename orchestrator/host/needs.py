@@ -1,0 +1,38 @@
+"""What the hosts of a run are opened with, as one value."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from orchestrator.agents.equipment import Equipment
+from orchestrator.completion.called import Sampler
+from orchestrator.completion.startup import Wait
+from orchestrator.rules.policy import Policy
+from orchestrator.rules.purse import Purse
+from orchestrator.settings.config import Config
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class HostNeeds:
+    """`notes` collects what people should know before the first rollout.
+
+    `say`: gets a line when a service goes away or comes back, and while an endpoint is waited for. `on_wait` gets
+    such waits instead. `on_node`: a node of a cluster works (None), or why it gets no rollouts. `policy`: which
+    weights a trainer says it serves. `sampler` samples in the place of an endpoint. `purse`: pays the completions
+    that are sampled on this machine; None: there is no limit. `equipment`: what another machine has read from
+    files that this one may not have.
+    """
+
+    config: Config
+    notes: list[str] = field(default_factory=list)
+    say: Callable[[str], None] = log.warning
+    on_wait: Callable[[Wait], None] | None = None
+    on_node: Callable[[str, str | None], None] = lambda node, away: None
+    policy: Policy = field(default_factory=Policy)
+    sampler: Sampler | None = None
+    purse: Purse | None = None
+    equipment: Equipment | None = None

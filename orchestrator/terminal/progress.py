@@ -1,8 +1,7 @@
-"""The view of a running run: plain lines for logs and pipes, on a terminal a live view."""
+"""Lines for logs and pipes on a run under way."""
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from typing import TextIO
@@ -74,13 +73,3 @@ class PlainProgress(Listener):
 
     def bad_task(self, task: BadTask) -> None:
         self.say(f"bad task {task.task_id[:80]}: {task.reason}")
-
-
-def open_progress(wanted: int | None, tally: Tally, stream: TextIO | None = None) -> PlainProgress:
-    """The view that fits `stream`, as a context manager."""
-    stream = stream or sys.stderr
-    if not stream.isatty() or os.environ.get("TERM", "dumb") == "dumb":
-        return PlainProgress(wanted, tally, stream)
-    from orchestrator.terminal.live import LiveProgress
-
-    return LiveProgress(wanted, tally, stream)

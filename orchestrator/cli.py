@@ -15,7 +15,8 @@ from orchestrator.commands.table import COMMANDS
 from orchestrator.errors import AuthenticationError, ConfigError, EnvironmentUnusable, OrchestratorError
 from orchestrator.rules.text import printable
 from orchestrator.settings.flags import Command, parse
-from orchestrator.settings.row import Layer, nearest
+from orchestrator.settings.hints import command_hint
+from orchestrator.settings.row import Layer
 from orchestrator.terminal.streams import guard_streams
 
 CarryOut = Mapping[str, Callable[..., int]]
@@ -58,7 +59,7 @@ def _main(argv: list[str], carry_out: CarryOut) -> int:
     if not _HELP.isdisjoint(rest):
         from orchestrator.settings.help import command_help
 
-        _say(command_help(command))
+        _say(command_help(command, full="all" in rest))
         return 0
     return run_command(command, rest, carry_out)
 
@@ -73,8 +74,7 @@ def find_command(argv: Sequence[str], commands: Sequence[Command]) -> tuple[Comm
     second = [name for name in by_name if name.startswith(argv[0] + " ")]
     if second:
         raise ConfigError(f"{argv[0]!r} needs a second word: {', '.join(second)}")
-    given = " ".join(argv[:1])
-    raise ConfigError(f"unknown command {given!r}{nearest(given, by_name)}; see orchestrator --help")
+    raise ConfigError(f"unknown command {argv[0]!r}{command_hint(argv[0], by_name)}; see orchestrator --help")
 
 
 def run_command(command: Command, argv: Sequence[str], carry_out: CarryOut | None = None) -> int:

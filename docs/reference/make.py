@@ -9,6 +9,7 @@ from pathlib import Path
 
 from orchestrator.commands.table import COMMANDS
 from orchestrator.settings.flags import CONFIG_FILE, Command
+from orchestrator.settings.help import argument
 from orchestrator.settings.row import Setting
 from orchestrator.settings.table import GROUPS, SECTIONS, TAVILY_KEY
 
@@ -35,7 +36,7 @@ def page() -> str:
 
 
 def _command(command: Command) -> str:
-    words = "".join(f" {row.name.upper()}" for row in command.arguments) + " ..." * command.repeats
+    words = "".join(map(argument, command.arguments)) + " ..." * command.repeats
     text = f"### `orchestrator {command.name}{words}`\n\n{command.summary[0].upper()}{command.summary[1:]}.\n"
     arguments = "".join(f"- `{row.name.upper()}`: {_cell(row.text)}\n" for row in command.arguments)
     used = list(

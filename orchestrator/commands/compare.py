@@ -18,26 +18,22 @@ from orchestrator.terminal.console import Console
 SHOWN = 5  # tasks that changed, for each run
 
 
-def run(runs: tuple[Path, ...], json: Path | None, html: Path | None) -> int:
+def run(runs: tuple[Path, ...], json: bool, html: Path | None) -> int:
     """0: it is shown. Raises ConfigError for what is no run, OutputError."""
     compared = [ComparedRun.read(path) for path in runs]
     differences = [Difference.of(compared[0], other) for other in compared[1:]]
-    table = dumps(as_json(compared, differences), indent=2).encode() + b"\n"
-    for path, content in ((json, table), (html, comparison_page(compared, differences).encode())):
-        if path is not None:
-            _write(path, content)
-    _print(compared, differences)
-    for label, path in (("json", json), ("page", html)):
-        if path is not None:
-            print(f"{label}: {path}")
+    if html is not None:
+        try:
+            html.write_text(comparison_page(compared, differences), "utf-8")
+        except OSError as error:
+            raise OutputError(f"cannot write {html}: {error.strerror}") from error
+    if json:
+        print(dumps(as_json(compared, differences), indent=2))
+    else:
+        _print(compared, differences)
+    if html is not None:
+        print(f"page: {html}", file=sys.stderr if json else sys.stdout)
     return 0
-
-
-def _write(path: Path, content: bytes) -> None:
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _print(compared: list[ComparedRun], differences: list[Difference]) -> None:

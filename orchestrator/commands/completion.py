@@ -10,8 +10,8 @@ from shlex import quote
 
 from orchestrator import __version__
 from orchestrator.settings.flags import Command
-from orchestrator.settings.kinds import Choice, File, Files, Flag
-from orchestrator.settings.row import Setting
+from orchestrator.settings.kinds import Choice, File, Files, Flag, Forms
+from orchestrator.settings.row import AUTO, Setting
 
 _MADE = f"# Completes orchestrator {__version__}; made by `orchestrator completion`."
 _BASH = """\
@@ -33,6 +33,8 @@ _orchestrator() {{
       fi ;;
   esac
   COMPREPLY=($(compgen -W "$words" -- "$word"))
+  # After a prefix like `jsonl:` its path follows.
+  if [[ ${{#COMPREPLY[@]}} == 1 && ${{COMPREPLY[0]}} == *: ]]; then compopt -o nospace; fi
 }}
 complete -o default -F _orchestrator orchestrator
 """
@@ -73,7 +75,8 @@ def _cases(indent: int, words: Mapping[str, str]) -> str:
 
 
 def _words(row: Setting) -> tuple[str, ...]:
-    return row.kind.words if isinstance(row.kind, Choice) else ()
+    words = row.kind.words if isinstance(row.kind, Choice | Forms) else ()
+    return (*words, *row.unset_words[:1]) if row.unset == AUTO or (words and row.unset is not None) else words
 
 
 def _fish(commands: tuple[Command, ...]) -> str:

@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,22 +23,33 @@ if TYPE_CHECKING:
 
 UNUSABLE = 3
 WIDTH = 10
+_COUNTED = (("warn", "warning"), ("fail", "failure"))
 
 
-def run(config: Config, ray_address: str | None) -> int:
+def run(config: Config, ray_address: str | None, json: bool = False) -> int:
     """0: a run can work; 3: something must be fixed first. `ray_address`: of the cluster to look at."""
     if ray_address is not None:
         config = replace(config, env=replace(config.env, cluster="ray", ray_address=ray_address))
-    return asyncio.run(_run(config))
+    return asyncio.run(_run(config, json))
 
 
-async def _run(config: Config) -> int:
+async def _run(config: Config, json: bool) -> int:
     counts: Counter[str] = Counter()
+    findings = []
     async for finding in _findings(config):
         counts[finding.level] += 1
         text = printable(" ".join(finding.text.split()))
-        print(f"{finding.level:<4}  {finding.what:<{WIDTH}}  {text}", flush=True)
-    print(f"{counts['ok']} ok, {counts['warn']} to know, {counts['fail']} to mend", file=sys.stderr)
+        findings.append({"level": finding.level, "what": finding.what, "text": text})
+        print(
+            f"{finding.level:<4}  {finding.what:<{WIDTH}}  {text}",
+            file=sys.stderr if json else sys.stdout,
+            flush=True,
+        )
+    warnings, failures = (f"{counts[level]} {word}{'s' * (counts[level] != 1)}" for level, word in _COUNTED)
+    print(f"{counts['ok']} ok, {warnings}, {failures}", file=sys.stderr)
+    if json:
+        levels = {level: counts[level] for level in ("ok", "warn", "fail")}
+        print(dumps({"usable": not counts["fail"], "counts": levels, "findings": findings}, indent=2))
     return UNUSABLE if counts["fail"] else 0
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from contextlib import AbstractContextManager, closing
+from json import dumps
 from typing import TYPE_CHECKING
 
 from orchestrator.engine.orchestrator import Orchestrator
@@ -26,12 +28,12 @@ if TYPE_CHECKING:
 EXIT_INCOMPLETE = 1
 
 
-def run(config: Config) -> int:
+def run(config: Config, json: bool = False) -> int:
     """0: every sample was judged; 1: some are missing, or there was no task; 128 + n after a signal."""
-    return asyncio.run(_run(evaluation_config(config)))
+    return asyncio.run(_run(evaluation_config(config), json))
 
 
-async def _run(config: Config) -> int:
+async def _run(config: Config, json: bool) -> int:
     env = config.env
     tasks = tasks_to_evaluate(env)
     path = run_directory_path(env)
@@ -65,7 +67,10 @@ async def _run(config: Config) -> int:
             return await session.until_stopped(work(), orchestrator.drain, env.drain_timeout)
     finally:
         if rows:
-            print_evaluation(evaluation, tally, rows)
+            print_evaluation(evaluation, tally, rows, sys.stderr if json else sys.stdout)
+        if rows and json:
+            complete = evaluation.complete and not orchestrator.cut_short
+            print(dumps({"run": str(path), "complete": complete, "metrics": evaluation.metrics()}, indent=2))
 
 
 def _notes(env: EnvSettings) -> list[str]:

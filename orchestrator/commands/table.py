@@ -42,6 +42,9 @@ def _option(
     return Setting(default, kind, OPTIONS, text, unset, also, name=name)
 
 
+_JSON = _option(
+    "json", Flag(), "one JSON object on stdout, all else on stderr; its fields: docs/runs.md", default=False
+)
 COMMANDS = (
     Command(
         "demo",
@@ -52,6 +55,11 @@ COMMANDS = (
             *("env.data_path_to_save_groups", "env.run_dir", "env.resume"),
         ),
         options=(_option("live", Flag(), "run the model itself, on this machine's CPU", default=False),),
+    ),
+    Command(
+        "init",
+        "makes a folder to begin with: settings, three tasks, a scorer, and a README of commands that run at once",
+        arguments=(_option("folder", File(), "the folder to make"),),
     ),
     Command(
         "process",
@@ -71,6 +79,7 @@ COMMANDS = (
             *("env.fsync", "env.include_messages", "env.save_full_traces"),
             *("env.max_steps", "env.max_open_groups", "env.agent_verbosity"),
         ),
+        options=(_JSON,),
     ),
     Command(
         "serve",
@@ -117,12 +126,14 @@ COMMANDS = (
             ),
             _option("adapter", File(), "a LoRA folder, as PEFT saves it, to put on the model", unset="none"),
             _option("max_rollouts", Whole(1), "recompute only so many, chosen evenly", unset="all"),
+            _JSON,
         ),
     ),
     Command(
         "doctor",
         "checks what a run needs: Docker, image, tokenizer, endpoint, disk, keys; says what to do",
         options=(
+            _JSON,
             _option(
                 "ray_address",
                 EnvSettings.rows()["ray_address"].kind,
@@ -172,12 +183,18 @@ COMMANDS = (
         ),
     ),
     Command(
+        "runs",
+        "lists runs: when, command, model, groups, solved rollouts, cost, and whether they are over",
+        arguments=(_option("folder", File(), "the folder that holds the run directories", default=Path("runs")),),
+        options=(_JSON,),
+    ),
+    Command(
         "compare",
         "shows runs side by side: outcomes, solved tasks with intervals, tokens, money, and which tasks changed",
         arguments=(_option("runs", Files(2), "run directories; the others are compared with the first"),),
         repeats=True,
         options=(
-            _option("json", File(), "also write it as JSON", unset="none"),
+            _JSON,
             _option("html", File(), "also write it as a page", unset="none"),
         ),
     ),

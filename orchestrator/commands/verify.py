@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-import json
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext, redirect_stdout
+from json import dumps, loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,11 @@ if TYPE_CHECKING:
 
 
 def run(
-    path: Path, model: Path | None = None, adapter: Path | None = None, max_rollouts: int | None = None
+    path: Path,
+    model: Path | None = None,
+    adapter: Path | None = None,
+    max_rollouts: int | None = None,
+    json: bool = False,
 ) -> int:
     """0: everything holds; 1: something does not, or there is no group. Raises ConfigError for another path, and
     what `forward.check` raises where a model is named."""
@@ -52,13 +57,33 @@ def run(
             check_group(group, where, findings, rollouts)
         else:
             findings.check("shape", False, f"{where}: no object")
-    _print(groups_file, rollouts_file, findings)
     good = findings.violations == 0 and findings.groups > 0
-    if against is not None:
-        from orchestrator.forward.check import Data, check
+    with redirect_stdout(sys.stderr) if json else nullcontext():
+        _print(groups_file, rollouts_file, findings)
+        logprobs_hold = None
+        if against is not None:
+            from orchestrator.forward.check import Data, check
 
-        good = check(Data(groups_file, rollouts, findings.tokenizer), against) and good
-    return 0 if good else 1
+            logprobs_hold = check(Data(groups_file, rollouts, findings.tokenizer), against)
+    if json:
+        print(dumps({**_as_json(groups_file, rollouts_file, findings), "logprobs_hold": logprobs_hold}, indent=2))
+    return 0 if good and logprobs_hold is not False else 1
+
+
+def _as_json(groups_file: Path, rollouts_file: Path | None, findings: Findings) -> dict[str, Any]:
+    return {
+        "groups_file": str(groups_file),
+        "record": None if rollouts_file is None else str(rollouts_file),
+        "groups": findings.groups,
+        "rollouts": findings.rollouts,
+        "token_sources": dict(findings.sources),
+        "violations": findings.violations,
+        "checks": [
+            {"check": name, "looked_at": findings.checked[name], "wrong": findings.failed[name], "holds": meaning}
+            | {"first_wrong": findings.wrong.get(name, [])}
+            for name, meaning in CHECKS.items()
+        ],
+    }
 
 
 def _against(model: Path | None, adapter: Path | None, max_rollouts: int | None) -> Against | None:
@@ -139,11 +164,11 @@ def _loads(text: bytes, where: str, findings: Findings) -> Any:
     """NaN and the infinities are no JSON: they are noted, and the rest of their line is checked all the same."""
     demand_modest(text)
     try:
-        value = json.loads(text, parse_constant=_refuse)
+        value = loads(text, parse_constant=_refuse)
         findings.check("shape", True, where)
     except _NoNumber as error:
         findings.check("shape", False, f"{where}: no strict JSON ({error})")
-        value = json.loads(text)
+        value = loads(text)
     demand_short_talks(value)
     return value
 

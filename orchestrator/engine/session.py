@@ -20,6 +20,7 @@ from orchestrator.engine.orchestrator import Orchestrator
 from orchestrator.errors import CostReached, RunUnhealthy
 from orchestrator.rules.waits import first_error
 from orchestrator.run.directory import RunDirectory
+from orchestrator.run.ending import ending
 from orchestrator.run.files import RUN_FILE, record_of
 from orchestrator.run.tally import Tally
 from orchestrator.terminal.signals import Stopped, stoppable
@@ -71,6 +72,7 @@ class Session:
                 opened = files.enter_context(output(orchestrator))
                 await describe(opened.run, maker, tasks, opened.about)
                 observer.writer = opened.run
+                files.enter_context(ending(self.path, self.tally, lambda: orchestrator.cut_short))
                 for note in observer.notes:
                     self.say(f"note: {note}")
                 self.say(summary(maker))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TextIO
 
@@ -20,11 +19,10 @@ MAX_LABEL = 60
 
 
 def print_evaluation(
-    evaluation: Evaluation, tally: Tally, rows: Sequence[tuple[str, object]], stream: TextIO | None = None
+    evaluation: Evaluation, tally: Tally, rows: Sequence[tuple[str, object]], stream: TextIO
 ) -> None:
     """Prints accuracy by level and source with 95 % intervals and mean scores, then the other counts, then
     `rows`."""
-    stream = stream or sys.stdout
     # Wide enough for every row: a terminal wraps lines, and a file need not.
     Console(stream, soft_wrap=True, width=1000).print(_accuracies(evaluation))
     print_rows((*_counts(evaluation, tally), *rows), stream)

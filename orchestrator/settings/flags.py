@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from orchestrator.errors import ConfigError
 from orchestrator.rules.redact import shown
+from orchestrator.settings.hints import flag_hint
 from orchestrator.settings.kinds import BOOLEANS, File, Flag
-from orchestrator.settings.row import Layer, Setting, give, nearest
+from orchestrator.settings.row import Layer, Setting, give
 from orchestrator.settings.table import ATROPOS, ENDPOINT, SECTIONS, TAVILY_KEY, section_rows
 
 OPTIONS = "Options"
@@ -109,7 +110,7 @@ def parse(
             raise ConfigError(_unexpected(token, last))
     if words:
         give(layer, row := expected.popleft(), words, row.name.upper())
-    if expected:
+    if expected and expected[0].default is None:
         raise ConfigError(f"{expected[0].name.upper()} is missing: {expected[0].text}")
     return layer
 
@@ -133,5 +134,5 @@ def _unexpected(token: str, last: Setting | None) -> str:
 
 def _unknown(name: str, flags: dict[str, Setting]) -> str:
     if name in dotted_flags():
-        return f"this command does not use {name}"
-    return f"unknown flag {shown(name)[1:-1]}{nearest(name, flags)}"
+        return f"this command does not use {name}{flag_hint(name, flags)}"
+    return f"unknown flag {shown(name)[1:-1]}{flag_hint(name, flags)}"

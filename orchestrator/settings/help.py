@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from orchestrator import __version__
 from orchestrator.settings.flags import Command
-from orchestrator.settings.row import Setting
+from orchestrator.settings.kinds import Forms
+from orchestrator.settings.row import AUTO, Setting
 from orchestrator.settings.table import ENDPOINT
 
 WIDTH = 80
@@ -18,6 +19,34 @@ Flags are --NAME VALUE or --NAME=VALUE; booleans are true, false, yes, no, 1 or
 setting open. The command line wins over the environment, that over YAML, that
 over the defaults. Environment: OPENAI_API_KEY, TAVILY_API_KEY, and for any
 setting ORCHESTRATOR_ENV__NAME or ORCHESTRATOR_OPENAI__NAME; `.env` is read."""
+_ENDPOINT_KEYS = ("openai.base_url", "openai.model_name", "openai.api_key", "env.tokenizer_name")
+_SIZE_KEYS = ("env.max_completion_tokens", "env.max_concurrent_sandboxes", "env.launcher")
+# Command: what a first run needs, and an example of it.
+_FIRST_RUNS = {
+    "process": (
+        (
+            *("env.dataset", *_ENDPOINT_KEYS, "env.group_size", "env.total_steps", "env.max_steps"),
+            *("env.scoring_strategy", *_SIZE_KEYS, "env.run_dir", "env.resume", "config"),
+        ),
+        ("--env.dataset jsonl:tasks.jsonl --env.group_size 4 --env.total_steps 2",),
+    ),
+    "evaluate": (
+        (
+            *("env.dataset", *_ENDPOINT_KEYS, "env.eval_split", "env.eval_samples", "env.max_tasks"),
+            *("env.max_steps", "env.scoring_strategy", *_SIZE_KEYS, "env.run_dir", "env.resume", "config"),
+        ),
+        ("--env.dataset jsonl:tasks.jsonl --env.eval_split hash:0.2", "--env.eval_samples 4"),
+    ),
+    "serve": (
+        (
+            *("env.rollout_server_url", "env.dataset", *_ENDPOINT_KEYS, "env.group_size", "env.eval_split"),
+            *("env.max_steps", "env.scoring_strategy", *_SIZE_KEYS, "env.run_dir", "config"),
+        ),
+        ("--env.rollout_server_url http://127.0.0.1:8000", "--env.dataset jsonl:tasks.jsonl --env.group_size 8"),
+    ),
+}
+_EXAMPLE_ENDPOINT = "--openai.base_url http://localhost:9001/v1 --openai.model_name NAME"
+_FIRST_WIDTH = 33
 _ACCEPTED = """\
 Every other env.* and openai.* name of Atropos is accepted too."""
 
@@ -38,10 +67,12 @@ def overview(commands: Sequence[Command]) -> str:
     return "\n".join(lines)
 
 
-def command_help(command: Command) -> str:
-    """What `orchestrator COMMAND --help` prints."""
+def command_help(command: Command, *, full: bool = False) -> str:
+    """What `orchestrator COMMAND --help` prints, and with `full` `--help all`."""
+    if command.name in _FIRST_RUNS and not full:
+        return _first_run_help(command, *_FIRST_RUNS[command.name])
     rows = command.rows()
-    words = "".join(f" {row.name.upper()}" for row in command.arguments) + " ..." * command.repeats
+    words = "".join(map(argument, command.arguments)) + " ..." * command.repeats
     lines = [f"usage: orchestrator {command.name}{words}{' [FLAGS]' * bool(rows)}", ""]
     lines += _wrapped(command.summary[0].upper() + command.summary[1:] + ".", "")
     for row in command.arguments:
@@ -58,9 +89,40 @@ def command_help(command: Command) -> str:
     return "\n".join(lines)
 
 
+def argument(row: Setting) -> str:
+    """An argument in a usage line, in brackets if it may be left out."""
+    return f" {row.name.upper()}" if row.default is None else f" [{row.name.upper()}]"
+
+
+def _first_run_help(command: Command, keys: Sequence[str], example: Sequence[str]) -> str:
+    """What a first run needs, on one screen."""
+    rows = {row.key: row for row in command.rows()}
+    name = f"orchestrator {command.name}"
+    lines = [f"usage: {name} [FLAGS]", "", *_wrapped(f"{command.summary[0].upper()}{command.summary[1:]}.", "")]
+    lines += [
+        "",
+        "example:",
+        " \\\n".join((f"  {name}", *(f"    {part}" for part in (*example, _EXAMPLE_ENDPOINT)))),
+    ]
+    lines += ["", "what a first run needs:"]
+    for row in (rows[key] for key in keys):
+        flag = "--api-key" if row.secret else row.flag
+        text = row.valid if isinstance(row.kind, Forms) else ";".join(row.text.split(";")[:2])
+        text = text.removeprefix("or --api-key; ")
+        default = row.shown_default
+        default = "" if row.secret or default.startswith("none") or default == AUTO else f" (default: {default})"
+        label = f"{flag} {_metavar(row)}"
+        lines += _wrapped(f"  {label:<{_FIRST_WIDTH}}  {text}{default}", " " * (_FIRST_WIDTH + 4))
+    return "\n".join([*lines, "", f"`{name} --help all` shows all {len(rows)} flags, with what each may be."])
+
+
+def _metavar(row: Setting) -> str:
+    return row.kind.metavar if len(row.kind.metavar) <= LONGEST_METAVAR else "WORD"
+
+
 def _row(row: Setting) -> list[str]:
     """The flag with its default, then its meaning and its valid values."""
-    metavar = row.kind.metavar if len(row.kind.metavar) <= LONGEST_METAVAR else "WORD"
+    metavar = _metavar(row)
     # Valid values are left out if the metavar says them already: choices, `a path` after PATH.
     told = row.secret or "|" in metavar or row.kind.valid.removeprefix("a ") == metavar.lower()
     sentences = [row.text] if told else [row.text, row.valid]

@@ -222,6 +222,23 @@ class Text(Kind):
 
 
 @dataclass(frozen=True, slots=True)
+class Forms(Text):
+    """Text of one of several `forms`: words, or prefixes with a placeholder in capitals, like `jsonl:PATH`."""
+
+    forms: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words, and the prefixes up to their colon."""
+        return tuple(form[: form.index(":") + 1] if ":" in form else form for form in self.forms)
+
+
+def forms(metavar: str, fits: Callable[[str], Any], *names: str, rest: str = "") -> Forms:
+    """One of the forms `names`. `rest`: what to say of them besides."""
+    return Forms(f"one of {', '.join(names)}{rest}", metavar, fits, names)
+
+
+@dataclass(frozen=True, slots=True)
 class File(Kind):
     """A path on this machine. Whether it exists is not checked here."""
 

@@ -54,7 +54,7 @@ class Setting:
     @property
     def valid(self) -> str:
         """The valid values, in words."""
-        return self.kind.valid + (f", or {self._unset_words[0]}" if self.unset is not None else "")
+        return self.kind.valid + (f", or {self.unset_words[0]}" if self.unset is not None else "")
 
     @property
     def shown_default(self) -> str:
@@ -65,7 +65,7 @@ class Setting:
 
     def read(self, raw: object) -> Any:
         """The value; None if it is left open. Raises ValueError without text."""
-        left_open = raw is None or (isinstance(raw, str) and raw.strip().lower() in self._unset_words)
+        left_open = raw is None or (isinstance(raw, str) and raw.strip().lower() in self.unset_words)
         return None if left_open and self.unset is not None else self.kind.read(raw)
 
     def refusal(self, raw: object, label: str = "") -> str:
@@ -74,7 +74,8 @@ class Setting:
         return f"{label or self.key}: must be {self.valid}; {given}"
 
     @property
-    def _unset_words(self) -> tuple[str, ...]:
+    def unset_words(self) -> tuple[str, ...]:
+        """The words that leave it open, if it may be left open."""
         # If `none` is a value (no tokenizer, no reasoning), another word leaves the setting open.
         if self.unset == AUTO:
             return (AUTO,)
@@ -109,11 +110,11 @@ def give(layer: Layer, row: Setting, raw: object, label: str) -> None:
     layer[row.key] = Given(value, label)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean ...?`, or an empty text if no known name is similar."""
+def nearest(name: str, known: Iterable[str], similarity: float = 0.6) -> str:
+    """`; did you mean ...?`, or an empty text if no known name is that similar."""
     from difflib import get_close_matches
 
-    return "".join(f"; did you mean {match}?" for match in get_close_matches(name, list(known), 1, 0.3))
+    return "".join(f"; did you mean {match}?" for match in get_close_matches(name, list(known), 1, similarity))
 
 
 def setting(

@@ -168,7 +168,7 @@ def _read_yaml(path: Path) -> tuple[Layer, list[Layer]]:
         raise ConfigError(f"{path}: must hold the keys env and openai")
     for key in document:
         if key not in SECTIONS:
-            raise ConfigError(f"{path}: unknown key {shown(key)}{nearest(shown(key), SECTIONS)}")
+            raise ConfigError(f"{path}: unknown key {shown(key)}{nearest(shown(key), SECTIONS, 0.3)}")
     env: Layer = {}
     _give_section(env, "env", document.get("env"), f"{path}: ")
     openai = document.get("openai")

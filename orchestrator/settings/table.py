@@ -36,6 +36,7 @@ from orchestrator.settings.kinds import (
     Texts,
     Whole,
     Words,
+    forms,
     seconds,
 )
 from orchestrator.settings.row import AUTO, Setting, Settings, setting
@@ -125,11 +126,9 @@ class EnvSettings(Settings):
     # Tasks
     dataset: str = setting(
         "gaia",
-        Text(
-            "one of gaia, jsonl:PATH, csv:PATH, hf:NAME, reasoning_gym:NAME?seed=..&size=.., "
-            "python:MODULE:FACTORY",
-            "SOURCE",
-            _DATASET.fullmatch,
+        forms(
+            *("SOURCE", _DATASET.fullmatch, "gaia", "jsonl:PATH", "csv:PATH", "hf:NAME"),
+            *("reasoning_gym:NAME?seed=..&size=..", "python:MODULE:FACTORY"),
         ),
         TASKS,
         "where tasks come from",
@@ -191,7 +190,7 @@ class EnvSettings(Settings):
     max_retries: int = setting(2, Whole(0, 100), ROLLOUTS, "new attempts after a failure of the infrastructure")
     group_policy: str = setting(
         "backfill",
-        Text("one of backfill, drop, partial:K (K up to group_size)", "POLICY", _GROUP_POLICY.fullmatch),
+        forms("POLICY", _GROUP_POLICY.fullmatch, "backfill", "drop", "partial:K", rest=" (K up to group_size)"),
         ROLLOUTS,
         "for a rollout that failed for good: draw another, drop its group, or keep a group of at least K",
     )
@@ -247,7 +246,7 @@ class EnvSettings(Settings):
     # Agent
     agent: str = setting(
         "code",
-        Text("one of code, tool_calling, program:PATH", "AGENT", _is_agent),
+        forms("AGENT", _is_agent, "code", "tool_calling", "program:PATH"),
         AGENT,
         "what solves the task: smolagents' CodeAgent or ToolCallingAgent, or a program that calls OpenAI's or "
         "Anthropic's API",
@@ -475,7 +474,10 @@ class EnvSettings(Settings):
     # Scoring
     scoring_strategy: str = setting(
         "correctness",
-        Text("one of basic, correctness, combined, judge, python:MODULE:SCORER", "STRATEGY", _SCORING.fullmatch),
+        forms(
+            *("STRATEGY", _SCORING.fullmatch),
+            *("basic", "correctness", "combined", "judge", "python:MODULE:SCORER"),
+        ),
         SCORING,
         "how answers are scored; correctness: 1 for the right answer, else 0",
     )

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import resource
+import shlex
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +16,7 @@ import pytest
 
 from orchestrator import __version__, cli
 from orchestrator.errors import AuthenticationError, ConfigError, EnvironmentUnusable, RunLocked
+from orchestrator.settings import hints
 from orchestrator.settings.config import Config
 from orchestrator.settings.help import WIDTH, command_help
 from orchestrator.settings.table import EnvSettings
@@ -113,7 +117,10 @@ def test_command_gets_its_own_options_and_arguments(carried_out: list[Any]) -> N
     assert cli.main(["image", "build", "--force", "--base-image", "debian:13"]) == 0
     assert cli.main(["verify", "some/run"]) == 0
     assert carried_out[0][1] == {"base_image": "debian:13", "force": True, "with_": None, "oci": False}
-    assert carried_out[1] == ((), {"path": Path("some/run"), "model": None, "adapter": None, "max_rollouts": None})
+    assert carried_out[1] == (
+        (),
+        {"path": Path("some/run"), "model": None, "adapter": None, "max_rollouts": None} | {"json": False},
+    )
 
 
 @pytest.mark.parametrize("flag", ["--ray_address", "--ray-address"])
@@ -121,9 +128,9 @@ def test_the_doctor_s_cluster_is_spelled_as_the_setting_or_as_an_option(
     carried_out: list[Any], capsys: pytest.CaptureFixture[str], flag: str
 ) -> None:
     assert cli.main(["doctor", flag, "head:6379", "--ray_address=head:6379"]) == 0
-    assert carried_out[0][1] == {"ray_address": "head:6379"}
+    assert carried_out[0][1] == {"ray_address": "head:6379", "json": False}
     assert cli.main(["doctor"]) == 0
-    assert carried_out[1][1] == {"ray_address": None}
+    assert carried_out[1][1] == {"ray_address": None, "json": False}
     for wrong in ([flag], [flag, "head"], [flag, "head:6379", "--ray_address", "other:6379"]):
         assert cli.main(["doctor", *wrong]) == 2
     assert len(carried_out) == 2
@@ -176,14 +183,93 @@ def test_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("command", cli.COMMANDS, ids=lambda command: command.name)
 def test_help_fits_the_screen_and_names_every_flag(command: Any) -> None:
-    text = command_help(command)
+    text = command_help(command, full=True)
     assert max(len(line) for line in text.splitlines()) <= WIDTH
     for row in command.rows():
         assert f"  {row.flag} " in text
 
 
+@pytest.mark.parametrize("name", ["process", "evaluate", "serve"])
+def test_help_of_a_first_run_is_one_screen_whose_example_is_accepted(
+    name: str, capsys: pytest.CaptureFixture[str], carried_out: list[Any]
+) -> None:
+    assert cli.main([name, "--help"]) == 0
+    text = capsys.readouterr().out
+    lines = text.splitlines()
+    assert len(lines) <= 45
+    assert max(map(len, lines)) <= WIDTH
+    assert "--env.dataset SOURCE" in text
+    assert "--api-key KEY" in text
+    assert "--env.web_deny_words" not in text
+    assert f"`orchestrator {name} --help all` shows all" in text
+    example = text.partition("example:\n")[2].partition("\n\n")[0]
+    assert cli.main(shlex.split(example.replace("\\\n", " "))[1:]) == 0
+    assert len(carried_out) == 1
+    assert cli.main(["help", name, "all"]) == 0
+    assert "--env.web_deny_words" in capsys.readouterr().out
+
+
+def test_help_is_quick() -> None:
+    """In CPU time, which other work on this machine does not change much."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-m", "orchestrator", "process", "--help"], check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.6
+
+
+@pytest.mark.parametrize(
+    ("command", "flag", "end"),
+    [
+        ("process", "--limit", "did you mean --env.max_tasks?"),
+        ("process", "--model", "did you mean --openai.model_name?"),
+        ("process", "--dry-run", "give `orchestrator doctor` the same flags"),
+        ("process", "--n", "did you mean --env.group_size?"),
+        ("process", "-n", "did you mean --env.group_size?"),
+        ("evaluate", "--n", "did you mean --env.eval_samples?"),
+        ("evaluate", "--env.group_size", "did you mean --env.eval_samples?"),
+        ("process", "--dataset", "did you mean --env.dataset?"),
+        ("process", "--env.limit", "did you mean --env.max_tasks?"),
+        ("process", "--endpoint", "did you mean --openai.base_url?"),
+        ("process", "--url", "did you mean --openai.base_url?"),
+        ("process", "--batch-size", "--env.group_size the rollouts of a task"),
+        ("process", "--version", "`orchestrator --version` prints the version"),
+        ("process", "--max-steps", "did you mean --env.max_steps?"),
+        ("process", "--zzz", "unknown flag --zzz"),
+        ("verify", "--limit", "unknown flag --limit"),
+        ("export", "--out", "did you mean --output?"),
+    ],
+)
+def test_words_of_other_programs_lead_to_the_right_flag(
+    command: str, flag: str, end: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([command, flag, "3"]) == 2
+    assert capsys.readouterr().err.endswith(f"{end}\n")
+
+
+@pytest.mark.parametrize(
+    ("word", "command"),
+    [
+        ("list", "runs"), ("run", "process"), ("train", "serve"), ("eval", "evaluate"), ("new", "init"),
+        ("check", "doctor"), ("report", "view"), ("version", "--version"), ("prosess", "process"),
+    ],
+)  # fmt: skip
+def test_words_of_other_programs_lead_to_the_right_command(
+    word: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([word]) == 2
+    assert f"unknown command {word!r}; did you mean {command}?" in capsys.readouterr().err
+
+
+def test_every_hint_names_what_exists() -> None:
+    names = {command.name for command in cli.COMMANDS}
+    assert set(hints._COMMANDS.values()) <= names | {"--version"}
+    assert not set(hints._COMMANDS) & names
+    flags = {flag for command in cli.COMMANDS for flag in command.flags()}
+    assert {flag for named in hints._FLAGS for flag in named} <= flags
+
+
 def test_help_tells_defaults_constraints_and_choices(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["process", "--env.nonsense", "-h"]) == 0
+    assert cli.main(["process", "--env.nonsense", "-h", "all"]) == 0
     text = capsys.readouterr().out
     assert "--env.group_size N  (default: 8)" in text
     assert "Rollouts per task, compared with each other. A whole number from 1 to 1024." in " ".join(text.split())

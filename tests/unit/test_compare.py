@@ -109,13 +109,13 @@ def test_an_attempt_that_came_again_with_its_score_counts_once(tmp_path: Path) -
     assert read.cost == pytest.approx(0.02)
 
 
-def test_counts_that_no_machine_word_holds_are_written(tmp_path: Path) -> None:
+def test_counts_that_no_machine_word_holds_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write_run(tmp_path / "a", {"t": [1.0]})
     line = json.loads((run / "rollouts.jsonl").read_text())
     line["completions"] = [{"prompt_tokens": 10**15 - 1, "completion_tokens": 10**15 - 1}] * 20_000
     (run / "rollouts.jsonl").write_text(json.dumps(line) + "\n")
-    assert compare(run, run, "--json", tmp_path / "c.json") == 0
-    assert json.loads((tmp_path / "c.json").read_text())["runs"][0]["prompt_tokens"] > 2**64
+    assert compare(run, run, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["runs"][0]["prompt_tokens"] > 2**64
 
 
 class Texts(HTMLParser):
@@ -137,15 +137,18 @@ def test_table_json_and_page_say_the_same_and_names_are_text(
     tasks = {HOSTILE: [1.0], "t1": [1.0], "t2": [0.0], "t3": [1.0]}
     a = write_run(tmp_path / "a", tasks)
     b = write_run(tmp_path / "b", {**tasks, HOSTILE: [0.0]})
-    page, table = tmp_path / "c.html", tmp_path / "c.json"
-    assert compare(a, b, "--html", page, "--json", table) == 0
+    page = tmp_path / "c.html"
+    assert compare(a, b, "--html", page) == 0
     printed = capsys.readouterr().out
+    assert compare(a, b, "--html", page, "--json") == 0
+    captured = capsys.readouterr()
+    assert captured.err == f"page: {page}\n"
     assert "\x1b" not in printed
     found = Texts()
     found.feed(page.read_text())
     assert "script" not in found.tags
     assert any("alert(1)" in text for text in found.texts)
-    told = json.loads(table.read_text())
+    told = json.loads(captured.out)
     assert told["runs"][0]["solved"]["value"] == 0.75
     assert told["differences_from_the_first"][0]["solved"]["value"] == -0.25
     assert "75.0%" in printed
@@ -167,7 +170,7 @@ def test_a_run_of_odd_fields_is_shown(tmp_path: Path) -> None:
         (("a", "none"), "none is no run directory"),
         (("a", "empty"), "holds no rollout"),
         (("a", "g/groups.jsonl"), "name the run's directory"),
-        (("a", "a", "--json", "none/c.json"), "cannot write"),
+        (("a", "a", "--html", "none/c.html"), "cannot write"),
     ],
 )
 def test_what_is_no_comparison_is_refused_in_one_line(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from orchestrator.cli import main
 from orchestrator.commands.table import COMMANDS
+from orchestrator.settings.kinds import Words
 
 
 def completed(script: Path, *words: str) -> list[str]:
@@ -42,12 +44,28 @@ def bash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
         (("process", "--env.launcher", "=", "d"), ["docker"]),
         (("process", "--env.launcher", "="), ["docker", "oci", "process"]),
         (("help", "pro"), ["process"]),
+        (("process", "--env.scoring_strategy", "c"), ["correctness", "combined"]),
+        (("process", "--env.agent", ""), ["code", "tool_calling", "program:"]),
+        (("process", "--env.group_policy", "p"), ["partial:"]),
+        (("process", "--env.dataset", "j"), ["jsonl:"]),
+        (("process", "--env.dataset", "re"), ["reasoning_gym:"]),
+        (("process", "--env.warm_sandboxes", ""), ["auto"]),
+        (("process", "--env.main_line", "a"), ["auto"]),
+        (("process", "--env.run_dir", ""), []),
         (("view", "--env.group_s"), []),
         (("nonsense", "--x"), []),
     ],
 )
 def test_bash_offers_what_goes_there(bash: Path, words: tuple[str, ...], offered: list[str]) -> None:
     assert completed(bash, *words) == offered
+
+
+def test_every_choice_of_every_command_is_offered(bash: Path) -> None:
+    script = bash.read_text()
+    for command in COMMANDS:
+        for flag, row in command.flags().items():
+            for word in getattr(row.kind, "words", ()) if not isinstance(row.kind, Words) else ():
+                assert re.search(rf"^ +{re.escape(flag)}\) words=.*{re.escape(word)}", script, re.MULTILINE), flag
 
 
 def test_every_command_is_offered_with_its_flags(bash: Path) -> None:

@@ -209,7 +209,7 @@ def test_evaluation_settings_are_its_own_and_stay_when_applied_again() -> None:
 def test_training_and_evaluation_score_correctness_unless_another_strategy_is_named(tmp_path: Path) -> None:
     seen = []
 
-    def carried_out(config: Config) -> int:
+    def carried_out(config: Config, **own: object) -> int:
         seen.append(config.env.scoring_strategy)
         return 0
 

@@ -1,0 +1,149 @@
+"""`orchestrator runs [DIR]`: which runs there are, and how far each is.
+
+Quick however large the runs are: of a run that has ended, `end.json` is read. Of another one the groups are
+counted, and its record is read if it is short.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from json import dumps
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from orchestrator.errors import ConfigError
+from orchestrator.rules.text import printable
+from orchestrator.run.ending import END_FILE, counts
+from orchestrator.run.files import RUN_FILE, groups_file_of, groups_in, is_going_on, read_description, record_of
+from orchestrator.run.frames import is_compressed
+from orchestrator.run.lenient import count, lines_from, mapping, number, objects, parse, text
+from orchestrator.run.prices import Prices
+from orchestrator.run.tally import Tally
+from orchestrator.settings.saved import DEMO_TASKS
+from orchestrator.terminal.closing import share
+from orchestrator.terminal.console import Console
+
+RECORD_BYTES = 8 << 20  # of a record that is read; that takes some 0.1 s
+GROUPS_BYTES = 1 << 30  # of a groups file whose lines are counted; that takes some 0.5 s
+_POSITION_FILE = "position.json"  # of `serve`
+_END_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 20
+_SAY_THEIR_END = ("demo", "process", "serve", "evaluate")
+_COLUMNS = ("run", "started", "command", "model", "groups", "solved", "cost", "state")
+
+
+def run(folder: Path, json: bool) -> int:
+    """0: the runs are listed, the newest last. Raises ConfigError for a folder that cannot be read."""
+    runs = sorted(map(_described, _directories(folder)), key=lambda it: (it["started_at"] or 0, it["run"]))
+    if json:
+        print(dumps({"folder": str(folder), "runs": runs}, indent=2))
+        return 0
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in _COLUMNS:
+        table.add_column(name, justify="right" if name in ("groups", "solved", "cost") else "left", no_wrap=True)
+    for one in runs:
+        table.add_row(*(printable(cell) for cell in _cells(one)))
+    console = Console(sys.stdout, soft_wrap=True, width=1000)
+    console.print(table if runs else printable(f"no run in {folder}"), markup=False)
+    if any(one["groups"] is None or one["scored"] is None for one in runs):
+        console.print("-: not counted, as that would take long; `orchestrator view RUN` counts all of a run")
+    return 0
+
+
+def _directories(folder: Path) -> Iterator[Path]:
+    """`folder` itself if it is a run, and the runs in it. Links are not followed."""
+    try:
+        inside = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be read: {error.strerror}; name a folder that holds runs") from error
+    yield from (path for path in (folder, *inside) if (path / RUN_FILE).is_file())
+
+
+def _described(directory: Path) -> dict[str, Any]:
+    description = read_description(directory)
+    ended = _ended(directory)
+    going_on = is_going_on(directory)
+    known = ended if ended and not going_on else _counted(directory, description)
+    command = _command(directory, description)
+    unsaid = "broken off" if command in _SAY_THEIR_END else "over"
+    servers = objects(mapping(description.get("config")).get("openai"))
+    return {
+        "run": str(directory),
+        "started_at": _started_at(directory),
+        "command": command,
+        "model": ", ".join(dict.fromkeys(text(server.get("model_name"), 80) for server in servers)),
+        **{name: known.get(name) for name in ("groups", "scored", "solved", "cost")},
+        "state": "running" if going_on else known.get("state", unsaid),
+    }
+
+
+def _started_at(directory: Path) -> float | None:
+    """Unix seconds: when the lock was made, which nothing writes to; without it, when run.json was written."""
+    for name in ("lock", RUN_FILE):
+        try:
+            return (directory / name).stat().st_mtime
+        except OSError:
+            continue
+    return None
+
+
+def _command(directory: Path, description: dict[str, Any]) -> str:
+    """The command of a run, from what it leaves; an evaluation, a replay and rescored groups name theirs."""
+    if isinstance(named := description.get("command"), str):
+        return text(named, 20)
+    if (directory / _POSITION_FILE).exists():
+        return "serve"
+    return {DEMO_TASKS: "demo", "tasks of a program": "library"}.get(str(description.get("tasks")), "process")
+
+
+def _ended(directory: Path) -> dict[str, Any]:
+    """What end.json says, fields of another type left out; empty if there is none."""
+    try:
+        if not (path := directory / END_FILE).is_file():
+            return {}
+        with path.open("rb") as file:
+            end = parse(file.read(_END_BYTES)) or {}
+    except OSError:
+        return {}
+    state = end.get("state")
+    return {
+        "state": state if state in ("ended", "stopped") else "ended",
+        **{name: count(end.get(name)) for name in ("groups", "scored", "solved")},
+        "cost": number(end.get("cost")),
+    }
+
+
+def _counted(directory: Path, description: dict[str, Any]) -> dict[str, Any]:
+    """Counts of a run that goes on, was killed, or is of an earlier version; without what would take long."""
+    record = record_of(directory)
+    known: dict[str, Any] = {}
+    if record is not None and record.stat().st_size <= RECORD_BYTES:
+        known = counts(Tally.read(record, Prices.recorded(description)))
+    groups = groups_in(directory, groups_file_of(description))
+    return {**known, "groups": None if groups is None else _lines(groups)}
+
+
+def _lines(path: Path) -> int | None:
+    size = path.stat().st_size
+    if is_compressed(path):
+        return sum(1 for _ in lines_from(path)) if size <= RECORD_BYTES else None
+    if size > GROUPS_BYTES:
+        return None
+    with path.open("rb") as file:
+        return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(_CHUNK_BYTES), b""))
+
+
+def _cells(one: dict[str, Any]) -> Iterator[str]:
+    started, scored, cost = one["started_at"], one["scored"], one["cost"]
+    yield one["run"]
+    yield "-" if started is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(started))
+    yield one["command"]
+    yield one["model"]
+    yield "-" if one["groups"] is None else str(one["groups"])
+    yield "-" if scored is None else f"{one['solved']} of {scored} ({share(one['solved'], scored)})"
+    yield "" if cost is None else f"{cost:.4f}"
+    yield one["state"]

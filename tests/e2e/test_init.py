@@ -1,0 +1,28 @@
+"""The five commands of the README that `orchestrator init` writes, run in the folder it makes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli import main
+from tests.e2e.guide import follow
+
+
+@pytest.mark.docker
+def test_the_five_commands_run_at_once(tmp_path: Path) -> None:
+    folder = tmp_path / "start"
+    assert main(["init", str(folder)]) == 0
+    with follow((folder / "README.md").read_text(), folder) as followed:
+        assert len(followed.said) == 5
+    first, measured = folder / "runs" / "first", folder / "runs" / "measured"
+    assert len((first / "groups.jsonl").read_text().splitlines()) == 3
+    assert json.loads((first / "end.json").read_text())["state"] == "ended"
+    assert json.loads((measured / "metrics.json").read_text())["results"]["all"]["eval/tasks"] == 3
+    said = followed.said["orchestrator process --config run.yaml --env.run_dir runs/first"]
+    assert "every prompt as recorded" in said
+    listed = followed.said["orchestrator runs"]
+    assert listed.count("5 of 12 (42%)") == 2
+    assert listed.count("ended") == 2

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from orchestrator.run.rows import Row
     from orchestrator.settings.config import Config
     from orchestrator.settings.sources import load_config
-    from orchestrator.tasks.split import load_tasks
+    from orchestrator.tasks.demand import load_tasks
     from orchestrator.types import BadTask, Group, Task
 
 __version__ = "0.1.0"
@@ -30,7 +30,7 @@ _HOMES = {
     "SyncOrchestrator": "engine.sync",
     "Config": "settings.config",
     "load_config": "settings.sources",
-    "load_tasks": "tasks.split",
+    "load_tasks": "tasks.demand",
     "Task": "types",
     "BadTask": "types",
     "Group": "types",

@@ -16,11 +16,17 @@ from orchestrator.tasks.split import evaluation_tasks, held_share, training_task
 from orchestrator.types import BadTask, Task
 
 if TYPE_CHECKING:
+    from orchestrator.settings.config import Config
     from orchestrator.settings.table import EnvSettings
 
 _MAX_HELD = 10_000  # bad tasks before the first good one that are kept for the first reading
 _LONGEST_S = 2.0  # of looking for a held-out task
 _MAX_SHOWN = 8
+
+
+def load_tasks(config: Config) -> Source:
+    """The tasks that a program's settings name: `env.dataset` without what is held out. Raises ConfigError."""
+    return tasks_to_train(config.env)
 
 
 def tasks_to_train(env: EnvSettings) -> Source:

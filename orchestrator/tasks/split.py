@@ -19,18 +19,10 @@ from orchestrator.tasks.selection import Selection, held_out, select
 from orchestrator.types import BadTask, Task
 
 if TYPE_CHECKING:
-    from orchestrator.settings.config import Config
     from orchestrator.settings.table import EnvSettings
 
 _HASH = "hash:"
 _NAMED_SPLIT = re.compile(r"(?<=[?&])split=[^&]*")
-
-
-def load_tasks(config: Config) -> Source:
-    """The tasks that a program's settings name: `env.dataset` without what is held out. Raises ConfigError."""
-    from orchestrator.tasks.demand import tasks_to_train
-
-    return tasks_to_train(config.env)
 
 
 def whole_source(env: EnvSettings) -> Source:

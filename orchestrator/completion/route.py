@@ -4,10 +4,10 @@ requests may be at one endpoint at a time, for training and for evaluation."""
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Mapping, Sequence
 
 from orchestrator.completion.base import Completer, CompletionRequest
+from orchestrator.rules.plan import server_of
 from orchestrator.types import Completion, Split
 
 
@@ -55,7 +55,7 @@ class RoutedCompleter:
 
     def serving(self, rollout_id: str) -> tuple[Completer, int]:
         """(the completer that serves this rollout, its index)."""
-        place = place_of(rollout_id, self._weights)
+        place = server_of(rollout_id, self._weights)
         return self._completers[place], place
 
     async def sample(self, request: CompletionRequest) -> Completion:
@@ -64,14 +64,3 @@ class RoutedCompleter:
     async def aclose(self) -> None:
         for completer in self._completers:
             await completer.aclose()
-
-
-def place_of(rollout_id: str, weights: Sequence[float]) -> int:
-    """Index of the completer that serves this rollout, out of as many as there are weights."""
-    digest = hashlib.blake2b(rollout_id.encode(), digest_size=8).digest()
-    point = int.from_bytes(digest) / 2**64 * sum(weights)
-    for index, weight in enumerate(weights):
-        if point < weight:
-            return index
-        point -= weight
-    return len(weights) - 1

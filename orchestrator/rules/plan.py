@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -93,6 +93,17 @@ def derive_seed(seed: int, task_id: str, epoch: int, index: int, attempt: int) -
 def seed_again(seed: int, again: int) -> int:
     """The seed in the place of a run's, for a task that came `again` times before in the same round."""
     return derive_seed(seed, "again", 0, 0, again) if again else seed
+
+
+def server_of(rollout_id: str, weights: Sequence[float]) -> int:
+    """Index of the server that samples for this rollout, out of as many as there are weights."""
+    digest = hashlib.blake2b(rollout_id.encode(), digest_size=8).digest()
+    point = int.from_bytes(digest) / 2**64 * sum(weights)
+    for index, weight in enumerate(weights):
+        if point < weight:
+            return index
+        point -= weight
+    return len(weights) - 1
 
 
 def _with_own(spec: T, task: Task, own: Mapping[str, tuple[str, type]]) -> T:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from orchestrator.completion.route import place_of
 from orchestrator.errors import ConfigError
+from orchestrator.rules.plan import server_of
 from orchestrator.run.lenient import number, objects
 from orchestrator.types import Attempt
 
@@ -72,7 +72,7 @@ class Prices:
 
     def cost(self, rollout_id: str, prompt_tokens: int, sampled_tokens: int) -> float:
         """The cost of so many tokens of one rollout."""
-        prompt, sampled = self.servers[place_of(rollout_id, self.weights)]
+        prompt, sampled = self.servers[server_of(rollout_id, self.weights)]
         return (prompt * prompt_tokens + sampled * sampled_tokens) / _MILLION
 
     def cost_of(self, attempt: Attempt) -> float:

@@ -17,7 +17,7 @@ import pytest
 from orchestrator.atropos.tracking import Metrics
 from orchestrator.cli import main
 from orchestrator.completion.base import CompletionRequest
-from orchestrator.completion.route import LimitedCompleter, place_of
+from orchestrator.completion.route import LimitedCompleter
 from orchestrator.engine.orchestrator import Orchestrator
 from orchestrator.engine.shared import Opened
 from orchestrator.errors import ConfigError, RecordError
@@ -28,6 +28,7 @@ from orchestrator.evaluation.table import print_evaluation
 from orchestrator.host.local import LocalHost
 from orchestrator.host.resources import Resources
 from orchestrator.rules.observer import Observer
+from orchestrator.rules.plan import server_of
 from orchestrator.run.prices import Prices
 from orchestrator.run.tally import Tally
 from orchestrator.settings.config import Config
@@ -153,7 +154,7 @@ def test_cost_is_of_every_attempt_at_its_server_s_price() -> None:
     two = Prices.of(Config(openai=(PRICED, dear)))
     assert two is not None
     ids = [f"g{n:06d}-r00-a0" for n in range(50)]
-    places = [place_of(rollout_id, two.weights) for rollout_id in ids]
+    places = [server_of(rollout_id, two.weights) for rollout_id in ids]
     assert 25 < sum(places) < 50
     attempt = group.attempts[0]
     for rollout_id, place in zip(ids, places, strict=True):

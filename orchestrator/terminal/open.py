@@ -1,4 +1,4 @@
-"""The view of a run under way: a live one on a terminal, lines for logs and pipes."""
+"""Opens the view of a running run that fits where its lines go."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from orchestrator.launch.base import Launcher
 
@@ -19,27 +20,15 @@ def make_launcher(
 ) -> Launcher:
     """`kind`: docker, oci or process. `waived`: names of measures that need not hold. `advise` gets lines that an
     operator should know and may ignore. Raises EnvironmentUnusable."""
-    if kind == "docker":
-        from orchestrator.launch.docker.launcher import DockerLauncher
+    if kind == "process":
+        from orchestrator.launch.process import ProcessLauncher
 
-        return DockerLauncher(
-            run_id,
-            max_sandboxes=max_sandboxes,
-            waived=waived,
-            allow_localhost_tcp=allow_localhost_tcp,
-            advise=advise,
-        )
+        return ProcessLauncher(run_id, max_sandboxes=max_sandboxes)
+    options: dict[str, Any] = {"waived": waived, "allow_localhost_tcp": allow_localhost_tcp, "advise": advise}
     if kind == "oci":
         from orchestrator.launch.oci.launcher import OciLauncher
 
-        return OciLauncher(
-            run_id,
-            max_sandboxes=max_sandboxes,
-            runtime=oci_runtime,
-            waived=waived,
-            allow_localhost_tcp=allow_localhost_tcp,
-            advise=advise,
-        )
-    from orchestrator.launch.process import ProcessLauncher
+        return OciLauncher(run_id, max_sandboxes=max_sandboxes, runtime=oci_runtime, **options)
+    from orchestrator.launch.docker.launcher import DockerLauncher
 
-    return ProcessLauncher(run_id, max_sandboxes=max_sandboxes)
+    return DockerLauncher(run_id, max_sandboxes=max_sandboxes, **options)

@@ -25,14 +25,12 @@ from orchestrator.launch.docker.client import (
     why_refused,
     why_unreachable,
 )
-from orchestrator.rules.text import printable
 from orchestrator.rules.waits import uninterrupted
 
 T = TypeVar("T")
 
 CALL_TIMEOUT_S = 30  # longer than any silence of an Engine that is merely busy
 _SETTLE_S = 5.0
-_LOG_TAIL_CHARS = 500
 # The SDK's own exceptions, and those of lower layers that it lets through.
 UNREACHABLE = (DockerException, requests.RequestException, HTTPError, OSError)
 
@@ -113,10 +111,9 @@ class Engine:
         await self._find("remove image", lambda client: client.remove_image(image))
 
     async def log_tail(self, container: str) -> str:
-        """The end of what a container printed, on one line and printable. Untrusted, for diagnosis."""
-        raw = await self._find("logs", lambda client: client.logs(container, tail=10))
-        text = " | ".join((raw or b"").decode("utf-8", "replace").splitlines())
-        return printable(text, "?")[-_LOG_TAIL_CHARS:]
+        """The end of what a container printed. Untrusted, for diagnosis."""
+        output = await self._find("logs", lambda client: client.logs(container, tail=10))
+        return (output or b"").decode("utf-8", "replace")
 
     async def cpu_ns(self, container: str, timeout_s: float) -> int:
         """CPU time used so far by a running container."""

@@ -11,12 +11,11 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
-from pathlib import Path
+from collections.abc import Mapping
+from typing import Any
 
 from orchestrator.errors import DockerError, EnvironmentUnusable, LaunchError, SandboxLostError
-from orchestrator.launch.confinement import untold_by, verify_confinement
+from orchestrator.launch.container import STARTS_AT_ONCE, ContainerLauncher
 from orchestrator.launch.cpu_clock import CpuClock
 from orchestrator.launch.docker.calls import CALL_TIMEOUT_S, Engine
 from orchestrator.launch.docker.events import ContainerEvent, EngineEvents
@@ -24,30 +23,27 @@ from orchestrator.launch.docker.facts import advice, describe, engine_problem, i
 from orchestrator.launch.docker.request import create_body
 from orchestrator.launch.docker.sandbox import PAUSED, DockerSandbox
 from orchestrator.launch.docker.verification import verify
-from orchestrator.launch.hardening import NO_MEASURES, demand, harden, writable_places
+from orchestrator.launch.hardening import Hardening, demand, writable_places
 from orchestrator.launch.names import LABEL_DEADLINE, LABEL_OWNER, LABEL_PROJECT, LABEL_RUN, PROJECT
 from orchestrator.launch.owner import owner_label
-from orchestrator.launch.uids import UidPair, UidSlots
+from orchestrator.launch.uids import UidPair
 from orchestrator.rules.backoff import Backoff
 from orchestrator.rules.waits import uninterrupted
-from orchestrator.types import Confinement, SandboxSpec
+from orchestrator.types import SandboxSpec
 
 log = logging.getLogger(__name__)
 
 ENGINE_GRACE_S = 15.0  # an Engine that restarts is away for some seconds
-_STARTS_AT_ONCE = 8  # more only queue up inside the Engine
 _SPARE_THREADS = 2  # removals must not wait behind starts
 _REMOVALS = 4
 _BETWEEN_REMOVALS = Backoff(first_s=0.3, most_s=3.0)
 
 
-class DockerLauncher:
-    """A `Launcher`: at most `max_sandboxes` containers at a time, those being created or removed included.
+class DockerLauncher(ContainerLauncher[DockerSandbox]):
+    """A `Launcher`.
 
-    `waived`: names of measures (`hardening.MEASURE_NAMES`) that need not hold. `lifetime_s`: afterwards reapers
-    of other hosts, which cannot see whether this process lives, may remove a container. `engine_grace_s`: how
-    long the Engine may be away before sandboxes are given up. `advise` gets lines that an operator should know
-    and may ignore.
+    `lifetime_s`: afterwards reapers of other hosts, which cannot see whether this process lives, may remove a
+    container. `engine_grace_s`: how long the Engine may be away before sandboxes are given up.
     """
 
     def __init__(
@@ -55,29 +51,18 @@ class DockerLauncher:
         run_id: str,
         *,
         max_sandboxes: int,
-        waived: frozenset[str] = NO_MEASURES,
-        allow_localhost_tcp: bool = False,
         lifetime_s: float = 48 * 3600.0,
         call_timeout_s: int = CALL_TIMEOUT_S,
         engine_grace_s: float = ENGINE_GRACE_S,
-        advise: Callable[[str], None] = log.warning,
+        **options: Any,
     ) -> None:
-        starts = min(max_sandboxes, _STARTS_AT_ONCE)
-        self.run_id = run_id
-        self._max_sandboxes = max_sandboxes
-        self._waived = waived
-        self._allow_localhost_tcp = allow_localhost_tcp
+        super().__init__(run_id, max_sandboxes=max_sandboxes, **options)
         self._lifetime_s = lifetime_s
         self._engine_grace_s = engine_grace_s
-        self._advise = advise
-        self._engine = Engine(threads=starts + _SPARE_THREADS, timeout_s=call_timeout_s)
+        threads = min(max_sandboxes, STARTS_AT_ONCE) + _SPARE_THREADS
+        self._engine = Engine(threads=threads, timeout_s=call_timeout_s)
         self._call_timeout_s = call_timeout_s
         self._cpus = os.cpu_count() or 1
-        self._cpu_known = True
-        self._slots = asyncio.Semaphore(max_sandboxes)
-        self._starting = asyncio.Semaphore(starts)
-        self._uids = UidSlots()
-        self._live: dict[str, DockerSandbox] = {}
         self._unremoved: dict[str, UidPair | None] = {}  # containers that may still exist, by name
         self._sweeping: asyncio.Task[None] | None = None
         self._events: EngineEvents | None = None
@@ -107,10 +92,6 @@ class DockerLauncher:
         facts = describe(await self._engine.info(), await self._engine.image(spec.image), spec)
         return {**facts, "localhost_tcp": "allowed"} if self._allow_localhost_tcp else facts
 
-    def demand_confined(self, seen: Confinement, spec: SandboxSpec) -> None:
-        """Raises EnvironmentUnusable, naming every measure that is missing and was not waived."""
-        demand(verify_confinement(seen, spec, self._waived | untold_by(spec.runtime)))
-
     async def ready(self, spec: SandboxSpec) -> None:
         """Creates a container without starting it, and removes it. No other call would show that the Engine lacks
         space or the image.
@@ -128,29 +109,14 @@ class DockerLauncher:
         # After another error the container may exist, or come to exist: it is removed when the Engine is back.
         self._unremoved.pop(name, None)
 
-    @asynccontextmanager
-    async def launch(self, spec: SandboxSpec, channel: Path) -> AsyncIterator[DockerSandbox]:
-        """A running, verified container. On any exit it is removed, cancellation included.
+    async def _open(self) -> None:
+        await self._engine.open()
+        if self._events is None:
+            self._events = EngineEvents(f"{LABEL_RUN}={self.run_id}", self, timeout_s=self._call_timeout_s)
+            self._events.start()
 
-        Raises LaunchError, DockerError; EnvironmentUnusable when it is not confined as it must be.
-        """
-        async with self._slots:
-            await self._engine.open()
-            if self._events is None:
-                self._events = EngineEvents(f"{LABEL_RUN}={self.run_id}", self, timeout_s=self._call_timeout_s)
-                self._events.start()
-            sandbox = DockerSandbox(self._engine, self._uids.take())
-            self._live[sandbox.name] = sandbox
-            try:
-                async with self._starting:
-                    await self._start(sandbox, spec, channel)
-                yield sandbox
-            finally:
-                await uninterrupted(self._remove(sandbox))
-
-    async def aclose(self) -> None:
-        """Tries again to remove what could not be removed; ends the threads. Idempotent."""
-        await uninterrupted(self._close())
+    def _sandbox(self, uids: UidPair) -> DockerSandbox:
+        return DockerSandbox(self._engine, uids)
 
     async def _close(self) -> None:
         if self._giving_up is not None:
@@ -174,9 +140,8 @@ class DockerLauncher:
 
     # ------------------------------------------------------------ one container
 
-    async def _start(self, sandbox: DockerSandbox, spec: SandboxSpec, channel: Path) -> None:
-        asked = harden(spec, sandbox.uids, channel, allow_localhost_tcp=self._allow_localhost_tcp)
-        config = create_body(spec, asked, self._labels(), self._waived)
+    async def _start(self, sandbox: DockerSandbox, spec: SandboxSpec, hardening: Hardening) -> None:
+        config = create_body(spec, hardening, self._labels(), self._waived)
         try:
             sandbox.in_doubt = True
             sandbox.sandbox_id = await self._engine.create(config, sandbox.name)
@@ -186,25 +151,19 @@ class DockerLauncher:
             raise
         sandbox.begun_s = asyncio.get_running_loop().time()
         await self._engine.start(sandbox.sandbox_id)
-        found = await self._engine.inspect(
-            sandbox.sandbox_id, lambda told: (int(told["State"]["Pid"]), verify(told, config, self._waived))
+        state = await self._engine.inspect(
+            sandbox.sandbox_id, lambda answer: (int(answer["State"]["Pid"]), verify(answer, config, self._waived))
         )
-        if found is None:
+        if state is None:
             raise LaunchError("the container was removed by somebody else while it started")
         sandbox.running_since_s = asyncio.get_running_loop().time()
-        pid, problems = found
+        pid, problems = state
         demand(problems)
         sandbox.cpu_clock = CpuClock.of(pid, sandbox.sandbox_id, self._cpus)
-        if sandbox.cpu_clock.counter is None and not sandbox.cpu_clock.elsewhere and self._cpu_known:
-            self._cpu_known = False
-            log.warning(
-                "sandboxes have no control group of their own that counts CPU time: theirs is unknown, and "
-                "env.max_cpu_seconds holds nothing back"
-            )
+        self._warn_of_cpu(sandbox.cpu_clock)
 
     async def _remove(self, sandbox: DockerSandbox) -> None:
-        """Bounded in time. A container that cannot be removed is logged and keeps its uids. Its removal is tried
-        again when the Engine is back and in `aclose`, and is then left to the reaper."""
+        """The removal is tried again when the Engine is back and in `aclose`, and is then left to the reaper."""
         try:
             removed = await self._removed(sandbox.name)
         except DockerError as error:

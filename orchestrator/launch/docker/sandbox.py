@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from orchestrator.errors import DockerError, RolloutError, SandboxLostError
-from orchestrator.launch.cpu_clock import CpuClock
+from orchestrator.errors import DockerError, SandboxLostError
+from orchestrator.launch.container import ContainerSandbox, exit_of
 from orchestrator.launch.docker.calls import Engine
 from orchestrator.launch.docker.events import ContainerEvent
 from orchestrator.launch.uids import UidPair
@@ -21,50 +19,28 @@ _CPU_TIMEOUT_S = 0.02  # a removal must not wait longer for a figure
 PAUSED = "the container was paused through the Engine by somebody else"
 
 
-class DockerSandbox:
+class DockerSandbox(ContainerSandbox):
     """A `Sandbox`. The launcher feeds it events by `name`, which is known before the container exists."""
 
     def __init__(self, engine: Engine, uids: UidPair, *, cpu_timeout_s: float = _CPU_TIMEOUT_S) -> None:
-        self.name = f"sandbox-{secrets.token_hex(8)}"
-        self.uids = uids
-        self.sandbox_id = ""
+        super().__init__(uids)
+        self.sandbox_id = ""  # the container's, when there is one
         self.in_doubt = False  # the Engine was asked to create it and has not answered
         self.running_since_s: float | None = None  # loop time; None: not started yet
-        self.begun_s: float | None = None  # loop time at which the Engine was told to start it
-        self.cpu_clock: CpuClock | None = None
         self._cpu_timeout_s = cpu_timeout_s
         self._engine = engine
-        self._ended = asyncio.Event()
         self._out_of_memory = False
         self._killed = False
         self._exit_code: int | None = None
-        self._lost: RolloutError | None = None
-        self._exit: SandboxExit | None = None
-
-    async def exited(self) -> SandboxExit:
-        """Waits until the container has ended by itself.
-
-        SandboxLostError: another process killed or removed it. DockerError: the Engine is gone.
-        """
-        await self._ended.wait()
-        if self._exit is None:
-            if self._lost is not None:
-                raise self._lost
-            self._exit = await self._post_mortem()
-        return self._exit
 
     async def cpu_s(self) -> float | None:
-        """CPU seconds so far; None: unknown. If only the Engine counts them, they are unknown after the end."""
-        clock, since_s = self.cpu_clock, self.begun_s
-        if clock is None or since_s is None:
-            return None
-        running_s = asyncio.get_running_loop().time() - since_s
-        if clock.counter is not None:
-            return clock.read_s(running_s)
-        if clock.elsewhere and not self._ended.is_set():
+        """If only the Engine counts them, they are unknown after the end."""
+        if (clock := self.cpu_clock) is None or not clock.elsewhere:
+            return await super().cpu_s()
+        if not self._ended.is_set():
             with suppress(DockerError):
                 used_ns = await self._engine.cpu_ns(self.sandbox_id, self._cpu_timeout_s)
-                return clock.plausible(used_ns / 1e9, running_s)
+                return clock.plausible(used_ns / 1e9, self._running_s())
         return None
 
     def on_event(self, event: ContainerEvent) -> None:
@@ -88,32 +64,22 @@ class DockerSandbox:
         """The container has ended. `exited` will ask the Engine how."""
         self._ended.set()
 
-    def lose(self, error: RolloutError) -> None:
-        """The container is lost: `exited` raises `error`."""
-        if self._lost is None:
-            self._lost = error
-        self._ended.set()
-
     async def _post_mortem(self) -> SandboxExit:
-        found = await self._engine.inspect(self.sandbox_id, _state)
-        if found is None or found[0] in ("removing", "dead"):
+        state = await self._engine.inspect(self.sandbox_id, _state)
+        if state is None or state[0] in ("removing", "dead"):
             raise SandboxLostError("the container was removed by somebody else")
         if self._killed:
             raise SandboxLostError("the container was killed through the Engine by somebody else")
-        _, code, killed_for_memory = found
+        _, code, killed_for_memory = state
         if self._exit_code is None and code in (137, 143):
             # It ended while no events came: stopping the Engine has ended it too.
             raise SandboxLostError("the container ended while the Engine was away")
         out_of_memory = self._out_of_memory or killed_for_memory
-        return SandboxExit(code, out_of_memory, await self._reason(code, out_of_memory))
-
-    async def _reason(self, code: int, out_of_memory: bool) -> str:
-        reason = f"exit code {code}" + (", killed for memory" if out_of_memory else "")
+        output = ""
         if code != 0:
             with suppress(DockerError):
-                if tail := await self._engine.log_tail(self.sandbox_id):
-                    reason += f": {tail}"
-        return reason
+                output = await self._engine.log_tail(self.sandbox_id)
+        return exit_of(code, out_of_memory, output)
 
 
 def _state(inspected: Mapping[str, Any]) -> tuple[str, int, bool]:

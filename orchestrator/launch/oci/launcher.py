@@ -13,14 +13,14 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from orchestrator.errors import EnvironmentUnusable, LaunchError, RolloutError, SandboxLostError
 from orchestrator.launch.channels import make_owned_directory, remove_owned_directory
-from orchestrator.launch.confinement import untold_by, verify_confinement
+from orchestrator.launch.container import ContainerLauncher
 from orchestrator.launch.control_groups import path_beside_ours
 from orchestrator.launch.hardening import NO_MEASURES, Hardening, demand, harden, writable_places
 from orchestrator.launch.names import is_gvisor, is_path
@@ -39,57 +39,35 @@ from orchestrator.launch.oci.sandbox import OciSandbox
 from orchestrator.launch.oci.store import ImageStore, StoredImage
 from orchestrator.launch.oci.user_namespace import UserNamespace, user_namespace
 from orchestrator.launch.oci.verification import UNTOLD_BY_GVISOR, verify
-from orchestrator.launch.uids import UidPair, UidSlots
+from orchestrator.launch.uids import UidPair
 from orchestrator.rules.backoff import Backoff
 from orchestrator.rules.waits import uninterrupted
-from orchestrator.types import Confinement, SandboxSpec
+from orchestrator.types import SandboxSpec
 
 log = logging.getLogger(__name__)
 
-_STARTS_AT_ONCE = 8
 _LOOKS = 3
 _ENDING_S = 1.0
 _REMOVALS = 3
 _BETWEEN_REMOVALS = Backoff(first_s=0.3, most_s=3.0)
 
 
-class OciLauncher:
-    """A `Launcher`: at most `max_sandboxes` containers at a time, those being created or removed included.
-
-    `runtime`: the program's name or path. `waived`: names of measures (`hardening.MEASURE_NAMES`) that need not
-    hold. `advise` gets lines that an operator should know and may ignore.
-    """
+class OciLauncher(ContainerLauncher[OciSandbox]):
+    """A `Launcher`. `runtime`: the program's name or path."""
 
     def __init__(
-        self,
-        run_id: str,
-        *,
-        max_sandboxes: int,
-        runtime: str = USUAL[0],
-        store: ImageStore | None = None,
-        waived: frozenset[str] = NO_MEASURES,
-        allow_localhost_tcp: bool = False,
-        advise: Callable[[str], None] = log.warning,
+        self, run_id: str, *, runtime: str = USUAL[0], store: ImageStore | None = None, **options: Any
     ) -> None:
-        self.run_id = run_id
-        self._max_sandboxes = max_sandboxes
+        super().__init__(run_id, **options)
         self._runtime_name = runtime
         self._store = store or ImageStore()
-        self._advise = advise
         self._images: dict[str, StoredImage] = {}
         self._using = ExitStack()  # nobody removes an image that is used
-        self._waived = waived
-        self._allow_localhost_tcp = allow_localhost_tcp
-        self._slots = asyncio.Semaphore(max_sandboxes)
-        self._starting = asyncio.Semaphore(min(max_sandboxes, _STARTS_AT_ONCE))
-        self._uids = UidSlots()
-        self._live: dict[str, OciSandbox] = {}
         self._directory: Path | None = None  # bundles, and what the runtime remembers of containers
         self._runtime: Runtime | None = None
         self._opening = asyncio.Lock()
         self._users: UserNamespace | None = None
-        self._unlimited = frozenset(line.partition(":")[0] for line in missing_limits()) & waived
-        self._cpu_known = True
+        self._unlimited = frozenset(line.partition(":")[0] for line in missing_limits()) & self._waived
 
     async def check(self, spec: SandboxSpec) -> None:
         """Raises EnvironmentUnusable; ConfigError for too little memory."""
@@ -115,10 +93,6 @@ class OciLauncher:
             **({"localhost_tcp": "allowed"} if self._allow_localhost_tcp else {}),
         }
 
-    def demand_confined(self, seen: Confinement, spec: SandboxSpec) -> None:
-        """Raises EnvironmentUnusable, naming every measure that is missing and was not waived."""
-        demand(verify_confinement(seen, spec, self._waived | untold_by(spec.runtime)))
-
     async def ready(self, spec: SandboxSpec) -> None:
         """Starts a container that only says which Python it has, and removes it. Raises LaunchError,
         EnvironmentUnusable."""
@@ -132,25 +106,8 @@ class OciLauncher:
         finally:
             await uninterrupted(self._removed(name))
 
-    @asynccontextmanager
-    async def launch(self, spec: SandboxSpec, channel: Path) -> AsyncIterator[OciSandbox]:
-        """A running, verified container. On any exit it is removed, cancellation included.
-
-        Raises LaunchError; EnvironmentUnusable when it is not confined as it must be.
-        """
-        async with self._slots:
-            sandbox = OciSandbox(self._uids.take())
-            self._live[sandbox.sandbox_id] = sandbox
-            try:
-                async with self._starting:
-                    await self._start(sandbox, spec, channel)
-                yield sandbox
-            finally:
-                await uninterrupted(self._remove(sandbox))
-
-    async def aclose(self) -> None:
-        """Removes what could not be removed, ends the keeper, removes the files. Idempotent."""
-        await uninterrupted(self._close())
+    def _sandbox(self, uids: UidPair) -> OciSandbox:
+        return OciSandbox(uids)
 
     async def _close(self) -> None:
         if self._runtime is not None:
@@ -166,22 +123,20 @@ class OciLauncher:
 
     # ------------------------------------------------------------ one container
 
-    async def _start(self, sandbox: OciSandbox, spec: SandboxSpec, channel: Path) -> None:
-        asked = harden(spec, sandbox.uids, channel, allow_localhost_tcp=self._allow_localhost_tcp)
+    async def _start(self, sandbox: OciSandbox, spec: SandboxSpec, hardening: Hardening) -> None:
         try:
             image = await self._image(spec.image)
         except EnvironmentUnusable as error:  # a task's own image: the others go on
             raise LaunchError(str(error)) from error
         runtime = await self._open()
-        folder = self._folder(sandbox.sandbox_id)
-        self._write_bundle(sandbox.sandbox_id, image.root, asked)
+        self._write_bundle(sandbox.name, image.root, hardening)
         begun_s = asyncio.get_running_loop().time()
-        pid = await runtime.start(sandbox.sandbox_id, folder)
-        sandbox.runs(pid, begun_s)
+        pid = await runtime.start(sandbox.name, self._folder(sandbox.name))
+        clock = sandbox.runs(pid, begun_s)
         untold = UNTOLD_BY_GVISOR if is_gvisor(self._runtime_name) else NO_MEASURES
         for looks_left in reversed(range(_LOOKS)):
             try:
-                problems = verify(pid, sandbox.sandbox_id, asked, self._waived | untold)
+                problems = verify(pid, sandbox.name, hardening, self._waived | untold)
                 break
             except OSError as error:
                 if await sandbox.has_ended(_ENDING_S):
@@ -190,15 +145,12 @@ class OciLauncher:
                     raise LaunchError(f"the sandbox cannot be looked at: {error.strerror}") from error
         if problems and not await sandbox.has_ended(_ENDING_S):
             demand(problems)
-        if not sandbox.cpu_known and self._cpu_known:
-            self._cpu_known = False
-            log.warning("the CPU time of sandboxes is unknown here, and env.max_cpu_seconds holds nothing back")
+        self._warn_of_cpu(clock)
 
     async def _remove(self, sandbox: OciSandbox) -> None:
-        """A container that cannot be removed is logged and keeps its uids. Its removal is tried again in `aclose`,
-        and is then left to the reaper."""
-        del self._live[sandbox.sandbox_id]
-        if await self._removed(sandbox.sandbox_id):
+        """The removal is tried again in `aclose`, and is then left to the reaper."""
+        del self._live[sandbox.name]
+        if await self._removed(sandbox.name):
             self._uids.release(sandbox.uids)
 
     async def _removed(self, name: str) -> bool:
@@ -265,9 +217,9 @@ class OciLauncher:
 
     # ------------------------------------------------------------ what the keeper tells, in the loop
 
-    def _on_end(self, name: str, status: int, said: str) -> None:
+    def _on_end(self, name: str, status: int, output: str) -> None:
         if (sandbox := self._live.get(name)) is not None:
-            sandbox.ended(status, said)
+            sandbox.ended(status, output)
 
     def _on_loss(self) -> None:
         for sandbox in self._live.values():

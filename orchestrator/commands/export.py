@@ -21,10 +21,9 @@ from orchestrator.exporting.folder import CARD_FILE, PROVENANCE_FILE, card, open
 from orchestrator.exporting.formats import FORMATS, Format, line
 from orchestrator.exporting.record import LeftOut, Survey
 from orchestrator.rules.text import printable
-from orchestrator.run.files import ROLLOUTS_FILE, RUN_FILE, is_going_on, saved_env, saved_tokenizer
+from orchestrator.run.files import ROLLOUTS_FILE, RUN_FILE, is_going_on, read_recorded, saved_env, saved_tokenizer
 from orchestrator.run.groups import GroupFormat
 from orchestrator.run.lines import write_whole
-from orchestrator.run.recorded import read_recorded
 from orchestrator.run.rows import Row
 from orchestrator.run.whole import demand_free, whole_folder
 from orchestrator.settings.config import Config

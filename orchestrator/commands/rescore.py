@@ -25,11 +25,17 @@ from orchestrator.rescoring.rescore import LeftOut, Overview, Rescored, Rescorer
 from orchestrator.rescoring.table import print_changes
 from orchestrator.rules.text import printable, told
 from orchestrator.run.directory import new_run_directory
-from orchestrator.run.files import GROUPS_FILE, is_going_on, report_beside, saved_env, saved_tokenizer
+from orchestrator.run.files import (
+    GROUPS_FILE,
+    SCHEMA,
+    is_going_on,
+    read_recorded,
+    report_beside,
+    saved_env,
+    saved_tokenizer,
+)
 from orchestrator.run.groups import GroupFormat
-from orchestrator.run.line import SCHEMA
 from orchestrator.run.lines import end_now, texts
-from orchestrator.run.recorded import read_recorded
 from orchestrator.run.whole import demand_free
 from orchestrator.scorers.open import open_scorer
 from orchestrator.settings.config import Config

@@ -23,9 +23,9 @@ from orchestrator.completion.base import CompletionRequest, Ids, ids_of
 from orchestrator.errors import EnvironmentUnusable, RecordError
 from orchestrator.run.files import record_of
 from orchestrator.run.frames import UNCLOSED
-from orchestrator.run.line import Served, read_episode
+from orchestrator.run.line import read_episode
 from orchestrator.run.lines import text_at, texts
-from orchestrator.types import Completion, conversations
+from orchestrator.types import Completion, Turn, conversations
 
 Key = tuple[str, int]  # task id, index in the group
 Id = tuple[str, Key]  # rollout id and its place
@@ -34,9 +34,7 @@ MAX_UNPACKED_BYTES = 64 << 20  # of rollouts.jsonl.xz; the demo's has 5 MiB. Par
 _XZ_MEMORY_BYTES = 128 << 20  # for unpacking: the strongest preset takes 65 MiB
 _CHUNK_BYTES = 1 << 20
 _PARSED = 64  # rollouts that were asked for last; those at play ask several times
-
-
-Recording = tuple[Served, ...]
+Recording = tuple[Turn, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +106,7 @@ class ReplayCompleter:
                 episodes.setdefault(key, offset)
                 if told.rollout_id is not None:
                     by_id[told.rollout_id, key] = offset
-                exact = exact and all(served.prompt_ids is not None for served in told.served)
+                exact = exact and all(turn.prompt_ids is not None for turn in told.turns)
         except (lzma.LZMAError, EOFError, _TooLarge) as error:
             raise EnvironmentUnusable(f"{path} is damaged, or made to be too large: {error}") from error
         except OSError as error:
@@ -163,7 +161,7 @@ def _served(text: bytes, place: Key) -> Recording:
     told = read_episode(text)
     if told is None or (told.task_id, told.index) != place:
         raise ValueError("it is not the file that it was")
-    return told.served
+    return told.turns
 
 
 class _TooLarge(Exception):
@@ -210,10 +208,10 @@ def _unpacked(path: Path) -> Lines:
 def _number(episode: Recording, request: CompletionRequest) -> int | None:
     """Which call of the episode this request is, from 1 on: the one of its sequence number. The numbers of a
     program's parallel requests are chance, so a call with its very messages comes first."""
-    if request.sequence > max((served.sequence for served in episode), default=0):
+    if request.sequence > max((turn.sequence for turn in episode), default=0):
         return None
     same = [n for n, talk in enumerate(conversations(episode), 1) if talk == request.messages]
-    named = [n for n, served in enumerate(episode, 1) if served.sequence == request.sequence]
+    named = [n for n, turn in enumerate(episode, 1) if turn.sequence == request.sequence]
     return next(iter([n for n in named if n in same] or same or named), None)
 
 

@@ -25,8 +25,8 @@ import orjson
 from orchestrator.errors import ConfigError, RunLocked
 from orchestrator.run import lines as jsonl
 from orchestrator.run import proof
-from orchestrator.run.files import DROPPED_FILE, ROLLOUTS_FILE, packed_name, record_of
-from orchestrator.run.line import SCHEMA, attempt_line, bad_task_line, dropped_line, shorter_line
+from orchestrator.run.files import DROPPED_FILE, ROLLOUTS_FILE, SCHEMA, packed_name, record_of
+from orchestrator.run.line import attempt_line, bad_task_line, dropped_line, shorter_line
 from orchestrator.run.repair import set_torn_end_aside
 from orchestrator.types import Attempt, BadTask, Group, Member
 

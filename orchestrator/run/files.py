@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from orchestrator.errors import ConfigError
+from orchestrator.rules.text import printable
 from orchestrator.run.frames import SUFFIX, is_compressed
 from orchestrator.run.lenient import mapping, parse
 from orchestrator.run.lines import MAX_RUN_FILE_BYTES
@@ -19,6 +20,7 @@ RUN_FILE = "run.json"
 ROLLOUTS_FILE = "rollouts.jsonl"
 GROUPS_FILE = "groups.jsonl"
 DROPPED_FILE = "dropped.jsonl"
+SCHEMA = 1  # of run.json, and of all lines but those of attempts
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,18 @@ def read_run(directory: Path, asked: str = "env.resume") -> Mapping[str, Any]:
     if not isinstance(told, dict) or not isinstance(told.get("config"), dict):
         raise ConfigError(f"{asked}: {path} does not describe a run")
     return told
+
+
+def read_recorded(directory: Path, asked: str) -> tuple[Mapping[str, Any], Path]:
+    """(run.json, path of the record) of a run that this version can read. Raises ConfigError, which names the
+    setting `asked`."""
+    description, record = read_run(directory, asked), record_of(directory)
+    if description.get("schema") != SCHEMA:
+        other = printable(str(description.get("schema")))[:40]
+        raise ConfigError(f"{asked}: {directory} has schema {other}; this version reads {SCHEMA}")
+    if record is None:
+        raise ConfigError(f"{asked}: {directory} holds no {ROLLOUTS_FILE}")
+    return description, record
 
 
 def groups_file_of(told: Mapping[str, Any]) -> str | None:

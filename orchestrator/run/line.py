@@ -17,6 +17,7 @@ from typing_extensions import TypedDict
 from orchestrator.calls.declared import text_of
 from orchestrator.completion.trajectory import main_segment, untrained_share
 from orchestrator.rules.text import MAX_JSON_INTEGER
+from orchestrator.run.files import SCHEMA
 from orchestrator.run.lines import demand_modest, demand_short_talks
 from orchestrator.types import (
     AgentSpec,
@@ -49,7 +50,6 @@ from orchestrator.types import (
     Turn,
 )
 
-SCHEMA = 1
 ATTEMPT_SCHEMA = 2  # since a rollout's tools are written once; attempts of schema 1 are read too
 _MOST_ON_WIRE = (1 << 31) - 1  # of numbers sent to a sandbox or an inference server
 _TOOL_CALL = [field.name for field in fields(ToolCall)]  # `asdict` would copy the arguments deeply
@@ -218,6 +218,10 @@ class _CountedLine(HeadLine):
 
 class _CallLine(ServedLine):
     sequence: NotRequired[Whole]
+
+
+# What a recording may lack of a completion's line.
+_NO_TURN: Any = {"kind": CompletionKind.ACTION, "closing": "", "started_s": 0.0, "ended_s": 0.0, "retries": 0}
 
 
 class _EpisodeLine(TypedDict):
@@ -503,29 +507,25 @@ def _turn(line: CompletionLine, tools: Tools) -> Turn:
         segment=line["segment"],
         prompt_ids=line["prompt_ids"],
         closing=line["closing"],
-        completion=_completion(line, line["retries"]),
+        completion=Completion(
+            text=line["text"],
+            visible=line["visible"],
+            finish_reason=line["finish_reason"],
+            tokens_T=line["token_ids"],
+            logprobs_T=line["logprobs"],
+            prompt_tokens=line["prompt_tokens"],
+            completion_tokens=line["completion_tokens"],
+            policy_version=line["policy_version"],
+            retries=line["retries"],
+            reasoning_chars=line.get("reasoning_chars", 0),
+            spans=line.get("policy_spans", ()),
+        ),
         started_s=line["started_s"],
         ended_s=line["ended_s"],
         agent=line.get("agent", ""),
         tools=tools,
         opening=line.get("opening", ""),
         abandoned=line.get("abandoned", False),
-    )
-
-
-def _completion(line: ServedLine, retries: int = 0) -> Completion:
-    return Completion(
-        text=line["text"],
-        visible=line["visible"],
-        finish_reason=line["finish_reason"],
-        tokens_T=line["token_ids"],
-        logprobs_T=line["logprobs"],
-        prompt_tokens=line["prompt_tokens"],
-        completion_tokens=line["completion_tokens"],
-        policy_version=line["policy_version"],
-        retries=retries,
-        reasoning_chars=line.get("reasoning_chars", 0),
-        spans=line.get("policy_spans", ()),
     )
 
 
@@ -644,27 +644,14 @@ def read_counted(text: bytes) -> Counted | CountedBadTask:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """One completion of a recording. `sequence`, `kept`, `messages`, `prompt_ids` and `abandoned` as in `Turn`: a
-    program's requests that were refused have numbers too."""
-
-    sequence: int
-    kept: int
-    messages: tuple[Message, ...]
-    segment: int
-    prompt_ids: tuple[int, ...] | None
-    completion: Completion
-    abandoned: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Episode:
-    """The completions of a scored attempt. `rollout_id` None: the recording was merged from several runs."""
+    """The completions of a scored attempt; of a recording with fewer fields than an attempt's line, the others are
+    empty. `rollout_id` None: the recording was merged from several runs."""
 
     task_id: str
     index: int
     rollout_id: str | None
-    served: tuple[Served, ...]
+    turns: tuple[Turn, ...]
 
 
 def read_episode(text: bytes) -> Episode | None:
@@ -673,23 +660,12 @@ def read_episode(text: bytes) -> Episode | None:
     if value.get("score") is None:
         return None
     line: _EpisodeLine = value
-    return Episode(
-        task_id=line["task_id"],
-        index=line["index"],
-        rollout_id=line.get("rollout_id"),
-        served=tuple(
-            Served(
-                c.get("sequence", number),
-                c["kept"],
-                c["messages"],
-                c["segment"],
-                c["prompt_ids"],
-                _completion(c),
-                c.get("abandoned", False),
-            )
-            for number, c in enumerate(line["completions"], 1)
-        ),
-    )
+    completions: list[Any] = [
+        {**_NO_TURN, "sequence": number, **dict(completion)}
+        for number, completion in enumerate(line["completions"], 1)
+    ]
+    turns = tuple(_turn(completion, ()) for completion in completions)
+    return Episode(line["task_id"], line["index"], line.get("rollout_id"), turns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,7 +166,7 @@ def test_a_record_is_read_back_as_it_was_written(result: Member | Attempt) -> No
     episode = read_episode(text)
     assert (episode is None) == (score is None)
     if episode is not None:
-        assert [replace(served.completion, retries=0) for served in episode.served] == [
+        assert [replace(turn.completion, retries=0) for turn in episode.turns] == [
             replace(turn.completion, retries=0) for turn in attempt.record.turns
         ]
 

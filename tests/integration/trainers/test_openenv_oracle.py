@@ -70,7 +70,7 @@ def recorded() -> Iterator[tuple[dict[str, Any], Attempted]]:
                 segment=served.segment,
                 prompt_ids=served.prompt_ids,
             )
-            for number, served in enumerate(episode.served, 1)
+            for number, served in enumerate(episode.turns, 1)
         )
         told = told_of(a_member(episode.index))
         whole = replace(told.record, turns=turns)

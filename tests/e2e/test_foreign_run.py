@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,10 @@ from typing import Any
 import pytest
 
 from tests.fakes.inference import ScriptedServer
-from tests.fakes.runs import Ended, answers, flags, lines, place, run, write_tasks
+from tests.fakes.runs import Ended, answers, flags, lines, run, write_tasks
 
 KEY = "sk-canary-0123456789abcdef"
 WORK = 2
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    with place() as directory:
-        yield directory
 
 
 @asynccontextmanager

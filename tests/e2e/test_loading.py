@@ -7,7 +7,6 @@ import json
 import re
 import signal
 import socket
-from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -16,17 +15,11 @@ import pytest
 from tests.e2e.endpoint import answers, scripted_endpoint
 from tests.e2e.leftovers import containers_of
 from tests.fakes.inference import Fault, ScriptedServer, always
-from tests.fakes.runs import Ended, Running, flags, lines, outcomes, place, run, running, write_tasks
+from tests.fakes.runs import Ended, Running, flags, lines, outcomes, run, running
 
+TASKS = 1
 SCRIPT = {"of q0!": [[answers("0")], [answers("1")]]}
 LONG = "--openai.startup_timeout=1h"
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    with place() as directory:
-        write_tasks(directory / "tasks.jsonl", 1)
-        yield directory
 
 
 async def line_with(started: Running, text: str) -> str:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.endpoint import ScriptedEndpoint, answers, says, scripted_endpoint
 from tests.e2e.leftovers import run_cleanly
-from tests.fakes.runs import flags, lines, outcomes, place, printed_outcomes
+from tests.fakes.runs import flags, lines, outcomes, printed_outcomes
 from tests.fakes.tokenizer import tokenizer_folder
 from tests.fakes.written import demand_as_published
 
@@ -77,12 +77,6 @@ SCRIPT = {
 def vllm() -> Iterator[ScriptedEndpoint]:
     with scripted_endpoint(SCRIPT, "--dialect", "vllm") as endpoint:
         yield endpoint
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    with place() as directory:
-        yield directory
 
 
 def write_rows(home: Path, *rows: object) -> None:

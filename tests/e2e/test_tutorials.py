@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from tests.e2e.endpoint import answers, says, scripted_endpoint
 from tests.e2e.guide import Followed, follow
 from tests.fakes import ray_cluster
 from tests.fakes.hub import FakeHub
-from tests.fakes.runs import ROOT, lines, place
+from tests.fakes.runs import ROOT, lines
 from tests.fakes.tokenizer import tokenizer_folder
 from tests.fakes.trainers import free_port
 from tests.integration.test_download_gaia import annotated_tree
@@ -34,12 +33,6 @@ SCRIPT = {
         [says("I write it.", SOLUTION.format("def double(x):\n    return 2 * abs(x)\n")), answers("'done'")],
     ],
 }
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    with place() as folder:
-        yield folder
 
 
 def page(name: str, base_url: str, **replaced: str) -> str:

@@ -3,15 +3,15 @@ end the run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.fakes.inference import Call, Fault, Reply, ScriptedServer, always
-from tests.fakes.runs import Ended, flags, lines, outcomes, place, printed_outcomes, run, write_tasks
+from tests.fakes.runs import Ended, flags, lines, outcomes, printed_outcomes, run
 from tests.fakes.trainers import Trainer, run_api
 
+TASKS = 5
 ASK = """
 import json, os, sys, urllib.request
 
@@ -45,13 +45,6 @@ FAILING = {
     "buried": ("print('noise\\n' * 1000)\nraise SystemExit('the\x1b[31m reason')", "exit code 1: the [31m reason"),
     "key": ("raise SystemExit('key sk-abcdefgh12345678 refused')", "exit code 1: key [key] refused"),
 }
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    with place() as directory:
-        write_tasks(directory / "tasks.jsonl", 5)
-        yield directory
 
 
 async def ran(

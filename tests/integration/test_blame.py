@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +21,13 @@ from orchestrator.proxy.said import Asked
 from orchestrator.types import CompletionKind, Message
 from tests.fakes.inference import Fault, Reply, ScriptedServer, by_task
 from tests.fakes.plans import TALK, a_plan
-from tests.fakes.runs import Ended, flags, lines, outcomes, place, run, write_tasks
+from tests.fakes.runs import Ended, flags, lines, outcomes, run, write_tasks
 from tests.fakes.tokenizer import tokenizer_folder
 
 POISON = "a text that the gateway does not like"
 PRINTS = Reply(f"Thought: I look.\n<code>\nprint('{POISON}')\n</code>")
 RIGHT = "Thought.\n<code>\nfinal_answer(0)\n</code>"
 NEVER = RIGHT.replace("(0)", "(-1)")
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    with place() as directory:
-        yield directory
 
 
 async def played(home: Path, server: ScriptedServer, *arguments: str, **env: object) -> list[dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,16 +11,9 @@ import pytest
 from orchestrator.run.files import packed_name
 from orchestrator.run.lines import texts
 from tests.fakes.inference import ScriptedServer
-from tests.fakes.runs import answers, essence, flags, lines, place, run, running, until, write_tasks
+from tests.fakes.runs import answers, essence, flags, lines, run, running, until
 
 TASKS = 8
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    with place() as directory:
-        write_tasks(directory / "tasks.jsonl", TASKS)
-        yield directory
 
 
 def unpacked(file: Path) -> Path:

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.fakes.inference import Call, Fault, Reply, Script, ScriptedServer
-from tests.fakes.runs import answers, flags, lines, outcomes, place, printed_outcomes, run, write_tasks
+from tests.fakes.runs import answers, flags, lines, outcomes, printed_outcomes, run
 
 pytestmark = pytest.mark.long
 
 TASKS, DEAD = 16, 4
 REFUSED = Reply("", fault=Fault("400"))
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    with place() as directory:
-        write_tasks(directory / "tasks.jsonl", TASKS)
-        yield directory
 
 
 def with_dead(*dead: int) -> Script:

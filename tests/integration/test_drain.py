@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,24 +16,15 @@ from tests.fakes.runs import (
     lines,
     outcome_seen,
     outcomes,
-    place,
     printed_outcomes,
     run,
     running,
     until,
     whole_lines,
-    write_tasks,
 )
 
 TASKS = 6
 NEVER_S = 10_000.0
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    with place() as directory:
-        write_tasks(directory / "tasks.jsonl", TASKS)
-        yield directory
 
 
 @pytest.mark.long

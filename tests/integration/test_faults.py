@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,6 @@ from tests.fakes.runs import (
     lines,
     outcome_seen,
     outcomes,
-    place,
     printed_outcomes,
     run,
     running,
@@ -39,12 +38,6 @@ from tests.fakes.stepped_clock import DAY_S, STEPPED_CLOCK
 SCORED = {str(name) for name in EndedName}
 RIGHT = "Thought.\n<code>\nfinal_answer(1)\n</code>"
 KEY = "sk-canary-31d7"
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    with place() as directory:
-        yield directory
 
 
 @dataclass(slots=True)

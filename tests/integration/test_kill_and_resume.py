@@ -7,7 +7,6 @@ import asyncio
 import random
 import signal
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -50,12 +49,6 @@ def undisturbed() -> list[str]:
 
     with place() as directory:
         return asyncio.run(run_it(directory))
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    with place() as directory:
-        yield directory
 
 
 @pytest.mark.long

@@ -8,7 +8,7 @@ import re
 import shutil
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,19 +16,12 @@ from typing import Any
 import pytest
 
 from tests.fakes.inference import ScriptedServer
-from tests.fakes.runs import Running, answers, flags, lines, place, run, running, until, whole_lines, write_tasks
+from tests.fakes.runs import Running, answers, flags, lines, run, running, until, whole_lines
 
 playwright = pytest.importorskip("playwright.async_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
 TASKS = 8
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    with place() as directory:
-        write_tasks(directory / "tasks.jsonl", TASKS)
-        yield directory
 
 
 async def page_url(started: Running) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,19 +11,12 @@ from orchestrator import Orchestrator, load_config
 from orchestrator.errors import CostReached
 from orchestrator.types import Task
 from tests.fakes.inference import ScriptedServer, always
-from tests.fakes.runs import Ended, answers, essence, flags, lines, outcomes, place, run, running, write_tasks
+from tests.fakes.runs import Ended, answers, essence, flags, lines, outcomes, run, running
 from tests.fakes.tokenizer import tokenizer_folder
 from tests.fakes.trainers import Trainer, run_api
 
 TASKS = 10
 PRICES = ("--openai.prompt_price=100", "--openai.completion_price=1000")
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    with place() as directory:
-        write_tasks(directory / "tasks.jsonl", TASKS)
-        yield directory
 
 
 def cost(run_directory: Path) -> float:

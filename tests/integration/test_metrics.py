@@ -11,7 +11,6 @@ import subprocess
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,24 +25,15 @@ from tests.fakes.runs import (
     flags,
     lines,
     outcomes,
-    place,
     run,
     running,
     until,
     whole_lines,
-    write_tasks,
 )
 from tests.fakes.trainers import free_port
 
 TASKS = 8
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    with place() as directory:
-        write_tasks(directory / "tasks.jsonl", TASKS)
-        yield directory
 
 
 def scrape(url: str) -> Samples:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from socket import socket
@@ -14,8 +13,9 @@ import pytest
 from sandbox.runner.endpoint.server import ProgramEndpoint
 from sandbox.types import Completion, Request
 from tests.fakes.inference import Call, Reply, ScriptedServer
-from tests.fakes.runs import flags, lines, outcomes, place, run, write_tasks
+from tests.fakes.runs import flags, lines, outcomes, run
 
+TASKS = 1
 ASK = """
 import json, os, sys, urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -48,13 +48,6 @@ except TimeoutError:
     pass
 print(ask(task, first, "quick"))
 """
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    with place() as directory:
-        write_tasks(directory / "tasks.jsonl", 1)
-        yield directory
 
 
 @pytest.mark.parametrize("parallel", [1, 3])

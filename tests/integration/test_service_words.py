@@ -6,24 +6,17 @@ Every case is a real run of the command against a scripted server that answers a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.fakes.inference import Fault, Reply, ScriptedServer, by_task
-from tests.fakes.runs import flags, lines, outcomes, place, run, write_tasks
+from tests.fakes.runs import flags, lines, outcomes, run, write_tasks
 from tests.unit.test_refused_parameters import Strict, serving
 
 LOOKS = "Thought: I look.\n<code>\nprint('a page of cats')\n</code>"
 RIGHT = "Thought.\n<code>\nfinal_answer(0)\n</code>"
 WORDS = ("stop_sequence", "end_turn", "STOP", "eos_token", "COMPLETE", "REASON_STOP", "eosFound", "", None, "odd")
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    with place() as directory:
-        yield directory
 
 
 @pytest.mark.parametrize(("dialect", "kind"), [("vllm", "404"), ("openai", "404"), ("openai", "402")])

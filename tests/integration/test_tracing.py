@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.fakes.collector import attributes, collecting
 from tests.fakes.inference import ScriptedServer
-from tests.fakes.runs import answers, flags, lines, place, run, write_tasks
+from tests.fakes.runs import answers, flags, lines, run
 from tests.fakes.trainers import free_port
 
 TASKS = 4
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    with place() as directory:
-        write_tasks(directory / "tasks.jsonl", TASKS)
-        yield directory
 
 
 async def test_every_rollout_is_a_tree_of_spans_that_agrees_with_the_record(home: Path) -> None:

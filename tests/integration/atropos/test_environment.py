@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +19,11 @@ from orchestrator.settings.sources import load_config
 from orchestrator.settings.table import EnvSettings
 from tests.fakes import runs
 from tests.fakes.inference import ScriptedServer
-from tests.fakes.runs import DEADLINE_S, answers, essence, flags, place, run, running, write_tasks
+from tests.fakes.runs import DEADLINE_S, answers, essence, flags, run, running
 from tests.fakes.tokenizer import tokenizer_folder
 from tests.fakes.trainers import Trainer, run_api
 
 TASKS = 2
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    with place() as directory:
-        write_tasks(directory / "tasks.jsonl", TASKS)
-        yield directory
 
 
 def env_values(home: Path, **more: Any) -> dict[str, Any]:

@@ -6,23 +6,13 @@ import asyncio
 import json
 import signal
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from tests.fakes.inference import ScriptedServer
-from tests.fakes.runs import DEADLINE_S, Running, answers, flags, place, running, until, write_tasks
+from tests.fakes.runs import DEADLINE_S, Running, answers, flags, running, until
 from tests.fakes.trainers import Trainer, free_port, run_api
 
 TASKS = 12
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    with place() as directory:
-        write_tasks(directory / "tasks.jsonl", TASKS)
-        yield directory
 
 
 async def say(port: int, **served: str) -> None:

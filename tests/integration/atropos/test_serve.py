@@ -7,7 +7,6 @@ import json
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,22 +20,13 @@ from tests.fakes.runs import (
     flags,
     lines,
     outcomes,
-    place,
     printed_outcomes,
     running,
     until,
-    write_tasks,
 )
 from tests.fakes.trainers import RunApiProcess, Trainer, run_api, sampled, trained
 
 TASKS = 12
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    with place() as directory:
-        write_tasks(directory / "tasks.jsonl", TASKS)
-        yield directory
 
 
 async def test_twenty_batches_are_what_the_endpoint_sampled(home: Path) -> None:

@@ -7,7 +7,6 @@ import asyncio
 import re
 import signal
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,6 @@ from tests.fakes.runs import (
     flags,
     lines,
     outcomes,
-    place,
     printed_outcomes,
     running,
     until,
@@ -35,13 +33,6 @@ pytestmark = pytest.mark.long
 
 TASKS = 12
 AHEAD = 3  # env.max_batches_offpolicy by default: groups of one batch each that may wait
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    with place() as directory:
-        write_tasks(directory / "tasks.jsonl", TASKS)
-        yield directory
 
 
 @pytest.mark.parametrize("how", ["restarted", "reset"])

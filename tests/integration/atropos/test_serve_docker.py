@@ -4,7 +4,6 @@ is never trained on, and nothing is left."""
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,13 +16,11 @@ from tests.fakes.runs import (
     flags,
     lines,
     outcomes,
-    place,
     printed_outcomes,
     run,
     running,
     until,
     whole_lines,
-    write_tasks,
 )
 from tests.fakes.trainers import Trainer, run_api
 
@@ -32,13 +29,6 @@ pytestmark = pytest.mark.long
 TASKS = 12
 HELD = {f"q{n}" for n in range(TASKS) if held_out(f"q{n}", 0.1)}
 TRAINED = [f"q{n}" for n in range(TASKS) if f"q{n}" not in HELD]
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    with place() as directory:
-        write_tasks(directory / "tasks.jsonl", TASKS)
-        yield directory
 
 
 @pytest.mark.docker

@@ -8,7 +8,6 @@ import json
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,6 @@ from tests.fakes.runs import (
     flags,
     lines,
     outcomes,
-    place,
     printed_outcomes,
     running,
     until,
@@ -34,13 +32,6 @@ from tests.fakes.trainers import Trainer, run_api
 pytestmark = pytest.mark.long
 
 TASKS = 6
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    with place() as directory:
-        write_tasks(directory / "tasks.jsonl", TASKS)
-        yield directory
 
 
 def given(home: Path, server: ScriptedServer, url: str, *, resumed: bool = False, **more: object) -> list[str]:

@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.fakes.inference import Call, Reply, ScriptedServer
-from tests.fakes.runs import flags, lines, outcomes, place, running, until, write_tasks
+from tests.fakes.runs import flags, lines, outcomes, running, until
 from tests.fakes.trainers import Trainer, run_api
 
 TASKS = 12
 NEVER_S = 10_000.0
 RIGHT = "Thought.\n<code>\nfinal_answer(1)\n</code>"
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    with place() as directory:
-        write_tasks(directory / "tasks.jsonl", TASKS)
-        yield directory
 
 
 def one_hangs(call: Call) -> Reply:

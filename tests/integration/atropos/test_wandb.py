@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from orchestrator.atropos.tracking import Tracking
 from tests.fakes.inference import ScriptedServer
-from tests.fakes.runs import Ended, answers, flags, place, running, until, whole_lines, write_tasks
+from tests.fakes.runs import Ended, answers, flags, running, until, whole_lines
 from tests.fakes.trainers import Trainer, run_api
 from tests.fakes.wandb_server import WandbServer
 
@@ -17,13 +16,6 @@ pytestmark = pytest.mark.long
 
 TASKS = 4
 KEY = "0123456789abcdef" * 2 + "canary00"  # 40 characters
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    with place() as directory:
-        write_tasks(directory / "tasks.jsonl", TASKS)
-        yield directory
 
 
 async def _served(home: Path, wandb: WandbServer, *, breaks: bool = False) -> Ended:

@@ -23,8 +23,8 @@ from bench.machine import process_cpu_s, rss_bytes
 from bench.numbers import p99
 from bench.report import Findings, Scale
 from orchestrator import Orchestrator, load_config
-from orchestrator.cluster.order import Broken, Delivery, Looked, NodeFacts, Opening, Order, Pulse, software
-from orchestrator.cluster.remote import NodeSeen
+from orchestrator.cluster.order import Broken, Delivery, Inspection, NodeFacts, Opening, Order, Pulse, software
+from orchestrator.cluster.remote import ListedNode
 from orchestrator.completion.replay import Replayed
 from orchestrator.completion.tokenizer import load_tokenizer
 from orchestrator.rules.observer import Listener, Observer
@@ -69,8 +69,8 @@ class SimulatedNode:
         self._back = itertools.cycle(back)
         self._lasting = itertools.cycle(lasting)
 
-    async def look(self, image: str, *, docker: bool) -> Looked:
-        return Looked(software(), None)
+    async def look(self, image: str, *, docker: bool) -> Inspection:
+        return Inspection(software(), None)
 
     async def open(self, opening: Opening) -> NodeFacts | Broken:
         return NodeFacts(True, {"launcher": "process"}, {}, ())
@@ -111,8 +111,8 @@ class SimulatedCluster:
     async def close(self) -> None:
         """As `open`."""
 
-    async def nodes(self) -> list[NodeSeen]:
-        return [NodeSeen(f"{number:06x}", f"node-{number}") for number in range(self._nodes)]
+    async def nodes(self) -> list[ListedNode]:
+        return [ListedNode(f"{number:06x}", f"node-{number}") for number in range(self._nodes)]
 
     async def start(self, node_id: str) -> SimulatedNode:
         draw = random.Random(int(node_id, 16))

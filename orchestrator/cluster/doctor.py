@@ -1,6 +1,6 @@
 """The doctor at a cluster: every node makes the checks of a machine itself, all nodes at a time.
 
-What a run would do about a node is not done: no image is sent, nothing stays there.
+No image is sent, and nothing stays on a node.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from orchestrator.cluster.image import image_id, nowhere
 from orchestrator.cluster.members import JOINING, first_nodes
 from orchestrator.cluster.nodes import settings_for_nodes
 from orchestrator.cluster.order import demand_same, software
-from orchestrator.cluster.remote import Link, NodeLost, NodeSeen, Remote
+from orchestrator.cluster.remote import Link, ListedNode, NodeLost, Remote
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.doctor.finding import Finding, fail, ok, warn
 from orchestrator.errors import EnvironmentUnusable
@@ -45,17 +45,17 @@ async def check_cluster(config: Config, tokenizer: HubTokenizer | None) -> Async
 async def check_nodes(config: Config, tokenizer: HubTokenizer | None, link: Link) -> AsyncIterator[Finding]:
     """Checks the nodes that would carry out rollouts, all at a time. Those that answer first come first."""
     try:
-        seen = await first_nodes(link)
+        nodes = await first_nodes(link)
     except EnvironmentUnusable as error:
         yield fail("cluster", str(error))
         return
-    yield ok("cluster", f"nodes with the resource `sandbox`: {', '.join(sorted(node.name for node in seen))}")
+    yield ok("cluster", f"nodes with the resource `sandbox`: {', '.join(sorted(node.name for node in nodes))}")
     env = config.env
     image = await asyncio.to_thread(image_id, env.sandbox_image) if env.launcher == "docker" else None
     name = env.tokenizer_name if tokenizer is None else tokenizer.name
     digest = None if tokenizer is None else await asyncio.to_thread(lambda: tokenizer.digest)
     doctor = _Doctor(settings_for_nodes(config, name), link, image, digest, await asyncio.to_thread(software))
-    visits = [asyncio.create_task(doctor.visit(node), name=f"doctor at {node.name}") for node in seen]
+    visits = [asyncio.create_task(doctor.visit(node), name=f"doctor at {node.name}") for node in nodes]
     try:
         for visit in asyncio.as_completed(visits):
             for finding in await visit:
@@ -85,38 +85,38 @@ class _Doctor:
         self._first: tuple[str, str] | None = None  # a node with an image, and the image's id
         self._room = asyncio.Semaphore(JOINING)
 
-    async def visit(self, node: NodeSeen) -> list[Finding]:
-        """What was found on a node, at the latest after NODE_S; each text begins with its name."""
-        found: list[Finding] = []
+    async def visit(self, node: ListedNode) -> list[Finding]:
+        """The findings on a node, at the latest after NODE_S; each text begins with its name."""
+        findings: list[Finding] = []
         remote: Remote | None = None
         try:
             async with self._room, asyncio.timeout(NODE_S):
                 remote = await self._link.start(node.node_id)
                 async for finding in self._findings(node, remote):
-                    found.append(finding)  # noqa: PERF401 - kept if the next one never comes
+                    findings.append(finding)  # noqa: PERF401 - kept if the next one never comes
         except TimeoutError:
             text = f"it has not answered for {NODE_S:g} s: look at the machine, or take it out of the cluster"
-            found.append(fail("node", text))
+            findings.append(fail("node", text))
         except NodeLost as error:
-            found.append(fail("node", f"{error}; see `ray status`, and Ray's logs on the node"))
+            findings.append(fail("node", f"{error}; see `ray status`, and Ray's logs on the node"))
         finally:
             if remote is not None:
                 remote.end()
-        return [replace(finding, text=f"node {node.name}: {finding.text}") for finding in found]
+        return [replace(finding, text=f"node {node.name}: {finding.text}") for finding in findings]
 
-    async def _findings(self, node: NodeSeen, remote: Remote) -> AsyncIterator[Finding]:
+    async def _findings(self, node: ListedNode, remote: Remote) -> AsyncIterator[Finding]:
         if node.draining:
             yield warn("node", "it is to be left, and gets no rollouts")
         docker, image_comes = self._config.env.launcher == "docker", False
-        looked = await remote.look(self._config.env.sandbox_image, docker=docker)
+        inspection = await remote.look(self._config.env.sandbox_image, docker=docker)
         try:
-            demand_same(looked.software, self._software)
+            demand_same(inspection.software, self._software)
         except EnvironmentUnusable as error:
             yield fail("software", str(error))
             return  # as in a run, no key goes there
         yield ok("software", f"Python {self._software['python']}, packages and source are those of this machine")
         if docker:
-            finding, image_comes = self._compare(node.name, looked.image_id)
+            finding, image_comes = self._compare(node.name, inspection.image_id)
             yield finding
         for finding in await remote.examine(
             self._config, image_comes=image_comes, tokenizer_digest=self._tokenizer_digest
@@ -124,7 +124,7 @@ class _Doctor:
             yield finding
 
     def _compare(self, name: str, theirs: str | None) -> tuple[Finding, bool]:
-        """(what was found, whether the image that rollouts will have is still to come), as a run judges."""
+        """(the finding, whether the image that rollouts will have is still to come), as a run judges."""
         image = self._config.env.sandbox_image
         if self._image is not None and theirs == self._image:
             return ok("image id", f"{_short(theirs)}, that of {image} on this machine"), False

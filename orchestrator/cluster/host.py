@@ -19,7 +19,7 @@ from orchestrator.cluster.image import has_engine, image_id, load_image
 from orchestrator.cluster.order import (
     Broken,
     Delivery,
-    Looked,
+    Inspection,
     NodeFacts,
     Opening,
     Order,
@@ -56,10 +56,10 @@ class HostActor:
 
     def __init__(self) -> None:
         self._stack = AsyncExitStack()
-        self._said: deque[str] = deque(maxlen=_LINES)
+        self._lines: deque[str] = deque(maxlen=_LINES)
         self._waits: dict[str, Wait] = {}  # for endpoints, since the last pulse
         self._demand = float("inf")
-        self._here: LocalHost | None = None
+        self._local: LocalHost | None = None
         self._folder = Path()
         self._replayed = Replayed(0, 0, 0)
         self._policy = Policy()
@@ -67,21 +67,20 @@ class HostActor:
 
     # ------------------------------------------------------------ opening
 
-    async def look(self, image: str, *, docker: bool) -> Looked:
+    async def look(self, image: str, *, docker: bool) -> Inspection:
         """What decides whether the node can be opened."""
-        found = await asyncio.to_thread(image_id, image) if docker else None
-        engine = not docker or found is not None or await asyncio.to_thread(has_engine)
-        return Looked(await asyncio.to_thread(software), found, engine)
+        found_id = await asyncio.to_thread(image_id, image) if docker else None
+        engine = not docker or found_id is not None or await asyncio.to_thread(has_engine)
+        return Inspection(await asyncio.to_thread(software), found_id, engine)
 
     async def examine(
         self, config: Config, *, image_comes: bool, tokenizer_digest: str | None
     ) -> tuple[Finding, ...]:
-        """What the doctor finds here. Nothing needs to be open."""
+        """The doctor's findings on this node. Nothing needs to be open."""
         checks = check_host(config, image_comes=image_comes, tokenizer_digest=tokenizer_digest)
-        found = [finding async for finding in checks]
+        findings = [finding async for finding in checks]
         cure = "set TMPDIR to a larger disk, or make room: files of tasks go there, and the image"
-        found.append(check_room("files", Path(tempfile.gettempdir()), cure))
-        return tuple(found)
+        return (*findings, check_room("files", Path(tempfile.gettempdir()), cure))
 
     async def add_image(self, piece: bytes, *, begins: bool, ends: bool) -> Broken | None:
         """Takes the next piece of an image; after the last one, the node's Engine has it."""
@@ -111,28 +110,28 @@ class HostActor:
                 needs = HostNeeds(
                     opening.config,
                     notes,
-                    self._said.append,
+                    self._lines.append,
                     self._wait,
                     policy=self._policy,
                     equipment=opening.equipment,
                 )
-                here = await open_local(needs, stack)
-                tokenizer = here.tokenizer
+                local = await open_local(needs, stack)
+                tokenizer = local.tokenizer
                 digest = None
                 if isinstance(tokenizer, HubTokenizer):
                     digest = await asyncio.to_thread(lambda: tokenizer.digest)
                 if digest != opening.tokenizer_digest:
                     raise EnvironmentUnusable("its tokenizer is not the run's; put the same files on all nodes")
                 self._shelf = Shelf(await asyncio.to_thread(self._place))
-                stack.enter_context(here.following(lambda: self._demand))
+                stack.enter_context(local.following(lambda: self._demand))
                 facts = NodeFacts(
-                    here.takes_ids,
-                    (await here.describe())["sandbox"],
-                    {name: RemoteTool(t.description, t.inputs, t.output_type) for name, t in here.tools.items()},
+                    local.takes_ids,
+                    (await local.describe())["sandbox"],
+                    {name: RemoteTool(t.description, t.inputs, t.output_type) for name, t in local.tools.items()},
                     tuple(notes),
-                    here.why_text,
+                    local.why_text,
                 )
-                self._stack, self._here = stack.pop_all(), here
+                self._stack, self._local = stack.pop_all(), local
         except OrchestratorError as error:
             return Broken.of(error)
         except OSError as error:
@@ -161,17 +160,17 @@ class HostActor:
 
     async def close(self) -> None:
         """Removes all sandboxes and files. Idempotent."""
-        self._here = None
+        self._local = None
         await uninterrupted(self._stack.aclose())
 
     # ------------------------------------------------------------ rollouts
 
     @property
-    def here(self) -> LocalHost:
+    def local(self) -> LocalHost:
         """Only while open."""
-        if self._here is None:
+        if self._local is None:
             raise RuntimeError("the node is not open")
-        return self._here
+        return self._local
 
     async def add_file(self, digest: str, piece: bytes, *, begins: bool, ends: bool) -> Broken | None:
         """Takes the next piece of a file that a task brings."""
@@ -185,22 +184,22 @@ class HostActor:
         """One attempt, under this node's budget of sandboxes. A cancel removes the sandbox."""
         if missing := self._shelf.missing(order.parcels):
             return Delivery(missing=missing)
-        here, self._demand = self.here, order.demand
+        local, self._demand = self.local, order.demand
         plan, rule = order.plan, None
         if order.output is not None:
             rule = OutputRule(self._folder / "output", *order.output)
         try:
             with self._shelf.used(plan.task.attachments, order.parcels) as attachments:
                 plan = replace(plan, task=replace(plan.task, attachments=attachments))
-                async with here.slot(here.turn(), plan.sandbox):
-                    if away := here.away_now:  # meanwhile: another node may work
+                async with local.slot(local.turn(), plan.sandbox):
+                    if away := local.away_now:  # meanwhile: another node may work
                         return Delivery(broken=Broken("SandboxLostError", f"{away} is away"), away=away)
-                    attempt = await here.carry_out(plan, Provision(rule, order.tools))
+                    attempt = await local.carry_out(plan, Provision(rule, order.tools))
         except RolloutError as error:
-            return Delivery(broken=Broken.of(error), away=await here.away(failed(error)))
+            return Delivery(broken=Broken.of(error), away=await local.away(failed(error)))
         except OrchestratorError as error:  # the node cannot confine, or the endpoint refuses the key
             return Delivery(broken=Broken.of(error))
-        away = await here.away(attempt.outcome) if isinstance(attempt.outcome, Failed) else ""
+        away = await local.away(attempt.outcome) if isinstance(attempt.outcome, Failed) else ""
         try:
             contents = await asyncio.to_thread(self._contents, attempt, rule)
         except OSError:  # the disk failed since; `fetch` will fail too, and the run notes that files are missing
@@ -242,7 +241,7 @@ class HostActor:
     async def works(self) -> Broken | None:
         """Returns once all that rollouts need on this node works, or has been away for too long."""
         try:
-            await self.here.works()
+            await self.local.works()
         except OrchestratorError as error:
             return Broken.of(error)
         return None
@@ -251,22 +250,22 @@ class HostActor:
 
     async def pulse(self) -> Pulse:
         """A sign of life."""
-        said, waits = tuple(self._said), tuple(self._waits.values())
-        self._said.clear()
+        lines, waits = tuple(self._lines), tuple(self._waits.values())
+        self._lines.clear()
         self._waits.clear()
-        return Pulse(said, self._warm(), waits, self._now())
+        return Pulse(lines, self._warm(), waits, self._now())
 
     def _now(self) -> HostNow | None:
-        return None if self._here is None else self._here.now()[self._here.name]
+        return None if self._local is None else self._local.now()[self._local.name]
 
     def _warm(self) -> int:
-        pool = None if self._here is None else self._here.around.pool
+        pool = None if self._local is None else self._local.around.pool
         return 0 if pool is None else pool.parked
 
     async def drain(self) -> None:
         """No sandbox is made ahead any more."""
-        if self._here is not None:
-            self._here.drain()
+        if self._local is not None:
+            self._local.drain()
 
     async def serve(self, served: Served) -> None:
         """A trainer's weights are served from now on."""
@@ -275,7 +274,7 @@ class HostActor:
 
     async def replayed(self) -> Replayed | None:
         """What was replayed on this node since the last call."""
-        now = None if self._here is None else await self._here.replayed()
+        now = None if self._local is None else await self._local.replayed()
         if now is None:
             return None
         before, self._replayed = self._replayed, now

@@ -21,10 +21,10 @@ def image_id(name: str) -> str | None:
     """The id of this machine's image of that name; None: there is none, or no Engine that answers."""
     try:
         with closing(connect(CALL_TIMEOUT_S)) as engine:
-            found = inspect_image(engine, name)
+            image = inspect_image(engine, name)
     except (EnvironmentUnusable, *UNREACHABLE):
         return None
-    return None if found is None else str(found["Id"])
+    return None if image is None else str(image["Id"])
 
 
 def nowhere(name: str) -> str:
@@ -77,9 +77,9 @@ def _save(name: str, saved: Path) -> None:
 def load_image(path: Path) -> None:
     """Loads what `docker save` wrote into this machine's Engine. Raises LaunchError."""
     with _engine("the Engine did not take the image") as engine, path.open("rb") as file:
-        for told in engine.load_image(file):  # type: ignore[no-untyped-call]
-            if "error" in told:
-                raise LaunchError(f"the Engine did not take the image: {told['error']}")
+        for message in engine.load_image(file):  # type: ignore[no-untyped-call]
+            if "error" in message:
+                raise LaunchError(f"the Engine did not take the image: {message['error']}")
 
 
 @contextmanager

@@ -10,21 +10,16 @@ import asyncio
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 from threading import Thread
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from orchestrator.cluster.host import HostActor
-from orchestrator.cluster.order import Broken, Delivery, Looked, NodeFacts, Opening, Order, Pulse
-from orchestrator.cluster.remote import NodeLost, NodeSeen
-from orchestrator.completion.replay import Replayed
-from orchestrator.doctor.finding import Finding
+from orchestrator.cluster.remote import ListedNode, NodeLost, Remote
 from orchestrator.errors import EnvironmentUnusable
-from orchestrator.rules.policy import Served
 from orchestrator.rules.text import one_line
-from orchestrator.settings.config import Config
 
 try:
     import ray
@@ -86,28 +81,28 @@ class RayLink:
         except ValueError:
             return _HEAD_AWAY_S
 
-    async def nodes(self) -> list[NodeSeen]:
+    async def nodes(self) -> list[ListedNode]:
         """The living nodes that carry out rollouts. Raises NodeLost if Ray's head does not answer."""
         try:
-            found, draining = await _apart(_look)
+            nodes, draining = await _apart(_look)
         except Exception as error:  # Ray's own client raises errors of many kinds here
             raise NodeLost(f"Ray's head does not answer: {one_line(str(error))}") from error
-        hosts = Counter(node["NodeManagerHostname"] for node in found)
+        hosts = Counter(node["NodeManagerHostname"] for node in nodes)
         return [
-            NodeSeen(
+            ListedNode(
                 node["NodeID"],
                 node["NodeManagerHostname"] + f"-{node['NodeID'][:6]}" * (hosts[node["NodeManagerHostname"]] > 1),
                 node["NodeID"] in draining,
             )
-            for node in found
+            for node in nodes
         ]
 
-    async def start(self, node_id: str) -> RayHost:
+    async def start(self, node_id: str) -> Remote:
         """A host actor on that node. Raises NodeLost."""
-        host: RayHost | None = None
+        host: Remote | None = None
         try:
             async with asyncio.timeout(START_S):
-                host = RayHost(await _apart(lambda: _actor(node_id)))
+                host = cast("Remote", RayHost(await _apart(lambda: _actor(node_id))))
                 await host.pulse()
         except TimeoutError:
             if host is not None:
@@ -119,69 +114,18 @@ class RayLink:
 
 
 class RayHost:
-    """A host actor, as the run calls it. Every call raises NodeLost when nothing comes back; a cancelled call is
-    cancelled on the node."""
+    """A host actor as a `Remote`: its methods are those of `HostActor`."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
 
-    async def look(self, image: str, *, docker: bool) -> Looked:
-        told: Looked = await self._told(self._actor.look.remote(image, docker=docker))
-        return told
+    def __getattr__(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
+        method = getattr(self._actor, name)
 
-    async def examine(
-        self, config: Config, *, image_comes: bool, tokenizer_digest: str | None
-    ) -> tuple[Finding, ...]:
-        made = self._actor.examine.remote(config, image_comes=image_comes, tokenizer_digest=tokenizer_digest)
-        told: tuple[Finding, ...] = await self._told(made)
-        return told
+        async def call(*args: Any, **named: Any) -> Any:
+            return await self._answer(method.remote(*args, **named))
 
-    async def add_image(self, piece: bytes, *, begins: bool, ends: bool) -> Broken | None:
-        told: Broken | None = await self._told(self._actor.add_image.remote(piece, begins=begins, ends=ends))
-        return told
-
-    async def open(self, opening: Opening) -> NodeFacts | Broken:
-        told: NodeFacts | Broken = await self._told(self._actor.open.remote(opening))
-        return told
-
-    async def add_file(self, digest: str, piece: bytes, *, begins: bool, ends: bool) -> Broken | None:
-        told: Broken | None = await self._told(
-            self._actor.add_file.remote(digest, piece, begins=begins, ends=ends)
-        )
-        return told
-
-    async def carry_out(self, order: Order) -> Delivery:
-        told: Delivery = await self._told(self._actor.carry_out.remote(order))
-        return told
-
-    async def fetch(self, rollout_id: str, path: str, offset: int) -> bytes | Broken:
-        told: bytes | Broken = await self._told(self._actor.fetch.remote(rollout_id, path, offset))
-        return told
-
-    async def forget(self, rollout_id: str) -> None:
-        await self._told(self._actor.forget.remote(rollout_id))
-
-    async def works(self) -> Broken | None:
-        told: Broken | None = await self._told(self._actor.works.remote())
-        return told
-
-    async def pulse(self) -> Pulse:
-        told: Pulse = await self._told(self._actor.pulse.remote())
-        return told
-
-    async def drain(self) -> None:
-        await self._told(self._actor.drain.remote())
-
-    async def serve(self, served: Served) -> None:
-        await self._told(self._actor.serve.remote(served))
-
-    async def replayed(self) -> Replayed | None:
-        told: Replayed | None = await self._told(self._actor.replayed.remote())
-        return told
-
-    async def close(self) -> None:
-        """Removes what the run has on the node."""
-        await self._told(self._actor.close.remote())
+        return call
 
     def end(self) -> None:
         """Ends the actor's process, whatever it does. Its sandboxes end with it."""
@@ -192,7 +136,7 @@ class RayHost:
 
         _apart(kill)
 
-    async def _told(self, reference: Any) -> Any:
+    async def _answer(self, reference: Any) -> Any:
         answer = asyncio.wrap_future(reference.future())
         try:
             return await answer
@@ -220,17 +164,17 @@ def _why(error: Exception) -> str:
 def _apart(call: Callable[[], T]) -> asyncio.Future[T]:
     """The call in a thread of its own. Ray's calls may block for a minute while its head is away; the end of the
     run, and of the process, does not wait for them."""
-    told: Future[T] = Future()
+    result: Future[T] = Future()
 
     def work() -> None:
         try:
-            told.set_result(call())
+            result.set_result(call())
         except BaseException as error:
-            told.set_exception(error)
+            result.set_exception(error)
 
-    told.set_running_or_notify_cancel()
+    result.set_running_or_notify_cancel()
     Thread(target=work, name="ray", daemon=True).start()
-    return asyncio.wrap_future(told)
+    return asyncio.wrap_future(result)
 
 
 def _actor(node_id: str) -> Any:

@@ -1,4 +1,4 @@
-"""Which nodes of the cluster a run has: found, opened, watched, left."""
+"""Which nodes of the cluster a run has: looks for them, opens them, watches them, leaves them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from orchestrator.cluster.image import SavedImages, image_id, nowhere
 from orchestrator.cluster.node import Node
 from orchestrator.cluster.order import Broken, Opening, demand_same
-from orchestrator.cluster.remote import Link, NodeLost, NodeSeen
+from orchestrator.cluster.remote import Link, ListedNode, NodeLost
 from orchestrator.completion.replay import Replayed
 from orchestrator.completion.startup import Wait, WaitLines
 from orchestrator.errors import (
@@ -63,12 +63,11 @@ class Members:
         self.sandbox: Mapping[str, Any] = {}
         self._env = needs.config.env
         self._spec = needs.config.sandbox_spec()
-        self._notes = needs.notes
+        self._needs = needs
         self._link = link
         self._opening = opening
         self._images = images
-        self._policy = needs.policy
-        self._policy.changed(self._serve)
+        needs.policy.changed(self._serve)
         self._changed, self._failed, self._say = changed, failed, needs.say
         self._refused: dict[str, str] = {}  # why a node is not used, by name
         self._noted: set[str] = set()
@@ -77,7 +76,7 @@ class Members:
         self._loading: set[str] = set()  # those of them that wait for their endpoint, which may take minutes
         self._news = asyncio.Event()  # a node was opened, was refused, or began to wait for its endpoint
         self._waits = WaitLines()
-        self._begun = False  # nodes that join now are told of one by one
+        self._begun = False  # from now on each node that joins is announced
         self._tasks: set[asyncio.Task[None]] = set()
         self._watches: set[asyncio.Task[None]] = set()  # those of them that watch a node
         self._join_room, self._send_room = asyncio.Semaphore(JOINING), asyncio.Semaphore(SENDING)
@@ -88,26 +87,26 @@ class Members:
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        """Within this block nodes are found, watched and used."""
+        """Within this block nodes are looked for, watched and used."""
         if self._env.launcher == "docker":
             self._image_id = await asyncio.to_thread(image_id, self._spec.image)
         try:
             await self._join_first(await first_nodes(self._link))
             for name, why in self._refused.items():
-                self._notes.append(f"node {name} is not used: {why}")
+                self._needs.notes.append(f"node {name} is not used: {why}")
             if not self.nodes:
-                raise EnvironmentUnusable("env.cluster: no node can be used; " + "; ".join(self._notes[-3:]))
+                raise EnvironmentUnusable("env.cluster: no node can be used; " + "; ".join(self._needs.notes[-3:]))
             self._start(self._follow(), "nodes")
             yield
         finally:
             await uninterrupted(self._close())
 
-    async def _join_first(self, seen: list[NodeSeen]) -> None:
+    async def _join_first(self, listed: list[ListedNode]) -> None:
         """Returns when all are open, refused, or waiting for their endpoint, and after TOGETHER_S in any case; but
         not while none is open and one may still be."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + TOGETHER_S
-        joining = {self._start(self._join_and_tell(node), f"joining {node.name}"): node for node in seen}
+        joining = {self._start(self._join_and_tell(node), f"joining {node.name}"): node for node in listed}
         while self.ended is None and (left := {node.node_id for task, node in joining.items() if not task.done()}):
             if self.nodes and (left <= self._loading or loop.time() >= end_s):
                 break
@@ -133,7 +132,7 @@ class Members:
             self._end(error)
 
     def _end(self, error: BaseException) -> None:
-        """Whoever waits for room gets the error, which ends the run, and so does soon whoever is on a node."""
+        """Rollouts that wait for room get the error at once, running ones soon after. It ends the run."""
         self.ended = self.ended or error
         for node in list(self.nodes.values()):
             node.lose(str(error))
@@ -167,7 +166,7 @@ class Members:
             stood_s = loop.time() - before_s - LOOK_S  # this process itself
             worked_s, heard_s = worked_s + stood_s, heard_s + stood_s
             try:
-                seen = {node.node_id: node for node in await _look(self._link, HEAD_SILENT_S)}
+                listed = {node.node_id: node for node in await _look(self._link, HEAD_SILENT_S)}
             except NodeLost as error:
                 if not head_away:
                     self._say(f"the cluster's head is away, no node can join meanwhile: {error}")
@@ -178,26 +177,26 @@ class Members:
                 if head_away:
                     self._say("the cluster's head is back")
                 heard_s, head_away = loop.time(), False
-                self._compare(seen)
+                self._compare(listed)
             if any(node.works for node in self.nodes.values()):
                 worked_s = loop.time()
             elif loop.time() - worked_s > PATIENCE_S:
                 raise RunUnhealthy(f"no node of the cluster has worked for {loop.time() - worked_s:.0f} s")
 
-    def _compare(self, seen: Mapping[str, NodeSeen]) -> None:
+    def _compare(self, listed: Mapping[str, ListedNode]) -> None:
         now = asyncio.get_running_loop().time()
         for node_id, node in list(self.nodes.items()):
-            if node_id not in seen:
+            if node_id not in listed:
                 node.lose("it left the cluster")
-            elif seen[node_id].draining and not node.draining:
+            elif listed[node_id].draining and not node.draining:
                 node.draining = True
                 self._say(f"node {node.name} is to be left: its rollouts come to their ends, and none are begun")
                 self._changed(node)
                 self._start(self._drain_node(node), f"draining {node.name}")
-        for node_id, found in seen.items():
-            known = node_id in self.nodes or node_id in self._joining or found.draining
-            if not known and now >= self._not_before.get(node_id, 0.0):
-                self._start(self._join_and_tell(found), f"joining {found.name}")
+        for node_id, one in listed.items():
+            member = node_id in self.nodes or node_id in self._joining
+            if not member and not one.draining and now >= self._not_before.get(node_id, 0.0):
+                self._start(self._join_and_tell(one), f"joining {one.name}")
 
     async def _drain_node(self, node: Node) -> None:
         await _drained(node)
@@ -206,26 +205,25 @@ class Members:
         if node.lost is None:
             await self._leave(node)
 
-    async def _join_and_tell(self, seen: NodeSeen) -> None:
-        before = self._refused.get(seen.name)
-        await self._join(seen)
-        why = self._refused.get(seen.name)
+    async def _join_and_tell(self, listed: ListedNode) -> None:
+        before = self._refused.get(listed.name)
+        await self._join(listed)
+        why = self._refused.get(listed.name)
         if self._begun and why is None:
-            self._say(f"node {seen.name} has joined")
+            self._say(f"node {listed.name} has joined")
         elif self._begun and why != before:
-            self._say(f"node {seen.name} is not used: {why}")
+            self._say(f"node {listed.name} is not used: {why}")
 
-    async def _join(self, seen: NodeSeen) -> None:
+    async def _join(self, listed: ListedNode) -> None:
         """Opens a node and watches it; or notes why it is not used."""
-        self._joining.add(seen.node_id)
-        self._not_before[seen.node_id] = asyncio.get_running_loop().time() + JOIN_AGAIN_S
+        self._joining.add(listed.node_id)
+        self._not_before[listed.node_id] = asyncio.get_running_loop().time() + JOIN_AGAIN_S
         node: Node | None = None
         opening: asyncio.Task[None] | None = None
         try:
             async with self._join_room:
-                remote = await self._link.start(seen.node_id)
-                sandboxes = self._env.max_concurrent_sandboxes
-                node = Node(seen, remote, sandboxes, self._changed, self._say, self._wait, self._policy)
+                remote = await self._link.start(listed.node_id)
+                node = Node(listed, remote, self._needs, self._changed, self._wait)
                 opening = asyncio.create_task(first_of(self._open(node), node.silence()))
                 # A node that waits for its endpoint keeps no other one from being opened.
                 await first_of(_done(opening), node.waits.wait())
@@ -237,24 +235,24 @@ class Members:
                 node.lose("it is not used")
             if not isinstance(error, NodeLost | OrchestratorError):
                 raise
-            self._refused[seen.name] = str(error).removeprefix(f"node {seen.name}: ")
+            self._refused[listed.name] = str(error).removeprefix(f"node {listed.name}: ")
         else:
-            self._refused.pop(seen.name, None)
+            self._refused.pop(listed.name, None)
             node.loading = None
-            self.nodes[seen.node_id] = node
+            self.nodes[listed.node_id] = node
             self._watches.add(self._start(self._watch(node), f"node {node.name}"))
             self._changed(node)
         finally:
             if opening is not None:
                 await _cancelled({opening})
-            self._joining.discard(seen.node_id)
-            self._loading.discard(seen.node_id)
+            self._joining.discard(listed.node_id)
+            self._loading.discard(listed.node_id)
 
     def _wait(self, node: Node, wait: Wait) -> None:
         """Called when a node tells of a wait for an endpoint. What is said of it is said once for all nodes that
         wait for the same one."""
-        if node.seen.node_id in self._joining:
-            self._loading.add(node.seen.node_id)
+        if node.node_id in self._joining:
+            self._loading.add(node.node_id)
         if (line := self._waits.line(wait)) is not None:
             self._say(f"node {node.name}: {line}")
         self._changed(node)
@@ -263,10 +261,10 @@ class Members:
     async def _open(self, node: Node) -> None:
         """Raises NodeLost, EnvironmentUnusable, LaunchError, SandboxLostError."""
         docker, image, remote = self._env.launcher == "docker", self._spec.image, node.remote
-        looked = await remote.look(image, docker=docker)
-        demand_same(looked.software, self._opening.software)
-        if docker and looked.engine:  # without an Engine, opening it says what to do
-            await self._demand_image(node, image, looked.image_id)
+        inspection = await remote.look(image, docker=docker)
+        demand_same(inspection.software, self._opening.software)
+        if docker and inspection.engine:  # without an Engine, opening it says what to do
+            await self._demand_image(node, image, inspection.image_id)
         facts = await remote.open(self._opening)
         if isinstance(facts, Broken):
             raise facts.error(node.name)
@@ -304,8 +302,8 @@ class Members:
         try:
             await node.watch()
         finally:
-            if self.nodes.get(node.seen.node_id) is node:
-                del self.nodes[node.seen.node_id]
+            if self.nodes.get(node.node_id) is node:
+                del self.nodes[node.node_id]
             self._changed(node)
         if node.lost != "it was left" and self.ended is None:
             self._say(f"node {node.name} is lost: {node.lost}")
@@ -315,19 +313,19 @@ class Members:
         has it. Raises LaunchError, SandboxLostError."""
         if image in node.images:
             return
-        looked = await node.call(node.remote.look(image, docker=True))
-        if not looked.engine:
+        inspection = await node.call(node.remote.look(image, docker=True))
+        if not inspection.engine:
             return  # carrying the rollout out shows what is away
         ours = await asyncio.to_thread(image_id, image)
-        if looked.image_id is None or ours not in (None, looked.image_id):
+        if inspection.image_id is None or ours not in (None, inspection.image_id):
             await node.send_image(image, self._saved)
         node.images.add(image)
 
     async def count_replayed(self, node: Node) -> None:
         """What a node has replayed since it was asked last."""
-        told = await node.call(node.remote.replayed())
-        if told is not None:
-            self.replayed = told if self.replayed is None else self.replayed + told
+        replayed = await node.call(node.remote.replayed())
+        if replayed is not None:
+            self.replayed = replayed if self.replayed is None else self.replayed + replayed
 
     async def _serve(self, served: Served) -> None:
         """When this returns, all nodes know it. Those that are lost, away or joining get no rollout before."""
@@ -339,21 +337,21 @@ class Members:
             self._start(_drained(node), f"draining {node.name}")
 
 
-async def first_nodes(link: Link) -> list[NodeSeen]:
+async def first_nodes(link: Link) -> list[ListedNode]:
     """The nodes to begin with, at least one. Raises EnvironmentUnusable."""
     try:
-        seen = await _look(link, LOOKING_S)
+        listed = await _look(link, LOOKING_S)
     except NodeLost as error:
         raise EnvironmentUnusable(f"env.ray_address: {error}; see `ray status`") from error
-    if not seen:
+    if not listed:
         raise EnvironmentUnusable(
             "env.cluster: no node of the Ray cluster has the resource `sandbox`; start nodes with "
             """`ray start --resources '{"sandbox": 1}'`"""
         )
-    return seen
+    return listed
 
 
-async def _look(link: Link, within_s: float) -> list[NodeSeen]:
+async def _look(link: Link, within_s: float) -> list[ListedNode]:
     """Raises NodeLost."""
     try:
         async with asyncio.timeout(within_s):

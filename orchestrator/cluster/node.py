@@ -1,4 +1,4 @@
-"""One node of the cluster, from joining to leaving: what it is told, and whether it still answers."""
+"""One node of the cluster, from joining to leaving: sends it what it needs, and notices whether it answers."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from orchestrator.cluster.order import Broken, Delivery, Order, Parcel, Pulse
 from orchestrator.cluster.parcels import KeptOutput, pieces
-from orchestrator.cluster.remote import NodeLost, NodeSeen, Remote
+from orchestrator.cluster.remote import ListedNode, NodeLost, Remote
 from orchestrator.completion.startup import Wait
 from orchestrator.errors import LaunchError, SandboxLostError
 from orchestrator.host.base import HostNow
+from orchestrator.host.needs import HostNeeds
 from orchestrator.proxy.left_files import OF_THE_DISK, cannot_be_kept
 from orchestrator.rules.backoff import Backoff
-from orchestrator.rules.policy import Policy, Served
+from orchestrator.rules.policy import Served
 from orchestrator.rules.waits import running_timeout, uninterrupted
 from orchestrator.tasks.attachments import open_attachment
 from orchestrator.types import Attachment, Output, OutputFile
@@ -38,37 +39,34 @@ T = TypeVar("T")
 
 
 class Node:
-    """`sandboxes`: how many it may have at a time. `changed` is called when its room changes, `tell` when the node
-    tells how a wait for an endpoint stands."""
+    """`changed` is called when its room changes, `on_wait` when the node reports how a wait for an endpoint
+    stands."""
 
     def __init__(
         self,
-        seen: NodeSeen,
+        listed: ListedNode,
         remote: Remote,
-        sandboxes: int,
+        needs: HostNeeds,
         changed: Callable[[Node], None],
-        say: Callable[[str], None],
-        tell: Callable[[Node, Wait], None],
-        policy: Policy,
+        on_wait: Callable[[Node, Wait], None],
     ) -> None:
-        self.seen = seen
-        self.name = seen.name
+        self.node_id, self.name = listed.node_id, listed.name
         self.remote = remote
-        self.sandboxes = sandboxes
+        self.sandboxes = needs.config.env.max_concurrent_sandboxes  # at a time
         self.images: set[str] = set()
         self.used = 0  # rollouts that were placed here and are not over
         self.warm = 0
-        self.now = HostNow(sandboxes, 0)  # as it last told
+        self.now = HostNow(self.sandboxes, 0)  # by its last report
         self.away: str | None = None  # why no rollout goes there now
         self.lost: str | None = None  # why none will go there any more
         self.draining = False
         self.loading: Wait | None = None  # what it waits for while it is opened
         self.waits = asyncio.Event()  # set once it has waited for an endpoint
         self._changed = changed
-        self._say = say
-        self._tell = tell
-        self._policy = policy
-        self._served = Served()  # what it knows of it
+        self._say = needs.say
+        self._on_wait = on_wait
+        self._policy = needs.policy
+        self._served = Served()  # the weights that it was told of
         self._calls: set[asyncio.Future[Any]] = set()
         self._sending: dict[str, asyncio.Task[None]] = {}
         self._one_image = asyncio.Lock()  # the node puts the pieces of one at a time together
@@ -86,9 +84,9 @@ class Node:
 
     # ------------------------------------------------------------ calls
 
-    async def call(self, made: Awaitable[T]) -> T:
+    async def call(self, request: Awaitable[T]) -> T:
         """The answer of one call. Raises SandboxLostError when none will come."""
-        call: asyncio.Future[T] = asyncio.ensure_future(made)
+        call: asyncio.Future[T] = asyncio.ensure_future(request)
         if self.lost is not None:
             call.cancel()  # before it has begun
         self._calls.add(call)
@@ -145,15 +143,22 @@ class Node:
             done.exception()  # marked as retrieved: all that waited for it may have been cancelled
 
     async def _send(self, attachment: Attachment, parcel: Parcel) -> None:
+        add = partial(self.remote.add_file, parcel.digest)
+        await self._send_file(f"the task's file {attachment.name}", partial(open_attachment, attachment), add)
+
+    async def _send_file(
+        self, what: str, opened: Callable[[], BinaryIO], add: Callable[..., Coroutine[Any, Any, Broken | None]]
+    ) -> None:
         try:
-            with await asyncio.to_thread(open_attachment, attachment) as file:
-                parts = pieces(file, parcel.size_bytes)
+            with await asyncio.to_thread(opened) as file:
+                parts = pieces(file, os.fstat(file.fileno()).st_size)
                 while part := await asyncio.to_thread(next, parts, None):
                     piece, begins, ends = part
-                    adding = self.remote.add_file(parcel.digest, piece, begins=begins, ends=ends)
-                    _demand(await self.call(adding), self)
+                    broken = await self.call(add(piece, begins=begins, ends=ends))
+                    if broken is not None:
+                        raise broken.rollout_error(self.name)
         except OSError as error:
-            raise LaunchError(f"the task's file {attachment.name} cannot be read: {error.strerror}") from error
+            raise LaunchError(f"{what} cannot be read: {error.strerror}") from error
 
     async def send_image(self, name: str, saved: Callable[[str], AbstractAsyncContextManager[Path]]) -> None:
         """Sends an image, once however many rollouts wait for it. `saved` gives its file. Raises LaunchError,
@@ -162,21 +167,11 @@ class Node:
 
     async def _send_image(self, name: str, saved: Callable[[str], AbstractAsyncContextManager[Path]]) -> None:
         async with self._one_image:
-            if name in self.images:  # it came while whoever asks looked for it
+            if name in self.images:  # it came while another rollout asked for it
                 return
             async with saved(name) as path:
-                await self._send_saved(name, path)
+                await self._send_file(f"the saved image {name}", lambda: path.open("rb"), self.remote.add_image)
             self.images.add(name)
-
-    async def _send_saved(self, name: str, path: Path) -> None:
-        try:
-            with await asyncio.to_thread(path.open, "rb") as file:
-                parts = pieces(file, os.fstat(file.fileno()).st_size)
-                while part := await asyncio.to_thread(next, parts, None):
-                    piece, begins, ends = part
-                    _demand(await self.call(self.remote.add_image(piece, begins=begins, ends=ends)), self)
-        except OSError as error:
-            raise LaunchError(f"the saved image {name} cannot be read: {error.strerror}") from error
 
     async def take_output(self, folder: Path, rollout_id: str, output: Output, delivery: Delivery) -> Output:
         """Brings the files that the rollout left into `folder`: all, or none. A scorer would take files that are
@@ -201,7 +196,7 @@ class Node:
                 f"node {self.name}: a file that the rollout left did not come whole: {error}"
             ) from error
         finally:
-            await uninterrupted(self._clear(kept, rollout_id, there=not came))
+            await uninterrupted(self._clear(kept, rollout_id, on_node=not came))
         return output
 
     async def _fetch(self, kept: KeptOutput, rollout_id: str, file: OutputFile) -> None:
@@ -215,10 +210,10 @@ class Node:
             if not piece or at >= file.size_bytes:
                 return
 
-    async def _clear(self, kept: KeptOutput, rollout_id: str, *, there: bool) -> None:
-        """Nothing stays of files on their way, neither here nor, if they are `there`, on the node."""
+    async def _clear(self, kept: KeptOutput, rollout_id: str, *, on_node: bool) -> None:
+        """Removes files on their way: from this machine, and with `on_node` from the node."""
         await asyncio.to_thread(kept.discard)
-        if there:
+        if on_node:
             with suppress(SandboxLostError):
                 await self.call(self.remote.forget(rollout_id))
 
@@ -271,15 +266,15 @@ class Node:
                 raise NodeLost(f"it has not answered for {GIVEN_UP_S:g} s") from None
             await asyncio.sleep(PULSE_S)
 
-    def _hear(self, told: Pulse) -> None:
+    def _hear(self, pulse: Pulse) -> None:
         self._heard_s = asyncio.get_running_loop().time()
-        for line in told.said:
+        for line in pulse.lines:
             self._say(f"node {self.name}: {line}")
-        self.warm, self.now = told.warm, told.now or self.now
-        for wait in told.waits:
+        self.warm, self.now = pulse.warm, pulse.now or self.now
+        for wait in pulse.waits:
             self.loading = wait if wait.answer else None
             self.waits.set()
-            self._tell(self, wait)
+            self._on_wait(self, wait)
 
     async def _answers(self) -> bool:
         """Whether the node gives a sign of life now."""
@@ -308,7 +303,7 @@ class Node:
 
     async def _back(self) -> None:
         """Waits until the node itself finds that what it needs works."""
-        for asked in itertools.count(1):
+        for attempt in itertools.count(1):
             try:
                 broken = await self.call(self.remote.works())
                 await self.learn_policy()  # it may have been away when the trainer said something else
@@ -320,9 +315,4 @@ class Node:
                 self._changed(self)
                 return
             self._say(f"node {self.name}: {broken.text}")
-            await asyncio.sleep(BEFORE_ASKING_AGAIN.pause_s(asked))
-
-
-def _demand(broken: Broken | None, node: Node) -> None:
-    if broken is not None:
-        raise broken.rollout_error(node.name)
+            await asyncio.sleep(BEFORE_ASKING_AGAIN.pause_s(attempt))

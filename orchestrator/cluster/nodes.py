@@ -67,9 +67,9 @@ async def open_nodes(needs: HostNeeds, stack: AsyncExitStack) -> Nodes:
     stack.callback(remove_owned_directory, folder)
     images = SavedImages(folder)
     digest = None if tokenizer is None else await asyncio.to_thread(lambda: tokenizer.digest)
-    told = await asyncio.to_thread(software)
+    versions = await asyncio.to_thread(software)
     name = "none" if tokenizer is None else tokenizer.name
-    opening = Opening(settings_for_nodes(config, name), equipment, digest, told)
+    opening = Opening(settings_for_nodes(config, name), equipment, digest, versions)
     nodes = Nodes(needs, link, opening, tokenizer, images)
     await stack.enter_async_context(nodes.opened())
     return nodes
@@ -94,24 +94,25 @@ class Nodes:
         self._tell = needs.on_node
         self._desk = Desk()
         self._rooms: Rooms[Node] = Rooms()
-        self._counted: dict[Node, tuple[int, str | None]] = {}  # its share of `capacity`, and what was told of it
+        self._counted: dict[Node, tuple[int, str | None]] = {}  # its share of `capacity`, and why it is away
         self._line: Line[SandboxSpec, Node] = Line(self._place, self._release)
-        self._told: list[Callable[[], None]] = []
+        self._on_change: list[Callable[[], None]] = []
         self._demands: list[Callable[[], float]] = []
         self._drained = False
         self._members = Members(needs, link, opening, images, changed=self._changed, failed=self._line.end)
 
     def opened(self) -> AbstractAsyncContextManager[None]:
-        """Within this block nodes are found, watched and used."""
+        """Within this block nodes are looked for, watched and used."""
         return self._members.opened()
 
     # ------------------------------------------------------------ room
 
     def _changed(self, node: Node) -> None:
         """Counts the node's room anew, and gives it to whoever waits."""
-        there = node.works and node.seen.node_id in self._members.nodes
-        self._rooms.set(node, node.free if there else 0, warm=node.warm > 0)
-        before, now = self._counted.get(node, (0, None)), (node.sandboxes if there else 0, _why_away(node, there))
+        used = node.works and node.node_id in self._members.nodes
+        self._rooms.set(node, node.free if used else 0, warm=node.warm > 0)
+        before = self._counted.get(node, (0, None))
+        now = (node.sandboxes, None) if used else (0, _why_away(node))
         if now != before and (node.lost is None or node in self._counted):
             self.capacity += now[0] - before[0]
             self._tell(node.name, now[1])
@@ -121,8 +122,8 @@ class Nodes:
                 self._counted.pop(node, None)
         self._line.serve()
         if now[0] > before[0]:
-            for told in self._told:
-                told()
+            for call in self._on_change:
+                call()
 
     def _place(self, spec: SandboxSpec) -> Node | None:
         """The node that gets the next rollout, with its room taken."""
@@ -180,12 +181,12 @@ class Nodes:
     @contextmanager
     def following(self, demand: Callable[[], float], changed: Callable[[], None]) -> Iterator[None]:
         self._demands.append(demand)
-        self._told.append(changed)
+        self._on_change.append(changed)
         try:
             yield
         finally:
             self._demands.remove(demand)
-            self._told.remove(changed)
+            self._on_change.remove(changed)
 
     def expecting(self, spec: SandboxSpec, rollouts: int = 1) -> AbstractContextManager[None]:
         """Nothing is made ahead for tasks with an image of their own: which node gets the rollout is not known."""
@@ -274,17 +275,16 @@ class RoomOnNode:
         return self._away
 
 
-def _why_away(node: Node, there: bool) -> str | None:
-    if there:
-        return None
+def _why_away(node: Node) -> str:
     if node.loading is not None and node.lost is None:
         return f"waiting for {node.loading.who}: {node.loading.answer}"
     return node.lost or node.away or ("it is to be left" if node.draining else "it is being opened")
 
 
 def _raised(broken: Broken, node: Node) -> RolloutError:
-    """Of a node that cannot be used at all, the rollout's error; the node is given up. Asked whether it works, it
-    would say yes, as its Engine and the endpoint do. It is used again when it can be opened anew."""
+    """The rollout's error. If the error says that no rollout can run on this node, the node is given up: its
+    `works` would return, because its Engine and the endpoint answer. It is used again when it can be opened
+    anew."""
     error = broken.error(node.name)
     if isinstance(error, RolloutError):
         return error

@@ -39,9 +39,9 @@ class Parcel:
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
-    """What can be told of a node before it is opened. `image_id` None: it has no such image. `engine` False: nor
-    an Engine that answers, where one is needed."""
+class Inspection:
+    """A node before it is opened. `image_id` None: it has no such image. `engine` False: it needs an Engine, and
+    none answers."""
 
     software: Mapping[str, str]
     image_id: str | None
@@ -63,7 +63,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class RemoteTool:
-    """What is known of a host tool that is on the nodes."""
+    """What agents are told of a host tool that is on the nodes."""
 
     description: str
     inputs: Mapping[str, Mapping[str, Any]]
@@ -72,7 +72,7 @@ class RemoteTool:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What an opened node tells of itself. `why_text`: why its endpoint is asked for text."""
+    """An opened node. `why_text`: why its endpoint is asked for text."""
 
     takes_ids: bool
     sandbox: Mapping[str, Any]
@@ -111,8 +111,9 @@ class Broken:
     def error(self, node: str) -> OrchestratorError:
         """The error, as raised here; its text names the node."""
         kind = getattr(errors, self.kind, None)
-        known = isinstance(kind, type) and issubclass(kind, OrchestratorError)
-        return (kind if known else SandboxLostError)(f"node {node}: {self.text}")  # type: ignore[misc]
+        if not (isinstance(kind, type) and issubclass(kind, OrchestratorError)):
+            kind = SandboxLostError
+        return kind(f"node {node}: {self.text}")
 
     def rollout_error(self, node: str) -> RolloutError:
         error = self.error(node)
@@ -121,10 +122,10 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """The finished attempt, without its plan. `missing`: parcels that the node has not; nothing was begun.
+    """The finished attempt, without its plan. `missing`: parcels that the node lacks; nothing was begun.
 
-    `away`: what the node found away after the attempt failed; it then takes no more until `works` returns.
-    """
+    `away`: the service that is away, if the attempt failed by it; the node then takes no more until `works`
+    returns."""
 
     record: Record | None = None
     outcome: Outcome | None = None
@@ -138,11 +139,11 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """A node's sign of life. `said`: lines for people since the last one. `warm`: sandboxes ready for a
+    """A node's sign of life. `lines`: for people, since the last one. `warm`: sandboxes ready for a
     rollout. `waits`: how those for the node's endpoints stand, while it is opened. `now`: how the node stands,
     once it is open."""
 
-    said: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
     warm: int = 0
     waits: tuple[Wait, ...] = ()
     now: HostNow | None = None
@@ -156,13 +157,13 @@ def for_node(plan: RolloutPlan) -> RolloutPlan:
 @cache
 def software() -> Mapping[str, str]:
     """Python's version, that of each package that matters, and a digest of our own source."""
-    found = {"python": platform.python_version(), "source": _source_digest()}
+    versions = {"python": platform.python_version(), "source": _source_digest()}
     for name in PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = "none"
-    return found
+            versions[name] = "none"
+    return versions
 
 
 def _source_digest() -> str:

@@ -52,14 +52,14 @@ class Shelf:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._users: dict[str, int] = {}  # of every file that is here
+        self._users: dict[str, int] = {}  # of every file on the shelf
         self._unused: dict[str, int] = {}  # sizes, the longest unused first
         self._unused_bytes = 0
         self._lock = Lock()
         self._growing: dict[str, hashlib._Hash] = {}
 
     def missing(self, parcels: tuple[Parcel, ...]) -> tuple[str, ...]:
-        """Digests of those that are not here."""
+        """Digests of those that are not on the shelf."""
         return tuple(dict.fromkeys(p.digest for p in parcels if p.digest not in self._users))
 
     def add(self, digest: str, piece: bytes, *, begins: bool, ends: bool) -> None:
@@ -85,7 +85,7 @@ class Shelf:
     def used(
         self, attachments: tuple[Attachment, ...], parcels: tuple[Parcel, ...]
     ) -> Iterator[tuple[Attachment, ...]]:
-        """The attachments as they lie here. Within the block they stay."""
+        """The attachments, as files of the shelf, which stay within the block."""
         with self._lock:
             for parcel in parcels:
                 self._users[parcel.digest] += 1
@@ -120,17 +120,17 @@ class Desk:
     """The run's side: which parcels attachments are. Each file is read once for its digest."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Path, int, int], Parcel] = {}
+        self._parcels: dict[tuple[Path, int, int], Parcel] = {}
 
     def parcels(self, attachments: tuple[Attachment, ...]) -> tuple[Parcel, ...]:
         """In the order of the attachments. Blocks. Raises OSError."""
-        found = []
+        parcels = []
         for attachment in attachments:
             key = (attachment.path, attachment.size_bytes, attachment.path.stat().st_mtime_ns)
-            if key not in self._known:
-                self._known[key] = parcel_of(attachment)
-            found.append(self._known[key])
-        return tuple(found)
+            if key not in self._parcels:
+                self._parcels[key] = parcel_of(attachment)
+            parcels.append(self._parcels[key])
+        return tuple(parcels)
 
 
 def pieces(file: BinaryIO, size: int) -> Iterator[tuple[bytes, bool, bool]]:

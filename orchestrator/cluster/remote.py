@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from orchestrator.cluster.order import Broken, Delivery, Looked, NodeFacts, Opening, Order, Pulse
+from orchestrator.cluster.order import Broken, Delivery, Inspection, NodeFacts, Opening, Order, Pulse
 from orchestrator.completion.replay import Replayed
 from orchestrator.doctor.finding import Finding
 from orchestrator.rules.policy import Served
@@ -17,7 +17,7 @@ class NodeLost(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class NodeSeen:
+class ListedNode:
     """A node as the cluster lists it. `draining`: it is to be left soon."""
 
     node_id: str
@@ -28,7 +28,7 @@ class NodeSeen:
 class Remote(Protocol):
     """A host actor. Every call raises NodeLost when nothing comes back; a cancelled call is cancelled there."""
 
-    async def look(self, image: str, *, docker: bool) -> Looked: ...
+    async def look(self, image: str, *, docker: bool) -> Inspection: ...
     async def examine(
         self, config: Config, *, image_comes: bool, tokenizer_digest: str | None
     ) -> tuple[Finding, ...]: ...
@@ -55,7 +55,7 @@ class Link(Protocol):
     @property
     def head_away_s(self) -> float: ...
 
-    async def nodes(self) -> list[NodeSeen]:
+    async def nodes(self) -> list[ListedNode]:
         """The living nodes that carry out rollouts. Raises NodeLost."""
 
     async def start(self, node_id: str) -> Remote:

@@ -11,8 +11,8 @@ from typing import Any
 from orchestrator.agents.equipment import Equipment
 from orchestrator.cluster.image import SavedImages
 from orchestrator.cluster.nodes import Nodes
-from orchestrator.cluster.order import Broken, Delivery, Looked, NodeFacts, Opening, Order, Pulse, software
-from orchestrator.cluster.remote import NodeLost, NodeSeen
+from orchestrator.cluster.order import Broken, Delivery, Inspection, NodeFacts, Opening, Order, Pulse, software
+from orchestrator.cluster.remote import ListedNode, NodeLost
 from orchestrator.completion.replay import Replayed
 from orchestrator.completion.startup import Wait
 from orchestrator.doctor.finding import Finding
@@ -64,9 +64,9 @@ class FakeNode:
         if self.ended:
             raise NodeLost("the actor is dead")
 
-    async def look(self, image: str, *, docker: bool) -> Looked:
+    async def look(self, image: str, *, docker: bool) -> Inspection:
         await self._there()
-        return Looked(self.software, self.images.get(image) if self.engine else None, self.engine)
+        return Inspection(self.software, self.images.get(image) if self.engine else None, self.engine)
 
     async def examine(
         self, config: Config, *, image_comes: bool, tokenizer_digest: str | None
@@ -160,7 +160,7 @@ class FakeCluster:
     """`there`: the nodes that are listed, by id. An actor that is started anew on a node is another FakeNode."""
 
     def __init__(self, *names: str) -> None:
-        self.there: dict[str, NodeSeen] = {}
+        self.there: dict[str, ListedNode] = {}
         self.head_away_s = 60.0
         self.headless = False  # nobody says which nodes there are
         self.started: list[FakeNode] = []
@@ -169,13 +169,13 @@ class FakeCluster:
             self.join(name)
 
     def join(self, name: str) -> None:
-        self.there[name] = NodeSeen(name, name)
+        self.there[name] = ListedNode(name, name)
 
     def __getitem__(self, name: str) -> FakeNode:
         """The actor that was started last on that node."""
         return next(node for node in reversed(self.started) if node.name == name)
 
-    async def nodes(self) -> list[NodeSeen]:
+    async def nodes(self) -> list[ListedNode]:
         if self.headless:
             raise NodeLost("the head is gone")
         return list(self.there.values())

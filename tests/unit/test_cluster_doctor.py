@@ -15,7 +15,7 @@ from orchestrator.cluster import doctor as cluster_doctor
 from orchestrator.cluster import members
 from orchestrator.cluster.doctor import check_cluster, check_nodes
 from orchestrator.cluster.host import HostActor
-from orchestrator.cluster.remote import NodeLost, NodeSeen
+from orchestrator.cluster.remote import ListedNode, NodeLost
 from orchestrator.commands import doctor as command
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.doctor.finding import Finding, fail, ok
@@ -130,7 +130,7 @@ async def test_a_node_on_which_nothing_starts_is_a_finding() -> None:
 
 async def test_a_node_that_is_to_be_left_is_told_of() -> None:
     cluster = FakeCluster()
-    cluster.there["a"] = NodeSeen("a", "a", draining=True)
+    cluster.there["a"] = ListedNode("a", "a", draining=True)
     assert told(await findings_of(cluster), "a")[0] == ("node", "warn")
 
 
@@ -252,7 +252,7 @@ async def test_without_a_node_it_is_said_how_one_is_started() -> None:
 
 async def test_a_head_that_does_not_answer_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     class Silent(FakeCluster):
-        async def nodes(self) -> list[NodeSeen]:
+        async def nodes(self) -> list[ListedNode]:
             await asyncio.Event().wait()
             return []
 

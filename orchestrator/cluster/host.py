@@ -259,7 +259,7 @@ class HostActor:
         return None if self._local is None else self._local.now()[self._local.name]
 
     def _warm(self) -> int:
-        pool = None if self._local is None else self._local.around.pool
+        pool = None if self._local is None else self._local.resources.pool
         return 0 if pool is None else pool.parked
 
     async def drain(self) -> None:

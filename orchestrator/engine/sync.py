@@ -141,39 +141,44 @@ class SyncOrchestrator:
 
 
 class Call(Generic[T]):
-    """Work under way on an orchestrator's loop. Its methods may be called from any other thread."""
+    """Work under way on an orchestrator's loop. Its methods may be called from any other thread. `running` holds
+    the task that does the work, until it ends."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], running: set[asyncio.Task[Any]]
+    ) -> None:
         self._loop = loop
-        self._given: Future[T] = Future()
-        self._tasks: list[asyncio.Task[T]] = []
+        self._work = work
+        self._running = running
+        self._future: Future[T] = Future()
+        loop.call_soon_threadsafe(self._begin)
 
-    def follow(self, task: asyncio.Task[T]) -> None:
-        """The task that does the work. To be called on the loop, once."""
-        self._tasks.append(task)
-        task.add_done_callback(self._hand_over)
+    def _begin(self) -> None:
+        self._task = self._loop.create_task(self._work)
+        self._running.add(self._task)
+        self._task.add_done_callback(self._hand_over)
 
     def result(self, timeout_s: float | None = None) -> T:
         """Waits until the work is over. Raises TimeoutError if that takes longer than `timeout_s`, and what the
         work raises; RuntimeError if it was cancelled."""
         until = None if timeout_s is None else monotonic() + timeout_s
-        while not self._given.done():
+        while not self._future.done():
             left_s = LOOK_S if until is None else min(LOOK_S, until - monotonic())
             if left_s <= 0:
                 raise TimeoutError(f"not over after {timeout_s} s")
-            wait((self._given,), left_s)
-        return self._given.result()
+            wait((self._future,), left_s)
+        return self._future.result()
 
     def cancel(self) -> None:
         """Cancels the work and waits for its end. Does nothing if it is over."""
-        if not self._given.done():
+        if not self._future.done():
             self._end()
-            self._given.exception()  # waits
+            self._future.exception()  # waits
 
     async def awaited(self) -> T:
         """As `result`, for a caller with an event loop of its own, which goes on meanwhile. If the caller is
         cancelled, the work is cancelled and ends first."""
-        result = asyncio.wrap_future(self._given)
+        result = asyncio.wrap_future(self._future)
         try:
             return await asyncio.shield(result)
         except asyncio.CancelledError:
@@ -183,17 +188,18 @@ class Call(Generic[T]):
             raise
 
     def _end(self) -> None:
-        self._loop.call_soon_threadsafe(lambda: self._tasks[0].cancel())
+        self._loop.call_soon_threadsafe(lambda: self._task.cancel())
 
     def _hand_over(self, task: asyncio.Task[T]) -> None:
+        self._running.discard(task)
         if task.cancelled():
-            self._given.set_exception(
+            self._future.set_exception(
                 RuntimeError("the orchestrator was closed during the call, or drained before it was open")
             )
         elif (error := task.exception()) is not None:
-            self._given.set_exception(error)
+            self._future.set_exception(error)
         else:
-            self._given.set_result(task.result())
+            self._future.set_result(task.result())
 
 
 class _LoopThread:
@@ -202,7 +208,7 @@ class _LoopThread:
     def __init__(self) -> None:
         self._process = os.getpid()
         self._loop = asyncio.new_event_loop()
-        self._work: set[asyncio.Task[Any]] = set()
+        self._running: set[asyncio.Task[Any]] = set()
         self._beginning = threading.RLock()  # a signal's handler may begin work while its thread does
         self._stopped = False
         self._thread = threading.Thread(target=self._loop.run_forever, name="orchestrator", daemon=True)
@@ -227,22 +233,10 @@ class _LoopThread:
             with self._beginning:
                 if self._stopped:
                     raise _Stopped(CLOSED)
-                return self._begun(work)
+                return Call(self._loop, work, self._running)
         except RuntimeError:
             work.close()
             raise
-
-    def _begun(self, work: Coroutine[Any, Any, T]) -> Call[T]:
-        call: Call[T] = Call(self._loop)
-
-        def begin() -> None:
-            task = self._loop.create_task(work)
-            self._work.add(task)
-            call.follow(task)
-            task.add_done_callback(self._work.discard)
-
-        self._loop.call_soon_threadsafe(begin)
-        return call
 
     def call(self, function: Callable[[], None]) -> None:
         """Calls `function` on the loop, and returns when it has returned. Once stopped, it is not called."""
@@ -259,7 +253,7 @@ class _LoopThread:
             self.run(self._cancelled())
 
     async def _cancelled(self) -> None:
-        others = self._work - {asyncio.current_task()}
+        others = self._running - {asyncio.current_task()}
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
@@ -273,7 +267,7 @@ class _LoopThread:
 
         with self._beginning:  # what begins later would be waited for in vain
             self._stopped = True
-            call = self._begun(ended())
+            call = Call(self._loop, ended(), self._running)
         _waited(call)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

@@ -14,7 +14,7 @@ from orchestrator.host.base import HostNow, Provision
 from orchestrator.host.breaker import Breaker
 from orchestrator.host.resources import Resources
 from orchestrator.host.rollout import run_rollout
-from orchestrator.host.slots import Slots
+from orchestrator.host.slots import Line
 from orchestrator.tools.base import HostTool
 from orchestrator.types import Attempt, Failed, FailedName, RolloutPlan, SandboxSpec
 
@@ -29,20 +29,20 @@ class LocalHost:
 
     def __init__(
         self,
-        around: Resources,
+        resources: Resources,
         spec: SandboxSpec,
         *,
         max_sandboxes: int,
         warm: int = 0,
         breakers: Mapping[FailedName, Breaker] | None = None,
     ) -> None:
-        self.around = around
+        self.resources = resources
         self.capacity = max_sandboxes
         self._warm = warm
         self._spec = spec
         self._breakers = breakers or {}
         self._running = 0
-        self._slots = Slots(max_sandboxes)
+        self._line: Line[SandboxSpec, LocalHost] = Line(self._take, LocalHost._release)
 
     # ------------------------------------------------------------ one attempt
 
@@ -51,7 +51,7 @@ class LocalHost:
             await breaker.passed()
 
     async def carry_out(self, plan: RolloutPlan, provision: Provision) -> Attempt:
-        return await run_rollout(plan, self.around, provision)
+        return await run_rollout(plan, self.resources, provision)
 
     async def excuses(self, failure: Failed) -> bool:
         return bool(await self.away(failure))
@@ -70,30 +70,30 @@ class LocalHost:
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        return self.around.tokenizer
+        return self.resources.tokenizer
 
     @property
     def takes_ids(self) -> bool:
-        return self.around.completer.takes_ids
+        return self.resources.completer.takes_ids
 
     @property
     def why_text(self) -> str:
-        return self.around.why_text
+        return self.resources.why_text
 
     @property
     def tools(self) -> Mapping[str, HostTool]:
-        return self.around.tools
+        return self.resources.tools
 
     @property
     def waiting(self) -> int:
-        return self._slots.waiting
+        return self._line.waiting
 
     def now(self) -> Mapping[str, HostNow]:
-        pool, away = self.around.pool, {breaker.what: breaker.is_away for breaker in self._breakers.values()}
+        pool, away = self.resources.pool, {breaker.what: breaker.is_away for breaker in self._breakers.values()}
         now = HostNow(
             self.capacity,
             self._running,
-            sampling=sum(lease.clock.sampling for lease in self.around.leases),
+            sampling=sum(lease.clock.sampling for lease in self.resources.leases),
             away=away,
         )
         if pool is not None:
@@ -107,35 +107,43 @@ class LocalHost:
         return {self.name: now}
 
     def turn(self) -> int:
-        return self._slots.turn()
+        return self._line.turn()
 
     @asynccontextmanager
-    async def slot(self, turn: int, spec: SandboxSpec | None = None) -> AsyncIterator[LocalHost]:
-        await self._slots.acquire(turn)
-        self._running += 1
+    async def slot(self, turn: int, spec: SandboxSpec) -> AsyncIterator[LocalHost]:
+        await self._line.wait(turn, spec)
         try:
             yield self
         finally:
-            self._running -= 1
-            self._slots.release()
+            self._release()
+
+    def _take(self, spec: SandboxSpec) -> LocalHost | None:
+        if self._running >= self.capacity:
+            return None
+        self._running += 1
+        return self
+
+    def _release(self) -> None:
+        self._running -= 1
+        self._line.serve()
 
     def following(
         self, demand: Callable[[], float], changed: Callable[[], None] = lambda: None
     ) -> AbstractContextManager[None]:
         """`changed` is never called: this machine's budget is fixed."""
-        return nullcontext() if self.around.pool is None else self.around.pool.following(demand)
+        return nullcontext() if self.resources.pool is None else self.resources.pool.following(demand)
 
     def expecting(self, spec: SandboxSpec, rollouts: int = 1) -> AbstractContextManager[None]:
-        return nullcontext() if self.around.pool is None else self.around.pool.expecting(spec, rollouts)
+        return nullcontext() if self.resources.pool is None else self.resources.pool.expecting(spec, rollouts)
 
     def drain(self) -> None:
-        if self.around.pool is not None:
-            self.around.pool.drain()
+        if self.resources.pool is not None:
+            self.resources.pool.drain()
 
     async def describe(self) -> dict[str, Any]:
         return {
-            "agent": self.around.equipment.describe(),
-            "sandbox": await self.around.launcher.describe(self._spec),
+            "agent": self.resources.equipment.describe(),
+            "sandbox": await self.resources.launcher.describe(self._spec),
         }
 
     def summary(self) -> str:
@@ -143,5 +151,5 @@ class LocalHost:
         return f"at most {self.capacity} sandboxes{on_top}"
 
     async def replayed(self) -> Replayed | None:
-        completer = self.around.completer
+        completer = self.resources.completer
         return completer.replayed if isinstance(completer, ReplayCompleter) else None

@@ -24,27 +24,27 @@ _DEADLINE = object()
 SHARED_IDENTITY = "the agent is a program: it shares its identity with model-written code"
 
 
-async def run_rollout(plan: RolloutPlan, around: Resources, provision: Provision = NO_MORE) -> Attempt:
+async def run_rollout(plan: RolloutPlan, resources: Resources, provision: Provision = NO_MORE) -> Attempt:
     """Carries out one plan. Raises RolloutError, and AuthenticationError to stop the run. The sandbox is gone
     afterwards."""
     launched_at, loop = time(), asyncio.get_running_loop()
     launch_start = loop.time()
-    async with around.sandbox(plan.sandbox) as parked:
+    async with resources.sandbox(plan.sandbox) as parked:
         launch_s = loop.time() - launch_start
         started_at = launched_at + launch_s
         lease = Lease(
             plan,
-            around.completer,
-            around.tokenizer and around.tokenizer.dated(started_at),
-            around.tools if provision.tools is None else provision.tools,
+            resources.completer,
+            resources.tokenizer and resources.tokenizer.dated(started_at),
+            resources.tools if provision.tools is None else provision.tools,
             parked.sandbox.cpu_s,
-            around.equipment,
+            resources.equipment,
             output=provision.output,
-            control=around.control,
-            purse=around.purse,
+            control=resources.control,
+            purse=resources.purse,
         )
         parked.server.assign(lease)
-        around.leases.add(lease)
+        resources.leases.add(lease)
         try:
             ending = await _ending(lease, parked.sandbox)
             duration_s, waiting_s = lease.clock.elapsed_s, lease.clock.waiting_s
@@ -52,7 +52,7 @@ async def run_rollout(plan: RolloutPlan, around: Resources, provision: Provision
             await lease.stop()  # nothing comes on record while the files are sent
             ending, output = await _output(ending, lease, parked.sandbox)
         finally:
-            around.leases.discard(lease)
+            resources.leases.discard(lease)
             await lease.aclose()  # stops sampling at once, however long the removal of the sandbox takes
         record = Record(
             started_at=started_at,

@@ -1,7 +1,7 @@
-"""Slots bound how many rollouts run at a time, whoever begins them.
+"""The line of rollouts that wait for a slot.
 
-What becomes free goes to the waiting rollout whose group was begun first, retries and refills included. So groups
-end in about the order in which they were begun."""
+A free slot goes to the waiting rollout whose group was begun first, retries and refills included. So groups end in
+about the order in which they were begun."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ F = TypeVar("F")
 
 
 class Line(Generic[W, F]):
-    """Who waits for something. `find` takes what there is for a wish; None: nothing now. `back` takes it back."""
+    """`find` takes a slot that fits a wish; None: there is none now. `back` gives a slot back."""
 
     def __init__(self, find: Callable[[W], F | None], back: Callable[[F], None]) -> None:
         self._find, self._back = find, back
@@ -29,72 +29,40 @@ class Line(Generic[W, F]):
 
     async def wait(self, turn: int, wish: W) -> F | None:
         """The lowest turn is served first, then first come first. None, or an error: `end` was called."""
-        given: asyncio.Future[F | None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, (turn, next(self._arrivals), wish, given))
+        answer: asyncio.Future[F | None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (turn, next(self._arrivals), wish, answer))
         self.serve()
         try:
-            return await given
+            return await answer
         except asyncio.CancelledError:
-            answered = given.done() and not given.cancelled() and given.exception() is None
-            if answered and (found := given.result()) is not None:  # it was given in the same moment: pass it on
-                self._back(found)
+            answered = answer.done() and not answer.cancelled() and answer.exception() is None
+            if answered and (slot := answer.result()) is not None:  # it came in the same moment: pass it on
+                self._back(slot)
             raise
 
     @property
     def waiting(self) -> int:
         """How many wait."""
-        return sum(not given.done() for *_, given in self._waiting)
+        return sum(not answer.done() for *_, answer in self._waiting)
 
     def serve(self) -> None:
         """Something may have become free."""
         while self._waiting:
-            *_, wish, given = self._waiting[0]
-            if not given.done():
-                found = self._find(wish)
-                if found is None:
+            *_, wish, answer = self._waiting[0]
+            if not answer.done():
+                slot = self._find(wish)
+                if slot is None:
                     return
-                given.set_result(found)
+                answer.set_result(slot)
             heapq.heappop(self._waiting)
 
     def end(self, error: BaseException | None = None) -> None:
         """All that wait get the error, or None."""
         waiting, self._waiting = self._waiting, []
-        for *_, given in waiting:
-            if given.done():
+        for *_, answer in waiting:
+            if answer.done():
                 continue
             if error is None:
-                given.set_result(None)
+                answer.set_result(None)
             else:
-                given.set_exception(error)
-
-
-class Slots:
-    """Shared by all executors that launch sandboxes under one budget."""
-
-    def __init__(self, total: int) -> None:
-        self._free = total
-        self._line: Line[None, Slots] = Line(self._take, lambda _: self.release())
-
-    @property
-    def waiting(self) -> int:
-        """As `Line.waiting`."""
-        return self._line.waiting
-
-    def turn(self) -> int:
-        """As `Line.turn`."""
-        return self._line.turn()
-
-    async def acquire(self, turn: int) -> None:
-        """Waits for a slot, which `release` gives back."""
-        await self._line.wait(turn, None)
-
-    def release(self) -> None:
-        """Gives the slot to the next one that waits."""
-        self._free += 1
-        self._line.serve()
-
-    def _take(self, wish: None) -> Slots | None:
-        if not self._free:
-            return None
-        self._free -= 1
-        return self
+                answer.set_exception(error)

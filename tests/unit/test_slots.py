@@ -13,7 +13,7 @@ from orchestrator.engine.group import Unfinished
 from orchestrator.engine.groups import READY_GROUPS
 from orchestrator.evaluation.evaluate import evaluation_config
 from orchestrator.host.local import LocalHost
-from orchestrator.host.slots import Slots
+from orchestrator.host.slots import Line
 from orchestrator.rules.observer import Listener, Observer
 from orchestrator.types import Attempt, Ended, Group, Member, Record, RolloutPlan, Score, Task
 from tests.fakes.held_rollouts import Held, held, some_tasks, unchanged, until
@@ -21,9 +21,24 @@ from tests.fakes.held_rollouts import Held, held, some_tasks, unchanged, until
 # ---------------------------------------------------------------- slots
 
 
+class OneSlot:
+    """A line for one slot."""
+
+    def __init__(self) -> None:
+        self.free = [self]
+        self.line: Line[None, OneSlot] = Line(lambda _: self.free.pop() if self.free else None, OneSlot.release)
+
+    async def acquire(self, turn: int) -> None:
+        await self.line.wait(turn, None)
+
+    def release(self) -> None:
+        self.free.append(self)
+        self.line.serve()
+
+
 async def test_the_lowest_turn_is_next_and_within_a_turn_who_came_first() -> None:
-    slots, order = Slots(1), []
-    first, second = slots.turn(), slots.turn()
+    slots, order = OneSlot(), []
+    first, second = slots.line.turn(), slots.line.turn()
     await slots.acquire(first)
 
     async def one(name: str, turn: int) -> None:
@@ -41,7 +56,7 @@ async def test_the_lowest_turn_is_next_and_within_a_turn_who_came_first() -> Non
 
 
 async def test_a_slot_given_to_someone_who_is_cancelled_in_that_moment_is_not_lost() -> None:
-    slots = Slots(1)
+    slots = OneSlot()
     await slots.acquire(0)
     given = asyncio.create_task(slots.acquire(1))
     waiting = asyncio.create_task(slots.acquire(2))
@@ -130,7 +145,7 @@ async def test_refills_begin_at_once_and_before_rollouts_of_later_groups() -> No
         await engine.runs("g0-r1-a0", "g0-r2-a0", "g1-r0-a0")
         hosts = engine.orchestrator.hosts
         assert isinstance(hosts, LocalHost)
-        await until(lambda: hosts._slots._line._waiting[0][0] == 0)
+        await until(lambda: hosts._line._waiting[0][0] == 0)
         engine.completer.let_go("g1-r0-a0")
         await engine.runs("g0-r0-a1", "g0-r1-a0", "g0-r2-a0")
     assert [len(group.members_G) for group in taken] == [3, 3, 3]

@@ -44,7 +44,7 @@ class Connection:
 
     async def register(self) -> None:
         """Waits for a run-api with a trainer, and registers. Raises ConfigError where it cannot be served."""
-        told, attempt = "", 0
+        last_line, attempt = "", 0
         while True:
             try:
                 registration = await self.api.register(self._terms)
@@ -58,9 +58,9 @@ class Connection:
                 raise ConfigError(f"env.rollout_server_url: {error}") from error
             if registration is not None and trainer is not None and await self._accept(registration, trainer):
                 return
-            if registration is None and why != told:
+            if registration is None and why != last_line:
                 self._say(why)
-                told = why
+                last_line = why
             attempt += 1
             await asyncio.sleep(min(BETWEEN_CALLS.pause_s(attempt), 0.5))
 

@@ -111,7 +111,7 @@ class OrchestratorEnv(BaseEnv):  # type: ignore[misc]
 
     async def get_next_item(self) -> Item:
         """The next task, without end."""
-        return await self.service.stream.next()
+        return await self.service.work.stream.next()
 
     async def collect_trajectories(self, item: Item) -> tuple[Any, Backlog]:
         """One group, complete, or None where its policy drops it. Cancelling removes its sandboxes; what its

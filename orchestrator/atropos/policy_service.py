@@ -23,7 +23,7 @@ MOST_BYTES = 64 << 10
 async def policy_service(address: str, policy: Policy, say: Callable[[str], None]) -> AsyncIterator[None]:
     """Listens at HOST:PORT within this block. Raises EnvironmentUnusable where nothing can listen there."""
 
-    async def told(request: web.Request) -> web.Response:
+    async def state(request: web.Request) -> web.Response:
         return web.json_response({"version": policy.served.version, "model": policy.served.model})
 
     async def serve(request: web.Request) -> web.Response:
@@ -43,10 +43,10 @@ async def policy_service(address: str, policy: Policy, say: Callable[[str], None
         if (served := policy.served) != before:
             named = f", asked for as {served.model}" if served.model else ""
             say(f"the policy is version {served.version} now{named}")
-        return await told(request)
+        return await state(request)
 
     application = web.Application(client_max_size=MOST_BYTES)
-    application.add_routes([web.get("/policy", told), web.post("/policy", serve)])
+    application.add_routes([web.get("/policy", state), web.post("/policy", serve)])
     async with listening(application, address, "env.policy_address"):
         yield
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import orjson
+from pydantic import TypeAdapter
 
 from orchestrator.errors import ConfigError, OutputError
 from orchestrator.run.lines import write_whole
@@ -39,12 +40,6 @@ class Sending:
     step: int
     queued: int
 
-    @classmethod
-    def from_json(cls, told: Any) -> Sending:
-        """Raises KeyError, TypeError, ValueError for anything else."""
-        numbers = {name: int(told[name]) for name in ("number", "lines", "env_id", "step", "queued")}
-        return cls(**numbers, fingerprint=str(told["fingerprint"]), name=str(told["name"]))
-
 
 @dataclass(frozen=True, slots=True)
 class Position:
@@ -63,23 +58,8 @@ class Position:
     def as_json(self) -> dict[str, Any]:
         return {"schema": SCHEMA, **asdict(self), "done": sorted(self.done)}
 
-    @classmethod
-    def from_json(cls, told: Any, place: Path) -> Position:
-        """Raises ConfigError, naming the file."""
-        try:
-            if told["schema"] != SCHEMA:
-                raise ConfigError(f"{place} was written by another version; remove it to begin anew")
-            return cls(
-                seed=int(told["seed"]),
-                dataset=str(told["dataset"]),
-                step=int(told["step"]),
-                following=int(told["following"]),
-                done=frozenset(int(number) for number in told["done"]),
-                groups=int(told["groups"]),
-                sending=None if told.get("sending") is None else Sending.from_json(told["sending"]),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"{place} is no position of a run; remove it to begin anew") from error
+
+_POSITION = TypeAdapter(Position)
 
 
 @dataclass(slots=True)
@@ -199,12 +179,14 @@ def write_position(path: Path, position: Position, *, fsync: bool = False) -> No
 def read_position(path: Path) -> Position | None:
     """None: there is no such file. Raises ConfigError."""
     try:
-        told = orjson.loads(path.read_bytes())
+        content = {"sending": None, **orjson.loads(path.read_bytes())}
+        if content["schema"] != SCHEMA:
+            raise ConfigError(f"{path} was written by another version; remove it to begin anew")
+        return _POSITION.validate_python({row.name: content[row.name] for row in fields(Position)})
     except FileNotFoundError:
         return None
-    except (OSError, orjson.JSONDecodeError) as error:
-        raise ConfigError(f"cannot read {path}; remove it to begin anew") from error
-    return Position.from_json(told, path)
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path} holds no position of a run; remove it to begin anew") from error
 
 
 class Checkpoints:

@@ -45,7 +45,7 @@ class RunApiRefused(OrchestratorError):
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What an environment is told when it registers. `step`: where the trainer is."""
+    """What an environment is answer when it registers. `step`: where the trainer is."""
 
     env_id: int
     name: str
@@ -99,7 +99,7 @@ class RunApi:
         return await self._call(
             "GET",
             "/info",
-            read=lambda told: Trainer(_above_zero(told["batch_size"]), _above_zero(told["max_token_len"])),
+            read=lambda info: Trainer(_above_zero(info["batch_size"]), _above_zero(info["max_token_len"])),
         )
 
     async def status(self, env_id: int) -> Status:
@@ -119,17 +119,19 @@ class RunApi:
         return await self._call(
             "GET",
             "/latest_example",
-            read=lambda told: (told.get("env_id"), fingerprint(told)),
+            read=lambda answer: (answer.get("env_id"), fingerprint(answer)),
             most=MAX_GROUP_BYTES,
         )
 
     async def waiting(self) -> int:
         """Groups in its queue, of all environments."""
-        return await self._call("GET", "/status", read=lambda told: int(told["queue_size"]))
+        return await self._call("GET", "/status", read=lambda answer: int(answer["queue_size"]))
 
     async def wandb(self) -> tuple[str | None, str | None]:
         """The trainer's group and project."""
-        return await self._call("GET", "/wandb_info", read=lambda told: (told.get("group"), told.get("project")))
+        return await self._call(
+            "GET", "/wandb_info", read=lambda answer: (answer.get("group"), answer.get("project"))
+        )
 
     async def disconnect(self, env_id: int) -> None:
         """Says that nothing more will come."""
@@ -193,24 +195,24 @@ async def _beginning(answer: aiohttp.ClientResponse, most: int) -> bytes:
     return bytes(text)
 
 
-def _registration(told: Any) -> Registration | None:
-    if told["status"] != "success":
+def _registration(answer: Any) -> Registration | None:
+    if answer["status"] != "success":
         return None
     return Registration(
-        env_id=int(told["env_id"]),
-        name=str(told["wandb_name"]),
-        step=int(told["starting_step"]),
-        checkpoint_dir=str(told.get("checkpoint_dir") or ""),
-        checkpoint_interval=int(told.get("checkpoint_interval") or 0),
+        env_id=int(answer["env_id"]),
+        name=str(answer["wandb_name"]),
+        step=int(answer["starting_step"]),
+        checkpoint_dir=str(answer.get("checkpoint_dir") or ""),
+        checkpoint_interval=int(answer.get("checkpoint_interval") or 0),
     )
 
 
-def _status(told: Any) -> Status:
+def _status(answer: Any) -> Status:
     return Status(
-        step=int(told["current_step"]),
-        queued=int(told["queue_size"]),
-        own_queued=int(told.get("self_queue_size", 0)),
-        unallocated=float(told.get("unallocated_fraction", 1.0)),
+        step=int(answer["current_step"]),
+        queued=int(answer["queue_size"]),
+        own_queued=int(answer.get("self_queue_size", 0)),
+        unallocated=float(answer.get("unallocated_fraction", 1.0)),
     )
 
 
@@ -220,7 +222,7 @@ def fingerprint(group: Mapping[str, Any]) -> str:
     return hashlib.sha256(orjson.dumps([group["tokens"], names_G])).hexdigest()
 
 
-def _nothing(told: Any) -> None:
+def _nothing(answer: Any) -> None:
     """Ignores what an answer says."""
 
 

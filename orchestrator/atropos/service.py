@@ -11,12 +11,11 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
-    AbstractContextManager,
     asynccontextmanager,
     contextmanager,
     nullcontext,
 )
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +55,17 @@ Groups = Sequence[Mapping[str, Any]]
 _SHOWN = ("eval/accuracy", "eval/score_mean", "eval/tasks", "eval/samples_missing")
 
 
+@dataclass(slots=True)
+class _Work:
+    """What there is while the environment is open. A trainer's checkpoint may replace the stream."""
+
+    engine: Orchestrator
+    tasks: Source
+    ledger: Ledger
+    stream: TaskStream
+    executor: Executor
+
+
 class Service:
     """Owned by one environment, which passes in methods of its own: `make` an item's groups, `evaluate`, `log`."""
 
@@ -77,12 +87,9 @@ class Service:
         self.tracking = Tracking(config.env.use_wandb, Path("wandb"), self.progress.say)
         self.sandbox_time = SandboxTime()
         self._make, self._evaluate, self._log, self._evaluates = make, evaluate, log, evaluates
-        self._engine: Orchestrator | None = None
-        self._opening: Orchestrator | None = None
-        self._executor: Executor | None = None
         self._tasks: Source | None = None
-        self._stream: TaskStream | None = None
-        self._ledger: Ledger | None = None
+        self._engine: Orchestrator | None = None  # open, or being opened
+        self._work: _Work | None = None
         self._output: OpenRun | None = None
         self._feed: Feed | None = None
         self._checkpoints: Checkpoints | None = None
@@ -100,22 +107,23 @@ class Service:
         config = self.config
         if training and config.env.token_source == "auto":
             config = replace(config, env=replace(config.env, token_source="exact"))  # noqa: S106 - no password
-        tasks = tasks_to_train(config.env)
         if config.env.ensure_scores_are_not_same and config.env.zero_variance == "keep":
             config = replace(config, env=replace(config.env, zero_variance="drop"))
-        engine = Orchestrator(config, self._observer)
-        self._tasks = tasks
-        self._opening = engine
-        try:
-            await engine.__aenter__()
-        finally:
-            self._opening = None
-        self._engine = engine
-        self._begin(Position(engine.shared.seed, tasks.name))
+        tasks = self._read_tasks()
+        engine = self._engine = Orchestrator(config, self._observer)
+        await engine.__aenter__()
+        ledger = Ledger(Position(engine.shared.seed, tasks.name))
+        stream, executor = self._stream_of(tasks, ledger, engine), engine.maker.executor(self._kept)
+        self._work = _Work(engine, tasks, ledger, stream, executor)
+
+    def _read_tasks(self) -> Source:
+        """Raises ConfigError if there is none."""
+        self._tasks = self._tasks or tasks_to_train(self.config.env)
+        return self._tasks
 
     async def close(self) -> None:
         """Idempotent."""
-        engine, self._engine = self._engine, None
+        (engine, self._engine), self._work = (self._engine, None), None
         if engine is not None:
             await engine.__aexit__(None, None, None)
         await self.tracking.close()
@@ -125,30 +133,16 @@ class Service:
         """`open`, and `close` on any exit."""
         try:
             await self.open(training=training)
-            yield self.engine
+            yield self.work.engine
         finally:
             await self.close()
 
     @property
-    def engine(self) -> Orchestrator:
-        """Only while open."""
-        if self._engine is None:
+    def work(self) -> _Work:
+        """Raises RuntimeError unless it is open."""
+        if self._work is None:
             raise RuntimeError("the environment is not set up: await setup() first")
-        return self._engine
-
-    @property
-    def stream(self) -> TaskStream:
-        """Only while open."""
-        if self._stream is None:
-            raise RuntimeError("the environment is not set up: await setup() first")
-        return self._stream
-
-    @property
-    def ledger(self) -> Ledger:
-        """Only while open."""
-        if self._ledger is None:
-            raise RuntimeError("the environment is not set up: await setup() first")
-        return self._ledger
+        return self._work
 
     # ------------------------------------------------------------ serve
 
@@ -166,25 +160,28 @@ class Service:
                 closing_table(self.tally, self._rows(self._feed, path), wanted=total(self.config))
 
     async def _serve(self, session: Session) -> int:
-        tasks = tasks_to_train(self.config.env).name
+        tasks = self._read_tasks()
         async with (
             aiohttp.ClientSession() as http,
-            session.opened(self.opened(training=True), self._open_output, tasks) as (engine, _),
+            session.opened(self.opened(training=True), self._open_output, tasks.name) as (engine, _),
         ):
+            work = self.work
             self._check_prompt(engine.config.env.max_token_length, "env.max_token_length")
             self._no_sampled_ids = no_sampled_ids(engine.hosts)
             api = RunApi(self.config.env.rollout_server_url, http)
             evaluates = self._evaluates or self.config.env.eval_split is not None
             terms = terms_of(engine.config, engine.hosts.capacity, evaluates=evaluates)
-            feed = Feed(api, self, lambda: self.stream, self.ledger, terms, self.progress.say)
-            self._feed, self._executor = feed, engine.maker.executor(self._kept)
-            self._executor.settled = feed.wake
+            feed = self._feed = Feed(api, self, lambda: work.stream, work.ledger, terms, self.progress.say)
+            work.executor.settled = feed.wake
             engine.shared.drained.append(feed.drain)
             if engine.stopping:
                 feed.drain()
             try:
                 async with self._policy_service(engine):
-                    with _demand(engine, feed, self._executor):
+                    # Sandboxes are kept warm while groups are still to be begun; then for rollouts that wait.
+                    with engine.hosts.following(
+                        lambda: math.inf if feed.begins_more else work.executor.waiting, feed.wake
+                    ):
                         await feed.run()
             finally:
                 await uninterrupted(self.saved())
@@ -209,19 +206,17 @@ class Service:
         return nullcontext() if address is None else policy_service(address, engine.policy, self.progress.say)
 
     def _drain(self) -> None:
-        if (engine := self._engine or self._opening) is not None:
-            engine.drain()
-        if self._feed is not None:
-            self._feed.drain()
+        if self._engine is not None:
+            self._engine.drain()
 
     def _resume(self, run_path: Path, output: OpenRun) -> None:
         """Goes on behind the last delivered group. Groups that were written and not delivered come first."""
         position = read_position(run_path / POSITION_FILE)
         if position is not None:
-            self._begin(position)
-        self._kept.read(output, self.ledger.is_done)
+            self._go_to(position)
+        self._kept.read(output, self.work.ledger.is_done)
         for number in output.earlier.bad:
-            self.ledger.drop(number)
+            self.work.ledger.drop(number)
 
     # ------------------------------------------------------------ groups
 
@@ -231,16 +226,14 @@ class Service:
         While serving, an item's group is kept until the feed has it: if a subclass' method is cancelled, the item
         comes again, and its group is neither made nor counted twice.
         """
-        engine = self.engine
+        maker = self.work.engine.maker
         if (group := self._kept.made.get(item.number)) is None:
-            if self._executor is None:
-                self._executor = engine.maker.executor(self._kept)
-            longest, worker_timeout = self._longest, engine.config.env.worker_timeout
-            group = await engine.maker.make(
+            longest, worker_timeout = self._longest, maker.config.env.worker_timeout
+            group = await maker.make(
                 item.task,
                 item.number,
                 item.epoch,
-                self._executor,
+                self.work.executor,
                 longest_s=worker_timeout if worker_timeout > 0 else math.inf,
                 longest_tokens=longest,
             )
@@ -248,9 +241,7 @@ class Service:
             if group.dropped is None and longest is not None and made > longest:  # made for an earlier trainer
                 group = replace(group, dropped=f"a line of {made} tokens, the trainer takes {longest}")
             self._kept.made[item.number] = group
-        lines = (
-            [] if group.dropped is not None else await asyncio.to_thread(engine.maker.group_format.groups, group)
-        )
+        lines = [] if group.dropped is not None else await asyncio.to_thread(maker.group_format.groups, group)
         if self._feed is None:
             await self._over(item.number)
         return lines
@@ -264,36 +255,34 @@ class Service:
             group = replace(group, dropped=because)
         await uninterrupted(self._observer.group(group))
 
-    def _begin(self, position: Position) -> None:
+    def _go_to(self, position: Position) -> None:
         """Begins the task stream at `position`."""
-        assert self._tasks is not None
-        if self._ledger is not None:
-            self._ledger.begin(position)
-        ledger = self._ledger = self._ledger or Ledger(position)
+        work = self.work
+        work.engine.shared.seed = position.seed
+        work.ledger.begin(position)
+        work.stream = self._stream_of(work.tasks, work.ledger, work.engine)
 
+    def _stream_of(self, tasks: Source, ledger: Ledger, engine: Orchestrator) -> TaskStream:
         async def bad_task(task: BadTask, number: int) -> None:
             await self._observer.bad_task(task, number)
             ledger.drop(number)
 
-        self.engine.shared.seed = position.seed
-        self._stream = TaskStream(self._tasks, ledger.is_done, bad_task, self.engine.maker.fitting)
+        return TaskStream(tasks, ledger.is_done, bad_task, engine.maker.fitting)
 
     # ------------------------------------------------------------ what the feed calls
 
     def has_room(self, share: float) -> bool:
         """As `Maker.has_room`."""
-        assert self._executor is not None
         assert self._feed is not None
-        return self._feed.under_way < self.engine.maker.open_groups and self._executor.has_room(share)
+        work = self.work
+        return self._feed.under_way < work.engine.maker.open_groups and work.executor.has_room(share)
 
     def begin(self, item: Item) -> None:
         """As `Maker.begin`."""
-        assert self._executor is not None
-        self._executor.begin(item.number, self.config.env.group_size)
+        self.work.executor.begin(item.number, self.config.env.group_size)
 
     async def make(self, item: Item) -> Groups:
         """As `Maker.make`, through the methods that a subclass may override."""
-        assert self._executor is not None
         try:
             if (written := self._kept.written.get(item.number)) is not None:
                 return written
@@ -302,7 +291,7 @@ class Service:
                 await self._over(item.number, "postprocess_histories left nothing of it")
             return [_named(group, item.number) for group in groups]
         finally:
-            self._executor.end(item.number)
+            self.work.executor.end(item.number)
 
     async def keep(self, item: Item, groups: Groups) -> None:
         """Writes the groups, once, as they will be delivered, and counts them."""
@@ -313,7 +302,7 @@ class Service:
     async def saved(self) -> None:
         """Writes the position to the run directory and to the trainer's checkpoints. Raises OutputError."""
         async with self._saving:
-            position = self.ledger.delivered_position(self.step)
+            position = self.work.ledger.delivered_position(self.step)
             await uninterrupted(asyncio.to_thread(self._write_position, position))
 
     async def registered(self, registration: Registration, trainer: Trainer) -> None:
@@ -345,12 +334,12 @@ class Service:
                 )
             return
         seed = self.config.env.seed
-        if position.dataset != self.ledger.begun.dataset or (seed is not None and seed != position.seed):
+        if position.dataset != self.work.ledger.begun.dataset or (seed is not None and seed != position.seed):
             raise ConfigError(
                 f"the checkpoint in {checkpoints.folder} is of {position.dataset} with seed {position.seed}; set "
                 f"these, or another --env.wandb_name than {name_of(self.config)}"
             )
-        self._begin(position)
+        self._go_to(position)
         self.progress.say(f"goes on at task {position.following}, where step {position.step} was")
 
     async def stepped(self, step: int) -> None:
@@ -364,14 +353,17 @@ class Service:
         """As `save_checkpoint`, off the event loop."""
         if self._checkpoints is not None:
             async with self._saving:
-                positions = self.ledger.taken_position(step), self.ledger.delivered_position(self.step)
-                await uninterrupted(asyncio.to_thread(self._checkpoints.save, step, *positions))
+                await uninterrupted(asyncio.to_thread(self._checkpoints.save, step, *self._positions(step)))
 
     def save_checkpoint(self, step: int) -> None:
         """Raises OutputError."""
         if self._checkpoints is not None:
-            taken, delivered = self.ledger.taken_position(step), self.ledger.delivered_position(self.step)
-            self._checkpoints.save(step, taken, delivered)
+            self._checkpoints.save(step, *self._positions(step))
+
+    def _positions(self, step: int) -> tuple[Position, Position]:
+        """What the trainer has taken, and what was delivered."""
+        ledger = self.work.ledger
+        return ledger.taken_position(step), ledger.delivered_position(self.step)
 
     async def delivered(self, item: Item) -> None:
         self._sent += 1
@@ -388,7 +380,7 @@ class Service:
         """The evaluation tasks, under the same sandbox budget, recorded beside the run. Empty when drained."""
         run = self._output.run.path if self._output is not None else run_directory_path(self.config.env)
         evaluation = await evaluate(
-            self.engine, evaluation_tasks(self.config.env), run / "evals" / f"step-{self.step:06d}"
+            self.work.engine, evaluation_tasks(self.config.env), run / "evals" / f"step-{self.step:06d}"
         )
         return evaluation.metrics() if evaluation is not None else {}
 
@@ -403,14 +395,14 @@ class Service:
 
     def metrics_now(self) -> dict[str, float]:
         """Metrics since the last log, and the state of the feed."""
-        told = self.metrics.taken()
-        told["sandbox/seconds_thrown_away_total"] = self.sandbox_time.thrown_away_s
-        if self._feed is not None:
-            told["serve/groups_delivered_total"] = self.ledger.groups
-            told["serve/groups_cancelled_total"] = self._feed.cancelled
-            told["serve/groups_waiting"] = self._feed.queued
-            told["serve/groups_under_way"] = self._feed.under_way
-        return told
+        metrics = self.metrics.taken()
+        metrics["sandbox/seconds_thrown_away_total"] = self.sandbox_time.thrown_away_s
+        if (feed := self._feed) is not None:
+            metrics["serve/groups_delivered_total"] = feed.ledger.groups
+            metrics["serve/groups_cancelled_total"] = feed.cancelled
+            metrics["serve/groups_waiting"] = feed.queued
+            metrics["serve/groups_under_way"] = feed.under_way
+        return metrics
 
     async def _open_tracking(self) -> None:
         assert self._feed is not None
@@ -421,8 +413,8 @@ class Service:
         )
 
     def _check_prompt(self, limit: int, label: str) -> None:
-        tokenizer, env = self.engine.hosts.tokenizer, self.config.env
-        agent = self.engine.maker.agent_spec()
+        tokenizer, env = self.work.engine.hosts.tokenizer, self.config.env
+        agent = self.work.engine.maker.agent_spec()
         ours = agent.kind == "tool_calling" and agent.call_format is not None
         if tokenizer is None or env.agent_kind == "program" or env.prompt_templates is not None or ours:
             return  # the prompt's text is not smolagents' own
@@ -434,7 +426,7 @@ class Service:
             )
 
     def _rows(self, feed: Feed, run_path: Path) -> list[tuple[str, object]]:
-        ledger = self.ledger
+        ledger = feed.ledger
         trouble = [
             f"{count} {what}"
             for count, what in (
@@ -467,8 +459,3 @@ def _named(group: Mapping[str, Any], number: int) -> Mapping[str, Any]:
         return group
     name = {"rollout_id": f"g{number:06d}"}
     return {**group, "overrides": [{**name, **(fact or {})} for fact in facts]}
-
-
-def _demand(engine: Orchestrator, feed: Feed, executor: Executor) -> AbstractContextManager[None]:
-    """Keeps sandboxes warm while groups are still to be begun; after that, only as many as rollouts wait for."""
-    return engine.hosts.following(lambda: math.inf if feed.begins_more else executor.waiting, feed.wake)

@@ -95,7 +95,7 @@ class Metrics(Listener):
 
     def taken(self) -> dict[str, float]:
         """All metrics by name; counting then begins anew."""
-        told: dict[str, float] = {
+        metrics: dict[str, float] = {
             "train/groups_dropped": self.dropped_groups,
             "train/groups_of_equal_rewards": self.equal_groups,
         }
@@ -110,20 +110,20 @@ class Metrics(Listener):
             "rollout/seconds_waiting": self.waits_s,
             "sandbox/seconds_to_launch": self.launches_s,
         }
-        told |= {name: statistics.fmean(values) for name, values in means.items() if values}
+        metrics |= {name: statistics.fmean(values) for name, values in means.items() if values}
         if self.staleness:
-            told["train/staleness_max"] = max(self.staleness)
+            metrics["train/staleness_max"] = max(self.staleness)
         total = sum(self.outcomes.values())
-        told |= {f"rollout/outcome/{name}": count / total for name, count in self.outcomes.items()}
+        metrics |= {f"rollout/outcome/{name}": count / total for name, count in self.outcomes.items()}
         if len(self.completions_s) > 1:
-            told["server/request_time_avg"] = statistics.fmean(self.completions_s)
-            told["server/request_time_std"] = statistics.pstdev(self.completions_s)
-            told["server/request_time_99p"] = statistics.quantiles(self.completions_s, n=100)[-1]
+            metrics["server/request_time_avg"] = statistics.fmean(self.completions_s)
+            metrics["server/request_time_std"] = statistics.pstdev(self.completions_s)
+            metrics["server/request_time_99p"] = statistics.quantiles(self.completions_s, n=100)[-1]
         fresh = Metrics()
         for row in fields(self):
             if row.name not in ("kept_completions", "completions_s"):
                 setattr(self, row.name, getattr(fresh, row.name))
-        return told
+        return metrics
 
 
 @dataclass(slots=True)

@@ -74,6 +74,16 @@ class GroupFormat:
             tokenizer=tokenizer,
         )
 
+    @classmethod
+    def recorded(cls, env: Mapping[str, Any]) -> GroupFormat:
+        """As the settings in a run.json ask for it. Raises KeyError, TypeError, ValueError if they are invalid."""
+        lines = env["trained_segments"]
+        return cls(
+            untrained=frozenset(map(EndedName, env["untrained_outcomes"])),
+            mixed_versions=bool(env["train_mixed_versions"]),
+            all_segments=None if lines is None else lines == "all_segments",
+        )
+
     def groups(self, group: Group) -> list[dict[str, Any]]:
         """The group, and with `all_segments` one more for each side line that all its members have."""
         sides = side_groups(group, self.tokenizer) if self.all_segments else []

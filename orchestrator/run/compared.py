@@ -14,7 +14,7 @@ from orchestrator.calls.declared import declared
 from orchestrator.errors import ConfigError
 from orchestrator.rules.plan import sandbox_of
 from orchestrator.run.lenient import json_lines
-from orchestrator.run.line import Attempted, read_attempt
+from orchestrator.run.line import RecordedAttempt, read_attempt
 from orchestrator.run.lines import dumps, text_at
 from orchestrator.types import (
     Attempt,
@@ -77,12 +77,12 @@ class Replayable:
             raise ValueError(f"{self.path} is not the file that it was")
         return made[number]
 
-    def attempts(self) -> Iterator[Attempted]:
+    def attempts(self) -> Iterator[RecordedAttempt]:
         """The attempts, each read only when it is needed. Raises ConfigError."""
         return (_read_at(self.path, offset, rollout_id) for rollout_id, offset in self.places.items())
 
 
-def _read_at(path: Path, offset: int, rollout_id: str) -> Attempted:
+def _read_at(path: Path, offset: int, rollout_id: str) -> RecordedAttempt:
     try:
         told = read_attempt(text_at(path, offset))
         if told.rollout_id != rollout_id:
@@ -104,7 +104,7 @@ def digest(name: str, arguments: Mapping[str, Any]) -> bytes:
     return blake2b(text, digest_size=_DIGEST_BYTES).digest()
 
 
-def plan_of(told: Attempted, task: Task, sandbox: SandboxSpec) -> RolloutPlan:
+def plan_of(told: RecordedAttempt, task: Task, sandbox: SandboxSpec) -> RolloutPlan:
     """The recorded plan, with the present `sandbox`."""
     return RolloutPlan(
         rollout_id=told.rollout_id,
@@ -120,7 +120,7 @@ def plan_of(told: Attempted, task: Task, sandbox: SandboxSpec) -> RolloutPlan:
     )
 
 
-def differences(then: Attempted, result: Member | Attempt) -> list[str]:
+def differences(then: RecordedAttempt, result: Member | Attempt) -> list[str]:
     """The differences, the outcome first. Times are not compared."""
     member = result if isinstance(result, Member) else None
     now = result.attempt if isinstance(result, Member) else result
@@ -162,7 +162,7 @@ def _first_difference(old: Sequence[Message], new: Sequence[Message]) -> str:
     return f"{len(old)} messages then, {len(new)} now"
 
 
-def _knows_web_tools(told: Attempted) -> bool:
+def _knows_web_tools(told: RecordedAttempt) -> bool:
     """Whether the agent's first prompt names web tools; without them it would be another prompt."""
     first = next(iter(told.record.turns), None)
     if first is None:

@@ -17,9 +17,9 @@ from orchestrator.completion.trajectory import main_line
 from orchestrator.errors import ConfigError, RecordError
 from orchestrator.run.frames import is_compressed
 from orchestrator.run.line import (
-    Attempted,
     Counted,
     CountedBadTask,
+    RecordedAttempt,
     WrittenGroup,
     read_attempt,
     read_counted,
@@ -108,7 +108,7 @@ def repair_groups(groups: Path, *, several_lines: bool) -> None:
         set_end_aside(groups, start)
 
 
-def restored(told: Attempted, plan: RolloutPlan, tokenizer: Tokenizer | None) -> Member | Attempt:
+def restored(told: RecordedAttempt, plan: RolloutPlan, tokenizer: Tokenizer | None) -> Member | Attempt:
     """The recorded attempt, with the plan it was made from.
 
     Raises ConfigError if the plan's task is another one, RecordError if no trajectory can be made.

@@ -251,7 +251,7 @@ class _GroupHeadLine(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class Attempted:
+class RecordedAttempt:
     """One attempt, read back. Its line holds neither the task nor the trajectory: both are made again."""
 
     rollout_id: str
@@ -277,14 +277,14 @@ class Attempted:
     untrained_share: float | None = None
 
 
-def told_of(result: Member | Attempt) -> Attempted:
+def recorded_attempt(result: Member | Attempt) -> RecordedAttempt:
     """What the line of this attempt will say."""
     member = result if isinstance(result, Member) else None
     attempt = result.attempt if isinstance(result, Member) else result
     plan, turns = attempt.plan, attempt.record.turns
     rule = plan.agent.main_line
     main = member.trajectory.segment if member else main_segment(turns, plan.task.question, rule) if turns else 0
-    return Attempted(
+    return RecordedAttempt(
         rollout_id=plan.rollout_id,
         task_id=plan.task.task_id,
         group=plan.group,
@@ -310,10 +310,10 @@ def told_of(result: Member | Attempt) -> Attempted:
 
 def attempt_line(result: Member | Attempt) -> dict[str, Any]:
     """One line of rollouts.jsonl."""
-    return told_line(told_of(result))
+    return recorded_line(recorded_attempt(result))
 
 
-def told_line(told: Attempted) -> dict[str, Any]:
+def recorded_line(told: RecordedAttempt) -> dict[str, Any]:
     """The inverse of `read_attempt`."""
     record, offers = told.record, _Offers()
     completions = [_turn_line(turn, offers) for turn in record.turns]
@@ -370,13 +370,13 @@ def shorter_line(line: dict[str, Any]) -> dict[str, Any]:
     return {**line, "steps": [], "tool_calls": [], "score_evidence": None, "notes": [*line["notes"], note]}
 
 
-def read_attempt(text: bytes) -> Attempted:
+def read_attempt(text: bytes) -> RecordedAttempt:
     """The inverse of `attempt_line`. Raises ValueError, which says what is wrong and where in the line."""
     line: AttemptLine = _read(_ATTEMPT, text)
     plan, ungraded, score = line["plan"], line.get("ungraded"), line["score"]
     name, reason = line["outcome"], line["reason"]
     _demand_plan(plan)
-    return Attempted(
+    return RecordedAttempt(
         rollout_id=line["rollout_id"],
         task_id=line["task_id"],
         group=line["group"],

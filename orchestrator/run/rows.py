@@ -21,7 +21,7 @@ from orchestrator.completion.trajectory import (
 from orchestrator.errors import RecordError
 from orchestrator.rules.plan import rollout_id
 from orchestrator.run.groups import GroupFormat
-from orchestrator.run.line import Attempted, told_of
+from orchestrator.run.line import RecordedAttempt, recorded_attempt
 from orchestrator.types import (
     Attempt,
     BadTask,
@@ -115,11 +115,13 @@ def result_rows(result: Member | Attempt, form: GroupFormat, dropped: str | None
     """Rows of one rollout, the main row first. `dropped`: why its group is no training data."""
     attempt = result.attempt if isinstance(result, Member) else result
     line = result.trajectory if isinstance(result, Member) else None
-    return told_rows(told_of(result), form, line=line, question=attempt.plan.task.question, dropped=dropped)
+    return recorded_rows(
+        recorded_attempt(result), form, line=line, question=attempt.plan.task.question, dropped=dropped
+    )
 
 
-def told_rows(
-    told: Attempted,
+def recorded_rows(
+    told: RecordedAttempt,
     form: GroupFormat,
     *,
     line: Trajectory | None = None,
@@ -164,7 +166,7 @@ def unfinished_row(task: Task, number: int, index: int) -> Row:
     return Row(rollout_id(number, index, 0), task.task_id, number, index, name, None, reason=reason)
 
 
-def _bare(told: Attempted, dropped: str | None, segment: int = 0) -> Row:
+def _bare(told: RecordedAttempt, dropped: str | None, segment: int = 0) -> Row:
     """The main row, without ids."""
     outcome = told.outcome
     return Row(
@@ -180,7 +182,7 @@ def _bare(told: Attempted, dropped: str | None, segment: int = 0) -> Row:
     )
 
 
-def _line(told: Attempted, tokenizer: Tokenizer | None, segment: int) -> Trajectory | RecordError:
+def _line(told: RecordedAttempt, tokenizer: Tokenizer | None, segment: int) -> Trajectory | RecordError:
     try:
         return trajectory(told.record, tokenizer, told.agent.closing_tag, segment)
     except RecordError as error:

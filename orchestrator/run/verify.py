@@ -24,7 +24,7 @@ from orchestrator.completion.trajectory import (
 )
 from orchestrator.errors import RecordError
 from orchestrator.run.groups import MASKED, MASKED_LOGPROB
-from orchestrator.run.line import Attempted, read_attempt
+from orchestrator.run.line import RecordedAttempt, read_attempt
 from orchestrator.types import EndedName, Message
 
 CHECKS: dict[str, str] = {
@@ -222,7 +222,7 @@ def _messages_fit(messages: Any, *, side: bool) -> bool:
 
 
 def _check_record(
-    tokens: Sequence[int], member: Line, facts: Line, known: Attempted, where: str, findings: Findings
+    tokens: Sequence[int], member: Line, facts: Line, known: RecordedAttempt, where: str, findings: Findings
 ) -> None:
     """Checks one member against what the proxy served: every completion of the member's segment."""
     told = (facts.get("task_id"), facts.get("outcome"), facts.get("answer"), member["scores"])
@@ -261,7 +261,7 @@ def _check_record(
         findings.check("sampled log-probs", ours == sampled_with, where)
 
 
-def _check_lines(facts: Line, known: Attempted, where: str, findings: Findings) -> None:
+def _check_lines(facts: Line, known: RecordedAttempt, where: str, findings: Findings) -> None:
     """Checks which line is the main one, and how much of what was sampled is in this one. Groups files of earlier
     versions do not say how much."""
     turns, main, rule = known.record.turns, facts.get("main_segment"), known.agent.main_line
@@ -283,7 +283,7 @@ def _check_text(
     tokens: Sequence[int],
     mask: Sequence[int],
     turns: Sequence[Asked],
-    known: Attempted,
+    known: RecordedAttempt,
     where: str,
     findings: Findings,
 ) -> None:

@@ -26,9 +26,9 @@ from orchestrator.rules.observer import Observer
 from orchestrator.run.files import ROLLOUTS_FILE, read_run, record_of, saved_env
 from orchestrator.run.frames import UNCLOSED
 from orchestrator.run.groups import GroupFormat
-from orchestrator.run.line import Attempted, CountedBadTask, read_attempt, read_counted, told_of
+from orchestrator.run.line import CountedBadTask, RecordedAttempt, read_attempt, read_counted, recorded_attempt
 from orchestrator.run.lines import texts
-from orchestrator.run.rows import told_rows
+from orchestrator.run.rows import recorded_rows
 from orchestrator.types import (
     BadTask,
     Ended,
@@ -239,11 +239,11 @@ def epoch_of(seed: int | None, episode_id: str | None) -> int | None:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) >> 2
 
 
-def _told(group: Group | None) -> Attempted | None:
+def _told(group: Group | None) -> RecordedAttempt | None:
     """The rollout's result: its member, else its last attempt."""
     if group is None:
         return None
-    return told_of(group.members_G[0] if group.members_G else last_attempts(group.attempts)[0])
+    return recorded_attempt(group.members_G[0] if group.members_G else last_attempts(group.attempts)[0])
 
 
 def _demand(config: Config, sampling: Mapping[str, Any]) -> None:
@@ -290,16 +290,16 @@ def _asked(task: Any) -> str | None:
 
 
 def training_trace(
-    told: Attempted, form: GroupFormat, *, question: str = "", dropped: str | None = None
+    told: RecordedAttempt, form: GroupFormat, *, question: str = "", dropped: str | None = None
 ) -> TrainingTrace:
     """One attempt on record as a trace: each completion that somebody got with its whole prompt, line by line, the
     main one last.
 
     The mask is 1 where `Row.env_mask` is: at sampled tokens of the lines that `form` trains on, of a rollout with
-    a score. A completion without a token has no turn. `question` as for `told_rows`. Raises
+    a score. A completion without a token has no turn. `question` as for `recorded_rows`. Raises
     ValueError for a record without sampled ids and log-probs.
     """
-    rows = told_rows(told, form, question=question, dropped=dropped)
+    rows = recorded_rows(told, form, question=question, dropped=dropped)
     if rows[0].finish_reason is None:  # no completion, or a record that does not add up
         return TrainingTrace(turns=[])
     main, learns = rows[0].segment, {row.segment: any(row.env_mask) for row in rows}
@@ -320,7 +320,9 @@ def training_trace(
     return TrainingTrace(turns=[turn for *_, turn in sorted(made, key=lambda one: one[:2])])
 
 
-def _turn(told: Attempted, turn: Turn, talk: Sequence[Message], prompt: list[int], learns: bool) -> TrainingTurn:
+def _turn(
+    told: RecordedAttempt, turn: Turn, talk: Sequence[Message], prompt: list[int], learns: bool
+) -> TrainingTurn:
     completion = turn.completion
     tokens = list(completion.tokens_T or ())
     said = {"role": "assistant", "content": completion.visible}

@@ -20,7 +20,7 @@ def demand_free(path: Path, asked: str) -> None:
 
 
 @contextmanager
-def whole_folder(path: Path, asked: str) -> Iterator[Path]:
+def new_folder(path: Path, asked: str) -> Iterator[Path]:
     """A folder to write into, which gets the name `path` when the block ends well; else nothing is left.
 
     Raises ConfigError, OutputError; both name the setting `asked`.

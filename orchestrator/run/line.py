@@ -313,44 +313,44 @@ def attempt_line(result: Member | Attempt) -> dict[str, Any]:
     return recorded_line(recorded_attempt(result))
 
 
-def recorded_line(told: RecordedAttempt) -> dict[str, Any]:
+def recorded_line(attempt: RecordedAttempt) -> dict[str, Any]:
     """The inverse of `read_attempt`."""
-    record, offers = told.record, _Offers()
+    record, offers = attempt.record, _Offers()
     completions = [_turn_line(turn, offers) for turn in record.turns]
-    outcome, ungraded, score = told.outcome, told.ungraded, told.score
+    outcome, ungraded, score = attempt.outcome, attempt.ungraded, attempt.score
     return {
         "schema": ATTEMPT_SCHEMA,
-        "rollout_id": told.rollout_id,
-        "task_id": told.task_id,
-        "level": told.level,
-        "source": told.source,
-        "group": told.group,
-        **({} if told.group_size is None else {"group_size": told.group_size}),
-        "index": told.index,
-        "attempt": told.attempt,
+        "rollout_id": attempt.rollout_id,
+        "task_id": attempt.task_id,
+        "level": attempt.level,
+        "source": attempt.source,
+        "group": attempt.group,
+        **({} if attempt.group_size is None else {"group_size": attempt.group_size}),
+        "index": attempt.index,
+        "attempt": attempt.attempt,
         "outcome": str(outcome.name),
         "reason": outcome.detail if isinstance(outcome, Ended) else outcome.reason,
         "ungraded": {"outcome": str(ungraded.name), "reason": ungraded.detail} if ungraded else None,
-        "answer": told.record.answer,
-        "reference": told.reference,
+        "answer": attempt.record.answer,
+        "reference": attempt.reference,
         "score": score.value if score else None,
         "score_parts": dict(score.parts) if score else None,
         "score_evidence": dict(score.evidence) if score and score.evidence else None,
-        "token_source": told.token_source,
-        "segment": told.segment,
+        "token_source": attempt.token_source,
+        "segment": attempt.segment,
         "started_at": record.started_at,
         "launch_s": record.launch_s,
         "duration_s": record.duration_s,
         "waiting_s": record.waiting_s,
         "cpu_s": record.cpu_s,
-        **({} if told.untrained_share is None else {"untrained_share": told.untrained_share}),
+        **({} if attempt.untrained_share is None else {"untrained_share": attempt.untrained_share}),
         "sandbox": {"id": record.sandbox_id, "exit": asdict(record.exit) if record.exit else None},
         "node": record.node or None,
         "plan": {
-            "sampling": asdict(told.sampling),
-            "agent": asdict(told.agent),
-            "sandbox": asdict(told.sandbox),
-            "limits": asdict(told.limits),
+            "sampling": asdict(attempt.sampling),
+            "agent": asdict(attempt.agent),
+            "sandbox": asdict(attempt.sandbox),
+            "limits": asdict(attempt.limits),
         },
         "tools": offers.sets,
         "completions": completions,
@@ -440,7 +440,7 @@ class _Offers:
         self._last: Tools = ()
         self._places: dict[bytes, int] = {}
 
-    def told(self, tools: Tools) -> dict[str, int]:
+    def reference(self, tools: Tools) -> dict[str, int]:
         """What a completion with these tools says about them, behind the one before."""
         if tools is self._last:  # nearly always
             return {}
@@ -465,7 +465,7 @@ def _turn_line(turn: Turn, offers: _Offers) -> dict[str, Any]:
         "segment": turn.segment,
         "prompt_ids": turn.prompt_ids,
         "closing": turn.closing,
-        **offers.told(turn.tools),
+        **offers.reference(turn.tools),
         **({"opening": turn.opening} if turn.opening else {}),
         **({"abandoned": True} if turn.abandoned else {}),
         "text": completion.text,

@@ -18,22 +18,7 @@ from bench.section import run
 from orchestrator.errors import EnvironmentUnusable
 
 EXIT_UNUSABLE = 3
-SECTIONS = (
-    "start",
-    "completions",
-    "controls",
-    "job",
-    "stragglers",
-    "code",
-    "live",
-    "growth",
-    "hardening",
-    "launchers",
-    "nodes",
-    "cluster",
-    "frameworks",
-    "watched",
-)
+SECTIONS = ("start", "completions", "job", "launchers")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -41,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"{', '.join(SECTIONS)}; default: all")
     size = parser.add_mutually_exclusive_group()
     size.add_argument(
-        "--full", action="store_const", dest="scale", const=Scale.FULL, help="all there is: most of an hour"
+        "--full", action="store_const", dest="scale", const=Scale.FULL, help="all there is: half an hour"
     )
     size.add_argument("--tiny", action="store_const", dest="scale", const=Scale.TINY, help="only: does it run?")
     parser.add_argument("--results", type=Path, default=Path("bench-results"), help="where to write")

@@ -104,7 +104,7 @@ class BareContainers:
     """`docker run --rm IMAGE python -c pass`, through the same client library; blocks.
 
     hardened: with every measure of a sandbox, set as the options of `docker run` set them, so that it joins the
-    network "none"; else with none. `sealed`: set as ours are, without anything of a network.
+    network "none"; else with none.
     """
 
     def __init__(self, channel: Path) -> None:
@@ -119,9 +119,9 @@ class BareContainers:
             LABEL_DEADLINE: str(int(time.time() + LIFETIME_S)),
         }
 
-    def run(self, *, hardened: bool, sealed: bool = False) -> BareRun:
+    def run(self, *, hardened: bool) -> BareRun:
         uids = self._uids.take()
-        config = self._config(uids, hardened=hardened) | {"NetworkDisabled": sealed}
+        config = self._config(uids, hardened=hardened) | {"NetworkDisabled": False}
         name = f"bare-{secrets.token_hex(8)}"
         started = time.perf_counter()
         container = self._client.create_container_from_config(config, name)["Id"]  # type: ignore[no-untyped-call]

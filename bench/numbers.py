@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 import random
 import statistics
@@ -19,14 +18,6 @@ def long_tail(count: int, median: float, seed: int) -> list[float]:
     """Log-normal, sigma 1: one in a hundred is ten times the median. The same for the same seed."""
     draw = random.Random(seed)
     return [median * draw.lognormvariate(0.0, 1.0) for _ in range(count)]
-
-
-def work_conserving(durations: Sequence[float], slots: int) -> float:
-    """When all are done where none waits while a slot is free, taken in this order."""
-    free_at = [0.0] * slots
-    for duration in durations:
-        heapq.heapreplace(free_at, free_at[0] + duration)
-    return max(free_at)
 
 
 def p50(values: Sequence[float]) -> float:

@@ -21,7 +21,6 @@ from bench.boxes import (
 )
 from bench.machine import cores
 from bench.numbers import p50, p99, ratio_of_pairs
-from bench.peer_smolagents import measure_docker_executor
 from bench.report import Findings, Scale
 from orchestrator.host.resources import Resources
 from orchestrator.proxy.lease import Lease
@@ -46,7 +45,6 @@ async def measure(scale: Scale) -> Findings:
             for replaced in (False, True):
                 await _claims(found, around, completer, warm, rounds, replaced=replaced)
     _say(found, f"{at_once} at once")
-    await asyncio.to_thread(measure_docker_executor, found, scale.pick(1, 3, 10))
     return found
 
 

@@ -24,8 +24,8 @@ from orchestrator.rules.text import printable
 from orchestrator.run.files import ROLLOUTS_FILE, RUN_FILE, is_going_on, read_recorded, saved_env, saved_tokenizer
 from orchestrator.run.groups import GroupFormat
 from orchestrator.run.lines import write_whole
+from orchestrator.run.new_folder import demand_free, new_folder
 from orchestrator.run.rows import Row
-from orchestrator.run.whole import demand_free, whole_folder
 from orchestrator.settings.config import Config
 from orchestrator.terminal.closing import print_rows
 from orchestrator.terminal.signals import Stopped, stoppable
@@ -77,7 +77,7 @@ async def _exported(config: Config, run_dir: Path, format: str, choice: Choice, 
         policy = GroupPolicy.parse(config.env.group_policy, config.env.zero_variance)
         trained = GroupFormat.of(config.env, tokenizer)
         chooser = Chooser(record, survey, policy, config.env.group_size, trained, choice)
-        with whole_folder(path, ASKED) as folder:
+        with new_folder(path, ASKED) as folder:
             rows = await _write(form, chooser, folder)
             for note in notes:
                 print(printable(f"note: {note}"), flush=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.demo.recording import RECORDING, ROOT, TASKS, Recording
 from orchestrator.demo.tokenizer import unpack
-from orchestrator.run.whole import whole_folder
+from orchestrator.run.new_folder import new_folder
 
 TASK_IDS = ("example-csv-sum", "example-json-tallest", "gcd/20260/0")  # of the recording, each solved now and then
 _NOT_OURS = ("scoring_strategy",)
@@ -73,7 +73,7 @@ def run(folder: Path) -> int:
         "scorer.py": _SCORER,
         "README.md": _README.format(model=recording.model),
     }
-    with whole_folder(folder, "FOLDER") as draft:
+    with new_folder(folder, "FOLDER") as draft:
         for name, content in files.items():
             (draft / name).write_text(content, "utf-8")
         for name in (name for row in rows for name in row["files"]):

@@ -20,7 +20,7 @@ from orchestrator.rules.text import printable
 from orchestrator.run.compared import Replayable, differences, plan_of
 from orchestrator.run.directory import RunDirectory
 from orchestrator.run.files import ROLLOUTS_FILE, read_description, record_of
-from orchestrator.run.line import Attempted
+from orchestrator.run.line import RecordedAttempt
 from orchestrator.run.output import run_directory_path
 from orchestrator.run.tally import Tally
 from orchestrator.settings.config import Config
@@ -96,7 +96,7 @@ async def _run(config: Config, recorded: Replayable, tasks: dict[str, Task]) -> 
 
 
 async def play(
-    attempts: Iterator[Attempted],
+    attempts: Iterator[RecordedAttempt],
     tasks: dict[str, Task],
     hosts: Hosts,
     executor: Executor,
@@ -121,7 +121,7 @@ async def play(
 
 
 async def _played(
-    then: Attempted, task: Task | None, executor: Executor, config: Config, counts: Counter[str]
+    then: RecordedAttempt, task: Task | None, executor: Executor, config: Config, counts: Counter[str]
 ) -> bool:
     """Plays one attempt. False: the run is being stopped."""
     if task is None:
@@ -142,7 +142,7 @@ async def _played(
     return True
 
 
-def _say(then: Attempted, text: str) -> None:
+def _say(then: RecordedAttempt, text: str) -> None:
     _print(f"{then.rollout_id}  {then.task_id[:28]:<28}  {text}")
 
 

@@ -36,7 +36,7 @@ from orchestrator.run.files import (
 )
 from orchestrator.run.groups import GroupFormat
 from orchestrator.run.lines import end_now, texts
-from orchestrator.run.whole import demand_free
+from orchestrator.run.new_folder import demand_free
 from orchestrator.scorers.open import open_scorer
 from orchestrator.settings.config import Config
 from orchestrator.settings.saved import TAKEN

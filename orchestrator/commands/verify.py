@@ -122,7 +122,7 @@ def _asked(directory: Path, findings: Findings) -> str | None:
         return None
     try:
         told = read_run(directory, RUN_FILE)
-        findings.asked = Wanted.of(told["config"]["env"])
+        findings.wanted = Wanted.of(told["config"]["env"])
         return groups_file_of(told)
     except (ConfigError, ValueError, KeyError, TypeError, OverflowError) as error:
         findings.check("shape", False, f"{RUN_FILE}: not as this version writes it ({type(error).__name__})")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import ConfigError
-from orchestrator.evaluation.estimates import Estimate, estimate_mean, estimate_pass_at_k
+from orchestrator.evaluation.estimates import Estimate, estimate_mean
+from orchestrator.evaluation.measured import MeasuredTask, by_part, pass_at
 from orchestrator.report.summary import read_run
 from orchestrator.report.totals import Row, outcome_counts
 from orchestrator.run.files import find_run, read_description
@@ -20,31 +21,11 @@ CHANGED = 10  # tasks that are told
 PARTS = ("level", "source")
 
 
-@dataclass(slots=True)
-class TaskRows:
-    """One task's scored rollouts. `total`: the sum of their scores."""
-
-    level: str
-    source: str
-    scored: int = 0
-    solved: int = 0
-    total: float = 0.0
-
-    @property
-    def share(self) -> float:
-        """The share of its rollouts that solved it."""
-        return self.solved / self.scored
-
-    @property
-    def score(self) -> float:
-        return self.total / self.scored
-
-
 class RunCounts:
     """Counts what is compared while a run is read. Memory grows with its tasks, not with its rollouts."""
 
     def __init__(self, prices: Prices | None) -> None:
-        self.tasks: dict[str, TaskRows] = {}
+        self.tasks: dict[str, MeasuredTask] = {}
         self.prompt_tokens = 0
         self.duration_s = 0.0
         self.cost = 0.0
@@ -58,10 +39,10 @@ class RunCounts:
             if self._prices is not None:
                 self.cost += by * self._prices.cost(row["id"], row["prompt_tokens"], row["tokens"])
         if row["score"] is not None:
-            task = self.tasks.setdefault(group["task"], TaskRows(group["level"], group["source"]))
-            task.scored += by
-            task.solved += by * row["solved"]
-            task.total += by * row["score"]
+            task = self.tasks.setdefault(group["task"], MeasuredTask(group["level"], group["source"]))
+            task.samples += by
+            task.correct += by * row["solved"]
+            task.scores += by * row["score"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +53,7 @@ class ComparedRun:
     name: str
     model: str
     outcomes: Counter[str]
-    tasks: Mapping[str, TaskRows]
+    tasks: Mapping[str, MeasuredTask]
     bad_tasks: int
     sampled_tokens: int
     prompt_tokens: int
@@ -96,7 +77,7 @@ class ComparedRun:
             name=str(path),
             model=", ".join(dict.fromkeys(text(server.get("model_name"), 80) for server in servers)),
             outcomes=outcome_counts(totals),
-            tasks={name: task for name, task in counts.tasks.items() if task.scored},
+            tasks={name: task for name, task in counts.tasks.items() if task.samples},
             bad_tasks=totals.bad_tasks,
             sampled_tokens=totals.tokens,
             prompt_tokens=counts.prompt_tokens,
@@ -111,24 +92,20 @@ class ComparedRun:
     @property
     def rollouts(self) -> int:
         """Those that were scored."""
-        return sum(task.scored for task in self.tasks.values())
+        return sum(task.samples for task in self.tasks.values())
 
-    def solved(self, tasks: Iterable[TaskRows] | None = None) -> Estimate | None:
+    def solved(self, tasks: Iterable[MeasuredTask] | None = None) -> Estimate | None:
         """The mean share of solved rollouts over tasks; None: none was scored."""
         chosen = self.tasks.values() if tasks is None else tasks
-        return estimate_pass_at_k([(task.scored, task.solved) for task in chosen], 1)
+        return pass_at(chosen, 1)
 
     def score(self) -> Estimate | None:
         """The mean score over tasks."""
         return estimate_mean([task.score for task in self.tasks.values()])
 
-    def by(self, part: str) -> dict[str, list[TaskRows]]:
+    def by(self, part: str) -> dict[str, list[MeasuredTask]]:
         """Tasks by `level` or `source`, sorted; tasks without one are left out."""
-        parts: dict[str, list[TaskRows]] = {}
-        for task in self.tasks.values():
-            if label := getattr(task, part):
-                parts.setdefault(label, []).append(task)
-        return dict(sorted(parts.items()))
+        return by_part(self.tasks.values(), part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +139,7 @@ class Difference:
 
 
 def _differences(
-    shared: Iterable[tuple[str, TaskRows, TaskRows]], value: Callable[[TaskRows], float]
+    shared: Iterable[tuple[str, MeasuredTask, MeasuredTask]], value: Callable[[MeasuredTask], float]
 ) -> list[float]:
     return [value(now) - value(before) for _, before, now in shared]
 
@@ -211,6 +188,4 @@ def _run(run: ComparedRun) -> dict[str, Any]:
 
 
 def _estimate(found: Estimate | None) -> dict[str, float] | None:
-    if found is None:
-        return None
-    return {"value": found.value, "low": found.low, "high": found.high, "tasks": found.tasks}
+    return None if found is None else asdict(found)

@@ -20,15 +20,39 @@ from orchestrator.types import Attempt, BadTask, FailedName, Group, last_attempt
 SPENT = ("steps", "prompt_tokens", "completion_tokens", "duration_s", "waiting_s")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MeasuredTask:
     """One task: how many of its samples were judged, how many of those are correct, the sum of their scores."""
 
     level: str | None
     source: str
-    samples: int
-    correct: int
+    samples: int = 0
+    correct: int = 0
     scores: float = 0.0
+
+    @property
+    def share(self) -> float:
+        """The share of its samples that are correct."""
+        return self.correct / self.samples
+
+    @property
+    def score(self) -> float:
+        """The mean score of its samples."""
+        return self.scores / self.samples
+
+
+def pass_at(tasks: Iterable[MeasuredTask], k: int) -> Estimate | None:
+    """pass@k over tasks; None where none of them has k samples."""
+    return estimate_pass_at_k([(task.samples, task.correct) for task in tasks], k)
+
+
+def by_part(tasks: Iterable[MeasuredTask], part: str) -> dict[str, list[MeasuredTask]]:
+    """Tasks by their `level` or `source`, sorted by that name. Tasks without one are left out."""
+    parts: dict[str, list[MeasuredTask]] = {}
+    for task in tasks:
+        if label := getattr(task, part):
+            parts.setdefault(label, []).append(task)
+    return dict(sorted(parts.items()))
 
 
 @dataclass(slots=True)
@@ -77,13 +101,12 @@ class Evaluation(Listener):
 
     def pass_at(self, k: int, tasks: Iterable[MeasuredTask] | None = None) -> Estimate | None:
         """pass@k of `tasks`, or of all; None where none of them has k samples."""
-        chosen = self.tasks if tasks is None else tasks
-        return estimate_pass_at_k([(t.samples, t.correct) for t in chosen], k)
+        return pass_at(self.tasks if tasks is None else tasks, k)
 
     def mean_score(self, tasks: Iterable[MeasuredTask] | None = None) -> float | None:
         """The mean score of `tasks`, or of all. Tasks have equal weight, as in `pass_at`. None where no sample was
         judged."""
-        means = [t.scores / t.samples for t in (self.tasks if tasks is None else tasks) if t.samples]
+        means = [t.score for t in (self.tasks if tasks is None else tasks) if t.samples]
         return math.fsum(means) / len(means) if means else None
 
     @property
@@ -91,15 +114,6 @@ class Evaluation(Listener):
         """The accuracy if every missing sample were a wrong answer."""
         shares = [task.correct / self.samples_per_task for task in self.tasks]
         return math.fsum(shares) / len(shares) if shares else 0.0
-
-    def by(self, name: str) -> dict[str, list[MeasuredTask]]:
-        """Tasks by their `level` or `source`, sorted by that name. Tasks without one are left out."""
-        parts: dict[str, list[MeasuredTask]] = {}
-        for task in self.tasks:
-            label = getattr(task, name)
-            if label:
-                parts.setdefault(label, []).append(task)
-        return dict(sorted(parts.items()))
 
     def mean(self, name: str) -> float:
         """The mean of one of SPENT over judged samples."""
@@ -117,7 +131,7 @@ class Evaluation(Listener):
         if self.missing:
             found["eval/accuracy_missing_wrong"] = self.least_accuracy
         for part in ("level", "source"):
-            for label, tasks in self.by(part).items():
+            for label, tasks in by_part(self.tasks, part).items():
                 _add(found, f"eval/accuracy_{part}_{label}", self.pass_at(1, tasks))
         found |= {
             "eval/tasks": len(self.tasks),

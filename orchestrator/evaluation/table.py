@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.evaluation.estimates import Estimate
-from orchestrator.evaluation.measured import Evaluation, MeasuredTask
+from orchestrator.evaluation.measured import Evaluation, MeasuredTask, by_part
 from orchestrator.rules.text import printable
 from orchestrator.run.tally import Tally
 from orchestrator.terminal.closing import outcomes_text, print_rows, reason_rows
@@ -35,7 +35,7 @@ def _accuracies(evaluation: Evaluation) -> Table:
         table.add_column(column, justify="left" if not column or "@" in column else "right")
     parts: list[tuple[str, list[MeasuredTask]]] = [("all", evaluation.tasks)]
     for name in ("level", "source"):
-        found = evaluation.by(name)
+        found = by_part(evaluation.tasks, name)
         if len(found) > 1 or name == "level":
             parts += [(f"{name} {label}", tasks) for label, tasks in found.items()]
     for label, tasks in parts:

@@ -11,9 +11,9 @@ from orchestrator.completion.trajectory import in_lines
 from orchestrator.engine.group import GroupPolicy
 from orchestrator.exporting.record import LeftOut, Scored, Survey
 from orchestrator.run.groups import GroupFormat
-from orchestrator.run.line import Attempted, read_attempt
+from orchestrator.run.line import RecordedAttempt, read_attempt
 from orchestrator.run.lines import text_at
-from orchestrator.run.rows import Row, told_rows
+from orchestrator.run.rows import Row, recorded_rows
 from orchestrator.types import Message
 
 _NEAR = 1e-9  # in binary, 0.95 less 0.45 is not quite 0.5
@@ -119,7 +119,7 @@ class Chooser:
         except ValueError as error:
             self._survey.refuse(place, str(error))
             return [], 0
-        main, *sides = told_rows(told, self._form)
+        main, *sides = recorded_rows(told, self._form)
         if not main.messages and told.record.turns:
             self._survey.refuse(place, main.reason)
             return [], 0
@@ -133,7 +133,7 @@ class Chooser:
         whole = sum(row.weight for row in fitting) or 1.0  # of a rollout whose other lines do not fit
         return [replace(row, weight=row.weight / whole) for row in fitting], _asked(told, main.segment)
 
-    def _reason(self, told: Attempted, main: Row) -> LeftOut | None:
+    def _reason(self, told: RecordedAttempt, main: Row) -> LeftOut | None:
         if not main.messages:
             return LeftOut.NO_LINE
         if not self._is_exact(main):
@@ -156,7 +156,7 @@ class Chooser:
         self._survey.left_out[reason] += count
 
 
-def _asked(told: Attempted, segment: int) -> int:
+def _asked(told: RecordedAttempt, segment: int) -> int:
     """How many messages the segment's first completion was asked with. Some may be the assistant's: an agent's
     program may write examples."""
     return next(len(talk) for turn, talk in in_lines(told.record.turns) if turn.segment == segment)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from orchestrator.exporting.formats import TALK, Format
 from orchestrator.run.lines import dumps
@@ -20,16 +20,6 @@ _ROW_GROUP = 256  # rows that are held at a time, if they are short
 _ROW_GROUP_VALUES = 1 << 20  # ids, log-probs and characters that are held at a time: about 40 MB
 
 
-class RowFile(Protocol):
-    """A file that rows are written to."""
-
-    def write(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Appends rows. Raises OSError."""
-
-    def close(self) -> None:
-        """Ends the file. Raises OSError."""
-
-
 class JsonRows:
     """One strict JSON object per line."""
 
@@ -37,9 +27,11 @@ class JsonRows:
         self._file = path.open("wb")
 
     def write(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Appends rows. Raises OSError."""
         self._file.writelines(dumps(row) + b"\n" for row in rows)
 
     def close(self) -> None:
+        """Raises OSError."""
         self._file.close()
 
 
@@ -67,6 +59,7 @@ class ParquetRows:
         self._values = 0
 
     def write(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Appends rows. Raises OSError."""
         for row in rows:
             self._waiting.append(row)
             self._values += _size(row)
@@ -74,6 +67,7 @@ class ParquetRows:
                 self._flush()
 
     def close(self) -> None:
+        """Raises OSError."""
         self._flush()
         self._file.close()
 
@@ -88,7 +82,7 @@ def _size(row: Mapping[str, Any]) -> int:
     return numbers + sum(len(message["content"]) for message in row.get("messages", ()))
 
 
-def open_rows(folder: Path, form: Format) -> RowFile:
+def open_rows(folder: Path, form: Format) -> JsonRows | ParquetRows:
     """The new data file of a folder. Raises OSError."""
     path = folder / form.path
     return ParquetRows(path, form.columns) if form.parquet else JsonRows(path)

@@ -6,10 +6,9 @@ What it costs and how far it is goes to standard error, what it found to standar
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from orchestrator.errors import EnvironmentUnusable, NothingToCompare
 from orchestrator.forward.compare import (
@@ -18,7 +17,6 @@ from orchestrator.forward.compare import (
     Comparison,
     Figures,
     Precision,
-    Recomputed,
     widened,
 )
 from orchestrator.forward.lines import SEED, Survey, TrainedLine, Vocabulary, chosen, survey, trained_lines
@@ -60,24 +58,7 @@ class Against:
         return cls(look_at(model), adapter, max_rollouts)
 
 
-class Recomputing(Protocol):
-    """A loaded model."""
-
-    architecture: str
-    vocabulary_size: int
-    context: int | None
-
-    def speed(self) -> float:
-        """Tokens a second, by a trial."""
-
-    def recompute(self, line: TrainedLine) -> Recomputed:
-        """The log-probs of one line."""
-
-    def rounded(self, line: TrainedLine) -> Sequence[float]:
-        """The same, by a server's arithmetic beside quantised weights."""
-
-
-Load = Callable[[Weights, Path | None], Recomputing]
+Load = Callable[[Weights, Path | None], Model]
 
 
 def check(data: Data, against: Against, load: Load = Model.load) -> bool:
@@ -188,7 +169,7 @@ def _difference(read: str, sampled: str) -> str:
     return f"{read[at:end]!r} and not {sampled[at:end]!r}"
 
 
-def _notes(found: Survey, against: Against, too_long: int, model: Recomputing) -> list[str]:
+def _notes(found: Survey, against: Against, too_long: int, model: Model) -> list[str]:
     """What was left out or could not be looked at."""
     notes = []
     if against.max_rollouts is not None and against.max_rollouts < len(found.lengths):

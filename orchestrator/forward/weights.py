@@ -3,6 +3,7 @@ each id has."""
 
 from __future__ import annotations
 
+import math
 import struct
 from collections import Counter
 from collections.abc import Mapping
@@ -97,7 +98,7 @@ def _types(file: Path) -> Counter[str]:
             slices = [tensors.get_slice(name) for name in tensors.keys()]  # noqa: SIM118 - it is no dict
             found: Counter[str] = Counter()
             for part in slices:
-                found[part.get_dtype()] += _product(part.get_shape())
+                found[part.get_dtype()] += math.prod(part.get_shape())
             return found
     except SafetensorError as error:
         raise ConfigError(f"--model: {file} is no whole safetensors file: {error}") from error
@@ -126,13 +127,6 @@ def _precision(types: Mapping[str, int]) -> Precision:
     if set(types) <= _FULL:
         return Precision.FULL
     return Precision.HALF if set(types) <= _FULL | _HALF else Precision.QUANTISED
-
-
-def _product(shape: list[int]) -> int:
-    size = 1
-    for length in shape:
-        size *= length
-    return size
 
 
 class GgufVocabulary:

@@ -7,18 +7,16 @@ all of it.
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from orchestrator.completion.base import Tokenizer
 from orchestrator.report.details import TokenTable, rollout_details
 from orchestrator.report.page import Page, as_block
-from orchestrator.report.summary import Run, outcome_kinds, read_run
+from orchestrator.report.summary import Run, read_run
 from orchestrator.run.files import record_of
 from orchestrator.run.lenient import read_at
-
-__all__ = ["write_report"]
 
 MAX_DETAILED = 200
 MAX_DETAIL_BYTES = 30_000_000
@@ -34,7 +32,21 @@ def write_report(run_directory: Path, groups_file: Path, html: Path, *, tokenize
         table = TokenTable(tokenizer)
         left_out = _write_details(page, run, record_of(run_directory), groups_file, table)
         page.data("token-table", as_block(table.entries))
-        page.data("run", as_block(_overview(run, left_out)))
+        page.data(
+            "run",
+            as_block(
+                {
+                    **run.overview(),
+                    "groups": sorted(run.groups.values(), key=itemgetter("number")),
+                    "rollouts": sorted(
+                        run.rollouts.values(), key=lambda r: (r["group"], r["index"], r["attempt"])
+                    ),
+                    "bad_tasks": run.bad_tasks,
+                    "left_out": left_out,
+                    "most": None,
+                }
+            ),
+        )
     return run
 
 
@@ -60,21 +72,3 @@ def _write_details(page: Page, run: Run, rollouts: Path | None, groups_file: Pat
         page.data(f"detail-{detailed}", block)
         detailed += 1
     return left_out
-
-
-def _overview(run: Run, left_out: int) -> dict[str, Any]:
-    return {
-        "facts": run.facts,
-        "notes": run.notes,
-        "warnings": run.warnings,
-        "kinds": outcome_kinds(),
-        "totals": run.totals.shown(),
-        "groups": sorted(run.groups.values(), key=lambda group: group["number"]),
-        "rollouts": sorted(run.rollouts.values(), key=lambda r: (r["group"], r["index"], r["attempt"])),
-        "bad_tasks": run.bad_tasks,
-        "skipped": asdict(run.skipped),
-        "left_out": left_out,
-        "forgotten": run.forgotten,
-        "forgotten_groups": run.forgotten_groups,
-        "most": None,
-    }

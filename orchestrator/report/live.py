@@ -6,7 +6,6 @@ Of a very long run it shows the attempts that were begun last, and the figures o
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from orchestrator.completion.base import Tokenizer
 from orchestrator.report.details import TokenTable, rollout_details
 from orchestrator.report.page import document
-from orchestrator.report.summary import MOST_ATTEMPTS, RunReader, outcome_kinds
+from orchestrator.report.summary import MOST_ATTEMPTS, RunReader
 from orchestrator.run.files import groups_file_of, groups_in, read_description, record_of
 from orchestrator.run.lenient import read_at
 
@@ -59,18 +58,11 @@ class LiveReport:
                 if number in run.groups:
                     numbers.append(number)
             return {
+                **run.overview(),
                 "version": self._version,
-                "facts": run.facts,
-                "notes": run.notes,
-                "warnings": run.warnings,
-                "kinds": outcome_kinds(),
-                "totals": run.totals.shown(),
                 "groups": [dict(run.groups[number]) for number in reversed(numbers)],
                 "rollouts": [dict(row) for number in reversed(numbers) for row in reader.attempts(number)],
                 **({"bad_tasks": run.bad_tasks[:]} if self._bad_tasks[1] > since else {}),
-                "skipped": asdict(run.skipped),
-                "forgotten": run.forgotten,
-                "forgotten_groups": run.forgotten_groups,
                 "most": MOST_ATTEMPTS,
             }
 

@@ -8,7 +8,7 @@ but for an id that comes again after it was forgotten.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -63,6 +63,19 @@ class Run:
     skipped: Skipped = field(default_factory=Skipped)
     places: dict[str, int] = field(default_factory=dict)
     written: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def overview(self) -> dict[str, Any]:
+        """What a finished and a live report show of the whole run."""
+        return {
+            "facts": self.facts,
+            "notes": self.notes,
+            "warnings": self.warnings,
+            "kinds": outcome_kinds(),
+            "totals": self.totals.shown(),
+            "skipped": asdict(self.skipped),
+            "forgotten": self.forgotten,
+            "forgotten_groups": self.forgotten_groups,
+        }
 
     def best_first(self) -> list[Row]:
         """Attempts, the most telling first: those of groups whose members differ before others."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from orchestrator.run.line import Attempted
+from orchestrator.run.line import RecordedAttempt
 from orchestrator.types import Failed, Score
 
 
@@ -54,7 +54,7 @@ class Changes:
     reasons: dict[str, str] = field(default_factory=dict)
     blamed: Counter[str] = field(default_factory=Counter)  # scored 0 as grading fails on them; why
 
-    def add(self, then: Attempted, now: Attempted) -> None:
+    def add(self, then: RecordedAttempt, now: RecordedAttempt) -> None:
         """Counts one attempt."""
         outcome = str(now.outcome.name)
         if now.score is not None and now.score.failure:

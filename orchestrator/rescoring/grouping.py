@@ -15,7 +15,7 @@ from orchestrator.engine.group import GroupPolicy, verdict
 from orchestrator.run.compared import plan_of
 from orchestrator.run.earlier import restored
 from orchestrator.run.groups import GroupFormat
-from orchestrator.run.line import Attempted, read_attempt
+from orchestrator.run.line import RecordedAttempt, read_attempt
 from orchestrator.run.lines import dumps, text_at
 from orchestrator.types import Failed, Group, Member, Task
 
@@ -63,7 +63,7 @@ class Grouping:
         self._size = group_size
         self._groups: dict[int, _Place] = {}
 
-    def add(self, attempt: Attempted, offset: int) -> None:
+    def add(self, attempt: RecordedAttempt, offset: int) -> None:
         """Takes an attempt, scored or not, whose line begins at `offset` of the new record."""
         size = attempt.group_size or self._size
         group = self._groups.setdefault(attempt.group, _Place(size, attempt.task_id))

@@ -11,7 +11,7 @@ from orchestrator.rescoring.grouping import MadeGroup
 from orchestrator.run.files import DROPPED_FILE, GROUPS_FILE, ROLLOUTS_FILE, RUN_FILE
 from orchestrator.run.line import dropped_line
 from orchestrator.run.lines import dumps, write_whole
-from orchestrator.run.whole import whole_folder
+from orchestrator.run.new_folder import new_folder
 
 SETTING = "env.run_dir"  # names the directory
 
@@ -60,5 +60,5 @@ def new_run(path: Path) -> Iterator[NewRun]:
 
     Raises ConfigError, OutputError.
     """
-    with whole_folder(path, SETTING) as folder, closing(NewRun(folder)) as run:
+    with new_folder(path, SETTING) as folder, closing(NewRun(folder)) as run:
         yield run

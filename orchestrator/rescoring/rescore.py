@@ -21,7 +21,14 @@ from orchestrator.errors import RecordError, ScorerError
 from orchestrator.rules.text import told as error_text
 from orchestrator.rules.waits import first_error
 from orchestrator.run.compared import plan_of
-from orchestrator.run.line import Attempted, Counted, CountedBadTask, read_attempt, read_counted, told_line
+from orchestrator.run.line import (
+    Counted,
+    CountedBadTask,
+    RecordedAttempt,
+    read_attempt,
+    read_counted,
+    recorded_line,
+)
 from orchestrator.run.lines import TextLine, dumps
 from orchestrator.scorers.base import Scorer
 from orchestrator.scorers.control import ControlledScorer
@@ -41,8 +48,8 @@ class Rescored:
     rollout_id: str
     place: str
     text: bytes
-    before: Attempted
-    after: Attempted
+    before: RecordedAttempt
+    after: RecordedAttempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +104,8 @@ class _Scorable:
     """
 
     place: str
-    before: Attempted
-    after: Attempted
+    before: RecordedAttempt
+    after: RecordedAttempt
     plan: RolloutPlan
     end: Ended
     packed: bytes | None
@@ -219,7 +226,7 @@ class Rescorer:
                 return Failed(FailedName.SCORER_ERROR, str(error))
 
 
-def end_of(attempt: Attempted) -> Ended | None:
+def end_of(attempt: RecordedAttempt) -> Ended | None:
     """How the attempt ended, if it ended in a way that is scored, whether it got a score then or not.
 
     A run that is stopped while it grades leaves `ungraded`. Of a rollout that broke the scorer only those with an
@@ -234,12 +241,12 @@ def end_of(attempt: Attempted) -> Ended | None:
     return Ended(EndedName.FINISHED) if finished else None
 
 
-def _rescored(place: str, before: Attempted, after: Attempted, verdict: Score | Failed) -> Rescored:
+def _rescored(place: str, before: RecordedAttempt, after: RecordedAttempt, verdict: Score | Failed) -> Rescored:
     if isinstance(verdict, Failed):
         after = replace(after, outcome=verdict, ungraded=None, score=None, token_source=None, segment=None)
     else:
         after = replace(after, score=verdict)
-    return Rescored(before.rollout_id, place, dumps(told_line(after)) + b"\n", before, after)
+    return Rescored(before.rollout_id, place, dumps(recorded_line(after)) + b"\n", before, after)
 
 
 def _bad_task(text: bytes) -> CountedBadTask | None:
@@ -249,7 +256,7 @@ def _bad_task(text: bytes) -> CountedBadTask | None:
     return None
 
 
-def _main_line(plan: RolloutPlan, attempt: Attempted, tokenizer: Tokenizer | None) -> Trajectory:
+def _main_line(plan: RolloutPlan, attempt: RecordedAttempt, tokenizer: Tokenizer | None) -> Trajectory:
     """The line that the run trained on, if it says which. Raises RecordError, whatever goes wrong."""
     try:
         return main_line(plan, attempt.record, tokenizer, attempt.segment)

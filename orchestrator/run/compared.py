@@ -14,7 +14,7 @@ from orchestrator.calls.declared import declared
 from orchestrator.errors import ConfigError
 from orchestrator.rules.plan import sandbox_of
 from orchestrator.run.lenient import json_lines
-from orchestrator.run.line import Attempted, read_attempt
+from orchestrator.run.line import RecordedAttempt, read_attempt
 from orchestrator.run.lines import dumps, text_at
 from orchestrator.types import (
     Attempt,
@@ -58,11 +58,11 @@ class Replayable:
             if line is None or line.get("score") is None or only not in (None, rollout_id):
                 others += 1
                 continue
-            told = _read_at(rollouts, offset, str(rollout_id))
-            places[told.rollout_id] = offset
-            tasks.add(told.task_id)
-            web = web or _knows_web_tools(told)
-            made = told.record.tool_calls
+            attempt = _read_at(rollouts, offset, str(rollout_id))
+            places[attempt.rollout_id] = offset
+            tasks.add(attempt.task_id)
+            web = web or _knows_web_tools(attempt)
+            made = attempt.record.tool_calls
             calls += [(digest(call.name, call.arguments), (offset, n)) for n, call in enumerate(made)]
         if not places:
             what = f"no scored rollout {only}" if only is not None else "no scored rollout"
@@ -77,17 +77,17 @@ class Replayable:
             raise ValueError(f"{self.path} is not the file that it was")
         return made[number]
 
-    def attempts(self) -> Iterator[Attempted]:
+    def attempts(self) -> Iterator[RecordedAttempt]:
         """The attempts, each read only when it is needed. Raises ConfigError."""
         return (_read_at(self.path, offset, rollout_id) for rollout_id, offset in self.places.items())
 
 
-def _read_at(path: Path, offset: int, rollout_id: str) -> Attempted:
+def _read_at(path: Path, offset: int, rollout_id: str) -> RecordedAttempt:
     try:
-        told = read_attempt(text_at(path, offset))
-        if told.rollout_id != rollout_id:
+        attempt = read_attempt(text_at(path, offset))
+        if attempt.rollout_id != rollout_id:
             raise ValueError("the file is not what it was")
-        return told
+        return attempt
     except ValueError as error:
         raise ConfigError(f"rollout {rollout_id} cannot be read back: {error}") from error
     except OSError as error:
@@ -96,31 +96,31 @@ def _read_at(path: Path, offset: int, rollout_id: str) -> Attempted:
 
 def digest(name: str, arguments: Mapping[str, Any]) -> bytes:
     """Of a call of a host tool: the same for equal calls."""
-    asked = [name, dict(arguments)]
+    call = [name, dict(arguments)]
     try:
-        text = dumps(asked)
+        text = dumps(call)
     except TypeError:  # a number of more than 64 bits
-        text = json.dumps(asked).encode()
+        text = json.dumps(call).encode()
     return blake2b(text, digest_size=_DIGEST_BYTES).digest()
 
 
-def plan_of(told: Attempted, task: Task, sandbox: SandboxSpec) -> RolloutPlan:
+def plan_of(attempt: RecordedAttempt, task: Task, sandbox: SandboxSpec) -> RolloutPlan:
     """The recorded plan, with the present `sandbox`."""
     return RolloutPlan(
-        rollout_id=told.rollout_id,
+        rollout_id=attempt.rollout_id,
         task=task,
-        group=told.group,
-        index=told.index,
-        attempt=told.attempt,
-        sampling=told.sampling,
-        agent=told.agent,
+        group=attempt.group,
+        index=attempt.index,
+        attempt=attempt.attempt,
+        sampling=attempt.sampling,
+        agent=attempt.agent,
         sandbox=sandbox_of(task, sandbox),
-        limits=told.limits,
-        group_size=told.group_size,
+        limits=attempt.limits,
+        group_size=attempt.group_size,
     )
 
 
-def differences(then: Attempted, result: Member | Attempt) -> list[str]:
+def differences(then: RecordedAttempt, result: Member | Attempt) -> list[str]:
     """The differences, the outcome first. Times are not compared."""
     member = result if isinstance(result, Member) else None
     now = result.attempt if isinstance(result, Member) else result
@@ -132,21 +132,21 @@ def differences(then: Attempted, result: Member | Attempt) -> list[str]:
         ("score", old_score.value if old_score else None, new_score.value if new_score else None),
         *((name, then_parts.get(name), parts.get(name)) for name in sorted({*then_parts, *parts})),
     ]
-    found = [f"{name} {_short(old)} then, {_short(new)} now" for name, old, new in pairs if old != new]
-    return found + _prompts(then.record.turns, now.record.turns)
+    changes = [f"{name} {_short(old)} then, {_short(new)} now" for name, old, new in pairs if old != new]
+    return changes + _prompts(then.record.turns, now.record.turns)
 
 
 def _prompts(then: Sequence[Turn], now: Sequence[Turn]) -> list[str]:
     """The first prompt that differs; later ones follow from it."""
-    found = [f"{len(then)} completions then, {len(now)} now"] if len(then) != len(now) else []
+    changes = [f"{len(then)} completions then, {len(now)} now"] if len(then) != len(now) else []
     for number, (old, new) in enumerate(zip(conversations(then), conversations(now), strict=False), 1):
         if old != new:
-            return [*found, f"prompt {number}: {_first_difference(old, new)}"]
+            return [*changes, f"prompt {number}: {_first_difference(old, new)}"]
     for number, (before, after) in enumerate(zip(then, now, strict=False), 1):
         ids, others = before.prompt_ids, after.prompt_ids
         if ids is not None and others is not None and tuple(ids) != tuple(others):
-            return [*found, f"prompt {number}: the same text, but other ids: another tokenizer?"]
-    return found
+            return [*changes, f"prompt {number}: the same text, but other ids: another tokenizer?"]
+    return changes
 
 
 def _first_difference(old: Sequence[Message], new: Sequence[Message]) -> str:
@@ -162,9 +162,9 @@ def _first_difference(old: Sequence[Message], new: Sequence[Message]) -> str:
     return f"{len(old)} messages then, {len(new)} now"
 
 
-def _knows_web_tools(told: Attempted) -> bool:
+def _knows_web_tools(attempt: RecordedAttempt) -> bool:
     """Whether the agent's first prompt names web tools; without them it would be another prompt."""
-    first = next(iter(told.record.turns), None)
+    first = next(iter(attempt.record.turns), None)
     if first is None:
         return False
     shown = ("def web_search(", "- web_search: ")  # to a code agent, to one that calls tools as JSON

@@ -50,8 +50,8 @@ class RunDirectory:
     ) -> None:
         self.path = path
         plain = path / ROLLOUTS_FILE
-        there = record_of(path)
-        self.rollouts = there or (packed_name(plain) if compress else plain)
+        record = record_of(path)
+        self.rollouts = record or (packed_name(plain) if compress else plain)
         self._fsync = fsync
         self._full_traces = full_traces
         self._drops: jsonl.JsonLines | None = None  # many runs drop nothing
@@ -62,7 +62,7 @@ class RunDirectory:
             if resume:
                 set_torn_end_aside(self.rollouts)
                 set_torn_end_aside(path / DROPPED_FILE)
-            elif there is not None and there.stat().st_size:
+            elif record is not None and record.stat().st_size:
                 raise ConfigError(
                     f"env.run_dir: {path} holds a run; go on with it by --env.resume {path}, or name another one"
                 )
@@ -76,14 +76,14 @@ class RunDirectory:
         path = self.path / "run.json"
 
         def write() -> None:
-            told = orjson.loads(jsonl.dumps({"schema": SCHEMA, **facts}))  # as it will be read
-            if (made := proof.prove(told)) is not None:
-                told[proof.FIELD] = made
-            if len(jsonl.dumps(told, indent=True)) >= jsonl.MAX_RUN_FILE_BYTES:
+            description = orjson.loads(jsonl.dumps({"schema": SCHEMA, **facts}))  # as it will be read
+            if (signature := proof.prove(description)) is not None:
+                description[proof.FIELD] = signature
+            if len(jsonl.dumps(description, indent=True)) >= jsonl.MAX_RUN_FILE_BYTES:
                 raise ConfigError(
                     f"{path} would have more than {jsonl.MAX_RUN_FILE_BYTES} bytes: use shorter settings"
                 )
-            jsonl.write_whole(path, told, indent=True, fsync=self._fsync)
+            jsonl.write_whole(path, description, indent=True, fsync=self._fsync)
 
         try:
             await asyncio.to_thread(write)

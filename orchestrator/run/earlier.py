@@ -17,9 +17,9 @@ from orchestrator.completion.trajectory import main_line
 from orchestrator.errors import ConfigError, RecordError
 from orchestrator.run.frames import is_compressed
 from orchestrator.run.line import (
-    Attempted,
     Counted,
     CountedBadTask,
+    RecordedAttempt,
     WrittenGroup,
     read_attempt,
     read_counted,
@@ -66,27 +66,27 @@ def read_earlier(rollouts: Path, groups: Path, counted: Callable[[Counted | Coun
         written[number] = group
         last = number
     bad: set[int] = set()
-    kept = LinesById(rollouts)
-    seen: set[str] = set()
+    lines = LinesById(rollouts)
+    ids: set[str] = set()
     for line in _texts(rollouts):
         try:
-            told = read_counted(line.text)
-            rollout_id = told.rollout_id
+            head = read_counted(line.text)
+            rollout_id = head.rollout_id
             number = _group(rollout_id)
         except ValueError as error:
             raise ConfigError(
                 f"{line.place} is no rollout of this version ({error}); finish the run with the version that "
                 "began it, or put that line aside to resume"
             ) from error
-        if rollout_id in seen:
+        if rollout_id in ids:
             raise ConfigError(f"{line.place}: {rollout_id} is there twice; put one of them aside to resume")
-        seen.add(rollout_id)
-        if isinstance(told, CountedBadTask):
+        ids.add(rollout_id)
+        if isinstance(head, CountedBadTask):
             bad.add(number)
         elif number not in written:
-            kept.offsets[rollout_id] = line.offset
-        counted(told)
-    return Earlier(written, frozenset(bad), kept)
+            lines.offsets[rollout_id] = line.offset
+        counted(head)
+    return Earlier(written, frozenset(bad), lines)
 
 
 def repair_groups(groups: Path, *, several_lines: bool) -> None:
@@ -108,21 +108,21 @@ def repair_groups(groups: Path, *, several_lines: bool) -> None:
         set_end_aside(groups, start)
 
 
-def restored(told: Attempted, plan: RolloutPlan, tokenizer: Tokenizer | None) -> Member | Attempt:
+def restored(recorded: RecordedAttempt, plan: RolloutPlan, tokenizer: Tokenizer | None) -> Member | Attempt:
     """The recorded attempt, with the plan it was made from.
 
     Raises ConfigError if the plan's task is another one, RecordError if no trajectory can be made.
     """
-    if told.task_id != plan.task.task_id:
+    if recorded.task_id != plan.task.task_id:
         raise ConfigError(
-            f"group {plan.group} was task {told.task_id!r} and is {plan.task.task_id!r} now: "
+            f"group {plan.group} was task {recorded.task_id!r} and is {plan.task.task_id!r} now: "
             "the dataset has changed, the run cannot be resumed"
         )
-    plan = replace(plan, sampling=replace(plan.sampling, seed=told.sampling.seed))
-    attempt = Attempt(plan, told.record, told.outcome, told.ungraded)
-    if told.score is None:
+    plan = replace(plan, sampling=replace(plan.sampling, seed=recorded.sampling.seed))
+    attempt = Attempt(plan, recorded.record, recorded.outcome, recorded.ungraded)
+    if recorded.score is None:
         return attempt
-    return Member(attempt, main_line(plan, told.record, tokenizer, told.segment), told.score)
+    return Member(attempt, main_line(plan, recorded.record, tokenizer, recorded.segment), recorded.score)
 
 
 def group_number(place: str, text: bytes) -> int:
@@ -141,10 +141,10 @@ def _group_head(place: str, text: bytes) -> tuple[int, WrittenGroup]:
 
 
 def _group(rollout_id: str) -> int:
-    found = _ROLLOUT_ID.fullmatch(rollout_id)
-    if found is None:
+    match = _ROLLOUT_ID.fullmatch(rollout_id)
+    if match is None:
         raise ValueError(f"{rollout_id!r} is no rollout id")
-    return int(found[1])
+    return int(match[1])
 
 
 def _demand_groups(path: Path) -> None:

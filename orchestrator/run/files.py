@@ -33,9 +33,9 @@ class RunFiles:
     @property
     def name(self) -> Path:
         """The path to show for the run."""
-        found = self.directory or self.groups
-        assert found is not None
-        return found
+        path = self.directory or self.groups
+        assert path is not None
+        return path
 
 
 def record_of(directory: Path) -> Path | None:
@@ -80,38 +80,38 @@ def find_run(path: Path) -> RunFiles:
     raise ConfigError(f"{path} is no run directory and no groups file")
 
 
-def read_run(directory: Path, asked: str = "env.resume") -> Mapping[str, Any]:
-    """run.json, read strictly. Raises ConfigError, which names the setting `asked`."""
+def read_run(directory: Path, setting: str = "env.resume") -> Mapping[str, Any]:
+    """run.json, read strictly. Raises ConfigError, which names the setting `setting`."""
     path = directory / RUN_FILE
     try:
         if path.exists() and not path.is_file():  # opening a pipe would block
-            raise ConfigError(f"{asked}: {path} is no file")
+            raise ConfigError(f"{setting}: {path} is no file")
         with path.open("rb") as file:
-            told = orjson.loads(file.read(MAX_RUN_FILE_BYTES))
+            description = orjson.loads(file.read(MAX_RUN_FILE_BYTES))
     except OSError as error:
-        raise ConfigError(f"{asked}: no run in {directory}: {RUN_FILE}: {error.strerror}") from error
+        raise ConfigError(f"{setting}: no run in {directory}: {RUN_FILE}: {error.strerror}") from error
     except orjson.JSONDecodeError as error:
-        raise ConfigError(f"{asked}: {path} is no JSON") from error
-    if not isinstance(told, dict) or not isinstance(told.get("config"), dict):
-        raise ConfigError(f"{asked}: {path} does not describe a run")
-    return told
+        raise ConfigError(f"{setting}: {path} is no JSON") from error
+    if not isinstance(description, dict) or not isinstance(description.get("config"), dict):
+        raise ConfigError(f"{setting}: {path} does not describe a run")
+    return description
 
 
-def read_recorded(directory: Path, asked: str) -> tuple[Mapping[str, Any], Path]:
+def read_recorded(directory: Path, setting: str) -> tuple[Mapping[str, Any], Path]:
     """(run.json, path of the record) of a run that this version can read. Raises ConfigError, which names the
-    setting `asked`."""
-    description, record = read_run(directory, asked), record_of(directory)
+    setting `setting`."""
+    description, record = read_run(directory, setting), record_of(directory)
     if description.get("schema") != SCHEMA:
         other = printable(str(description.get("schema")))[:40]
-        raise ConfigError(f"{asked}: {directory} has schema {other}; this version reads {SCHEMA}")
+        raise ConfigError(f"{setting}: {directory} has schema {other}; this version reads {SCHEMA}")
     if record is None:
-        raise ConfigError(f"{asked}: {directory} holds no {ROLLOUTS_FILE}")
+        raise ConfigError(f"{setting}: {directory} holds no {ROLLOUTS_FILE}")
     return description, record
 
 
-def groups_file_of(told: Mapping[str, Any]) -> str | None:
+def groups_file_of(description: Mapping[str, Any]) -> str | None:
     """The path of the groups file in a run.json, relative to its directory or absolute; None: there is none."""
-    named = told.get("groups_file")
+    named = description.get("groups_file")
     return named if isinstance(named, str) and named and "\0" not in named else None
 
 
@@ -152,8 +152,8 @@ def saved_tokenizer(description: dict[str, Any]) -> tuple[object, object]:
 
 
 def _in_directory(directory: Path) -> RunFiles:
-    told = read_description(directory)
-    groups = groups_in(directory, groups_file_of(told))
-    if not told and groups is None and record_of(directory) is None:
+    description = read_description(directory)
+    groups = groups_in(directory, groups_file_of(description))
+    if not description and groups is None and record_of(directory) is None:
         raise ConfigError(f"{directory} holds no run: neither {RUN_FILE} nor {ROLLOUTS_FILE} nor {GROUPS_FILE}")
     return RunFiles(directory, groups)

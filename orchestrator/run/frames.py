@@ -162,24 +162,24 @@ def line_at(file: BinaryIO, limit: int, place: int) -> bytes:
 def packed_end(file: BinaryIO, limit: int, before: int | None = None) -> PackedEnd:
     """Where the complete lines end, or those before a place; damaged parts at the end are none. Reads the whole
     file. Raises OSError."""
-    found, offset = PackedEnd(None, 0, closed=True), 0
+    end, offset = PackedEnd(None, 0, closed=True), 0
     while True:
         frame, damaged = _Frame(file, offset, limit), False
         last: PackedLine | None = None
         for line in frame.lines():
             if before is not None and line.place >= before:
-                return found if last is None else PackedEnd(last, last.end, closed=False)
+                return end if last is None else PackedEnd(last, last.end, closed=False)
             if line.text.endswith(b"\n") and not line.text.startswith(NO_LINE):
                 last = line
             else:
                 damaged = True
-        whole = frame.end is not None and not damaged
+        complete = frame.end is not None and not damaged
         if last is not None:
-            found = PackedEnd(last, frame.end if whole and frame.end else last.end, closed=whole)
-        elif whole and frame.end is not None and found.closed and found.offset == offset:
-            found = PackedEnd(found.last, frame.end, closed=True)
+            end = PackedEnd(last, frame.end if complete and frame.end else last.end, closed=complete)
+        elif complete and frame.end is not None and end.closed and end.offset == offset:
+            end = PackedEnd(end.last, frame.end, closed=True)
         if frame.end is None:
-            return found
+            return end
         offset = frame.end
 
 
@@ -188,8 +188,8 @@ def next_frame(file: BinaryIO, behind: int) -> int:
     offset = behind + 1
     while True:
         chunk = os.pread(file.fileno(), _CHUNK_BYTES, offset)
-        if (found := chunk.find(_MAGIC)) >= 0:
-            return offset + found
+        if (place := chunk.find(_MAGIC)) >= 0:
+            return offset + place
         if len(chunk) < len(_MAGIC):
             return offset + len(chunk)
         offset += len(chunk) - len(_MAGIC) + 1
@@ -207,11 +207,11 @@ class _Frame:
         index, start, end, pending, too_long = 0, self._offset, self._offset, bytearray(), False
         try:
             for text, end in self._pieces():
-                *whole, rest = text.split(b"\n")
-                for number, part in enumerate(whole, 1):
+                *complete, rest = text.split(b"\n")
+                for number, part in enumerate(complete, 1):
                     pending += part
                     line = NO_LINE if too_long or len(pending) > self._limit else bytes(pending)
-                    exact = number == len(whole) == 1 and not rest
+                    exact = number == len(complete) == 1 and not rest
                     yield PackedLine(self._offset, index, line + b"\n", start, end, exact)
                     index, start, too_long = index + 1, end, False
                     pending.clear()
@@ -249,13 +249,13 @@ class _Frame:
         rest = file.read(1 - single + (0, 1, 2, 4)[kinds & 3] + size_bytes)
         unpacker, offset = ZstdDecompressor(), self._offset + 5 + len(rest)
         unpacker.decompress(head + rest)
-        last, empty, told = False, 0, 0
+        last, empty, text_bytes = False, 0, 0
         while not last:
             head = file.read(3)
             if len(head) < 3:
                 return
-            said = int.from_bytes(head, "little")
-            last, kind, size = bool(said & 1), said >> 1 & 3, said >> 3
+            header = int.from_bytes(head, "little")
+            last, kind, size = bool(header & 1), header >> 1 & 3, header >> 3
             empty = empty + 1 if size == 0 else 0
             if size > _BLOCK_BYTES or empty > _EMPTY_BLOCKS:
                 raise _Damaged
@@ -268,8 +268,8 @@ class _Frame:
                 total = file.read(4)
                 offset += 4
             text = unpacker.decompress(head + block + total)
-            told += len(text)
-            if told > _MOST_TIMES * (offset - self._offset) + _MOST_MORE:
+            text_bytes += len(text)
+            if text_bytes > _MOST_TIMES * (offset - self._offset) + _MOST_MORE:
                 raise _Damaged
             if last:
                 self.end = offset

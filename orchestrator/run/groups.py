@@ -74,6 +74,16 @@ class GroupFormat:
             tokenizer=tokenizer,
         )
 
+    @classmethod
+    def recorded(cls, env: Mapping[str, Any]) -> GroupFormat:
+        """As the settings in a run.json ask for it. Raises KeyError, TypeError, ValueError if they are invalid."""
+        lines = env["trained_segments"]
+        return cls(
+            untrained=frozenset(map(EndedName, env["untrained_outcomes"])),
+            mixed_versions=bool(env["train_mixed_versions"]),
+            all_segments=None if lines is None else lines == "all_segments",
+        )
+
     def groups(self, group: Group) -> list[dict[str, Any]]:
         """The group, and with `all_segments` one more for each side line that all its members have."""
         sides = side_groups(group, self.tokenizer) if self.all_segments else []
@@ -118,8 +128,8 @@ def untrained_tokens(group: Group, *, all_segments: bool) -> int:
     sides = [sorted(set(t) - {m.trajectory.segment}) for t, m in zip(tokens, group.members_G, strict=True)]
     most = min(map(len, sides), default=0) if all_segments else 0
     written = sum(
-        found[segment]
-        for member, found, others in zip(group.members_G, tokens, sides, strict=True)
+        by_segment[segment]
+        for member, by_segment, others in zip(group.members_G, tokens, sides, strict=True)
         for segment in (member.trajectory.segment, *others[:most])
     )
     return sampled_in(group) - written
@@ -169,9 +179,9 @@ def entry(member: Member, form: GroupFormat, main: int | None = None) -> dict[st
 def group_line(entries: Sequence[Mapping[str, Any]], sampling: Sampling) -> dict[str, Any]:
     """A group's line, made of its members' entries. A column that a member lacks is null."""
     columns = {name: [one[name] for one in entries] for name in entries[0]}
-    whole = {name: None if None in column else column for name, column in columns.items()}
+    complete = {name: None if None in column else column for name, column in columns.items()}
     return {
-        **{name: whole[name] for name in ("tokens", "masks", "scores", "inference_logprobs", "messages")},
+        **{name: complete[name] for name in ("tokens", "masks", "scores", "inference_logprobs", "messages")},
         "advantages": None,
         "ref_logprobs": None,
         "generation_params": {
@@ -180,7 +190,7 @@ def group_line(entries: Sequence[Mapping[str, Any]], sampling: Sampling) -> dict
             "max_tokens": sampling.max_tokens,
             "n": 1,
         },
-        "overrides": whole["overrides"],
+        "overrides": complete["overrides"],
         "group_overrides": {"group_size": len(entries)},
     }
 
@@ -257,11 +267,11 @@ def _spans(member: Member) -> list[dict[str, Any]]:
 
 def other_segments(lines: Sequence[Asked], segment: int) -> list[dict[str, Any]]:
     """Summaries of the other segments: plans, managed agents, and whatever a program or its code asked."""
-    found: dict[int, dict[str, Any]] = {}
+    summaries: dict[int, dict[str, Any]] = {}
     for turn, talk in lines:
         if turn.segment == segment:
             continue
-        other = found.setdefault(
+        other = summaries.setdefault(
             turn.segment,
             {
                 "segment": turn.segment,
@@ -274,7 +284,7 @@ def other_segments(lines: Sequence[Asked], segment: int) -> list[dict[str, Any]]
         )
         other["completions"] += 1
         other["completion_tokens"] += turn.completion.completion_tokens
-    return list(found.values())[:MAX_OTHER_SEGMENTS]
+    return list(summaries.values())[:MAX_OTHER_SEGMENTS]
 
 
 class GroupsFile:

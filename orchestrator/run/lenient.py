@@ -72,12 +72,12 @@ def text(value: object, limit: int = MAX_TEXT_CHARS) -> str:
     if value is None:
         return ""
     try:
-        whole = value if isinstance(value, str) else orjson.dumps(value).decode()
+        shown = value if isinstance(value, str) else orjson.dumps(value).decode()
     except TypeError:  # it is read deeper than it is written
-        whole = f"({type(value).__name__}, too deep to show)"
-    if len(whole) <= limit:
-        return whole
-    return f"{whole[:limit]}… [{len(whole) - limit:,} more characters in rollouts.jsonl]"
+        shown = f"({type(value).__name__}, too deep to show)"
+    if len(shown) <= limit:
+        return shown
+    return f"{shown[:limit]}… [{len(shown) - limit:,} more characters in rollouts.jsonl]"
 
 
 def number(value: object) -> float | None:
@@ -109,5 +109,5 @@ def texts(value: object, limit: int = 2000) -> list[str]:
 
 def numbers(value: object) -> dict[str, float]:
     """The entries of an object that are finite numbers."""
-    found = {name: number(item) for name, item in mapping(value).items()}
-    return {name: item for name, item in found.items() if item is not None}
+    values = {name: number(item) for name, item in mapping(value).items()}
+    return {name: item for name, item in values.items() if item is not None}

@@ -251,7 +251,7 @@ class _GroupHeadLine(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class Attempted:
+class RecordedAttempt:
     """One attempt, read back. Its line holds neither the task nor the trajectory: both are made again."""
 
     rollout_id: str
@@ -277,14 +277,14 @@ class Attempted:
     untrained_share: float | None = None
 
 
-def told_of(result: Member | Attempt) -> Attempted:
+def recorded_attempt(result: Member | Attempt) -> RecordedAttempt:
     """What the line of this attempt will say."""
     member = result if isinstance(result, Member) else None
     attempt = result.attempt if isinstance(result, Member) else result
     plan, turns = attempt.plan, attempt.record.turns
     rule = plan.agent.main_line
     main = member.trajectory.segment if member else main_segment(turns, plan.task.question, rule) if turns else 0
-    return Attempted(
+    return RecordedAttempt(
         rollout_id=plan.rollout_id,
         task_id=plan.task.task_id,
         group=plan.group,
@@ -310,47 +310,47 @@ def told_of(result: Member | Attempt) -> Attempted:
 
 def attempt_line(result: Member | Attempt) -> dict[str, Any]:
     """One line of rollouts.jsonl."""
-    return told_line(told_of(result))
+    return recorded_line(recorded_attempt(result))
 
 
-def told_line(told: Attempted) -> dict[str, Any]:
+def recorded_line(attempt: RecordedAttempt) -> dict[str, Any]:
     """The inverse of `read_attempt`."""
-    record, offers = told.record, _Offers()
+    record, offers = attempt.record, _Offers()
     completions = [_turn_line(turn, offers) for turn in record.turns]
-    outcome, ungraded, score = told.outcome, told.ungraded, told.score
+    outcome, ungraded, score = attempt.outcome, attempt.ungraded, attempt.score
     return {
         "schema": ATTEMPT_SCHEMA,
-        "rollout_id": told.rollout_id,
-        "task_id": told.task_id,
-        "level": told.level,
-        "source": told.source,
-        "group": told.group,
-        **({} if told.group_size is None else {"group_size": told.group_size}),
-        "index": told.index,
-        "attempt": told.attempt,
+        "rollout_id": attempt.rollout_id,
+        "task_id": attempt.task_id,
+        "level": attempt.level,
+        "source": attempt.source,
+        "group": attempt.group,
+        **({} if attempt.group_size is None else {"group_size": attempt.group_size}),
+        "index": attempt.index,
+        "attempt": attempt.attempt,
         "outcome": str(outcome.name),
         "reason": outcome.detail if isinstance(outcome, Ended) else outcome.reason,
         "ungraded": {"outcome": str(ungraded.name), "reason": ungraded.detail} if ungraded else None,
-        "answer": told.record.answer,
-        "reference": told.reference,
+        "answer": attempt.record.answer,
+        "reference": attempt.reference,
         "score": score.value if score else None,
         "score_parts": dict(score.parts) if score else None,
         "score_evidence": dict(score.evidence) if score and score.evidence else None,
-        "token_source": told.token_source,
-        "segment": told.segment,
+        "token_source": attempt.token_source,
+        "segment": attempt.segment,
         "started_at": record.started_at,
         "launch_s": record.launch_s,
         "duration_s": record.duration_s,
         "waiting_s": record.waiting_s,
         "cpu_s": record.cpu_s,
-        **({} if told.untrained_share is None else {"untrained_share": told.untrained_share}),
+        **({} if attempt.untrained_share is None else {"untrained_share": attempt.untrained_share}),
         "sandbox": {"id": record.sandbox_id, "exit": asdict(record.exit) if record.exit else None},
         "node": record.node or None,
         "plan": {
-            "sampling": asdict(told.sampling),
-            "agent": asdict(told.agent),
-            "sandbox": asdict(told.sandbox),
-            "limits": asdict(told.limits),
+            "sampling": asdict(attempt.sampling),
+            "agent": asdict(attempt.agent),
+            "sandbox": asdict(attempt.sandbox),
+            "limits": asdict(attempt.limits),
         },
         "tools": offers.sets,
         "completions": completions,
@@ -370,13 +370,13 @@ def shorter_line(line: dict[str, Any]) -> dict[str, Any]:
     return {**line, "steps": [], "tool_calls": [], "score_evidence": None, "notes": [*line["notes"], note]}
 
 
-def read_attempt(text: bytes) -> Attempted:
+def read_attempt(text: bytes) -> RecordedAttempt:
     """The inverse of `attempt_line`. Raises ValueError, which says what is wrong and where in the line."""
     line: AttemptLine = _read(_ATTEMPT, text)
     plan, ungraded, score = line["plan"], line.get("ungraded"), line["score"]
     name, reason = line["outcome"], line["reason"]
     _demand_plan(plan)
-    return Attempted(
+    return RecordedAttempt(
         rollout_id=line["rollout_id"],
         task_id=line["task_id"],
         group=line["group"],
@@ -440,7 +440,7 @@ class _Offers:
         self._last: Tools = ()
         self._places: dict[bytes, int] = {}
 
-    def told(self, tools: Tools) -> dict[str, int]:
+    def reference(self, tools: Tools) -> dict[str, int]:
         """What a completion with these tools says about them, behind the one before."""
         if tools is self._last:  # nearly always
             return {}
@@ -465,7 +465,7 @@ def _turn_line(turn: Turn, offers: _Offers) -> dict[str, Any]:
         "segment": turn.segment,
         "prompt_ids": turn.prompt_ids,
         "closing": turn.closing,
-        **offers.told(turn.tools),
+        **offers.reference(turn.tools),
         **({"opening": turn.opening} if turn.opening else {}),
         **({"abandoned": True} if turn.abandoned else {}),
         "text": completion.text,

@@ -41,9 +41,9 @@ def open_run(config: Config, run_path: Path, tally: Tally, form: GroupFormat) ->
     """Opens the run directory and the groups file, new ones or those of the run that is resumed."""
     env = config.env
     packed = env.compress == "zstd"
-    asked = env.data_path_to_save_groups if env.resume is None else None
-    asked = packed_name(asked) if asked is not None and packed else asked
-    groups_path = fresh_path(asked) if asked is not None else None  # before the run directory, as it may fail
+    named = env.data_path_to_save_groups if env.resume is None else None
+    named = packed_name(named) if named is not None and packed else named
+    groups_path = fresh_path(named) if named is not None else None  # before the run directory, as it may fail
     try:
         directory = RunDirectory(
             run_path,

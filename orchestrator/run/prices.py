@@ -34,34 +34,34 @@ class Prices:
         """Of each server its own prices, else those of its model in `env.price_table`. None where no price is
         given. Raises ConfigError where some are missing."""
         table = {} if config.env.price_table is None else _read(config.env.price_table)
-        given = [
+        prices = [
             table.get(s.model_name, (None, None))
             if s.prompt_price is None and s.completion_price is None
             else (s.prompt_price, s.completion_price)
             for s in config.openai
         ]
-        if not table and all(price is None for pair in given for price in pair):
+        if not table and all(price is None for pair in prices for price in pair):
             return None
-        known = tuple((p, c) for p, c in given if p is not None and c is not None)
-        if len(known) < len(given):
+        servers = tuple((p, c) for p, c in prices if p is not None and c is not None)
+        if len(servers) < len(prices):
             raise ConfigError(
                 f"env.price_table: no prices of {_unpriced(config, table)} in {config.env.price_table}"
                 if table
                 else "openai.prompt_price, openai.completion_price: give both, for every server, or none"
             )
-        return cls(known, tuple(s.weight for s in config.openai))
+        return cls(servers, tuple(s.weight for s in config.openai))
 
     @classmethod
-    def recorded(cls, told: Mapping[str, Any]) -> Prices | None:
+    def recorded(cls, description: Mapping[str, Any]) -> Prices | None:
         """Those in a run.json, unchecked; None: it has none."""
-        found = objects(told.get("prices"))
         rows = [
-            (number(one.get("prompt")), number(one.get("completion")), number(one.get("weight"))) for one in found
+            (number(row.get("prompt")), number(row.get("completion")), number(row.get("weight")))
+            for row in objects(description.get("prices"))
         ]
-        known = [(p, c, w) for p, c, w in rows if p is not None and c is not None and w is not None and w > 0]
-        if not known or len(known) < len(rows):
+        servers = [(p, c, w) for p, c, w in rows if p is not None and c is not None and w is not None and w > 0]
+        if not servers or len(servers) < len(rows):
             return None
-        return cls(tuple((p, c) for p, c, _ in known), tuple(w for _, _, w in known))
+        return cls(tuple((p, c) for p, c, _ in servers), tuple(w for _, _, w in servers))
 
     def public(self) -> list[dict[str, float]]:
         """For run.json."""
@@ -88,23 +88,25 @@ def _read(path: Path) -> dict[str, tuple[float, float]]:
     """Prices by model. Raises ConfigError."""
     try:
         if path.exists() and not path.is_file():  # opening a pipe would block
-            raise ConfigError(f"env.price_table: {path} is no file")
+            raise ConfigError(f"env.price_table: {path} is not a file")
         with path.open("rb") as file:
             content = file.read(_MOST_BYTES + 1)
-        told = yaml.safe_load(content) if len(content) <= _MOST_BYTES else None
+        parsed = yaml.safe_load(content) if len(content) <= _MOST_BYTES else None
     except OSError as error:
         raise ConfigError(f"env.price_table: {path} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"env.price_table: {path} is no YAML: {' '.join(str(error).split())[:200]}") from error
+        raise ConfigError(
+            f"env.price_table: {path} is not valid YAML: {' '.join(str(error).split())[:200]}"
+        ) from error
     form = f"env.price_table: {path} must have lines of the form `MODEL: {{prompt: 2.5, completion: 10}}`"
-    if not isinstance(told, dict) or not told:
+    if not isinstance(parsed, dict) or not parsed:
         raise ConfigError(form)
-    found = {}
-    for model, prices in told.items():
+    table = {}
+    for model, prices in parsed.items():
         if not isinstance(prices, dict) or set(prices) != set(_KEYS) or not all(map(_is_price, prices.values())):
-            raise ConfigError(f"{form}; {str(model)[:80]!r} has none")
-        found[str(model)] = (float(prices["prompt"]), float(prices["completion"]))
-    return found
+            raise ConfigError(f"{form}; {str(model)[:80]!r} has another form")
+        table[str(model)] = (float(prices["prompt"]), float(prices["completion"]))
+    return table
 
 
 def _is_price(value: object) -> bool:

@@ -32,15 +32,15 @@ def prove(description: Mapping[str, Any]) -> str | None:
 
 def is_own(description: Mapping[str, Any]) -> bool:
     """Whether the run.json holds a valid proof: this user wrote it on this machine and it was not edited."""
-    told, key = description.get(FIELD), _key()
-    if key is None or not isinstance(told, str):
+    signature, key = description.get(FIELD), _key()
+    if key is None or not isinstance(signature, str):
         return False
-    return hmac.compare_digest(told.encode(), _proof(key, description).encode())
+    return hmac.compare_digest(signature.encode(), _proof(key, description).encode())
 
 
 def _proof(key: bytes, description: Mapping[str, Any]) -> str:
-    told = {name: value for name, value in description.items() if name != FIELD}
-    text = orjson.dumps(told, option=orjson.OPT_SORT_KEYS)
+    content = {name: value for name, value in description.items() if name != FIELD}
+    text = orjson.dumps(content, option=orjson.OPT_SORT_KEYS)
     return hmac.digest(key, _PURPOSE + text, "sha256").hex()
 
 

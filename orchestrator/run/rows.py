@@ -21,7 +21,7 @@ from orchestrator.completion.trajectory import (
 from orchestrator.errors import RecordError
 from orchestrator.rules.plan import rollout_id
 from orchestrator.run.groups import GroupFormat
-from orchestrator.run.line import Attempted, told_of
+from orchestrator.run.line import RecordedAttempt, recorded_attempt
 from orchestrator.types import (
     Attempt,
     BadTask,
@@ -115,11 +115,13 @@ def result_rows(result: Member | Attempt, form: GroupFormat, dropped: str | None
     """Rows of one rollout, the main row first. `dropped`: why its group is no training data."""
     attempt = result.attempt if isinstance(result, Member) else result
     line = result.trajectory if isinstance(result, Member) else None
-    return told_rows(told_of(result), form, line=line, question=attempt.plan.task.question, dropped=dropped)
+    return recorded_rows(
+        recorded_attempt(result), form, line=line, question=attempt.plan.task.question, dropped=dropped
+    )
 
 
-def told_rows(
-    told: Attempted,
+def recorded_rows(
+    attempt: RecordedAttempt,
     form: GroupFormat,
     *,
     line: Trajectory | None = None,
@@ -131,24 +133,24 @@ def told_rows(
     `question`: of the task. It finds the main line of an attempt without a score; the record of a scored one names
     it. Without a tokenizer in `form`, lines of an endpoint that takes no ids have none.
     """
-    turns = told.record.turns
+    turns = attempt.record.turns
     # A record that does not add up has no line, and making one may fail in any way.
-    broken = isinstance(told.outcome, Failed) and told.outcome.name is FailedName.RECORD_ERROR
+    broken = isinstance(attempt.outcome, Failed) and attempt.outcome.name is FailedName.RECORD_ERROR
     if not turns or broken:
-        return [_bare(told, dropped)]
-    main = main_segment(turns, question, told.agent.main_line) if told.segment is None else told.segment
-    lines = {main: line or _line(told, form.tokenizer, main)}
-    if told.score is not None:
-        lines |= side_lines(told.record, form.tokenizer, told.agent.closing_tag, main)
-    trained = lines if form.trains_sides(told.agent.kind) else (main,)
-    learns = told.score is not None and dropped is None and form.trains(told.outcome, told.record)
-    weights = _weights(told.record, {segment: lines[segment] for segment in trained})
+        return [_bare(attempt, dropped)]
+    main = main_segment(turns, question, attempt.agent.main_line) if attempt.segment is None else attempt.segment
+    lines = {main: line or _line(attempt, form.tokenizer, main)}
+    if attempt.score is not None:
+        lines |= side_lines(attempt.record, form.tokenizer, attempt.agent.closing_tag, main)
+    trained = lines if form.trains_sides(attempt.agent.kind) else (main,)
+    learns = attempt.score is not None and dropped is None and form.trains(attempt.outcome, attempt.record)
+    weights = _weights(attempt.record, {segment: lines[segment] for segment in trained})
     last = {turn.segment: turn for turn, _ in in_lines(turns)}
     rows = []
     for segment, made in lines.items():
-        row = replace(_bare(told, dropped, segment), main=segment == main, weight=weights.get(segment, 0.0))
+        row = replace(_bare(attempt, dropped, segment), main=segment == main, weight=weights.get(segment, 0.0))
         row = row if segment in weights else replace(row, score=None)
-        rows.append(_filled(row, told.record, last[segment], made, learns=learns and segment in weights))
+        rows.append(_filled(row, attempt.record, last[segment], made, learns=learns and segment in weights))
     return rows
 
 
@@ -164,25 +166,25 @@ def unfinished_row(task: Task, number: int, index: int) -> Row:
     return Row(rollout_id(number, index, 0), task.task_id, number, index, name, None, reason=reason)
 
 
-def _bare(told: Attempted, dropped: str | None, segment: int = 0) -> Row:
+def _bare(attempt: RecordedAttempt, dropped: str | None, segment: int = 0) -> Row:
     """The main row, without ids."""
-    outcome = told.outcome
+    outcome = attempt.outcome
     return Row(
-        rollout_id=told.rollout_id,
-        task_id=told.task_id,
-        group=told.group,
-        index=told.index,
+        rollout_id=attempt.rollout_id,
+        task_id=attempt.task_id,
+        group=attempt.group,
+        index=attempt.index,
         outcome=str(outcome.name),
-        score=None if told.score is None else told.score.value,
+        score=None if attempt.score is None else attempt.score.value,
         segment=segment,
         reason=outcome.detail if isinstance(outcome, Ended) else outcome.reason,
         dropped=dropped,
     )
 
 
-def _line(told: Attempted, tokenizer: Tokenizer | None, segment: int) -> Trajectory | RecordError:
+def _line(attempt: RecordedAttempt, tokenizer: Tokenizer | None, segment: int) -> Trajectory | RecordError:
     try:
-        return trajectory(told.record, tokenizer, told.agent.closing_tag, segment)
+        return trajectory(attempt.record, tokenizer, attempt.agent.closing_tag, segment)
     except RecordError as error:
         return error
 
@@ -190,9 +192,9 @@ def _line(told: Attempted, tokenizer: Tokenizer | None, segment: int) -> Traject
 def _weights(record: Record, lines: Mapping[int, Trajectory | RecordError]) -> dict[int, float]:
     """What each of a rollout's lines counts for: its part of the trained tokens of all. Where there is no token
     the first counts for all."""
-    told = sampled_tokens(record.turns)  # of lines without ids
+    sampled = sampled_tokens(record.turns)  # of lines without ids
     tokens = {
-        segment: 0 if isinstance(line, RecordError) else sum(line.trained_T) if line.tokens_T else told[segment]
+        segment: 0 if isinstance(line, RecordError) else sum(line.trained_T) if line.tokens_T else sampled[segment]
         for segment, line in lines.items()
     }
     if not any(tokens.values()):

@@ -69,45 +69,45 @@ class Tally(Listener):
         """Counts one attempt."""
         self.earlier_attempt(Counted.of(result))
 
-    def earlier_attempt(self, told: Counted | CountedBadTask) -> None:
+    def earlier_attempt(self, line: Counted | CountedBadTask) -> None:
         """Counts one line of rollouts.jsonl, such as an earlier process of the run has written."""
-        if isinstance(told, CountedBadTask):
+        if isinstance(line, CountedBadTask):
             return self.bad_task()
         self.attempts += 1
-        self.outcomes[told.outcome] += 1
-        place = told.group, told.index
+        self.outcomes[line.outcome] += 1
+        place = line.group, line.index
         if place not in self.ungraded:
-            self._count_use(told)
-        if told.ungraded:
+            self._count_use(line)
+        if line.ungraded:
             self.ungraded.add(place)
             return None
         self.ungraded.discard(place)  # the same rollout, now graded
         if (before := self._failed.pop(place, None)) is not None:
             self.draws[before] += 1
-            self.drawn[told.group] += 1
-        if told.score is None:
-            self._failed[place] = told.outcome
-            if told.outcome != FailedName.CANCELLED:
-                self.reasons.setdefault(told.outcome, one_line(told.reason))
+            self.drawn[line.group] += 1
+        if line.score is None:
+            self._failed[place] = line.outcome
+            if line.outcome != FailedName.CANCELLED:
+                self.reasons.setdefault(line.outcome, one_line(line.reason))
             return None
-        self.scores.append(told.score.value)
-        self.correct += told.score.solved
-        if told.score.failure:
+        self.scores.append(line.score.value)
+        self.correct += line.score.solved
+        if line.score.failure:
             self.unscorable += 1
-            self.unscorable_first = self.unscorable_first or one_line(told.score.failure)
+            self.unscorable_first = self.unscorable_first or one_line(line.score.failure)
         return None
 
-    def _count_use(self, told: Counted) -> None:
+    def _count_use(self, line: Counted) -> None:
         """Counts what an attempt took. It took that whether or not it was graded."""
-        self.tokens += told.sampled_tokens
-        if told.refusals:
+        self.tokens += line.sampled_tokens
+        if line.refusals:
             self.refused += 1
-            self.refused_first = self.refused_first or one_line(told.refusals[0])
+            self.refused_first = self.refused_first or one_line(line.refusals[0])
         if self.prices is not None:
-            self.cost += self.prices.cost(told.rollout_id, told.prompt_tokens, told.sampled_tokens)
-        self.rollout_s += told.duration_s
-        if told.cpu_s is not None:
-            self.cpu_s += told.cpu_s
+            self.cost += self.prices.cost(line.rollout_id, line.prompt_tokens, line.sampled_tokens)
+        self.rollout_s += line.duration_s
+        if line.cpu_s is not None:
+            self.cpu_s += line.cpu_s
             self.cpu_known += 1
 
     def earlier_group(self, written: WrittenGroup) -> None:
@@ -140,8 +140,8 @@ class Tally(Listener):
         names = Counter(str(failure.name) for failure in failures)
         broke = len({m.attempt.plan.index for m in group.members_G}) < len({a.plan.index for a in group.attempts})
         (name, _), *_ = names.most_common(1) if names and broke else [("", 0)]
-        told = group.dropped or ""
-        other = next((short for part, short in _UNWANTED.items() if part in told), "for other reasons")
+        reason_given = group.dropped or ""
+        other = next((short for part, short in _UNWANTED.items() if part in reason_given), "for other reasons")
         self.dropped_for[f"by {name}" if name else other] += 1
         if name:
             reason = next(failure.reason for failure in reversed(failures) if failure.name == name)

@@ -24,7 +24,7 @@ from orchestrator.completion.trajectory import (
 )
 from orchestrator.errors import RecordError
 from orchestrator.run.groups import MASKED, MASKED_LOGPROB
-from orchestrator.run.line import Attempted, read_attempt
+from orchestrator.run.line import RecordedAttempt, read_attempt
 from orchestrator.types import EndedName, Message
 
 CHECKS: dict[str, str] = {
@@ -91,7 +91,7 @@ class Findings:
     not compared with their text, as there is no tokenizer.
     """
 
-    asked: Wanted = Wanted()
+    wanted: Wanted = Wanted()
     checked: Counter[str] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
     wrong: dict[str, list[str]] = field(default_factory=dict)  # the first places
@@ -134,7 +134,7 @@ def check_group(group: Line, where: str, findings: Findings, rollouts: Mapping[s
         fits = isinstance(values, list) and len(values) == size
         if not findings.check("shape", fits or (values is None and name in _OPTIONAL), f"{where}: {name}"):
             return
-    asked = findings.asked.size
+    wanted = findings.wanted.size
     for index in range(size):
         member = {name: group[name][index] for name in _PER_ROLLOUT if group.get(name) is not None}
         facts = member["overrides"]
@@ -148,22 +148,22 @@ def check_group(group: Line, where: str, findings: Findings, rollouts: Mapping[s
         if not findings.check("record", text is not None, f"{place}: not in rollouts.jsonl") or text is None:
             continue
         try:
-            known = read_attempt(text)
+            recorded = read_attempt(text)
         except ValueError as error:
             findings.check("record", False, f"{place}: its line is no rollout ({error})")
             continue
-        asked = known.group_size or asked
-        _check_record(tokens[index], member, facts, known, place, findings)
-    _check_size(group, size, asked, where, findings)
+        wanted = recorded.group_size or wanted
+        _check_record(tokens[index], member, facts, recorded, place, findings)
+    _check_size(group, size, wanted, where, findings)
 
 
-def _check_size(group: Line, size: int, asked: int | None, where: str, findings: Findings) -> None:
+def _check_size(group: Line, size: int, wanted: int | None, where: str, findings: Findings) -> None:
     about = group.get("group_overrides")
-    said = about.get("group_size", size) if isinstance(about, Mapping) else size
-    findings.check("size", said == size, f"{where}: {size} rollouts, it says {said}")
-    if asked is not None:
-        least = findings.asked.least or asked
-        findings.check("size", least <= size <= asked, f"{where}: {size} rollouts, {asked} were asked for")
+    declared = about.get("group_size", size) if isinstance(about, Mapping) else size
+    findings.check("size", declared == size, f"{where}: {size} rollouts, it says {declared}")
+    if wanted is not None:
+        least = findings.wanted.least or wanted
+        findings.check("size", least <= size <= wanted, f"{where}: {size} rollouts, {wanted} were asked for")
 
 
 def _check_member(tokens: Any, member: Line, facts: Line, where: str, findings: Findings) -> bool:
@@ -179,13 +179,13 @@ def _check_member(tokens: Any, member: Line, facts: Line, where: str, findings: 
             learns = any(m != MASKED for m in mask)
             # A filtered or empty completion ended the rollout; it may have been the only one.
             empty = not learns and facts.get("outcome") == "no_answer"
-            findings.check("trained", empty or learns != findings.asked.masks_all(facts), where)
+            findings.check("trained", empty or learns != findings.wanted.masks_all(facts), where)
         if "inference_logprobs" in member:
             logprobs = member["inference_logprobs"]
-            told = isinstance(logprobs, list) and len(logprobs) == len(tokens)
-            if findings.check("shape", told, f"{where}: log-probs"):
+            complete = isinstance(logprobs, list) and len(logprobs) == len(tokens)
+            if findings.check("shape", complete, f"{where}: log-probs"):
                 findings.check("logprob", all(map(_logprob_fits, logprobs, mask)), where)
-            fits = fits and told
+            fits = fits and complete
     findings.check("score", _is_number(score) and 0 <= score <= 1, f"{where}: {score}")
     key = (str(facts.get("rollout_id")), str(facts.get("segment", 0)))
     fresh = key not in findings.seen
@@ -222,36 +222,37 @@ def _messages_fit(messages: Any, *, side: bool) -> bool:
 
 
 def _check_record(
-    tokens: Sequence[int], member: Line, facts: Line, known: Attempted, where: str, findings: Findings
+    tokens: Sequence[int], member: Line, facts: Line, recorded: RecordedAttempt, where: str, findings: Findings
 ) -> None:
     """Checks one member against what the proxy served: every completion of the member's segment."""
-    told = (facts.get("task_id"), facts.get("outcome"), facts.get("answer"), member["scores"])
-    score = known.score.value if known.score is not None else None
-    was = (known.task_id, str(known.outcome.name), known.record.answer, score)
-    findings.check("record", told == was, f"{where}: another task, outcome, answer or score")
-    turns = [asked for asked in in_lines(known.record.turns) if asked[0].segment == facts.get("segment", 0)]
+    written = (facts.get("task_id"), facts.get("outcome"), facts.get("answer"), member["scores"])
+    score = recorded.score.value if recorded.score is not None else None
+    expected = (recorded.task_id, str(recorded.outcome.name), recorded.record.answer, score)
+    findings.check("record", written == expected, f"{where}: another task, outcome, answer or score")
+    segment = facts.get("segment", 0)
+    turns = [(turn, talk) for turn, talk in in_lines(recorded.record.turns) if turn.segment == segment]
     if not findings.check("record", bool(turns), f"{where}: no such segment"):
         return
-    _check_lines(facts, known, where, findings)
-    source = facts.get("token_source")  # it decides what is compared
-    own = known.token_source if facts.get("segment", 0) == known.segment else None
+    _check_lines(facts, recorded, where, findings)
+    source = facts.get("token_source")  # decides what is compared
+    own = recorded.token_source if segment == recorded.segment else None
     findings.check("record", source in _SOURCES and own in (None, source), f"{where}: another source of ids")
-    sampled = source == "sampled"
+    sampled, masked = source == "sampled", findings.wanted.masks_all(facts)
     if "messages" in member:
-        said = _line_said if sampled else _last_said
+        same_messages = _is_line if sampled else _is_last
         theirs = _as_messages(member["messages"])
         shown = [(turn, one_system(talk)) for turn, talk in turns]
         if theirs and theirs[0].role == "system" and shown[0][1] and shown[0][1][0].role != "system":
             theirs = theirs[1:]  # the template's own
-        good = theirs is not None and said(theirs, shown)
+        good = theirs is not None and same_messages(theirs, shown)
         findings.check("messages", good, f"{where}: not what was said")
-    if facts.get("token_source") == "retokenized" and not findings.asked.masks_all(facts):
-        _check_text(tokens, member["masks"], turns, known, where, findings)
+    if source == "retokenized" and not masked:
+        _check_text(tokens, member["masks"], turns, recorded, where, findings)
     if not sampled:
         return
     pairs = [(turn.prompt_ids or (), turn.completion.tokens_T or ()) for turn, _ in turns]
     findings.check("one line", [i for p, s in pairs for i in (*p, *s)] == list(tokens), where)
-    if findings.asked.masks_all(facts):
+    if masked:
         return
     trained = [m for p, s in pairs for m in (*[MASKED] * len(p), *s)]
     exact = findings.check("sampled ids", member["masks"] == trained, where)
@@ -261,11 +262,11 @@ def _check_record(
         findings.check("sampled log-probs", ours == sampled_with, where)
 
 
-def _check_lines(facts: Line, known: Attempted, where: str, findings: Findings) -> None:
+def _check_lines(facts: Line, recorded: RecordedAttempt, where: str, findings: Findings) -> None:
     """Checks which line is the main one, and how much of what was sampled is in this one. Groups files of earlier
     versions do not say how much."""
-    turns, main, rule = known.record.turns, facts.get("main_segment"), known.agent.main_line
-    right = known.segment is None or main in (None, known.segment)
+    turns, main, rule = recorded.record.turns, facts.get("main_segment"), recorded.agent.main_line
+    right = recorded.segment is None or main in (None, recorded.segment)
     # Which request had the task's question is known to the data set alone.
     right = right and (rule == "question" or main == main_segment(turns, rule=rule))
     findings.check("lines", right, f"{where}: another main line")
@@ -283,7 +284,7 @@ def _check_text(
     tokens: Sequence[int],
     mask: Sequence[int],
     turns: Sequence[Asked],
-    known: Attempted,
+    recorded: RecordedAttempt,
     where: str,
     findings: Findings,
 ) -> None:
@@ -300,7 +301,7 @@ def _check_text(
     expected = [ids for text in sampled if (ids := content_ids(tokenizer, text))]
     findings.check("sampled ids", trained == expected, f"{where}: what is trained is not the text sampled")
     try:
-        again = trajectory(known.record, tokenizer, known.agent.closing_tag, turns[0][0].segment)
+        again = trajectory(recorded.record, tokenizer, recorded.agent.closing_tag, turns[0][0].segment)
     except RecordError as error:
         findings.check("one line", False, f"{where}: {error}")
         return
@@ -312,28 +313,29 @@ def _texts_sampled(turns: Sequence[Asked]) -> list[str]:
     """The part of each completion of a line that the last conversation holds at its place: an agent may strip it,
     append something to it, or put other words in its place."""
     *earlier, (last, talk) = turns
-    found = []
-    for turn, asked in earlier:
-        message, text = talk[len(asked)], turn.completion.visible
+    texts = []
+    for turn, talk_before in earlier:
+        message, text = talk[len(talk_before)], turn.completion.visible
         if message.role == "assistant":
             forms = [form for form in (text, text.lstrip(), text.strip()) if message.content.startswith(form)]
-            found += [turn.completion.reasoning + max(forms, key=len)] if forms else []
-    return [text for text in (*found, last.completion.reasoning + last.completion.visible) if text]
+            texts += [turn.completion.reasoning + max(forms, key=len)] if forms else []
+    return [text for text in (*texts, last.completion.reasoning + last.completion.visible) if text]
 
 
-def _as_messages(said: Any) -> list[Message] | None:
+def _as_messages(value: Any) -> list[Message] | None:
     """The messages; None if they are invalid or hold more than a role and a text."""
-    if not isinstance(said, list) or not all(isinstance(m, dict) and set(m) == {"role", "content"} for m in said):
+    plain = isinstance(value, list) and all(isinstance(m, dict) and set(m) == {"role", "content"} for m in value)
+    if not plain:
         return None
-    return [Message(m["role"], m["content"]) for m in said if isinstance(m["content"], str)]
+    return [Message(m["role"], m["content"]) for m in value if isinstance(m["content"], str)]
 
 
-def _line_said(messages: Sequence[Message], turns: Sequence[Asked]) -> bool:
+def _is_line(messages: Sequence[Message], turns: Sequence[Asked]) -> bool:
     """Whether `messages` are the last conversation with the sampled texts as this line's assistant messages."""
     expected: list[Message | None] = [*turns[-1][1], None]
     closings = [following.closing for following, _ in turns[1:]] + [""]
-    for (turn, asked), closing in zip(turns, closings, strict=True):
-        place, text = len(asked), turn.completion.text
+    for (turn, before), closing in zip(turns, closings, strict=True):
+        place, text = len(before), turn.completion.text
         if place >= len(messages) or place >= len(expected) or messages[place].role != "assistant":
             return False
         content = messages[place].content
@@ -347,7 +349,7 @@ def _line_said(messages: Sequence[Message], turns: Sequence[Asked]) -> bool:
     return list(messages) == expected
 
 
-def _last_said(messages: Sequence[Message], turns: Sequence[Asked]) -> bool:
+def _is_last(messages: Sequence[Message], turns: Sequence[Asked]) -> bool:
     """Whether `messages` are the last conversation and its answer, which may have a code tag appended."""
     turn, talk = turns[-1]
     if not messages:
@@ -359,9 +361,9 @@ def _last_said(messages: Sequence[Message], turns: Sequence[Asked]) -> bool:
 
 def _with_reasoning(talk: Sequence[Message], turns: Sequence[Asked]) -> list[Message]:
     """The conversation with the reasoning of each completion in front of the text that the agent got."""
-    whole = list(talk)
-    for turn, asked in turns:
-        place = len(asked)
-        if place < len(whole) and whole[place].content.startswith(turn.completion.visible.strip()):
-            whole[place] = Message(whole[place].role, turn.completion.reasoning + whole[place].content)
-    return whole
+    messages = list(talk)
+    for turn, before in turns:
+        place = len(before)
+        if place < len(messages) and messages[place].content.startswith(turn.completion.visible.strip()):
+            messages[place] = Message(messages[place].role, turn.completion.reasoning + messages[place].content)
+    return messages

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.completion.trajectory import in_lines, main_segment
+from orchestrator.completion.trajectory import in_lines
 from orchestrator.engine.orchestrator import Orchestrator
 from orchestrator.engine.sync import Call, SyncOrchestrator
 from orchestrator.errors import ConfigError, EnvironmentUnusable
@@ -26,13 +26,12 @@ from orchestrator.rules.observer import Observer
 from orchestrator.run.files import ROLLOUTS_FILE, read_run, record_of, saved_env
 from orchestrator.run.frames import UNCLOSED
 from orchestrator.run.groups import GroupFormat
-from orchestrator.run.line import Attempted, CountedBadTask, read_attempt, read_counted, told_of
+from orchestrator.run.line import CountedBadTask, RecordedAttempt, read_attempt, read_counted, recorded_attempt
 from orchestrator.run.lines import texts
+from orchestrator.run.rows import recorded_rows
 from orchestrator.types import (
     BadTask,
     Ended,
-    EndedName,
-    Failed,
     FailedName,
     Group,
     Message,
@@ -240,11 +239,11 @@ def epoch_of(seed: int | None, episode_id: str | None) -> int | None:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) >> 2
 
 
-def _told(group: Group | None) -> Attempted | None:
+def _told(group: Group | None) -> RecordedAttempt | None:
     """The rollout's result: its member, else its last attempt."""
     if group is None:
         return None
-    return told_of(group.members_G[0] if group.members_G else last_attempts(group.attempts)[0])
+    return recorded_attempt(group.members_G[0] if group.members_G else last_attempts(group.attempts)[0])
 
 
 def _demand(config: Config, sampling: Mapping[str, Any]) -> None:
@@ -291,25 +290,22 @@ def _asked(task: Any) -> str | None:
 
 
 def training_trace(
-    told: Attempted, form: GroupFormat, *, question: str = "", dropped: str | None = None
+    told: RecordedAttempt, form: GroupFormat, *, question: str = "", dropped: str | None = None
 ) -> TrainingTrace:
     """One attempt on record as a trace: each completion that somebody got with its whole prompt, line by line, the
     main one last.
 
     The mask is 1 where `Row.env_mask` is: at sampled tokens of the lines that `form` trains on, of a rollout with
-    a score. A completion without a token has no turn. `question` as for `told_rows`. Raises
+    a score. A completion without a token has no turn. `question` as for `recorded_rows`. Raises
     ValueError for a record without sampled ids and log-probs.
     """
-    turns = told.record.turns
-    broken = isinstance(told.outcome, Failed) and told.outcome.name is FailedName.RECORD_ERROR
-    if not turns or broken:
+    rows = recorded_rows(told, form, question=question, dropped=dropped)
+    if rows[0].finish_reason is None:  # no completion, or a record that does not add up
         return TrainingTrace(turns=[])
-    main = main_segment(turns, question, told.agent.main_line) if told.segment is None else told.segment
-    trained = told.score is not None and dropped is None and form.trains(told.outcome, told.record)
-    sides = form.trains_sides(told.agent.kind)
+    main, learns = rows[0].segment, {row.segment: any(row.env_mask) for row in rows}
     ids: dict[int, list[int]] = {}
     made: list[tuple[bool, int, TrainingTurn]] = []
-    for turn, talk in in_lines(turns):
+    for turn, talk in in_lines(told.record.turns):
         completion, line = turn.completion, ids.setdefault(turn.segment, [])
         if turn.prompt_ids is None or completion.tokens_T is None or completion.logprobs_T is None:
             raise ValueError(
@@ -318,13 +314,15 @@ def training_trace(
             )
         line += turn.prompt_ids
         if completion.tokens_T:
-            learns = trained and (turn.segment == main or sides)
-            made.append((turn.segment == main, turn.segment, _turn(told, turn, talk, list(line), learns)))
+            trace = _turn(told, turn, talk, list(line), learns.get(turn.segment, False))
+            made.append((turn.segment == main, turn.segment, trace))
         line += completion.tokens_T
     return TrainingTrace(turns=[turn for *_, turn in sorted(made, key=lambda one: one[:2])])
 
 
-def _turn(told: Attempted, turn: Turn, talk: Sequence[Message], prompt: list[int], learns: bool) -> TrainingTurn:
+def _turn(
+    told: RecordedAttempt, turn: Turn, talk: Sequence[Message], prompt: list[int], learns: bool
+) -> TrainingTurn:
     completion = turn.completion
     tokens = list(completion.tokens_T or ())
     said = {"role": "assistant", "content": completion.visible}
@@ -378,12 +376,7 @@ def traces(run_dir: Path) -> Iterator[tuple[str, TrainingTrace]]:
 
 
 def _form(run_dir: Path) -> GroupFormat:
-    env = saved_env(dict(read_run(run_dir, "run_dir")))
     try:
-        return GroupFormat(
-            untrained=frozenset(EndedName(name) for name in env["untrained_outcomes"]),
-            mixed_versions=bool(env["train_mixed_versions"]),
-            all_segments=None if (lines := env["trained_segments"]) is None else lines == "all_segments",
-        )
+        return GroupFormat.recorded(saved_env(dict(read_run(run_dir, "run_dir"))))
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{run_dir}: its run.json is not as this version writes it ({error!r})") from error

@@ -14,7 +14,7 @@ import pytest
 from orchestrator.completion.tokenizer import load_tokenizer
 from orchestrator.run.groups import MASKED, GroupFormat
 from orchestrator.run.line import read_attempt
-from orchestrator.run.rows import Row, told_rows
+from orchestrator.run.rows import Row, recorded_rows
 from tests.fakes.inference import Call, ScriptedServer
 from tests.fakes.runs import Ended, flags, lines, place, run
 from tests.fakes.tokenizer import tokenizer_folder
@@ -114,7 +114,7 @@ def test_every_line_is_trained_once_whatever_is_asked_aside(home: Path, aside: s
     records = sorted((told for told in records if told.task_id == aside), key=lambda told: told.index)
     assert len(records) == 2
     for told, facts, mask in zip(records, group["overrides"], group["masks"], strict=True):
-        rows = told_rows(told, GroupFormat(tokenizer=tokenizer))
+        rows = recorded_rows(told, GroupFormat(tokenizer=tokenizer))
         assert told.score is not None
         assert {row.score for row in rows} == {told.score.value}
         tokens = {row.segment: len(trained(row)) for row in rows}

@@ -35,7 +35,7 @@ from orchestrator.engine.health import LEAST
 from orchestrator.errors import RunLocked
 from orchestrator.run.groups import MASKED, GroupFormat
 from orchestrator.run.line import read_attempt
-from orchestrator.run.rows import told_rows
+from orchestrator.run.rows import recorded_rows
 from orchestrator.types import Attempt, Member
 from tests.e2e.endpoint import ScriptedEndpoint, answers, says, scripted_endpoint
 from tests.fakes.runs import DEADLINE_S, ROOT, place
@@ -82,7 +82,9 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def recorded(run: Path) -> dict[tuple[str, int], Row]:
     """The rows of a run directory, by rollout and segment."""
     lines = (run / "rollouts.jsonl").read_bytes().splitlines()
-    rows = [row for line in lines if b'"index"' in line for row in told_rows(read_attempt(line), GroupFormat())]
+    rows = [
+        row for line in lines if b'"index"' in line for row in recorded_rows(read_attempt(line), GroupFormat())
+    ]
     return {(row.rollout_id, row.segment): row for row in rows}
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from xml.etree import ElementTree
 
-from bench.numbers import long_tail, p50, p99, percentile, ratio_of_pairs, work_conserving
+from bench.numbers import long_tail, p50, p99, percentile, ratio_of_pairs
 from bench.report import Figure, Findings, Scale, Section, drawing, table, write
 
 
@@ -69,12 +69,6 @@ def test_percentiles_are_values_that_were_measured() -> None:
 
 def test_the_ratio_of_pairs_does_not_see_the_machines_drift() -> None:
     assert ratio_of_pairs([2.0, 20.0, 200.0], [1.0, 10.0, 100.0]) == 2.0
-
-
-def test_an_order_that_leaves_no_slot_idle() -> None:
-    assert work_conserving([6, 1, 1, 1, 1, 1, 1], 2) == 6
-    assert work_conserving([1, 1, 1, 1, 1, 1, 6], 2) == 9
-    assert work_conserving([3.0], 4) == 3.0
 
 
 def test_drawn_durations_are_the_same_for_the_same_seed_and_have_a_long_tail() -> None:

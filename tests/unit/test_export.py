@@ -21,7 +21,7 @@ from orchestrator.exporting.formats import FORMATS, IDS, TALK
 from orchestrator.run.groups import GroupFormat
 from orchestrator.run.line import read_attempt
 from orchestrator.run.lines import dumps
-from orchestrator.run.rows import told_rows
+from orchestrator.run.rows import recorded_rows
 from orchestrator.settings.kinds import Choice
 from tests.fakes.recorded_run import write_recorded_run
 from tests.fakes.tokenizer import tokenizer_folder
@@ -61,7 +61,7 @@ def on_record(run: Path) -> dict[str, Any]:
     for text in (run / "rollouts.jsonl").read_bytes().splitlines():
         line = json.loads(text)
         if line.get("score") is not None:
-            found[line["rollout_id"]] = told_rows(read_attempt(text), GroupFormat())[0]
+            found[line["rollout_id"]] = recorded_rows(read_attempt(text), GroupFormat())[0]
     return found
 
 

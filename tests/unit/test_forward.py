@@ -20,6 +20,7 @@ from orchestrator.forward import check as checking
 from orchestrator.forward.check import Against, Data
 from orchestrator.forward.compare import LIMITS, Comparison, Control, Figures, Precision, Recomputed
 from orchestrator.forward.lines import LeftOut, Place, TrainedLine, chosen, survey, trained_lines
+from orchestrator.forward.model import Model as LoadedModel
 from orchestrator.forward.weights import Weights, look_at
 from orchestrator.run.line import attempt_line
 from orchestrator.run.lines import dumps
@@ -332,7 +333,7 @@ def test_tokens_that_cannot_show_a_shift_are_said_to() -> None:
 # ---------------------------------------------------------------- what is told and refused
 
 
-class FakeModel:
+class FakeModel(LoadedModel):
     """Gives every place the log-prob that `says` makes of the recorded one."""
 
     architecture = "FakeForCausalLM"

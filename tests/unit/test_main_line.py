@@ -16,7 +16,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.run.groups import MASKED, GroupFormat, settle
 from orchestrator.run.line import attempt_line, read_attempt, read_written_group
 from orchestrator.run.lines import dumps
-from orchestrator.run.rows import Row, group_rows, told_rows
+from orchestrator.run.rows import Row, group_rows, recorded_rows
 from orchestrator.run.tally import Tally
 from orchestrator.run.verify import Findings, check_group
 from orchestrator.settings.sources import load_config
@@ -95,7 +95,7 @@ def test_an_answer_that_nobody_got_is_in_no_line_and_counts_as_untrained() -> No
     assert [turn.get("abandoned") for turn in line["completions"]] == [None, True, None, True]
     told = read_attempt(dumps(line))
     assert told.record == member.attempt.record
-    (row,) = told_rows(told, GroupFormat())
+    (row,) = recorded_rows(told, GroupFormat())
     assert (row.weight, trained(row), sum(span.tokens for span in row.policy_spans)) == (1.0, [1, 2, 1], 3)
     (written,) = json.loads(dumps(GroupFormat(all_segments=True).groups(group(member))))
     (facts,) = written["overrides"]
@@ -186,9 +186,9 @@ def test_records_of_earlier_versions_are_read_by_their_rule() -> None:
     del line["plan"]["agent"]["main_line"], line["untrained_share"]
     told = read_attempt(dumps(line))
     assert (told.segment, told.agent.main_line, told.untrained_share) == (1, "question", None)
-    assert told_rows(told, GroupFormat())[0].segment == 1
+    assert recorded_rows(told, GroupFormat())[0].segment == 1
     unscored = {**line, "outcome": "llm_error", "score": None, "score_parts": None, "segment": None}
-    (row,) = told_rows(read_attempt(dumps(unscored)), GroupFormat(), question=QUESTION)
+    (row,) = recorded_rows(read_attempt(dumps(unscored)), GroupFormat(), question=QUESTION)
     assert row.segment == 1
 
 

@@ -13,8 +13,8 @@ pytest.importorskip("openenv", reason="needs the extra openenv")
 from openenv.core.harness import TrainingTrace
 
 from orchestrator.run.groups import GroupFormat
-from orchestrator.run.line import told_of
-from orchestrator.run.rows import Row, told_rows
+from orchestrator.run.line import recorded_attempt
+from orchestrator.run.rows import Row, recorded_rows
 from orchestrator.trainers.openenv import epoch_of, training_trace
 from orchestrator.types import AgentKind, Attempt, EndedName, Failed, FailedName, Group
 from tests.fakes.plans import a_plan, a_record
@@ -57,11 +57,11 @@ def test_a_trace_is_the_rows_of_its_rollout(
     form = GroupFormat(
         all_segments=all_segments, mixed_versions=mixed, untrained=frozenset() if all_ends else TIMEOUT
     )
-    told = [told_of(member) for member in group.members_G]
+    told = [recorded_attempt(member) for member in group.members_G]
     told = [replace(one, agent=replace(one.agent, kind=kind)) for one in told]
     assume(all(turn.completion.logprobs_T is not None for one in told for turn in one.record.turns))
     for one in told:
-        trace, rows = training_trace(one, form), {row.segment: row for row in told_rows(one, form)}
+        trace, rows = training_trace(one, form), {row.segment: row for row in recorded_rows(one, form)}
         lines = lines_of(trace)
         assert lines.keys() == rows.keys()
         assert all(same(row, lines[n]) for n, row in rows.items())
@@ -75,7 +75,7 @@ def test_a_trace_is_the_rows_of_its_rollout(
 
 @given(groups())
 def test_a_record_without_logprobs_has_no_trace(group: Group) -> None:
-    told = told_of(group.members_G[0])
+    told = recorded_attempt(group.members_G[0])
     assume(any(turn.completion.logprobs_T is None for turn in told.record.turns))
     with pytest.raises(ValueError, match=r"has no sampled ids or no log-probs; .*env\.token_source exact"):
         training_trace(told, GroupFormat())
@@ -85,7 +85,7 @@ def test_a_record_without_logprobs_has_no_trace(group: Group) -> None:
 def test_what_failed_is_context_alone(group: Group, name: FailedName) -> None:
     member = group.members_G[0]
     assume(all(turn.completion.logprobs_T is not None for turn in member.attempt.record.turns))
-    failed = told_of(replace(member.attempt, outcome=Failed(name, "why")))
+    failed = recorded_attempt(replace(member.attempt, outcome=Failed(name, "why")))
     trace = training_trace(failed, GroupFormat(all_segments=True))
     assert not any(any(turn.loss_mask) for turn in trace.turns)
     # A record that does not add up has no lines.
@@ -102,7 +102,9 @@ def test_a_completion_without_a_token_has_no_turn() -> None:
         )
         for turn, ids in zip(record.turns, ((5, 6), ()), strict=True)
     )
-    told = told_of(Attempt(a_plan(), replace(record, turns=(first, second)), Failed(FailedName.LLM_ERROR, "why")))
+    told = recorded_attempt(
+        Attempt(a_plan(), replace(record, turns=(first, second)), Failed(FailedName.LLM_ERROR, "why"))
+    )
     (turn,) = training_trace(told, GroupFormat()).turns
     assert (turn.prompt_token_ids, turn.completion_token_ids) == ([1], [5, 6])
     assert turn.response["choices"][0]["finish_reason"] == first.completion.finish_reason

@@ -235,5 +235,5 @@ def test_a_table_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
         priced(tmp_path / "none.yaml", "a")
     os.mkfifo(tmp_path / "pipe")
     for place in (tmp_path, tmp_path / "pipe"):
-        with pytest.raises(ConfigError, match=r"env\.price_table: .* is no file"):
+        with pytest.raises(ConfigError, match=r"env\.price_table: .* is not a file"):
             priced(place, "a")

@@ -20,7 +20,14 @@ from orchestrator.proxy.lease import MAX_STEP_CHARS, Lease
 from orchestrator.proxy.said import Asked, Reply
 from orchestrator.rules.text import objects_in
 from orchestrator.run import lines
-from orchestrator.run.line import Attempted, attempt_line, read_attempt, read_counted, read_episode, shorter_line
+from orchestrator.run.line import (
+    RecordedAttempt,
+    attempt_line,
+    read_attempt,
+    read_counted,
+    read_episode,
+    shorter_line,
+)
 from orchestrator.run.lines import JsonLines, dumps
 from orchestrator.types import (
     AgentSpec,
@@ -47,7 +54,7 @@ def written(lease: Lease) -> bytes:
     return dumps(attempt_line(Attempt(lease.plan, record, Ended(EndedName.FINISHED))))
 
 
-def read(text: bytes) -> Attempted:
+def read(text: bytes) -> RecordedAttempt:
     """By all our strict readers."""
     read_counted(text)
     read_episode(text)

@@ -16,7 +16,7 @@ from orchestrator.commands import replay
 from orchestrator.errors import ConfigError, ToolError
 from orchestrator.rules.redact import Secret
 from orchestrator.run.compared import Replayable, differences, digest, plan_of
-from orchestrator.run.line import Attempted, attempt_line, read_attempt
+from orchestrator.run.line import RecordedAttempt, attempt_line, read_attempt
 from orchestrator.settings.config import Config
 from orchestrator.settings.row import Given
 from orchestrator.settings.sources import resolve
@@ -66,7 +66,7 @@ async def test_a_replay_begins_without_a_node_and_takes_what_room_there_is(sandb
     assert nodes.most == 5
 
 
-def recorded(member: Member) -> Attempted:
+def recorded(member: Member) -> RecordedAttempt:
     return read_attempt(json.dumps(a_line(member)).encode())
 
 

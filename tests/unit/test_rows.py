@@ -12,7 +12,7 @@ from orchestrator.completion.trajectory import main_line
 from orchestrator.run.groups import MASKED, GroupFormat
 from orchestrator.run.line import attempt_line, read_attempt
 from orchestrator.run.lines import dumps
-from orchestrator.run.rows import Row, bad_task_row, group_rows, result_rows, told_rows
+from orchestrator.run.rows import Row, bad_task_row, group_rows, recorded_rows, result_rows
 from orchestrator.types import (
     Attempt,
     BadTask,
@@ -99,7 +99,7 @@ def test_rows_are_the_groups_file_bit_by_bit(group: Group, mixed: bool, all_ends
 @given(groups())
 def test_rows_of_the_record_are_those_of_the_group(group: Group) -> None:
     read = [read_attempt(dumps(attempt_line(member))) for member in group.members_G]
-    assert [row for told in read for row in told_rows(told, ALL)] == group_rows(group, ALL)
+    assert [row for told in read for row in recorded_rows(told, ALL)] == group_rows(group, ALL)
 
 
 @given(groups())
@@ -126,7 +126,7 @@ def test_a_rollout_without_a_score_has_a_row_without_a_score() -> None:
     assert (row.outcome, row.reason, row.score, row.main) == ("sandbox_lost", "gone", None, True)
     assert (row.prompt_ids, row.completion_ids) == ((1, 2, 3), (7, 8))
     assert (row.env_mask, row.logprobs) == ((0, 0), (None, None))
-    assert told_rows(read_attempt(dumps(attempt_line(lost))), GroupFormat()) == [row]
+    assert recorded_rows(read_attempt(dumps(attempt_line(lost))), GroupFormat()) == [row]
 
 
 @pytest.mark.parametrize("record", [Record(0.0), a_record()])

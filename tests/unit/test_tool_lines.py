@@ -19,7 +19,7 @@ from orchestrator.completion.trajectory import trajectory
 from orchestrator.errors import FullContext
 from orchestrator.proxy.lease import MAX_TOO_LONG, Lease
 from orchestrator.proxy.said import Asked, Reply, Spoken
-from orchestrator.run.line import told_line, told_of
+from orchestrator.run.line import recorded_attempt, recorded_line
 from orchestrator.types import (
     AgentSpec,
     Attempt,
@@ -401,8 +401,10 @@ async def test_tools_that_print_other_numbers_open_another_line(qwen: HubTokeniz
         await program.ask(*talk, wishes=Wishes(tools=({"type": "function", "function": function},)))
         talk += [Message("assistant", "Yes."), Message("user", "Sure?")]
     assert program.segments == [0, 1, 2]
-    line = told_line(
-        told_of(Attempt(a_plan(), Record(0.0, turns=tuple(program.lease.turns)), Ended(EndedName.FINISHED)))
+    line = recorded_line(
+        recorded_attempt(
+            Attempt(a_plan(), Record(0.0, turns=tuple(program.lease.turns)), Ended(EndedName.FINISHED))
+        )
     )
     assert [completion["tools"] for completion in line["completions"]] == [0, 1, 2]
 

@@ -24,7 +24,7 @@ from orchestrator import ConfigError, SyncOrchestrator, load_config
 from orchestrator.demo import recording
 from orchestrator.demo.tokenizer import unpack
 from orchestrator.run.groups import MASKED, GroupFormat
-from orchestrator.run.line import Attempted, read_episode, told_of
+from orchestrator.run.line import RecordedAttempt, read_episode, recorded_attempt
 from orchestrator.run.lines import dumps
 from orchestrator.run.verify import Findings, check_group
 from orchestrator.trainers.openenv import traces, training_trace
@@ -57,7 +57,7 @@ def run() -> Iterator[Path]:
         yield home / "run"
 
 
-def recorded() -> Iterator[tuple[dict[str, Any], Attempted]]:
+def recorded() -> Iterator[tuple[dict[str, Any], RecordedAttempt]]:
     """(line, rollout) of the demo's recording, which keeps only what was asked and said."""
     for line in recording.lines():
         episode = read_episode(dumps(line))
@@ -72,7 +72,7 @@ def recorded() -> Iterator[tuple[dict[str, Any], Attempted]]:
             )
             for number, served in enumerate(episode.turns, 1)
         )
-        told = told_of(a_member(episode.index))
+        told = recorded_attempt(a_member(episode.index))
         whole = replace(told.record, turns=turns)
         yield line, replace(told, record=whole, score=Score(line["score"]), segment=None)
 

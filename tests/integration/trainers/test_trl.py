@@ -24,7 +24,7 @@ pytest.importorskip("gguf", reason="needs the extra torch")
 from orchestrator import ConfigError, EnvironmentUnusable, Row, SyncOrchestrator, Task, load_config  # noqa: E402
 from orchestrator.run.groups import GroupFormat  # noqa: E402
 from orchestrator.run.line import read_attempt  # noqa: E402
-from orchestrator.run.rows import told_rows  # noqa: E402
+from orchestrator.run.rows import recorded_rows  # noqa: E402
 from orchestrator.trainers.trl import dataset, reward, rollout_func  # noqa: E402
 from tests.fakes.inference import Call, Fault, Reply  # noqa: E402
 from tests.fakes.policy_server import PolicyServer, serving  # noqa: E402
@@ -125,7 +125,9 @@ class Watched(trl.GRPOTrainer):  # type: ignore[misc,name-defined]
 def recorded(run: Path) -> dict[str, Row]:
     """The main rows of a run directory, by rollout."""
     lines = (run / "rollouts.jsonl").read_bytes().splitlines()
-    rows = [row for line in lines if b'"index"' in line for row in told_rows(read_attempt(line), GroupFormat())]
+    rows = [
+        row for line in lines if b'"index"' in line for row in recorded_rows(read_attempt(line), GroupFormat())
+    ]
     return {row.rollout_id: row for row in rows if row.main}
 
 

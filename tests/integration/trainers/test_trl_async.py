@@ -30,7 +30,7 @@ from trl.experimental.async_grpo import (  # noqa: E402
 from orchestrator import BadTask, ConfigError, Listener, Observer, Row, SyncOrchestrator, Task  # noqa: E402
 from orchestrator.run.groups import GroupFormat  # noqa: E402
 from orchestrator.run.line import read_attempt  # noqa: E402
-from orchestrator.run.rows import told_rows  # noqa: E402
+from orchestrator.run.rows import recorded_rows  # noqa: E402
 from orchestrator.trainers.trl import dataset  # noqa: E402
 from orchestrator.trainers.trl_async import RolloutWorker  # noqa: E402
 from orchestrator.types import Attempt, Member  # noqa: E402
@@ -104,7 +104,9 @@ def arguments(home: Path, **more: Any) -> Any:
 def recorded(run: Path) -> dict[tuple[int, ...], Row]:
     """The rows of a run directory, by all their ids."""
     lines = (run / "rollouts.jsonl").read_bytes().splitlines()
-    rows = [row for line in lines if b'"index"' in line for row in told_rows(read_attempt(line), GroupFormat())]
+    rows = [
+        row for line in lines if b'"index"' in line for row in recorded_rows(read_attempt(line), GroupFormat())
+    ]
     return {(*row.prompt_ids, *row.completion_ids): row for row in rows}
 
 

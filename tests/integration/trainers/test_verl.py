@@ -27,7 +27,7 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 from orchestrator.errors import ConfigError
 from orchestrator.run.groups import GroupFormat
 from orchestrator.run.line import read_attempt
-from orchestrator.run.rows import Row, told_rows
+from orchestrator.run.rows import Row, recorded_rows
 from orchestrator.trainers import verl as connection
 from orchestrator.trainers.verl import OrchestratorAgentLoop, RolloutLost
 from tests.e2e.endpoint import answers, says
@@ -135,7 +135,7 @@ def recorded(runs: Path) -> dict[str, Row]:
     for file in runs.glob("*/rollouts.jsonl"):
         for line in file.read_bytes().splitlines():
             if b'"index"' in line:
-                row = told_rows(read_attempt(line), GroupFormat())[0]
+                row = recorded_rows(read_attempt(line), GroupFormat())[0]
                 assert row.rollout_id not in rows
                 rows[row.rollout_id] = row
     return rows

@@ -20,7 +20,7 @@ import psutil
 
 from orchestrator.run.groups import GroupFormat
 from orchestrator.run.line import read_attempt
-from orchestrator.run.rows import Row, told_rows
+from orchestrator.run.rows import Row, recorded_rows
 from tests.e2e.endpoint import answers, says
 from tests.fakes.runs import COMMAND, ROOT, place
 from tests.fakes.tokenizer import tokenizer_folder
@@ -40,7 +40,7 @@ def a_row(n: int, question: str) -> dict[str, Any]:
 
 def recorded(run: Path) -> dict[str, Row]:
     lines = (run / "rollouts.jsonl").read_bytes().splitlines()
-    rows = [told_rows(read_attempt(line), GroupFormat())[0] for line in lines if b'"index"' in line]
+    rows = [recorded_rows(read_attempt(line), GroupFormat())[0] for line in lines if b'"index"' in line]
     return {row.rollout_id: row for row in rows}
 
 

@@ -12,32 +12,32 @@ from pathlib import Path
 from orchestrator.errors import ConfigError, OutputError
 
 
-def demand_free(path: Path, asked: str) -> None:
-    """Raises ConfigError, which names the setting `asked`, if there is something of this name, an empty folder
+def demand_free(path: Path, setting: str) -> None:
+    """Raises ConfigError, which names the setting `setting`, if there is something of this name, an empty folder
     excepted."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ConfigError(f"{asked}: {path} is there already, and nothing is overwritten; name another one")
+        raise ConfigError(f"{setting}: {path} is there already, and nothing is overwritten; name another one")
 
 
 @contextmanager
-def whole_folder(path: Path, asked: str) -> Iterator[Path]:
+def new_folder(path: Path, setting: str) -> Iterator[Path]:
     """A folder to write into, which gets the name `path` when the block ends well; else nothing is left.
 
-    Raises ConfigError, OutputError; both name the setting `asked`.
+    Raises ConfigError, OutputError; both name the setting `setting`.
     """
-    demand_free(path, asked)
+    demand_free(path, setting)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     except OSError as error:
-        raise ConfigError(f"{asked}: cannot write {path}: {error.strerror}") from error
+        raise ConfigError(f"{setting}: cannot write {path}: {error.strerror}") from error
     try:
         yield folder
-        demand_free(path, asked)  # somebody else may have written there meanwhile
+        demand_free(path, setting)  # somebody else may have written there meanwhile
         folder.chmod(0o777 & ~_umask())
         folder.rename(path)
     except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}; make room, or set --{asked}") from error
+        raise OutputError(f"cannot write {path}: {error.strerror}; make room, or set --{setting}") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

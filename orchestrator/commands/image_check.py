@@ -31,7 +31,7 @@ from orchestrator.launch.make import make_launcher
 from orchestrator.launch.names import LABEL_OWNER, LABEL_PROJECT, PROJECT, is_path
 from orchestrator.launch.oci.launcher import OciLauncher
 from orchestrator.launch.oci.store import ImageStore, StoredImage
-from orchestrator.launch.owner import owner_label
+from orchestrator.launch.owner import this_process
 from orchestrator.proxy.server import SandboxServer
 from orchestrator.proxy.wire import CONTRACT
 from orchestrator.rules.waits import first_of
@@ -86,7 +86,7 @@ def _probe(engine: docker.APIClient, image_id: str) -> bytes:
         entrypoint=[PYTHON, "-c"],
         user=_NOBODY,
         network_disabled=True,
-        labels={LABEL_PROJECT: PROJECT, LABEL_OWNER: owner_label()},
+        labels={LABEL_PROJECT: PROJECT, LABEL_OWNER: str(this_process())},
         host_config=engine.create_host_config(
             network_mode="none", cap_drop=["ALL"], read_only=True, mem_limit="1g", pids_limit=128
         ),

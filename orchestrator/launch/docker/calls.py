@@ -56,11 +56,7 @@ class Engine:
 
     async def info(self) -> dict[str, Any]:
         """Facts about the Engine itself; `Podman`: its version, if it is Podman that answers, else None."""
-
-        def info(client: APIClient) -> dict[str, Any]:
-            return engine_info(client)
-
-        return await self._call("info", info)
+        return await self._call("info", engine_info)
 
     async def image(self, name: str) -> dict[str, Any] | None:
         """The Engine's description of an image; None: there is no such image."""

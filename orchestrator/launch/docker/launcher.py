@@ -25,7 +25,7 @@ from orchestrator.launch.docker.sandbox import PAUSED, DockerSandbox
 from orchestrator.launch.docker.verification import verify
 from orchestrator.launch.hardening import Hardening, demand, writable_places
 from orchestrator.launch.names import LABEL_DEADLINE, LABEL_OWNER, LABEL_PROJECT, LABEL_RUN, PROJECT
-from orchestrator.launch.owner import owner_label
+from orchestrator.launch.owner import this_process
 from orchestrator.launch.uids import UidPair
 from orchestrator.rules.backoff import Backoff
 from orchestrator.rules.waits import uninterrupted
@@ -134,7 +134,7 @@ class DockerLauncher(ContainerLauncher[DockerSandbox]):
         return {
             LABEL_PROJECT: PROJECT,
             LABEL_RUN: self.run_id,
-            LABEL_OWNER: owner_label(),
+            LABEL_OWNER: str(this_process()),
             LABEL_DEADLINE: str(int(time.time() + self._lifetime_s)),
         }
 

@@ -19,7 +19,7 @@ from orchestrator.launch.docker.client import connect, inspect_image, one_line, 
 from orchestrator.launch.image.debian import RECIPE_HASH, SUITE, debian_root
 from orchestrator.launch.image.wheels import ImagePython
 from orchestrator.launch.names import BASE_REPOSITORY, LABEL_OWNER, LABEL_PROJECT, PROJECT
-from orchestrator.launch.owner import owner_label
+from orchestrator.launch.owner import this_process
 
 DEFAULT_BASE = "python:3.13-slim-trixie"  # Dockerfile.sandbox says the same
 DEBIAN_BASE = f"{BASE_REPOSITORY}:{SUITE}-{RECIPE_HASH}"
@@ -105,7 +105,7 @@ def probe_python(engine: docker.APIClient, base: str) -> ImagePython:
         command=[PROBE],
         entrypoint=["python3", "-c"],
         network_disabled=True,
-        labels={LABEL_PROJECT: PROJECT, LABEL_OWNER: owner_label()},
+        labels={LABEL_PROJECT: PROJECT, LABEL_OWNER: str(this_process())},
         host_config=engine.create_host_config(network_mode="none", cap_drop=["ALL"]),
     )["Id"]
     try:

@@ -34,7 +34,7 @@ from orchestrator.launch.image.context import (
 )
 from orchestrator.launch.image.wheels import ImagePython, fetch_wheels, wheels_cache
 from orchestrator.launch.names import DEFAULT_IMAGE, LABEL_CONTEXT, LABEL_VERSION
-from orchestrator.launch.owner import owner_label
+from orchestrator.launch.owner import this_process
 
 # Written by Dockerfile.sandbox.
 LABEL_BASE = "orchestrator.base"
@@ -172,7 +172,7 @@ async def _build_once(
 ) -> None:
     build_id = uuid.uuid4().hex
     # For the reaper, if this process is killed.
-    owned = {**arguments, "STAGE_OWNER": owner_label(), "BUILD_ID": build_id}
+    owned = {**arguments, "STAGE_OWNER": str(this_process()), "BUILD_ID": build_id}
     loop = asyncio.get_running_loop()
     stop = Event()
 

@@ -23,6 +23,7 @@ from sandbox.errors import StepsUsedUp
 from sandbox.runner.executor import WorkerExecutor
 from sandbox.runner.model import Complete, OrchestratorModel
 from sandbox.runner.tool_calling import DATA_PROMPT, CalledTool, called_tools
+from sandbox.runner.wire import agent_kind
 from sandbox.types import AgentKind, AgentSettings, Assignment, StepReport, ToolSpec
 from sandbox.worker.tools import FILE_TOOLS
 
@@ -199,9 +200,8 @@ def build_agent(
     managed = []
     for member in settings.managed_agents:
         theirs = {name: tools[name] for name in member.tools}
-        agent, _ = build(
-            member.kind, member.name, theirs, description=member.description, max_steps=member.max_steps
-        )
+        kind = agent_kind(member.kind)
+        agent, _ = build(kind, member.name, theirs, description=member.description, max_steps=member.max_steps)
         managed.append(agent)
     agent, executor = build(
         settings.kind,

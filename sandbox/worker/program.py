@@ -1,9 +1,8 @@
-"""An agent that is a program of its own: its files, its process, its answer.
+"""An agent that is a program of its own: its process, its answer.
 
-`place` runs in the runner, which owns the files: model-written code can read but not change them. `Program` is in
-the worker: the program and all code it runs share the worker's identity. The task is its standard input. Its
-answer is the file that the variable ANSWER_FILE names, else the last line it prints, if its exit code is 0.
-The end of its standard error tells people why it failed.
+The program and all code it runs share the worker's identity. The task is its standard input. Its answer is the
+file that the variable ANSWER_FILE names, else the last line it prints, if its exit code is 0. The end of its
+standard error shows people why it failed.
 """
 
 from __future__ import annotations
@@ -17,38 +16,17 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import IO
 
-from sandbox.errors import EpisodeCrashed
 from sandbox.texts import ANSWER_CHARS
-from sandbox.types import ProgramFile
 
-MAIN = "__main__.py"
 ANSWER_FILE = "answer.txt"
 _MAX_ANSWER_BYTES = 4 * ANSWER_CHARS
 _MAX_ERRORS_BYTES = 2 * 1024
 _ERRORS_S = 1.0  # how long a child that the program left behind may keep its standard error open
 _READ_BYTES = 64 * 1024
 _PRELOADED = Path(__file__).parents[1] / "boot" / "preloaded.py"  # run as a script
-
-
-def place(files: tuple[ProgramFile, ...]) -> Path:
-    """Returns the folder to run. Raises EpisodeCrashed."""
-    folder = Path(tempfile.mkdtemp(prefix="program-"))
-    try:
-        folder.chmod(0o755)
-        for file in files:
-            path = PurePosixPath(file.path)
-            if path.is_absolute() or not path.parts or ".." in path.parts or "\0" in file.path:
-                raise EpisodeCrashed(f"a file of the program cannot be called {file.path[:80]!r}")
-            target = folder.joinpath(*path.parts)
-            target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            target.write_bytes(file.content)
-            target.chmod(0o444)
-    except OSError as error:
-        raise EpisodeCrashed(f"cannot place the program: {error.strerror}") from error
-    return folder
 
 
 class Program:

@@ -125,11 +125,11 @@ class Supervisor:
                 os.read(self._wakeup, 4096)
                 self._reap()
             if self._control.fileno() in ready:
-                wanted = self._control.request()
-                if wanted is None:
+                output_limits = self._control.request()
+                if output_limits is None:
                     self._replace_worker()
                 else:
-                    self._collect_output(wanted)
+                    self._collect_output(output_limits)
 
     # ------------------------------------------------------------ processes
 
@@ -226,15 +226,15 @@ class Supervisor:
         deadline = time.monotonic() + WIPE_LIMIT_S
         while True:
             self._reap()
-            left = self._left_of_worker()
-            if not left and not self._killers:
+            alive = self._left_of_worker()
+            if not alive and not self._killers:
                 return
             if time.monotonic() > deadline:
-                what = f"{len(left)} processes of the code worker" if left else f"{len(self._killers)} killers"
+                what = f"{len(alive)} processes of the code worker" if alive else f"{len(self._killers)} killers"
                 print(f"{what} did not end", file=sys.stderr, flush=True)
                 os._exit(EXIT_CANNOT_WIPE)
-            if left:
-                self._kill(left)
+            if alive:
+                self._kill(alive)
             self._await_signal(_WIPE_PAUSE_S)
 
     def _left_of_worker(self) -> list[int]:

@@ -87,7 +87,7 @@ def _episode(
                 assignment,
                 prompt(assignment.question, files),
                 link,
-                lambda request, connection: client.answer(request, waiting=connection),
+                lambda request, connection: client.answer(request, program=connection),
                 on_step=client.record_step,
                 memory_kills=procfs.memory_kills,
                 endpoint=endpoint,

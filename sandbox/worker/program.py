@@ -35,29 +35,29 @@ class Program:
     def __init__(self, environment: Mapping[str, str], modules: Sequence[str] = ()) -> None:
         self._answer_file = Path.cwd() / ANSWER_FILE
         self._environment = {**os.environ, **environment, "ANSWER_FILE": str(self._answer_file)}
-        self._told = tempfile.TemporaryFile()  # noqa: SIM115  standard input: empty until there is a task
+        self._stdin = tempfile.TemporaryFile()  # noqa: SIM115  standard input: empty until there is a task
         self._line, theirs = socket.socketpair()
-        self._waiting: _Process | None = None
+        self._preloaded: _Process | None = None
         if modules:
             arguments = [str(_PRELOADED), str(theirs.fileno()), *modules]
-            self._waiting = self._start(arguments, theirs.fileno())
+            self._preloaded = self._start(arguments, theirs.fileno())
         theirs.close()
-        if self._waiting is not None and not self._line.recv(1):
-            self._waiting = None  # importing ended it; as a program it will end the same way, and can be heard
+        if self._preloaded is not None and not self._line.recv(1):
+            self._preloaded = None  # importing ended it; as a program it will end the same way, and can be heard
 
     def run(self, program: str, task: str) -> tuple[int, str | None, str]:
         """Returns (exit code, answer, end of standard error). The worker also prints what the program prints. Call
         it once."""
-        self._told.write(task.encode("utf-8", "replace"))
-        self._told.seek(0)
-        process = self._waiting
+        self._stdin.write(task.encode("utf-8", "replace"))
+        self._stdin.seek(0)
+        process = self._preloaded
         if process is None:
             process = self._start([program])
         else:
             with contextlib.suppress(OSError):  # it has ended since
                 self._line.send(os.fsencode(program))
         self._line.close()
-        self._told.close()
+        self._stdin.close()
         status, printed, errors = process.end()
         answer = _read(self._answer_file)
         if answer is None and status == 0:
@@ -69,7 +69,7 @@ class Program:
         return _Process(
             subprocess.Popen(  # noqa: S603  the operator's program
                 [sys.executable, *arguments],
-                stdin=self._told,
+                stdin=self._stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=self._environment,

@@ -17,7 +17,14 @@ from orchestrator.errors import EnvironmentUnusable
 from orchestrator.launch.docker.client import why_refused, why_unreachable
 from orchestrator.launch.image import build, debian
 from orchestrator.launch.image.base import DEFAULT_BASE, parse_probe
-from orchestrator.launch.image.build import LABEL_BASE, LABEL_CONTEXT, LABEL_VERSION, is_current, shown, why_failed
+from orchestrator.launch.image.build import (
+    LABEL_BASE,
+    LABEL_CONTEXT,
+    LABEL_VERSION,
+    is_current,
+    lines_of,
+    why_failed,
+)
 from orchestrator.launch.image.context import (
     DOCKERFILE,
     REQUIREMENTS,
@@ -294,7 +301,7 @@ def test_progress_is_free_of_ids_colours_and_scripts() -> None:
         {"stream": "\x1b[91mwarning\n\x1b[0m"},
         {"aux": {"ID": "sha256:1"}},
     ]
-    assert [text for line in lines for text in shown(line)] == ["Step 7/20 : RUN set -eu", "warning"]
+    assert [text for line in lines for text in lines_of(line)] == ["Step 7/20 : RUN set -eu", "warning"]
 
 
 def test_pips_own_reason_is_taken() -> None:

@@ -102,7 +102,7 @@ class DockerLauncher(ContainerLauncher[DockerSandbox]):
         self._unremoved[name] = None
         try:
             await self._engine.create({"Image": spec.image, "Labels": self._labels(), "HostConfig": {}}, name)
-            await uninterrupted(self._removed(name))
+            await uninterrupted(self._try_removal(name))
         except LaunchError:
             self._unremoved.pop(name, None)
             raise
@@ -165,7 +165,7 @@ class DockerLauncher(ContainerLauncher[DockerSandbox]):
     async def _remove(self, sandbox: DockerSandbox) -> None:
         """The removal is tried again when the Engine is back and in `aclose`, and is then left to the reaper."""
         try:
-            removed = await self._removed(sandbox.name)
+            existed = await self._try_removal(sandbox.name)
         except DockerError as error:
             self._unremoved[sandbox.name] = sandbox.uids
             log.error(
@@ -175,14 +175,14 @@ class DockerLauncher(ContainerLauncher[DockerSandbox]):
                 error,
             )
         else:
-            if removed or not sandbox.in_doubt:
+            if existed or not sandbox.in_doubt:
                 self._uids.release(sandbox.uids)
             else:  # the create call without an answer may still be on its way
                 self._unremoved[sandbox.name] = sandbox.uids
         finally:
             del self._live[sandbox.name]
 
-    async def _removed(self, name: str) -> bool:
+    async def _try_removal(self, name: str) -> bool:
         """Removes the container; whether it existed. Raises DockerError if the Engine does not do it in time."""
         failure = DockerError("the Docker Engine did not answer in time (remove)")
         try:

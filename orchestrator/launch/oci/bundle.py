@@ -111,12 +111,12 @@ def _resources(hardening: Hardening, unlimited: frozenset[str]) -> dict[str, Any
     memory = {"limit": hardening.memory_bytes, "swap": hardening.memory_bytes}
     if "swap" in unlimited:
         del memory["swap"]
-    asked: dict[str, tuple[str, dict[str, Any]]] = {
+    resources: dict[str, tuple[str, dict[str, Any]]] = {
         "memory": ("memory", memory),
         "cpus": ("cpu", {"period": CPU_PERIOD_US, "quota": round(hardening.cpus * CPU_PERIOD_US)}),
         "pids": ("pids", {"limit": hardening.pids}),
     }
-    limits = {part: limit for measure, (part, limit) in asked.items() if measure not in unlimited}
+    limits = {part: limit for measure, (part, limit) in resources.items() if measure not in unlimited}
     return {**limits, "devices": [{"allow": False, "access": "rwm"}]}
 
 

@@ -36,7 +36,7 @@ def user_namespace(*, etc: Path = _ETC, proc_sys: Path = _PROC_SYS) -> UserNames
     if user == 0:
         return None
     for name, least in (("user/max_user_namespaces", 1), ("kernel/unprivileged_userns_clone", 1)):
-        if (allowed := _number(proc_sys / name)) is not None and allowed < least:
+        if (value := _number(proc_sys / name)) is not None and value < least:
             raise EnvironmentUnusable(f"the kernel lets no ordinary user make containers here (sysctl {name})")
     if missing := [name for name in _WRITERS if shutil.which(name) is None]:
         raise EnvironmentUnusable(f"there is no {missing[0]} on this machine: install uidmap (or shadow-utils)")

@@ -23,7 +23,7 @@ from orchestrator.launch.docker.launcher import DockerLauncher
 from orchestrator.launch.docker.request import create_body
 from orchestrator.launch.hardening import harden
 from orchestrator.launch.names import LABEL_DEADLINE, LABEL_OWNER, LABEL_PROJECT, LABEL_RUN, PROJECT
-from orchestrator.launch.owner import owner_label
+from orchestrator.launch.owner import this_process
 from orchestrator.launch.pool import WarmPool
 from orchestrator.launch.ramp import Ramp
 from orchestrator.launch.uids import UidSlots
@@ -115,7 +115,7 @@ class BareContainers:
         self._labels = {
             LABEL_PROJECT: PROJECT,
             LABEL_RUN: secrets.token_hex(8),
-            LABEL_OWNER: owner_label(),
+            LABEL_OWNER: str(this_process()),
             LABEL_DEADLINE: str(int(time.time() + LIFETIME_S)),
         }
 

@@ -11,11 +11,11 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sandbox.types import OutputLimits
+from rollout_api.v1 import sandbox_pb2 as pb
 
 _MAX_MESSAGE_BYTES = 4096
 _REPLACE = b"replace"
-_COLLECT = b"collect "  # and the two limits
+_COLLECT = b"collect "  # and the limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +76,14 @@ class _End:
 
 
 class SupervisorEnd(_End):
-    def request(self) -> OutputLimits | None:
+    def request(self) -> pb.OutputLimits | None:
         """Reads one request; None: the runner asks for a fresh worker. Raises ControlLost."""
         request = self._line.recv(_MAX_MESSAGE_BYTES)
         if not request:
             raise ControlLost
         if request == _REPLACE:
             return None
-        max_files, max_bytes = request.removeprefix(_COLLECT).split()
-        return OutputLimits(int(max_files), int(max_bytes))
+        return pb.OutputLimits.FromString(request.removeprefix(_COLLECT))
 
     def announce_start(self, number: int, pipes: Sequence[int]) -> None:
         """Hands over the runner's ends of the pipes: commands, frames, output."""
@@ -103,9 +102,9 @@ class RunnerEnd(_End):
         """Pid 1 kills all that is left of the worker and starts a fresh one."""
         self._send(_REPLACE)
 
-    def ask_for_output(self, limits: OutputLimits) -> None:
+    def ask_for_output(self, limits: pb.OutputLimits) -> None:
         """Pid 1 kills all that is left of the worker and sends its files."""
-        self._send(_COLLECT + f"{limits.max_files} {limits.max_bytes}".encode())
+        self._send(_COLLECT + limits.SerializeToString())
 
     def receive(self) -> WorkerStarted | WorkerEnded | OutputBegun:
         """The next piece of news. Raises ControlLost."""

@@ -24,8 +24,8 @@ class RequestRefused(Exception):
     """The orchestrator cannot serve a request, and sampled nothing; `str(error)` says why. `param`: OpenAI's name
     of the field at fault, or empty. `too_long`: the conversation has more tokens than it may."""
 
-    def __init__(self, told: str, param: str = "", *, too_long: bool = False) -> None:
-        super().__init__(told)
+    def __init__(self, message: str, param: str = "", *, too_long: bool = False) -> None:
+        super().__init__(message)
         self.param = param
         self.too_long = too_long
 

@@ -22,14 +22,14 @@ def descendants_of(ancestor: int, but_not: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for pid, parent, _ in _processes():
         children.setdefault(parent, []).append(pid)
-    found: list[int] = []
+    pids: list[int] = []
     branches = [ancestor]
     while branches:
         for pid in children.get(branches.pop(), []):
             if pid != but_not:
-                found.append(pid)
+                pids.append(pid)
                 branches.append(pid)
-    return found
+    return pids
 
 
 def memory_kills() -> int | None:

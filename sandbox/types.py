@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+from rollout_api.v1 import sandbox_pb2 as pb
 
 OUTPUT_FOLDER = "output"  # in the workspace: files left there are sent to the orchestrator
 SOCKET_NAME = "s"  # the orchestrator's gRPC socket, in the channel directory
@@ -67,17 +69,6 @@ AgentKind = Literal["code", "tool_calling", "program"]
 
 
 @dataclass(frozen=True, slots=True)
-class ManagedAgent:
-    """An agent the main one calls like a tool. `tools`: names, out of all there are."""
-
-    name: str
-    description: str
-    tools: tuple[str, ...]
-    max_steps: int
-    kind: AgentKind
-
-
-@dataclass(frozen=True, slots=True)
 class AgentSettings:
     """How the agent is built and what a code step may use. For a program, each completion is a step."""
 
@@ -92,34 +83,10 @@ class AgentSettings:
     max_output_chars: int = 20_000
     kind: AgentKind = "code"
     prompt_templates: Mapping[str, Any] | None = None
-    managed_agents: tuple[ManagedAgent, ...] = ()
+    managed_agents: Sequence[pb.ManagedAgent] = ()
     calls_as_data: bool = False  # of tool-calling agents; False: their calls are JSON in the text of a completion
     max_parallel_completions: int = 1  # of a program, at a time
     max_token_length: int = 0  # that a conversation may have; 0: not known
-
-
-@dataclass(frozen=True, slots=True)
-class AttachmentFile:
-    """A file that comes with the task, before its bytes arrive."""
-
-    name: str
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class ProgramFile:
-    """A file of an agent program. `path` is relative."""
-
-    path: str
-    content: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class OutputLimits:
-    """Limits on the files of `output/` that are sent back."""
-
-    max_files: int
-    max_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +94,12 @@ class Assignment:
     """One rollout: what to solve and under which rules. `output` None: no files are asked for."""
 
     question: str
-    attachments: tuple[AttachmentFile, ...]
     agent: AgentSettings
-    host_tools: tuple[ToolSpec, ...]
-    sandbox_tools: tuple[SandboxTool, ...] = ()
-    program: tuple[ProgramFile, ...] = ()
-    output: OutputLimits | None = None
+    host_tools: Sequence[ToolSpec] = ()
+    attachments: Sequence[pb.AttachmentFile] = ()
+    sandbox_tools: Sequence[SandboxTool] = ()
+    program: Sequence[pb.ProgramFile] = ()
+    output: pb.OutputLimits | None = None
 
 
 Kind = Literal["action", "plan", "final"]

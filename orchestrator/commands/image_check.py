@@ -26,12 +26,12 @@ from orchestrator.launch.confinement import untold_by, verify_confinement
 from orchestrator.launch.docker.client import connect, inspect_image, why_refused, why_unreachable
 from orchestrator.launch.hardening import NO_MEASURES
 from orchestrator.launch.image.context import BuildContext, context_root
-from orchestrator.launch.image.facts import PROBE, PYTHON, Fact, found_inside, told_by_the_engine
+from orchestrator.launch.image.facts import PROBE, PYTHON, Fact, engine_facts, inside_facts
 from orchestrator.launch.make import make_launcher
 from orchestrator.launch.names import LABEL_OWNER, LABEL_PROJECT, PROJECT, is_path
 from orchestrator.launch.oci.launcher import OciLauncher
 from orchestrator.launch.oci.store import ImageStore, StoredImage
-from orchestrator.launch.owner import owner_label
+from orchestrator.launch.owner import this_process
 from orchestrator.proxy.server import SandboxServer
 from orchestrator.proxy.wire import CONTRACT
 from orchestrator.rules.waits import first_of
@@ -56,7 +56,7 @@ def run(config: Config, image: str) -> int:
         facts.append(asyncio.run(_started(image, kind, runtime)))
     width = max(len(fact.name) for fact in facts)
     for fact in facts:
-        print(f"{'WRONG' if fact.cure else 'ok':5}  {fact.name:{width}}  {fact.found}")
+        print(f"{'WRONG' if fact.cure else 'ok':5}  {fact.name:{width}}  {fact.result}")
         if fact.cure:
             print(f"{'':5}  {'':{width}}  -> {fact.cure}")
     wrong = sum(fact.cure is not None for fact in facts)
@@ -70,8 +70,8 @@ def _looked_at(name: str) -> Iterator[Fact]:
             image = inspect_image(engine, name)
             if image is None:
                 raise ConfigError(f"there is no image {name} here: build or pull it first")
-            yield from told_by_the_engine(image, BuildContext.read(context_root()).digest)
-            yield from found_inside(_probe(engine, image["Id"]), CONTRACT)
+            yield from engine_facts(image, BuildContext.read(context_root()).digest)
+            yield from inside_facts(_probe(engine, image["Id"]), CONTRACT)
     except APIError as error:
         raise EnvironmentUnusable(f"Docker refused: {why_refused(error.explanation or error)}") from None
     except (DockerException, requests.RequestException) as error:
@@ -86,7 +86,7 @@ def _probe(engine: docker.APIClient, image_id: str) -> bytes:
         entrypoint=[PYTHON, "-c"],
         user=_NOBODY,
         network_disabled=True,
-        labels={LABEL_PROJECT: PROJECT, LABEL_OWNER: owner_label()},
+        labels={LABEL_PROJECT: PROJECT, LABEL_OWNER: str(this_process())},
         host_config=engine.create_host_config(
             network_mode="none", cap_drop=["ALL"], read_only=True, mem_limit="1g", pids_limit=128
         ),
@@ -109,8 +109,8 @@ def _looked_at_without_engine(name: str, runtime: str) -> Iterator[Fact]:
         raise ConfigError(
             f"there is no image {name} in {store.folder}: `orchestrator image build --oci` makes ours"
         )
-    yield from told_by_the_engine({"Config": image.config}, BuildContext.read(context_root()).digest)
-    yield from found_inside(asyncio.run(_probe_without_engine(name, runtime)), CONTRACT)
+    yield from engine_facts({"Config": image.config}, BuildContext.read(context_root()).digest)
+    yield from inside_facts(asyncio.run(_probe_without_engine(name, runtime)), CONTRACT)
 
 
 class _ProbeStore(ImageStore):

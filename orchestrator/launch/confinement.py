@@ -47,9 +47,9 @@ _USUAL = ("/proc", "/dev", TERMINALS_MOUNT, "/dev/mqueue", "/sys/fs/cgroup")
 
 def verify_confinement(seen: Confinement, spec: SandboxSpec, waived: frozenset[str] = NO_MEASURES) -> list[str]:
     """What a sandbox made from `spec` lacks by its own report: a line each, beginning with the measure."""
-    asked = harden(spec, UidPair(seen.runner_uid, seen.worker_uid), Path("/"))
-    found = _problems(seen, asked)
-    return [f"{measure}: {text} (seen inside)" for measure, text in found if measure not in waived]
+    demands = harden(spec, UidPair(seen.runner_uid, seen.worker_uid), Path("/"))
+    problems = _problems(seen, demands)
+    return [f"{measure}: {text} (seen inside)" for measure, text in problems if measure not in waived]
 
 
 def untold_by(runtime: str | None) -> frozenset[str]:
@@ -61,7 +61,7 @@ def untold_by(runtime: str | None) -> frozenset[str]:
     return _UNTOLD_BY_GVISOR if runtime is not None and is_gvisor(runtime) else NO_MEASURES
 
 
-def _problems(seen: Confinement, asked: Hardening) -> Iterator[tuple[str, str]]:
+def _problems(seen: Confinement, demands: Hardening) -> Iterator[tuple[str, str]]:
     """(measure, what is wrong)."""
     if seen.capability_bounding_set & ~_ALLOWED_CAPABILITIES:
         yield "capabilities", f"bounding set {seen.capability_bounding_set:#x}"
@@ -84,28 +84,28 @@ def _problems(seen: Confinement, asked: Hardening) -> Iterator[tuple[str, str]]:
         yield "devices", f"/dev has {_listed(others)}"
     if seen.exposed_paths:
         yield "hidden_paths", f"{_listed(seen.exposed_paths)} can be used"
-    yield from _limits(seen, asked)
-    yield from _tmpfs(seen, asked.tmpfs)
-    yield from _mounts(seen, asked)
+    yield from _limits(seen, demands)
+    yield from _tmpfs(seen, demands.tmpfs)
+    yield from _mounts(seen, demands)
 
 
-def _limits(seen: Confinement, asked: Hardening) -> Iterator[tuple[str, str]]:
-    wanted = {
-        "memory": ("memory", asked.memory_bytes),
-        "memory_and_swap": ("swap", asked.memory_bytes),
-        "cpu_millis": ("cpus", ceil(asked.cpus * 1000)),
-        "pids": ("pids", asked.pids),
+def _limits(seen: Confinement, demands: Hardening) -> Iterator[tuple[str, str]]:
+    most_by_name = {
+        "memory": ("memory", demands.memory_bytes),
+        "memory_and_swap": ("swap", demands.memory_bytes),
+        "cpu_millis": ("cpus", ceil(demands.cpus * 1000)),
+        "pids": ("pids", demands.pids),
         "terminals": ("terminals", TERMINALS),
-        **{name: ("ulimits", most) for name, most in asked.ulimits.items()},
+        **{name: ("ulimits", most) for name, most in demands.ulimits.items()},
     }
-    for name, (measure, most) in wanted.items():
+    for name, (measure, most) in most_by_name.items():
         limit = seen.limits.get(name)
         if limit is None or limit > most:
             yield measure, f"{name} is {'unlimited' if limit is None else limit} instead of {most}"
 
 
-def _tmpfs(seen: Confinement, wanted: Iterable[Tmpfs]) -> Iterator[tuple[str, str]]:
-    for place in wanted:
+def _tmpfs(seen: Confinement, places: Iterable[Tmpfs]) -> Iterator[tuple[str, str]]:
+    for place in places:
         mount = next((m for m in reversed(seen.mounts) if m.target == place.target), None)
         if mount is None or mount.type != "tmpfs":
             yield "tmpfs", f"{place.target} is none"
@@ -115,9 +115,9 @@ def _tmpfs(seen: Confinement, wanted: Iterable[Tmpfs]) -> Iterator[tuple[str, st
             yield "tmpfs", f"{place.target} is not nosuid, nodev and noexec"
 
 
-def _mounts(seen: Confinement, asked: Hardening) -> Iterator[tuple[str, str]]:
+def _mounts(seen: Confinement, demands: Hardening) -> Iterator[tuple[str, str]]:
     """Every mount must be an expected one, and read-only where it should be."""
-    ours = {*(place.target for place in asked.tmpfs), *MASKED_PATHS, *READ_ONLY_PATHS, *_USUAL}
+    ours = {*(place.target for place in demands.tmpfs), *MASKED_PATHS, *READ_ONLY_PATHS, *_USUAL}
     # An ordinary user can make no devices: a runtime mounts the machine's own there.
     ours |= {f"/dev/{name}" for name in _DEVICES}
     for mount in seen.mounts:

@@ -122,8 +122,8 @@ class ContainerLauncher(ABC, Generic[S]):
             self._live[sandbox.name] = sandbox
             try:
                 async with self._starting:
-                    asked = harden(spec, sandbox.uids, channel, allow_localhost_tcp=self._allow_localhost_tcp)
-                    await self._start(sandbox, spec, asked)
+                    demands = harden(spec, sandbox.uids, channel, allow_localhost_tcp=self._allow_localhost_tcp)
+                    await self._start(sandbox, spec, demands)
                 yield sandbox
             finally:
                 await uninterrupted(self._remove(sandbox))

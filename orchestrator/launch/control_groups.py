@@ -38,12 +38,12 @@ def group_files(
     for group in groups:
         if group.own is None or ".." in group.own.split("/"):  # the latter: in another namespace than ours
             continue
-        found: list[Path] = []
+        files: list[Path] = []
         if not group.controllers:
-            found = [cgroups / group.own / v2_name, cgroups / "unified" / group.own / v2_name]
+            files = [cgroups / group.own / v2_name, cgroups / "unified" / group.own / v2_name]
         elif group.has(controller):
-            found = [cgroups / mounted / group.own / v1_name for mounted in (controller, group.controllers)]
-        yield from (file for file in found if file.is_file())
+            files = [cgroups / mounted / group.own / v1_name for mounted in (controller, group.controllers)]
+        yield from (file for file in files if file.is_file())
 
 
 def beside(own: str) -> str:

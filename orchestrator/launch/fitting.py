@@ -39,15 +39,15 @@ def too_many(spec: SandboxSpec, max_sandboxes: int, memory_bytes: int) -> str | 
 
 def old_runc(version: str) -> str | None:
     """That a runc of this version, like 1.1.5+ds1, has known holes; None: it has none, or it is no version."""
-    found = re.match(r"v?(\d+)\.(\d+)\.(\d+)", version)
-    if found is None:
+    version_match = re.match(r"v?(\d+)\.(\d+)\.(\d+)", version)
+    if version_match is None:
         return None
-    number = tuple(map(int, found.groups()))
+    number = tuple(map(int, version_match.groups()))
     missing = [name for name, mended in _RUNC_FIXES if not _is_mended(number, mended)]
     if not missing:
         return None
     return (
-        f"runc {'.'.join(found.groups())} is older than its fixes of {' and '.join(missing)} "
+        f"runc {'.'.join(version_match.groups())} is older than its fixes of {' and '.join(missing)} "
         "(a distribution may have backported them)"
     )
 

@@ -59,11 +59,6 @@ def this_process() -> Owner:
     return Owner(_host(), os.getpid(), _state_and_start(os.getpid())[1])
 
 
-def owner_label() -> str:
-    """The value of LABEL_OWNER for containers and images that this process makes."""
-    return str(this_process())
-
-
 def _host() -> str:
     try:
         namespace = Path("/proc/self/ns/pid").stat().st_ino

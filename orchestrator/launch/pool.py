@@ -95,7 +95,7 @@ class WarmPool(Generic[P]):
         self._spec = self._claimed_last = spec
         self._expected: dict[object, tuple[SandboxSpec, int]] = {}  # in the order of claims to come
         self._warm = warm
-        self._wanted = warm
+        self._target = warm
         self._head_start = min(head_start, leased) if warm else 0
         self._room = asyncio.Semaphore(leased + warm)
         self._recovered = recovered
@@ -201,11 +201,11 @@ class WarmPool(Generic[P]):
         self.drain()
         for place in self._all:
             place.task.cancel()
-        left = [place.task for place in self._all]
+        tasks = [place.task for place in self._all]
         if self._pausing is not None:
-            left.append(self._pausing)
-        if left:
-            await uninterrupted(asyncio.wait(left))
+            tasks.append(self._pausing)
+        if tasks:
+            await uninterrupted(asyncio.wait(tasks))
 
     # ------------------------------------------------------------ who gets which
 
@@ -215,7 +215,7 @@ class WarmPool(Generic[P]):
         ready = [place for place in self._free if place.spec == spec and place.is_ready]
         coming = [place for place in self._free if place.spec == spec and not place.parked.done()]
         if not ready:
-            self._wanted = min(self._warm, self._wanted + 1)
+            self._target = min(self._warm, self._target + 1)
         self.claims["ready" if ready else "made" if coming else "none"] += 1
         if ready or coming:
             place = ready[-1] if ready else coming[0]
@@ -231,11 +231,11 @@ class WarmPool(Generic[P]):
     def _fill(self) -> None:
         if self._closed or self._broken is not None or self._pausing is not None:
             return
-        wanted = self._wanted_ahead()
-        lacking = Counter(wanted) - Counter(place.spec for place in self._free)
-        superfluous = Counter(place.spec for place in self._free) - Counter(wanted)
-        room, being_removed = len(wanted) - self.spare, sum(place.done.is_set() for place in self._all)
-        for number, spec in enumerate(lacking.elements()):
+        target = self._wanted_ahead()
+        missing = Counter(target) - Counter(place.spec for place in self._free)
+        superfluous = Counter(place.spec for place in self._free) - Counter(target)
+        room, being_removed = len(target) - self.spare, sum(place.done.is_set() for place in self._all)
+        for number, spec in enumerate(missing.elements()):
             if number < room:
                 self._free.append(self._make(spec))
             elif number >= room + being_removed and superfluous:
@@ -248,16 +248,18 @@ class WarmPool(Generic[P]):
         """What the unclaimed sandboxes should be. Of rollouts that are not known yet, as long as most have the
         pool's own spec, the same is expected."""
         demand = sum(demand() for demand in self._demands) if self._demands else math.inf
-        wanted = math.ceil(min(self._wanted + self._head_start, demand))
-        known = [spec for spec, rollouts in self._expected.values() for _ in range(min(rollouts, wanted))][:wanted]
-        unknown = wanted - len(known) if self._claimed_last == self._spec else 0
-        return known + [self._spec] * unknown
+        target = math.ceil(min(self._target + self._head_start, demand))
+        expected = [spec for spec, rollouts in self._expected.values() for _ in range(min(rollouts, target))][
+            :target
+        ]
+        unknown = target - len(expected) if self._claimed_last == self._spec else 0
+        return expected + [self._spec] * unknown
 
     def _make(self, spec: SandboxSpec) -> _Place[P]:
         place = _Place[P](spec)
         self._all.add(place)
         place.task = asyncio.create_task(self._keep(place), name="sandbox")
-        place.task.add_done_callback(lambda task: self._gone(place))  # a task cancelled at once never begins
+        place.task.add_done_callback(lambda task: self._on_end(place))  # a task cancelled at once never begins
         return place
 
     def _make_for_claim(self, spec: SandboxSpec) -> _Place[P]:
@@ -265,7 +267,7 @@ class WarmPool(Generic[P]):
         place.claimed.set()
         return place
 
-    def _gone(self, place: _Place[P]) -> None:
+    def _on_end(self, place: _Place[P]) -> None:
         self._all.discard(place)
         if place in self._free:
             self._free.remove(place)
@@ -312,9 +314,9 @@ class WarmPool(Generic[P]):
                     self._free.remove(place)  # now it cannot be claimed any more
                     self._failed(place, LaunchError(f"it was lost while it was parked: {lost.result()}"))
                     return False
-                if self._wanted > 1 or len(self._free) > 1:
+                if self._target > 1 or len(self._free) > 1:
                     self._free.remove(place)
-                    self._wanted = max(1, self._wanted - 1)
+                    self._target = max(1, self._target - 1)
                     return False
         finally:
             lost.cancel()

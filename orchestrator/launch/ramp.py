@@ -32,7 +32,7 @@ class Ramp:
         self._most = float(_PER_CORE * cores)
         self._limit = float(cores)
         self._starting = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._queue: deque[asyncio.Future[None]] = deque()
         # The quickest of the whole run: a recent minimum could already be slowed down by our own starts.
         self._quickest_s = float("inf")
         self._full_at = self._lowered_at = float("-inf")
@@ -59,24 +59,24 @@ class Ramp:
 
     async def _turn(self) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
+        self._queue.append(turn)
         self._admit()
         try:
             await turn
         except asyncio.CancelledError:
             if turn.cancelled():
-                self._waiting.remove(turn)
+                self._queue.remove(turn)
             else:  # the turn came together with the cancel
                 self._starting -= 1
             self._admit()
             raise
 
     def _admit(self) -> None:
-        while self._waiting and self._starting < self.limit:
-            if self._waiting[0].cancelled():
+        while self._queue and self._starting < self.limit:
+            if self._queue[0].cancelled():
                 return  # its owner takes it out and calls again
             self._starting += 1
-            self._waiting.popleft().set_result(None)
+            self._queue.popleft().set_result(None)
             if self._starting >= self.limit:
                 self._full_at = now_s()
 

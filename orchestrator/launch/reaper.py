@@ -51,7 +51,7 @@ async def reap(*, old_images: bool = False) -> Reaped:
     What cannot be removed is logged and left. Raises EnvironmentUnusable, DockerError if the Engine does not
     answer; the directories are removed before.
     """
-    here = await asyncio.to_thread(reap_directories)
+    local = await asyncio.to_thread(reap_directories)
     engine = Engine(threads=_THREADS)
     try:
         containers = [c for c in await engine.containers(f"{LABEL_PROJECT}={PROJECT}") if _is_left(c)]
@@ -63,25 +63,25 @@ async def reap(*, old_images: bool = False) -> Reaped:
             images += await _remove_old_images(engine)
     finally:
         await engine.aclose()
-    return Reaped(here.containers + removed, here.directories, images)
+    return Reaped(local.containers + removed, local.directories, images)
 
 
 def reap_directories() -> Reaped:
     """Removes socket and temporary directories of dead orchestrators, and the containers that an OCI runtime has
     for them. Blocks, for seconds if one resists."""
-    found, containers = [], 0
+    leftovers, containers = [], 0
     for directory in _owned_directories():
         if _is_left_directory(directory):
             removed, resisting = remove_containers(directory)
             containers += removed
             if not resisting:  # else the directory is needed to find them
-                found.append(directory)
-    left = found
+                leftovers.append(directory)
+    remaining = leftovers
     for failures in range(_REMOVALS):
         # A sandbox that is just ending may still write files into its directory.
-        time.sleep(_BETWEEN_REMOVALS.pause_s(failures) if left else 0.0)
-        left = [now for directory in left if (now := remove_owned_directory(directory)) is not None]
-    return Reaped(containers, len(found) - len(left), 0)
+        time.sleep(_BETWEEN_REMOVALS.pause_s(failures) if remaining else 0.0)
+        remaining = [now for directory in remaining if (now := remove_owned_directory(directory)) is not None]
+    return Reaped(containers, len(leftovers) - len(remaining), 0)
 
 
 # ---------------------------------------------------------------- containers

@@ -32,7 +32,7 @@ class UidSlots:
 
     def __init__(self, start: int | None = None) -> None:
         self._next = random.randrange(SLOTS) if start is None else start  # noqa: S311
-        self._taken: set[int] = set()
+        self._in_use: set[int] = set()
         self._lock = Lock()
 
     def take(self) -> UidPair:
@@ -40,8 +40,8 @@ class UidSlots:
         with self._lock:
             for step in range(SLOTS):
                 slot = (self._next + step) % SLOTS
-                if slot not in self._taken:
-                    self._taken.add(slot)
+                if slot not in self._in_use:
+                    self._in_use.add(slot)
                     self._next = slot + 1
                     return UidPair(FIRST_UID + 2 * slot, FIRST_UID + 2 * slot + 1)
         raise RuntimeError("every user id is in use")
@@ -49,4 +49,4 @@ class UidSlots:
     def release(self, pair: UidPair) -> None:
         """Frees the pair. Every process of the sandbox must have ended."""
         with self._lock:
-            self._taken.discard((pair.runner - FIRST_UID) // 2)
+            self._in_use.discard((pair.runner - FIRST_UID) // 2)

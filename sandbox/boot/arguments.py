@@ -28,46 +28,32 @@ _EXIT_USAGE = 2
 
 def box_of(arguments: list[str]) -> Box:
     """Parses the arguments; wrong ones end the process with a line that says why."""
-    given: dict[str, str] = {_PROCESSES: "100"}
-    preload: list[str] = []
+    values: dict[str, list[str]] = {name: [] for name in (*_PLACES, *_IDENTITIES, _PROCESSES, _PRELOAD)}
     rest = iter(arguments)
     for name in rest:
-        if name not in (*_PLACES, *_IDENTITIES, _PROCESSES, _PRELOAD):
+        if name not in values:
             _refuse(f"unrecognized arguments: {name}")
         if (value := next(rest, None)) is None:
             _refuse(f"{name} needs a value")
-        if name == _PRELOAD:
-            preload.append(value)
-        else:
-            given[name] = value
-    if missing := [name for name in _PLACES if name not in given]:
+        values[name].append(value)
+    if missing := [name for name in _PLACES if not values[name]]:
         _refuse(f"missing: {', '.join(missing)}")
-    channel, attachments, workspace = (Path(given[name]).absolute() for name in _PLACES)
-    return Box(
-        channel=channel,
-        attachments=attachments,
-        workspace=workspace,
-        identities=_identities([_number(given, name) for name in _IDENTITIES if name in given]),
-        worker_processes=_number(given, _PROCESSES),
-        preload=tuple(preload),
-    )
-
-
-def _identities(ids: list[int]) -> Identities | None:
-    if not ids:
-        return None
-    if len(ids) < len(_IDENTITIES):
+    channel, attachments, workspace = (Path(values[name][-1]).absolute() for name in _PLACES)
+    ids = [_number(name, values[name][-1]) for name in _IDENTITIES if values[name]]
+    if len(ids) not in (0, len(_IDENTITIES)):
         _refuse(f"{', '.join(_IDENTITIES)} come together or not at all")
-    if min(ids) < 1 or ids[0] == ids[1]:
+    if ids and (min(ids) < 1 or ids[0] == ids[1]):
         _refuse("the runner and the worker need two different uids, and none may be 0")
-    return Identities(*ids)
+    processes = _number(_PROCESSES, ["100", *values[_PROCESSES]][-1])
+    identities = Identities(*ids) if ids else None
+    return Box(channel, attachments, workspace, identities, processes, tuple(values[_PRELOAD]))
 
 
-def _number(given: dict[str, str], name: str) -> int:
+def _number(name: str, value: str) -> int:
     try:
-        return int(given[name])
+        return int(value)
     except ValueError:
-        _refuse(f"{name} {given[name]!r} is no whole number")
+        _refuse(f"{name} {value!r} is no whole number")
 
 
 def _refuse(why: str) -> NoReturn:

@@ -15,30 +15,30 @@ from types import CodeType
 from typing import Any
 
 Compiled = dict[tuple[object, ...], Any]  # (kind, text, …) to code or plain data, as `marshal` takes it
-_known: Mapping[tuple[object, ...], Any] = {}
+_results: Mapping[tuple[object, ...], Any] = {}
 _recorded: Compiled | None = None
 
 
 def remembered(key: tuple[object, ...], make: Callable[[], Any]) -> Any:
     """What `make` returned when the image was made, where that is known; else what it returns now."""
-    made = _known.get(key)
-    if made is None:
-        made = make()
+    result = _results.get(key)
+    if result is None:
+        result = make()
         if _recorded is not None:
-            _recorded[key] = made
-    return made
+            _recorded[key] = result
+    return result
 
 
 @contextmanager
-def compiled(known: Mapping[tuple[object, ...], Any]) -> Iterator[None]:
-    """Within this block nothing that is in `known` is compiled again."""
-    global _known
-    _known = known
+def compiled(results: Mapping[tuple[object, ...], Any]) -> Iterator[None]:
+    """Within this block nothing that is in `results` is compiled again."""
+    global _results
+    _results = results
     try:
         with _watched():
             yield
     finally:
-        _known = {}
+        _results = {}
 
 
 @contextmanager
@@ -74,25 +74,25 @@ def _execute(text: str, namespace: dict[str, Any], names: dict[str, Any]) -> Non
 
 
 def _pattern(pattern: Any, flags: int = 0) -> re.Pattern[Any]:
-    if not isinstance(pattern, str | bytes) or (_recorded is None and ("pattern", pattern, flags) not in _known):
+    if not isinstance(pattern, str | bytes) or (_recorded is None and ("pattern", pattern, flags) not in _results):
         return _usual(pattern, flags)
-    made: re.Pattern[Any] = _sre.compile(
+    result: re.Pattern[Any] = _sre.compile(
         *remembered(("pattern", pattern, int(flags)), lambda: _parts(pattern, flags))
     )
-    return made
+    return result
 
 
 def _parts(pattern: str | bytes, flags: int) -> tuple[Any, ...]:
     """What `re` passes to `_sre.compile` for this pattern, as plain data."""
-    _compiler._sre = taken = _Taken()
+    _compiler._sre = stand_in = _Recorder()
     try:
         _usual(pattern, flags)
     finally:
         _compiler._sre = _sre
-    return taken.parts
+    return stand_in.parts
 
 
-class _Taken:
+class _Recorder:
     """Stands in for `_sre` and keeps the arguments of `compile`."""
 
     parts: tuple[Any, ...] = ()

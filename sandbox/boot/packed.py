@@ -58,10 +58,10 @@ class _Finder:
 
     find_distributions = staticmethod(PathFinder.find_distributions)
 
-    def __init__(self, known: "tuple[Any, ...]", codes: memoryview) -> None:
+    def __init__(self, tables: "tuple[Any, ...]", codes: memoryview) -> None:
         self._index: Mapping[str, Entry]
         self._namespaces: Mapping[str, list[str]]
-        self._index, self._namespaces, absent, self.compiled = known
+        self._index, self._namespaces, absent, self.compiled = tables
         self._absent = frozenset(absent)
         self._codes = codes
 
@@ -122,10 +122,10 @@ def _open(file: str) -> _Finder | None:
         return None
     start = len(MAGIC_NUMBER) + _LENGTH_BYTES
     end = start + int.from_bytes(content[len(MAGIC_NUMBER) : start], "big")
-    folders, *known = marshal.loads(content[start:end])  # noqa: S302
+    folders, *tables = marshal.loads(content[start:end])  # noqa: S302
     if any(_changed_at(folder) != changed_at for folder, changed_at in folders.items()):
         return None
-    return _Finder(known, content[end:])
+    return _Finder(tables, content[end:])
 
 
 class Absent:

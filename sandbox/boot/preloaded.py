@@ -17,14 +17,14 @@ def main() -> None:
     """Imports the modules, waits, becomes the program."""
     line = int(sys.argv[1])
     os.set_inheritable(line, False)
-    held = [_Held(1), _Held(2)]
+    outputs = [_Output(1), _Output(2)]
     try:
         _import(sys.argv[2:])
         os.write(line, b"\n")
         program = os.fsdecode(os.read(line, _CHUNK_BYTES))
     finally:
         os.close(line)
-        for stream in held:
+        for stream in outputs:
             stream.release()
     if program:  # else the worker is gone
         _become(program)
@@ -51,15 +51,15 @@ def _import(modules: "list[str]") -> None:
     gc.enable()
 
 
-class _Held:
+class _Output:
     """What modules print while they are imported is the program's output, and is kept until that is read."""
 
     def __init__(self, number: int) -> None:
         self._number = number
         self._usual = os.dup(number)
-        kept = os.memfd_create("held")
-        os.dup2(kept, number)
-        os.close(kept)
+        buffer = os.memfd_create("held")
+        os.dup2(buffer, number)
+        os.close(buffer)
 
     def release(self) -> None:
         """Prints it, and what comes from now on directly."""

@@ -82,7 +82,7 @@ def _limits() -> dict[str, int]:
     memory = _number("memory.max", "memory/memory.limit_in_bytes")
     swap = _number("memory.swap.max")
     both = memory + swap if memory is not None and swap is not None else None
-    found = {
+    all_limits = {
         "memory": memory,
         "memory_and_swap": both if both is not None else _number("memory/memory.memsw.limit_in_bytes"),
         "cpu_millis": cpu_millis(),
@@ -91,8 +91,8 @@ def _limits() -> dict[str, int]:
     }
     for name in _ULIMITS:
         hard = resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))[1]
-        found[name] = None if hard == resource.RLIM_INFINITY else hard
-    return {name: value for name, value in found.items() if value is not None}
+        all_limits[name] = None if hard == resource.RLIM_INFINITY else hard
+    return {name: value for name, value in all_limits.items() if value is not None}
 
 
 def _terminals() -> int | None:

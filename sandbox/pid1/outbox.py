@@ -51,7 +51,7 @@ def _entries(folder: Path) -> Iterator[tuple[int | None, bytes, bytes]]:
 
     The descriptor is None for entries that are left out unseen.
     """
-    seen = 0
+    entries = 0
     try:
         folders = [(os.open(folder, _FOLDER), b"")]
     except OSError:
@@ -62,8 +62,8 @@ def _entries(folder: Path) -> Iterator[tuple[int | None, bytes, bytes]]:
             names = sorted(os.fsencode(entry.name) for entry in os.scandir(parent))
             for name in names:
                 path = above + name
-                seen += 1
-                if seen > MAX_SEEN or len(path) > MAX_PATH_BYTES:
+                entries += 1
+                if entries > MAX_SEEN or len(path) > MAX_PATH_BYTES:
                     yield None, name, path
                     continue
                 if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
@@ -86,16 +86,16 @@ def _write_file(out: BinaryIO, parent: int, name: bytes, path: bytes, room: int)
         if not stat.S_ISREG(status.st_mode) or status.st_size > room:
             raise _LeftOut
         out.write(b"F" + len(path).to_bytes(2, "big") + path + status.st_size.to_bytes(8, "big"))
-        left = status.st_size
-        while left > 0:
+        rest = status.st_size
+        while rest > 0:
             try:
-                content = os.read(file, min(_CHUNK_BYTES, left))
+                content = os.read(file, min(_CHUNK_BYTES, rest))
             except OSError:
                 content = b""
             if not content:
                 raise SystemExit(1)  # the announced size cannot be kept: the stream stays without its E
             out.write(content)
-            left -= len(content)
+            rest -= len(content)
     finally:
         os.close(file)
     return status.st_size

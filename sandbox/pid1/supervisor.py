@@ -29,7 +29,7 @@ from sandbox.pid1 import identity
 from sandbox.pid1.confinement import confinement, cpu_millis
 from sandbox.pid1.outbox import write_output
 from sandbox.pid1.worker_setup import clean_process, place_pipes
-from sandbox.types import OUTPUT_FOLDER, Box, Identities, OutputLimits
+from sandbox.types import OUTPUT_FOLDER, Box, Identities
 from sandbox.worker.worker import EXIT_BROKEN, Worker
 
 WIPE_LIMIT_S = 20.0  # on a crowded machine even a killed process takes seconds to end
@@ -125,11 +125,11 @@ class Supervisor:
                 os.read(self._wakeup, 4096)
                 self._reap()
             if self._control.fileno() in ready:
-                wanted = self._control.request()
-                if wanted is None:
+                output_limits = self._control.request()
+                if output_limits is None:
                     self._replace_worker()
                 else:
-                    self._collect_output(wanted)
+                    self._collect_output(output_limits)
 
     # ------------------------------------------------------------ processes
 
@@ -147,7 +147,7 @@ class Supervisor:
         for fd in (commands_in, commands_out, frames_in, frames_out, output_in, output_out):
             os.close(fd)
 
-    def _collect_output(self, limits: OutputLimits) -> None:
+    def _collect_output(self, limits: pb.OutputLimits) -> None:
         self._worker = 0
         self._wipe()
         readable, writable = os.pipe()
@@ -156,7 +156,7 @@ class Supervisor:
         os.close(readable)
         os.close(writable)
 
-    def _be_collector(self, pipe: int, limits: OutputLimits) -> int:
+    def _be_collector(self, pipe: int, limits: pb.OutputLimits) -> int:
         identity.become_worker(self._box)
         folder = self._box.workspace / OUTPUT_FOLDER
         return write_output(folder, pipe, max_files=limits.max_files, max_bytes=limits.max_bytes)
@@ -226,15 +226,15 @@ class Supervisor:
         deadline = time.monotonic() + WIPE_LIMIT_S
         while True:
             self._reap()
-            left = self._left_of_worker()
-            if not left and not self._killers:
+            alive = self._left_of_worker()
+            if not alive and not self._killers:
                 return
             if time.monotonic() > deadline:
-                what = f"{len(left)} processes of the code worker" if left else f"{len(self._killers)} killers"
+                what = f"{len(alive)} processes of the code worker" if alive else f"{len(self._killers)} killers"
                 print(f"{what} did not end", file=sys.stderr, flush=True)
                 os._exit(EXIT_CANNOT_WIPE)
-            if left:
-                self._kill(left)
+            if alive:
+                self._kill(alive)
             self._await_signal(_WIPE_PAUSE_S)
 
     def _left_of_worker(self) -> list[int]:

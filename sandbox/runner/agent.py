@@ -23,6 +23,7 @@ from sandbox.errors import StepsUsedUp
 from sandbox.runner.executor import WorkerExecutor
 from sandbox.runner.model import Complete, OrchestratorModel
 from sandbox.runner.tool_calling import DATA_PROMPT, CalledTool, called_tools
+from sandbox.runner.wire import agent_kind
 from sandbox.types import AgentKind, AgentSettings, Assignment, StepReport, ToolSpec
 from sandbox.worker.tools import FILE_TOOLS
 
@@ -99,7 +100,7 @@ class SandboxToolCallingAgent(_Ends, ToolCallingAgent):
                 *_, output = super().process_tool_calls(alone, ActionStep(memory_step.step_number, Timing(0.0)))
             except AgentError as error:
                 failed = failed or error
-                self._results[call.id] = _told(error)
+                self._results[call.id] = _message_of(error)
             else:
                 outputs.append(output)
                 if not output.is_final_answer:  # an answer has no result, but an error if it is refused
@@ -124,15 +125,15 @@ class SandboxToolCallingAgent(_Ends, ToolCallingAgent):
 
     def _exchange(self, step: MemoryStep) -> list[ChatMessage]:
         """A step as its completion with calls and the result of each. Empty: its completion had none as data."""
-        said = step.model_output_message if isinstance(step, ActionStep) else None
-        if said is None or not said.raw:
+        reply = step.model_output_message if isinstance(step, ActionStep) else None
+        if reply is None or not reply.raw:
             return []
-        failed = "" if step.error is None else _told(step.error)
-        results = [(call, self._results.get(call.id, failed)) for call in said.raw]
-        return [said, *(ChatMessage(MessageRole.TOOL_RESPONSE, told, raw=(call,)) for call, told in results)]
+        failed = "" if step.error is None else _message_of(step.error)
+        results = [(call, self._results.get(call.id, failed)) for call in reply.raw]
+        return [reply, *(ChatMessage(MessageRole.TOOL_RESPONSE, text, raw=(call,)) for call, text in results)]
 
 
-def _told(error: AgentError) -> str:
+def _message_of(error: AgentError) -> str:
     """An error in the words in which smolagents shows it to the model."""
     (message,) = ActionStep(0, Timing(0.0), error=error).to_messages()
     return str(message.content[0]["text"])
@@ -168,8 +169,8 @@ def build_agent(
 ) -> tuple[MultiStepAgent, WorkerExecutor]:
     """The main agent with those it manages, for one run, and the executor that receives its answer."""
     settings = assignment.agent
-    brought = (tool.spec for tool in assignment.sandbox_tools)
-    tools = {spec.name: spec for spec in (*FILE_TOOLS, *brought, *assignment.host_tools)}
+    own_specs = (tool.spec for tool in assignment.sandbox_tools)
+    tools = {spec.name: spec for spec in (*FILE_TOOLS, *own_specs, *assignment.host_tools)}
 
     def build(
         kind: AgentKind, name: str, tools: Mapping[str, ToolSpec], **own: Any
@@ -185,8 +186,8 @@ def build_agent(
             "logger": _Log(settings.verbosity),
         }
         if kind == "tool_calling":
-            called = called_tools(tools, executor, settings.authorized_imports)
-            return SandboxToolCallingAgent(tools=called, **own), executor
+            tools_called = called_tools(tools, executor, settings.authorized_imports)
+            return SandboxToolCallingAgent(tools=tools_called, **own), executor
         code_agent = SandboxCodeAgent(
             tools=[CalledTool(spec) for spec in tools.values()],
             additional_authorized_imports=list(settings.authorized_imports),
@@ -199,9 +200,8 @@ def build_agent(
     managed = []
     for member in settings.managed_agents:
         theirs = {name: tools[name] for name in member.tools}
-        agent, _ = build(
-            member.kind, member.name, theirs, description=member.description, max_steps=member.max_steps
-        )
+        kind = agent_kind(member.kind)
+        agent, _ = build(kind, member.name, theirs, description=member.description, max_steps=member.max_steps)
         managed.append(agent)
     agent, executor = build(
         settings.kind,
@@ -238,8 +238,8 @@ def _templates(settings: AgentSettings, kind: AgentKind) -> Any:
     if kind == "tool_calling" and settings.calls_as_data:
         templates["system_prompt"] = DATA_PROMPT
     if kind == settings.kind and settings.prompt_templates is not None:
-        for name, brought in settings.prompt_templates.items():
-            templates[name] = {**templates[name], **brought} if isinstance(brought, dict) else brought
+        for name, template in settings.prompt_templates.items():
+            templates[name] = {**templates[name], **template} if isinstance(template, dict) else template
     return templates
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
@@ -11,13 +11,12 @@ from typing import BinaryIO
 from rollout_api.v1 import sandbox_pb2 as pb
 
 from sandbox.errors import EpisodeCrashed
-from sandbox.types import AttachmentFile
 
 _MAX_NAME_BYTES = 255
 
 
 def receive_attachments(
-    responses: Iterable[pb.ParkResponse], files: tuple[AttachmentFile, ...], directory: Path
+    responses: Iterable[pb.ParkResponse], files: Sequence[pb.AttachmentFile], directory: Path
 ) -> tuple[Path, ...]:
     """Writes the chunks that follow an assignment, up to Start. Raises EpisodeCrashed."""
     written = [0] * len(files)

@@ -103,16 +103,16 @@ class Client:
             raise EpisodeCrashed(f"the orchestrator refused a request: {refused}") from refused
 
     def answer(
-        self, request: Request, kind: Kind = "action", agent: str = "", waiting: socket.socket | None = None
+        self, request: Request, kind: Kind = "action", agent: str = "", program: socket.socket | None = None
     ) -> Completion:
-        """One completion. `waiting`: the connection of the program that asked. Raises as `complete`; ClientGone if
+        """One completion. `program`: the connection of the program that asked. Raises as `complete`; ClientGone if
         that connection was closed before the completion was there, and RequestRefused: after these two, others may
         be asked for."""
         with self._numbering:
             self._completions += 1
-            asked = wire.complete_request(self._completions, kind, request, agent)
-        asked.steps.extend(self._ended_steps())
-        response = self._call(lambda: self._completed(asked, waiting))
+            call_request = wire.complete_request(self._completions, kind, request, agent)
+        call_request.steps.extend(self._ended_steps())
+        response = self._call(lambda: self._completed(call_request, program))
         match response.WhichOneof("result"):
             case "completion":
                 return wire.completion(response.completion)
@@ -120,21 +120,23 @@ class Client:
                 raise wire.refused(response.refused)
         raise LeaseEnded(response.ended.outcome)
 
-    def _completed(self, asked: pb.CompleteRequest, waiting: socket.socket | None) -> pb.CompleteResponse:
+    def _completed(self, call_request: pb.CompleteRequest, program: socket.socket | None) -> pb.CompleteResponse:
         """Raises ClientGone, grpc.RpcError."""
-        if waiting is None:
-            return self._stub.Complete(asked)
+        if program is None:
+            return self._stub.Complete(call_request)
         bell, ring = socket.socketpair()
         with bell, ring:
-            call = self._stub.Complete.future(asked)
+            call = self._stub.Complete.future(call_request)
             call.add_done_callback(lambda _: _ring(ring))
             poll = select.poll()
             poll.register(bell, select.POLLIN)
-            poll.register(waiting, select.POLLRDHUP)
+            poll.register(program, select.POLLRDHUP)
             poll.poll()
-            if not hung_up(waiting):
+            if not hung_up(program):
                 return call.result()
-            self._call(lambda: self._stub.AbandonCompletion(pb.AbandonCompletionRequest(sequence=asked.sequence)))
+            self._call(
+                lambda: self._stub.AbandonCompletion(pb.AbandonCompletionRequest(sequence=call_request.sequence))
+            )
             call.cancel()
         raise ClientGone
 
@@ -163,7 +165,9 @@ class Client:
             try:
                 self._stub.RecordStep(request, timeout=RECORD_LIMIT_S)
             except grpc.RpcError as error:
-                print(f"step {request.step_number} was not recorded: {_told(error)}", file=sys.stderr, flush=True)
+                print(
+                    f"step {request.step_number} was not recorded: {_reason(error)}", file=sys.stderr, flush=True
+                )
 
     def _ended_steps(self) -> list[pb.RecordStepRequest]:
         """Takes the queued steps."""
@@ -178,7 +182,7 @@ class Client:
                 (pb.SendOutputRequest(content=chunk) for chunk in chunks), timeout=OUTPUT_LIMIT_S
             )
         except grpc.RpcError as error:
-            print(f"the output was not taken: {_told(error)}", file=sys.stderr, flush=True)
+            print(f"the output was not taken: {_reason(error)}", file=sys.stderr, flush=True)
 
     def submit(self, result: Result, duration_s: float) -> None:
         """Ends the episode. Raises LeaseEnded, ChannelLost, EpisodeCrashed."""
@@ -234,9 +238,9 @@ def _end(error: Any) -> LeaseEnded | ChannelLost | EpisodeCrashed:
         case grpc.StatusCode.FAILED_PRECONDITION:
             return LeaseEnded(error.details())
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
-            return ChannelLost(f"the orchestrator is gone: {_told(error)}")
-    return EpisodeCrashed(f"the orchestrator refused a call: {_told(error)}")
+            return ChannelLost(f"the orchestrator is gone: {_reason(error)}")
+    return EpisodeCrashed(f"the orchestrator refused a call: {_reason(error)}")
 
 
-def _told(error: Any) -> str:
+def _reason(error: Any) -> str:
     return f"{error.code().name}: {error.details()}"

@@ -171,10 +171,10 @@ class WorkerExecutor(PythonExecutor):
         self._link.drain_output()
         printed, worker = self._link.take_output(), self._link.number
         try:
-            given = json.loads(arguments)
-            if not isinstance(given, dict):
+            fields = json.loads(arguments)
+            if not isinstance(fields, dict):
                 raise TypeError("the arguments are no JSON object")
-            report = str(member(**given))
+            report = str(member(**fields))
         except WorkerLost:
             raise
         except Exception as error:  # smolagents may fail in any way on model-written arguments
@@ -196,7 +196,7 @@ class WorkerExecutor(PythonExecutor):
         self._set_up_fresh()
         raise CodeError(f"{self._told(lost, killed)} {_GONE}") from None
 
-    def _told(self, lost: WorkerLost, killed_for_memory: bool) -> str:
+    def _reason(self, lost: WorkerLost, killed_for_memory: bool) -> str:
         match lost:
             case WorkerReplaced():
                 return "Code of the agent that was called broke the Python process both run in."

@@ -106,16 +106,16 @@ def conversation(messages: Iterable[ChatMessage], kind: Kind) -> tuple[Message, 
     message, and stand behind its end-of-turn token. Requests for a plan keep them as the assistant's: a plan is
     made from a summary in which only the echoes tell what was done.
     """
-    joined: list[Message] = []
+    result: list[Message] = []
     for message in messages:
         if MessageRole(message.role) is MessageRole.TOOL_CALL and kind != "plan":
             continue
-        told, before = _message(message, kind), joined[-1] if joined else None
-        if before and before.role == told.role != "tool" and not (before.calls or told.calls):
-            joined[-1] = Message(told.role, f"{before.content}\n{told.content}")
+        one, before = _message(message, kind), result[-1] if result else None
+        if before and before.role == one.role != "tool" and not (before.calls or one.calls):
+            result[-1] = Message(one.role, f"{before.content}\n{one.content}")
         else:
-            joined.append(told)
-    return tuple(joined)
+            result.append(one)
+    return tuple(result)
 
 
 def _message(message: ChatMessage, kind: Kind) -> Message:

@@ -6,9 +6,13 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import count
+from pathlib import Path, PurePosixPath
+
+from rollout_api.v1 import sandbox_pb2 as pb
 
 from sandbox.errors import (
     ClientGone,
@@ -24,7 +28,6 @@ from sandbox.runner.endpoint.server import Ask, ProgramEndpoint
 from sandbox.runner.worker_link import WorkerLink
 from sandbox.texts import ANSWER_CHARS
 from sandbox.types import Assignment, Completion, Request, Result, StepReport, StopReason
-from sandbox.worker.program import place
 
 _NO_LIMIT_S = 14 * 86_400.0  # the orchestrator's limits on the rollout end it sooner
 _LAST_LINES, _LAST_BYTES, _HEAD_CHARS = 12, 2_000, 400  # of what the program said last; of the line before it
@@ -62,7 +65,7 @@ def run_program_agent(
     """Runs the program to its end. `endpoint`: the one that `preload` returned. Raises EpisodeEnd."""
     endpoint = endpoint or ProgramEndpoint()
     endpoint.context_tokens = assignment.agent.max_token_length
-    program = place(assignment.program)
+    program = _place(assignment.program)
     link.limit_output(assignment.agent.max_output_chars)
     killed_before = memory_kills()
     bell, ring = os.pipe()
@@ -91,6 +94,24 @@ def run_program_agent(
         return Result("final_answer", text, detail, endpoint.notes.take())
     reason: StopReason = "out_of_memory" if short_of_memory else "no_answer"
     return Result(reason, detail=detail, notes=endpoint.notes.take())
+
+
+def _place(files: Iterable[pb.ProgramFile]) -> Path:
+    """Returns the folder to run, whose files model-written code can read but not change. Raises EpisodeCrashed."""
+    folder = Path(tempfile.mkdtemp(prefix="program-"))
+    try:
+        folder.chmod(0o755)
+        for file in files:
+            path = PurePosixPath(file.path)
+            if path.is_absolute() or not path.parts or ".." in path.parts or "\0" in file.path:
+                raise EpisodeCrashed(f"a file of the program cannot be called {file.path[:80]!r}")
+            target = folder.joinpath(*path.parts)
+            target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            target.write_bytes(file.content)
+            target.chmod(0o444)
+    except OSError as error:
+        raise EpisodeCrashed(f"cannot place the program: {error.strerror}") from error
+    return folder
 
 
 def _detail(how: str, refused: list[str], printed: str) -> str:

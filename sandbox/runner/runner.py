@@ -31,7 +31,6 @@ from sandbox.types import (
     Completion,
     Kind,
     Message,
-    OutputLimits,
     Result,
     Tools,
     ToolSpec,
@@ -75,7 +74,7 @@ def _episode(
     if first is None:
         raise ChannelLost("the stream ended without an assignment")
     started = time.monotonic()
-    output: OutputLimits | None = None
+    output: pb.OutputLimits | None = None
     try:
         assignment = assigned(first)
         output = assignment.output
@@ -88,7 +87,7 @@ def _episode(
                 assignment,
                 prompt(assignment.question, files),
                 link,
-                lambda request, connection: client.answer(request, waiting=connection),
+                lambda request, connection: client.answer(request, program=connection),
                 on_step=client.record_step,
                 memory_kills=procfs.memory_kills,
                 endpoint=endpoint,
@@ -107,7 +106,7 @@ def _episode(
     return EXIT_FAILED if result.stop_reason == "crashed" else 0
 
 
-def left_behind(link: WorkerLink, limits: OutputLimits) -> Iterator[bytes]:
+def left_behind(link: WorkerLink, limits: pb.OutputLimits) -> Iterator[bytes]:
     """Yields the stream of files the worker left, in pieces; it may break off. Raises SupervisorGone."""
     pipe = link.open_output(limits)
     deadline = time.monotonic() + OUTPUT_LIMIT_S
@@ -180,7 +179,7 @@ def rehearse(link: WorkerLink) -> None:
         return Completion(f"Thought: a rehearsal.\n<code>\n{next(lines)}\n</code>", 1, 1)
 
     link.replace()
-    rehearsal = Assignment("What is 6 * 7?", (), AgentSettings(max_steps=2, step_timeout_s=30.0), ())
+    rehearsal = Assignment("What is 6 * 7?", AgentSettings(max_steps=2, step_timeout_s=30.0))
     result = solve(rehearsal, (), link, canned, call_tool=lambda name, arguments: "", on_step=lambda step: None)
     if result.answer != b"42":
         raise RuntimeError(f"the rehearsal ended with {result}")

@@ -14,15 +14,11 @@ from sandbox.types import (
     AgentKind,
     AgentSettings,
     Assignment,
-    AttachmentFile,
     Call,
     Completion,
     Kind,
-    ManagedAgent,
     Message,
     Notes,
-    OutputLimits,
-    ProgramFile,
     Request,
     Result,
     Role,
@@ -75,7 +71,7 @@ def assignment(message: pb.Assignment) -> Assignment:
     agent = message.agent
     return Assignment(
         question=message.question,
-        attachments=tuple(AttachmentFile(file.name, file.size_bytes) for file in message.attachments),
+        attachments=tuple(message.attachments),
         agent=AgentSettings(
             max_steps=agent.max_steps,
             step_timeout_s=agent.step_timeout.ToTimedelta().total_seconds(),
@@ -86,24 +82,19 @@ def assignment(message: pb.Assignment) -> Assignment:
             instructions=agent.instructions if agent.HasField("instructions") else None,
             verbosity=agent.verbosity,
             max_output_chars=agent.max_output_chars,
-            kind=_agent_kind(agent.kind),
+            kind=agent_kind(agent.kind),
             prompt_templates=_object(agent.prompt_templates_json, "prompt templates")
             if agent.HasField("prompt_templates_json")
             else None,
-            managed_agents=tuple(
-                ManagedAgent(m.name, m.description, tuple(m.tools), m.max_steps, _agent_kind(m.kind))
-                for m in agent.managed_agents
-            ),
+            managed_agents=tuple(_of_known_kind(member) for member in agent.managed_agents),
             calls_as_data=agent.calls_as_data,
             max_parallel_completions=max(1, agent.max_parallel_completions),
             max_token_length=agent.max_token_length,
         ),
         host_tools=tuple(_tool(tool) for tool in message.host_tools),
         sandbox_tools=tuple(SandboxTool(_tool(t.tool), t.module, t.source) for t in message.sandbox_tools),
-        program=tuple(ProgramFile(file.path, file.content) for file in message.program),
-        output=OutputLimits(message.output.max_files, message.output.max_bytes)
-        if message.HasField("output")
-        else None,
+        program=tuple(message.program),
+        output=message.output if message.HasField("output") else None,
     )
 
 
@@ -207,7 +198,13 @@ def _object(text: str, what: str) -> dict[str, Any]:
     return value
 
 
-def _agent_kind(number: int) -> AgentKind:
+def _of_known_kind(member: pb.ManagedAgent) -> pb.ManagedAgent:
+    agent_kind(member.kind)
+    return member
+
+
+def agent_kind(number: int) -> AgentKind:
+    """Raises ValueError."""
     if number not in _AGENT_KINDS:
         raise ValueError(f"{number} is no kind of agent")
     return _AGENT_KINDS[number]

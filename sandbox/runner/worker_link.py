@@ -14,10 +14,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeVar
 
+from rollout_api.v1 import sandbox_pb2 as pb
+
 from sandbox.control import ControlLost, OutputBegun, RunnerEnd, WorkerEnded, WorkerStarted
 from sandbox.errors import Interrupted, StepTimeout, SupervisorGone, WorkerDied, WorkerMisbehaved
 from sandbox.runner.bounded_output import BoundedOutput
-from sandbox.types import OutputLimits
 
 MAX_FRAME_BYTES = 2 << 20  # more than twice an answer of 64 Ki characters, each escaped to twelve
 _READ_BYTES = 64 * 1024
@@ -57,7 +58,7 @@ class WorkerLink:
         self._received.clear()
         self._output = BoundedOutput(self._max_output_chars)
 
-    def open_output(self, limits: OutputLimits) -> int:
+    def open_output(self, limits: pb.OutputLimits) -> int:
         """Ends the worker; returns a pipe with its files. Raises SupervisorGone."""
         return self._end_worker(lambda: self._control.ask_for_output(limits), OutputBegun).pipe
 

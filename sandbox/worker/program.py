@@ -1,9 +1,8 @@
-"""An agent that is a program of its own: its files, its process, its answer.
+"""An agent that is a program of its own: its process, its answer.
 
-`place` runs in the runner, which owns the files: model-written code can read but not change them. `Program` is in
-the worker: the program and all code it runs share the worker's identity. The task is its standard input. Its
-answer is the file that the variable ANSWER_FILE names, else the last line it prints, if its exit code is 0.
-The end of its standard error tells people why it failed.
+The program and all code it runs share the worker's identity. The task is its standard input. Its answer is the
+file that the variable ANSWER_FILE names, else the last line it prints, if its exit code is 0. The end of its
+standard error shows people why it failed.
 """
 
 from __future__ import annotations
@@ -17,14 +16,11 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import IO
 
-from sandbox.errors import EpisodeCrashed
 from sandbox.texts import ANSWER_CHARS
-from sandbox.types import ProgramFile
 
-MAIN = "__main__.py"
 ANSWER_FILE = "answer.txt"
 _MAX_ANSWER_BYTES = 4 * ANSWER_CHARS
 _MAX_ERRORS_BYTES = 2 * 1024
@@ -33,53 +29,35 @@ _READ_BYTES = 64 * 1024
 _PRELOADED = Path(__file__).parents[1] / "boot" / "preloaded.py"  # run as a script
 
 
-def place(files: tuple[ProgramFile, ...]) -> Path:
-    """Returns the folder to run. Raises EpisodeCrashed."""
-    folder = Path(tempfile.mkdtemp(prefix="program-"))
-    try:
-        folder.chmod(0o755)
-        for file in files:
-            path = PurePosixPath(file.path)
-            if path.is_absolute() or not path.parts or ".." in path.parts or "\0" in file.path:
-                raise EpisodeCrashed(f"a file of the program cannot be called {file.path[:80]!r}")
-            target = folder.joinpath(*path.parts)
-            target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            target.write_bytes(file.content)
-            target.chmod(0o444)
-    except OSError as error:
-        raise EpisodeCrashed(f"cannot place the program: {error.strerror}") from error
-    return folder
-
-
 class Program:
     """A program's process. With `modules` it is started before there is a program, and imports them meanwhile."""
 
     def __init__(self, environment: Mapping[str, str], modules: Sequence[str] = ()) -> None:
         self._answer_file = Path.cwd() / ANSWER_FILE
         self._environment = {**os.environ, **environment, "ANSWER_FILE": str(self._answer_file)}
-        self._told = tempfile.TemporaryFile()  # noqa: SIM115  standard input: empty until there is a task
+        self._stdin = tempfile.TemporaryFile()  # noqa: SIM115  standard input: empty until there is a task
         self._line, theirs = socket.socketpair()
-        self._waiting: _Process | None = None
+        self._preloaded: _Process | None = None
         if modules:
             arguments = [str(_PRELOADED), str(theirs.fileno()), *modules]
-            self._waiting = self._start(arguments, theirs.fileno())
+            self._preloaded = self._start(arguments, theirs.fileno())
         theirs.close()
-        if self._waiting is not None and not self._line.recv(1):
-            self._waiting = None  # importing ended it; as a program it will end the same way, and can be heard
+        if self._preloaded is not None and not self._line.recv(1):
+            self._preloaded = None  # importing ended it; as a program it will end the same way, and can be heard
 
     def run(self, program: str, task: str) -> tuple[int, str | None, str]:
         """Returns (exit code, answer, end of standard error). The worker also prints what the program prints. Call
         it once."""
-        self._told.write(task.encode("utf-8", "replace"))
-        self._told.seek(0)
-        process = self._waiting
+        self._stdin.write(task.encode("utf-8", "replace"))
+        self._stdin.seek(0)
+        process = self._preloaded
         if process is None:
             process = self._start([program])
         else:
             with contextlib.suppress(OSError):  # it has ended since
                 self._line.send(os.fsencode(program))
         self._line.close()
-        self._told.close()
+        self._stdin.close()
         status, printed, errors = process.end()
         answer = _read(self._answer_file)
         if answer is None and status == 0:
@@ -91,7 +69,7 @@ class Program:
         return _Process(
             subprocess.Popen(  # noqa: S603  the operator's program
                 [sys.executable, *arguments],
-                stdin=self._told,
+                stdin=self._stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=self._environment,

@@ -45,11 +45,11 @@ class StepRunner:
         filename = f"<step {step}>"  # in tracebacks
         _source_lines[filename] = (len(code), None, code.splitlines(keepends=True), filename)
         tree = _compile(code, filename, "exec", ast.PyCF_ONLY_AST | _AWAIT, True)
-        whole = _compile(tree, filename, "exec", _AWAIT, True)
+        code_object = _compile(tree, filename, "exec", _AWAIT, True)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
         # Statements of code that awaits run one by one: those that await nothing may start a loop of their own.
-        parts = [[one] for one in tree.body] if whole.co_flags & _COROUTINE else [tree.body]
-        flags = _AWAIT | whole.co_flags & _FUTURE
+        parts = [[one] for one in tree.body] if code_object.co_flags & _COROUTINE else [tree.body]
+        flags = _AWAIT | code_object.co_flags & _FUTURE
         for part in parts:
             self._execute(_compile(ast.Module(part, []), filename, "exec", flags, True))
         if last is not None:

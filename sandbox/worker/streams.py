@@ -39,8 +39,8 @@ class Streams:
     def __init__(self) -> None:
         self._raw = {fd: _Descriptor(fd) for fd in _STANDARD}
         self._text = {fd: _Text(self._raw[fd], **_TEXT) for fd in _STANDARD}  # type: ignore[arg-type]
-        self._known: frozenset[str] = frozenset()  # descriptors that have been looked at
-        self._made: list[weakref.ref[Any]] = []  # the code's own writers to the output
+        self._descriptors: frozenset[str] = frozenset()  # descriptors that have been looked at
+        self._writers: list[weakref.ref[Any]] = []  # the code's own writers to the output
 
     def open(self) -> None:
         """Makes the streams, their descriptors and `print` what they are at the start of a program."""
@@ -69,18 +69,20 @@ class Streams:
 
     def _own(self) -> list[Any]:
         """The code's own writers to the output, text before the bytes below it."""
-        known, layers = self._known, self._text.values()
+        before, layers = self._descriptors, self._text.values()
         try:
-            self._known = frozenset(_listdir("/proc/self/fd"))
+            self._descriptors = frozenset(_listdir("/proc/self/fd"))
         except OSError:  # the code holds as many files as it may
-            self._known = frozenset()
+            self._descriptors = frozenset()
         # All objects are looked through only if there may be new ones.
-        if any(layer.touched for layer in layers) or any(_is_output(int(fd)) for fd in self._known - known):
+        if any(layer.touched for layer in layers) or any(_is_output(int(fd)) for fd in self._descriptors - before):
             for layer in layers:
                 layer.touched = False
-            self._made = [_ref(made) for made in _all_objects() if type(made) in _WRITERS and _writes_output(made)]
-        found = [made for made in [ref() for ref in self._made] if made is not None]
-        return sorted(found, key=lambda made: type(made) is not io.TextIOWrapper)
+            self._writers = [
+                _ref(writer) for writer in _all_objects() if type(writer) in _WRITERS and _writes_output(writer)
+            ]
+        writers = [writer for writer in [ref() for ref in self._writers] if writer is not None]
+        return sorted(writers, key=lambda writer: type(writer) is not io.TextIOWrapper)
 
 
 class _Descriptor(io.FileIO):
@@ -155,11 +157,11 @@ def _place(fd: int) -> int:
     redirection is told from a file that took the number of a closed descriptor by chance.
     """
     try:
-        taken = _fcntl(fd, _F_GETFD) & _FD_CLOEXEC
+        is_taken = _fcntl(fd, _F_GETFD) & _FD_CLOEXEC
     except OSError:
         _dup2(SPARE_FD, fd)
         return fd
-    return SPARE_FD if taken else fd
+    return SPARE_FD if is_taken else fd
 
 
 def _put_back(fd: int) -> None:

@@ -17,18 +17,18 @@ globals()["__builtins__"] = dict(vars(builtins))
 def describe_error(error: BaseException, max_chars: int) -> str:
     """The traceback with causes and exception groups; only the type if the code broke `traceback`."""
     try:
-        told = TracebackException.from_exception(error)
-        for part in _parts(told):
+        trace = TracebackException.from_exception(error)
+        for part in _parts(trace):
             own = [frame for frame in part.stack if frame.filename.startswith("<step ")]
             part.stack = StackSummary.from_list(own)
-        shown = told.format() if told.stack else told.format_exception_only()
-        return shorten("".join(shown).rstrip("\n"), max_chars)
+        lines = trace.format() if trace.stack else trace.format_exception_only()
+        return shorten("".join(lines).rstrip("\n"), max_chars)
     except BaseException:
         return f"{type(error).__name__} (its traceback cannot be shown)"
 
 
-def _parts(told: TracebackException) -> Iterator[TracebackException]:
-    yield told
-    for nested in (told.__cause__, told.__context__, *(getattr(told, "exceptions", None) or ())):
+def _parts(trace: TracebackException) -> Iterator[TracebackException]:
+    yield trace
+    for nested in (trace.__cause__, trace.__context__, *(getattr(trace, "exceptions", None) or ())):
         if nested is not None:
             yield from _parts(nested)

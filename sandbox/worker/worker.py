@@ -94,7 +94,7 @@ class Worker:
         self._streams = Streams()
         self._spaces = {"": _Space()}  # by agent name; empty: the main agent
         sys.modules["__main__"] = self._spaces[""].main
-        self._brought: dict[str, ModuleType] = {}
+        self._modules: dict[str, ModuleType] = {}
         self._program: Program | None = None
 
     def serve(self) -> None:
@@ -146,11 +146,11 @@ class Worker:
 
     def _module(self, name: str, source: str) -> ModuleType:
         """Runs the module once, like an import."""
-        if name not in self._brought:
+        if name not in self._modules:
             module = sys.modules[name] = ModuleType(name)
             exec(compile(source, f"<{name}>", "exec", dont_inherit=True), module.__dict__)  # noqa: S102
-            self._brought[name] = module
-        return self._brought[name]
+            self._modules[name] = module
+        return self._modules[name]
 
     def _run_amid(self, message: dict[str, Any], space: _Space) -> None:
         """Runs a step of a managed agent that was called in the middle of another step."""

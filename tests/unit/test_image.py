@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import re
 import shutil
@@ -16,7 +17,14 @@ from orchestrator.errors import EnvironmentUnusable
 from orchestrator.launch.docker.client import why_refused, why_unreachable
 from orchestrator.launch.image import build, debian
 from orchestrator.launch.image.base import DEFAULT_BASE, parse_probe
-from orchestrator.launch.image.build import LABEL_BASE, LABEL_CONTEXT, LABEL_VERSION, is_current, shown, why_failed
+from orchestrator.launch.image.build import (
+    LABEL_BASE,
+    LABEL_CONTEXT,
+    LABEL_VERSION,
+    is_current,
+    lines_of,
+    why_failed,
+)
 from orchestrator.launch.image.context import (
     DOCKERFILE,
     REQUIREMENTS,
@@ -186,39 +194,63 @@ Components: main
 """
 
 
-def test_the_mirror_is_read_from_stanzas() -> None:
-    assert debian.find_mirror(debian.parse_deb822(HOST_SOURCES)) == "http://mirror.example/debian"
+def mirror_of(folder: Path, monkeypatch: pytest.MonkeyPatch, **sources: str) -> str | None:
+    """What is found on a host with these files of apt's sources."""
+    if shutil.which("apt-get") is None:
+        pytest.skip("needs apt")
+    for part in ("sources.list.d", "apt.conf.d"):
+        (folder / part).mkdir(exist_ok=True)
+    for suffix, text in sources.items():
+        (folder / f"sources.list.d/host.{suffix}").write_text(text)
+    (folder / "apt.conf").write_text(f'Dir::Etc "{folder}";\n')
+    monkeypatch.setenv("APT_CONFIG", str(folder / "apt.conf"))
+    return asyncio.run(debian.find_mirror())
 
 
-def test_disabled_and_source_only_stanzas_are_passed_over() -> None:
-    assert debian.find_mirror(debian.parse_deb822(HOST_SOURCES.replace("# a comment", "Enabled: no"))) is None
-    assert debian.find_mirror(debian.parse_deb822(HOST_SOURCES.replace("deb deb-src", "deb-src"))) is None
+def test_the_mirror_is_read_from_stanzas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert mirror_of(tmp_path, monkeypatch, sources=HOST_SOURCES) == "http://mirror.example/debian"
 
 
-def test_the_mirror_is_read_from_lines_and_may_be_https() -> None:
+@pytest.mark.parametrize("change", [("# a comment", "Enabled: no"), ("deb deb-src", "deb-src")])
+def test_disabled_and_source_only_stanzas_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: tuple[str, str]
+) -> None:
+    assert mirror_of(tmp_path, monkeypatch, sources=HOST_SOURCES.replace(*change)) is None
+
+
+def test_the_mirror_is_read_from_lines_and_may_be_https(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = (
         "deb-src https://a.example/debian trixie main\n"
         "deb [arch=amd64 trusted=yes] https://m.example/debian/ trixie main\n"
     )
-    assert debian.find_mirror(debian.parse_list(lines)) == "https://m.example/debian/"
+    assert mirror_of(tmp_path, monkeypatch, list=lines) == "https://m.example/debian"
 
 
-def test_other_vendors_repositories_are_no_mirror() -> None:
-    lines = "deb https://dl.example/chrome/deb stable main\ndeb https://apt.example bookworm main # tools\n"
-    assert debian.find_mirror(debian.parse_list(lines)) is None
-    assert debian.find_mirror(debian.parse_list("deb http://archive.example/ubuntu noble main\n")) is None
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "deb https://dl.example/chrome/deb stable main\ndeb https://apt.example bookworm main # tools\n",
+        "deb http://archive.example/ubuntu noble main\n",
+    ],
+)
+def test_other_vendors_repositories_are_no_mirror(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str
+) -> None:
+    assert mirror_of(tmp_path, monkeypatch, list=lines) is None
 
 
-def test_a_mirror_under_another_name_is_known_by_its_updates() -> None:
+def test_a_mirror_under_another_name_is_known_by_its_updates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lines = "deb http://cache.corp/apt/d bookworm main\ndeb http://cache.corp/apt/d bookworm-updates main\n"
-    assert debian.find_mirror(debian.parse_list(lines)) == "http://cache.corp/apt/d"
+    assert mirror_of(tmp_path, monkeypatch, list=lines) == "http://cache.corp/apt/d"
 
 
-def test_a_list_of_mirrors_gives_its_first(tmp_path: Path) -> None:
+def test_a_list_of_mirrors_gives_its_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = tmp_path / "debian.list"
     listed.write_text("# by priority\nhttps://near.example/debian priority:1\nhttps://far.example/debian\n")
     lines = f"deb mirror+file:{listed} bookworm main\ndeb mirror+file:{listed} bookworm-updates main\n"
-    assert debian.find_mirror(debian.parse_list(lines)) == "https://near.example/debian"
+    assert mirror_of(tmp_path, monkeypatch, list=lines) == "https://near.example/debian"
 
 
 @pytest.mark.parametrize(
@@ -269,7 +301,7 @@ def test_progress_is_free_of_ids_colours_and_scripts() -> None:
         {"stream": "\x1b[91mwarning\n\x1b[0m"},
         {"aux": {"ID": "sha256:1"}},
     ]
-    assert [text for line in lines for text in shown(line)] == ["Step 7/20 : RUN set -eu", "warning"]
+    assert [text for line in lines for text in lines_of(line)] == ["Step 7/20 : RUN set -eu", "warning"]
 
 
 def test_pips_own_reason_is_taken() -> None:

@@ -19,7 +19,7 @@ from orchestrator.launch.oci.machine import advice, does_not_fit, missing_limits
 from orchestrator.launch.oci.program import own_options
 from orchestrator.launch.oci.runtime import told_by_runtime
 from orchestrator.launch.oci.sandbox import OciSandbox
-from orchestrator.launch.oci.user_namespace import IdRange, UserNamespace, user_namespace
+from orchestrator.launch.oci.user_namespace import UserNamespace, id_range, user_namespace
 from orchestrator.launch.oci.verification import UNTOLD_BY_GVISOR, verify
 from orchestrator.launch.uids import UidPair
 from orchestrator.types import SandboxSpec
@@ -220,8 +220,8 @@ def test_root_inside_is_the_user_and_the_others_are_subordinate(
 ) -> None:
     made = ordinary(f"you:1:9\n{who}:100000:60000\n# {who}:5:5\n{who}:bad:1\n{who}:300000:10\n")
     assert made is not None
-    assert made.users == (IdRange(0, 1000, 1), IdRange(1, 100_000, 60_000), IdRange(60_001, 300_000, 10))
-    assert made.groups[0] == IdRange(0, 1001, 1)
+    assert made.users == [id_range(0, 1000, 1), id_range(1, 100_000, 60_000), id_range(60_001, 300_000, 10)]
+    assert made.groups[0] == id_range(0, 1001, 1)
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_every_measure_is_asked_of_the_runtime() -> None:
 
 
 def test_an_ordinary_users_bundle_has_its_users_and_a_closed_folder_before_the_channel() -> None:
-    both = UserNamespace((IdRange(0, 1000, 1), IdRange(1, 100_000, 65_536)), (IdRange(0, 1001, 1),))
+    both = UserNamespace([id_range(0, 1000, 1), id_range(1, 100_000, 65_536)], [id_range(0, 1001, 1)])
     told = bundle(ROOT, ASKED, NAME, users=both)
     assert {"type": "user"} in told["linux"]["namespaces"]
     assert told["linux"]["uidMappings"][1] == {"containerID": 1, "hostID": 100_000, "size": 65_536}

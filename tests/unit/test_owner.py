@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.launch.owner import Owner, owner_label, this_process
+from orchestrator.launch.owner import Owner, this_process
 from tests.fakes.runs import ROOT
 
 ENVIRON = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
@@ -39,7 +39,7 @@ def test_process_of_another_host_is_never_known_to_be_dead() -> None:
 
 
 def test_label_reads_back() -> None:
-    assert Owner.parse(owner_label()) == this_process()
+    assert Owner.parse(str(this_process())) == this_process()
     assert Owner.parse("fe80::1:12:34") == Owner("fe80::1", 12, 34)
 
 

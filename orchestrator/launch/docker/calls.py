@@ -56,11 +56,7 @@ class Engine:
 
     async def info(self) -> dict[str, Any]:
         """Facts about the Engine itself; `Podman`: its version, if it is Podman that answers, else None."""
-
-        def info(client: APIClient) -> dict[str, Any]:
-            return engine_info(client)
-
-        return await self._call("info", info)
+        return await self._call("info", engine_info)
 
     async def image(self, name: str) -> dict[str, Any] | None:
         """The Engine's description of an image; None: there is no such image."""
@@ -88,11 +84,11 @@ class Engine:
     async def remove(self, container: str) -> bool:
         """Kills a container and removes it with everything it wrote. False: there was none."""
 
-        def removed(client: APIClient) -> bool:
+        def delete(client: APIClient) -> bool:
             client.remove_container(container, v=True, force=True)
             return True
 
-        return bool(await self._find("remove", removed))
+        return bool(await self._find("remove", delete))
 
     async def containers(self, label: str) -> list[dict[str, Any]]:
         """All containers with a label, running or not."""
@@ -134,12 +130,12 @@ class Engine:
     async def _find(self, what: str, function: Callable[[Any], T]) -> T | None:
         """As `_call`; None for what the Engine does not have."""
 
-        def found(client: APIClient) -> T | None:
+        def find(client: APIClient) -> T | None:
             with suppress(NotFound):
                 return function(client)
             return None
 
-        return await self._call(what, found)
+        return await self._call(what, find)
 
     async def _call(
         self,
@@ -161,9 +157,9 @@ class Engine:
         try:
             return await self._in_thread(what, lambda: function(client), timeout_s)
         except APIError as error:
-            told = error.explanation or error
-            unfit = refusal is LaunchError and is_lasting(told)
-            raise (EngineUnfitError if unfit else refusal)(why_refused(told)) from None
+            reason = error.explanation or error
+            unfit = refusal is LaunchError and is_lasting(reason)
+            raise (EngineUnfitError if unfit else refusal)(why_refused(reason)) from None
         except requests.Timeout:
             raise DockerError(_no_answer(what, self._timeout_s)) from None
         except UNREACHABLE as error:

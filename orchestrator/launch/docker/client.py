@@ -24,18 +24,18 @@ def connect(timeout_s: int) -> docker.APIClient:
 def engine_info(engine: docker.APIClient) -> dict[str, Any]:
     """Facts about the Engine itself, of the types that it documents; `Podman`: its version, if it is Podman that
     answers, else None. Blocks. Raises KeyError, TypeError, ValueError where facts are missing that a run needs."""
-    told, version = engine.info(), engine.version()
-    if not isinstance(told, dict) or not isinstance(version, dict):
+    facts, version = engine.info(), engine.version()
+    if not isinstance(facts, dict) or not isinstance(version, dict):
         raise TypeError("the Engine describes itself in no object")
-    options, parts = told.get("SecurityOptions"), version.get("Components")
+    options, parts = facts.get("SecurityOptions"), version.get("Components")
     names = [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
     podman = [str(part.get("Version") or "?") for part in names if "podman" in str(part.get("Name")).lower()]
     return {
-        **told,
-        "MemTotal": int(told["MemTotal"]),
-        "NCPU": int(told["NCPU"]),
+        **facts,
+        "MemTotal": int(facts["MemTotal"]),
+        "NCPU": int(facts["NCPU"]),
         "SecurityOptions": [str(option) for option in options] if isinstance(options, list) else [],
-        **{name: told[name] if isinstance(told.get(name), dict) else {} for name in ("Runtimes", "RuncCommit")},
+        **{name: facts[name] if isinstance(facts.get(name), dict) else {} for name in ("Runtimes", "RuncCommit")},
         "Podman": podman[0] if podman else None,
     }
 
@@ -68,7 +68,7 @@ def why_refused(error: BaseException | str) -> str:
     """Why the Engine refused, and what to do, where that is known."""
     text = one_line(str(error))
     refusal = _refusal(text)
-    return text if refusal is None else refusal.told.format(text=text)
+    return text if refusal is None else refusal.message.format(text=text)
 
 
 def is_lasting(error: BaseException | str) -> bool:
@@ -82,7 +82,7 @@ class _Refusal:
     """Words in the Engine's text, in lower case, and the text shown in its place."""
 
     words: re.Pattern[str]
-    told: str
+    message: str
     lasting: bool = True
 
 

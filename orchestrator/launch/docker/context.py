@@ -29,9 +29,9 @@ def engine_address() -> dict[str, Any]:
         certificates = {"DOCKER_CERT_PATH": str(folder)} if os.environ.get("DOCKER_TLS_VERIFY") else {}
         return _with_ssh(dict(kwargs_from_env({**certificates, **os.environ})))
     key = sha256(name.encode()).hexdigest()
-    told = _read(folder / "contexts" / "meta" / key / "meta.json", f"the Docker context {name!r}")
+    data = _read(folder / "contexts" / "meta" / key / "meta.json", f"the Docker context {name!r}")
     try:
-        engine = told["Endpoints"]["docker"]
+        engine = data["Endpoints"]["docker"]
         address, unverified = str(engine["Host"]), bool(engine.get("SkipTLSVerify"))
     except (KeyError, TypeError, AttributeError):
         raise EnvironmentUnusable(
@@ -62,11 +62,11 @@ def _with_ssh(address: dict[str, Any]) -> dict[str, Any]:
 
 def _read(path: Path, what: str) -> dict[str, Any]:
     try:
-        told = json.loads(path.read_text("utf-8"))
+        data = json.loads(path.read_text("utf-8"))
     except OSError as error:
         raise EnvironmentUnusable(
             f"{what} cannot be read ({path}: {error.strerror}): see `docker context ls`, or set DOCKER_HOST"
         ) from None
     except (ValueError, RecursionError):
         raise EnvironmentUnusable(f"{what} cannot be read: {path} is no JSON") from None
-    return told if isinstance(told, dict) else {}
+    return data if isinstance(data, dict) else {}

@@ -117,14 +117,14 @@ class EngineEvents:
             if self._stop.is_set():
                 self.interrupt()
             self._list(client)
-            for told in stream:
-                if (event := _container_event(told)) is not None:
+            for message in stream:
+                if (event := _container_event(message)) is not None:
                     self._post(self._listener.on_event, event)
-                    if isinstance(time := told.get("time"), int):
+                    if isinstance(time := message.get("time"), int):
                         self._since = time
                 else:
                     # It may have been the end of a container, which the listing shows only a moment later.
-                    log.debug("odd event: %s", one_line(repr(told)))
+                    log.debug("odd event: %s", one_line(repr(message)))
                     self._stop.wait(_RECONNECT_S[0])
                     self._list(client)
         finally:
@@ -148,9 +148,9 @@ class EngineEvents:
             self._loop.call_soon_threadsafe(function, *arguments)
 
 
-def _container_event(told: object) -> ContainerEvent | None:
+def _container_event(message: object) -> ContainerEvent | None:
     """The event; None: its shape is unknown."""
-    match told:
+    match message:
         case {"Action": str(action), "Actor": {"Attributes": {"name": str(name), **attributes}}}:
             return ContainerEvent(name, action, {str(key): str(value) for key, value in attributes.items()})
     return None

@@ -25,7 +25,7 @@ from orchestrator.launch.docker.sandbox import PAUSED, DockerSandbox
 from orchestrator.launch.docker.verification import verify
 from orchestrator.launch.hardening import Hardening, demand, writable_places
 from orchestrator.launch.names import LABEL_DEADLINE, LABEL_OWNER, LABEL_PROJECT, LABEL_RUN, PROJECT
-from orchestrator.launch.owner import owner_label
+from orchestrator.launch.owner import this_process
 from orchestrator.launch.uids import UidPair
 from orchestrator.rules.backoff import Backoff
 from orchestrator.rules.waits import uninterrupted
@@ -102,7 +102,7 @@ class DockerLauncher(ContainerLauncher[DockerSandbox]):
         self._unremoved[name] = None
         try:
             await self._engine.create({"Image": spec.image, "Labels": self._labels(), "HostConfig": {}}, name)
-            await uninterrupted(self._removed(name))
+            await uninterrupted(self._try_removal(name))
         except LaunchError:
             self._unremoved.pop(name, None)
             raise
@@ -134,7 +134,7 @@ class DockerLauncher(ContainerLauncher[DockerSandbox]):
         return {
             LABEL_PROJECT: PROJECT,
             LABEL_RUN: self.run_id,
-            LABEL_OWNER: owner_label(),
+            LABEL_OWNER: str(this_process()),
             LABEL_DEADLINE: str(int(time.time() + self._lifetime_s)),
         }
 
@@ -165,7 +165,7 @@ class DockerLauncher(ContainerLauncher[DockerSandbox]):
     async def _remove(self, sandbox: DockerSandbox) -> None:
         """The removal is tried again when the Engine is back and in `aclose`, and is then left to the reaper."""
         try:
-            removed = await self._removed(sandbox.name)
+            existed = await self._try_removal(sandbox.name)
         except DockerError as error:
             self._unremoved[sandbox.name] = sandbox.uids
             log.error(
@@ -175,14 +175,14 @@ class DockerLauncher(ContainerLauncher[DockerSandbox]):
                 error,
             )
         else:
-            if removed or not sandbox.in_doubt:
+            if existed or not sandbox.in_doubt:
                 self._uids.release(sandbox.uids)
             else:  # the create call without an answer may still be on its way
                 self._unremoved[sandbox.name] = sandbox.uids
         finally:
             del self._live[sandbox.name]
 
-    async def _removed(self, name: str) -> bool:
+    async def _try_removal(self, name: str) -> bool:
         """Removes the container; whether it existed. Raises DockerError if the Engine does not do it in time."""
         failure = DockerError("the Docker Engine did not answer in time (remove)")
         try:

@@ -19,7 +19,7 @@ from orchestrator.launch.docker.client import connect, inspect_image, one_line, 
 from orchestrator.launch.image.debian import RECIPE_HASH, SUITE, debian_root
 from orchestrator.launch.image.wheels import ImagePython
 from orchestrator.launch.names import BASE_REPOSITORY, LABEL_OWNER, LABEL_PROJECT, PROJECT
-from orchestrator.launch.owner import owner_label
+from orchestrator.launch.owner import this_process
 
 DEFAULT_BASE = "python:3.13-slim-trixie"  # Dockerfile.sandbox says the same
 DEBIAN_BASE = f"{BASE_REPOSITORY}:{SUITE}-{RECIPE_HASH}"
@@ -32,14 +32,14 @@ PROBE = (  # what Python is there: `parse_probe` reads its answer
 )
 
 
-async def choose_base(engine: docker.APIClient, wanted: str | None, progress: Callable[[str], None]) -> str:
+async def choose_base(engine: docker.APIClient, choice: str | None, progress: Callable[[str], None]) -> str:
     """Name of a base image, which is present when this returns. Raises EnvironmentUnusable."""
-    if wanted is not None:
-        if not await asyncio.to_thread(inspect_image, engine, wanted) and (
-            why := await _pull(engine, wanted, progress)
+    if choice is not None:
+        if not await asyncio.to_thread(inspect_image, engine, choice) and (
+            why := await _pull(engine, choice, progress)
         ):
-            raise EnvironmentUnusable(f"base image {wanted} is not here and cannot be pulled: {why}")
-        return wanted
+            raise EnvironmentUnusable(f"base image {choice} is not here and cannot be pulled: {why}")
+        return choice
     for name in (DEFAULT_BASE, DEBIAN_BASE):
         if await asyncio.to_thread(inspect_image, engine, name):
             return name
@@ -105,25 +105,25 @@ def probe_python(engine: docker.APIClient, base: str) -> ImagePython:
         command=[PROBE],
         entrypoint=["python3", "-c"],
         network_disabled=True,
-        labels={LABEL_PROJECT: PROJECT, LABEL_OWNER: owner_label()},
+        labels={LABEL_PROJECT: PROJECT, LABEL_OWNER: str(this_process())},
         host_config=engine.create_host_config(network_mode="none", cap_drop=["ALL"]),
     )["Id"]
     try:
         engine.start(container)
         engine.wait(container, timeout=_PROBE_TIMEOUT_S)
-        said = engine.logs(container, stdout=True, stderr=False)
+        output = engine.logs(container, stdout=True, stderr=False)
     except (APIError, requests.RequestException):
-        said = b""  # no python3 to start
+        output = b""  # no python3 to start
     finally:
         with suppress(DockerException):
             engine.remove_container(container, force=True, v=True)
-    return parse_probe(base, said)
+    return parse_probe(base, output)
 
 
-def parse_probe(base: str, said: bytes) -> ImagePython:
+def parse_probe(base: str, output: bytes) -> ImagePython:
     """Raises EnvironmentUnusable: no Python, one that is too old, or a C library without wheels for it."""
     try:
-        (major, minor, micro), machine, libc, libc_version = json.loads(said)
+        (major, minor, micro), machine, libc, libc_version = json.loads(output)
     except (TypeError, ValueError):
         raise EnvironmentUnusable(f"base image {base} has no working python3: choose another") from None
     if (major, minor) < _OLDEST_PYTHON:

@@ -34,7 +34,7 @@ from orchestrator.launch.image.context import (
 )
 from orchestrator.launch.image.wheels import ImagePython, fetch_wheels, wheels_cache
 from orchestrator.launch.names import DEFAULT_IMAGE, LABEL_CONTEXT, LABEL_VERSION
-from orchestrator.launch.owner import owner_label
+from orchestrator.launch.owner import this_process
 
 # Written by Dockerfile.sandbox.
 LABEL_BASE = "orchestrator.base"
@@ -172,12 +172,12 @@ async def _build_once(
 ) -> None:
     build_id = uuid.uuid4().hex
     # For the reaper, if this process is killed.
-    owned = {**arguments, "STAGE_OWNER": owner_label(), "BUILD_ID": build_id}
+    owned = {**arguments, "STAGE_OWNER": str(this_process()), "BUILD_ID": build_id}
     loop = asyncio.get_running_loop()
     stop = Event()
 
     def build() -> None:
-        said = ""
+        last_line = ""
         try:
             with tempfile.TemporaryFile() as packed:
                 context.pack(wheels, packed)
@@ -196,9 +196,9 @@ async def _build_once(
                     if stop.is_set():
                         _remove_stage_containers(engine, build_id)
                     if "error" in line:
-                        raise EnvironmentUnusable(f"the image could not be built: {why_failed(line, said)}")
-                    for text in shown(line):
-                        said = text
+                        raise EnvironmentUnusable(f"the image could not be built: {why_failed(line, last_line)}")
+                    for text in lines_of(line):
+                        last_line = text
                         loop.call_soon_threadsafe(progress, text)
         finally:
             _remove_stages(engine, build_id)
@@ -215,7 +215,7 @@ async def _build_once(
         raise
 
 
-def shown(line: Mapping[str, Any]) -> list[str]:
+def lines_of(line: Mapping[str, Any]) -> list[str]:
     """The lines of one message of the Engine that are worth showing, without colours, ids and whole scripts."""
     texts = [_COLOUR.sub("", text).strip() for text in str(line.get("stream", "")).splitlines()]
     return [
@@ -225,10 +225,10 @@ def shown(line: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def why_failed(line: Mapping[str, Any], said: str) -> str:
+def why_failed(line: Mapping[str, Any], last_line: str) -> str:
     """The Engine's reason; for a failed step its last line, as the Engine's text would be the whole script."""
     error = str(line["error"])
-    return why_refused(said if said and "returned a non-zero code" in error else error)
+    return why_refused(last_line if last_line and "returned a non-zero code" in error else error)
 
 
 def _remove_stages(engine: docker.APIClient, build_id: str) -> None:

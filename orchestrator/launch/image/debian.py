@@ -9,7 +9,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from orchestrator.errors import EnvironmentUnusable
@@ -44,7 +44,7 @@ async def debian_root(out: Path, progress: Callable[[str], None], *, rootless: b
     options = out.with_suffix(".apt.conf")  # a file, as arguments can be read by every user
     options.touch(mode=0o600)
     options.write_text(await _apt_options())
-    mirror = find_mirror(_apt_sources(Path("/etc/apt")))
+    mirror = await find_mirror()
     argv = ["mmdebstrap", *_RECIPE, f"--aptopt={options}", SUITE, str(out), *([mirror] if mirror else [])]
     # The scratch folder holds a whole root. It is beside the tar, so that both are removed together; but a user's
     # home may be closed to the subordinate ids that work there.
@@ -72,60 +72,36 @@ def require_means(*, installed: bool, root: bool) -> None:
 
 async def _apt_options() -> str:
     """apt's settings for reaching this host's mirror: proxy, certificates, checks that are switched off."""
-    if shutil.which("apt-config") is None:
-        return ""
-    lines: list[str] = []
-    await run_program(["apt-config", "dump", "Acquire"], timeout_s=30, progress=lines.append)
+    lines = await _apt("apt-config", "dump", "Acquire")
     return "".join(f"{line}\n" for line in lines if _LENT_OPTIONS.match(line))
 
 
-def _apt_sources(etc_apt: Path) -> Iterator[tuple[str, str]]:
-    """(URI, suite) of every binary source with the component `main`."""
-    for path in (etc_apt / "sources.list", *sorted(etc_apt.glob("sources.list.d/*"))):
-        if path.suffix == ".list" and path.is_file():
-            yield from parse_list(path.read_text(errors="replace"))
-        elif path.suffix == ".sources" and path.is_file():
-            yield from parse_deb822(path.read_text(errors="replace"))
-
-
-def parse_list(text: str) -> Iterator[tuple[str, str]]:
-    """The one-line format: `deb [options] URI suite component…`."""
-    for line in text.splitlines():
-        match = re.match(r"deb\s+(?:\[[^\]]*\]\s+)?(\S+)\s+(\S+)\s+([^#]+)", line.strip())
-        if match and "main" in match[3].split():
-            yield match[1], match[2]
-
-
-def parse_deb822(text: str) -> Iterator[tuple[str, str]]:
-    """The stanza format of `*.sources`."""
-    for stanza in re.split(r"\n\s*\n", "\n".join(ln for ln in text.splitlines() if not ln.startswith("#"))):
-        fields: dict[str, list[str]] = {}
-        name = ""
-        for line in stanza.splitlines():
-            if not line[:1].isspace():
-                name, _, line = line.partition(":")
-                name = name.strip().lower()
-            fields.setdefault(name, []).extend(line.split())
-        if fields.get("enabled") == ["no"] or "deb" not in fields.get("types", []):
-            continue
-        if "main" in fields.get("components", []):
-            yield from ((uri, suite) for uri in fields.get("uris", []) for suite in fields.get("suites", []))
-
-
-def find_mirror(sources: Iterable[tuple[str, str]]) -> str | None:
+async def find_mirror() -> str | None:
     """The URI that this host gets Debian itself from; None: use mmdebstrap's default.
 
     Other publishers use Debian's suite names too, but have neither a folder named `debian` nor a suite with
     `-updates` at the end.
     """
+    form = "$(REPO_URI) $(RELEASE) $(COMPONENT)"
+    options = ("--no-release-info", "--format", form)  # what is configured, not only what was downloaded
     suites: dict[str, set[str]] = {}
-    for uri, suite in sources:
-        suites.setdefault(uri, set()).add(suite)
+    for line in await _apt("apt-get", "indextargets", *options, "Created-By: Packages"):
+        match line.split():
+            case [uri, suite, "main"]:
+                suites.setdefault(uri.rstrip("/"), set()).add(suite)
     for uri, names in suites.items():
         own = names & _DEBIAN_SUITES
-        if own and (uri.rstrip("/").endswith("/debian") or any(f"{name}-updates" in names for name in own)):
+        if own and (uri.endswith("/debian") or any(f"{name}-updates" in names for name in own)):
             return _first_listed(uri) if uri.startswith(_LIST_SCHEME) else uri
     return None
+
+
+async def _apt(program: str, *arguments: str) -> list[str]:
+    """What a program of apt prints; nothing where there is none."""
+    lines: list[str] = []
+    if shutil.which(program) is not None:
+        await run_program([program, *arguments], timeout_s=30, progress=lines.append)
+    return lines
 
 
 def _first_listed(uri: str) -> str | None:

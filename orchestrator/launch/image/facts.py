@@ -34,11 +34,11 @@ class Fact:
     """The result of one check. `cure`: what to do; None: it is as it must be."""
 
     name: str
-    found: str
+    result: str
     cure: str | None = None
 
 
-def told_by_the_engine(image: Mapping[str, Any], context_digest: str) -> Iterator[Fact]:
+def engine_facts(image: Mapping[str, Any], context_digest: str) -> Iterator[Fact]:
     """Checks the Engine's inspect answer `image`. `context_digest`: that of this installation's own image."""
     config = image.get("Config") or {}
     labels = config.get("Labels") or {}
@@ -57,33 +57,33 @@ def told_by_the_engine(image: Mapping[str, Any], context_digest: str) -> Iterato
     yield Fact("PYTHONPATH", path or "none", cure)
 
 
-def found_inside(said: bytes, contract: int) -> Iterator[Fact]:
-    """Checks `said`, the output of PROBE or of whatever ran in its place. Untrusted."""
+def inside_facts(output: bytes, contract: int) -> Iterator[Fact]:
+    """Checks `output`, the output of PROBE or of whatever ran in its place. Untrusted."""
     try:
-        told = json.loads(said)
-        version, broken, owned = ".".join(map(str, told["python"])), dict(told["broken"]), told["channel"]
-        hidden, missing, setuid = told["unreadable"], ", ".join(told["missing"]), told["setuid"]
+        report = json.loads(output)
+        version, broken, owned = ".".join(map(str, report["python"])), dict(report["broken"]), report["channel"]
+        hidden, missing, setuid = report["unreadable"], ", ".join(report["missing"]), report["setuid"]
     except (ValueError, KeyError, TypeError):
-        lines = said.decode("utf-8", "replace").strip().splitlines() or ["nothing"]
-        yield Fact("python", _told(lines[-1]), f"{PYTHON} must work: leave /opt/sandbox and /usr as they are")
+        lines = output.decode("utf-8", "replace").strip().splitlines() or ["nothing"]
+        yield Fact("python", _short(lines[-1]), f"{PYTHON} must work: leave /opt/sandbox and /usr as they are")
         return
     yield Fact("python", version)
     for name, why in list(broken.items())[:1]:
         in_the_way = f"something stands in the way of our packages: put yours into {PACKAGES}"
-        yield Fact("packages", _told(f"{name}: {why}"), in_the_way)
+        yield Fact("packages", _short(f"{name}: {why}"), in_the_way)
     if not broken:
         yield Fact("packages", "smolagents, grpc and ours can be imported")
-        cure = None if told["contract"] == contract else f"build it again on {DEFAULT_IMAGE}"
-        yield Fact("contract", f"{told['contract']}, ours is {contract}", cure)
+        cure = None if report["contract"] == contract else f"build it again on {DEFAULT_IMAGE}"
+        yield Fact("contract", f"{report['contract']}, ours is {contract}", cure)
     cure = f"only its owner may read it: RUN chmod -R a+rX {PACKAGES}" if hidden else None
-    yield Fact("readable", _told(hidden) if hidden else "by every user", cure)
+    yield Fact("readable", _short(hidden) if hidden else "by every user", cure)
     right = owned == [0, CHANNEL_GID, 0o710]
     cure = None if right else f"leave /run/channel alone: owner 0:{CHANNEL_GID}, mode 0710"
     yield Fact("channel", "the runner's alone" if right else f"/run/channel is {owned}", cure)
     yield Fact("places", f"no {missing}" if missing else "there", f"RUN mkdir -p {missing}" if missing else None)
     cure = "RUN chmod ug-s it: nothing in a sandbox may change who it is" if setuid else None
-    yield Fact("setuid", _told(setuid) if setuid else "none", cure)
+    yield Fact("setuid", _short(setuid) if setuid else "none", cure)
 
 
-def _told(text: object) -> str:
+def _short(text: object) -> str:
     return printable(str(text), "?")[:300]

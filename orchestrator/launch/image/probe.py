@@ -41,10 +41,10 @@ def _unreadable() -> str | None:
 def _owned(path: str) -> list[int] | None:
     """Owner, group, mode; None: no such path."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return [found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)]
+    return [status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)]
 
 
 def _setuid() -> str | None:

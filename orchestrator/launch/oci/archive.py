@@ -49,9 +49,9 @@ class Archive(AbstractContextManager["Archive"]):
             self._files: _Files = _Folder(path) if path.is_dir() else stack.enter_context(_Tar(path))
             content, self._layers = _manifest(self._files)
             self.digest = hashlib.sha256(content).hexdigest()
-            told = _object(json.loads(content))
-            self.config = _used(_object(told.get("config") or {}))
-            self._layer_ids = _texts(_object(told["rootfs"])["diff_ids"])
+            data = _object(json.loads(content))
+            self.config = _used(_object(data.get("config") or {}))
+            self._layer_ids = _texts(_object(data["rootfs"])["diff_ids"])
             self._stack = stack.pop_all()
 
     def __exit__(self, *exception: object) -> None:
@@ -197,16 +197,16 @@ def _manifest(files: _Files) -> tuple[bytes, list[str]]:
     raise ValueError("its index leads from one to the next without end")
 
 
-def _object(told: object) -> dict[str, Any]:
-    if not isinstance(told, dict):
-        raise TypeError(f"{type(told).__name__} in the place of an object")
-    return told
+def _object(data: object) -> dict[str, Any]:
+    if not isinstance(data, dict):
+        raise TypeError(f"{type(data).__name__} in the place of an object")
+    return data
 
 
-def _texts(told: object) -> list[str]:
-    if not isinstance(told, list) or not all(isinstance(text, str) for text in told):
+def _texts(data: object) -> list[str]:
+    if not isinstance(data, list) or not all(isinstance(text, str) for text in data):
         raise TypeError("something else in the place of a list of texts")
-    return told
+    return data
 
 
 def _used(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -220,8 +220,8 @@ def _used(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _blob(told: object) -> str:
-    descriptor = _object(told)
+def _blob(data: object) -> str:
+    descriptor = _object(data)
     if str(descriptor.get("mediaType", "")).endswith("zstd"):
         raise ValueError("its layers are compressed with zstd: save it with gzip or uncompressed")
     algorithm, _, value = str(descriptor["digest"]).partition(":")
@@ -246,9 +246,9 @@ class _Room:
 
     def use(self, tree: Tree | None = None, *, read: int = 0, written: int = 0, entries: int = 0) -> None:
         self.read, self.written, self.entries = self.read + read, self.written + written, self.entries + entries
-        made, moves = (0, 0) if tree is None else (tree.made, tree.moves)
+        folders, moves = (0, 0) if tree is None else (tree.new_folders, tree.moves)
         most = max(self.read, self.written)
-        if most > _IMAGE_BYTES or self.entries + made > _IMAGE_ENTRIES or moves > _MOVES:
+        if most > _IMAGE_BYTES or self.entries + folders > _IMAGE_ENTRIES or moves > _MOVES:
             raise ValueError(f"it has more than {_IMAGE_BYTES >> 30} GiB or {_IMAGE_ENTRIES} files")
         if most > self._bytes:
             raise ValueError(f"it unpacks to more than {_RATIO} times its size: save it uncompressed")
@@ -256,7 +256,7 @@ class _Room:
 
 def _apply(layer: Layer, tree: Tree, times: dict[str, float], room: _Room) -> None:
     """Lays one layer, a plain tar, over what is in the tree. `times`: of folders, by their names without links."""
-    made: set[str] = set()  # by this layer: an opaque marker hides only what lies below
+    own_names: set[str] = set()  # by this layer: an opaque marker hides only what lies below
     source = Frugal(cast("IO[bytes]", layer))
     with tarfile.open(fileobj=cast("IO[bytes]", source), mode="r:") as tar:
         for entry in entries(tar, source):
@@ -269,7 +269,7 @@ def _apply(layer: Layer, tree: Tree, times: dict[str, float], room: _Room) -> No
                 folder = tree.enter(way[:-1])
                 if name == _OPAQUE:
                     for other in tree.names():
-                        if f"{folder}/{other}" not in made:
+                        if f"{folder}/{other}" not in own_names:
                             tree.remove(other)
                 elif name.startswith(_WHITEOUT):
                     hidden = name.removeprefix(_WHITEOUT)
@@ -284,8 +284,8 @@ def _apply(layer: Layer, tree: Tree, times: dict[str, float], room: _Room) -> No
                     place = f"{folder}/{name}"
                     if entry.isdir():
                         times[place.lstrip("/")] = entry.mtime
-                    while place and place not in made:
-                        made.add(place)
+                    while place and place not in own_names:
+                        own_names.add(place)
                         place = place.rpartition("/")[0]
             except Outside as error:
                 raise ValueError(f"{entry.name}: {error}") from error

@@ -162,9 +162,9 @@ async def _debian(store: ImageStore, scratch: Path, progress: Progress) -> Path:
 def _unpacked(name: str, root: Path) -> tuple[Path, list[str]]:
     """The files of the image in the file or folder `name`, and its environment."""
     root.mkdir(mode=0o755)
-    with Archive(Path(name).expanduser()) as found:
-        found.unpack(root)
-    return root, found.config["Env"]
+    with Archive(Path(name).expanduser()) as image_file:
+        image_file.unpack(root)
+    return root, image_file.config["Env"]
 
 
 async def _pull(builder: Buildah, name: str) -> None:

@@ -126,8 +126,8 @@ def why_failed(tail: Sequence[str]) -> str:
         return ""
     if (failed := _FAILED_STEP.search(errors[-1])) is None:
         return printable(_WHERE.sub("", errors[-1]))[:_REASON_CHARS]
-    said = [line for line in tail if line != errors[-1] and not _OWN_LINE.match(line)]
-    last = said[-1] if said and not _STEP.match(said[-1]) else f"exit code {failed[1]}"
+    output = [line for line in tail if line != errors[-1] and not _OWN_LINE.match(line)]
+    last = output[-1] if output and not _STEP.match(output[-1]) else f"exit code {failed[1]}"
     return printable(last)[:_REASON_CHARS]
 
 

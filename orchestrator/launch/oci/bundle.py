@@ -6,7 +6,7 @@ specification, `config.md` and `config-linux.md`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from orchestrator.launch.hardening import (
     seccomp_profile,
 )
 from orchestrator.launch.names import CHANNEL_FOLDER, CHANNEL_GID, CHANNEL_MOUNT
-from orchestrator.launch.oci.user_namespace import IdRange, UserNamespace
+from orchestrator.launch.oci.user_namespace import UserNamespace
 
 NAMESPACES = ("cgroup", "ipc", "mount", "network", "pid", "uts")
 CPU_PERIOD_US = 100_000
@@ -75,7 +75,7 @@ def bundle(
         "mounts": _mounts(hardening, rootless=users is not None),
         "linux": {
             "namespaces": [{"type": name} for name in (*NAMESPACES, *(("user",) if users is not None else ()))],
-            **({} if users is None else {"uidMappings": id_map(users.users), "gidMappings": id_map(users.groups)}),
+            **({} if users is None else {"uidMappings": users.users, "gidMappings": users.groups}),
             **({} if unlimited else {"cgroupsPath": control_group}),
             "resources": _resources(hardening, unlimited),
             "maskedPaths": list(MASKED_PATHS),
@@ -83,10 +83,6 @@ def bundle(
             "seccomp": _seccomp(allow_localhost_tcp=hardening.allow_localhost_tcp),
         },
     }
-
-
-def id_map(ranges: Iterable[IdRange]) -> list[dict[str, int]]:
-    return [{"containerID": ids.inside, "hostID": ids.outside, "size": ids.size} for ids in ranges]
 
 
 def _mounts(hardening: Hardening, *, rootless: bool) -> list[dict[str, Any]]:
@@ -115,12 +111,12 @@ def _resources(hardening: Hardening, unlimited: frozenset[str]) -> dict[str, Any
     memory = {"limit": hardening.memory_bytes, "swap": hardening.memory_bytes}
     if "swap" in unlimited:
         del memory["swap"]
-    asked: dict[str, tuple[str, dict[str, Any]]] = {
+    resources: dict[str, tuple[str, dict[str, Any]]] = {
         "memory": ("memory", memory),
         "cpus": ("cpu", {"period": CPU_PERIOD_US, "quota": round(hardening.cpus * CPU_PERIOD_US)}),
         "pids": ("pids", {"limit": hardening.pids}),
     }
-    limits = {part: limit for measure, (part, limit) in asked.items() if measure not in unlimited}
+    limits = {part: limit for measure, (part, limit) in resources.items() if measure not in unlimited}
     return {**limits, "devices": [{"allow": False, "access": "rwm"}]}
 
 

@@ -99,12 +99,12 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         image = await self._image(spec.image)
         runtime, name = await self._open(), f"ready-{secrets.token_hex(8)}"
         root = replace(image.root, entry_point=(*image.root.entry_point[:1], "--version"))
-        asked = replace(harden(spec, UidPair(0, 0), self._folder(name)), arguments=())
+        demands = replace(harden(spec, UidPair(0, 0), self._folder(name)), arguments=())
         try:
-            self._write_bundle(name, root, asked)
+            self._write_bundle(name, root, demands)
             await runtime.start(name, self._folder(name))
         finally:
-            await uninterrupted(self._removed(name))
+            await uninterrupted(self._try_removal(name))
 
     def _sandbox(self, uids: UidPair) -> OciSandbox:
         return OciSandbox(uids)
@@ -133,10 +133,10 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         begun_s = asyncio.get_running_loop().time()
         pid = await runtime.start(sandbox.name, self._folder(sandbox.name))
         clock = sandbox.runs(pid, begun_s)
-        untold = UNTOLD_BY_GVISOR if is_gvisor(self._runtime_name) else NO_MEASURES
+        unseen = UNTOLD_BY_GVISOR if is_gvisor(self._runtime_name) else NO_MEASURES
         for looks_left in reversed(range(_LOOKS)):
             try:
-                problems = verify(pid, sandbox.name, hardening, self._waived | untold)
+                problems = verify(pid, sandbox.name, hardening, self._waived | unseen)
                 break
             except OSError as error:
                 if await sandbox.has_ended(_ENDING_S):
@@ -150,10 +150,10 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
     async def _remove(self, sandbox: OciSandbox) -> None:
         """The removal is tried again in `aclose`, and is then left to the reaper."""
         del self._live[sandbox.name]
-        if await self._removed(sandbox.name):
+        if await self._try_removal(sandbox.name):
             self._uids.release(sandbox.uids)
 
-    async def _removed(self, name: str) -> bool:
+    async def _try_removal(self, name: str) -> bool:
         if self._runtime is None:  # none was made
             return True
         for failures in range(_REMOVALS):
@@ -187,10 +187,10 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         assert self._directory is not None
         return self._directory / "bundles" / name
 
-    def _write_bundle(self, name: str, root: Root, asked: Hardening) -> None:
+    def _write_bundle(self, name: str, root: Root, demands: Hardening) -> None:
         """Raises LaunchError."""
         group = path_beside_ours(name)
-        config = bundle(root, asked, group, users=self._users, unlimited=self._unlimited)
+        config = bundle(root, demands, group, users=self._users, unlimited=self._unlimited)
         folder = self._folder(name)
         try:
             folder.mkdir()
@@ -198,7 +198,7 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         except OSError as error:
             raise LaunchError(f"no place for a container in {folder.parent}: {error.strerror}") from error
 
-    def _found(self, name: str) -> StoredImage | None:
+    def _find(self, name: str) -> StoredImage | None:
         """In the store, or unpacked into it if `name` is the path of an image. Blocks."""
         image = self._store.find(name)
         return self._store.put(Path(name).expanduser()) if image is None and is_path(name) else image
@@ -206,7 +206,7 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
     async def _image(self, name: str) -> StoredImage:
         """Found once. Raises EnvironmentUnusable."""
         if name not in self._images:
-            image = await asyncio.to_thread(self._found, name)
+            image = await asyncio.to_thread(self._find, name)
             if image is None:
                 raise EnvironmentUnusable(
                     f"the sandbox image {name} is not in the store of images: run `orchestrator image build --oci`"

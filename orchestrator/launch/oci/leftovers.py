@@ -53,6 +53,6 @@ def remove_containers(directory: Path) -> tuple[int, int]:
         if done.returncode == 0 or not (directory / _STATE / name).exists():
             removed += 1
         else:
-            said = " ".join(done.stderr.decode("utf-8", "replace").split())[-300:]
-            log.warning("container %s could not be removed: %s", name, said)
+            reason = " ".join(done.stderr.decode("utf-8", "replace").split())[-300:]
+            log.warning("container %s could not be removed: %s", name, reason)
     return removed, len(names) - removed

@@ -30,11 +30,11 @@ def runtime_version(program: str) -> str:
         done = subprocess.run(argv, capture_output=True, timeout=_VERSION_S, check=False)  # noqa: S603
     except (OSError, subprocess.SubprocessError) as error:
         raise EnvironmentUnusable(f"the OCI runtime {program} does not start: {error}") from error
-    said, complained = (text.decode("utf-8", "replace").split("\n") for text in (done.stdout, done.stderr))
-    if done.returncode != 0 or not said[0].strip():
-        reason = next(filter(None, complained), f"exit code {done.returncode}, and nothing said")
+    output, errors = (text.decode("utf-8", "replace").split("\n") for text in (done.stdout, done.stderr))
+    if done.returncode != 0 or not output[0].strip():
+        reason = next(filter(None, errors), f"exit code {done.returncode}, and nothing said")
         raise EnvironmentUnusable(f"the OCI runtime {program} does not start: {reason.strip()[:_REASON_CHARS]}")
-    return said[0].strip()
+    return output[0].strip()
 
 
 def why_not_here(runtime: str, waived: frozenset[str] = NO_MEASURES) -> str | None:
@@ -83,8 +83,8 @@ def _why_not(measure: str, controller: str, groups: list[list[str]], cgroups: Pa
     folder = cgroups / beside(own).lstrip("/")
     if (why := _why_not_handed_on(controller, folder, cgroups)) is not None:
         return why
-    limited = [group for group in folder.iterdir() if (group / "memory.max").exists()]
-    if measure == "swap" and limited and not any((group / _SWAP_V2).exists() for group in limited):
+    limited_groups = [group for group in folder.iterdir() if (group / "memory.max").exists()]
+    if measure == "swap" and limited_groups and not any((group / _SWAP_V2).exists() for group in limited_groups):
         return NO_SWAP
     return _why_not_ours(folder)
 
@@ -102,7 +102,7 @@ def _why_not_handed_on(controller: str, folder: Path, cgroups: Path) -> str | No
         try:
             if controller in (group / "cgroup.subtree_control").read_text().split():
                 return None
-            offered = controller in (group / "cgroup.controllers").read_text().split()
+            is_offered = controller in (group / "cgroup.controllers").read_text().split()
             # The machine's root is the one group that has no type, and may have processes beside groups.
             busy = (group / "cgroup.type").exists() and (group / "cgroup.procs").read_text().strip()
         except OSError:
@@ -111,7 +111,7 @@ def _why_not_handed_on(controller: str, folder: Path, cgroups: Path) -> str | No
             return f"the control group {group} does not offer {controller}: let it be delegated"
         if busy:
             return f"the control group {group} has processes, so no limits below it: run in a group of your own"
-        if offered:
+        if is_offered:
             return None
         if group == cgroups:
             break

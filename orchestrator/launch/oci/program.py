@@ -20,13 +20,13 @@ def find_runtime(name: str) -> str:
     """The path of the program `name`, which may be a path itself. Raises EnvironmentUnusable."""
     path = os.pathsep.join((os.environ.get("PATH", os.defpath), *_FOR_ROOT))
     # What names a folder is no name to look for, and is kept whole: cleaning up may run in another folder.
-    found = shutil.which(os.path.abspath(os.path.expanduser(name)) if "/" in name else name, path=path)
-    if found is None:
+    program = shutil.which(os.path.abspath(os.path.expanduser(name)) if "/" in name else name, path=path)
+    if program is None:
         raise EnvironmentUnusable(
             f"there is no OCI runtime {name} on this machine: install {' or '.join(USUAL)} (`apt install runc`), "
             "or name another with --env.oci_runtime"
         )
-    return os.path.abspath(found)
+    return os.path.abspath(program)
 
 
 def own_options(program: str) -> list[str]:
@@ -34,8 +34,8 @@ def own_options(program: str) -> list[str]:
     if not is_gvisor(program):
         return []
     try:
-        told = subprocess.run([program, "flags"], capture_output=True, timeout=_FLAGS_S, check=False)  # noqa: S603
+        usage = subprocess.run([program, "flags"], capture_output=True, timeout=_FLAGS_S, check=False)  # noqa: S603
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EnvironmentUnusable(f"the OCI runtime {program} does not start: {error}") from error
-    newer = b"-host-uds value" in told.stdout + told.stderr
+    newer = b"-host-uds value" in usage.stdout + usage.stderr
     return ["--network=none", "--host-uds=open" if newer else "--fsgofer-host-uds"]

@@ -65,25 +65,25 @@ class ImageStore:
         """The image of this name, or in the file or folder of this path; None: it is not in the store."""
         if is_path(name):
             with Archive(Path(name).expanduser()) as archive:
-                return self._stored(self._image(archive.digest))
-        return self._stored(self._name(name))
+                return self._read(self._image(archive.digest))
+        return self._read(self._name(name))
 
     def put(self, archive: Path, name: str | None = None) -> StoredImage:
         """Unpacks an image unless it is there, and calls it `name`. Raises EnvironmentUnusable."""
-        with Archive(archive) as found, self._room(), self._alone():
-            place = self._image(found.digest)
-            if self._stored(place) is None:
+        with Archive(archive) as source, self._room(), self._alone():
+            place = self._image(source.digest)
+            if self._read(place) is None:
                 with self._held_draft() as draft:
                     (draft / ROOT).mkdir()
-                    size_bytes = found.unpack(draft / ROOT)
+                    size_bytes = source.unpack(draft / ROOT)
                     _complete(draft / ROOT)
-                    told = {"config": found.config, "size_bytes": size_bytes}
-                    (draft / "image.json").write_text(json.dumps(told))
+                    note = {"config": source.config, "size_bytes": size_bytes}
+                    (draft / "image.json").write_text(json.dumps(note))
                     remove(place)  # half removed
                     draft.rename(place)
             if name is not None:
                 self._call(place, name)
-            image = self._stored(place)
+            image = self._read(place)
             assert image is not None, "nobody else changes the store"
             return image
 
@@ -123,9 +123,9 @@ class ImageStore:
         if not self.folder.exists():
             return 0
         with self._alone():
-            named = {place.resolve() for place in self._entries("names")}
-            left = [folder for folder in self._entries("images") if folder.resolve() not in named]
-            return sum(self._removed(folder) for folder in (*left, *self._entries("drafts")))
+            in_use = {place.resolve() for place in self._entries("names")}
+            leftovers = [folder for folder in self._entries("images") if folder.resolve() not in in_use]
+            return sum(self._try_removal(folder) for folder in (*leftovers, *self._entries("drafts")))
 
     # ------------------------------------------------------------ places
 
@@ -141,11 +141,11 @@ class ImageStore:
         except OSError:
             return []
 
-    def _stored(self, place: Path) -> StoredImage | None:
+    def _read(self, place: Path) -> StoredImage | None:
         try:
-            told = json.loads((place / "image.json").read_bytes())
+            note = json.loads((place / "image.json").read_bytes())
             return StoredImage(
-                place.resolve().name, place.resolve(), dict(told["config"]), int(told["size_bytes"])
+                place.resolve().name, place.resolve(), dict(note["config"]), int(note["size_bytes"])
             )
         except (OSError, ValueError, KeyError, TypeError):
             return None
@@ -187,11 +187,11 @@ class ImageStore:
         draft.symlink_to(place)
         draft.replace(link)
 
-    def _removed(self, folder: Path) -> bool:
-        told = folder / "image.json"
+    def _try_removal(self, folder: Path) -> bool:
+        note = folder / "image.json"
         try:
-            with _locked(told if told.exists() else folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
-                told.unlink(missing_ok=True)  # now it cannot be found any more
+            with _locked(note if note.exists() else folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                note.unlink(missing_ok=True)  # now it cannot be found any more
                 _remove(folder)
         except OSError:  # somebody uses it
             return False

@@ -28,11 +28,11 @@ class Outside(ValueError):
 class Tree(AbstractContextManager["Tree"]):
     """Stands in one folder of the tree at a time; names without a way are of that folder.
 
-    `moves` counts steps from folder to folder, `made` the folders that were made: what hostile names cost.
+    `moves` counts steps from folder to folder, `new_folders` the folders that were made: what hostile names cost.
     """
 
     def __init__(self, root: Path) -> None:
-        self.moves = self.made = 0
+        self.moves = self.new_folders = 0
         self._at = os.open(root, _FOLDER)
         self._names: list[str] = []  # of the folder it stands in, from the root on; none of them is a link
 
@@ -60,7 +60,7 @@ class Tree(AbstractContextManager["Tree"]):
                 if not make:
                     raise
                 self.folder(name, OPEN)
-                self.made += 1
+                self.new_folders += 1
                 self._move(name)
             except OSError as error:
                 if error.errno not in (errno.ENOTDIR, errno.ELOOP):
@@ -97,10 +97,10 @@ class Tree(AbstractContextManager["Tree"]):
     def kind(self, name: str) -> tuple[int, int]:
         """(what it is, one of stat's S_IF; its size). 0: there is nothing of this name."""
         try:
-            found = os.stat(name, dir_fd=self._at, follow_symlinks=False)
+            status = os.stat(name, dir_fd=self._at, follow_symlinks=False)
         except FileNotFoundError:
             return 0, 0
-        return stat.S_IFMT(found.st_mode), found.st_size
+        return stat.S_IFMT(status.st_mode), status.st_size
 
     def folder(self, name: str, mode: int, owner: tuple[int, int] | None = None) -> None:
         """Makes the folder, or gives the one that is there this mode, whatever the process' umask is."""
@@ -133,13 +133,13 @@ class Tree(AbstractContextManager["Tree"]):
 
     def second_name(self, name: str, way: Sequence[str]) -> None:
         """Makes `name` another name of the file `way`, which starts at the root. Raises Outside."""
-        here = list(self._names)
+        way_here = list(self._names)
         self.enter(way[:-1], make=False)
         there = os.dup(self._at)
         try:
             if self.kind(way[-1])[0] != stat.S_IFREG:
                 raise Outside("it is a hard link to no file")
-            self.enter(here)
+            self.enter(way_here)
             os.link(way[-1], name, src_dir_fd=there, dst_dir_fd=self._at, follow_symlinks=False)
         finally:
             os.close(there)
@@ -187,12 +187,12 @@ def remove(name: str | Path, at: int | None = None) -> None:
 def _empty(folder: int, top: int) -> list[str]:
     """Removes the files in `folder` and moves its folders into `top`. Returns their new names."""
     with os.scandir(folder) as entries:
-        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
-    moved = []
-    for name, is_folder in found:
+        children = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    new_names = []
+    for name, is_folder in children:
         if is_folder:
-            moved.append(f".{secrets.token_hex(16)}")
-            os.rename(name, moved[-1], src_dir_fd=folder, dst_dir_fd=top)
+            new_names.append(f".{secrets.token_hex(16)}")
+            os.rename(name, new_names[-1], src_dir_fd=folder, dst_dir_fd=top)
         else:
             os.unlink(name, dir_fd=folder)
-    return moved
+    return new_names

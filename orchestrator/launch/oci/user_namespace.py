@@ -10,8 +10,8 @@ import os
 import pwd
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from orchestrator.errors import EnvironmentUnusable
 from orchestrator.launch.uids import LAST_UID
@@ -20,21 +20,14 @@ _ETC, _PROC_SYS = Path("/etc"), Path("/proc/sys")
 _WRITERS = ("newuidmap", "newgidmap")  # they write the maps for an ordinary user
 
 
-@dataclass(frozen=True, slots=True)
-class IdRange:
-    """`size` ids from `inside` on, in the container, are those from `outside` on."""
-
-    inside: int
-    outside: int
-    size: int
+Mapping = dict[str, int]  # a range of ids, as the OCI runtime specification writes it
 
 
-@dataclass(frozen=True, slots=True)
-class UserNamespace:
+class UserNamespace(NamedTuple):
     """All users and groups that exist in a container."""
 
-    users: tuple[IdRange, ...]
-    groups: tuple[IdRange, ...]
+    users: list[Mapping]
+    groups: list[Mapping]
 
 
 def user_namespace(*, etc: Path = _ETC, proc_sys: Path = _PROC_SYS) -> UserNamespace | None:
@@ -43,18 +36,18 @@ def user_namespace(*, etc: Path = _ETC, proc_sys: Path = _PROC_SYS) -> UserNames
     if user == 0:
         return None
     for name, least in (("user/max_user_namespaces", 1), ("kernel/unprivileged_userns_clone", 1)):
-        if (allowed := _number(proc_sys / name)) is not None and allowed < least:
+        if (value := _number(proc_sys / name)) is not None and value < least:
             raise EnvironmentUnusable(f"the kernel lets no ordinary user make containers here (sysctl {name})")
     if missing := [name for name in _WRITERS if shutil.which(name) is None]:
         raise EnvironmentUnusable(f"there is no {missing[0]} on this machine: install uidmap (or shadow-utils)")
     return UserNamespace(_ranges(etc / "subuid", user, os.geteuid()), _ranges(etc / "subgid", user, os.getegid()))
 
 
-def _ranges(file: Path, user: int, own: int) -> tuple[IdRange, ...]:
+def _ranges(file: Path, user: int, own: int) -> list[Mapping]:
     """Id 0 is `own`; the others are subordinate ids of `user`. Raises EnvironmentUnusable: they are too few."""
-    found, inside = [IdRange(0, own, 1)], 1
+    ranges, inside = [id_range(0, own, 1)], 1
     for outside, size in _subordinate(file, user):
-        found.append(IdRange(inside, outside, size))
+        ranges.append(id_range(inside, outside, size))
         inside += size
     if inside <= LAST_UID:
         kind = "subuids" if file.name == "subuid" else "subgids"
@@ -62,7 +55,12 @@ def _ranges(file: Path, user: int, own: int) -> tuple[IdRange, ...]:
             f"{file} gives this user {inside - 1} ids, and {LAST_UID} are needed: "
             f"sudo usermod --add-{kind} 100000-165535 {_name(user)}"
         )
-    return tuple(found)
+    return ranges
+
+
+def id_range(inside: int, outside: int, size: int) -> Mapping:
+    """`size` ids from `inside` on, in the container, are those from `outside` on."""
+    return {"containerID": inside, "hostID": outside, "size": size}
 
 
 def _subordinate(file: Path, user: int) -> Iterator[tuple[int, int]]:

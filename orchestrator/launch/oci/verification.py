@@ -41,8 +41,8 @@ def verify(
 ) -> list[str]:
     """What the container `name` with pid 1 `pid` lacks: a line each, beginning with the measure. Raises OSError if
     it has ended; what is just ending has lost its control groups already."""
-    found = [*_process(pid, hardening, proc), *_limits(pid, name, hardening, proc, cgroups)]
-    return [f"{measure} {text}" for measure, text in found if measure not in waived]
+    problems = [*_process(pid, hardening, proc), *_limits(pid, name, hardening, proc, cgroups)]
+    return [f"{measure} {text}" for measure, text in problems if measure not in waived]
 
 
 def _process(pid: int, hardening: Hardening, proc: Path) -> Iterator[tuple[str, str]]:
@@ -66,8 +66,8 @@ def _process(pid: int, hardening: Hardening, proc: Path) -> Iterator[tuple[str, 
         yield "read_only_root", "is not: the root file system takes writes"
     limits = (own / "limits").read_text().splitlines()
     for name, most in hardening.ulimits.items():
-        told = [line[len(_ULIMITS[name]) :].split() for line in limits if line.startswith(_ULIMITS[name])]
-        hard = told[0][1] if told else "unlimited"
+        rows = [line[len(_ULIMITS[name]) :].split() for line in limits if line.startswith(_ULIMITS[name])]
+        hard = rows[0][1] if rows else "unlimited"
         if hard == "unlimited" or int(hard) > most:
             yield "ulimits", f"have {name} {hard} instead of {most}"
 
@@ -82,13 +82,13 @@ def _limits(pid: int, name: str, hardening: Hardening, proc: Path, cgroups: Path
     both = number("memory", "memory.memsw.limit_in_bytes", "-")
     if both is None and (swap := number("memory", "-", "memory.swap.max")) is not None and memory is not None:
         both = memory + swap
-    found = {
+    limits = {
         "memory": (memory, hardening.memory_bytes),
         "swap": (both, hardening.memory_bytes),
         "pids": (number("pids", "pids.max", "pids.max"), hardening.pids),
         "cpus": (_cpu_millis(groups, cgroups), -(-round(hardening.cpus * 1e6) // 1000)),
     }
-    for measure, (limit, most) in found.items():
+    for measure, (limit, most) in limits.items():
         if limit is None or limit > most:
             yield measure, f"is {'unlimited' if limit is None else limit} instead of {most}"
 

@@ -33,8 +33,10 @@ NONE: Refused = {}
 class BadRequest(Exception):
     """A request that cannot be served; nothing was sampled. `param`: the field at fault. `code`: OpenAI's."""
 
-    def __init__(self, told: str, param: str | None = None, *, status: int = 400, code: str | None = None) -> None:
-        super().__init__(told)
+    def __init__(
+        self, reason: str, param: str | None = None, *, status: int = 400, code: str | None = None
+    ) -> None:
+        super().__init__(reason)
         self.param = param
         self.status = status
         self.code = code
@@ -158,7 +160,7 @@ def shown(value: object) -> str:
 
 def strict_json(text: str | bytes) -> Any:
     """A JSON value as the orchestrator reads it too. Raises ValueError, RecursionError."""
-    return json.loads(text, parse_constant=_no_number, parse_float=_finite, parse_int=_whole)
+    return json.loads(text, parse_constant=_no_number, parse_float=_finite, parse_int=_integer)
 
 
 def _no_number(text: str) -> NoReturn:
@@ -170,7 +172,7 @@ def _finite(text: str) -> float:
     return number if math.isfinite(number) else _no_number(text)
 
 
-def _whole(text: str) -> int:
+def _integer(text: str) -> int:
     return int(text) if len(text) <= _MAX_DIGITS else _no_number(text)
 
 
@@ -208,10 +210,10 @@ def is_nothing(value: object) -> bool:
     return value is None or value in (False, "", [], {})
 
 
-def only(one: Mapping[str, Any], taken: Collection[str], where: str) -> None:
+def only(one: Mapping[str, Any], fields: Collection[str], where: str) -> None:
     """Raises BadRequest for a field of a part that would be ignored."""
     for name, value in one.items():
-        if name not in taken and not is_nothing(value):
+        if name not in fields and not is_nothing(value):
             raise BadRequest(f"{where} has a field that is not taken: {shown(name)}", where)
 
 

@@ -38,8 +38,8 @@ def request(body: Body) -> Request:
         raise BadRequest("best_of must be 1: send several requests", "best_of")
     logprobs = body.get("logprobs")
     if logprobs not in (None, 0, 1):
-        told = "the sampled tokens' log-probs alone are on record"
-        raise BadRequest(f"logprobs must be 0 or 1: {told}", "logprobs")
+        reason = "the sampled tokens' log-probs alone are on record"
+        raise BadRequest(f"logprobs must be 0 or 1: {reason}", "logprobs")
     return Request(
         checks.conversation([Message("user", prompt)], "prompt"),
         stop=checks.stop_strings(body.get("stop"), "stop"),

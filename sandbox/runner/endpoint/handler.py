@@ -36,7 +36,7 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "sandbox", ""
     timeout = _IDLE_S
-    _begun = ""  # the type of an answer whose head was sent before there was one
+    _started_type = ""  # the type of an answer whose head was sent before there was one
 
     def do_GET(self) -> None:
         """Lists the models, or tells of one: any name is taken. Clients also ask whether anybody is there."""
@@ -128,15 +128,15 @@ class Handler(BaseHTTPRequestHandler):
     def _refuse(self, error: BadRequest, answer: dict[str, Any]) -> None:
         request = f"{self.command} {self._path[:_MAX_PATH_CHARS]}"
         self.server.endpoint.notes.add_refusal(f"{request} got HTTP {error.status}: {error}")
-        if not self._begun:
+        if not self._started_type:
             self._send(error.status, answer, refused=True)
-        elif self._begun == _EVENTS:
+        elif self._started_type == _EVENTS:
             self._stream(iter([Event(answer, "error")]))
         # Else it is too late to say why: the answer breaks off, which clients take for an error.
 
     def _send(self, status: int, value: dict[str, Any], *, sampled: bool = False, refused: bool = False) -> None:
         content = json.dumps(value).encode()
-        if self._begun:
+        if self._started_type:
             self._chunk(content)
             self._chunk(b"")
             return
@@ -147,23 +147,23 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def _stream(self, events: Iterator[Event]) -> None:
-        write = self._chunk if self._begun else self.wfile.write
-        if not self._begun:
+        write = self._chunk if self._started_type else self.wfile.write
+        if not self._started_type:
             self._head(200, _EVENTS, sampled=True)
             self.end_headers()
         for event in events:
             name = f"event: {event.name}\n" if event.name else ""
             data = "[DONE]" if event.data is None else json.dumps(event.data)
             write(f"{name}data: {data}\n\n".encode())
-        if self._begun:
+        if self._started_type:
             self._chunk(b"")
 
     def _beat(self, *, stream: bool) -> None:
         if self.request_version != self.protocol_version:
             return  # HTTP/1.0 has no chunks, and an answer without them would not be seen to break off
-        if not self._begun:
-            self._begun = _EVENTS if stream else _JSON
-            self._head(200, self._begun, sampled=True)
+        if not self._started_type:
+            self._started_type = _EVENTS if stream else _JSON
+            self._head(200, self._started_type, sampled=True)
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
         self._chunk(b": waiting\n\n" if stream else b"\n")

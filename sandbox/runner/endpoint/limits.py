@@ -37,9 +37,9 @@ RATES: Mapping[str, str] = {
 def model(name: str, context_tokens: int) -> dict[str, Any]:
     """One entry of the list of models, with the names of all APIs. `context_tokens` 0: not known."""
     lengths = ("context_length", "context_window", "max_context_length", "max_model_len", "max_input_tokens")
-    known = dict.fromkeys(lengths, context_tokens) if context_tokens else {}
+    context = dict.fromkeys(lengths, context_tokens) if context_tokens else {}
     openai = {"id": name, "object": "model", "created": 0, "owned_by": _OWNER}
-    return {**openai, "type": "model", "display_name": name, "created_at": _CREATED_AT, **known}
+    return {**openai, "type": "model", "display_name": name, "created_at": _CREATED_AT, **context}
 
 
 def models(name: str, context_tokens: int) -> dict[str, Any]:

@@ -26,8 +26,8 @@ _ERRORS = {404: "not_found_error", 413: "request_too_large", 429: "rate_limit_er
 
 def error(refusal: BadRequest) -> dict[str, Any]:
     """An error in Anthropic's form."""
-    told = f"prompt is too long: {refusal}" if refusal.code == TOO_LONG else str(refusal)
-    error: dict[str, Any] = {"type": _ERRORS.get(refusal.status, "invalid_request_error"), "message": told}
+    reason = f"prompt is too long: {refusal}" if refusal.code == TOO_LONG else str(refusal)
+    error: dict[str, Any] = {"type": _ERRORS.get(refusal.status, "invalid_request_error"), "message": reason}
     if refusal.param == "thread":  # Anthropic's tool runner asks for one, and goes on without when it is told so
         error["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
     return {"type": "error", "error": error}
@@ -73,23 +73,23 @@ def events(served: Served) -> Iterator[Event]:
         return Event({"type": kind, **data}, kind)
 
     completion = served.completion
-    whole = answer(served)
-    used = {**whole["usage"], "output_tokens": 0}
+    response = answer(served)
+    used = {**response["usage"], "output_tokens": 0}
     yield event(
         "message_start",
-        message={**whole, "content": [], "stop_reason": None, "stop_sequence": None, "usage": used},
+        message={**response, "content": [], "stop_reason": None, "stop_sequence": None, "usage": used},
     )
     arguments = iter(call.arguments for call in completion.calls)
-    for index, block in enumerate(whole["content"]):
+    for index, block in enumerate(response["content"]):
         if block["type"] == "text":
-            begun, delta = {**block, "text": ""}, {"type": "text_delta", "text": block["text"]}
+            start, delta = {**block, "text": ""}, {"type": "text_delta", "text": block["text"]}
         else:
-            begun, delta = {**block, "input": {}}, {"type": "input_json_delta", "partial_json": next(arguments)}
-        yield event("content_block_start", index=index, content_block=begun)
+            start, delta = {**block, "input": {}}, {"type": "input_json_delta", "partial_json": next(arguments)}
+        yield event("content_block_start", index=index, content_block=start)
         yield event("content_block_delta", index=index, delta=delta)
         yield event("content_block_stop", index=index)
-    end = {"stop_reason": whole["stop_reason"], "stop_sequence": whole["stop_sequence"]}
-    yield event("message_delta", delta=end, usage=whole["usage"])
+    end = {"stop_reason": response["stop_reason"], "stop_sequence": response["stop_sequence"]}
+    yield event("message_delta", delta=end, usage=response["usage"])
     yield event("message_stop")
 
 
@@ -168,11 +168,11 @@ def _format(body: Body) -> dict[str, Any] | None:
     if config.get("format") is None:
         return None
     where = "output_config.format"
-    asked = checks.object_of(config["format"], where)
-    checks.only(asked, ("type", "schema"), where)
-    if asked.get("type") != "json_schema":
-        raise BadRequest(f"{checks.shown(asked.get('type'))} is not taken: there is json_schema", where)
-    return tools.response_format("json_schema", {"name": "output", "schema": asked.get("schema")}, where)
+    form = checks.object_of(config["format"], where)
+    checks.only(form, ("type", "schema"), where)
+    if form.get("type") != "json_schema":
+        raise BadRequest(f"{checks.shown(form.get('type'))} is not taken: there is json_schema", where)
+    return tools.response_format("json_schema", {"name": "output", "schema": form.get("schema")}, where)
 
 
 def _content(completion: Completion) -> list[dict[str, Any]]:

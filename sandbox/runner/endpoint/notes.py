@@ -38,10 +38,10 @@ class NoteBook:
     def take(self) -> Notes:
         """Those that were not taken before."""
         with self._writing:
-            return Notes(_taken(self._unused), _taken(self._refusals))
+            return Notes(_take_new(self._unused), _take_new(self._refusals))
 
 
-def _taken(notes: dict[str, bool]) -> tuple[str, ...]:
-    fresh = tuple(note for note, taken in notes.items() if not taken)
+def _take_new(notes: dict[str, bool]) -> tuple[str, ...]:
+    fresh = tuple(note for note, is_old in notes.items() if not is_old)
     notes.update(dict.fromkeys(fresh, True))
     return fresh

@@ -47,7 +47,7 @@ class Responses:
     """The API with the conversations it served: the last MAX_KEPT, and not more than MAX_KEPT_BYTES."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[str, tuple[Message, ...]] = OrderedDict()
+        self._conversations: OrderedDict[str, tuple[Message, ...]] = OrderedDict()
         self._bytes = 0
         self._keeping = threading.Lock()
 
@@ -99,7 +99,7 @@ class Responses:
         """The conversation that a request continues. Raises BadRequest."""
         if name is None:
             return ()
-        conversation = self._kept.get(name) if isinstance(name, str) else None
+        conversation = self._conversations.get(name) if isinstance(name, str) else None
         if conversation is None:
             reason = f"{checks.shown(name)} is not kept (any more): {_ALL}"
             raise BadRequest(reason, "previous_response_id", code="previous_response_not_found")
@@ -117,10 +117,10 @@ class Responses:
             reply = Message("assistant", last.content + reply.content, (*last.calls, *reply.calls))
         conversation = (*messages, reply)
         with self._keeping:
-            self._kept[_id(served)] = conversation
+            self._conversations[_id(served)] = conversation
             self._bytes += checks.size_bytes(conversation)
-            while len(self._kept) > MAX_KEPT or self._bytes > MAX_KEPT_BYTES:
-                _, oldest = self._kept.popitem(last=False)
+            while len(self._conversations) > MAX_KEPT or self._bytes > MAX_KEPT_BYTES:
+                _, oldest = self._conversations.popitem(last=False)
                 self._bytes -= checks.size_bytes(oldest)
 
 
@@ -151,9 +151,9 @@ def _events(served: Served) -> Iterator[Event]:
         return Event({"type": kind, "sequence_number": next(numbers), **data}, kind)
 
     response = _response(served)
-    begun = {**_head(served), "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
-    yield event("response.created", response=begun)
-    yield event("response.in_progress", response=begun)
+    start = {**_head(served), "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
+    yield event("response.created", response=start)
+    yield event("response.in_progress", response=start)
     for index, item in enumerate(response["output"]):
         place: dict[str, Any] = {"item_id": item["id"], "output_index": index}
         if item["type"] == "message":
@@ -202,8 +202,8 @@ def _input(raw: Any) -> list[Message]:
             case "item_reference":
                 raise BadRequest(f"item_reference is not taken: send the item, or {_ALL}", where)
             case _:
-                taken = "message, function_call, function_call_output and reasoning"
-                raise BadRequest(f"{checks.shown(kind)} is not taken: items are {taken}", where)
+                item_kinds = "message, function_call, function_call_output and reasoning"
+                raise BadRequest(f"{checks.shown(kind)} is not taken: items are {item_kinds}", where)
     return messages
 
 
@@ -283,11 +283,11 @@ def _output(served: Served) -> list[dict[str, Any]]:
             "annotations": [],
             "logprobs": logprob_entries(completion) if served.request.logprobs else [],
         }
-        said = {"type": "message", "id": f"msg_{served.number}", "role": "assistant"}
-        output.append({**said, "status": "completed", "content": [part]})
+        head = {"type": "message", "id": f"msg_{served.number}", "role": "assistant"}
+        output.append({**head, "status": "completed", "content": [part]})
     for index, call in enumerate(completion.calls):
-        called = {"type": "function_call", "id": f"fc_{served.number}_{index}", "call_id": call.id}
-        output.append({**called, "name": call.name, "arguments": call.arguments, "status": "completed"})
+        head_of_call = {"type": "function_call", "id": f"fc_{served.number}_{index}", "call_id": call.id}
+        output.append({**head_of_call, "name": call.name, "arguments": call.arguments, "status": "completed"})
     if completion.finish_reason == "length":
         output[-1]["status"] = "incomplete"
     return output

@@ -101,14 +101,14 @@ class ProgramEndpoint:
     def serve(self, api: Api, body: Body, connection: socket.socket) -> Served:
         """Gets a completion. Raises BadRequest, ClientGone."""
         request = self._request(api, body)
-        completion = self._asked(request, connection)
+        completion = self._complete(request, connection)
         with self._lock:
             self._served += 1
-            return Served(self._served, body, request, tools.given(completion, body))
+            return Served(self._served, body, request, tools.as_wanted(completion, body))
 
     def prompt_tokens(self, api: Api, body: Body, connection: socket.socket) -> int:
         """How many tokens the prompt of a request has. Raises BadRequest, ClientGone."""
-        return self._asked(replace(self._request(api, body), count_only=True), connection).prompt_tokens
+        return self._complete(replace(self._request(api, body), count_only=True), connection).prompt_tokens
 
     def _request(self, api: Api, body: Body) -> Request:
         with noting_unused() as unused:
@@ -116,7 +116,7 @@ class ProgramEndpoint:
         self.notes.add_unused(sorted(unused))
         return request
 
-    def _asked(self, request: Request, connection: socket.socket) -> Completion:
+    def _complete(self, request: Request, connection: socket.socket) -> Completion:
         with self._places:
             if self._over:
                 raise BadRequest("the rollout is over", status=429)

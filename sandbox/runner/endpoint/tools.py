@@ -87,9 +87,9 @@ def openai_choice(body: Body, *, nested: bool) -> tuple[ToolChoice, Any]:
     if choice.get("type") != "function":
         cure = "offer those tools only" if choice.get("type") == "allowed_tools" else "name a function"
         raise BadRequest(f"{checks.shown(choice.get('type'))} is not taken: {cure}", "tool_choice")
-    named = checks.object_of(choice.get("function"), "tool_choice.function") if nested else choice
-    checks.only(named, ("name",) if nested else ("type", "name"), "tool_choice")
-    return "required", named.get("name", "")
+    function = checks.object_of(choice.get("function"), "tool_choice.function") if nested else choice
+    checks.only(function, ("name",) if nested else ("type", "name"), "tool_choice")
+    return "required", function.get("name", "")
 
 
 def call(call_id: Any, name: Any, arguments: Any, where: str) -> Call:
@@ -152,7 +152,7 @@ def arguments_text(value: Any, where: str) -> str:
     return json.dumps(checked, ensure_ascii=False)
 
 
-def given(completion: Completion, body: Body) -> Completion:
+def as_wanted(completion: Completion, body: Body) -> Completion:
     """The completion as the program gets it: where it wants one call at a time, the first one."""
     choice = body.get("tool_choice")
     one_by_one = isinstance(choice, dict) and choice.get("disable_parallel_tool_use") is True
@@ -175,6 +175,6 @@ def response_format(kind: Any, schema: Any, where: str) -> dict[str, Any] | None
     checks.only(checks.object_of(schema, where), ("name", "schema", "description", "strict"), where)
     checks.text_of(schema.get("name"), f"{where}.name", 64)
     checks.object_of(schema.get("schema"), f"{where}.schema")
-    asked = {"type": "json_schema", "json_schema": {name: one for name, one in schema.items() if one is not None}}
-    checked: dict[str, Any] = checks.sendable(asked, where, MAX_FORMAT_BYTES)
+    form = {"type": "json_schema", "json_schema": {name: one for name, one in schema.items() if one is not None}}
+    checked: dict[str, Any] = checks.sendable(form, where, MAX_FORMAT_BYTES)
     return checked

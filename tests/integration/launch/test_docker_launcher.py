@@ -19,7 +19,7 @@ from orchestrator.launch.channels import Channels
 from orchestrator.launch.docker.calls import Engine
 from orchestrator.launch.docker.launcher import DockerLauncher
 from orchestrator.launch.names import DEFAULT_IMAGE, LABEL_DEADLINE, LABEL_OWNER, LABEL_PROJECT, LABEL_RUN, PROJECT
-from orchestrator.launch.owner import owner_label
+from orchestrator.launch.owner import this_process
 from orchestrator.types import SandboxSpec
 from tests.fakes.engine_proxy import Door, EngineProxy
 from tests.integration.launch.probes import (
@@ -51,7 +51,7 @@ async def test_container_tells_nothing_and_carries_what_the_reaper_needs(
         labels = inspected["Config"]["Labels"]
         assert labels[LABEL_PROJECT] == PROJECT
         assert labels[LABEL_RUN] == run
-        assert labels[LABEL_OWNER] == owner_label()
+        assert labels[LABEL_OWNER] == str(this_process())
         assert time.time() < int(labels[LABEL_DEADLINE])
         image = engine.inspect_image(probe)
         assert sorted(inspected["Config"]["Env"]) == sorted(image["Config"]["Env"])

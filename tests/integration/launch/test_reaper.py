@@ -27,7 +27,7 @@ from orchestrator.launch.names import (
     LABEL_STAGE,
     PROJECT,
 )
-from orchestrator.launch.owner import Owner, owner_label, this_process
+from orchestrator.launch.owner import Owner, this_process
 from orchestrator.launch.reaper import _owned_directories, reap, reap_directories
 from tests.fakes.runs import cleaning
 from tests.integration.launch.probes import containers_of, launcher_for, probed, write_owner
@@ -95,7 +95,7 @@ async def test_only_what_the_dead_or_overdue_made_is_removed(
         "dead": ({LABEL_OWNER: DEAD, LABEL_DEADLINE: future}, True),
         "overdue elsewhere": ({LABEL_OWNER: ELSEWHERE, LABEL_DEADLINE: past}, True),
         "elsewhere": ({LABEL_OWNER: ELSEWHERE, LABEL_DEADLINE: future}, False),
-        "alive": ({LABEL_OWNER: owner_label(), LABEL_DEADLINE: past}, False),
+        "alive": ({LABEL_OWNER: str(this_process()), LABEL_DEADLINE: past}, False),
         "no owner": ({}, False),
         "strange owner": ({LABEL_OWNER: "x", LABEL_DEADLINE: past}, False),
         "no deadline": ({LABEL_OWNER: ELSEWHERE}, False),
@@ -121,7 +121,7 @@ async def test_only_what_the_dead_or_overdue_made_is_removed(
 async def test_stages_of_dead_builds_go_and_those_of_live_ones_stay(engine: docker.APIClient, probe: str) -> None:
     with (
         stage(engine, probe, DEAD) as dead,
-        stage(engine, probe, owner_label()) as alive,
+        stage(engine, probe, str(this_process())) as alive,
         stage(engine, probe, "manual") as nobodys,
     ):
         await reap()
@@ -144,7 +144,7 @@ async def test_images_that_lost_their_name_to_a_newer_build_go_unless_used(
             engine.tag(named, "rollout-orchestrator-test", named.rpartition(":")[2][:12])
             container = engine.create_container_from_config({"Image": used})["Id"]
             try:
-                with image_of(engine, probe, f"{LABEL_STAGE}={owner_label()}"):
+                with image_of(engine, probe, f"{LABEL_STAGE}={this_process()!s}"):
                     await reap(old_images=True)
                     assert image_exists(engine, old), "a build is under way"
                 await reap()
@@ -180,7 +180,7 @@ def image_of(engine: docker.APIClient, base: str, label: str) -> Iterator[str]:
 
 def test_directories_of_the_dead_are_removed(temporary: Path) -> None:
     left, alive, elsewhere = (temporary / f"{PREFIX}{n}" for n in "abc")
-    for directory, owner in ((left, DEAD), (alive, owner_label()), (elsewhere, ELSEWHERE)):
+    for directory, owner in ((left, DEAD), (alive, str(this_process())), (elsewhere, ELSEWHERE)):
         (directory / "box").mkdir(parents=True)
         write_owner(directory, owner, "r")
     reap_directories()

@@ -17,7 +17,7 @@ def test_own_limits_are_read() -> None:
     assert told.process_id == os.getpid()
     assert "null" in told.devices
     assert {mount.target for mount in told.mounts} >= {"/", "/proc"}
-    assert all(value >= 0 for value in told.limits.values())
+    assert all(limit.value >= 0 for limit in told.limits)
 
 
 def test_descendants_are_found_but_for_one_branch() -> None:

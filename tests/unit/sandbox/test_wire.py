@@ -17,7 +17,6 @@ from sandbox.runner.runner import prompt
 from sandbox.types import (
     AgentSettings,
     Assignment,
-    AttachmentFile,
     Identities,
     Kind,
     Message,
@@ -54,7 +53,7 @@ def test_an_assignment_arrives_whole() -> None:
     )
     settings = AgentSettings(max_steps=3, step_timeout_s=1.5, instructions="Be brief.", max_output_chars=100)
     tool = ToolSpec("t", "d", {"q": {"type": "string", "description": "x"}}, "string")
-    assert wire.assignment(sent) == Assignment("Why?", (AttachmentFile("a.txt", 5),), settings, (tool,))
+    assert wire.assignment(sent) == Assignment("Why?", settings, (tool,), tuple(sent.attachments))
 
 
 def test_what_is_absent_stays_absent() -> None:

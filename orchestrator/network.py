@@ -37,6 +37,12 @@ def proxy_of(url: str) -> str | None:
     except ValueError:
         usable = False
     if not usable:
+        if urlsplit(proxy).scheme.startswith("socks"):
+            raise EnvironmentUnusable(
+                f"{name.upper()}_PROXY: SOCKS proxies cannot be used ({redact(proxy)[:100]}); put an HTTP proxy "
+                "before it (privoxy or pproxy can be one), set HTTP_PROXY and HTTPS_PROXY to that, or name "
+                f"{parts.hostname} in NO_PROXY"
+            )
         raise EnvironmentUnusable(
             f"{name.upper()}_PROXY: must be an address like http://proxy:3128, not {redact(proxy)[:100]}; or name "
             f"{parts.hostname} in NO_PROXY"

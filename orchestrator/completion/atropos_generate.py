@@ -21,6 +21,7 @@ class AtroposDialect:
     path = "/generate"
     streams = False
     tells_pauses = False
+    seeded = True
     guides = False
 
     def body(self, request: CompletionRequest, model: str) -> dict[str, Any]:

@@ -46,7 +46,7 @@ LONG_CHARS = 16_384  # longer texts take milliseconds to encode, and are encoded
 TOKEN_CHARS = 8  # more than a token of any prose or code has on average
 
 Ids: TypeAlias = "array[int]"
-Finish: TypeAlias = Literal["stop", "length", "content_filter"]
+Finish: TypeAlias = Literal["stop", "length", "content_filter", "broken_off", "out_of_time"]
 Span: TypeAlias = tuple[int, int]  # characters of a text, from the first to behind the last
 
 
@@ -102,6 +102,7 @@ class Part:
     logprobs: tuple[float, ...] | None
     finish_reason: Finish | None
     spans: tuple[PolicySpan, ...]
+    server_end: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,8 @@ class CompletionRequest:
 
     `split` is for servers that keep evaluation and training apart. `begun`: what was sampled of it before, and is
     continued (`Interrupted`). `wishes`: what more a program asks for; with ids, its tools are in the prompt.
-    `call_format`: how calls are written in the texts of `messages`; None: they hold none.
+    `call_format`: how calls are written in the texts of `messages`; None: they hold none. `prompt_tokens`: of the
+    prompt, if it goes out as text by the run's tokenizer; 0: unknown.
     """
 
     messages: tuple[Message, ...]
@@ -125,17 +127,38 @@ class CompletionRequest:
     begun: tuple[Part, ...] = ()
     wishes: Wishes = field(default_factory=Wishes)
     call_format: CallFormat | None = None
+    prompt_tokens: int = 0
 
 
 def fitted(request: CompletionRequest, context_length: int | None) -> CompletionRequest:
     """The request, for no more tokens than fit behind its prompt. `context_length`: of prompt and completion
-    together; None: not known. Raises FullContext."""
-    prompt = len(request.prompt_ids or ())  # 0: sent as text, whose length the endpoint knows
+    together; None: not known. Raises FullContext for a prompt of ids that leaves no room."""
+    exact = request.prompt_ids is not None
+    prompt = len(request.prompt_ids or ()) or request.prompt_tokens
     if context_length is None or request.sampling.max_tokens <= context_length - prompt:
         return request
-    if prompt >= context_length:
+    if exact and prompt >= context_length:
         raise FullContext(f"a prompt of {prompt} tokens for an endpoint that holds {context_length}")
-    return replace(request, sampling=replace(request.sampling, max_tokens=context_length - prompt))
+    # Of a text the endpoint alone knows the length: what is counted here may be too much.
+    most = max(1, context_length - prompt)
+    return replace(request, sampling=replace(request.sampling, max_tokens=most))
+
+
+# Of vLLM, SGLang, OpenAI and those that word it like them.
+_HOLDS = re.compile(r"(?:context length|context window|max_model_len)\D{0,12}(\d+)")
+_PROMPT_HAS = re.compile(r"(\d+) (?:tokens )?(?:in|from) the (?:input )?(?:messages|prompt)|(\d+) input tokens")
+
+
+def refitted(request: CompletionRequest, error: ContextLengthError) -> CompletionRequest | None:
+    """The request for as many tokens as fit by the words of an endpoint that refused more; None: they name no
+    room."""
+    holds, has = _HOLDS.search(str(error)), _PROMPT_HAS.search(str(error))
+    if holds is None or has is None:
+        return None
+    room = int(holds[1]) - int(has[1] or has[2])
+    if not 0 < room < request.sampling.max_tokens:
+        return None
+    return replace(request, sampling=replace(request.sampling, max_tokens=room))
 
 
 def answer_bytes(request: CompletionRequest) -> int:
@@ -230,6 +253,9 @@ class Tokenizer(Protocol):
 
     def stops(self, token_id: int) -> bool:
         """Whether a server samples nothing behind this id."""
+
+    def learn_end(self, token_id: int) -> bool:
+        """The server says that this id ended a turn. Returns whether nothing but its word says so."""
 
     def said(self, ids: tuple[int, ...]) -> str:
         """Text of sampled ids without what ends their turn."""

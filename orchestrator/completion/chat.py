@@ -23,6 +23,7 @@ from orchestrator.completion.base import (
     Refusal,
     UnusableSample,
     fitted,
+    refitted,
 )
 from orchestrator.completion.chat_answer import completion_of
 from orchestrator.completion.finish import FinishReasons
@@ -31,6 +32,7 @@ from orchestrator.completion.parameters import (
     EXTRAS,
     NEUTRAL_TOOL,
     NO_ROOM,
+    Kind,
     Taken,
     kind_of,
     neutral,
@@ -59,6 +61,7 @@ CONTROL_TOKENS = 16
 MAX_BODY_BYTES = 32 << 20
 LONG_TALK = 100  # messages
 _PLAIN = kind_of(Wishes())
+_OF_TEMPLATE = (400, 422, 500)  # with these servers tell of a template that raised
 _REFUSING = (500, 501)  # besides 4xx: with these some servers refuse a parameter or a role
 
 
@@ -95,9 +98,9 @@ class ChatCompleter:
         self._strict = strict
         self._limiter = Limiter()
         self._reasons = FinishReasons(self.endpoint.shown)
-        self._kinds: dict[tuple[bool, str], Taken] = {}
-        self._served: set[tuple[bool, str]] = set()
-        self._controlled: dict[tuple[bool, str], float] = {}  # loop time of the last control that changed nothing
+        self._kinds: dict[Kind, Taken] = {}
+        self._served: set[Kind] = set()
+        self._controlled: dict[Kind, float] = {}  # loop time of the last control that changed nothing
         self._learning = asyncio.Lock()
 
     @property
@@ -175,17 +178,23 @@ class ChatCompleter:
             raise
 
     async def sample(self, request: CompletionRequest) -> Completion:
-        request = fitted(request, self.context_length)
-        kind = kind_of(request.wishes)
+        asked = fitted(request, self.context_length)
+        kind, first = kind_of(request.wishes), asked
 
         async def call() -> Completion:
+            nonlocal asked
             while True:
                 taken = self._taken(kind)
                 try:
-                    completion = await self._call(request, taken, self.endpoint.timeout_s)
+                    completion = await self._call(asked, taken, self.endpoint.timeout_s)
+                except ContextLengthError as error:
+                    smaller = refitted(asked, error)
+                    if smaller is None or asked is not first:
+                        raise
+                    asked = smaller
                 except (Refusal, Retryable) as error:
                     # Each time something more is left out, so the loop ends.
-                    if not await self._learned(error, request, taken):
+                    if not await self._learned(error, asked, taken):
                         raise
                 else:
                     self._served.add(kind)
@@ -194,10 +203,10 @@ class ChatCompleter:
         completion, retries = await with_retries(call, self._retry, self.endpoint.timeout_s, self._limiter)
         return replace(completion, retries=retries) if retries else completion
 
-    def _taken(self, kind: tuple[bool, str]) -> Taken:
+    def _taken(self, kind: Kind) -> Taken:
         return self._kinds.get(_PLAIN, Taken()).beside(self._kinds.get(kind, Taken()))
 
-    def _learn(self, kind: tuple[bool, str], taken: Taken) -> None:
+    def _learn(self, kind: Kind, taken: Taken) -> None:
         """Requests of this kind look so from now on."""
         before, self._kinds[kind] = self._taken(kind), taken
         if names := sorted(taken.left_out - before.left_out):
@@ -228,7 +237,8 @@ class ChatCompleter:
             named = await aside_if(_is_long(request), self._after, taken, error, request) is not None
         except ParameterError:
             named = True
-        if not named and (kind in self._served or not self._may_be_extras(error, taken)):
+        blind = self._may_be_extras(error, taken) or (error.status in _OF_TEMPLATE and taken.may_fold(request))
+        if not named and (kind in self._served or not blind):
             return False
         async with self._learning:
             if self._taken(kind) != taken:
@@ -255,9 +265,13 @@ class ChatCompleter:
                 if isinstance(error, Retryable) and error.status not in _REFUSING:
                     return None
                 changed = self._after(taken, error, request)
-                if changed is None and not self._may_be_extras(error, taken):
+                if changed is None and self._may_be_extras(error, taken):
+                    changed = taken.without_extras()
+                elif changed is None and error.status in _OF_TEMPLATE and taken.may_fold(request):
+                    changed = replace(taken, folds_system=True)  # the server's template may refuse the role
+                if changed is None:
                     return None
-                taken = changed or taken.without_extras()
+                taken = changed
             except (CompletionError, ContextLengthError):
                 return None
             else:
@@ -265,7 +279,8 @@ class ChatCompleter:
 
     def _after(self, taken: Taken, error: Refusal | Retryable, request: CompletionRequest) -> Taken | None:
         """How the request is to look after this refusal; None: that makes no difference. Raises ParameterError."""
-        changed = taken.after(error.words, request, strict=self._strict)
+        extras = self.endpoint.chat_extras
+        changed = taken.after(error.words, request, strict=self._strict, extras=extras)
         return None if changed == taken else changed
 
     def _may_be_extras(self, error: Refusal | Retryable, taken: Taken) -> bool:

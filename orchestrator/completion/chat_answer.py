@@ -14,10 +14,10 @@ from typing import Any
 from orchestrator.calls.parsed import parsed, same_calls
 from orchestrator.calls.written import written
 from orchestrator.completion.base import CompletionRequest
-from orchestrator.completion.finish import FinishReasons, end_of
+from orchestrator.completion.finish import FinishReasons, end_of, recorded_end
 from orchestrator.completion.line import cut_at_stop
 from orchestrator.completion.reasoning import reasoning_chars, tagged
-from orchestrator.completion.retry import Retryable
+from orchestrator.completion.retry import Retryable, SpoiltSample
 from orchestrator.completion.versions import version_text
 from orchestrator.rules.text import MAX_JSON_INTEGER, valid
 from orchestrator.types import Call, Completion
@@ -39,9 +39,8 @@ def completion_of(
     if not isinstance(choices, list) or not choices:
         raise Retryable("an answer without choices")
     choice = choices[0]
-    if error := choice.get("error"):
-        raise Retryable(f"an answer that the server broke off: {quote(error)}")
-    message = choice["message"]
+    error = choice.get("error")
+    message = choice["message"] if not error else choice.get("message") or {}
     content, reasoning = _parts(message.get("content"))
     if content is None and isinstance(message.get("refusal"), str):
         content = message["refusal"]
@@ -65,12 +64,16 @@ def completion_of(
     reason = choice.get("finish_reason")
     if end_of(reason) is None and end_of(choice.get("native_finish_reason")) is not None:
         reason = choice["native_finish_reason"]
-    finish = reasons.end(reason, there=bool(text) or sampled > 0, full=sampled >= most and not calls)
+    there = bool(text) or sampled > 0
+    if error and not there:
+        raise Retryable(f"an answer that the server broke off: {quote(error)}")
+    finish = "broken_off" if error else reasons.end(reason, there=there, full=sampled >= most and not calls)
+    cut = finish in ("length", "broken_off", "out_of_time")
     completion = Completion(
         text=text,
         visible=visible,
         # A server that is not told of a stop string goes on behind it.
-        finish_reason="stop" if finish == "length" and len(visible) < len(text) - thought else finish,
+        finish_reason="stop" if cut and len(visible) < len(text) - thought else recorded_end(finish),
         tokens_T=tokens,
         logprobs_T=logprobs,
         prompt_tokens=prompt if prompt <= 4 * asked + MAX_TEMPLATE_TOKENS else 0,
@@ -78,7 +81,10 @@ def completion_of(
         policy_version=_version(answer),
         reasoning_chars=thought,
     )
-    if finish == "content_filter":
+    if finish == "broken_off":
+        why = quote(error) if error else f"finish reason {str(reason)[:40]!r}"
+        raise SpoiltSample(f"an answer that the server broke off: {why}", completion)
+    if finish in ("content_filter", "out_of_time"):
         return completion, f"a sample that ended by {str(reason)[:40]!r}"
     empty = (said is None and not reasoning) or not sampled
     return completion, "a sample without text" if empty else ""

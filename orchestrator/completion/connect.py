@@ -203,7 +203,7 @@ def _dialect(owner: str | None, server_type: ServerType) -> Dialect | None:
 
 def _demand_no_asked_reasoning(endpoint: Endpoint, why: str) -> None:
     """Raises EnvironmentUnusable where a hosted service's parameter asks for reasoning: it would be ignored."""
-    if endpoint.chat_extras.keys() & {"reasoning", "reasoning_effort"}:
+    if "reasoning" in endpoint.chat_extras:
         raise EnvironmentUnusable(
             f"the endpoint {endpoint.shown} cannot be asked for reasoning ({why}): instead of env.thinking_mode, "
             "env.reasoning_effort and env.max_reasoning_tokens tell the chat template, with something like "

@@ -121,22 +121,22 @@ def like(env: EnvSettings, calls: CallFormat | None) -> CompletionRequest:
 
 def endpoint(env: EnvSettings, server: OpenAISettings) -> Endpoint:
     """The endpoint of this server's settings."""
-    root = openai_root(server.base_url)
     return Endpoint(
-        root,
+        openai_root(server.base_url),
         server.model_name,
         server.key(),
         server.timeout,
         headers=server.sent_headers(),
-        chat_extras=_chat_extras(env, root),
+        chat_extras=_chat_extras(env),
         takes_n=not server.n_kwarg_is_ignored,
     )
 
 
-def _chat_extras(env: EnvSettings, root: str) -> dict[str, Any]:
-    """Fields the operator's settings add to a chat request. Raises EnvironmentUnusable.
+def _chat_extras(env: EnvSettings) -> dict[str, Any]:
+    """Fields the operator's settings add to a chat request.
 
-    Reasoning is asked for as Atropos does: by `reasoning_effort` at OpenAI, by `reasoning` at other services.
+    Reasoning is asked for as Atropos does, by `reasoning`. Where a service refuses that, as OpenAI, by
+    `reasoning_effort` (`parameters`).
     """
     extras: dict[str, Any] = {}
     if env.chat_template_kwargs is not None:
@@ -144,10 +144,6 @@ def _chat_extras(env: EnvSettings, root: str) -> dict[str, Any]:
     effort, most = env.reasoning_effort, env.max_reasoning_tokens
     if not env.thinking_mode and effort is None and most is None:
         return extras
-    if (urlsplit(root).hostname or "").endswith(("openai.com", "openai.azure.com")):
-        if most is not None:
-            raise EnvironmentUnusable("env.max_reasoning_tokens: OpenAI takes none; set env.reasoning_effort")
-        return {**extras, "reasoning_effort": effort or "medium"}
     asked = {"effort": effort, "max_tokens": most}
     named = {name: value for name, value in asked.items() if value is not None}
     return {**extras, "reasoning": {"enabled": effort != "none", **named}}

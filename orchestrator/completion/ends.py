@@ -48,7 +48,7 @@ class Ends:
         self._template = template
         self._call_format = call_format
         self._complete = complete
-        self._told: set[int] = set()
+        self._learned: set[int] = set()
 
     def __contains__(self, token: int) -> bool:
         """Whether a turn ended that ends with this token."""
@@ -57,12 +57,15 @@ class Ends:
     def stops(self, token: int) -> bool:
         """Whether a server samples nothing behind it: `<|end|>` of gpt-oss ends a thought, too."""
         printed = not self._complete and token in self._printed
-        return token in self._declared or token in self._told or printed
+        return token in self._declared or token in self._learned or printed
 
-    def told(self, token: int) -> None:
-        """The server says that this token ended a turn. A piece of text would be no such token."""
-        if token in self._ids.values():
-            self._told.add(token)
+    def learn(self, token: int) -> bool:
+        """The server says that this token ended a turn. Returns whether nothing else says so. A piece of text is
+        no such token."""
+        if token not in self._ids.values():
+            return False
+        self._learned.add(token)
+        return token not in self._declared and (self._complete or token not in self._printed)
 
     @cached_property
     def declared(self) -> frozenset[int]:

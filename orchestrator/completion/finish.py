@@ -12,11 +12,12 @@ import re
 from collections.abc import Mapping
 from typing import Literal
 
+from orchestrator.completion.base import Finish
 from orchestrator.completion.retry import Aborted, Retryable
 
 log = logging.getLogger(__name__)
 
-End = Literal["stop", "length", "content_filter", "aborted", "broken_off"]
+End = Literal["stop", "length", "content_filter", "aborted", "broken_off", "out_of_time"]
 
 # Written in small letters with `_`. Of OpenAI, Azure, OpenRouter, Together, Mistral, DeepSeek, xAI, vLLM, SGLang,
 # LMDeploy, TensorRT-LLM, Ollama and LM Studio; Anthropic and Bedrock (`end_turn`); Gemini (`MAX_TOKENS`); Cohere
@@ -43,8 +44,9 @@ _WORDS: Mapping[End, str] = {
     "aborted": "abort aborted",  # by the server, as for new weights; what was sampled before stands
     "broken_off": """
         cancelled canceled user_cancel user_stopped error failed server_error network_error
-        insufficient_system_resource timeout time_limit model_unloaded load unload not_finished
+        insufficient_system_resource model_unloaded load unload
     """,
+    "out_of_time": "timeout time_limit max_time not_finished",  # as a long text may be
 }
 _END_OF: Mapping[str, End] = {word: end for end, words in _WORDS.items() for word in words.split()}
 _NO_LETTER = re.compile(r"[^a-z0-9]+")
@@ -64,6 +66,11 @@ def end_of(reason: object) -> End | None:
     return _END_OF.get(word) or _END_OF.get(_PREFIX.sub("", word))
 
 
+def recorded_end(end: Finish) -> Literal["stop", "length", "content_filter"]:
+    """The end as the record has it: what a server broke off was cut off."""
+    return "length" if end == "broken_off" or end == "out_of_time" else end
+
+
 class FinishReasons:
     """The finish reasons of one endpoint. `who`: the endpoint, for people."""
 
@@ -71,17 +78,17 @@ class FinishReasons:
         self._who = who
         self._told: set[str] = set()
 
-    def end(self, reason: object, *, there: bool, full: bool) -> Literal["stop", "length", "content_filter"]:
+    def end(self, reason: object, *, there: bool, full: bool) -> Finish:
         """Why a sample ended. `there`: it has text, calls or ids. `full`: it has as many tokens as were asked for.
 
-        Raises Aborted where the server aborted it, Retryable where the server broke it off, or where nothing came
-        and no known word says why.
+        Raises Aborted where the server aborted it, Retryable where nothing came and no known word says why, or the
+        server broke it off before.
         """
         end = end_of(reason)
         if end == "aborted":
             raise Aborted("the server aborted it", sampled=True)
         word = f"finish reason {str(reason)[:40]!r}"
-        if end == "broken_off":
+        if end in ("broken_off", "out_of_time") and not there:
             raise Retryable(f"an answer that the server broke off ({word})")
         if end is not None:
             return end

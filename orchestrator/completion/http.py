@@ -74,16 +74,13 @@ class HttpClient:
             key = {"Authorization": f"Bearer {self.endpoint.api_key}"} if self.endpoint.api_key else {}
             if "authorization" in map(str.lower, self.endpoint.headers):
                 key = {}
-            proxy = proxy_of(self.endpoint.base_url)
-            encrypted = any(address.startswith("https:") for address in (self.endpoint.base_url, proxy or ""))
             self._session = aiohttp.ClientSession(
                 # A few compressed bytes can be gigabytes: the bytes that are counted must be those that are kept.
                 headers={"Accept-Encoding": "identity", **key, **self.endpoint.headers},
                 auto_decompress=False,
-                proxy=proxy,
                 cookie_jar=aiohttp.DummyCookieJar(),  # a balancer's cookie would send everything to one server
                 # The sandbox budget is the limit.
-                connector=aiohttp.TCPConnector(limit=0, ssl=trust() if encrypted else True),
+                connector=aiohttp.TCPConnector(limit=0),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
                 read_bufsize=1 << 18,
             )
@@ -131,7 +128,6 @@ class HttpClient:
     ) -> list[Any]:
         """All events of a server-sent stream, `[DONE]` left out."""
         events: list[Any] = []
-        size = 0
         # llama.cpp closes the connection after a stream without saying so: it must not be used again.
         closing = {**(headers or {}), "Connection": "close"}
         async with self._request("POST", path, body, timeout_s, closing) as response:
@@ -140,10 +136,7 @@ class HttpClient:
                 with suppress(ValueError):
                     self._demand_no_error(orjson.loads(text))
                 raise ForeignAnswer(f"no event stream: {self._short(text)}")
-            async for line in response.content:
-                size += len(line)
-                if size > max_bytes or len(line) > MAX_LINE_BYTES:
-                    raise CompletionError(f"an answer over {max_bytes} bytes")
+            async for line in _lines(response, max_bytes):
                 if line.startswith(b"error:"):
                     raise failure(self.endpoint, 500, line.decode("utf-8", "replace"))
                 if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
@@ -181,6 +174,7 @@ class HttpClient:
                     headers=headers if data is None else {**_JSON, **(headers or {})},
                     timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S),
                     allow_redirects=False,
+                    **_way_to(url),
                 ) as response:
                     if response.headers.get("content-encoding", "identity").lower() != "identity":
                         raise CompletionError("a compressed answer, though it was asked for a plain one")
@@ -258,12 +252,7 @@ class HttpClient:
         return f"{self.endpoint.shown} does not speak TLS as https:// needs it: {why}"
 
     async def _json(self, response: aiohttp.ClientResponse, max_bytes: int) -> Any:
-        body = bytearray()
-        async for chunk in response.content.iter_chunked(1 << 16):
-            body += chunk
-            if len(body) > max_bytes:
-                raise CompletionError(f"an answer over {max_bytes} bytes")
-        return self._loads(bytes(body))
+        return self._loads(b"".join([chunk async for chunk in _chunks(response, max_bytes)]))
 
     async def _text(self, response: aiohttp.ClientResponse) -> str:
         """The beginning of an error; the rest is not read."""
@@ -281,6 +270,38 @@ class HttpClient:
             except (ValueError, RecursionError) as error:
                 begins = self.endpoint.redact(data[:4_096].decode("utf-8", "replace"), 100)
                 raise Unreadable(f"an answer that is no JSON: {begins!r}") from error
+
+
+def _way_to(url: str) -> dict[str, Any]:
+    """The proxy and the certificates for this URL, which may be another than the operator's behind a redirect."""
+    proxy = proxy_of(url)
+    encrypted = any(address.startswith("https:") for address in (url, proxy or ""))
+    return {"proxy": proxy, "ssl": trust() if encrypted else True}
+
+
+async def _chunks(response: aiohttp.ClientResponse, max_bytes: int) -> AsyncIterator[bytes]:
+    """The answer as it comes. Raises CompletionError for more than `max_bytes`."""
+    size = 0
+    async for chunk in response.content.iter_chunked(1 << 16):
+        size += len(chunk)
+        if size > max_bytes:
+            raise CompletionError(f"an answer over {max_bytes} bytes")
+        yield chunk
+
+
+async def _lines(response: aiohttp.ClientResponse, max_bytes: int) -> AsyncIterator[bytes]:
+    """The same line by line. aiohttp's own lines end at twice its buffer, with an error that tells nothing."""
+    rest = bytearray()
+    async for chunk in _chunks(response, max_bytes):
+        rest += chunk
+        if b"\n" in chunk:
+            *lines, rest = rest.split(b"\n")
+            for line in lines:
+                yield bytes(line)
+        if len(rest) > MAX_LINE_BYTES:
+            raise CompletionError(f"a line over {MAX_LINE_BYTES} bytes in a streamed answer")
+    if rest:
+        yield bytes(rest)
 
 
 def _server(parts: SplitResult) -> tuple[str, str | None, int | None]:

@@ -37,6 +37,7 @@ class Dialect(Protocol):
     path: str
     streams: bool
     tells_pauses: bool  # by `/is_paused`
+    seeded: bool  # the same seed gives the same sample
     guides: bool  # keeps to a `response_format`, with log-probs of the distribution before that
 
     def body(self, request: CompletionRequest, model: str) -> dict[str, Any]:
@@ -67,6 +68,7 @@ class IdCompleter(IdCompletions):
         super().__init__(dialect.name, client.endpoint, tokenizer, retry, attribution)
         self.dialect = dialect
         self.guides = dialect.guides
+        self.seeded = dialect.seeded
         self._client = client
         self._paused_now = Question(client, "/is_paused", vllm_paused) if dialect.tells_pauses else None
         self._pause: asyncio.Future[bool] | None = None  # the wait for the end of one

@@ -133,6 +133,7 @@ class TokenLine:
         """Puts the prompt's ids and the sampled ids behind the line."""
         if completion.tokens_T is None:
             raise ValueError("a line grows by sampled ids; this completion has none")
+        learn_end(self._tokenizer, completion)
         before = self._segments.get(prompt.segment)
         if before is not None:
             before = replace(before, before=None)  # one step back is kept, no more
@@ -249,6 +250,12 @@ class TokenLine:
         if not first.text.startswith(until[at:end], there):
             return None
         return [Piece(first.text[there + end - at :]), *rest]
+
+
+def learn_end(tokenizer: Tokenizer, completion: Completion) -> None:
+    """Makes the tokenizer know the end of turn that only the server named for this completion."""
+    if completion.server_end and completion.tokens_T:
+        tokenizer.learn_end(completion.tokens_T[-1])
 
 
 def visible_text(

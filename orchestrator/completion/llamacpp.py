@@ -40,6 +40,7 @@ class LlamaCppDialect:
     path = "/completion"
     streams = True
     tells_pauses = False
+    seeded = True
     guides = True
 
     def body(self, request: CompletionRequest, model: str) -> dict[str, Any]:
@@ -80,20 +81,18 @@ class LlamaCppDialect:
             ids += event.get("tokens") or []
             logprobs += [entry["logprob"] for entry in event.get("completion_probabilities") or []]
         last = answer[-1]
-        if last.get("truncated"):
-            raise ContextLengthError(
-                f"the context of the server is full, with {last['tokens_evaluated']} prompt tokens"
-            )
-        if not last["stop"]:
+        full = bool(last.get("truncated"))
+        if not last["stop"] and not full:
             raise ValueError("no end")
         return Sampled(
             ids=ids,
-            logprobs=logprobs,
-            finish_reason="length" if last["stop_type"] == "limit" else "stop",
+            # Where its context is full, an old server drops the beginning and samples on: of another prompt.
+            logprobs=None if full else logprobs,
+            finish_reason="truncated" if full else "length" if last["stop_type"] == "limit" else "stop",
             prompt_tokens=last["tokens_evaluated"],
             text="".join(event.get("content") or "" for event in answer),
             sampled_tokens=last["tokens_predicted"],
-            ended=last["stop_type"] == "eos",
+            ended=last["stop_type"] == "eos" and not full,
         )
 
 
@@ -157,6 +156,10 @@ class LlamaCppCompleter(IdCompleter):
     ) -> Sampled:
         events = await self._sent(request, model, timeout_s, headers)
         streamed = self.dialect.read(events)
+        if streamed.finish_reason == "truncated" and streamed.prompt_tokens < len(request.prompt_ids or ()):
+            raise ContextLengthError(
+                f"the server cut the prompt to {streamed.prompt_tokens} tokens: its context is full"
+            )
         if streamed.sampled_tokens == len(streamed.ids):
             return streamed
         body = {**self.dialect.body(request, model), "stream": False}
@@ -167,6 +170,8 @@ class LlamaCppCompleter(IdCompleter):
             whole = self.dialect.read([{**answer, "tokens": [], "completion_probabilities": []}])
         except NONSENSE as error:
             raise Retryable(f"an answer that is none of llama.cpp: {type(error).__name__}") from error
+        if whole.logprobs is None:
+            return replace(whole, ids=ids, text=None)
         untold = [place for place, value in enumerate(logprobs) if value is None]
         for place, value in (await self._logprobs(request, ids, untold, timeout_s)).items():
             logprobs[place] = value

@@ -58,9 +58,12 @@ _FEWER = re.compile(
 _TOO_MANY = re.compile(r"too (many|long)|at most|maximum|no more than|up to \d")
 _SYSTEM = re.compile(
     r"(system|developer)[ _]?(role|message|prompt|instruction)s?\b.{0,80}\b(not|un\w+)\b"
-    r"|\b(not|un\w+)\b.{0,60}\b(system|developer)[ _'\"`]|roles must alternate"
+    r"|\b(not|un\w+|invalid|only)\b.{0,60}\b(system|developer)\b|roles must alternate"
+    r"|only.{0,20}\buser\b.{0,20}\bassistant\b.{0,20}\brole"
 )
+_REASONING = re.compile(r"\breasoning(_effort)?\b")
 _TOOLS = re.compile(r"\btools?\b|tool_(choice|calls?)|function[ _]call")
+Kind = tuple[str, str]
 NO_ROOM = re.compile(
     r"could not finish the message because max_tokens", re.IGNORECASE
 )  # it was served, and thought
@@ -74,6 +77,7 @@ class Taken:
     limit: str = _LIMITS[0]
     most_stops: int | None = None
     folds_system: bool = False
+    asks_effort: bool = False  # for reasoning, by OpenAI's `reasoning_effort` in the place of `reasoning`
 
     def beside(self, other: Taken) -> Taken:
         """What is left if both hold."""
@@ -84,6 +88,7 @@ class Taken:
             limit,
             min(stops, default=None),
             self.folds_system or other.folds_system,
+            self.asks_effort or other.asks_effort,
         )
 
     def without_extras(self) -> Taken:
@@ -115,15 +120,23 @@ class Taken:
         body = {name: value for name, value in body.items() if name not in self.left_out and value is not None}
         messages = _folded(request.messages) if self.folds_system else request.messages
         told = structured(messages, wishes.tools, request.call_format, for_api=True)
-        return {**body, **_wished(wishes), **endpoint.chat_extras, "messages": told}
+        extras = dict(endpoint.chat_extras)
+        if self.asks_effort and (reasoning := extras.pop("reasoning", None)):
+            extras["reasoning_effort"] = reasoning.get("effort") or "medium"
+        return {**body, **_wished(wishes), **extras, "messages": told}
 
-    def after(self, words: str, request: CompletionRequest, *, strict: bool) -> Taken | None:
+    def after(
+        self, words: str, request: CompletionRequest, *, strict: bool, extras: Mapping[str, Any]
+    ) -> Taken | None:
         """What to send after a refusal in these words; None: they name nothing that can be left out or said in
-        another way. `strict`: samples must be of the distribution that was asked for. Raises ParameterError."""
+        another way. `strict`: samples must be of the distribution that was asked for. `extras`: the operator's
+        fields. Raises ParameterError."""
         if NO_ROOM.search(words):
             return None
         text = _HUMP.sub("_", words).lower()
         named = self._named(text, request)
+        if not named and "reasoning" in extras and _REASONING.search(text):
+            return self._asking_effort(extras["reasoning"], words)
         if not named:
             return replace(self, folds_system=True) if self._refuses_system(text, request) else None
         if named == {"stop"}:
@@ -133,6 +146,13 @@ class Taken:
         if named <= set(_SAMPLING):
             named = {_neutral(named, request, words, strict=strict)}
         return replace(self, left_out=self.left_out | named)
+
+    def _asking_effort(self, reasoning: Mapping[str, Any], words: str) -> Taken:
+        if self.asks_effort or "max_tokens" in reasoning:
+            flags = "env.max_reasoning_tokens" if "max_tokens" in reasoning else "env.thinking_mode"
+            advice = "set env.reasoning_effort instead" if "max_tokens" in reasoning else "leave it out"
+            raise ParameterError(f"{flags}: the endpoint cannot be asked so ({words[:200]}); {advice}")
+        return replace(self, asks_effort=True)
 
     def _named(self, text: str, request: CompletionRequest) -> set[str]:
         """The parameters that are sent and named, of one tier."""
@@ -149,8 +169,11 @@ class Taken:
         return set()
 
     def _refuses_system(self, text: str, request: CompletionRequest) -> bool:
-        has_one = bool(request.messages) and request.messages[0].role == "system"
-        return has_one and not self.folds_system and _SYSTEM.search(text) is not None
+        return self.may_fold(request) and _SYSTEM.search(text) is not None
+
+    def may_fold(self, request: CompletionRequest) -> bool:
+        """Whether a system message could be sent as the user's."""
+        return not self.folds_system and bool(request.messages) and request.messages[0].role == "system"
 
     def _fewer_stops(self, text: str, sent: int) -> int:
         sent = sent if self.most_stops is None else min(sent, self.most_stops)
@@ -163,10 +186,12 @@ class Taken:
         return 1 if sent > 1 and _TOO_MANY.search(text) else 0
 
 
-def kind_of(wishes: Wishes) -> tuple[bool, str]:
-    """Requests of one kind are refused for the same parameters: some services take no log-probs beside a form."""
+def kind_of(wishes: Wishes) -> Kind:
+    """(the choice among tools, the form of the answer). Requests of one kind are refused for the same parameters:
+    some services take no log-probs beside a form."""
     form = str(wishes.response_format.get("type", "text"))
-    return bool(wishes.tools), "" if form == "text" else form
+    choice = "named" if wishes.tool_name else wishes.tool_choice
+    return choice if wishes.tools else "", "" if form == "text" else form
 
 
 def refuses_tools(words: str) -> bool:

@@ -28,7 +28,7 @@ from orchestrator.completion.base import (
     fitted,
     ids_of,
 )
-from orchestrator.completion.finish import FinishReasons, end_of
+from orchestrator.completion.finish import FinishReasons, end_of, recorded_end
 from orchestrator.completion.line import visible_text
 from orchestrator.completion.reasoning import LONGEST_TAG, opened_by
 from orchestrator.completion.retry import (
@@ -79,12 +79,14 @@ class Sampled:
 class IdCompletions(ABC):
     """Completions as ids: checked, continued behind what was aborted, tried again. Who samples is a subclass's.
 
-    `joins`: who samples may continue what was aborted itself, and then misses a stop string that was begun before.
+    `seeded`: the same request with the same seed gets the same sample. `joins`: who samples may continue what was
+    aborted itself, and then misses a stop string that was begun before.
     `context_length`: most tokens of prompt and completion together; None: not known.
     """
 
     takes_ids = True
     guides = False
+    seeded = True
     joins = False
     context_length: int | None = None
 
@@ -172,10 +174,9 @@ class IdCompletions(ABC):
             raise ForeignAnswer(f"not an answer in the dialect {self.name}: {type(error).__name__}") from error
         except Refusal as refusal:
             raise self.attribution.refused(before, refusal) from refusal
-        if sampled.ended and ids:
-            self._tokenizer.saw_end(ids[-1])
+        server_end = bool(sampled.ended and ids) and self._tokenizer.learn_end(ids[-1])
         spans = await self.attribution.spans(before, len(ids), told, sampled.policy_version)
-        return sampled, Part(ids, logprobs, end, spans)
+        return sampled, Part(ids, logprobs, end, spans, server_end)
 
     def _end(self, reason: object, ids: tuple[int, ...], request: CompletionRequest) -> Finish:
         """Why the sample ended, by the server's word or, where that is not known, by its ids. Raises Retryable."""
@@ -188,24 +189,31 @@ class IdCompletions(ABC):
         aborted = len(parts) > 1 or parts[-1].finish_reason is None
         if (self.joins or aborted) and (end := self._stopped(ids, request.stop)) is not None:
             ids, finish_reason = ids[:end], "stop"
-        known = self._known(ids)
+        known, broken = self._known(ids), finish_reason in ("broken_off", "out_of_time")
         opened = opened_by(self._tokenizer.decode(prompt[-LONGEST_TAG:].tolist()))
         text, visible, reasoning_chars = visible_text(self._tokenizer, ids[:known], request.stop, opened)
         spans = joined([span for part in parts for span in part.spans or _unknown(part)], known)
         completion = Completion(
             text=text,
             visible=visible,
-            finish_reason=finish_reason,
+            finish_reason=recorded_end(finish_reason),
             tokens_T=ids[:known],
             logprobs_T=_logprobs(parts, known),
             prompt_tokens=len(prompt),
             completion_tokens=max(1, len(ids)),
             reasoning_chars=reasoning_chars,
+            server_end=parts[-1].server_end and known == sum(len(part.ids) for part in parts),
         ).sampled_from(spans)
-        if known < len(ids):
-            raise SpoiltSample(f"an id outside the tokenizer's {self._tokenizer.size}", completion)
-        if not ids:
-            raise SpoiltSample("an empty answer", completion)
+        if known < len(ids) or not ids or broken:
+            fault = (
+                "an answer that the server broke off"
+                if broken
+                else f"an id outside the tokenizer's {self._tokenizer.size}"
+                if ids
+                else "an empty answer"
+            )
+            # Without a seed, another try would be another sample: a draw that a policy could earn.
+            raise (SpoiltSample if self.seeded else UnusableSample)(fault, completion)
         if finish_reason == "content_filter":
             raise UnusableSample("a sample that the server filtered", completion)
         return completion

@@ -200,9 +200,8 @@ class HubTokenizer:
     def stops(self, token_id: int) -> bool:
         return self._ends.stops(token_id)
 
-    def saw_end(self, token_id: int) -> None:
-        """The server says that this token ended a turn."""
-        self._ends.told(token_id)
+    def learn_end(self, token_id: int) -> bool:
+        return self._ends.learn(token_id)
 
     def said(self, ids: tuple[int, ...]) -> str:
         if not ids or not self.is_end(ids[-1]):

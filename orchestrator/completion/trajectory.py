@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from orchestrator.completion.base import Tokenizer, content_ids
+from orchestrator.completion.line import learn_end
 from orchestrator.completion.prompt_text import pieces
 from orchestrator.completion.reasoning import reasoning_chars, without_empty
 from orchestrator.completion.shape import implied_system
@@ -85,7 +86,7 @@ def trajectory(
     turns = record.turns
     if not turns:
         raise RecordError("no completion was served")
-    tokenizer = tokenizer and tokenizer.dated(record.started_at)
+    tokenizer = _of_then(tokenizer, record)
     chosen = main_segment(turns) if segment is None else segment
     pairs = [asked for asked in in_lines(turns) if asked[0].segment == chosen]
     if not pairs:
@@ -93,11 +94,20 @@ def trajectory(
     return _trajectory(pairs, tokenizer, closing_tag)
 
 
+def _of_then(tokenizer: Tokenizer | None, record: Record) -> Tokenizer | None:
+    """The tokenizer with the date and the ends of turns that the rollout had."""
+    if tokenizer is not None:
+        for turn in record.turns:
+            learn_end(tokenizer, turn.completion)
+        tokenizer = tokenizer.dated(record.started_at)
+    return tokenizer
+
+
 def side_lines(
     record: Record, tokenizer: Tokenizer | None, closing_tag: str, main: int
 ) -> Iterator[tuple[int, Trajectory | RecordError]]:
     """(segment, trajectory, or why there is none) of all lines but the main one, by their numbers."""
-    tokenizer = tokenizer and tokenizer.dated(record.started_at)
+    tokenizer = _of_then(tokenizer, record)
     sides: dict[int, list[Asked]] = {}
     for turn, talk in in_lines(record.turns):
         if turn.segment != main:

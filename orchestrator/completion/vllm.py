@@ -37,6 +37,7 @@ class VllmDialect:
     path = "/v1/completions"
     streams = False
     tells_pauses = True
+    seeded = True
     guides = True
 
     def body(self, request: CompletionRequest, model: str) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from orchestrator.errors import (
     ContextLengthError,
     CostReached,
     OrchestratorError,
+    ParameterError,
     ProtocolError,
     ToolError,
     ToolServiceError,
@@ -51,7 +52,18 @@ from orchestrator.rules.redact import redact
 from orchestrator.rules.text import objects_in
 from orchestrator.tools.arguments import recordable
 from orchestrator.tools.base import HostTool
-from orchestrator.types import Completion, CompletionKind, RequestNotes, RolloutPlan, Step, ToolCall, Turn, Wishes
+from orchestrator.types import (
+    AgentSpec,
+    Completion,
+    CompletionKind,
+    RequestNotes,
+    RolloutPlan,
+    Step,
+    ToolCall,
+    Tools,
+    Turn,
+    Wishes,
+)
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +72,7 @@ _GONE = Reply(refused=Refusal("the client of this request hung up"))
 MAX_REFUSED = 64  # requests of a program; each costs a look at the conversation
 MAX_COUNTED = 256  # prompts whose tokens are counted; each costs the same look
 MAX_UNUSED_FIELDS, MAX_REFUSALS_TOLD = 64, 3  # different ones, of all requests
+MAX_GIVEN_UP = 1_024  # completions, those that were never sampled included: each number is kept
 MAX_TOO_LONG = 8  # of them for their length: a program may shorten its conversation and go on
 MAX_STEPS_RECORDED = 1_000
 MAX_STEP_CHARS = 1 << 20  # of all steps together, for display
@@ -97,7 +110,8 @@ class Lease:
         self._completer = completer
         self._purse = purse
         self._budgets = Budgets(plan, cpu_s)
-        self._turns = Turns(plan, self._budgets, tokenizer, takes_ids=completer.takes_ids)
+        team = _team_tools(plan.agent, tools, self.equipment)
+        self._turns = Turns(plan, self._budgets, tokenizer, takes_ids=completer.takes_ids, team=team)
         # smolagents' agents ask for one completion after the other.
         self.parallel = plan.limits.parallel_completions if plan.agent.kind == "program" else 1
         self._completions: Once[Reply] = Once(self.parallel)
@@ -185,6 +199,10 @@ class Lease:
             # Calls end with the turn, and their arguments may hold any text: nothing stops them before.
             stop = () if tools else stop_strings(asked.kind, self._tags(asked.agent))
             asked = replace(asked, stop=stop)
+        if asked.sequence in self._given_up and not self._completions.came(asked.sequence):
+            # It was given up while it was read. Another one may have its place already.
+            self._note(asked.notes)
+            return _GONE
         return await self._completions.answer(asked.sequence, content, lambda: self._complete(asked))
 
     def _tags(self, name: str) -> tuple[str, str] | None:
@@ -206,6 +224,9 @@ class Lease:
             return
         if not self._completions.may_come(sequence):
             raise ProtocolError(f"completion {sequence} was not asked for")
+        if len(self._given_up) >= MAX_GIVEN_UP:
+            self.refuse("budget", f"{MAX_GIVEN_UP} completions that were given up")
+            return
         self._given_up.add(sequence)
         self._completions.passed(sequence)  # it may have been cut while it was read
         if (patience := self._awaited.pop(sequence, None)) is not None:
@@ -242,7 +263,7 @@ class Lease:
             return await self._count(asked)
         with self.clock.waiting(sampling=True):
             try:
-                request, prompt_tokens, keep = await self._prepared(asked)
+                request, keep = await self._prepared(asked)
             except Over as over:
                 if over.name == "context_length" and (reply := self._too_long_for_now(over.detail)) is not None:
                     return reply
@@ -250,11 +271,11 @@ class Lease:
             except RequestRefused as error:
                 return self._not_served(error.refusal)
             except Exception as error:  # else the sandbox's call would fail, and the rollout be scored for it
-                return await self._failed(error, None, 0, _keep_nothing)
+                return await self._failed(error, None, _keep_nothing)
             try:
-                return await self._sampled(request, prompt_tokens, keep)
+                return await self._sampled(request, keep)
             except Exception as error:  # as above
-                return await self._failed(error, request, prompt_tokens, keep)
+                return await self._failed(error, request, keep)
 
     async def _count(self, asked: Asked) -> Reply:
         """The tokens of the prompt."""
@@ -275,10 +296,10 @@ class Lease:
             return self._not_served(Refusal("this run has no tokenizer: tokens are not counted"))
         return Reply(counted=tokens)
 
-    async def _sampled(self, request: CompletionRequest, prompt_tokens: int, keep: Keep) -> Reply:
+    async def _sampled(self, request: CompletionRequest, keep: Keep) -> Reply:
         if self._purse is None:
             return keep(await self._completer.sample(request))
-        most = _most_tokens(request, prompt_tokens)
+        most = _most_tokens(request)
         try:
             async with self._purse.hold(self.plan.rollout_id, most, request.sampling.max_tokens) as settle:
                 try:
@@ -297,11 +318,11 @@ class Lease:
             return Reply(ended=self.refuse("cancelled", str(reached)))
 
     def _not_served(self, refusal: Refusal) -> Reply:
-        """Refuses one request of a program, which may send another one. Another agent's tools are the
-        operator's, its conversation is what the policy made of it."""
+        """Refuses one request of a program, which may send another one. The rollout of another agent ends: before
+        its first completion the operator's tools are at fault, as those of the whole team are looked at then;
+        after it, the conversation that the policy wrote."""
         if self.plan.agent.kind != "program":
-            sampled = self._turns.any and refusal.param == "messages"
-            return Reply(ended=self.refuse("budget" if sampled else "record_error", refusal.told))
+            return Reply(ended=self.refuse("budget" if self._turns.any else "record_error", refusal.told))
         self._refused += 1
         if self._refused > MAX_REFUSED:
             return Reply(ended=self.refuse("budget", f"{MAX_REFUSED} refused requests; the last: {refusal.told}"))
@@ -318,9 +339,8 @@ class Lease:
         told = f"{limit}: {detail}. Shorten the conversation."
         return self._not_served(Refusal(told, "messages", too_long=True))
 
-    async def _prepared(self, asked: Asked) -> tuple[CompletionRequest, int, Keep]:
-        """The request, the tokens of its prompt, and a function that records its completion. Raises Over,
-        RecordError."""
+    async def _prepared(self, asked: Asked) -> tuple[CompletionRequest, Keep]:
+        """The request, and a function that records its completion. Raises Over, RecordError."""
         await self._budgets.check_cpu()
         plan, started_s = self.plan, self.clock.elapsed_s
         prompt = await self._turns.prepared(asked)
@@ -341,6 +361,7 @@ class Lease:
             split=plan.split,
             wishes=self._held_to_schema(asked.wishes),
             call_format=self._turns.call_format if plan.agent.kind == "program" or asked.wishes.tools else None,
+            prompt_tokens=prompt.tokens,
         )
 
         def keep(completion: Completion) -> Reply:
@@ -351,7 +372,7 @@ class Lease:
             stop = next(filter(completion.unseen.startswith, asked.stop), "")
             return Reply(completion=completion, said=said, logprobs=told, stop=stop)
 
-        return request, prompt.tokens, keep
+        return request, keep
 
     def _held_to_schema(self, wishes: Wishes) -> Wishes:
         """What an endpoint that takes ids is asked for: of a demanded call, which the prompt begins, the arguments
@@ -373,9 +394,7 @@ class Lease:
         if wishes.logprobs and not self._completer.takes_ids:
             raise RequestRefused(Refusal("this endpoint gives no log-probs of its tokens", "logprobs"))
 
-    async def _failed(
-        self, error: Exception, request: CompletionRequest | None, prompt_tokens: int, keep: Keep
-    ) -> Reply:
+    async def _failed(self, error: Exception, request: CompletionRequest | None, keep: Keep) -> Reply:
         """Ends the lease with the outcome that `blame` decides.
 
         If the endpoint answers a control, the request is first sent once more, with the same seed: the endpoint
@@ -385,12 +404,14 @@ class Lease:
             # Not every service takes every schema. The call is demanded all the same.
             request = replace(request, wishes=replace(request.wishes, response_format={}))
             try:
-                return await self._sampled(request, prompt_tokens, keep)
+                return await self._sampled(request, keep)
             except Exception as again:
                 error = again
         wishes = request is not None and request.wishes != Wishes()
         may_go_on = wishes and self.plan.agent.kind == "program"  # without what the endpoint does not know
-        if may_go_on and isinstance(error, EndpointRefusal) and (error.of_text or not self._turns.any):
+        of_kind = isinstance(error, ParameterError)  # a neutral request of this kind is refused, too
+        of_kind |= isinstance(error, EndpointRefusal) and (error.of_text or not self._turns.any)
+        if may_go_on and of_kind:
             return self._not_served(Refusal(f"the endpoint refuses it: {error}"))
         control: ControlAnswer | None = None
         if needs_control(error, sampled=self._turns.any):
@@ -399,7 +420,7 @@ class Lease:
             if isinstance(error, Interrupted):
                 request = replace(request, begun=error.parts)
             try:
-                return await self._sampled(request, prompt_tokens, keep)
+                return await self._sampled(request, keep)
             except Exception as again:
                 error, control = again, await self.control.answer(self.plan)
                 if may_go_on and control.served and isinstance(error, EndpointRefusal):
@@ -492,6 +513,29 @@ class Lease:
         return name
 
 
+def _team_tools(agent: AgentSpec, tools: Mapping[str, HostTool], equipment: Equipment) -> Tools:
+    """The tools that agents of the team bring to completions as data, as far as the operator wrote them."""
+    if agent.call_format is None:
+        return ()
+    shapes = [(name, tool.description, tool.inputs) for name, tool in tools.items()]
+    shapes += [(tool.name, tool.description, tool.inputs) for tool in equipment.sandbox_tools]
+    shapes += [(managed.name, managed.description, {}) for managed in agent.managed_agents]
+    return tuple(
+        {
+            "type": "function",
+            "function": {
+                "name": name,
+                "description": description,
+                "parameters": {
+                    "type": "object",
+                    "properties": {key: dict(shape) for key, shape in inputs.items()},
+                },
+            },
+        }
+        for name, description, inputs in shapes
+    )
+
+
 def _keep_nothing(completion: Completion) -> Reply:
     """For failures before a request was made: there is no completion to record."""
     return Reply(completion=completion)
@@ -501,11 +545,13 @@ def _is_held_to_schema(wishes: Wishes) -> bool:
     return wishes.demands and bool(wishes.response_format)
 
 
-def _most_tokens(request: CompletionRequest, counted: int) -> int:
-    """What the prompt may have at most. `counted`: of its messages, by the run's tokenizer; 0: it has none."""
+def _most_tokens(request: CompletionRequest) -> int:
+    """What the prompt may have at most."""
     if request.prompt_ids is not None:
         return len(request.prompt_ids)
     # An endpoint that takes texts prints the rest itself. A token has a byte at least.
     wishes = request.wishes
     beside = len(json.dumps([wishes.tools, dict(wishes.response_format)])) if wishes != Wishes() else 0
-    return beside + (counted or sum(len(message.content.encode()) + 64 for message in request.messages))
+    return beside + (
+        request.prompt_tokens or sum(len(message.content.encode()) + 64 for message in request.messages)
+    )

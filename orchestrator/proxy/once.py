@@ -60,6 +60,10 @@ class Once(Generic[T]):
         self._highest = max(self._highest, sequence)
         return call
 
+    def came(self, sequence: int) -> bool:
+        """Whether such a call is being answered, or was."""
+        return sequence in self._calls or sequence in self._forgotten
+
     def may_come(self, sequence: int) -> bool:
         """Whether such a call came, or may be on its way."""
         return 0 < sequence <= self._highest + self._together

@@ -48,8 +48,15 @@ class Turns:
     """
 
     def __init__(
-        self, plan: RolloutPlan, budgets: Budgets, tokenizer: Tokenizer | None, *, takes_ids: bool
+        self,
+        plan: RolloutPlan,
+        budgets: Budgets,
+        tokenizer: Tokenizer | None,
+        *,
+        takes_ids: bool,
+        team: Tools = (),
     ) -> None:
+        """`team`: the operator's tools of all agents. The template has to show them before anything is sampled."""
         self._turns: dict[int, Turn] = {}  # by place; with the whole conversation
         self._places = count()
         self._busy: dict[int, int] = {}  # segments of the requests under way, by sequence number
@@ -62,6 +69,7 @@ class Turns:
         named = plan.agent.call_format or (tokenizer.call_format if tokenizer else None)
         self._talk = Talk(named or (None if takes_ids else "hermes"))
         self._offers = Offers(self._flaw)
+        self._team = team
         self._preparing = asyncio.Lock()  # one request after the other: each is compared with the one before
         self._conversation: tuple[Message, ...] = ()  # of the last request
         self._talks: dict[int, _Served] = {}  # the last of each segment, for text endpoints
@@ -168,6 +176,9 @@ class Turns:
     def _told(self, asked: Asked) -> tuple[tuple[Message, ...], Tools, Opening | None]:
         """(the conversation as the template takes it, the tools as they are kept, how the answer begins). Raises
         RequestRefused, Over."""
+        team, self._team = self._team, ()
+        if team and (flaw := self._flaw(team)) is not None:
+            raise RequestRefused(flaw)
         if not self._has_calls(asked):
             return asked.messages, (), None
         wishes, messages, last = asked.wishes, self._talk.plain(asked.messages), asked.messages[-1]

@@ -239,7 +239,8 @@ def _refusal(request: pb.CompleteRequest, json_texts: bytes) -> Refusal | None:
         if len(text) > most or len(text.encode()) > most:
             return Refusal(f"{name} of more than {most} bytes: send less of it", name)
     if holds_more(json_texts, MAX_OBJECTS):
-        where = "tools" if holds_more(request.tools_json.encode(), MAX_OBJECTS // 2) else "messages"
+        # Only where the tools are too many by themselves: a conversation is what the policy made of it.
+        where = "tools" if holds_more(request.tools_json.encode(), MAX_OBJECTS) else "messages"
         told = f"more than {MAX_OBJECTS} objects and arrays in tools, response_format and calls: send fewer"
         return Refusal(told, where)
     return None

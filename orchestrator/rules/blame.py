@@ -17,6 +17,7 @@ from orchestrator.errors import (
     ContextLengthError,
     FullContext,
     OrchestratorError,
+    ParameterError,
 )
 from orchestrator.rules.control import CACHE_S, ControlAnswer
 from orchestrator.types import Completion
@@ -70,7 +71,9 @@ def verdict(error: Exception, control: ControlAnswer | None, *, sampled: bool) -
     what, cause = f"{what}; {control.told()}", _cause(error)
     both = isinstance(control.failure, AuthenticationError)
     fatal = cause if both and isinstance(cause, AuthenticationError) else None
-    if not control.served or not (sampled or isinstance(error, UnusableSample)):
+    # A parameter was refused to a neutral request, too: of the same kind, which only the operator chooses.
+    of_settings = isinstance(cause, ParameterError)
+    if not control.served or of_settings or not (sampled or isinstance(error, UnusableSample)):
         return Verdict(ours, what, fatal)
     unusable = error.completion if isinstance(error, UnusableSample) else None
     return Verdict(_POLICYS.get(type(cause), "no_answer"), what, fatal, unusable)

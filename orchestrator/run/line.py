@@ -67,7 +67,8 @@ class ServedLine(TypedDict):
 
     The first `reasoning_chars` characters of `text` are reasoning; `visible` is what the agent got of the rest.
     `policy_version` sampled the last token; `policy_spans` is there where it did not sample all of them.
-    `abandoned`: the program hung up before it got the completion, so that no line has it.
+    `abandoned`: the program hung up before it got the completion, so that no line has it. `server_end`: the server
+    alone says that its last token ends a turn.
     """
 
     kept: Whole
@@ -84,6 +85,7 @@ class ServedLine(TypedDict):
     policy_version: str | None
     policy_spans: NotRequired[tuple[PolicySpan, ...]]
     reasoning_chars: NotRequired[Whole]
+    server_end: NotRequired[bool]
     abandoned: NotRequired[bool]
 
 
@@ -481,6 +483,7 @@ def _turn_line(turn: Turn, offers: _Offers) -> dict[str, Any]:
         "ended_s": turn.ended_s,
         "retries": turn.completion.retries,
         "reasoning_chars": completion.reasoning_chars,
+        **({"server_end": True} if completion.server_end else {}),
     }
 
 
@@ -519,6 +522,7 @@ def _turn(line: CompletionLine, tools: Tools) -> Turn:
             retries=line["retries"],
             reasoning_chars=line.get("reasoning_chars", 0),
             spans=line.get("policy_spans", ()),
+            server_end=line.get("server_end", False),
         ),
         started_s=line["started_s"],
         ended_s=line["ended_s"],

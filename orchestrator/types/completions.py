@@ -47,6 +47,7 @@ class Completion:
     order; empty: the endpoint says no more than `policy_version`.
     `retries`: failed requests before this answer, all with the same seed.
     `reasoning_chars`: so many first characters of `text` are reasoning; `visible` comes after them.
+    `server_end`: the server alone says that its last token ends a turn.
     """
 
     text: str
@@ -60,6 +61,7 @@ class Completion:
     retries: int = 0
     reasoning_chars: int = 0
     spans: tuple[PolicySpan, ...] = ()
+    server_end: bool = False
 
     def __post_init__(self) -> None:
         tokens, logprobs = self.tokens_T, self.logprobs_T

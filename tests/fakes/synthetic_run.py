@@ -99,6 +99,9 @@ class WordTokenizer:
 
     stops = is_end
 
+    def learn_end(self, token_id: int) -> bool:
+        return False
+
     def said(self, ids: tuple[int, ...]) -> str:
         return self.decode(ids[:-1] if ids and self.is_end(ids[-1]) else ids)
 

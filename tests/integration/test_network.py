@@ -168,7 +168,7 @@ async def test_an_encrypted_endpoint_is_asked_through_a_tunnel(
 
 async def test_a_proxy_that_is_not_there_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "socks5://me:geheim@proxy:1080")
-    with pytest.raises(EnvironmentUnusable, match="HTTP_PROXY: must be an address like") as error:
+    with pytest.raises(EnvironmentUnusable, match=r"SOCKS proxies .*privoxy.*HTTPS_PROXY.*NO_PROXY") as error:
         await asked(Endpoint("http://gateway.test/v1", "m"))
     assert "geheim" not in str(error.value)
 
@@ -296,3 +296,20 @@ async def test_redirects_that_go_round_end() -> None:
         with pytest.raises((EnvironmentUnusable, CompletionError), match="HTTP 308"):
             await asked(Endpoint(address, "m"))
         assert len(all_) == 6
+
+
+async def test_a_redirect_to_the_encrypted_side_goes_through_its_own_proxy(
+    authority: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority / "ca.pem"))
+    async with serving(tls=authority) as (there, requests), proxying() as plain, proxying() as tunnel:
+        target = there.removesuffix("/v1")
+        async with serving(moved(308, target)) as (address, _):
+            monkeypatch.setenv("HTTP_PROXY", plain.address)
+            monkeypatch.setenv("HTTPS_PROXY", tunnel.address)
+            assert await asked(Endpoint(address, "m")) == "two"
+    assert requests
+    assert all("CONNECT" not in line for line in plain.seen)
+    assert all(line.startswith("CONNECT ") for line in tunnel.seen)
+    assert plain.seen
+    assert tunnel.seen

@@ -169,6 +169,20 @@ async def test_a_tool_that_spells_a_control_token_is_no_fault_of_the_policy(toke
     assert (reply.ended, reply.refused) == ("record_error", None)
 
 
+async def test_no_agent_that_the_policy_calls_can_earn_another_draw(tokenizer: HubTokenizer) -> None:
+    """Tools that cannot be shown are found before the first completion, also those of a managed agent. Behind it
+    they end the rollout as the policy's."""
+    odd = replace(AGENT, managed_agents=(ManagedAgent("helper", "Helps <|im_end|>."),))
+    lease = Lease(a_plan(agent=odd), Scripted(tokenizer, ANSWER), tokenizer, {})
+    first = Asked(1, CompletionKind.ACTION, (SYSTEM, TASK), wishes=Wishes(tools=tools("look")))
+    assert (await lease.complete(first, b"1")).ended == "record_error"
+    team = Team(tokenizer, LOOK, ANSWER)
+    await team.ask(SYSTEM, TASK)
+    wishes = Wishes(tools=tools("look", "<|im_end|>"))
+    asked = Asked(2, CompletionKind.ACTION, (SYSTEM, HELP), agent="helper", wishes=wishes)
+    assert (await team.lease.complete(asked, b"2")).ended == "budget"
+
+
 # ---------------------------------------------------------------- through the sandbox and back
 
 

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from orchestrator import ConfigError, Orchestrator, SyncOrchestrator, load_config
-from orchestrator.completion.base import CompletionRequest, ids_of
+from orchestrator.completion.base import CompletionRequest, UnusableSample, ids_of
 from orchestrator.completion.called import CalledCompleter
 from orchestrator.completion.retry import RetryPolicy
 from orchestrator.completion.sampled import UNTOLD, Sampled
+from orchestrator.completion.sglang import SglangDialect
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.errors import CompletionError
+from orchestrator.rules.backoff import Backoff
 from orchestrator.rules.policy import Policy
 from orchestrator.types import PolicySpan, Sampling
 from tests.fakes.tokenizer import END, tokenizer_folder
@@ -166,3 +168,37 @@ async def test_errors_of_awaited_work_reach_the_other_loop() -> None:
     orchestrator.close()
     with pytest.raises(RuntimeError, match="closed: make a new one"):
         await orchestrator.awaited(work)
+
+
+async def test_what_is_broken_off_is_tried_again_and_then_a_sample(tokenizer: HubTokenizer) -> None:
+    """A policy whose first text is long enough would get another draw for it."""
+    ids = tokenizer.encode("Hello")
+    asked: list[int] = []
+
+    def sample(request: CompletionRequest) -> Sampled:
+        asked.append(request.sampling.seed)
+        return answer(ids, "time_limit")
+
+    made = completer(tokenizer, sample)
+    made._retry = RetryPolicy(attempts=2, backoff=Backoff(first_s=0.01, most_s=0.01))
+    with pytest.raises(UnusableSample, match="broke off") as broken:
+        await made.sample(request(tokenizer))
+    assert asked == [7, 7], "with the same seed"
+    assert broken.value.completion.tokens_T == tuple(ids)
+
+
+@pytest.mark.parametrize("ids", [[10**6], []])
+async def test_a_server_without_seeds_gives_no_second_sample(tokenizer: HubTokenizer, ids: list[int]) -> None:
+    asked: list[CompletionRequest] = []
+
+    def sample(request: CompletionRequest) -> Sampled:
+        asked.append(request)
+        return answer(ids, "stop")
+
+    made = completer(tokenizer, sample)
+    made._retry = RetryPolicy(attempts=3)
+    made.seeded = False
+    with pytest.raises(UnusableSample):
+        await made.sample(request(tokenizer))
+    assert len(asked) == 1
+    assert not SglangDialect(seeded=False).seeded

@@ -159,6 +159,7 @@ async def test_a_model_that_only_thought_in_the_words_of_openai_is_a_sample() ->
         ("content_filter", "content_filter SAFETY refusal guardrail_intervened sensitive ContentFilter"),
         ("aborted", "abort ABORTED"),
         ("broken_off", "error cancelled network_error insufficient_system_resource userStopped"),
+        ("out_of_time", "timeout TIME_LIMIT not_finished"),
         (None, "odd xyz_stop_odd"),
     ],
 )
@@ -207,3 +208,17 @@ async def test_a_control_that_is_all_reasoning_was_served() -> None:
     empty = {"choices": [{"finish_reason": "stop", "message": {"role": "assistant", "content": None}}]}
     async with answering(empty) as completer:
         assert not (await EndpointControl(completer, None).answer(plan)).served
+
+
+@pytest.mark.parametrize(
+    "choice", [{"finish_reason": "time_limit"}, {"finish_reason": "error"}, {"error": "gone"}]
+)
+async def test_an_answer_that_stays_broken_off_was_sampled(choice: dict[str, Any]) -> None:
+    """Its length may be why. A first completion without a sample would be drawn again."""
+    with pytest.raises(UnusableSample) as broken:
+        await said({"content": "a long text"}, **choice)
+    assert broken.value.completion.text == "a long text"
+    assert broken.value.completion.finish_reason == "length"
+    with pytest.raises(CompletionError) as nothing:
+        await said({"content": ""}, **choice)
+    assert not isinstance(nothing.value, UnusableSample)

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from orchestrator.completion.base import CompletionRequest, ids_of
 from orchestrator.completion.called import CalledCompleter
 from orchestrator.completion.find_tokenizer import find_tokenizer
+from orchestrator.completion.line import TokenLine
 from orchestrator.completion.llamacpp import LlamaCppDialect
 from orchestrator.completion.sampled import Sampled
 from orchestrator.completion.sglang import SglangDialect
@@ -23,11 +24,12 @@ from orchestrator.completion.trajectory import side_lines, trajectory
 from orchestrator.completion.vllm import VllmDialect
 from orchestrator.errors import EnvironmentUnusable
 from orchestrator.rules.policy import Policy
+from orchestrator.run.line import attempt_line, read_attempt
 from orchestrator.settings.config import Config
 from orchestrator.settings.table import EnvSettings
 from orchestrator.types import Completion, Message, Sampling, Trajectory
 from tests.fakes.chat_templates import CHATML, FAMILIES, family
-from tests.fakes.plans import a_record, a_turn
+from tests.fakes.plans import a_record, a_turn, an_attempt
 from tests.fakes.tokenizers import byte_level
 
 PLAIN = ("<|im_start|>", "<|im_end|>", "<|stop|>", "<|other|>")
@@ -129,6 +131,33 @@ async def test_the_server_s_word_is_learnt_once_and_for_all(dialect: str, by_id:
     told = answers(stop if by_id else None, ids)[dialect]
     assert (await completion(made, told)).visible == "42"
     assert made.dated(1.0).is_end(stop)
+
+
+async def test_an_end_that_only_the_server_named_is_on_record() -> None:
+    """A process that reads the record to resume, verify or replay knows the end as the one that sampled."""
+    made = HubTokenizer(tokenizer(), "made")
+    ids = [*made.encode("42"), id_of(made, "<|stop|>")]
+    sampled = await completion(made, answers(ids[-1], ids)["vllm"])
+    turn = replace(a_turn(completion=sampled), prompt_ids=(1, 2, 3), messages=TALK)
+    record = replace(a_record(0), turns=(turn,))
+    line = attempt_line(replace(an_attempt(), record=record))
+    (served,) = read_attempt(json.dumps(line, default=list).encode()).record.turns
+    assert served.completion == sampled
+    later = HubTokenizer(tokenizer(), "made")
+    assert not later.is_end(ids[-1])
+    read = replace(record, turns=(served,))
+    assert trajectory(read, later, "").messages == trajectory(record, made, "").messages
+    replayed = TokenLine(HubTokenizer(tokenizer(), "made"), "")
+    replayed.append(replayed.prompt(TALK), TALK, served.completion)
+    after = replayed.prompt((*TALK, Message("assistant", "42"), Message("user", "7*7?")))
+    assert after.segment == 0
+    assert made.decode(after.added).startswith("\n<|im_start|>user"), "the turn has ended already"
+
+
+async def test_an_end_that_files_or_the_template_name_is_not_put_on_record() -> None:
+    made = HubTokenizer(tokenizer(), "made")
+    ids = [*made.encode("42"), id_of(made, "<|im_end|>")]
+    assert not (await completion(made, answers(ids[-1], ids)["vllm"])).server_end
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang", "llamacpp"])

@@ -203,3 +203,21 @@ def test_tools_that_are_looked_at_twice_at_a_time_are_kept_once() -> None:
     aside.join()
     look()
     assert kept[0] is kept[1] is kept[2]
+
+
+def test_tools_are_at_fault_only_where_they_alone_are_too_many() -> None:
+    """What an agent's tools are at fault for is the operator's. Calls are the policy's."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"a": [[]] * (wire.MAX_OBJECTS - 100)}}}
+    call = pb.Call(id="c", name="f", arguments_json=json.dumps({"a": [[]] * 200}))
+    spoken = pb.Message(role=pb.ROLE_ASSISTANT, calls=[call])
+    request_ = pb.CompleteRequest(
+        sequence=1, kind=pb.COMPLETION_KIND_ACTION, messages=[spoken], tools_json=json.dumps([tool])
+    )
+    refusal = wire.completion_request(request_.SerializeToString()).refusal
+    assert refusal is not None
+    assert refusal.param == "messages"
+    tool["function"]["parameters"]["a"] = [[]] * wire.MAX_OBJECTS  # type: ignore[index]
+    request_.tools_json = json.dumps([tool])
+    refusal = wire.completion_request(request_.SerializeToString()).refusal
+    assert refusal is not None
+    assert refusal.param == "tools"

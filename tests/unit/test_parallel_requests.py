@@ -14,7 +14,7 @@ from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.completion.trajectory import trajectory
 from orchestrator.errors import ProtocolError
 from orchestrator.proxy import budgets
-from orchestrator.proxy.lease import Lease
+from orchestrator.proxy.lease import MAX_GIVEN_UP, Lease
 from orchestrator.proxy.once import SequenceError
 from orchestrator.proxy.said import Asked, Reply
 from orchestrator.rules.outcome import Refused
@@ -389,3 +389,21 @@ async def test_giving_up_costs_as_much_as_the_completion_could_have(endpoint: He
     await lease.give_up(1)
     await task
     assert purse.spent > endpoint.limits[1]
+
+
+async def test_numbers_that_are_given_up_are_kept_up_to_a_limit(endpoint: HeldEndpoint) -> None:
+    lease = a_lease(endpoint)
+    for number in range(1, MAX_GIVEN_UP + 2):
+        await lease.give_up(number)
+    assert await lease.ended() == Refused("budget", f"{MAX_GIVEN_UP} completions that were given up")
+
+
+async def test_a_request_given_up_while_it_was_read_takes_no_place(endpoint: HeldEndpoint) -> None:
+    """The program asks for another one in its place, perhaps in the same moment."""
+    lease = a_lease(endpoint, Limits(parallel_completions=1))
+    await lease.give_up(1)
+    late = asyncio.ensure_future(lease.complete(asked(1), b"1"))
+    endpoint.let(2)
+    next_ = asyncio.ensure_future(lease.complete(asked(2), b"2"))
+    assert (await late).refused is not None
+    assert (await next_).completion is not None

@@ -16,8 +16,11 @@ from orchestrator.completion.chat import ChatCompleter, trial
 from orchestrator.completion.connect import connect
 from orchestrator.completion.http import HttpClient
 from orchestrator.completion.retry import RetryPolicy
-from orchestrator.errors import CompletionError, EnvironmentUnusable, ParameterError
-from orchestrator.types import Message, Sampling, Wishes
+from orchestrator.errors import CompletionError, ContextLengthError, EnvironmentUnusable, ParameterError
+from orchestrator.proxy.lease import Lease
+from orchestrator.proxy.said import Asked
+from orchestrator.types import AgentSpec, CompletionKind, Message, Sampling, Wishes
+from tests.fakes.plans import a_plan
 
 ONCE = RetryPolicy(attempts=1, pauses=0)
 SAMPLING = Sampling(temperature=1.0, top_p=1.0, max_tokens=64, seed=1)
@@ -274,3 +277,119 @@ async def test_one_programs_many_stop_strings_cost_the_others_none(words: str) -
         finally:
             await completer.aclose()
     assert bodies[-1]["stop"] == list(STOPS)
+
+
+def holds(tokens: int, prompt: int, words: str) -> Callable[[dict[str, Any]], tuple[int, Any] | None]:
+    def says(body: dict[str, Any]) -> tuple[int, Any] | None:
+        over = prompt + body["max_tokens"] > tokens
+        return (400, error(words.format(tokens=tokens, prompt=prompt, most=body["max_tokens"]))) if over else None
+
+    return says
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "This model's maximum context length is {tokens} tokens. However, you requested 9 tokens ({prompt} in the "
+        "messages, {most} in the completion).",
+        "'max_tokens' is too large: {most}. This model's maximum context length is {tokens} tokens and your "
+        "request has {prompt} input tokens ({most} > {tokens} - {prompt}).",
+        "Requested token count exceeds the model's maximum context length of {tokens} tokens. You requested a "
+        "total of 9 tokens: {prompt} tokens from the input messages and {most} tokens for the completion.",
+    ],
+)
+async def test_a_text_is_asked_for_what_fits_behind_its_prompt(words: str) -> None:
+    async with serving(Strict(holds(100, 40, words))) as (address, bodies):
+        completer = ChatCompleter(HttpClient(Endpoint(address, "m")), ONCE)
+        completer.context_length = 100
+        counted = request(sampling=replace(SAMPLING, max_tokens=500), prompt_tokens=45)
+        assert (await completer.sample(counted)).text == "two"
+        assert [body["max_tokens"] for body in bodies] == [55], "what the run's tokenizer counts"
+        assert (await completer.sample(replace(counted, prompt_tokens=0))).text == "two"
+        assert [body["max_tokens"] for body in bodies[1:]] == [100, 60], "what the endpoint says"
+        await completer.aclose()
+    async with serving(Strict(holds(100, 400, words))) as (address, bodies):
+        completer = ChatCompleter(HttpClient(Endpoint(address, "m")), ONCE)
+        with pytest.raises(ContextLengthError):
+            await completer.sample(request())
+        assert len(bodies) == 1
+        await completer.aclose()
+
+
+async def test_a_parameter_that_one_kind_alone_does_not_take_is_no_end_of_the_policys() -> None:
+    """The service refuses a temperature beside tools, and answers plain requests."""
+
+    def says(body: dict[str, Any]) -> tuple[int, Any] | None:
+        return unsupported("temperature")(body) if "tools" in body else None
+
+    async with serving(Strict(says)) as (address, _):
+        for kind in ("program", "tool_calling"):
+            completer = ChatCompleter(HttpClient(Endpoint(address, "m")), ONCE)
+            agent = AgentSpec(kind=kind, call_format="hermes")  # type: ignore[arg-type]
+            plan = a_plan(agent=agent, sampling=replace(SAMPLING, temperature=0.7))
+            lease = Lease(plan, completer, None, {})
+            first = await lease.complete(Asked(1, CompletionKind.PLAN, TALK), b"1")
+            assert first.completion is not None
+            more = (*TALK, Message("assistant", "two"), Message("user", "And?"))
+            second = await lease.complete(Asked(2, CompletionKind.ACTION, more, wishes=Wishes(tools=TOOL)), b"2")
+            if kind == "program":
+                assert second.refused is not None
+                assert "env.temperature" in second.refused.told
+                assert lease.live
+            else:
+                assert second.ended == "llm_error"
+            await lease.aclose()
+            await completer.aclose()
+
+
+async def test_what_a_demanded_call_does_not_take_is_taken_from_no_other() -> None:
+    def says(body: dict[str, Any]) -> tuple[int, Any] | None:
+        demanded = body.get("tool_choice") not in (None, "auto")
+        return (400, error("logprobs: not with this tool_choice")) if demanded and "logprobs" in body else None
+
+    async with serving(Strict(says)) as (address, bodies):
+        completer = ChatCompleter(HttpClient(Endpoint(address, "m")), ONCE)
+        for choice in (Wishes(TOOL, "required"), Wishes(TOOL, "required", "f"), Wishes(TOOL)):
+            await completer.sample(request(wishes=choice))
+            assert ("logprobs" in bodies[-1]) is (choice.tool_choice == "auto")
+        await completer.aclose()
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (400, "Only user and assistant roles are supported!"),
+        (400, "Unexpected role: system"),
+        (500, "Jinja Exception: raise_exception() called at row 3, column 14"),
+    ],
+)
+async def test_a_system_message_that_the_servers_template_refuses_is_folded(status: int, words: str) -> None:
+    def says(body: dict[str, Any]) -> tuple[int, Any] | None:
+        return (status, error(words)) if body["messages"][0]["role"] == "system" else None
+
+    async with serving(Strict(says)) as (address, bodies):
+        completer = ChatCompleter(HttpClient(Endpoint(address, "m")), ONCE)
+        assert (await completer.sample(request())).text == "two"
+        await completer.aclose()
+    (message,) = bodies[-1]["messages"]
+    assert message == {"role": "user", "content": "You are helpful.\n\nWhat is 1 + 1?"}
+
+
+async def test_reasoning_is_asked_for_as_the_service_takes_it() -> None:
+    """Learned from its answer, whatever its name: OpenAI refuses `reasoning`, OpenRouter takes it."""
+    openai = Strict(unsupported("reasoning", words="Unrecognized request argument supplied: {}"))
+    for effort, asked in (("low", "low"), (None, "medium")):
+        reasoning = {"enabled": True, **({"effort": effort} if effort else {})}
+        async with serving(openai) as (address, bodies):
+            endpoint = Endpoint(address, "m", chat_extras={"reasoning": reasoning})
+            completer = ChatCompleter(HttpClient(endpoint), ONCE)
+            assert (await completer.sample(request())).text == "two"
+            await completer.aclose()
+        assert "reasoning" not in bodies[-1]
+        assert bodies[-1]["reasoning_effort"] == asked
+    async with serving(openai) as (address, _):
+        endpoint = Endpoint(address, "m", chat_extras={"reasoning": {"enabled": True, "max_tokens": 2048}})
+        completer = ChatCompleter(HttpClient(endpoint), ONCE)
+        with pytest.raises(ParameterError, match=r"env\.max_reasoning_tokens.*env\.reasoning_effort"):
+            await completer.sample(request())
+        await completer.aclose()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -14,14 +15,14 @@ from aiohttp import web
 from orchestrator.completion.base import CompletionRequest, Endpoint, ids_of
 from orchestrator.completion.chat import ChatCompleter
 from orchestrator.completion.connect import connect
-from orchestrator.completion.http import HttpClient
+from orchestrator.completion.http import MAX_LINE_BYTES, HttpClient
 from orchestrator.completion.ids import Dialect, IdCompleter
 from orchestrator.completion.llamacpp import LlamaCppCompleter, LlamaCppDialect
 from orchestrator.completion.retry import RetryPolicy
 from orchestrator.completion.sglang import SglangDialect
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.completion.vllm import VllmDialect
-from orchestrator.errors import CompletionError, EnvironmentUnusable
+from orchestrator.errors import CompletionError, ContextLengthError, EnvironmentUnusable
 from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.said import Asked
 from orchestrator.rules.outcome import Refused
@@ -198,3 +199,37 @@ async def test_a_completion_that_fails_in_a_way_nobody_foresaw_is_no_fault_of_th
     lease = Lease(a_plan(), ScriptedCompleter([ZeroDivisionError("of ours")]), None, {})
     assert (await lease.complete(Asked(1, CompletionKind.ACTION, TALK), b"1")).ended == "record_error"
     assert await lease.ended() == Refused("record_error", "no completion: ZeroDivisionError")
+
+
+@pytest.mark.parametrize("size", [700_000, 1_500_000])
+async def test_a_long_line_of_a_stream_is_read_up_to_its_limit(tokenizer: HubTokenizer, size: int) -> None:
+    """aiohttp's own reader of lines ends at 512 KiB, with a ValueError."""
+    long = orjson.dumps({**EVENT, "content": "x", "prompt": "y" * size})
+    async with Answering().running() as server:
+        server.headers["Content-Type"] = "text/event-stream"
+        server.body = b": a comment\r\n\ndata: %b\n\ndata: [DONE]" % long
+        client = HttpClient(Endpoint(server.base_url, "m"))
+        if size < MAX_LINE_BYTES:
+            (event,) = await client.stream("/completion", {}, timeout_s=10)
+            assert len(event["prompt"]) == size
+        else:
+            with pytest.raises(CompletionError, match=f"a line over {MAX_LINE_BYTES} bytes"):
+                await client.stream("/completion", {}, timeout_s=10)
+        await client.aclose()
+
+
+async def test_a_first_completion_that_an_old_llamacpp_let_run_over_is_a_sample(tokenizer: HubTokenizer) -> None:
+    """It drops the beginning of its context and samples on: with a long text a policy could earn another draw."""
+    over = {**EVENT, "truncated": True, "stop_type": "limit"}
+    async with Answering().running() as server:
+        server.headers["Content-Type"] = "text/event-stream"
+        client = HttpClient(Endpoint(server.base_url, "m"))
+        completer = LlamaCppCompleter(LlamaCppDialect(), client, tokenizer, ONCE)
+        server.body = b"data: %b\n\n" % orjson.dumps(over)
+        made = CompletionRequest((), ids_of([1, 2]), (), SAMPLING, "r", "t", 0, 1)
+        completion = await completer.sample(made)
+        assert (completion.tokens_T, completion.finish_reason) == ((5,), "length")
+        assert completion.logprobs_T is None, "of another prompt than the record's"
+        with pytest.raises(ContextLengthError, match="cut the prompt to 2 tokens"):
+            await completer.sample(replace(made, prompt_ids=ids_of([1, 2, 3])))
+        await client.aclose()

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, closing
 from json import dumps
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.engine.orchestrator import Orchestrator
 from orchestrator.engine.session import Session
 from orchestrator.evaluation.evaluate import evaluation_config, measure
-from orchestrator.evaluation.files import METRICS, SAMPLES, EvaluationFiles
+from orchestrator.evaluation.files import METRICS, SAMPLES, EvaluationFiles, finished_metrics
 from orchestrator.evaluation.measured import Evaluation
 from orchestrator.evaluation.table import print_evaluation
 from orchestrator.rules.observer import Observer
@@ -38,6 +40,15 @@ async def _run(config: Config, json: bool) -> int:
     tasks = tasks_to_evaluate(env)
     path = run_directory_path(env)
     prices = Prices.of(config)
+    if env.resume is not None and (count := await asyncio.to_thread(tasks.count)) is not None:
+        wanted = min(env.total_steps if env.total_steps > 0 else count, count)
+        if metrics := finished_metrics(env, prices, wanted):
+            where = f"{path} is finished: {wanted} tasks, accuracy {metrics.get('eval/accuracy', 0.0):.1%}"
+            print(
+                f"{where}; nothing was left to do, and nothing was written",
+                file=sys.stderr if json else sys.stdout,
+            )
+            return _answer(path, json, metrics, complete=True)
     evaluation, tally = Evaluation(env.eval_samples, prices), Tally(prices)
     progress = open_progress(env.total_steps if env.total_steps > 0 else None, tally)
     observer = Observer(listeners=[tally, progress], say=progress.say, notes=_notes(env), run_path=path)
@@ -68,9 +79,15 @@ async def _run(config: Config, json: bool) -> int:
     finally:
         if rows:
             print_evaluation(evaluation, tally, rows, sys.stderr if json else sys.stdout)
-        if rows and json:
             complete = evaluation.complete and not orchestrator.cut_short
-            print(dumps({"run": str(path), "complete": complete, "metrics": evaluation.metrics()}, indent=2))
+            _answer(path, json, evaluation.metrics(), complete=complete)
+
+
+def _answer(path: Path, json: bool, metrics: Mapping[str, float], *, complete: bool) -> int:
+    """Prints the answer for programs, where it is asked for."""
+    if json:
+        print(dumps({"run": str(path), "complete": complete, "metrics": metrics}, indent=2))
+    return 0
 
 
 def _notes(env: EnvSettings) -> list[str]:

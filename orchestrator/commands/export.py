@@ -113,13 +113,14 @@ def _tokenizer(config: Config, described: Mapping[str, Any], notes: list[str]) -
     asked, ran_with = config.env.tokenizer_name, saved_env(dict(described)).get("tokenizer_name")
     if asked is not None and asked != ran_with:
         return None if asked.lower() == "none" else load_tokenizer(asked, config.env.chat_template_kwargs)
-    found = tokenizer_here(*saved_tokenizer(dict(described)))
-    if found is None:
-        notes.append(
-            "the run's tokenizer is not on this machine (--env.tokenizer_name names one): messages keep the "
-            "tokens that end a turn"
+    name, template_arguments = saved_tokenizer(dict(described))
+    tokenizer = tokenizer_here(name, template_arguments)
+    if tokenizer is None:
+        missing = (
+            "the run had no tokenizer" if name in (None, "none") else "the run's tokenizer is not on this machine"
         )
-    return found
+        notes.append(f"{missing}: messages keep the tokens that end a turn; --env.tokenizer_name names one")
+    return tokenizer
 
 
 def _provenance(

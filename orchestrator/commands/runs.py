@@ -17,10 +17,10 @@ from rich.table import Table
 
 from orchestrator.errors import ConfigError
 from orchestrator.rules.text import printable
-from orchestrator.run.ending import END_FILE, counts
+from orchestrator.run.ending import counts, read_end
 from orchestrator.run.files import RUN_FILE, groups_file_of, groups_in, is_going_on, read_description, record_of
 from orchestrator.run.frames import is_compressed
-from orchestrator.run.lenient import count, lines_from, mapping, number, objects, parse, text
+from orchestrator.run.lenient import lines_from, mapping, objects, text
 from orchestrator.run.prices import Prices
 from orchestrator.run.tally import Tally
 from orchestrator.settings.saved import DEMO_TASKS
@@ -30,7 +30,6 @@ from orchestrator.terminal.console import Console
 RECORD_BYTES = 8 << 20  # of a record that is read; that takes some 0.1 s
 GROUPS_BYTES = 1 << 30  # of a groups file whose lines are counted; that takes some 0.5 s
 _POSITION_FILE = "position.json"  # of `serve`
-_END_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 20
 _SAY_THEIR_END = ("demo", "process", "serve", "evaluate")
 _COLUMNS = ("run", "started", "command", "model", "groups", "solved", "cost", "state")
@@ -65,7 +64,7 @@ def _directories(folder: Path) -> Iterator[Path]:
 
 def _described(directory: Path) -> dict[str, Any]:
     description = read_description(directory)
-    ended = _ended(directory)
+    ended = read_end(directory)
     going_on = is_going_on(directory)
     known = ended if ended and not going_on else _counted(directory, description)
     command = _command(directory, description)
@@ -98,23 +97,6 @@ def _command(directory: Path, description: dict[str, Any]) -> str:
     if (directory / _POSITION_FILE).exists():
         return "serve"
     return {DEMO_TASKS: "demo", "tasks of a program": "library"}.get(str(description.get("tasks")), "process")
-
-
-def _ended(directory: Path) -> dict[str, Any]:
-    """What end.json says, fields of another type left out; empty if there is none."""
-    try:
-        if not (path := directory / END_FILE).is_file():
-            return {}
-        with path.open("rb") as file:
-            end = parse(file.read(_END_BYTES)) or {}
-    except OSError:
-        return {}
-    state = end.get("state")
-    return {
-        "state": state if state in ("ended", "stopped") else "ended",
-        **{name: count(end.get(name)) for name in ("groups", "scored", "solved")},
-        "cost": number(end.get("cost")),
-    }
 
 
 def _counted(directory: Path, description: dict[str, Any]) -> dict[str, Any]:

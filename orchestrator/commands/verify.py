@@ -112,6 +112,8 @@ def _files(path: Path, findings: Findings) -> tuple[Path, Path | None]:
         raise ConfigError(f"{path} is no groups file and no run directory")
     groups = groups_in(path, told and Path(told).name) or groups_in(path, told)
     if groups is None:
+        if read_description(path).get("command") == "evaluate":
+            raise ConfigError(f"{path} holds an evaluation, which has no groups; `orchestrator view` shows it")
         raise ConfigError(f"{path} holds no groups.jsonl; name the groups file itself")
     return groups, record_of(directory)
 

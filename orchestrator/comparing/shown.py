@@ -36,7 +36,7 @@ def rows(runs: Sequence[ComparedRun], differences: Sequence[Difference]) -> list
     if any(run.cost is not None for run in runs):
         shown.append(row("cost", lambda run: "" if run.cost is None else _each(run, run.cost, ",.4f")))
     told = [_against(difference) for difference in differences]
-    names = ("tasks of both", "solved, difference", "score, difference", "tasks better, worse")
+    names = ("tasks of both", "solved, difference", "score, difference", "tasks that changed")
     shown += [(name, ("", *(cells[i] for cells in told))) for i, name in enumerate(names)]
     return [(label, cells) for label, cells in shown if any(cells)]
 
@@ -59,7 +59,7 @@ def _against(difference: Difference) -> tuple[str, ...]:
         str(difference.tasks),
         signed(difference.solved, "%"),
         signed(difference.score),
-        f"{difference.better}, {difference.worse}",
+        f"{difference.better} better, {difference.worse} worse",
     )
 
 

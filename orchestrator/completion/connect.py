@@ -107,7 +107,7 @@ async def connect(
             )
         if owner in _KNOWN:
             _demand_no_asked_reasoning(endpoint, f"{owner} does not know it")
-        notes.append(f"tokens are made from text: {why}")
+        notes.append(f"{'no token ids' if tokenizer is None else 'tokens are made from text'}: {why}")
         completer = ChatCompleter(client, attribution=Attribution(policy), why=why)
         completer.context_length = card.context_length
         if not endpoint.hosted:
@@ -214,4 +214,4 @@ def _demand_no_asked_reasoning(endpoint: Endpoint, why: str) -> None:
 def _why_no_ids(endpoint: Endpoint, tokenizer: HubTokenizer | None) -> str:
     if endpoint.hosted:
         return "a hosted service gives no ids"
-    return "there is no tokenizer" if tokenizer is None else "its server type gives no ids"
+    return "env.tokenizer_name is none" if tokenizer is None else "its server type gives no ids"

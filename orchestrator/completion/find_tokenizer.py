@@ -54,5 +54,6 @@ def _first_usable(config: Config, use: Callable[[str], T]) -> T:
             log.debug("%s", error)
     raise EnvironmentUnusable(
         f"no tokenizer: neither {' nor '.join(candidates)} is on this machine or can be had from the hub; set "
-        "--env.tokenizer_name to the model's folder or hub id, or to none for `process` without token ids"
+        "--env.tokenizer_name to the model's folder or hub id, or to none, for `process` and `evaluate` without "
+        "token ids"
     )

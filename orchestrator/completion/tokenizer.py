@@ -354,7 +354,7 @@ def check_source(name: str, *, here_only: bool = False) -> Path | None:
     except (OSError, ValueError) as error:
         raise EnvironmentUnusable(
             f"tokenizer {name!r} is not on this machine and the hub cannot be reached; "
-            f"set {_FLAG} to a local folder (or to none for `process` without token ids)"
+            f"set {_FLAG} to a local folder (or to none, for `process` and `evaluate` without token ids)"
         ) from error
     return None
 

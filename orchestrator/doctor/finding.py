@@ -19,5 +19,5 @@ class Finding:
 
 
 ok = partial(Finding, "ok")
-warn = partial(Finding, "warn")  # runs work, with something to know
+warn = partial(Finding, "warn")  # runs work, but there is something to know
 fail = partial(Finding, "fail")

@@ -40,7 +40,7 @@ async def check_services(config: Config, tokenizer_digest: str | None = None) ->
     finding, tokenizer = await check_tokenizer(config, tokenizer_digest)
     yield finding
     for server in config.openai:
-        yield await _endpoint(config, server, tokenizer)
+        yield await _endpoint(config, server, tokenizer, tokenizer_missing=finding.level == "fail")
 
 
 async def check_tokenizer(config: Config, digest: str | None = None) -> tuple[Finding, HubTokenizer | None]:
@@ -59,7 +59,9 @@ async def check_tokenizer(config: Config, digest: str | None = None) -> tuple[Fi
     return ok("tokenizer", f"{tokenizer.name}, {tokenizer.size} ids, with a chat template"), tokenizer
 
 
-async def _endpoint(config: Config, server: OpenAISettings, tokenizer: HubTokenizer | None) -> Finding:
+async def _endpoint(
+    config: Config, server: OpenAISettings, tokenizer: HubTokenizer | None, *, tokenizer_missing: bool
+) -> Finding:
     if not server.base_url:
         return warn("endpoint", "none is set: --openai.base_url URL and --openai.model_name NAME")
     where, notes = _name(server), list[str]()
@@ -73,7 +75,7 @@ async def _endpoint(config: Config, server: OpenAISettings, tokenizer: HubTokeni
             endpoint(config.env, server),
             tokenizer,
             server_type=server.server_type,
-            tokens=config.env.token_source,
+            tokens="auto" if tokenizer_missing else config.env.token_source,
             temperature=config.env.temperature,
             max_token_length=config.env.max_token_length,
             calls=calls,
@@ -87,6 +89,8 @@ async def _endpoint(config: Config, server: OpenAISettings, tokenizer: HubTokeni
         return fail("endpoint", str(error))
     exact = completer.takes_ids
     await completer.aclose()
+    if tokenizer_missing:
+        return warn("endpoint", f"{where} answers; without a tokenizer it was not asked for token ids")
     told = "; ".join([f"{where} answers, {'with exact token ids' if exact else 'with text only'}", *notes])
     return ok("endpoint", told) if exact and not notes else warn("endpoint", told)
 

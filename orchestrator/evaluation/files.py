@@ -21,10 +21,13 @@ from orchestrator.evaluation.measured import Evaluation, spent
 from orchestrator.rules.waits import uninterrupted
 from orchestrator.run.directory import RunDirectory
 from orchestrator.run.earlier import Earlier, read_earlier
-from orchestrator.run.files import read_run
+from orchestrator.run.ending import read_end, small_object
+from orchestrator.run.files import is_going_on, read_description, read_run
 from orchestrator.run.groups import check_writable
+from orchestrator.run.lenient import mapping, numbers
 from orchestrator.run.line import Counted, CountedBadTask
 from orchestrator.run.lines import JsonLines, write_whole
+from orchestrator.run.prices import Prices
 from orchestrator.types import Attempt, Ended, Group, Member, last_attempts
 
 if TYPE_CHECKING:
@@ -127,6 +130,19 @@ class EvaluationFiles:
         """Idempotent."""
         self._samples.close()
         self.run.close()
+
+
+def finished_metrics(env: EnvSettings, prices: Prices | None, tasks: int) -> dict[str, Any]:
+    """The metrics of the evaluation that `env.resume` names; empty unless it is one that ended with every sample
+    of so many tasks, at these prices. The numbers are for display: whoever wrote the folder wrote them."""
+    directory = env.resume
+    if directory is None or read_end(directory).get("state") != "ended" or is_going_on(directory):
+        return {}
+    description, target = read_description(directory), env.data_dir_to_save_evals or directory
+    metrics = numbers(mapping(mapping(small_object(target / METRICS).get("results")).get("all")))
+    finished = metrics.get("eval/tasks") == tasks and metrics.get("eval/samples_missing") == 0
+    same = description.get("command") == COMMAND and Prices.recorded(description) == prices
+    return metrics if finished and same and (target / SAMPLES).is_file() else {}
 
 
 def sample_line(result: Member | Attempt, *, messages: bool) -> dict[str, Any]:

@@ -13,6 +13,7 @@ _RUNC_FIXES = (
     ("CVE-2024-21626", ((1, 1, 12),)),
     ("CVE-2025-31133", ((1, 2, 8), (1, 3, 3), (1, 4, 0))),  # and -52565, -52881
 )
+RUNC = "runc "  # how the note on its age begins
 
 
 def too_big(spec: SandboxSpec, memory_bytes: int, cpus: int) -> str | None:
@@ -47,7 +48,7 @@ def old_runc(version: str) -> str | None:
     if not missing:
         return None
     return (
-        f"runc {'.'.join(version_match.groups())} is older than its fixes of {' and '.join(missing)} "
+        f"{RUNC}{'.'.join(version_match.groups())} is older than its fixes of {' and '.join(missing)} "
         "(a distribution may have backported them)"
     )
 

@@ -182,11 +182,11 @@ function scorePanel() {
 function usePanel() {
   const done = run.rollouts.filter((r) => r.score !== null);
   const uses = el("table", "use");
-  const head = ["per scored rollout", "median", "90 %", "most"].map((name) => el("th", "", name));
+  const head = ["per scored rollout", "median", "90 %", "max"].map((name) => el("th", "", name));
   uses.append(el("thead", "", el("tr", "", ...head)));
   const body = el("tbody");
   const measures = [
-    ["from its assignment", "duration_s", seconds], ["of it waiting for answers", "waiting_s", seconds],
+    ["from its assignment", "duration_s", seconds], ["waiting for completions", "waiting_s", seconds],
     ["CPU in the sandbox", "cpu_s", seconds], ["until the sandbox ran", "launch_s", seconds],
     ["requests repeated", "retries", whole], ["tokens sampled", "tokens", whole], ["prompt tokens, all calls", "prompt_tokens", whole],
     ["steps", "steps", whole], ["tool calls", "calls", whole],

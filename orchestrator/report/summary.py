@@ -394,7 +394,7 @@ def _describe(run: Run, run_directory: Path) -> None:
         ("group size", env.get("group_size")),
         ("seed", told.get("seed")),
         ("temperature", env.get("temperature")),
-        ("most steps", env.get("max_steps")),
+        ("max steps", env.get("max_steps")),
         ("scoring", env.get("scoring_strategy")),
         ("token ids", _token_ids(told)),
         ("docker", sandbox.get("docker")),

@@ -10,10 +10,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from orchestrator.run.lenient import count, number, parse
 from orchestrator.run.lines import write_whole
 from orchestrator.run.tally import Tally
 
 END_FILE = "end.json"
+_MOST_BYTES = 1 << 20
 
 
 @contextmanager
@@ -28,6 +30,29 @@ def ending(directory: Path, tally: Tally, cut_short: Callable[[], bool]) -> Iter
     finally:
         with suppress(OSError):
             write_whole(directory / END_FILE, {"state": state, **counts(tally)}, indent=True)
+
+
+def read_end(directory: Path) -> dict[str, Any]:
+    """The state and the main counts in `end.json`, plain defaults for fields of another type; empty if there is
+    none."""
+    if not (end := small_object(directory / END_FILE)):
+        return {}
+    return {
+        "state": "stopped" if end.get("state") == "stopped" else "ended",
+        **{name: count(end.get(name)) for name in ("groups", "scored", "solved")},
+        "cost": number(end.get("cost")),
+    }
+
+
+def small_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file that may be anybody's, read up to a limit; empty if there is none."""
+    try:
+        if not path.is_file():  # opening a pipe would block
+            return {}
+        with path.open("rb") as file:
+            return parse(file.read(_MOST_BYTES)) or {}
+    except OSError:
+        return {}
 
 
 def counts(tally: Tally) -> dict[str, Any]:

@@ -44,12 +44,18 @@ def _proof(key: bytes, description: Mapping[str, Any]) -> str:
     return hmac.digest(key, _PURPOSE + text, "sha256").hex()
 
 
-def _path() -> Path | None:
+def state_folder() -> Path | None:
+    """The user's folder for what outlasts runs and is no cache; None for an account without a home."""
     base = os.environ.get("XDG_STATE_HOME", "")
-    with suppress(RuntimeError):  # an account without a home
+    with suppress(RuntimeError):
         folder = Path(base) if base.startswith("/") else Path.home() / ".local" / "state"
-        return folder / "rollout-orchestrator" / "run-key"
+        return folder / "rollout-orchestrator"
     return None
+
+
+def _path() -> Path | None:
+    folder = state_folder()
+    return None if folder is None else folder / "run-key"
 
 
 def _key() -> bytes | None:

@@ -32,6 +32,7 @@ def load_tasks(config: Config) -> Source:
 def tasks_to_train(env: EnvSettings) -> Source:
     """`training_tasks`, at least one of them good. Raises ConfigError, also where nothing is held out as asked."""
     source = _stocked(env, training_tasks(env), held=False)
+    _demand_all_names(env, whole_source(env))
     share = held_share(env)
     if share and _holds_nothing(whole_source(env), share):
         raise ConfigError(
@@ -43,7 +44,9 @@ def tasks_to_train(env: EnvSettings) -> Source:
 
 def tasks_to_evaluate(env: EnvSettings) -> Source:
     """`evaluation_tasks`, at least one of them good. Raises ConfigError."""
-    return _stocked(env, evaluation_tasks(env), held=True)
+    source = _stocked(env, evaluation_tasks(env), held=True)
+    _demand_all_names(env, whole_source(env) if held_share(env) else evaluation_tasks(env, filtered=False))
+    return source
 
 
 def _stocked(env: EnvSettings, source: Source, *, held: bool) -> Source:
@@ -62,6 +65,23 @@ def _stocked(env: EnvSettings, source: Source, *, held: bool) -> Source:
         return streams.pop() if streams else iter(source)
 
     return Source(source.name, read, source.size)
+
+
+def _demand_all_names(env: EnvSettings, source: Source) -> None:
+    """Raises ConfigError if a level or tag that is asked for beside others is no task's, as far as is known after
+    a while."""
+    levels, tags, ends = set(env.levels), set(env.tags), time.monotonic() + _LONGEST_S
+    if len(levels) < 2 and len(tags) < 2:
+        return
+    for task in source:
+        if isinstance(task, Task):
+            levels.discard(task.level or "")
+            tags -= tags_of(task)
+        if not levels | tags or time.monotonic() > ends:
+            return
+    for name, missing in (("levels", levels), ("tags", tags)):
+        if missing:
+            raise ConfigError(f"env.{name}: no task of {source.name} has {_some(missing)}; leave it out")
 
 
 def _holds_nothing(source: Source, share: float) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli import main
-from tests.e2e.guide import follow
+from tests.e2e.guide import follow, run
 
 
 @pytest.mark.docker
@@ -23,6 +23,20 @@ def test_the_five_commands_run_at_once(tmp_path: Path) -> None:
     assert json.loads((measured / "metrics.json").read_text())["results"]["all"]["eval/tasks"] == 3
     said = followed.said["orchestrator process --config run.yaml --env.run_dir runs/first"]
     assert "every prompt as recorded" in said
+    before = {path: path.stat().st_mtime_ns for path in measured.iterdir()}
+    again = "orchestrator evaluate --config run.yaml --env.eval_samples 4 --env.resume runs/measured"
+    assert "is finished: 3 tasks, accuracy 41.7%; nothing was left to do" in run(again, folder)
+    answer = json.loads(run(f"{again} --json 2>/dev/null", folder))
+    assert set(answer) == {"run", "complete", "metrics"}
+    assert (answer["complete"], answer["metrics"]["eval/tasks"]) == (True, 3)
+    assert {path: path.stat().st_mtime_ns for path in measured.iterdir()} == before
+    fresh = json.loads(
+        run(
+            "orchestrator evaluate --config run.yaml --env.max_tasks 1 --env.run_dir runs/one --json 2>err", folder
+        )
+    )
+    assert (fresh["run"], fresh["metrics"]["eval/tasks"]) == ("runs/one", 1)
+    assert "pass@1" in (folder / "err").read_text()
     listed = followed.said["orchestrator runs"]
     assert listed.count("5 of 12 (42%)") == 2
     assert listed.count("ended") == 2

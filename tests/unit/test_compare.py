@@ -154,6 +154,7 @@ def test_table_json_and_page_say_the_same_and_names_are_text(
     assert "75.0%" in printed
     assert any("75.0%" in text for text in found.texts)
     assert "-25.0%" in printed
+    assert "0 better, 1 worse" in printed
 
 
 def test_a_run_of_odd_fields_is_shown(tmp_path: Path) -> None:

@@ -138,6 +138,16 @@ async def test_an_endpoint_without_ids_works_with_something_to_know() -> None:
     assert "text only" in findings[1].text
 
 
+async def test_an_endpoint_is_not_called_text_only_when_only_the_tokenizer_is_missing(tmp_path: Path) -> None:
+    model = Model(tokenizer_folder(), "scripted", 32_768)
+    async with ScriptedServer("vllm", always("x"), model=model) as server:
+        for source in ("auto", "exact"):
+            given = config(server.base_url, str(tmp_path / "none"), token_source=source)
+            findings = await all_of(check_services(given))
+            assert levels(findings) == [("tokenizer", "fail"), ("endpoint", "warn")]
+            assert findings[1].text.endswith("without a tokenizer it was not asked for token ids")
+
+
 async def test_a_loading_endpoint_is_not_waited_for_and_it_is_said_that_a_run_does() -> None:
     model = Model(tokenizer_folder(), "scripted", 32_768)
     async with ScriptedServer("llamacpp", always("x"), model=model, loading=lambda path: Fault("503")) as server:

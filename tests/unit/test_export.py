@@ -403,6 +403,20 @@ def test_nothing_is_overwritten(recorded: Path, tmp_path: Path, capsys: pytest.C
     assert kept.read_text() == "mine"
 
 
+@pytest.mark.parametrize(
+    ("name", "note"),
+    [("none", "the run had no tokenizer"), ("/not/here", "the run's tokenizer is not on this machine")],
+)
+def test_why_the_ends_of_turns_stay_is_said(
+    copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, note: str
+) -> None:
+    described = json.loads((copied / "run.json").read_text())
+    described["config"]["env"]["tokenizer_name"] = name
+    (copied / "run.json").write_text(json.dumps(described))
+    assert export(copied, tmp_path / "out") == 0
+    assert f"note: {note}: messages keep the tokens that end a turn" in capsys.readouterr().out
+
+
 def test_what_is_no_run_is_refused(copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "RUN_DIR: no run in" in refused([str(tmp_path / "nowhere")], capsys)
     (copied / "rollouts.jsonl").rename(copied / "elsewhere.jsonl")

@@ -12,7 +12,7 @@ from orchestrator.cli import main
 from orchestrator.commands.init import TASK_IDS
 from orchestrator.demo import recording
 from orchestrator.settings.sources import load_config
-from orchestrator.tasks.split import load_tasks
+from orchestrator.tasks.demand import load_tasks
 from orchestrator.types import Task
 
 

@@ -358,3 +358,9 @@ def test_a_run_is_verified_with_the_tokenizer_it_names(
     (tmp_path / "run.json").write_text(json.dumps(told | {"tokenizer": "no/such-tokenizer"}))
     assert verify.run(tmp_path) == 0
     assert "1 rollouts have ids made from text" in capsys.readouterr().out
+
+
+def test_an_evaluation_has_no_groups_to_check(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"command": "evaluate", "config": {"env": {}}}))
+    with pytest.raises(ConfigError, match="holds an evaluation, which has no groups"):
+        verify.run(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,25 @@ ROWS = "".join(ROW % (n, n % 3 + 1, n % 2) for n in range(10))
 def env(tmp_path: Path, text: str | bytes, *flags: str, name: str = "t.jsonl", kind: str = "jsonl") -> EnvSettings:
     (tmp_path / name).write_bytes(text.encode() if isinstance(text, str) else text)
     return load_config(["--env.dataset", f"{kind}:{tmp_path / name}", *flags]).env
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (("--env.levels", '["1", "9"]'), "env.levels: no task of"),
+        (("--env.levels", '["1", "9"]'), "has 9; leave it out"),
+        (("--env.tags", '["t0", "x"]'), "has x; leave it out"),
+    ],
+)
+@pytest.mark.parametrize("load", [tasks_to_train, tasks_to_evaluate])
+def test_a_level_or_tag_that_no_task_has_is_refused_beside_one_that_some_have(
+    tmp_path: Path, flags: tuple[str, ...], reason: str, load: Callable[[EnvSettings], object]
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        load(env(tmp_path, ROWS, *flags))
+    assert reason in str(error.value)
+    load(env(tmp_path, ROWS, "--env.levels", '["1", "2"]', "--env.tags", '["t0", "t1"]'))
+    load(env(tmp_path, ROWS, "--env.levels", '["1", "2"]', "--env.eval_split", "hash:0.2"))
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,8 @@ from orchestrator.proxy.left_files import OutputRule
 from orchestrator.rules.policy import Policy, Served
 from orchestrator.rules.redact import Secret
 from orchestrator.settings.config import Config
-from orchestrator.settings.table import EnvSettings, OpenAISettings
+from orchestrator.settings.endpoint import OpenAISettings
+from orchestrator.settings.table import EnvSettings
 from orchestrator.types import (
     Attachment,
     Attempt,

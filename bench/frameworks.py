@@ -17,9 +17,9 @@ from orchestrator.host.rollout import run_rollout
 from orchestrator.launch.channels import Channels
 from orchestrator.launch.docker.launcher import DockerLauncher
 from orchestrator.settings.sources import load_config
-from orchestrator.types import AgentSpec, Record, Task
+from orchestrator.types import Record, Task
 from tests.fakes.inference import Call, ScriptedServer
-from tests.fakes.plans import a_plan
+from tests.fakes.plans import a_plan, an_agent
 from tests.fakes.tokenizer import tokenizer_folder
 from tests.frameworks.image import WITHOUT_FILE, frameworks_image
 from tests.frameworks.programs import ANSWER, PROGRAMS, QUESTION, Program, versions
@@ -71,7 +71,7 @@ async def measure(scale: Scale) -> Findings:
 async def _rollout(program: Program, around: Resources, image: str, *, preload: bool) -> Record:
     file = ProgramFile("__main__.py", program.path.read_bytes())
     sandbox = replace(load_config([]).sandbox_spec(), image=image, preload=program.modules if preload else ())
-    plan = a_plan(agent=AgentSpec(kind="program"), sandbox=sandbox, task=Task("task", QUESTION, ANSWER))
+    plan = a_plan(agent=an_agent(kind="program"), sandbox=sandbox, task=Task("task", QUESTION, ANSWER))
     attempt = await run_rollout(plan, replace(around, equipment=Equipment(program=(file,))))
     if attempt.record.answer != ANSWER:
         raise RuntimeError(f"{program.name}: {attempt.outcome}, {attempt.record.steps}")

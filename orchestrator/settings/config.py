@@ -46,7 +46,6 @@ class Config:
         return env.fill(
             AgentSpec,
             kind=env.agent_kind,
-            call_format=None,
             main_line=env.main_line or ("longest" if env.program else "question"),
         )
 

@@ -40,9 +40,9 @@ from orchestrator.proxy import wire
 from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.server import SandboxServer
 from orchestrator.rules.waits import aside
-from orchestrator.types import AgentSpec, Completion, CompletionKind, Limits, Message, Record, Sampling, Turn
+from orchestrator.types import Completion, CompletionKind, Message, Record, Sampling, Turn
 from tests.fakes.completers import ScriptedCompleter
-from tests.fakes.plans import a_plan
+from tests.fakes.plans import a_plan, an_agent, some_limits
 from tests.fakes.tokenizer import tokenizer_folder
 
 TITLE = "added latency per completion, completions a second"
@@ -190,7 +190,7 @@ async def _orchestrator(completer: Completer, tokenizer: HubTokenizer, sandboxes
             async with SandboxServer(directory) as sandbox:
                 player.tell({"open": str(directory)})
                 await sandbox.parked()
-                limits = Limits(max_token_length=1 << 20)
+                limits = some_limits(max_token_length=1 << 20)
                 lease = Lease(a_plan(limits=limits, sampling=SAMPLING), completer, tokenizer, {})
                 sandbox.assign(lease)
                 assigned.put_nowait(None)
@@ -229,7 +229,7 @@ async def _lag(found: Findings, tokenizer: HubTokenizer, sandboxes: int) -> None
         return times
 
     async def ask() -> None:
-        plan = a_plan(agent=AgentSpec(kind="program"))
+        plan = a_plan(agent=an_agent(kind="program"))
         asked = await aside(wire.completion_request, request)
         await Lease(plan, ScriptedCompleter([STEP]), tokenizer, {}).complete(asked, request)
 

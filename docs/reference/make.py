@@ -10,8 +10,8 @@ from pathlib import Path
 from orchestrator.commands.table import COMMANDS
 from orchestrator.settings.flags import CONFIG_FILE, Command
 from orchestrator.settings.help import argument
-from orchestrator.settings.row import Setting
-from orchestrator.settings.table import GROUPS, SECTIONS, TAVILY_KEY
+from orchestrator.settings.row import ATROPOS, Setting
+from orchestrator.settings.table import SECTIONS, TAVILY_KEY
 
 PAGE = Path(__file__).parent / "README.md"
 _HEAD = """\
@@ -27,10 +27,8 @@ together: [configuration.md](../configuration.md).
 def page() -> str:
     """The whole page."""
     parts = [_HEAD, "## Commands\n", *map(_command, COMMANDS), "## Settings\n"]
-    rows = [row for section in SECTIONS.values() for row in section.rows().values()]
-    for group in GROUPS:
-        table = _table([row for row in rows if row.group == group], "setting")
-        parts += [f"### {group}\n", table]
+    for group, rows in _groups().items():
+        parts += [f"### {group}\n", _table(rows, "setting")]
     parts.append(f"### Elsewhere\n\n{_table([TAVILY_KEY, CONFIG_FILE], 'flag')}")
     return "\n".join(parts)
 
@@ -39,11 +37,10 @@ def _command(command: Command) -> str:
     words = "".join(map(argument, command.arguments)) + " ..." * command.repeats
     text = f"### `orchestrator {command.name}{words}`\n\n{command.summary[0].upper()}{command.summary[1:]}.\n"
     arguments = "".join(f"- `{row.name.upper()}`: {_cell(row.text)}\n" for row in command.arguments)
-    used = list(
-        dict.fromkeys(row.group for row in command.rows() if row.key in _keys() and row.group in command.uses)
-    )
-    single = [row.key for row in command.rows() if row.key in command.uses]
-    settings = [f"those of {', '.join(used)}"] * bool(used) + [f"`{key}`" for key in single]
+    rows = command.settings()
+    complete = [group for group, all_rows in _groups().items() if set(all_rows) <= set(rows)]
+    single = [row.key for row in rows if row.group not in complete]
+    settings = [f"those of {', '.join(complete)}"] * bool(complete) + [f"`{key}`" for key in single]
     parts = [text, arguments]
     if command.options:
         parts.append(_table(command.options, "flag"))
@@ -52,8 +49,14 @@ def _command(command: Command) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def _keys() -> set[str]:
-    return {row.key for section in SECTIONS.values() for row in section.rows().values()}
+def _groups() -> dict[str, list[Setting]]:
+    """Heading → rows."""
+    groups: dict[str, list[Setting]] = {}
+    for section in SECTIONS.values():
+        for row in section.rows().values():
+            groups.setdefault(row.group, []).append(row)
+    groups[ATROPOS] = groups.pop(ATROPOS)  # last, as few need it
+    return groups
 
 
 def _table(rows: list[Setting] | tuple[Setting, ...], name: str) -> str:

@@ -15,8 +15,9 @@ from pydantic import Field, create_model
 
 from orchestrator.rules.redact import Secret
 from orchestrator.settings.config import Config
+from orchestrator.settings.endpoint import OpenAISettings
 from orchestrator.settings.sources import load_config
-from orchestrator.settings.table import EnvSettings, OpenAISettings
+from orchestrator.settings.table import EnvSettings
 
 _ENV_ROWS = EnvSettings.rows()
 _OWN_TYPES = {"tokenizer_name": str | None, "max_num_workers": int}

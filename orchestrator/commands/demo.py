@@ -30,8 +30,8 @@ from orchestrator.launch.oci.machine import why_not_here
 from orchestrator.launch.oci.store import ImageStore
 from orchestrator.run.files import read_run, saved_env
 from orchestrator.settings.config import Config
+from orchestrator.settings.endpoint import OpenAISettings
 from orchestrator.settings.saved import DEMO_TASKS
-from orchestrator.settings.table import OpenAISettings
 from orchestrator.terminal.closing import print_wrapped
 
 if TYPE_CHECKING:

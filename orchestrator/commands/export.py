@@ -27,13 +27,12 @@ from orchestrator.run.lines import write_whole
 from orchestrator.run.new_folder import demand_free, new_folder
 from orchestrator.run.rows import Row
 from orchestrator.settings.config import Config
+from orchestrator.settings.rollouts import RolloutSettings
 from orchestrator.terminal.closing import print_rows
 from orchestrator.terminal.signals import Stopped, stoppable
 
 EXIT_INCOMPLETE = 1
 ASKED = "output"
-# The settings that decide about the rows.
-_DECIDE = ("group_policy", "group_size", "train_mixed_versions", "trained_segments", "untrained_outcomes")
 
 
 def run(
@@ -144,7 +143,7 @@ def _provenance(
         "version": __version__,
         "format": format,
         "command": " ".join(["orchestrator export", shlex.quote(run_dir.name), f"--format {format}", *options]),
-        "settings": {name: now[name] for name in _DECIDE},
+        "settings": {name: now[name] for name, row in RolloutSettings.rows().items() if "export" in row.from_run},
         "rows": rows,
         "run": {
             "name": run_dir.resolve().name,

@@ -13,7 +13,6 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING
 
 import docker
 import requests
@@ -35,10 +34,8 @@ from orchestrator.launch.owner import this_process
 from orchestrator.proxy.server import SandboxServer
 from orchestrator.proxy.wire import CONTRACT
 from orchestrator.rules.waits import first_of
+from orchestrator.settings.config import Config
 from orchestrator.types import SandboxExit, SandboxSpec
-
-if TYPE_CHECKING:
-    from orchestrator.settings.config import Config
 
 _ENGINE_TIMEOUT_S = 120
 _NOBODY = "65534:65534"
@@ -124,7 +121,7 @@ class _ProbeStore(ImageStore):
 
 async def _probe_without_engine(name: str, runtime: str) -> bytes:
     """The output of PROBE in a sandbox, or the runtime's error where it cannot run. Raises EnvironmentUnusable."""
-    spec, run_id = SandboxSpec(name), secrets.token_hex(8)
+    spec, run_id = _spec(name), secrets.token_hex(8)
     launcher = OciLauncher(run_id, max_sandboxes=1, runtime=runtime, store=_ProbeStore(), advise=lambda line: None)
     try:
         await launcher.check(spec)
@@ -138,9 +135,14 @@ async def _probe_without_engine(name: str, runtime: str) -> bytes:
         await launcher.aclose()
 
 
+def _spec(image: str) -> SandboxSpec:
+    """A sandbox of the default size."""
+    return replace(Config().sandbox_spec(), image=image)
+
+
 async def _started(name: str, kind: str, runtime: str) -> Fact:
     """A sandbox of the default size, started as for a rollout. Raises EnvironmentUnusable."""
-    spec, run_id = SandboxSpec(name), secrets.token_hex(8)
+    spec, run_id = _spec(name), secrets.token_hex(8)
     launcher = make_launcher(
         kind,
         run_id,

@@ -24,7 +24,7 @@ from orchestrator.run.line import RecordedAttempt
 from orchestrator.run.output import run_directory_path
 from orchestrator.run.tally import Tally
 from orchestrator.settings.config import Config
-from orchestrator.settings.table import OpenAISettings
+from orchestrator.settings.endpoint import OpenAISettings
 from orchestrator.tasks.split import tasks_of
 from orchestrator.tools.recorded import RecordedCalls, RecordedTool
 from orchestrator.types import Task

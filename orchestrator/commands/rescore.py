@@ -39,7 +39,7 @@ from orchestrator.run.lines import end_now, texts
 from orchestrator.run.new_folder import demand_free
 from orchestrator.scorers.open import open_scorer
 from orchestrator.settings.config import Config
-from orchestrator.settings.saved import TAKEN
+from orchestrator.settings.table import EnvSettings
 from orchestrator.tasks.split import tasks_of
 from orchestrator.terminal.bar import bar
 from orchestrator.terminal.signals import Stopped, stoppable
@@ -170,7 +170,8 @@ def _tokenizer(config: Config, described: Mapping[str, Any], notes: list[str]) -
 def _facts(config: Config, run_dir: Path, described: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     """The content of run.json: the run's, but for what decided here."""
     now = config.public()["env"]
-    env = {**saved_env(dict(described)), **{name: now[name] for name in sorted(TAKEN["rescore"])}}
+    own = [name for name, row in EnvSettings.rows().items() if "rescore" in row.from_run]
+    env = {**saved_env(dict(described)), **{name: now[name] for name in sorted(own)}}
     return {
         "schema": SCHEMA,
         "version": __version__,

@@ -9,21 +9,7 @@ from orchestrator.launch.names import EXTRAS
 from orchestrator.settings.flags import OPTIONS, Command
 from orchestrator.settings.kinds import Choice, File, Files, Flag, Kind, Number, Text, Whole
 from orchestrator.settings.row import Setting
-from orchestrator.settings.table import (
-    AGENT,
-    ATROPOS,
-    ENDPOINT,
-    EVALUATION,
-    LIMITS,
-    OUTPUT,
-    ROLLOUTS,
-    SAMPLING,
-    SANDBOX,
-    SCORING,
-    TASKS,
-    TOOLS,
-    EnvSettings,
-)
+from orchestrator.settings.table import EnvSettings
 
 _LEVELS = re.compile(r"[123](, ?[123])*").fullmatch
 _SCORE = Number(at_least=0, at_most=1)
@@ -49,11 +35,6 @@ COMMANDS = (
     Command(
         "demo",
         "plays a recorded run of a real model through live sandboxes; needs no model, key or GPU",
-        uses=(
-            *("env.total_steps", "env.max_concurrent_sandboxes", "env.sandbox_image"),
-            *("env.launcher", "env.oci_runtime", "env.waive_hardening"),
-            *("env.data_path_to_save_groups", "env.run_dir", "env.resume"),
-        ),
         options=(_option("live", Flag(), "run the model itself, on this machine's CPU", default=False),),
     ),
     Command(
@@ -64,35 +45,19 @@ COMMANDS = (
     Command(
         "process",
         "runs tasks and writes groups of scored rollouts to a JSONL file, with an HTML report",
-        uses=(
-            *(TASKS, ROLLOUTS, AGENT, LIMITS, SANDBOX, TOOLS, SAMPLING, SCORING, OUTPUT, ENDPOINT),
-            *("openai.prompt_price", "openai.completion_price"),
-        ),
     ),
     Command(
         "evaluate",
         "measures a model on tasks, the held-out ones where there are any: accuracy, pass@k, intervals",
-        uses=(
-            *(TASKS, EVALUATION, AGENT, LIMITS, SANDBOX, TOOLS, SAMPLING, SCORING, ENDPOINT),
-            *("env.max_retries", "env.drain_timeout", "env.run_dir", "env.resume", "env.max_cost"),
-            *("env.price_table", "env.metrics_port", "env.view_port", "env.compress"),
-            *("env.fsync", "env.include_messages", "env.save_full_traces"),
-            *("env.max_steps", "env.max_open_groups", "env.agent_verbosity"),
-        ),
         options=(_JSON,),
     ),
     Command(
         "serve",
         "feeds a trainer with groups of scored rollouts, through Atropos' run-api",
-        uses=(
-            *(TASKS, ROLLOUTS, AGENT, LIMITS, SANDBOX, TOOLS, SAMPLING),
-            *(SCORING, EVALUATION, OUTPUT, ENDPOINT, ATROPOS),
-        ),
     ),
     Command(
         "image build",
         "builds the image that sandboxes are made from",
-        uses=("env.sandbox_image", "env.oci_runtime"),
         options=(
             _option("base_image", Text("an image", "IMAGE"), "what to build on", unset="chosen"),
             _option("force", Flag(), "build even if the image is up to date", default=False),
@@ -110,7 +75,6 @@ COMMANDS = (
         "image check",
         "says whether an image can serve as sandbox image, and if not, why",
         arguments=(_option("image", Text("the name of an image", "IMAGE"), "an image that is here"),),
-        uses=("env.launcher", "env.oci_runtime"),
     ),
     Command(
         "verify",
@@ -143,7 +107,6 @@ COMMANDS = (
                 also=("ray_address",),
             ),
         ),
-        uses=(SANDBOX, "env.tokenizer_name", "env.token_source", "env.tavily_base_url", "env.run_dir", ENDPOINT),
         without_endpoint=True,
         lenient=True,
     ),
@@ -207,22 +170,12 @@ COMMANDS = (
                 "rollout", Text("the id of a rollout, like g000003-r01-a0", "ID"), "this one alone", unset="all"
             ),
         ),
-        uses=(
-            *(SCORING, SANDBOX, "env.dataset", "env.dataset_path", "env.agent", "env.prompt_templates"),
-            *("env.sandbox_tools", "env.host_tools", "env.tokenizer_name", "env.run_dir", "env.fsync"),
-            *("env.drain_timeout", "env.max_retries"),
-        ),
         settings_of="run_dir",
     ),
     Command(
         "rescore",
         "scores a recorded run again, without sandboxes or a model, and writes its groups anew",
         arguments=(_option("run_dir", File(), "the run's directory"),),
-        uses=(
-            *("env.dataset", "env.dataset_path", "env.split", "env.columns"),
-            *("env.group_policy", "env.zero_variance", "env.untrained_outcomes", "env.trained_segments"),
-            *("env.train_mixed_versions", "env.tokenizer_name", SCORING, "env.run_dir", "env.include_messages"),
-        ),
         settings_of="run_dir",
     ),
     Command(
@@ -250,10 +203,6 @@ COMMANDS = (
             _option("margin", _SCORE, "only pairs whose scores differ by at least this", unset="any difference"),
             _option("max_tokens", Whole(1), "only rollouts that are no longer", unset="all"),
         ),
-        uses=(
-            *("env.untrained_outcomes", "env.trained_segments", "env.train_mixed_versions", "env.tokenizer_name"),
-            *("env.group_policy", "env.group_size", "env.zero_variance"),
-        ),
         settings_of="run_dir",
     ),
     Command(
@@ -264,7 +213,6 @@ COMMANDS = (
     Command(
         "cleanup",
         "removes what killed runs left: containers, sockets, temporary files",
-        uses=("env.launcher",),
         without_endpoint=True,
     ),
 )

@@ -25,7 +25,8 @@ from orchestrator.types import CallFormat, CompletionKind, Sampling
 
 if TYPE_CHECKING:
     from orchestrator.settings.config import Config
-    from orchestrator.settings.table import EnvSettings, OpenAISettings
+    from orchestrator.settings.endpoint import OpenAISettings
+    from orchestrator.settings.table import EnvSettings
 
 REPLAY = "replay:"
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.demo import tokenizer
+from orchestrator.settings.table import EnvSettings
 from orchestrator.tasks.base import Source
 from orchestrator.tasks.jsonl import jsonl_tasks
 
@@ -26,10 +27,6 @@ ROOT = Path(__file__).resolve().parent
 RECORDING = ROOT / "recording"
 TASKS = ROOT / "tasks.jsonl"
 _LINES = "rollouts.jsonl.xz"
-_ENV = (
-    "group_size", "max_steps", "max_completion_tokens", "max_token_length", "temperature", "top_p", "seed",
-    "scoring_strategy",
-)  # fmt: skip
 _ROLLOUT = ("schema", "task_id", "index", "outcome", "answer", "score")
 _COMPLETION = (
     "kept", "messages", "segment", "prompt_ids", "text", "visible", "finish_reason", "token_ids", "logprobs",
@@ -70,7 +67,8 @@ def make(run: Path, tasks_file: Path, tokenizer_folder: Path) -> Recording:
     facts = json.loads((run / "run.json").read_text("utf-8"))
     if facts["token_ids"] != "exact":
         raise ValueError(f"{run} was not recorded with exact token ids")
-    env = {name: facts["config"]["env"][name] for name in _ENV}
+    table = EnvSettings.rows().items()
+    env = {name: facts["config"]["env"][name] for name, row in table if "demo" in row.from_run}
     model = facts["config"]["openai"][0]["model_name"]
     rows = [json.loads(line) for line in tasks_file.read_text("utf-8").splitlines()]
     whole = {**_earlier(model, env), **_whole(run, env["group_size"])}

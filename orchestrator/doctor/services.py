@@ -18,7 +18,7 @@ from orchestrator.errors import CompletionError, ConfigError, EnvironmentUnusabl
 
 if TYPE_CHECKING:
     from orchestrator.settings.config import Config
-    from orchestrator.settings.table import OpenAISettings
+    from orchestrator.settings.endpoint import OpenAISettings
 
 USAGE_TIMEOUT_S = 15.0
 

@@ -15,8 +15,8 @@ from orchestrator.errors import ConfigError
 from orchestrator.rules.redact import shown
 from orchestrator.settings.hints import flag_hint
 from orchestrator.settings.kinds import BOOLEANS, File, Flag
-from orchestrator.settings.row import Layer, Setting, give
-from orchestrator.settings.table import ATROPOS, ENDPOINT, SECTIONS, TAVILY_KEY, section_rows
+from orchestrator.settings.row import ATROPOS, ENDPOINT, Layer, Setting, give
+from orchestrator.settings.table import SECTIONS, TAVILY_KEY, section_rows
 
 OPTIONS = "Options"
 GENERAL = "General"
@@ -30,20 +30,23 @@ class Command:
     """One command: `commands/<name>.py` with `run(config, **own) -> int`, or `run(**own)` if it uses no
     settings; `own` are its `options` and `arguments`, by name.
 
-    `uses`: the settings that help shows, as groups of the table or single keys. A command that uses the endpoint
-    also accepts those of Atropos, whose users bring their command lines; with `lenient` it accepts all: those of a
-    run that it is to look at.
+    Which settings it takes, their rows say. A command that uses the endpoint also accepts those of Atropos, whose
+    users bring their command lines; with `lenient` it accepts all: those of a run that it is to look at.
     """
 
     name: str
     summary: str
-    uses: tuple[str, ...] = ()
     options: tuple[Setting, ...] = ()
     arguments: tuple[Setting, ...] = ()
     without_endpoint: bool = False  # whether it also works without one
     settings_of: str = ""  # the argument that names a run directory, whose settings are the defaults
     lenient: bool = False
     repeats: bool = False  # whether its one argument comes several times
+
+    @property
+    def uses(self) -> tuple[str, ...]:
+        """The groups of the settings that it takes."""
+        return tuple(dict.fromkeys(row.group for row in self.settings()))
 
     @property
     def samples(self) -> bool:
@@ -55,12 +58,16 @@ class Command:
         """The module that runs it."""
         return "orchestrator.commands." + self.name.replace(" ", "_").replace("-", "_")
 
+    def settings(self) -> list[Setting]:
+        """The rows of the table that it takes."""
+        table = [row for section in SECTIONS.values() for row in section.rows().values()]
+        return [row for row in table if self.name in row.commands]
+
     def rows(self) -> list[Setting]:
-        """The settings that help shows, in the order of the table."""
-        table = [row for section in SECTIONS for row in SECTIONS[section].rows().values()]
-        used = [row for row in table if row.group in self.uses or row.key in self.uses]
+        """All that help shows: its options, its settings, keys and the configuration file."""
+        used = self.settings()
         keys = [TAVILY_KEY] if self.samples else []
-        general = [CONFIG_FILE] if self.uses else []
+        general = [CONFIG_FILE] if used else []
         return [*self.options, *used, *keys, *general]
 
     def flags(self) -> dict[str, Setting]:

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from orchestrator import __version__
 from orchestrator.settings.flags import Command
 from orchestrator.settings.kinds import Forms
-from orchestrator.settings.row import AUTO, Setting
-from orchestrator.settings.table import ENDPOINT
+from orchestrator.settings.row import AUTO, ENDPOINT, Setting
 
 WIDTH = 80
 LONGEST_METAVAR = 30

@@ -1,4 +1,4 @@
-"""What one setting is: a row of the `table`, and the base class of sections of rows, which checks its values.
+"""What one setting is: a row. Rows are in the modules beside this one, by group; `table` joins them.
 
 Plain dataclasses rather than pydantic models: values need readers of their own anyway, errors are always one line,
 and `--help` need not wait for an import.
@@ -6,21 +6,55 @@ and `--help` need not wait for an import.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Literal
 
 from orchestrator.errors import ConfigError
-from orchestrator.rules.redact import Secret, redact, shown
+from orchestrator.rules.redact import shown
 from orchestrator.settings.kinds import Choice, Key, Kind
-from orchestrator.types import ManagedAgent
 
 AUTO = "auto"
+ENDPOINT = "Endpoint"
+EVALUATION = "Evaluation"
+ATROPOS = "Atropos"  # Atropos' names: every command takes them; most have an effect in `serve` only
+
+CommandName = Literal[
+    "demo", "process", "evaluate", "serve", "image build", "image check", "doctor", "replay", "rescore", "export",
+    "cleanup",
+]  # fmt: skip
+RUNS: tuple[CommandName, ...] = ("process", "evaluate", "serve")
+
+
+class Resume(Enum):
+    """What becomes of a setting when a run is continued: whether it must be what it was, and what is done with its
+    value in a run.json that another user, or another machine, may have written. There, consent means that the
+    operator must give the value again."""
+
+    DATA = "data"  # decides about the data: must be what it was, and is taken from any run.json
+    CODE = "code"  # as DATA, but a value that names code or a service needs consent
+    SIZE = "size"  # as DATA, but more than the default needs consent
+    CONFIRM = "confirm"  # must be what it was; what is not the default needs consent
+    FREE = "free"  # where, how many, how long: may change, and another's run.json does not say it
+    FREE_DATA = "free data"  # may change, and is taken from any run.json
+    FREE_CONFIRM = "free confirm"  # may change; what is not the default needs consent
+
+    @property
+    def stays(self) -> bool:
+        """Whether a continued run must have the value that it began with."""
+        return self in (Resume.DATA, Resume.CODE, Resume.SIZE, Resume.CONFIRM)
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One row. `unset`: what None means, in words, for a setting that may be left open; None for the others."""
+    """One row: everything about one setting, or about an option of one command.
+
+    `unset`: what None means, in words, for a setting that may be left open; None for the others. `resume`: None
+    for options and keys. `commands`: those that take it. `from_run`: those that take it from the run they look at,
+    if it is not given. `to`: a spec and the field of it that the value is copied to. `only_for`: the agents that
+    it has a meaning for.
+    """
 
     default: Any
     kind: Kind
@@ -28,6 +62,11 @@ class Setting:
     text: str
     unset: str | None = None
     aliases: tuple[str, ...] = ()
+    resume: Resume | None = None
+    commands: tuple[CommandName, ...] = ()
+    from_run: tuple[CommandName, ...] = ()
+    to: tuple[type, str] | None = None
+    only_for: Literal["smolagents", "program"] | None = None
     section: str = ""
     name: str = ""
 
@@ -117,56 +156,23 @@ def nearest(name: str, known: Iterable[str], similarity: float = 0.6) -> str:
     return "".join(f"; did you mean {match}?" for match in get_close_matches(name, list(known), 1, similarity))
 
 
-def setting(
-    default: Any, kind: Kind, group: str, text: str, *, unset: str | None = None, also: tuple[str, ...] = ()
+def row(
+    default: Any,
+    kind: Kind,
+    text: str,
+    *,
+    resume: Resume | None = None,
+    unset: str | None = None,
+    also: tuple[str, ...] = (),
+    commands: tuple[CommandName, ...] = (),
+    from_run: tuple[CommandName, ...] = (),
+    to: tuple[type, str] | None = None,
+    only_for: Literal["smolagents", "program"] | None = None,
+    group: str = "",
 ) -> Any:
-    """One row of the table, as a dataclass field. With a default of None the setting may be left open."""
+    """One row, as a field of a section; `Setting` says what the arguments are. With a default of None the setting
+    may be left open. `resume`, `commands`, `group`: left out for those of its section."""
     if default is None and unset is None:
         unset = "none"
-    return field(default=default, metadata={"row": Setting(default, kind, group, text, unset, also)})
-
-
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Settings:
-    """Base of the sections. Every field is read by its row, so it cannot hold an invalid value."""
-
-    section: ClassVar[str]
-
-    def __post_init__(self) -> None:
-        for name, row in self.rows().items():
-            raw = getattr(self, name)
-            try:
-                object.__setattr__(self, name, row.read(raw))
-            except ValueError:
-                raise ConfigError(row.refusal(raw)) from None
-
-    @classmethod
-    def rows(cls) -> Mapping[str, Setting]:
-        """Field name → row, in the order of the table."""
-        return {f.name: replace(f.metadata["row"], section=cls.section, name=f.name) for f in fields(cls)}
-
-    def secrets(self) -> tuple[Secret, ...]:
-        """The keys held here."""
-        values = (getattr(self, name) for name in self.rows())
-        return tuple(value for value in values if isinstance(value, Secret) and value)
-
-    def public(self, *secrets: Secret) -> dict[str, Any]:
-        """Plain JSON values without keys. Texts that look like keys are removed from the other values."""
-        hidden = (*self.secrets(), *secrets)
-        values = {name: getattr(self, name) for name, row in self.rows().items() if not row.secret}
-        return {name: _plain(value, hidden) for name, value in values.items()}
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self.public().items())})"
-
-
-def _plain(value: object, secrets: tuple[Secret, ...]) -> Any:
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    if isinstance(value, tuple | list):
-        return [_plain(item, secrets) for item in value]
-    if isinstance(value, Mapping):
-        return {name: _plain(item, secrets) for name, item in value.items()}
-    if isinstance(value, ManagedAgent):
-        return _plain(value.given(), secrets)
-    return redact(str(value), *secrets)
+    setting = Setting(default, kind, group, text, unset, also, resume, commands, from_run, to, only_for)
+    return field(default=default, metadata={"row": setting})

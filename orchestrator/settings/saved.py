@@ -16,73 +16,17 @@ from typing import Any
 from orchestrator.errors import ConfigError
 from orchestrator.run.files import RUN_FILE, groups_file_of, read_run
 from orchestrator.run.proof import is_own
-from orchestrator.settings.row import Given, Layer, Setting, give
-from orchestrator.settings.table import ATROPOS, SECTIONS
+from orchestrator.settings.row import Given, Layer, Resume, Setting, give
+from orchestrator.settings.table import SECTIONS
 
 MODEL = "openai.model_name"
 ADDRESS = "openai.base_url"
 GROUPS_PATH = "env.data_path_to_save_groups"
 LAUNCHER = "env.launcher"
+DATASET = "env.dataset"
 DEMO_TASKS = "python:orchestrator.demo.recording:tasks"  # comes with this package, so any run may name it
 _KEY_MARK = "[key]"
 _SHOWN_CHARACTERS = 300
-# Settings that decide about the data and nothing else. Only these are taken from somebody else's run.json; the
-# operator has to give all others.
-_DATA = frozenset(
-    {
-        "agent", "authorized_imports", "batch_size", "chat_template_kwargs", "code_block_tags", "columns",
-        "combined_weights", "custom_thinking_prompt", "dataset", "dataset_path",
-        "ensure_scores_are_not_same", "eval_handling", "eval_limit_ratio", "eval_samples", "eval_split",
-        "eval_temperature", "fail_on_tool_error", "final_answer_at_max_steps", "group_policy",
-        "group_size", "include_messages", "inference_weight", "instructions", "judge_max_tokens",
-        "judge_model_name", "length_penalty_weight", "levels", "main_line", "managed_agents",
-        "max_completion_tokens", "max_completions", "max_cpu_seconds", "max_output_chars",
-        "max_parallel_completions", "max_prompt_tokens",
-        "max_reasoning_tokens", "max_sampled_tokens", "max_staleness", "max_steps", "max_tasks",
-        "max_token_length", "max_tool_calls", "min_batch_allocation", "planning_interval", "reasoning_effort",
-        "rollout_deadline", "rollout_timeout", "scorer_timeout", "scoring_strategy", "seed",
-        "shuffle_seed", "split", "step_timeout", "steps_per_eval", "tags", "temperature", "thinking_mode",
-        "token_source", "tokenizer_name", "tool_call_format",
-        "tool_timeout", "top_p", "total_steps", "train_mixed_versions",
-        "trained_segments", "untrained_outcomes", "use_chat_completion", "web_deny_hosts",
-        "web_deny_words", "worker_timeout", "zero_variance",
-    }
-)  # fmt: skip
-# They decide about the data too (what is killed for memory). But only the operator may set more than the default.
-_SIZES = frozenset(
-    {"max_proxy_bytes", "output_bytes", "output_files", "sandbox_cpus", "sandbox_memory", "sandbox_pids"}
-)
-# Settings that a command takes from a run, whoever made it.
-_SCORING = frozenset(
-    {
-        "chat_template_kwargs", "columns", "combined_weights", "dataset", "dataset_path", "eval_split",
-        "length_penalty_weight", "scorer_timeout", "scoring_strategy", "seed", "split", "tokenizer_name",
-    }
-)  # fmt: skip
-_GROUPING = frozenset(
-    {
-        "group_policy", "group_size", "include_messages", "train_mixed_versions", "trained_segments",
-        "untrained_outcomes", "zero_variance",
-    }
-)  # fmt: skip
-TAKEN: Mapping[str, frozenset[str]] = {
-    "replay": _SCORING | {"agent", "sandbox_cpus", "sandbox_memory", "sandbox_pids", "token_source"},
-    "export": _GROUPING | {"chat_template_kwargs", "tokenizer_name"},
-    "rescore": _SCORING | _GROUPING | {"judge_max_tokens", "judge_model_name"},
-}
-_OWN = {"replay": frozenset({"host_tools", "prompt_templates", "sandbox_tools"})}  # the operator's files and code
-_FREE = frozenset(
-    {
-        "agent_verbosity", "cluster", "data_dir_to_save_evals", "debug_scoring", "docker_runtime", "drain_timeout",
-        "fsync", "max_concurrent_sandboxes", "max_concurrent_tool_calls", "max_cost", "max_open_groups",
-        "max_retries", "metrics_port", "oci_runtime", "price_table", "program_preload", "ray_address", "resume",
-        "run_dir", "save_full_traces", "tavily_base_url", "total_steps", "view_port", "waive_hardening",
-        "warm_sandboxes",
-    }
-)  # fmt: skip
-_CONTACTED = frozenset(
-    {"policy_address", "rollout_server_url", "use_wandb"}
-)  # Atropos' settings are free, except these
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,23 +43,23 @@ class SavedSettings:
     groups: Path | None
 
     @classmethod
-    def read(cls, directory: Path, asked: str = "env.resume") -> SavedSettings:
-        """From run.json. Raises ConfigError, which names the setting `asked`."""
-        told = read_run(directory, asked)
-        config, where = told["config"], f"{directory / RUN_FILE}: "
+    def read(cls, directory: Path, label: str = "env.resume") -> SavedSettings:
+        """From run.json. Raises ConfigError, which names the setting `label`."""
+        description = read_run(directory, label)
+        config, where = description["config"], f"{directory / RUN_FILE}: "
         env = {k: v for k, v in _mapping(config.get("env"), where).items() if k not in ("resume", "run_dir")}
         servers = config.get("openai")
         if not isinstance(servers, list) or not servers:
             raise ConfigError(f"{where}it names no server")
         return cls(
             directory,
-            _layer("env", {**env, "seed": told.get("seed")}, where),
+            _layer("env", {**env, "seed": description.get("seed")}, where),
             [_layer("openai", _mapping(server, where), where) for server in servers],
-            is_own(told),
-            directory / named if (named := groups_file_of(told)) else None,
+            is_own(description),
+            directory / name if (name := groups_file_of(description)) else None,
         )
 
-    def unless_own(self, given: Layer, *, servers_given: bool) -> SavedSettings:
+    def for_resume(self, given: Layer, *, servers_given: bool) -> SavedSettings:
         """All settings of the user's own run; of another one only those that decide about data.
 
         Addresses, code, confinement and files outside the run directory must be `given` then. Raises ConfigError,
@@ -123,22 +67,25 @@ class SavedSettings:
         """
         if self.own:
             return self
-        rows = SECTIONS["env"].rows()
-        told = [(rows[key.removeprefix("env.")], had.value) for key, had in self.env.items() if key != GROUPS_PATH]
-        kept = {row.key: self.env[row.key] for row, _ in told if row.name in _DATA or not _is_free(row)}
-        wanted = [
-            (row, value)
-            for row, value in told
-            if row.key in kept and (_is_operators(row, value) or _brings_images(row.name, value, self.env))
+        rows = {row.key: row for row in SECTIONS["env"].rows().values()}
+        kept = {
+            key: value
+            for key, value in self.env.items()
+            if rows[key].resume is not Resume.FREE and key != GROUPS_PATH
+        }
+        unconfirmed = [
+            (rows[key], saved.value)
+            for key, saved in kept.items()
+            if _needs_consent(rows[key], saved.value) or _brings_images(key, saved.value, self.env)
         ]
         if self.groups is not None:
             kept[GROUPS_PATH] = Given(self.groups, RUN_FILE)
             if not _is_inside(self.groups, self.directory):
-                wanted.append((rows[GROUPS_PATH.removeprefix("env.")], self.groups.absolute()))
+                unconfirmed.append((rows[GROUPS_PATH], self.groups.absolute()))
         addresses = [server[ADDRESS].value for server in self.servers if ADDRESS in server and not servers_given]
         if len(self.servers) == 1 and any(addresses):
-            wanted.append((SECTIONS["openai"].rows()["base_url"], addresses[0]))
-        flags = [_flag(row, value) for row, value in wanted if row.key not in given]
+            unconfirmed.append((SECTIONS["openai"].rows()["base_url"], addresses[0]))
+        flags = [_flag(row, value) for row, value in unconfirmed if row.key not in given]
         if len(self.servers) > 1 and any(addresses):
             flags.append(f"--config FILE.yaml with its servers ({', '.join(map(_short, addresses))})")
         if flags:
@@ -152,38 +99,40 @@ class SavedSettings:
     def below(self, env: Layer) -> Layer:
         """The given `env` settings, and the run's where none is given. Raises ConfigError for a given one that
         would change the data."""
-        for name, row in SECTIONS["env"].rows().items():
-            given, known = env.get(row.key), self.env.get(row.key)
-            if given is None or known is None or name in _FREE or row.group == ATROPOS:
+        for row in SECTIONS["env"].rows().values():
+            given, saved = env.get(row.key), self.env.get(row.key)
+            if given is None or saved is None or row.resume is None or not row.resume.stays:
                 continue
-            if _absolute(given.value) != _absolute(known.value):
+            if _absolute(given.value) != _absolute(saved.value):
                 raise ConfigError(
-                    f"{given.label}: the run in {self.directory} has {_short(known.value)}, and a run is "
+                    f"{given.label}: the run in {self.directory} has {_short(saved.value)}, and a run is "
                     "continued as it began; leave this out, or start a new run"
                 )
         return self.env | env
 
-    def taken(self, command: str, env: Layer) -> Layer:
-        """The given `env` settings, and the run's that the command needs if none is given. Raises
-        ConfigError if the run names code, services or large sizes that are not given again."""
-        rows = SECTIONS["env"].rows()
-        wanted, own = TAKEN[command], _OWN.get(command, frozenset())
+    def for_command(self, command: str, env: Layer) -> Layer:
+        """The given `env` settings, and where none is given the run's whose rows name this command. Raises
+        ConfigError if the run names code, files of the operator's, or large sizes that are not given again."""
         kept: Layer = {}
-        for key, told in self.env.items():
-            name, value = key.removeprefix("env."), told.value
-            named_again = name in own and value != rows[name].default
-            if name in wanted:
-                kept[key] = told
-                code = _is_code(name, value) and value != DEMO_TASKS
-                large = _is_large(rows[name], value)
-                images = command == "replay" and _brings_images(name, value, env)
-                named_again = code or (not self.own and (large or images))
-            if named_again and key not in env:
+        for row in SECTIONS["env"].rows().values():
+            saved = self.env.get(row.key)
+            if saved is None or command not in row.from_run:
+                continue
+            kept[row.key] = saved
+            if row.key not in env and self._is_refused(row, saved.value, command, env):
                 raise ConfigError(
-                    f"the run in {self.directory} has {key} {_short(value)}: say --{key} yourself, that one or "
-                    "another; a recording decides neither what code is called nor who is asked"
+                    f"the run in {self.directory} has {row.key} {_short(saved.value)}: say --{row.key} yourself, "
+                    "that one or another; a recording decides neither what code is called nor who is asked"
                 )
         return kept | env
+
+    def _is_refused(self, row: Setting, value: object, command: str, env: Layer) -> bool:
+        """Whether a command does not take this value from the run. Of the user's own run it takes large sizes and
+        data sets that bring images, but not code: the files may be others by now."""
+        if row.resume is Resume.SIZE:
+            return not self.own and _needs_consent(row, value)
+        images = not self.own and command == "replay" and _brings_images(row.key, value, env)
+        return images or (value != DEMO_TASKS and _needs_consent(row, value))
 
     def demand_models(self, servers: Sequence[Layer]) -> None:
         """Raises ConfigError unless the models are the run's. The servers' addresses may differ."""
@@ -196,32 +145,28 @@ class SavedSettings:
             )
 
 
-def _is_free(row: Setting) -> bool:
-    """Whether the setting may differ on resume, so that it need not be taken over."""
-    return row.name in _FREE or (row.group == ATROPOS and row.name not in _DATA | _CONTACTED)
+def _needs_consent(row: Setting, value: Any) -> bool:
+    """Whether the operator must give this value of somebody else's run.json again."""
+    match row.resume:
+        case Resume.CODE:
+            return _is_code(value)
+        case Resume.SIZE:
+            return bool(value > row.default)
+        case Resume.CONFIRM | Resume.FREE_CONFIRM:
+            return bool(value != row.default)
+        case _:
+            return False
 
 
-def _is_operators(row: Setting, value: object) -> bool:
-    """Whether only the operator may set this value, not somebody else's run.json."""
-    if row.name in _SIZES:
-        return _is_large(row, value)
-    return _is_code(row.name, value) or (row.name not in _DATA and value != row.default)
-
-
-def _is_code(name: str, value: object) -> bool:
+def _is_code(value: object) -> bool:
     """Whether the value names code to run or a service to ask."""
-    chosen = isinstance(value, str) and name in ("agent", "dataset", "scoring_strategy")
-    return chosen and (str(value).startswith(("python:", "program:")) or value == "judge")
+    return isinstance(value, str) and (value.startswith(("python:", "program:")) or value == "judge")
 
 
-def _brings_images(name: str, value: object, env: Layer) -> bool:
+def _brings_images(key: str, value: object, env: Layer) -> bool:
     """Whether the value names a data set whose rows may bring images as files: then it chooses what code runs."""
     files = isinstance(value, str) and value.startswith(("jsonl:", "csv:"))
-    return name == "dataset" and files and LAUNCHER in env and env[LAUNCHER].value == "oci"
-
-
-def _is_large(row: Setting, value: Any) -> bool:
-    return row.name in _SIZES and bool(value > row.default)
+    return key == DATASET and files and LAUNCHER in env and env[LAUNCHER].value == "oci"
 
 
 def _is_inside(path: Path, directory: Path) -> bool:

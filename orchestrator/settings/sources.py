@@ -18,10 +18,11 @@ from typing import Any
 from orchestrator.errors import ConfigError
 from orchestrator.rules.redact import Secret, shown
 from orchestrator.settings.config import Config
+from orchestrator.settings.endpoint import OpenAISettings
 from orchestrator.settings.flags import CONFIG_FILE, dotted_flags, parse
 from orchestrator.settings.row import Layer, give, nearest
 from orchestrator.settings.saved import MODEL, SavedSettings
-from orchestrator.settings.table import JUDGE_KEY, SECTIONS, TAVILY_KEY, EnvSettings, OpenAISettings, section_rows
+from orchestrator.settings.table import JUDGE_KEY, SECTIONS, TAVILY_KEY, EnvSettings, section_rows
 
 OPENAI_KEY = OpenAISettings.rows()["api_key"]
 _KEYS = (("OPENAI_API_KEY", OPENAI_KEY), ("TAVILY_API_KEY", TAVILY_KEY), ("JUDGE_API_KEY", JUDGE_KEY))
@@ -72,14 +73,14 @@ def resolve(
     env, servers = file_env | layers, file_servers if servers is None else servers
     resume = env.get("env.resume")
     if resume is not None and resume.value is not None:
-        saved = SavedSettings.read(cwd / resume.value).unless_own(env, servers_given=servers != [{}])
+        saved = SavedSettings.read(cwd / resume.value).for_resume(env, servers_given=servers != [{}])
         env = saved.below(env)
         servers = _with_flags(saved.servers if servers == [{}] else servers, layers)
         saved.demand_models(servers)
     else:
         if run is not None:
             saved = SavedSettings.read(cwd / run, "RUN_DIR")
-            env = saved.taken(command, env)
+            env = saved.for_command(command, env)
             model = {MODEL: saved.servers[0][MODEL]} if MODEL in saved.servers[0] else {}
             servers = [model] if servers == [{}] else servers
         servers = _with_flags(servers, layers)

@@ -1,4 +1,8 @@
-"""What one rollout is to be: fixed before it begins."""
+"""What one rollout is to be: fixed before it begins.
+
+The specs are filled from the settings, which have the defaults. A default here is what a record means that an
+earlier version wrote, before there was such a field.
+"""
 
 from __future__ import annotations
 
@@ -51,21 +55,20 @@ class AgentSpec:
     """How the agent in the sandbox is built. For a program, each completion counts as a step.
 
     `call_format`: how smolagents' tool-calling agents, of the team too, call their tools. None: by JSON in their
-    text, as smolagents parses it. `main_line`: which line of ids is the main one; records of earlier versions,
-    which do not say it, followed the default.
+    text, as smolagents parses it. `main_line`: which line of ids is the main one.
     """
 
-    max_steps: int = 12
-    step_timeout_s: float = 60.0
-    planning_interval: int | None = None
-    code_tags: tuple[str, str] = ("<code>", "</code>")
-    final_answer_at_max_steps: bool = False
-    authorized_imports: tuple[str, ...] = ("*",)
-    instructions: str | None = None
-    verbosity: int = 0
-    max_output_chars: int = 20_000
-    kind: AgentKind = "code"
-    managed_agents: tuple[ManagedAgent, ...] = ()
+    max_steps: int
+    step_timeout_s: float
+    planning_interval: int | None
+    code_tags: tuple[str, str]
+    final_answer_at_max_steps: bool
+    authorized_imports: tuple[str, ...]
+    instructions: str | None
+    verbosity: int
+    max_output_chars: int
+    kind: AgentKind
+    managed_agents: tuple[ManagedAgent, ...]
     call_format: CallFormat | None = None
     main_line: MainLine = "question"
 
@@ -91,10 +94,10 @@ class SandboxSpec:
     imported before there is a task."""
 
     image: str
-    memory_bytes: int = 1 << 30
-    cpus: float = 1.0
-    pids: int = 128
-    runtime: str | None = None
+    memory_bytes: int
+    cpus: float
+    pids: int
+    runtime: str | None  # None: the launcher's own
     preload: tuple[str, ...] = ()
 
 
@@ -105,16 +108,16 @@ MAX_PARALLEL_COMPLETIONS = 32  # of one rollout: each may hold a conversation of
 class Limits:
     """What one rollout may use. Times in seconds."""
 
-    rollout_timeout_s: float = 240.0
-    deadline_s: float = 3600.0
-    max_token_length: int = 16_384
-    completions: int = 64
+    rollout_timeout_s: float
+    deadline_s: float
+    max_token_length: int
+    completions: int
+    tool_calls: int
+    prompt_tokens: int
+    completion_tokens: int
+    proxy_bytes: int
+    cpu_s: float | None  # None: no limit
     parallel_completions: int = 16  # of a program, at a time
-    tool_calls: int = 64
-    prompt_tokens: int = 2_000_000
-    completion_tokens: int = 200_000
-    proxy_bytes: int = 64 << 20
-    cpu_s: float | None = None  # None: no limit
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+from orchestrator.settings.config import Config
 from orchestrator.types import (
     AgentSpec,
     Attempt,
@@ -26,7 +28,21 @@ from orchestrator.types import (
 )
 from tests.fakes.completers import text_completion
 
+CONFIG = Config()
 TALK = (Message("system", "You are an agent."), Message("user", "What is 6 times 7?"))
+
+
+def an_agent(**changes: Any) -> AgentSpec:
+    """As the settings have it by default, but for these fields."""
+    return replace(CONFIG.agent_spec(), **changes)
+
+
+def some_limits(**changes: Any) -> Limits:
+    return replace(CONFIG.limits(), **changes)
+
+
+def a_sandbox(image: str, **changes: Any) -> SandboxSpec:
+    return replace(CONFIG.sandbox_spec(), image=image, **changes)
 
 
 def a_plan(index: int = 0, attempt: int = 0, **changes: object) -> RolloutPlan:
@@ -37,9 +53,9 @@ def a_plan(index: int = 0, attempt: int = 0, **changes: object) -> RolloutPlan:
         index=index,
         attempt=attempt,
         sampling=Sampling(temperature=1.0, top_p=1.0, max_tokens=100, seed=1000 * index),
-        agent=AgentSpec(),
-        sandbox=SandboxSpec("image"),
-        limits=Limits(),
+        agent=an_agent(),
+        sandbox=a_sandbox("image"),
+        limits=some_limits(),
     )
     return replace(plan, **changes)  # type: ignore[arg-type]
 

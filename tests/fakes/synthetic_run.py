@@ -20,7 +20,6 @@ from orchestrator.completion.trajectory import trajectory
 from orchestrator.run import lines as jsonl
 from orchestrator.run.groups import scored_data_group
 from orchestrator.types import (
-    AgentSpec,
     Attempt,
     BadTask,
     Completion,
@@ -30,7 +29,6 @@ from orchestrator.types import (
     Failed,
     FailedName,
     Group,
-    Limits,
     Member,
     Message,
     Outcome,
@@ -38,7 +36,6 @@ from orchestrator.types import (
     RolloutPlan,
     Sampling,
     SandboxExit,
-    SandboxSpec,
     Score,
     Step,
     Task,
@@ -46,6 +43,7 @@ from orchestrator.types import (
     Tools,
     Turn,
 )
+from tests.fakes.plans import a_sandbox, an_agent, some_limits
 from tests.fakes.written import write_run
 
 CLOSING = "</code>"
@@ -134,9 +132,9 @@ class Rollouts:
             index=index,
             attempt=attempt,
             sampling=Sampling(temperature=1.0, top_p=1.0, max_tokens=1024, seed=self._random.getrandbits(31)),
-            agent=AgentSpec(),
-            sandbox=SandboxSpec("rollout-orchestrator-sandbox:0.1.0"),
-            limits=Limits(),
+            agent=an_agent(),
+            sandbox=a_sandbox("rollout-orchestrator-sandbox:0.1.0"),
+            limits=some_limits(),
         )
 
     def attempt(

@@ -23,10 +23,10 @@ from orchestrator.errors import CompletionError, ContextLengthError, Environment
 from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.said import Asked
 from orchestrator.rules.backoff import Backoff
-from orchestrator.types import AgentSpec, CompletionKind, Limits, Message, Record, Sampling
+from orchestrator.types import CompletionKind, Message, Record, Sampling
 from tests.fakes.inference import CLUMSY, Call, Fault, Reply, ScriptedServer, Served, always, by_task
 from tests.fakes.inference.dialects.sglang import SglangDialect
-from tests.fakes.plans import TALK, a_plan
+from tests.fakes.plans import TALK, a_plan, an_agent, some_limits
 from tests.fakes.tokenizer import tokenizer_folder
 
 ID_DIALECTS = ("vllm", "sglang", "llamacpp", "atropos")
@@ -353,7 +353,10 @@ async def test_a_line_that_is_full_ends_the_rollout_before_the_call(tokenizer: H
         async with connected(server, tokenizer) as completer:
             prompt = len(request(tokenizer).prompt_ids or ())
             lease = Lease(
-                a_plan(limits=Limits(max_token_length=prompt + 10), agent=AgentSpec()), completer, tokenizer, {}
+                a_plan(limits=some_limits(max_token_length=prompt + 10), agent=an_agent()),
+                completer,
+                tokenizer,
+                {},
             )
             first = await lease.complete(Asked(1, CompletionKind.ACTION, TALK), b"1")
             assert first.completion is not None

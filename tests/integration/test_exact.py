@@ -32,7 +32,6 @@ from orchestrator.types import (
     Ended,
     EndedName,
     Group,
-    Limits,
     Member,
     Message,
     Record,
@@ -40,7 +39,7 @@ from orchestrator.types import (
     Task,
 )
 from tests.fakes.inference import Awkward, Call, Fault, Reply, ScriptedServer, Served
-from tests.fakes.plans import a_plan
+from tests.fakes.plans import a_plan, some_limits
 from tests.fakes.runs import flags, lines, place, run
 from tests.fakes.tokenizer import tokenizer_folder
 
@@ -199,7 +198,7 @@ async def play(seed: int, completer: Completer, tokenizer: HubTokenizer) -> tupl
         rollout_id=f"g{seed:06d}-r00-a0",
         task=Task(str(seed), name),
         sampling=sampling,
-        limits=Limits(completions=99),
+        limits=some_limits(completions=99),
     )
     episode = Episode(
         Lease(plan, completer, tokenizer, {}), draw, (Message("system", "You act."), Message("user", name))

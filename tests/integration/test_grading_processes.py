@@ -19,7 +19,8 @@ from orchestrator.scorers.control import ControlledScorer, control_record, first
 from orchestrator.scorers.processes import MOST_LOST, GradingProcesses, Ungraded, packed
 from orchestrator.scorers.strategies import STRATEGIES, StrategyScorer, needed
 from orchestrator.scorers.trial import Trial
-from orchestrator.types import AgentKind, AgentSpec, Ended, EndedName, Record, RolloutPlan, Score
+from orchestrator.types import AgentKind, Ended, EndedName, Record, RolloutPlan, Score
+from tests.fakes.plans import an_agent
 from tests.unit.scorers.episodes import FAILED, FINISHED, PERFECT, PRINTED, code, plan, record, said
 
 MODULE = '''
@@ -417,7 +418,7 @@ async def test_our_own_strategies_need_no_trial() -> None:
 @pytest.mark.parametrize("kind", ["code", "tool_calling", "program"])
 @pytest.mark.parametrize("ids", [True, False])
 def test_what_a_scorer_is_tried_on_is_a_whole_rollout_that_is_right(kind: AgentKind, ids: bool) -> None:
-    asked = replace(plan("42"), agent=AgentSpec(kind=kind))
+    asked = replace(plan("42"), agent=an_agent(kind=kind))
     record = first_control(asked, ids=ids, output=True)
     score = StrategyScorer("combined").measure(asked, record, FINISHED)
     assert (score.value, score.solved) == (1.0, True)

@@ -15,8 +15,8 @@ from orchestrator.launch.hardening import TERMINALS
 from orchestrator.launch.image.build import ensure_image
 from orchestrator.launch.names import DEFAULT_IMAGE
 from orchestrator.launch.oci.launcher import OciLauncher
-from orchestrator.types import SandboxSpec
 from tests.fakes import oci_images
+from tests.fakes.plans import a_sandbox
 from tests.fakes.scripted_orchestrator import Script, ScriptedOrchestrator, action
 from tests.integration.plain_python import CASES
 
@@ -45,7 +45,7 @@ async def run(launcher: Launcher, script: Script) -> ScriptedOrchestrator:
     with Channels("inside-the-container") as channels, channels.directory() as channel:
         async with (
             ScriptedOrchestrator(channel, script) as served,
-            launcher.launch(SandboxSpec(DEFAULT_IMAGE), channel) as sandbox,
+            launcher.launch(a_sandbox(DEFAULT_IMAGE), channel) as sandbox,
             asyncio.timeout(DEADLINE_S),
         ):
             end = await sandbox.exited()

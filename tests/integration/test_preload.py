@@ -17,11 +17,10 @@ from orchestrator.host.resources import Resources
 from orchestrator.host.rollout import run_rollout
 from orchestrator.launch.channels import Channels
 from orchestrator.launch.process import ProcessLauncher
-from orchestrator.types import AgentSpec, SandboxSpec
 from sandbox.errors import StepTimeout, WorkerDied
 from sandbox.runner.program_agent import preload
 from tests.fakes.completers import ScriptedCompleter
-from tests.fakes.plans import a_plan
+from tests.fakes.plans import a_plan, a_sandbox, an_agent
 from tests.fakes.sandbox_process import ROOT, Places, run
 from tests.fakes.scripted_orchestrator import Script
 
@@ -237,7 +236,7 @@ async def test_a_launcher_tells_its_sandboxes_what_to_preload(root: Path) -> Non
         around = Resources(
             launcher, ScriptedCompleter(["forty-two"]), None, channels.directory, equipment=equipment
         )
-        spec = SandboxSpec("image", preload=("this",))
-        attempt = await run_rollout(a_plan(agent=AgentSpec(kind="program"), sandbox=spec), around)
+        spec = a_sandbox("image", preload=("this",))
+        attempt = await run_rollout(a_plan(agent=an_agent(kind="program"), sandbox=spec), around)
     assert attempt.record.answer == "forty-two True", attempt
     await launcher.aclose()

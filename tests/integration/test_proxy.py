@@ -25,11 +25,11 @@ from orchestrator.proxy.service import SERVICE
 from orchestrator.proxy.wire import CONTRACT
 from orchestrator.rules.outcome import Refused, Submission
 from orchestrator.rules.waits import aside
-from orchestrator.types import Attachment, Completion, Limits, Task
+from orchestrator.types import Attachment, Completion, Task
 from sandbox.runner.client import Client
 from sandbox.types import Box, Message, Result, StepReport
 from tests.fakes.completers import ScriptedCompleter
-from tests.fakes.plans import TALK, a_plan
+from tests.fakes.plans import TALK, a_plan, some_limits
 
 Stub = pb_grpc.SandboxServiceStub
 A_CONFINEMENT = pb.Confinement(no_new_privileges=True, seccomp_mode=2, root_read_only=True, process_id=1)
@@ -229,7 +229,7 @@ async def test_a_sandbox_shows_its_steps_with_its_next_request(server: SandboxSe
 
 
 async def test_a_budget_that_is_used_up_is_told_by_name(stub: Stub, server: SandboxServer) -> None:
-    await parked(stub, server, lease(limits=Limits(completions=1)))
+    await parked(stub, server, lease(limits=some_limits(completions=1)))
     await stub.Complete(complete(1))
     assert (await stub.Complete(complete(2))).ended.outcome == "budget"
 

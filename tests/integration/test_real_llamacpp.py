@@ -22,8 +22,8 @@ from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.completion.trajectory import trajectory
 from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.said import Asked, Spoken
-from orchestrator.types import AgentSpec, CompletionKind, Message, Record, Sampling, Wishes
-from tests.fakes.plans import a_plan
+from orchestrator.types import CompletionKind, Message, Record, Sampling, Wishes
+from tests.fakes.plans import a_plan, an_agent
 
 pytestmark = pytest.mark.long
 MODEL = "smollm2-135m"
@@ -185,7 +185,7 @@ async def test_a_demanded_call_is_held_to_its_schema(served: dict[str, str], see
     completer = await connect(endpoint, tokenizer, tokens="exact")
     try:
         sampling = Sampling(temperature=1.0, top_p=1.0, max_tokens=300, seed=seed)
-        plan = a_plan(agent=AgentSpec(kind="program", max_steps=9), sampling=sampling)
+        plan = a_plan(agent=an_agent(kind="program", max_steps=9), sampling=sampling)
         lease = Lease(plan, completer, tokenizer, {})
         talk: tuple[Message, ...] = (Message("user", "Is it warm in Rome?"),)
         wishes = Wishes((tool,), "required", "weather")

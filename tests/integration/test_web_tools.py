@@ -29,10 +29,10 @@ from orchestrator.tools.base import HostTool
 from orchestrator.tools.rules import WebRules
 from orchestrator.tools.tavily import MAX_BODY_BYTES, Tavily
 from orchestrator.tools.web import MAX_PAGE_CHARS, MAX_RESULT_CHARS, PLAIN_QUERY, web_tools
-from orchestrator.types import Attempt, Ended, EndedName, Failed, FailedName, Limits, SandboxSpec
+from orchestrator.types import Attempt, Ended, EndedName, Failed, FailedName, Limits
 from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.inference import ScriptedServer
-from tests.fakes.plans import a_plan, a_record
+from tests.fakes.plans import a_plan, a_record, a_sandbox, some_limits
 from tests.fakes.tavily import KEY, FakeTavily, Fault, a_page, a_result, refused
 
 PAGE = "https://example.com/page"
@@ -450,7 +450,7 @@ async def test_a_revoked_lease_lets_go_of_its_search(service: FakeTavily, tools:
 async def test_the_quota_is_used_up_by_calls_that_fail_too(
     service: FakeTavily, tools: dict[str, HostTool]
 ) -> None:
-    lease = Lease(a_plan(limits=Limits(tool_calls=2)), ScriptedCompleter([""]), None, tools)
+    lease = Lease(a_plan(limits=some_limits(tool_calls=2)), ScriptedCompleter([""]), None, tools)
     await lease.call_tool(1, b"1", "visit_page", {"url": "http://localhost/"})
     await lease.call_tool(2, b"2", "web_search", {"query": "x"})
     assert (await lease.call_tool(3, b"3", "web_search", {"query": "x"})).ended == "budget"
@@ -498,7 +498,7 @@ async def rolled_out(tools: dict[str, HostTool], codes: list[str], limits: Limit
                 tools,
             )
             async with asyncio.timeout(120):
-                attempt = await run_rollout(a_plan(sandbox=SandboxSpec(DEFAULT_IMAGE), limits=limits), around)
+                attempt = await run_rollout(a_plan(sandbox=a_sandbox(DEFAULT_IMAGE), limits=limits), around)
     finally:
         await launcher.aclose()
     return attempt, "\n".join(message.content for message in completer.requests[-1].messages)
@@ -521,7 +521,7 @@ class Slow:
 async def test_a_deadline_spent_on_slow_pages_is_no_failure_of_the_endpoint() -> None:
     """Else a model could have its rollout drawn again by visiting such pages."""
     await ensure_image(progress=print)
-    limits = Limits(deadline_s=8.0)
+    limits = some_limits(deadline_s=8.0)
     attempt, _ = await rolled_out({"visit_page": Slow()}, ["visit_page('https://example.com/slow')"], limits)
     assert attempt.record.waiting_s > attempt.record.duration_s / 2
     assert attempt.outcome == Ended(EndedName.TIMEOUT, "the deadline")
@@ -552,7 +552,7 @@ async def test_code_in_a_sandbox_searches_and_visits_and_sees_failures(service: 
 
     service.failing["down"] = refused(401)
     async with opened(service) as tools:
-        attempt, shown = await rolled_out(tools, codes, Limits())
+        attempt, shown = await rolled_out(tools, codes, some_limits())
     assert attempt.outcome == Ended(EndedName.FINISHED)
     assert attempt.record.answer == "The cup "
     for told in (
@@ -580,9 +580,9 @@ async def test_code_in_a_sandbox_searches_and_visits_and_sees_failures(service: 
 @pytest.mark.parametrize(
     ("limits", "detail"),
     [
-        (Limits(cpu_s=3.0), "3 cpu seconds"),
-        (Limits(proxy_bytes=600_000), "600000 bytes over the proxy"),
-        (Limits(tool_calls=4), "4 tool calls"),
+        (some_limits(cpu_s=3.0), "3 cpu seconds"),
+        (some_limits(proxy_bytes=600_000), "600000 bytes over the proxy"),
+        (some_limits(tool_calls=4), "4 tool calls"),
     ],
 )
 async def test_a_budget_that_is_used_up_ends_the_rollout_by_name(

@@ -27,7 +27,6 @@ from orchestrator.scorers.manners import gives_answer, plain_answer, well_formed
 from orchestrator.settings.config import Config
 from orchestrator.settings.table import EnvSettings
 from orchestrator.types import (
-    AgentSpec,
     Call,
     Completion,
     CompletionKind,
@@ -41,7 +40,7 @@ from sandbox.runner import wire as box_wire
 from sandbox.runner.model import OrchestratorModel, conversation
 from sandbox.types import Request
 from tests.fakes.completers import ScriptedCompleter
-from tests.fakes.plans import a_plan
+from tests.fakes.plans import a_plan, an_agent
 from tests.fakes.tokenizer import tokenizer_folder
 from tests.unit import test_tool_lines
 from tests.unit.test_tool_lines import ENDS, Scripted
@@ -50,7 +49,7 @@ SYSTEM, TASK = Message("system", "You help."), Message("user", "Is it warm in Ro
 HELP = Message("user", "Look for Rome.")
 ANSWER = '<tool_call>\n{"name": "final_answer", "arguments": {"answer": "yes"}}\n</tool_call>'
 LOOK = '<tool_call>\n{"name": "look", "arguments": {"at":  "Rome"}}\n</tool_call>'
-AGENT = AgentSpec(
+AGENT = an_agent(
     kind="tool_calling", call_format="hermes", managed_agents=(ManagedAgent("helper", "Helps.", max_steps=9),)
 )
 

@@ -21,11 +21,11 @@ from orchestrator.proxy.said import Asked
 from orchestrator.settings.sources import load_config
 from orchestrator.settings.table import EnvSettings
 from orchestrator.tools.base import FILE_TOOLS
-from orchestrator.types import AgentSpec, CompletionKind, ManagedAgent, Message, Task
+from orchestrator.types import CompletionKind, ManagedAgent, Message, Task
 from sandbox.runner import wire as sandbox_wire
 from sandbox.worker.tools import FILE_TOOLS as SANDBOX_FILE_TOOLS
 from tests.fakes.completers import ScriptedCompleter
-from tests.fakes.plans import TALK, a_plan
+from tests.fakes.plans import TALK, a_plan, an_agent
 
 ACTION = CompletionKind.ACTION
 HELPER = {"name": "helper", "description": "Helps.", "tools": ["read_file"], "max_steps": 3, "agent": "code"}
@@ -342,7 +342,7 @@ def test_agents_travel_whole(here: Path) -> None:
     (here / "prompts.yaml").write_text("managed_agent: {task: 'Do {{task}}.'}")
     env = EnvSettings(sandbox_tools=("python:own_area_tools:area",), prompt_templates=here / "prompts.yaml")
     helpers = (ManagedAgent("helper", "Helps."), ManagedAgent("caller", "Calls.", ("area",), 2, "tool_calling"))
-    agent = AgentSpec(max_steps=5, kind="code", code_tags=("<py>", "</py>"), managed_agents=helpers)
+    agent = an_agent(max_steps=5, kind="code", code_tags=("<py>", "</py>"), managed_agents=helpers)
     sent = wire.assignment(Task("t", "q"), agent, {}, equip(env))
     got = sandbox_wire.assignment(pb.Assignment.FromString(sent.SerializeToString()))
     assert (got.agent.kind, got.agent.code_tags) == ("code", ("<py>", "</py>"))
@@ -369,7 +369,7 @@ def test_stop_strings_of_a_sandbox_are_bounded(stop: list[str]) -> None:
 
 
 async def test_managed_agents_have_steps_and_segments_of_their_own() -> None:
-    agent = AgentSpec(max_steps=2, managed_agents=(ManagedAgent("helper", "x", kind="tool_calling"),))
+    agent = an_agent(max_steps=2, managed_agents=(ManagedAgent("helper", "x", kind="tool_calling"),))
     completer = ScriptedCompleter(["one", "two", "three", "four"])
     lease = Lease(a_plan(agent=agent), completer, None, {})
     inner = (Message("user", "inner"),)
@@ -395,7 +395,7 @@ async def test_managed_agents_have_steps_and_segments_of_their_own() -> None:
 
 async def test_a_program_brings_its_own_stop_strings_and_no_others_hold() -> None:
     completer = ScriptedCompleter(["one", "two"])
-    lease = Lease(a_plan(agent=AgentSpec(kind="program")), completer, None, {})
+    lease = Lease(a_plan(agent=an_agent(kind="program")), completer, None, {})
     await lease.complete(Asked(1, ACTION, TALK, ("END",)), b"1")
     await lease.complete(Asked(2, ACTION, TALK), b"2")
     assert [request.stop for request in completer.requests] == [("END",), ()]

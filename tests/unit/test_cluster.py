@@ -56,7 +56,8 @@ from orchestrator.proxy.left_files import OutputRule
 from orchestrator.rules.policy import Policy, Served
 from orchestrator.rules.redact import Secret
 from orchestrator.settings.config import Config
-from orchestrator.settings.table import EnvSettings, OpenAISettings
+from orchestrator.settings.endpoint import OpenAISettings
+from orchestrator.settings.table import EnvSettings
 from orchestrator.types import (
     Attachment,
     Attempt,
@@ -69,10 +70,9 @@ from orchestrator.types import (
     OutputFile,
     Record,
     RolloutPlan,
-    SandboxSpec,
 )
 from tests.fakes.cluster import FakeCluster, FakeNode, Told, nodes_of
-from tests.fakes.plans import a_plan
+from tests.fakes.plans import a_plan, a_sandbox
 from tests.fakes.runs import place
 
 SPEC = Config().sandbox_spec()
@@ -751,7 +751,7 @@ async def test_a_node_that_lacks_the_image_gets_it_and_others_do_not(images: Ima
 async def test_the_image_of_a_task_is_sent_once_however_many_rollouts_wait_for_it(images: Images) -> None:
     cluster = FakeCluster("a")
     async with nodes_of(cluster, images=images, launcher="docker", max_concurrent_sandboxes=4) as nodes:
-        own = SandboxSpec("own:1")
+        own = a_sandbox("own:1")
         with executing(nodes) as (executor, _):
             runs = [executor.execute(replace(a_plan(index), sandbox=own)) for index in range(4)]
             assert [names(await run) for run in [*map(asyncio.ensure_future, runs)]] == [
@@ -778,7 +778,7 @@ async def test_images_go_to_a_node_one_after_the_other(images: Images, monkeypat
     cluster = FakeCluster("a")
     async with nodes_of(cluster, images=images, launcher="docker", max_concurrent_sandboxes=4) as nodes:
         with executing(nodes) as (executor, _):
-            plans = [replace(a_plan(i), sandbox=SandboxSpec(f"own:{1 + i % 2}")) for i in range(4)]
+            plans = [replace(a_plan(i), sandbox=a_sandbox(f"own:{1 + i % 2}")) for i in range(4)]
             await asyncio.gather(*(executor.execute(plan) for plan in plans))
     assert sorted(cluster["a"].sent_images) == ["own:1", "own:2", SPEC.image]
 
@@ -789,7 +789,7 @@ async def test_many_rollouts_that_wait_for_an_image_on_one_node_hold_no_other_no
         for node in cluster.started:
             node.taking.clear()
         with executing(nodes) as (executor, _):
-            plans = [replace(a_plan(i), sandbox=SandboxSpec("own:1")) for i in range(16)]
+            plans = [replace(a_plan(i), sandbox=a_sandbox("own:1")) for i in range(16)]
             runs = [asyncio.create_task(executor.execute(plan)) for plan in plans]
             await until(lambda: [node.used for node in nodes._members.nodes.values()] == [8, 8])
             cluster["b"].taking.set()
@@ -808,7 +808,7 @@ async def test_a_node_s_own_image_is_taken_only_where_this_machine_has_none(imag
     async with nodes_of(cluster, images=images, launcher="docker") as nodes:
         cluster["a"].images[name] = "another id"
         with executing(nodes) as (executor, _):
-            results = await executor.execute(replace(a_plan(), sandbox=SandboxSpec(name)))
+            results = await executor.execute(replace(a_plan(), sandbox=a_sandbox(name)))
     assert names(results) == [("a0", "launch_error" if here else "finished", "a")]
 
 
@@ -824,7 +824,7 @@ async def test_no_image_is_sent_to_a_node_without_docker(images: Images) -> None
         assert cluster["b"].sent_images == []
         cluster["a"].engine, cluster["a"].answers = False, [DOCKER_AWAY]
         with executing(nodes) as (executor, _):
-            run = asyncio.create_task(executor.execute(replace(a_plan(), sandbox=SandboxSpec("own:1"))))
+            run = asyncio.create_task(executor.execute(replace(a_plan(), sandbox=a_sandbox("own:1"))))
             await until(lambda: told.away["a"] == "Docker is away")
             assert cluster["a"].sent_images == [SPEC.image]
             cluster["a"].engine = True
@@ -852,7 +852,7 @@ def test_saved_images_of_tasks_do_not_fill_the_disk(tmp_path: Path, monkeypatch:
 async def test_an_image_that_is_nowhere_breaks_its_rollouts_by_name(images: Images) -> None:
     async with nodes_of(FakeCluster("a"), images=images, launcher="docker") as nodes:
         with executing(nodes) as (executor, recorded):
-            await executor.execute(replace(a_plan(), sandbox=SandboxSpec("nowhere:1")))
+            await executor.execute(replace(a_plan(), sandbox=a_sandbox("nowhere:1")))
     (broken,) = recorded
     assert (failure := failure_of(broken)) is not None
     assert (failure.name, "nowhere:1" in failure.reason) == (FailedName.LAUNCH_ERROR, True)

@@ -22,7 +22,8 @@ from orchestrator.doctor.finding import Finding, fail, ok
 from orchestrator.doctor.host import check_host
 from orchestrator.rules.redact import Secret
 from orchestrator.settings.config import Config
-from orchestrator.settings.table import EnvSettings, OpenAISettings
+from orchestrator.settings.endpoint import OpenAISettings
+from orchestrator.settings.table import EnvSettings
 from tests.fakes.cluster import FakeCluster, FakeNode
 from tests.fakes.inference import Model, ScriptedServer, always
 from tests.fakes.odd_engine import OddEngine

@@ -12,13 +12,17 @@ from typing import Any
 
 import pytest
 
+from orchestrator.commands.table import COMMANDS
 from orchestrator.errors import ConfigError
 from orchestrator.launch.names import DEFAULT_IMAGE
 from orchestrator.settings.config import Config
+from orchestrator.settings.endpoint import OpenAISettings
 from orchestrator.settings.kinds import Only
-from orchestrator.settings.row import Settings
+from orchestrator.settings.row import Setting
+from orchestrator.settings.section import Settings
 from orchestrator.settings.sources import load_config
-from orchestrator.settings.table import GROUPS, SECTIONS, EnvSettings, OpenAISettings
+from orchestrator.settings.table import SECTIONS, EnvSettings
+from orchestrator.types import AgentSpec, Limits, Sampling, SandboxSpec
 
 ROOT = Path(__file__).parents[2]
 URL = "http://localhost:8000/v1"
@@ -73,7 +77,7 @@ def test_every_default_is_valid_and_reads_to_itself(section: str) -> None:
         assert row.read(row.default) == row.default
         assert row.text
         assert row.valid
-        assert row.group in GROUPS
+        assert row.group
 
 
 @pytest.mark.parametrize("cls", SECTIONS.values())
@@ -93,6 +97,45 @@ def test_every_value_has_the_type_its_field_declares(cls: type[Settings]) -> Non
             assert (type(None) in allowed) == (row.unset is not None), name
 
 
+def all_rows() -> list[Setting]:
+    return [row for cls in SECTIONS.values() for row in cls.rows().values()]
+
+
+def test_every_row_says_what_resuming_does_with_it_and_which_commands_take_it() -> None:
+    names = {command.name for command in COMMANDS}
+    for row in all_rows():
+        assert row.resume is not None, row.key
+        assert row.commands, row.key
+        assert {*row.commands, *row.from_run} <= names, row.key
+
+
+@pytest.mark.parametrize(
+    ("spec", "made_otherwise"),
+    [
+        (AgentSpec, {"kind", "call_format", "main_line"}),
+        (SandboxSpec, {"runtime"}),
+        (Limits, {"completions"}),
+        (Sampling, {"max_tokens", "seed"}),
+    ],
+)
+def test_every_field_of_a_spec_comes_from_one_row(spec: type[Any], made_otherwise: set[str]) -> None:
+    copied = [row.to[1] for row in all_rows() if row.to is not None and row.to[0] is spec]
+    assert sorted([*copied, *made_otherwise]) == sorted(field.name for field in fields(spec))
+
+
+def test_no_module_lists_names_of_settings() -> None:
+    """What is to be known of a setting stands in its row: a list elsewhere would have to change with it."""
+    names = {name for row in all_rows() for name in (row.name, row.key)}
+    lists = []
+    for file in (ROOT / "orchestrator").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.Tuple | ast.List | ast.Set) and len(node.elts) > 2:
+                words = {item.value for item in node.elts if isinstance(item, ast.Constant)}
+                if len(words) == len(node.elts) and words <= names:
+                    lists.append(f"{file.name}:{node.lineno}")
+    assert lists == []
+
+
 def test_every_setting_is_read_somewhere() -> None:
     """One that is accepted and decides nothing is a promise broken: it must say what it takes, and why."""
     read = set()
@@ -101,7 +144,8 @@ def test_every_setting_is_read_somewhere() -> None:
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
                 read.add(node.attr)
     for cls in SECTIONS.values():
-        unread = [n for n, row in cls.rows().items() if n not in read and not isinstance(row.kind, Only)]
+        copied = {n for n, row in cls.rows().items() if row.to is not None and row.to[1] in read}
+        unread = [n for n, row in cls.rows().items() if n not in read | copied and not isinstance(row.kind, Only)]
         assert unread == []
 
 

@@ -16,7 +16,8 @@ from orchestrator.doctor.services import check_keys, check_services, check_web_t
 from orchestrator.launch import channels
 from orchestrator.rules.redact import Secret
 from orchestrator.settings.config import Config
-from orchestrator.settings.table import EnvSettings, OpenAISettings
+from orchestrator.settings.endpoint import OpenAISettings
+from orchestrator.settings.table import EnvSettings
 from tests.fakes.inference import Fault, Model, ScriptedServer, always
 from tests.fakes.runs import place
 from tests.fakes.tavily import KEY as TAVILY_KEY

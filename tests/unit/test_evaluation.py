@@ -32,7 +32,8 @@ from orchestrator.rules.plan import server_of
 from orchestrator.run.prices import Prices
 from orchestrator.run.tally import Tally
 from orchestrator.settings.config import Config
-from orchestrator.settings.table import EnvSettings, OpenAISettings
+from orchestrator.settings.endpoint import OpenAISettings
+from orchestrator.settings.table import EnvSettings
 from orchestrator.tasks.base import Source
 from orchestrator.types import BadTask, Completion, Failed, FailedName, Group, Score, Task
 from tests.fakes.completers import FunctionCompleter

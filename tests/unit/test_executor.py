@@ -43,7 +43,7 @@ from orchestrator.types import (
 )
 from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.fake_launcher import CONFINED, FakeLauncher
-from tests.fakes.plans import a_member, a_plan, an_attempt
+from tests.fakes.plans import a_member, a_plan, an_attempt, some_limits
 
 
 @pytest.fixture(autouse=True)
@@ -371,7 +371,9 @@ async def test_standstill_of_our_own_is_nobodys_timeout(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    "limits", [Limits(rollout_timeout_s=3.0), Limits(deadline_s=3.0)], ids=["the own clock", "the deadline"]
+    "limits",
+    [some_limits(rollout_timeout_s=3.0), some_limits(deadline_s=3.0)],
+    ids=["the own clock", "the deadline"],
 )
 async def test_what_is_late_after_a_standstill_is_nobody_s_timeout(
     monkeypatch: pytest.MonkeyPatch, limits: Limits

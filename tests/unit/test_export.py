@@ -266,6 +266,7 @@ def test_the_provenance_names_what_was_read_and_no_place_on_this_machine(recorde
         "train_mixed_versions": True,
         "trained_segments": None,
         "untrained_outcomes": [],
+        "zero_variance": "keep",
     }
 
 

@@ -18,9 +18,9 @@ from orchestrator.proxy.said import Asked
 from orchestrator.run.groups import scored_data_group
 from orchestrator.run.line import attempt_line
 from orchestrator.run.verify import Findings, check_group
-from orchestrator.types import Completion, CompletionKind, Group, Limits, Member, Message, Record, Score
+from orchestrator.types import Completion, CompletionKind, Group, Member, Message, Record, Score
 from tests.fakes.chat_templates import FAMILIES, family
-from tests.fakes.plans import TALK, a_plan, an_attempt
+from tests.fakes.plans import TALK, a_plan, an_attempt, some_limits
 from tests.unit.test_verify import plain, written
 
 TAG = "</code>"
@@ -56,7 +56,7 @@ async def conversation(
 ) -> tuple[Lease, list[str], tuple[Message, ...]]:
     """An episode of smolagents' code agent: (its lease, what the agent got of each text, the conversation)."""
     sampler = Sampler(tokenizer, [*texts], takes_ids=takes_ids)
-    lease = Lease(a_plan(limits=Limits(completions=99)), sampler, tokenizer.dated(STARTED), {})
+    lease = Lease(a_plan(limits=some_limits(completions=99)), sampler, tokenizer.dated(STARTED), {})
     talk, got = TALK, []
     for number in range(len(texts)):
         asked = Asked(number + 1, CompletionKind.ACTION, talk)

@@ -33,8 +33,9 @@ from orchestrator.launch.names import CHANNEL_MOUNT, DEFAULT_IMAGE
 from orchestrator.launch.uids import UidPair
 from orchestrator.types import Confinement, Mount, SandboxSpec
 from sandbox.boot.arguments import box_of
+from tests.fakes.plans import a_sandbox
 
-SPEC = SandboxSpec(image=DEFAULT_IMAGE)
+SPEC = a_sandbox(image=DEFAULT_IMAGE)
 UIDS = UidPair(20_000, 20_001)
 
 

@@ -13,9 +13,9 @@ from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.once import SequenceError
 from orchestrator.proxy.said import Asked
 from orchestrator.rules.outcome import Refused, Submission
-from orchestrator.types import AgentSpec, CompletionKind, Limits, ManagedAgent, Message
+from orchestrator.types import CompletionKind, Limits, ManagedAgent, Message
 from tests.fakes.completers import ScriptedCompleter
-from tests.fakes.plans import TALK, a_plan
+from tests.fakes.plans import TALK, a_plan, an_agent, some_limits
 from tests.fakes.tokenizer import tokenizer_folder
 
 ACTION = CompletionKind.ACTION
@@ -84,7 +84,7 @@ async def test_an_ended_lease_cancels_what_is_being_sampled() -> None:
 
 
 async def test_the_completion_budget_is_reserved_before_it_is_spent() -> None:
-    lease, completer = a_lease(["a", "b"], limits=Limits(completions=1))
+    lease, completer = a_lease(["a", "b"], limits=some_limits(completions=1))
     await lease.complete(Asked(1, ACTION, TALK), b"1")
     reply = await lease.complete(Asked(2, ACTION, TALK), b"2")
     assert reply.ended == "budget"
@@ -96,9 +96,9 @@ async def test_the_completion_budget_is_reserved_before_it_is_spent() -> None:
 @pytest.mark.parametrize(
     ("limits", "named"),
     [
-        (Limits(prompt_tokens=9), "9 prompt tokens"),
-        (Limits(completion_tokens=1), "1 sampled tokens"),
-        (Limits(completions=1), "1 completions"),
+        (some_limits(prompt_tokens=9), "9 prompt tokens"),
+        (some_limits(completion_tokens=1), "1 sampled tokens"),
+        (some_limits(completions=1), "1 completions"),
     ],
 )
 async def test_every_budget_of_completions_is_named_and_nothing_is_sampled_past_it(
@@ -113,7 +113,7 @@ async def test_every_budget_of_completions_is_named_and_nothing_is_sampled_past_
 
 
 async def test_no_action_is_sampled_past_the_last_step() -> None:
-    lease, completer = a_lease(["a", "b"], agent=AgentSpec(max_steps=1))
+    lease, completer = a_lease(["a", "b"], agent=an_agent(max_steps=1))
     await lease.complete(Asked(1, ACTION, TALK), b"1")
     assert (await lease.complete(Asked(2, ACTION, TALK), b"2")).ended == "max_steps"
     assert len(completer.requests) == 1
@@ -121,7 +121,7 @@ async def test_no_action_is_sampled_past_the_last_step() -> None:
 
 @pytest.mark.parametrize(("own", "most"), [(2, 2), (None, 3)])
 async def test_a_managed_agent_takes_no_more_steps_in_a_call_than_it_has(own: int | None, most: int) -> None:
-    agent = AgentSpec(max_steps=3, managed_agents=(ManagedAgent("helper", "Helps.", max_steps=own),))
+    agent = an_agent(max_steps=3, managed_agents=(ManagedAgent("helper", "Helps.", max_steps=own),))
     lease, completer = a_lease(["x"] * 9, agent=agent)
     sequence = 0
 
@@ -142,7 +142,7 @@ async def test_a_managed_agent_takes_no_more_steps_in_a_call_than_it_has(own: in
 async def test_the_last_answer_is_only_sampled_where_it_was_asked_for() -> None:
     lease, _ = a_lease(["a"])
     assert (await lease.complete(Asked(1, CompletionKind.FINAL, TALK), b"1")).ended == "max_steps"
-    lease, _ = a_lease(["a"], agent=AgentSpec(final_answer_at_max_steps=True))
+    lease, _ = a_lease(["a"], agent=an_agent(final_answer_at_max_steps=True))
     assert (await lease.complete(Asked(1, CompletionKind.FINAL, TALK), b"1")).completion is not None
 
 
@@ -234,7 +234,7 @@ class _Failing:
 
 
 async def test_a_failing_tool_is_an_observation_and_is_recorded() -> None:
-    lease = Lease(a_plan(limits=Limits(tool_calls=2)), ScriptedCompleter([""]), None, {"web": _Failing()})
+    lease = Lease(a_plan(limits=some_limits(tool_calls=2)), ScriptedCompleter([""]), None, {"web": _Failing()})
     assert (await lease.call_tool(1, b"1", "web", {})).error == "no network"
     assert "there is no tool" in str((await lease.call_tool(2, b"2", "shell", {})).error)
     assert (await lease.call_tool(3, b"3", "web", {})).ended == "budget"

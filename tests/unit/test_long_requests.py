@@ -20,9 +20,9 @@ from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.offers import Offers
 from orchestrator.proxy.said import Asked, Spoken
 from orchestrator.proxy.talk import Talk
-from orchestrator.types import AgentSpec, Completion, CompletionKind, Limits, Message, Tools, Wishes
+from orchestrator.types import Completion, CompletionKind, Message, Tools, Wishes
 from tests.fakes.completers import ScriptedCompleter
-from tests.fakes.plans import a_plan
+from tests.fakes.plans import a_plan, an_agent, some_limits
 from tests.fakes.tokenizer import tokenizer_folder
 
 
@@ -133,7 +133,7 @@ def long_request(sequence: int = 1) -> bytes:
 
 
 def a_lease(tokenizer: HubTokenizer) -> Lease:
-    plan = a_plan(agent=AgentSpec(kind="program"), limits=Limits(completions=100, max_token_length=200_000))
+    plan = a_plan(agent=an_agent(kind="program"), limits=some_limits(completions=100, max_token_length=200_000))
     return Lease(plan, ScriptedCompleter(["yes"] * 4), tokenizer, {})
 
 

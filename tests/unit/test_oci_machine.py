@@ -22,9 +22,9 @@ from orchestrator.launch.oci.sandbox import OciSandbox
 from orchestrator.launch.oci.user_namespace import UserNamespace, id_range, user_namespace
 from orchestrator.launch.oci.verification import UNTOLD_BY_GVISOR, verify
 from orchestrator.launch.uids import UidPair
-from orchestrator.types import SandboxSpec
+from tests.fakes.plans import a_sandbox
 
-SPEC = SandboxSpec("image")
+SPEC = a_sandbox("image")
 ASKED = harden(SPEC, UidPair(20_000, 20_001), Path("/channel"))
 ROOT = Root(Path("/images/1/rootfs"), ("PATH=/bin",), ("/bin/python", "-P"))
 NAME = "sandbox-1"
@@ -180,8 +180,8 @@ def test_what_is_waived_is_not_told(tmp_path: Path) -> None:
 
 def test_sizes_that_do_not_fit_and_old_runtimes_are_told() -> None:
     assert does_not_fit(SPEC) is None
-    assert "--env.sandbox_memory" in (does_not_fit(SandboxSpec("i", memory_bytes=1 << 60)) or "")
-    assert "--env.sandbox_cpus" in (does_not_fit(SandboxSpec("i", cpus=10_000)) or "")
+    assert "--env.sandbox_memory" in (does_not_fit(a_sandbox("i", memory_bytes=1 << 60)) or "")
+    assert "--env.sandbox_cpus" in (does_not_fit(a_sandbox("i", cpus=10_000)) or "")
     assert list(advice(SPEC, 1, "runc version 1.3.4")) == []
     assert [line.split()[0] for line in advice(SPEC, 1 << 20, "runc version 1.1.5+ds1")] == ["1048576", "runc"]
     assert list(advice(SPEC, 1, "crun version 0.1")) == []

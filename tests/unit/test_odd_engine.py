@@ -20,8 +20,8 @@ from orchestrator.launch.docker.sandbox import DockerSandbox
 from orchestrator.launch.uids import UidPair
 from orchestrator.settings.config import Config
 from orchestrator.settings.table import EnvSettings
-from orchestrator.types import SandboxSpec
 from tests.fakes.odd_engine import OddEngine
+from tests.fakes.plans import a_sandbox
 
 DEADLINE_S = 10.0
 DIED = {
@@ -155,7 +155,7 @@ async def test_a_sandbox_of_which_nobody_can_tell_how_it_is_confined_is_not_used
     launcher = DockerLauncher("run", max_sandboxes=1)
     try:
         with pytest.raises(DockerError, match=r"unexpected shape \(inspect"):
-            async with launcher.launch(SandboxSpec(image="image"), tmp_path):
+            async with launcher.launch(a_sandbox(image="image"), tmp_path):
                 pytest.fail("it was used")
     finally:
         await launcher.aclose()
@@ -176,7 +176,7 @@ async def test_cancelled_while_it_is_closed_the_launcher_still_removes_what_resi
     engine.answers["/containers/create"] = "no"  # it may be there all the same
     launcher = DockerLauncher("run", max_sandboxes=1)
     with pytest.raises(DockerError):
-        await launcher.ready(SandboxSpec(image="image"))
+        await launcher.ready(a_sandbox(image="image"))
     closing = asyncio.create_task(launcher.aclose())
     for _ in range(2):
         await asyncio.sleep(0)
@@ -210,7 +210,7 @@ async def test_an_engine_that_cannot_make_containers_is_named_by_what_fails(engi
     engine.refusals["/containers/create"] = why
     try:
         with pytest.raises(LaunchError) as refused:
-            await launcher.ready(SandboxSpec(image="image"))
+            await launcher.ready(a_sandbox(image="image"))
     finally:
         await launcher.aclose()
     assert isinstance(refused.value, EngineUnfitError) == (why in LASTING)
@@ -223,7 +223,7 @@ async def test_an_engine_without_the_runtime_is_not_waited_for(engine: OddEngine
     engine.refusals["/containers/create"] = "unknown or invalid runtime name: runsc"
     try:
         with pytest.raises(EngineUnfitError, match=r"daemon\.json"):
-            await launcher.ready(SandboxSpec(image="image"))
+            await launcher.ready(a_sandbox(image="image"))
     finally:
         await launcher.aclose()
 
@@ -249,7 +249,7 @@ async def test_podman_is_refused_with_what_it_lacks_and_what_to_use(engine: OddE
     assert "--env.launcher oci" in first
     async with closing_launcher() as launcher:
         with pytest.raises(EnvironmentUnusable, match=r"leads to Podman 4\.3\.1"):
-            await launcher.check(SandboxSpec("image"))
+            await launcher.check(a_sandbox("image"))
     assert not [asked for asked in engine.asked if asked.startswith("POST")], "nothing was made"
 
 

@@ -22,7 +22,6 @@ from orchestrator.rules.purse import Purse
 from orchestrator.run.line import attempt_line, read_attempt
 from orchestrator.run.lines import dumps
 from orchestrator.types import (
-    AgentSpec,
     Attempt,
     Completion,
     CompletionKind,
@@ -34,7 +33,7 @@ from orchestrator.types import (
     Turn,
     conversations,
 )
-from tests.fakes.plans import TALK, a_plan
+from tests.fakes.plans import TALK, a_plan, an_agent, some_limits
 from tests.fakes.tokenizer import tokenizer_folder
 
 ACTION = CompletionKind.ACTION
@@ -88,7 +87,7 @@ def endpoint(request: pytest.FixtureRequest, tokenizer: HubTokenizer) -> HeldEnd
 
 
 def a_lease(endpoint: HeldEndpoint, limits: Limits | None = None) -> Lease:
-    plan = a_plan(agent=AgentSpec(kind="program", max_steps=100), limits=limits or Limits())
+    plan = a_plan(agent=an_agent(kind="program", max_steps=100), limits=limits or some_limits())
     return Lease(plan, endpoint, endpoint.tokenizer, {})
 
 
@@ -167,7 +166,7 @@ async def test_the_record_of_parallel_requests_is_read_as_it_was_written(endpoin
 
 
 async def test_more_at_a_time_than_the_plan_has_are_refused(endpoint: HeldEndpoint) -> None:
-    lease = a_lease(endpoint, Limits(parallel_completions=2))
+    lease = a_lease(endpoint, some_limits(parallel_completions=2))
     for number in (1, 2):
         await begin(lease, asked(number))
     with pytest.raises(SequenceError):
@@ -178,7 +177,7 @@ async def test_more_at_a_time_than_the_plan_has_are_refused(endpoint: HeldEndpoi
 
 
 async def test_numbers_may_arrive_in_another_order_and_each_is_taken_once(endpoint: HeldEndpoint) -> None:
-    lease = a_lease(endpoint, Limits(parallel_completions=4))
+    lease = a_lease(endpoint, some_limits(parallel_completions=4))
     for number in (2, 1, 4, 3):
         endpoint.let(number)
         await lease.complete(asked(number), b"%d" % number)
@@ -224,7 +223,7 @@ async def test_a_guessed_answer_makes_no_record_that_cannot_be_read(endpoint: He
 
 
 async def test_what_nobody_waits_for_is_cancelled_at_the_endpoint(endpoint: HeldEndpoint) -> None:
-    lease = a_lease(endpoint, Limits(parallel_completions=1))
+    lease = a_lease(endpoint, some_limits(parallel_completions=1))
     endpoint.let(1)
     await (await begin(lease, asked(1, *TALK)))
     spoken = (*TALK, Message("assistant", "answer to 1"), Message("user", "go on"))
@@ -293,7 +292,7 @@ async def test_a_request_given_up_before_it_came_is_never_sampled(endpoint: Held
 
 
 async def test_giving_up_costs_a_completion_a_step_and_what_may_have_been_sampled(endpoint: HeldEndpoint) -> None:
-    lease = a_lease(endpoint, Limits(completions=3, completion_tokens=10_000))
+    lease = a_lease(endpoint, some_limits(completions=3, completion_tokens=10_000))
     for number in (1, 2, 3):
         task = await begin(lease, asked(number))
         await lease.give_up(number)
@@ -304,7 +303,7 @@ async def test_giving_up_costs_a_completion_a_step_and_what_may_have_been_sample
 
 async def test_requests_at_a_time_share_what_is_left_of_the_tokens(endpoint: HeldEndpoint) -> None:
     """A request waits until it is known what those before it leave, and gets that."""
-    lease = a_lease(endpoint, Limits(completion_tokens=150))
+    lease = a_lease(endpoint, some_limits(completion_tokens=150))
     first, second = [await begin(lease, asked(number)) for number in (1, 2)]
     assert endpoint.begun == [1]
     endpoint.let(1)
@@ -329,7 +328,7 @@ async def test_an_agent_of_smolagents_still_asks_for_one_at_a_time(endpoint: Hel
 @pytest.mark.parametrize("together", [1, 4])
 async def test_requests_cut_before_they_came_keep_no_number_back(endpoint: HeldEndpoint, together: int) -> None:
     """A long one is read first: its client may hang up before the lease knows of it."""
-    lease = a_lease(endpoint, Limits(parallel_completions=together))
+    lease = a_lease(endpoint, some_limits(parallel_completions=together))
     for number in range(1, together + 1):
         await lease.give_up(number)
     endpoint.let(together + 1)
@@ -355,7 +354,7 @@ async def test_tokens_that_are_only_counted_stand_on_no_record(
     endpoint: HeldEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(budgets, "MAX_RECORDED_CHARS", 10_000)
-    lease = a_lease(endpoint, Limits(max_token_length=1 << 20))
+    lease = a_lease(endpoint, some_limits(max_token_length=1 << 20))
     other = Message("user", "x" * 1_000)
     endpoint.let(1)
     for number in range(2, 30):  # together more than a record may have
@@ -382,7 +381,7 @@ async def test_what_is_sampled_when_the_result_comes_is_cut(endpoint: HeldEndpoi
 async def test_giving_up_costs_as_much_as_the_completion_could_have(endpoint: HeldEndpoint) -> None:
     """A service may take money for what was sampled and not read."""
     purse = Purse(1_000.0, lambda _, prompt, sampled: float(prompt + sampled), lambda: None)
-    plan = a_plan(agent=AgentSpec(kind="program", max_steps=100))
+    plan = a_plan(agent=an_agent(kind="program", max_steps=100))
     lease = Lease(plan, endpoint, endpoint.tokenizer, {}, purse=purse)
     task = await begin(lease, asked(1))
     await settled(lambda: endpoint.begun == [1])

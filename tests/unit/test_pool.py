@@ -28,8 +28,9 @@ from orchestrator.rules.backoff import Backoff
 from orchestrator.rules.waits import standstill
 from orchestrator.types import SandboxExit, SandboxSpec
 from tests.fakes.fake_launcher import CONFINED, FakeLauncher, parked_inhabitant
+from tests.fakes.plans import a_sandbox
 
-SPEC = SandboxSpec("image")
+SPEC = a_sandbox("image")
 GUARD_S = 120.0
 
 
@@ -100,7 +101,7 @@ async def test_each_is_used_for_one_rollout_and_the_sum_is_never_exceeded() -> N
 
         async def rollout(number: int) -> None:
             async with slots:
-                await bench.use(SPEC if number % 3 else SandboxSpec("another image"))
+                await bench.use(SPEC if number % 3 else a_sandbox("another image"))
 
         async with asyncio.TaskGroup() as tasks:
             for number in range(60):
@@ -113,7 +114,7 @@ async def test_head_start_is_for_the_first_rollouts_and_gives_way() -> None:
     async with Bench(head_start=100) as bench:
         await eventually(lambda: bench.pool.parked == 6)  # leased + warm
         done = asyncio.Event()
-        own_image = [asyncio.create_task(bench.use(SandboxSpec("another image"), done)) for _ in range(4)]
+        own_image = [asyncio.create_task(bench.use(a_sandbox("another image"), done)) for _ in range(4)]
         await eventually(lambda: len(bench.handed_out) == 4)
         await eventually(lambda: bench.pool.parked == 2)
         done.set()
@@ -244,7 +245,7 @@ async def test_starts_in_which_this_process_stood_still_are_begun_again(monkeypa
         return await parked_inhabitant(channel)
 
     async with Bench(FakeLauncher(starting), warm=1) as bench:
-        ahead, own = asyncio.create_task(bench.use()), asyncio.create_task(bench.use(SandboxSpec("own")))
+        ahead, own = asyncio.create_task(bench.use()), asyncio.create_task(bench.use(a_sandbox("own")))
         await eventually(lambda: started == 3)  # both, and one more ahead
         await asyncio.sleep(0.2)  # by now all three are waited for
         stood = True
@@ -362,7 +363,7 @@ async def test_cancelled_claims_and_closing_leave_nothing(after_s: float) -> Non
 
 # ---------------------------------------------------------------- tasks with images of their own
 
-OWN, OTHER = SandboxSpec("own"), SandboxSpec("other")
+OWN, OTHER = a_sandbox("own"), a_sandbox("other")
 
 
 def parked_as(bench: Bench, *specs: SandboxSpec) -> Callable[[], bool]:

@@ -18,7 +18,8 @@ from orchestrator.rules.purse import Purse
 from orchestrator.run.prices import Prices
 from orchestrator.run.tally import Tally
 from orchestrator.settings.config import Config
-from orchestrator.settings.table import EnvSettings, OpenAISettings
+from orchestrator.settings.endpoint import OpenAISettings
+from orchestrator.settings.table import EnvSettings
 from orchestrator.types import CompletionKind, FailedName, Wishes
 from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.plans import TALK, a_plan

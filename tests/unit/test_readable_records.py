@@ -30,12 +30,10 @@ from orchestrator.run.line import (
 )
 from orchestrator.run.lines import JsonLines, dumps
 from orchestrator.types import (
-    AgentSpec,
     Attempt,
     CompletionKind,
     Ended,
     EndedName,
-    Limits,
     Message,
     Record,
     RolloutPlan,
@@ -43,10 +41,12 @@ from orchestrator.types import (
     Wishes,
 )
 from tests.fakes.completers import ScriptedCompleter
-from tests.fakes.plans import a_member, a_plan
+from tests.fakes.plans import a_member, a_plan, an_agent, some_limits
 
 TALK = (Message("user", "q"),)
-PROGRAM = a_plan(agent=AgentSpec(kind="program", max_steps=1000), limits=Limits(completions=1000, tool_calls=1000))
+PROGRAM = a_plan(
+    agent=an_agent(kind="program", max_steps=1000), limits=some_limits(completions=1000, tool_calls=1000)
+)
 
 
 def written(lease: Lease) -> bytes:

@@ -16,7 +16,6 @@ from orchestrator.completion.untemplated import NOTE
 from orchestrator.errors import RecordError
 from orchestrator.scorers.grade import grade
 from orchestrator.types import (
-    AgentSpec,
     Attempt,
     Completion,
     CompletionKind,
@@ -30,7 +29,7 @@ from orchestrator.types import (
     Turn,
     conversations,
 )
-from tests.fakes.plans import TALK, a_plan
+from tests.fakes.plans import TALK, a_plan, an_agent
 from tests.fakes.scorers import DirectScorer
 from tests.fakes.tokenizer import tokenizer_folder
 
@@ -247,7 +246,7 @@ def test_an_empty_answer_trains_nothing(tokenizer: HubTokenizer) -> None:
 
 def test_a_program_whose_code_asks_last_is_trained_on_its_task(tokenizer: HubTokenizer) -> None:
     """Model-written code shares the program's endpoint. Whatever it asks, the task's line carries the score."""
-    plan = a_plan(agent=AgentSpec(kind="program"))
+    plan = a_plan(agent=an_agent(kind="program"))
     first, aside = sampled(tokenizer, "one<|im_end|>"), sampled(tokenizer, "yes<|im_end|>")
     asides = (asked("Say yes."), asked("Say it again."), asked(f"And: {plan.task.question}"))
     turns = (turn(first), *(turn(aside, segment=n, messages=talk) for n, talk in enumerate(asides, 1)))

@@ -21,20 +21,20 @@ from orchestrator.run.line import Counted, attempt_line, read_attempt, read_coun
 from orchestrator.run.lines import dumps
 from orchestrator.run.tally import Tally
 from orchestrator.terminal.closing import closing_table
-from orchestrator.types import AgentSpec, Attempt, CompletionKind, Ended, EndedName, Limits, Message, RequestNotes
+from orchestrator.types import Attempt, CompletionKind, Ended, EndedName, Message, RequestNotes
 from sandbox.runner import wire as sandbox_wire
 from sandbox.types import Message as SandboxMessage
 from sandbox.types import Notes, Request, Result
 from tests.fakes import tokenizers
 from tests.fakes.completers import ScriptedCompleter
-from tests.fakes.plans import a_plan, a_record
+from tests.fakes.plans import a_plan, a_record, an_agent, some_limits
 
 REFUSED = "POST /v1/chat/completions got HTTP 400: messages[3].content: image_url is not taken"
 TALK = (Message("user", "Hi."),)
 
 
 def a_lease(**limits: int) -> Lease:
-    plan = a_plan(agent=AgentSpec(kind="program", max_steps=100), limits=Limits(**limits))
+    plan = a_plan(agent=an_agent(kind="program", max_steps=100), limits=some_limits(**limits))
     return Lease(plan, ScriptedCompleter(["4"] * 9), None, {})
 
 
@@ -85,7 +85,7 @@ def qwen() -> HubTokenizer:
 
 async def test_a_prompt_is_counted_and_nothing_is_sampled_or_spent(qwen: HubTokenizer) -> None:
     completer = ScriptedCompleter(["4"])
-    plan = a_plan(agent=AgentSpec(kind="program", max_steps=1), limits=Limits(completions=1))
+    plan = a_plan(agent=an_agent(kind="program", max_steps=1), limits=some_limits(completions=1))
     lease = Lease(plan, completer, qwen, {})
     counted = [(await ask(lease, number, count_only=True)).counted for number in range(1, MAX_COUNTED + 1)]
     told = wire.completion_response(await ask(lease, MAX_COUNTED + 1, count_only=True)).refused
@@ -124,7 +124,7 @@ async def test_only_a_program_may_have_tokens_counted() -> None:
 
 
 def test_the_sandbox_is_told_how_long_a_conversation_may_be() -> None:
-    agent = AgentSpec(kind="program")
+    agent = an_agent(kind="program")
     sent = wire.assignment(a_plan().task, agent, {}, Equipment(), max_token_length=4096)
     got = sandbox_wire.assignment(pb.Assignment.FromString(sent.SerializeToString()))
     assert got.agent.max_token_length == 4096

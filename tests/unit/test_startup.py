@@ -27,7 +27,8 @@ from orchestrator.rules.backoff import Backoff
 from orchestrator.rules.policy import Policy
 from orchestrator.scorers.open import open_scorer
 from orchestrator.settings.config import Config
-from orchestrator.settings.table import EnvSettings, OpenAISettings
+from orchestrator.settings.endpoint import OpenAISettings
+from orchestrator.settings.table import EnvSettings
 from tests.fakes.inference import Fault, ScriptedServer, always
 from tests.fakes.inference.dialects.base import Answer
 from tests.fakes.tokenizer import tokenizer_folder

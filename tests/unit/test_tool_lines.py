@@ -21,7 +21,6 @@ from orchestrator.proxy.lease import MAX_TOO_LONG, Lease
 from orchestrator.proxy.said import Asked, Reply, Spoken
 from orchestrator.run.line import recorded_attempt, recorded_line
 from orchestrator.types import (
-    AgentSpec,
     Attempt,
     Call,
     Completion,
@@ -35,7 +34,7 @@ from orchestrator.types import (
 )
 from tests.fakes import tokenizers
 from tests.fakes.completers import ScriptedCompleter
-from tests.fakes.plans import a_plan
+from tests.fakes.plans import a_plan, an_agent, some_limits
 
 TOOL: Mapping[str, Any] = {
     "type": "function",
@@ -161,7 +160,9 @@ class Program:
     def __init__(self, tokenizer: HubTokenizer, *texts: str, limits: Limits | None = None) -> None:
         self.tokenizer = tokenizer
         self.completer = Scripted(tokenizer, *texts)
-        plan = a_plan(agent=AgentSpec(kind="program", max_steps=100), limits=limits or Limits(completions=1000))
+        plan = a_plan(
+            agent=an_agent(kind="program", max_steps=100), limits=limits or some_limits(completions=1000)
+        )
         self.lease = Lease(plan, self.completer, tokenizer, {})
         self.asked = 0
 
@@ -549,7 +550,7 @@ async def test_a_program_learns_which_stop_string_was_sampled(qwen: HubTokenizer
 
 
 async def test_a_conversation_too_long_is_refused_so_that_a_program_can_shorten_it(qwen: HubTokenizer) -> None:
-    program = Program(qwen, "ok<|im_end|>", limits=Limits(max_token_length=200))
+    program = Program(qwen, "ok<|im_end|>", limits=some_limits(max_token_length=200))
     long = Message("user", "word " * 500)
     for _ in range(MAX_TOO_LONG):
         reply = await program.ask(long, wishes=Wishes())
@@ -557,14 +558,14 @@ async def test_a_conversation_too_long_is_refused_so_that_a_program_can_shorten_
         assert reply.refused.too_long
         assert "maximum context length is 200 tokens (env.max_token_length)" in reply.refused.told
     assert (await program.ask(long, wishes=Wishes())).ended == "context_length"
-    other = Program(qwen, "ok<|im_end|>", limits=Limits(max_token_length=200))
+    other = Program(qwen, "ok<|im_end|>", limits=some_limits(max_token_length=200))
     await other.ask(long, wishes=Wishes())
     assert (await other.ask(TASK, wishes=Wishes())).completion is not None
 
 
 async def test_a_program_is_not_told_our_limit_where_the_endpoints_is_smaller(qwen: HubTokenizer) -> None:
     """Programs read the number, and shorten their conversations to it."""
-    plan = a_plan(agent=AgentSpec(kind="program"), limits=Limits(max_token_length=20_000))
+    plan = a_plan(agent=an_agent(kind="program"), limits=some_limits(max_token_length=20_000))
     full = FullContext("a prompt of 9000 tokens for an endpoint that holds 4096")
     lease = Lease(plan, ScriptedCompleter([full]), qwen, {})
     reply = await lease.complete(Asked(1, CompletionKind.ACTION, (TASK,)), b"1")

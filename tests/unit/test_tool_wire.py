@@ -15,7 +15,7 @@ from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.said import Asked, Spoken
 from orchestrator.types import AgentSpec, Call, CompletionKind, ManagedAgent, Wishes
 from tests.fakes.completers import ScriptedCompleter
-from tests.fakes.plans import TALK, a_plan
+from tests.fakes.plans import TALK, a_plan, an_agent
 
 TOOL = {"type": "function", "function": {"name": "weather"}}
 
@@ -101,7 +101,7 @@ async def test_a_program_is_told_that_its_request_is_too_large_and_goes_on(name:
     asked = wire.completion_request(request().SerializeToString())
     assert asked.refusal is not None
     assert (asked.refusal.param, asked.messages, asked.wishes) == (param, (), Wishes())
-    lease = Lease(a_plan(agent=AgentSpec(kind="program")), ScriptedCompleter(["one"]), None, {})
+    lease = Lease(a_plan(agent=an_agent(kind="program")), ScriptedCompleter(["one"]), None, {})
     assert (await lease.complete(asked, b"1")).refused == asked.refusal
     assert (await lease.complete(Asked(2, CompletionKind.ACTION, TALK), b"2")).completion is not None
 
@@ -127,15 +127,15 @@ def test_tools_calls_and_results_arrive_as_they_were_sent() -> None:
 
 
 TOOLS = Wishes(tools=(TOOL,))
-CALLING = AgentSpec(kind="tool_calling", call_format="hermes")
-TEAM = AgentSpec(managed_agents=(ManagedAgent("caller", "Calls.", kind="tool_calling"),), call_format="hermes")
+CALLING = an_agent(kind="tool_calling", call_format="hermes")
+TEAM = an_agent(managed_agents=(ManagedAgent("caller", "Calls.", kind="tool_calling"),), call_format="hermes")
 
 
 @pytest.mark.parametrize(
     ("agent", "name", "kind", "wishes"),
     [
-        (AgentSpec(), "", "action", TOOLS),
-        (AgentSpec(kind="tool_calling"), "", "action", TOOLS),  # its calls are JSON in the text
+        (an_agent(), "", "action", TOOLS),
+        (an_agent(kind="tool_calling"), "", "action", TOOLS),  # its calls are JSON in the text
         (CALLING, "", "plan", TOOLS),
         (CALLING, "", "action", replace(TOOLS, tool_choice="required")),
         (CALLING, "", "action", replace(TOOLS, logprobs=True)),

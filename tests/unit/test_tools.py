@@ -20,9 +20,9 @@ from orchestrator.settings.sources import load_config
 from orchestrator.tools.addresses import web_address
 from orchestrator.tools.arguments import check_names, text_argument, whole_argument
 from orchestrator.tools.rules import WebRules
-from orchestrator.types import CompletionKind, Ended, EndedName, Limits
+from orchestrator.types import CompletionKind, Ended, EndedName
 from tests.fakes.completers import ScriptedCompleter
-from tests.fakes.plans import TALK, a_plan, a_record
+from tests.fakes.plans import TALK, a_plan, a_record, some_limits
 
 
 @pytest.mark.parametrize("value", [None, 7, True, ["x"], {"a": 1}, "", "  \n ", "x" * 101, "half \ud83d"])
@@ -289,7 +289,7 @@ async def test_cpu_time_that_is_used_up_is_seen_before_anything_is_sampled_or_as
 
     for ask in ("completion", "tool"):
         completer = ScriptedCompleter(["x"])
-        lease = Lease(a_plan(limits=Limits(cpu_s=2.0)), completer, None, {}, cpu_s)
+        lease = Lease(a_plan(limits=some_limits(cpu_s=2.0)), completer, None, {}, cpu_s)
         await lease.complete(Asked(1, CompletionKind.ACTION, TALK), b"1")
         used_s.reverse()
         if ask == "completion":
@@ -306,12 +306,12 @@ async def test_cpu_time_nobody_can_tell_is_no_reason_to_end() -> None:
     async def unknown() -> float | None:
         return None
 
-    lease = Lease(a_plan(limits=Limits(cpu_s=2.0)), ScriptedCompleter(["x"]), None, {}, unknown)
+    lease = Lease(a_plan(limits=some_limits(cpu_s=2.0)), ScriptedCompleter(["x"]), None, {}, unknown)
     assert (await lease.complete(Asked(1, CompletionKind.ACTION, TALK), b"1")).ended is None
 
 
 async def test_bytes_are_counted_up_to_the_limit_and_not_past_it() -> None:
-    lease = Lease(a_plan(limits=Limits(proxy_bytes=100)), ScriptedCompleter(["x"]), None, {})
+    lease = Lease(a_plan(limits=some_limits(proxy_bytes=100)), ScriptedCompleter(["x"]), None, {})
     assert lease.carry(60)
     assert lease.carry(40)
     assert lease.live

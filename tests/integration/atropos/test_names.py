@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from orchestrator.settings.table import EnvSettings, OpenAISettings
+from orchestrator.settings.endpoint import OpenAISettings
+from orchestrator.settings.table import EnvSettings
 
 
 def test_names_of_atropos_are_all_accepted() -> None:

@@ -20,9 +20,8 @@ import pytest
 from orchestrator.launch.channels import Channels
 from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.server import SandboxServer
-from orchestrator.types import Limits
 from tests.fakes.completers import FunctionCompleter
-from tests.fakes.plans import a_plan
+from tests.fakes.plans import a_plan, some_limits
 from tests.fakes.runs import ROOT
 from tests.fakes.unprivileged import without_override
 from tests.integration.attacks.crowd import FLOODS, QUIET
@@ -49,7 +48,7 @@ class SlowEndpoint(FunctionCompleter):
 async def served(directory: Path, ready: asyncio.Event) -> None:
     """One rollout as the orchestrator carries it out: the socket closes when the lease has ended."""
     async with SandboxServer(directory) as server:
-        lease = Lease(a_plan(limits=Limits(completions=ROUNDS + 1)), SlowEndpoint(), None, {})
+        lease = Lease(a_plan(limits=some_limits(completions=ROUNDS + 1)), SlowEndpoint(), None, {})
         server.assign(lease)
         ready.set()
         await lease.ended()

@@ -28,8 +28,8 @@ from orchestrator.launch.names import CHANNEL_MOUNT, DEFAULT_IMAGE, LABEL_RUN
 from orchestrator.launch.oci.launcher import OciLauncher
 from orchestrator.launch.oci.sandbox import OciSandbox
 from orchestrator.launch.oci.store import ImageStore, StoredImage
-from orchestrator.types import SandboxSpec
 from tests.fakes import oci_images
+from tests.fakes.plans import a_sandbox
 
 PROBE = "probe.py"
 MIB = 1 << 20
@@ -84,7 +84,7 @@ async def probed(
     """A container that runs `program`."""
     with Channels(launcher.run_id) as channels, channels.directory() as channel:
         (channel / PROBE).write_text(dedent(program))
-        async with launcher.launch(SandboxSpec(image=image, **limits), channel) as sandbox:
+        async with launcher.launch(a_sandbox(image=image, **limits), channel) as sandbox:
             yield sandbox
 
 
@@ -128,7 +128,7 @@ async def oci_probed(launcher: OciLauncher, program: str, **limits: Any) -> Asyn
     """A container of the OCI runtime that runs `program`."""
     with Channels(launcher.run_id) as channels, channels.directory() as channel:
         (channel / PROBE).write_text(dedent(program))
-        async with launcher.launch(SandboxSpec(image=DEFAULT_IMAGE, **limits), channel) as sandbox:
+        async with launcher.launch(a_sandbox(image=DEFAULT_IMAGE, **limits), channel) as sandbox:
             yield sandbox
 
 

@@ -22,6 +22,7 @@ from orchestrator.launch.names import DEFAULT_IMAGE, LABEL_DEADLINE, LABEL_OWNER
 from orchestrator.launch.owner import this_process
 from orchestrator.types import SandboxSpec
 from tests.fakes.engine_proxy import Door, EngineProxy
+from tests.fakes.plans import a_sandbox
 from tests.integration.launch.probes import (
     MIB,
     containers_of,
@@ -34,7 +35,7 @@ from tests.integration.launch.probes import (
 pytestmark = pytest.mark.docker
 
 FOREVER = "import signal\nsignal.pause()"
-SPEC = SandboxSpec(image=DEFAULT_IMAGE)
+SPEC = a_sandbox(image=DEFAULT_IMAGE)
 HANG_S = 120  # whatever takes longer hangs
 CALL_S = 3  # the launcher's patience with an Engine that is to hang
 
@@ -168,9 +169,9 @@ async def test_good_machine_passes_and_is_described(run: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        (SandboxSpec(image="rollout-orchestrator-sandbox:none"), "orchestrator image build"),
-        (SandboxSpec(image=DEFAULT_IMAGE, runtime="no-such"), "no-such"),
-        (SandboxSpec(image=DEFAULT_IMAGE, memory_bytes=1 << 50), "sandbox_memory"),
+        (a_sandbox(image="rollout-orchestrator-sandbox:none"), "orchestrator image build"),
+        (a_sandbox(image=DEFAULT_IMAGE, runtime="no-such"), "no-such"),
+        (a_sandbox(image=DEFAULT_IMAGE, memory_bytes=1 << 50), "sandbox_memory"),
     ],
 )
 async def test_what_cannot_work_is_said_in_one_line_before_anything_starts(
@@ -184,7 +185,7 @@ async def test_what_cannot_work_is_said_in_one_line_before_anything_starts(
 async def test_too_little_memory_is_the_operators_error(run: str) -> None:
     async with launcher_for(run) as launcher:
         with pytest.raises(ConfigError, match="sandbox_memory"):
-            await launcher.check(SandboxSpec(image=DEFAULT_IMAGE, memory_bytes=64 * MIB))
+            await launcher.check(a_sandbox(image=DEFAULT_IMAGE, memory_bytes=64 * MIB))
 
 
 async def test_no_docker_is_said_in_one_line(run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +200,7 @@ async def test_no_docker_is_said_in_one_line(run: str, tmp_path: Path, monkeypat
 async def test_image_that_vanished_is_a_launch_error(run: str, tmp_path: Path) -> None:
     async with launcher_for(run) as launcher:
         with pytest.raises(LaunchError):
-            async with launcher.launch(SandboxSpec(image="rollout-orchestrator-sandbox:none"), tmp_path):
+            async with launcher.launch(a_sandbox(image="rollout-orchestrator-sandbox:none"), tmp_path):
                 pytest.fail("there is no image")
 
 
@@ -293,7 +294,7 @@ async def test_engine_that_fails_at_any_call_is_an_error_of_its_own_and_nothing_
 async def test_ready_tells_an_engine_without_space_from_one_that_works(
     probe: str, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = SandboxSpec(image=probe)
+    spec = a_sandbox(image=probe)
     async with EngineProxy(tmp_path / "engine") as proxy:
         monkeypatch.setenv("DOCKER_HOST", proxy.url)
         async with launcher_for(run) as launcher:
@@ -305,7 +306,7 @@ async def test_ready_tells_an_engine_without_space_from_one_that_works(
                 await launcher.ready(spec)
             proxy.door = Door.OPEN
             with pytest.raises(LaunchError):
-                await launcher.ready(SandboxSpec(image="rollout-orchestrator-sandbox:none"))
+                await launcher.ready(a_sandbox(image="rollout-orchestrator-sandbox:none"))
             await launcher.ready(spec)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.launch.channels import Channels
 from orchestrator.launch.names import DEFAULT_IMAGE
-from orchestrator.types import SandboxSpec
+from tests.fakes.plans import a_sandbox
 from tests.fakes.scripted_orchestrator import Script, ScriptedOrchestrator, action
 from tests.integration.launch.probes import launcher_for
 
@@ -30,7 +30,7 @@ STEPS = (
 
 
 async def test_an_agent_finishes_in_gvisor_and_its_code_reaches_nothing(runsc: str, run: str) -> None:
-    spec = SandboxSpec(DEFAULT_IMAGE, runtime=runsc, pids=512)
+    spec = a_sandbox(DEFAULT_IMAGE, runtime=runsc, pids=512)
     script = Script(
         [*(action(code) for code, _ in STEPS), action("final_answer('through')")],
         step_timeout_s=8.0,

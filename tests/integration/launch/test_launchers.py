@@ -23,9 +23,10 @@ from orchestrator.proxy.server import SandboxServer
 from orchestrator.types import Confinement, SandboxSpec
 from tests.fakes import oci_images
 from tests.fakes.fake_launcher import FakeLauncher
+from tests.fakes.plans import a_sandbox
 from tests.integration.launch.probes import containers_of, eventually
 
-PLAIN = SandboxSpec(image=DEFAULT_IMAGE)
+PLAIN = a_sandbox(image=DEFAULT_IMAGE)
 PARK_S = 120.0
 
 
@@ -56,7 +57,7 @@ async def candidate(
         spec = PLAIN
         if request.param == "docker-runsc":
             # Its own threads count as well.
-            spec = SandboxSpec(image=DEFAULT_IMAGE, runtime=request.getfixturevalue("runsc"), pids=512)
+            spec = a_sandbox(image=DEFAULT_IMAGE, runtime=request.getfixturevalue("runsc"), pids=512)
         made = Candidate(DockerLauncher(run, max_sandboxes=2), lambda: containers_of(run), spec)
     elif request.param.startswith("oci"):
         runtime = request.param.partition("-")[2] or "runc"

@@ -26,8 +26,8 @@ from orchestrator.launch.oci.leftovers import remember, remove_containers
 from orchestrator.launch.oci.machine import runtime_version
 from orchestrator.launch.oci.program import find_runtime
 from orchestrator.launch.reaper import reap_directories
-from orchestrator.types import SandboxSpec
 from tests.fakes import oci_images
+from tests.fakes.plans import a_sandbox
 from tests.integration.launch.probes import MIB, eventually, oci_launcher_for, oci_probed
 
 _WHY_NOT = oci_images.why_not()
@@ -243,7 +243,7 @@ def control_group_folders() -> Iterator[Path]:
 async def test_a_good_machine_passes_and_is_described(run: str) -> None:
     oci_images.stored_image()
     launcher = OciLauncher(run, max_sandboxes=1, advise=lambda line: None)
-    spec = SandboxSpec(DEFAULT_IMAGE)
+    spec = a_sandbox(DEFAULT_IMAGE)
     await launcher.check(spec)
     await launcher.ready(spec)
     told = await launcher.describe(spec)
@@ -269,7 +269,7 @@ async def test_what_cannot_work_is_said_in_one_line_before_anything_starts(
 ) -> None:
     launcher = OciLauncher(run, max_sandboxes=1, **options)
     with pytest.raises(EnvironmentUnusable) as refused:
-        await launcher.check(SandboxSpec(**{"image": DEFAULT_IMAGE, **limits}))
+        await launcher.check(a_sandbox(**{"image": DEFAULT_IMAGE, **limits}))
     await launcher.aclose()
     assert cure in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -278,7 +278,7 @@ async def test_what_cannot_work_is_said_in_one_line_before_anything_starts(
 async def test_too_little_memory_is_the_operators_error(run: str) -> None:
     launcher = OciLauncher(run, max_sandboxes=1)
     with pytest.raises(ConfigError, match="at least 256 MiB"):
-        await launcher.check(SandboxSpec(DEFAULT_IMAGE, memory_bytes=MIB))
+        await launcher.check(a_sandbox(DEFAULT_IMAGE, memory_bytes=MIB))
     await launcher.aclose()
 
 

@@ -20,11 +20,12 @@ from orchestrator.launch.names import DEFAULT_IMAGE
 from orchestrator.launch.uids import UidPair
 from orchestrator.proxy import wire
 from orchestrator.proxy.wire import CONTRACT
-from orchestrator.types import Confinement, SandboxSpec
+from orchestrator.types import Confinement
+from tests.fakes.plans import a_sandbox
 
 pytestmark = pytest.mark.docker
 
-SPEC = SandboxSpec(image=DEFAULT_IMAGE)
+SPEC = a_sandbox(image=DEFAULT_IMAGE)
 UIDS = UidPair(20_000, 20_001)
 LOOK = f"""
 from rollout_api.v1 import sandbox_pb2 as pb

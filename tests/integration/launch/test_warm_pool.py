@@ -26,14 +26,14 @@ from orchestrator.types import Attempt, EndedName, SandboxSpec
 from tests.e2e import leftovers
 from tests.fakes.completers import ScriptedCompleter
 from tests.fakes.inference import Reply, ScriptedServer, always
-from tests.fakes.plans import a_plan
+from tests.fakes.plans import a_plan, a_sandbox
 from tests.fakes.runs import cleaning, flags, place, running, until, write_tasks
 from tests.fakes.runs import run as run_command
 from tests.integration.launch.probes import containers_of, eventually
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 
-SPEC = SandboxSpec(DEFAULT_IMAGE)
+SPEC = a_sandbox(DEFAULT_IMAGE)
 GUARD_S = 300.0
 LOOK = """Thought: what is here?
 <code>

@@ -12,8 +12,8 @@ from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.said import Asked, Reply
 from orchestrator.rules.outcome import Refused
-from orchestrator.types import AgentSpec, CompletionKind, Limits, Message
-from tests.fakes.plans import a_plan
+from orchestrator.types import CompletionKind, Message
+from tests.fakes.plans import a_plan, an_agent, some_limits
 from tests.integration.vllm.asking import connected
 from tests.integration.vllm.server import CONTEXT, NAME, VllmServer
 
@@ -49,7 +49,7 @@ class Rollout:
 @asynccontextmanager
 async def a_rollout(server: VllmServer, tokenizer: HubTokenizer, **agent: object) -> AsyncIterator[Rollout]:
     async with connected(server, tokenizer) as completer:
-        plan = a_plan(agent=AgentSpec(**agent), limits=Limits(max_token_length=16_384))  # type: ignore[arg-type]
+        plan = a_plan(agent=an_agent(**agent), limits=some_limits(max_token_length=16_384))  # type: ignore[arg-type]
         yield Rollout(Lease(plan, completer, tokenizer, {}))
 
 

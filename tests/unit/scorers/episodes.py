@@ -1,20 +1,18 @@
 """Hand-made records, in the form the proxy writes them."""
 
 from orchestrator.types import (
-    AgentSpec,
     Completion,
     CompletionKind,
     Ended,
     EndedName,
-    Limits,
     Message,
     Record,
     RolloutPlan,
     Sampling,
-    SandboxSpec,
     Task,
     Turn,
 )
+from tests.fakes.plans import a_sandbox, an_agent, some_limits
 
 FINISHED = Ended(EndedName.FINISHED)
 ADVICE = (
@@ -35,9 +33,9 @@ def plan(
         index=0,
         attempt=0,
         sampling=Sampling(1.0, 1.0, 100, 1),
-        agent=AgentSpec(max_steps=max_steps),
-        sandbox=SandboxSpec("image"),
-        limits=Limits(),
+        agent=an_agent(max_steps=max_steps),
+        sandbox=a_sandbox("image"),
+        limits=some_limits(),
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import ConfigError
-from orchestrator.settings.row import Settings
+from orchestrator.settings.section import Settings
 from orchestrator.settings.table import EnvSettings
 from orchestrator.tasks import split as split_module
 from orchestrator.tasks.base import Source

@@ -1,0 +1,137 @@
+"""Settings of rollouts, their groups, and what of them is trained on."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from orchestrator.errors import ConfigError
+from orchestrator.settings.json_kinds import Words
+from orchestrator.settings.kinds import Choice, File, Flag, Number, Whole, forms, seconds
+from orchestrator.settings.row import AUTO, RUNS, Resume, row
+from orchestrator.settings.section import Settings
+from orchestrator.types import AgentSpec, EndedName, MainLine
+
+_GROUP_POLICY = re.compile(r"backfill|drop|partial:[1-9][0-9]{0,5}")
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RolloutSettings(Settings, group="Rollouts and groups", resume=Resume.DATA, commands=("process", "serve")):
+    """How many rollouts a group has, what becomes of broken ones, and what is trained on."""
+
+    group_size: int = row(
+        8,
+        Whole(1, 1024),
+        "rollouts per task, compared with each other",
+        commands=("process", "serve", "export"),
+        from_run=("demo", "export", "rescore"),
+    )
+    max_steps: int = row(
+        12, Whole(1, 10_000), "agent steps", commands=RUNS, to=(AgentSpec, "max_steps"), from_run=("demo",)
+    )
+    max_cost: float | None = row(
+        None,
+        Number(above=0),
+        "the run ends in order before its completions cost more; needs prices; docs/runs.md",
+        resume=Resume.FREE,
+        commands=RUNS,
+    )
+    price_table: Path | None = row(
+        None,
+        File(),
+        "YAML with lines `MODEL: {prompt: 2.5, completion: 10}`, per million tokens",
+        resume=Resume.FREE,
+        commands=RUNS,
+    )
+    max_retries: int = row(
+        2,
+        Whole(0, 100),
+        "new attempts after a failure of the infrastructure",
+        resume=Resume.FREE,
+        commands=(*RUNS, "replay"),
+    )
+    group_policy: str = row(
+        "backfill",
+        forms("POLICY", _GROUP_POLICY.fullmatch, "backfill", "drop", "partial:K", rest=" (K up to group_size)"),
+        "for a rollout that failed for good: draw another, drop its group, or keep a group of at least K",
+        commands=("process", "serve", "rescore", "export"),
+        from_run=("export", "rescore"),
+    )
+    zero_variance: Literal["keep", "drop", "resample"] = row(
+        "keep",
+        Choice(("keep", "drop", "resample")),
+        "a group of equal scores is kept, dropped, or drawn once more",
+        commands=("process", "serve", "rescore", "export"),
+        from_run=("export", "rescore"),
+    )
+    max_open_groups: int | None = row(
+        None,
+        Whole(1, 100_000),
+        "groups begun and not ended; auto: max_concurrent_sandboxes + 1, so that no sandbox idles while a group "
+        "waits for its last rollouts. The price: finished rollouts stay in memory until their group ends, and "
+        "in `serve` are of an older policy by then",
+        resume=Resume.FREE,
+        unset=AUTO,
+        commands=RUNS,
+    )
+    untrained_outcomes: tuple[str, ...] = row(
+        (),
+        Words(tuple(EndedName)),
+        "outcomes masked in training instead of scored 0",
+        commands=("process", "serve", "rescore", "export"),
+        from_run=("export", "rescore"),
+    )
+    trained_segments: Literal["main_line", "all_segments"] | None = row(
+        None,
+        Choice(("main_line", "all_segments")),
+        "main_line: one line of ids per rollout; all_segments: plans, rewritten histories and what was asked "
+        "aside too, in groups files as groups of their own; auto: every line of a program where a trainer takes "
+        "several lines of a rollout, otherwise the main line",
+        unset=AUTO,
+        commands=("process", "serve", "rescore", "export"),
+        from_run=("export", "rescore"),
+    )
+    main_line: MainLine | None = row(
+        None,
+        Choice(get_args(MainLine)),
+        "of a program: which line is trained where a rollout has one: the one with the most sampled tokens, that "
+        "of the first or last completion, or the first whose request has the task's question; auto: longest",
+        unset=AUTO,
+        only_for="program",
+    )
+    train_mixed_versions: bool = row(
+        True,
+        Flag(),
+        "train on rollouts that several policy versions sampled; no: they are masked",
+        commands=("process", "serve", "rescore", "export"),
+        from_run=("export", "rescore"),
+    )
+    max_staleness: int | None = row(
+        None,
+        Whole(0, 1_000_000),
+        "groups with a rollout that is more policy versions behind are dropped when they are whole",
+        unset="none: the trainer decides",
+    )
+    drain_timeout: float = row(
+        5.0,
+        seconds(at_least=0),
+        "how long running rollouts may go on after a signal",
+        resume=Resume.FREE,
+        commands=(*RUNS, "replay"),
+    )
+
+    @property
+    def all_segments(self) -> bool | None:
+        """`env.trained_segments` as groups and rows take it. None: it was left open."""
+        return None if self.trained_segments is None else self.trained_segments == "all_segments"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        kept = self.group_policy.removeprefix("partial:")
+        if kept.isdecimal() and int(kept) > self.group_size:
+            raise ConfigError(
+                f"env.group_policy: partial:{kept} asks for more rollouts than env.group_size "
+                f"({self.group_size}) has"
+            )

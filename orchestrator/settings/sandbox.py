@@ -1,0 +1,132 @@
+"""Settings of sandboxes: what makes them, where, how many, and what each has."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from orchestrator.errors import ConfigError
+from orchestrator.launch.hardening import MEASURE_NAMES
+from orchestrator.launch.names import DEFAULT_IMAGE, is_path
+from orchestrator.settings.json_kinds import Words
+from orchestrator.settings.kinds import MEBIBYTE, NAME, Choice, Flag, Number, Size, Text, Whole
+from orchestrator.settings.row import AUTO, RUNS, Resume, row
+from orchestrator.settings.section import Settings
+from orchestrator.types import SandboxSpec
+
+_RAY_ADDRESS = re.compile(r"auto|[A-Za-z0-9][\w.-]*:[0-9]{1,5}|\[[0-9a-fA-F:]+\]:[0-9]{1,5}")
+_IMAGE = re.compile(r"[A-Za-z0-9][\w.:/@-]*|(?:~|\.{1,2})?/[^\n]*")  # a name, or a path
+_PROGRAM = re.compile(r"[A-Za-z0-9~./][\w.+/ -]*")
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*RUNS, "doctor", "replay")):
+    """What makes sandboxes, how many there are, and what each has."""
+
+    max_concurrent_sandboxes: int = row(
+        8,
+        Whole(1, 10_000),
+        "rollouts at a time; each has a sandbox of its own",
+        also=("max_concurrent_processes",),
+        commands=(*RUNS, "demo", "doctor", "replay"),
+    )
+    warm_sandboxes: int | None = row(
+        None,
+        Whole(0, 10_000),
+        "sandboxes kept ready on top; auto: up to a quarter of max_concurrent_sandboxes",
+        unset=AUTO,
+    )
+    launcher: Literal["docker", "oci", "process"] = row(
+        "docker",
+        Choice(("docker", "oci", "process")),
+        "what makes sandboxes; oci: runc or the like itself, without Docker; process: no isolation, model-written "
+        "code runs as you",
+        resume=Resume.CONFIRM,
+        commands=(*RUNS, "demo", "image check", "doctor", "replay", "cleanup"),
+    )
+    cluster: Literal["none", "ray"] = row(
+        "none",
+        Choice(("none", "ray")),
+        "where rollouts run; none: on this machine; ray: on the nodes of a Ray cluster that have the resource "
+        "`sandbox`, each with as many sandboxes as said above",
+    )
+    ray_address: str = row(
+        "auto",
+        Text("auto, or HOST:PORT of the head", "ADDRESS", _RAY_ADDRESS.fullmatch),
+        "the Ray cluster; auto: the one this machine is a node of",
+    )
+    sandbox_image: str = row(
+        DEFAULT_IMAGE,
+        Text("the name of an image, or a path that begins with /, ./ or ~/", "IMAGE", _IMAGE.fullmatch),
+        "made by `orchestrator image build`; with oci also what `docker save` wrote, or an OCI layout",
+        resume=Resume.CONFIRM,
+        commands=(*RUNS, "demo", "image build", "doctor", "replay"),
+        to=(SandboxSpec, "image"),
+    )
+    sandbox_memory: int = row(
+        1 << 30,
+        Size(256 * MEBIBYTE),
+        "memory, swap included",
+        resume=Resume.SIZE,
+        from_run=("replay",),
+        to=(SandboxSpec, "memory_bytes"),
+    )
+    sandbox_cpus: float = row(
+        1.0,
+        Number(at_least=0.01, at_most=1024),
+        "CPU cores",
+        resume=Resume.SIZE,
+        from_run=("replay",),
+        to=(SandboxSpec, "cpus"),
+    )
+    sandbox_pids: int = row(
+        128,
+        Whole(64, 4_194_304),
+        "processes and threads",
+        resume=Resume.SIZE,
+        from_run=("replay",),
+        to=(SandboxSpec, "pids"),
+    )
+    docker_runtime: str | None = row(
+        None, NAME, "a container runtime Docker knows, like runsc", unset="none: Docker's own"
+    )
+    oci_runtime: str = row(
+        "runc",
+        Text("the name or path of a program", "PROGRAM", _PROGRAM.fullmatch),
+        "with the launcher oci: the OCI runtime",
+        commands=(*RUNS, "demo", "image build", "image check", "doctor", "replay"),
+    )
+    allow_localhost_tcp: bool = row(
+        False,
+        Flag(),
+        "TCP inside a sandbox, for tasks that start a server; still no network",
+        resume=Resume.CONFIRM,
+    )
+    waive_hardening: tuple[str, ...] = row(
+        (),
+        Words(tuple(sorted(MEASURE_NAMES))),
+        "measures not demanded, for an Engine that cannot give them; all others are",
+        commands=(*RUNS, "demo", "doctor", "replay"),
+    )
+    output_files: int = row(
+        64,
+        Whole(0, 10_000),
+        "most files to keep of those a rollout leaves in output/; 0: none",
+        resume=Resume.SIZE,
+    )
+    output_bytes: int = row(32 * MEBIBYTE, Size(1), "most bytes of these files together", resume=Resume.SIZE)
+
+    @property
+    def most_warm(self) -> int:
+        """How many sandboxes are kept ready in addition to those that rollouts have."""
+        return self.max_concurrent_sandboxes // 4 if self.warm_sandboxes is None else self.warm_sandboxes
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.launcher == "docker" and is_path(self.sandbox_image):
+            raise ConfigError("env.sandbox_image: Docker takes the name of an image; only oci takes files")
+        if self.docker_runtime is not None and self.launcher != "docker":
+            raise ConfigError(
+                f"env.docker_runtime: is for the launcher docker, not {self.launcher}; oci takes env.oci_runtime"
+            )

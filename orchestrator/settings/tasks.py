@@ -1,0 +1,81 @@
+"""Settings of where tasks come from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.settings.json_kinds import Table, Texts
+from orchestrator.settings.kinds import NAME, OBJECT, File, Text, Whole, forms
+from orchestrator.settings.row import RUNS, Resume, row
+from orchestrator.settings.section import Settings
+from orchestrator.tasks.base import COLUMNS
+
+_DATASET = re.compile(rf"gaia|(?:jsonl|csv|hf|reasoning_gym):\S.*|python:{OBJECT}")
+_EVAL_SPLIT = re.compile(r"hash:0?\.(?!0+$)[0-9]{1,9}|[A-Za-z0-9][\w.-]*")
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class TaskSettings(Settings, group="Tasks", resume=Resume.DATA, commands=RUNS):
+    """Which tasks there are, and which of them are taken."""
+
+    dataset: str = row(
+        "gaia",
+        forms(
+            *("SOURCE", _DATASET.fullmatch, "gaia", "jsonl:PATH", "csv:PATH", "hf:NAME"),
+            *("reasoning_gym:NAME?seed=..&size=..", "python:MODULE:FACTORY"),
+        ),
+        "where tasks come from",
+        resume=Resume.CODE,
+        commands=(*RUNS, "replay", "rescore"),
+        from_run=("replay", "rescore"),
+    )
+    dataset_path: Path = row(
+        Path("data/gaia"),
+        File(),
+        "the GAIA folder, metadata.jsonl or parquet layout",
+        commands=(*RUNS, "replay", "rescore"),
+        from_run=("replay", "rescore"),
+    )
+    split: str = row(
+        "validation",
+        NAME,
+        "which part of the dataset",
+        commands=(*RUNS, "rescore"),
+        from_run=("replay", "rescore"),
+    )
+    eval_split: str | None = row(
+        None,
+        Text("the name of a split, or hash:SHARE like hash:0.1", "NAME", _EVAL_SPLIT.fullmatch),
+        "the part for `evaluate`; `process` and `serve` then leave it out. hash: a share of env.split, by task_id",
+        unset="none: nothing is held out, all of env.split is evaluated",
+        from_run=("replay", "rescore"),
+    )
+    columns: Mapping[str, str] | None = row(
+        None,
+        Table(COLUMNS, Text("the dataset's own name for it")),
+        "what the dataset calls our columns, of jsonl:, csv: and hf:",
+        commands=(*RUNS, "rescore"),
+        from_run=("replay", "rescore"),
+    )
+    levels: tuple[str, ...] = row((), Texts(Text("a level", "LEVEL")), "only tasks of these levels")
+    tags: tuple[str, ...] = row(
+        (), Texts(Text("a tag", "TAG")), 'only tasks with one of these in metadata["tags"]'
+    )
+    shuffle_seed: int | None = row(
+        None,
+        Whole(0, 2**63 - 1),
+        "shuffles the tasks; the same seed gives the same order",
+        unset="none: as they come",
+    )
+    max_tasks: int | None = row(None, Whole(1), "no more tasks than these", unset="none: all of them")
+    total_steps: int = row(
+        -1,
+        Whole(1, special=(-1,)),
+        "groups to make (`evaluate`: tasks); -1: every task once (`serve`: without end); if there are fewer "
+        "tasks, they come again with new seeds (`evaluate`: each once)",
+        resume=Resume.FREE_DATA,
+        commands=(*RUNS, "demo"),
+    )

@@ -1,0 +1,47 @@
+"""Settings of the tools that run on this machine."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from orchestrator.settings.json_kinds import Texts
+from orchestrator.settings.kinds import URL, Flag, Text, Whole, seconds
+from orchestrator.settings.row import RUNS, Resume, row
+from orchestrator.settings.section import Settings
+from orchestrator.tools.rules import DENIED_HOSTS, DENIED_WORDS, HOST_RULE
+
+_HAS_WORD = re.compile(r"[^\W_]")
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ToolSettings(Settings, group="Web tools", resume=Resume.DATA, commands=RUNS):
+    """Web tools: the service, what it may not be asked for, and limits, which host tools have too."""
+
+    tool_timeout: float = row(30.0, seconds(at_least=1), "one call of web_search or visit_page, retries included")
+    max_concurrent_tool_calls: int = row(
+        16,
+        Whole(1, 10_000),
+        "calls of web tools at a time over all rollouts, and as many of host tools",
+        resume=Resume.FREE,
+    )
+    web_deny_hosts: tuple[str, ...] = row(
+        DENIED_HOSTS,
+        Texts(Text("a host, or a host with the beginning of a path", "HOST", HOST_RULE.fullmatch)),
+        "denied hosts, subdomains included: never visited, nor shown in results",
+    )
+    web_deny_words: tuple[str, ...] = row(
+        DENIED_WORDS,
+        Texts(Text("a word or phrase", "WORDS", _HAS_WORD.search)),
+        "denied phrases: queries, results and pages that hold one are refused",
+    )
+    fail_on_tool_error: bool = row(
+        False, Flag(), "end the rollout as `tool_error` when the web service fails; no: the agent gets an error"
+    )
+    tavily_base_url: str = row(
+        "https://api.tavily.com",
+        URL,
+        "Tavily's address, or that of a gateway to it",
+        resume=Resume.FREE,
+        commands=(*RUNS, "doctor"),
+    )

@@ -5,6 +5,7 @@ It says what `orchestrator COMMAND --help` says, from the same tables. A test fa
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from orchestrator.commands.table import COMMANDS
@@ -20,8 +21,19 @@ _HEAD = """\
 Made by `python docs/reference/make.py` from the tables that the command line reads; `orchestrator COMMAND
 --help` says the same. A setting `env.NAME` is the flag `--env.NAME VALUE`, the variable
 `ORCHESTRATOR_ENV__NAME` and the key `NAME` below `env:` in the file that `--config` names. How these go
-together: [configuration.md](../configuration.md).
+together, and the forms of values: [configuration.md](../configuration.md). Seconds are at most a year, names in a
+path have at most 255 bytes.
 """
+# Long words of the command line for what a value may be, and the short ones of this page.
+_SHORT = (
+    (r"^true, false, yes, no, 1 or 0$", "boolean"),
+    (r"^a path \(.*\)$", "path"),
+    (r" \(or 90s, 5m, 1h\), at most a year", ""),
+    (r"^a whole number of at least ", "integer of at least "),
+    (r"^a whole number from ", "integer from "),
+    (r"a whole number", "an integer"),
+    (r"^bytes, or a size like [^,]*, ", "bytes, "),
+)
 
 
 def page() -> str:
@@ -60,12 +72,14 @@ def _groups() -> dict[str, list[Setting]]:
 
 
 def _table(rows: list[Setting] | tuple[Setting, ...], name: str) -> str:
-    lines = [f"| {name} | default | what it is | valid |", "|---|---|---|---|"]
+    lines = [f"| {name} | default | what it is; what is valid |", "|---|---|---|"]
     for row in rows:
         shown = row.key if name == "setting" else row.flag
         also = f" Also {', '.join(f'`{flag}`' for flag in row.other_flags)}." if row.other_flags else ""
         valid = "a key" if row.secret else row.kind.valid
-        lines.append(f"| `{shown}` | {_cell(row.shown_default)} | {_cell(row.text)}.{also} | {_cell(valid)} |")
+        for long, short in _SHORT:
+            valid = re.sub(long, short, valid)
+        lines.append(f"| `{shown}` | {_cell(row.shown_default)} | {_cell(row.text)}.{also} *{_cell(valid)}* |")
     return "\n".join(lines) + "\n"
 
 

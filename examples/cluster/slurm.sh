@@ -2,7 +2,7 @@
 # A run on the nodes of a Slurm job: Ray's head and the run are on the first node, the others carry out rollouts.
 # Checked by ShellCheck and with stand-ins for Slurm's commands, but not on a live Slurm.
 #
-#   sbatch slurm.sh --env.dataset jsonl:tasks.jsonl --openai.base_url http://INFERENCE:8000/v1 \
+#   sbatch slurm.sh --env.dataset jsonl:tasks.jsonl --openai.base_url http://INFERENCE:9001/v1 \
 #     --openai.model_name NAME
 #
 # What follows `slurm.sh` goes to `orchestrator process`. Before the job's time is up, the run is told to end; what

@@ -1,4 +1,8 @@
-"""Follows a page of the documentation: every file in it is written, every command in it is run."""
+"""Follows a page of the documentation: every file in it is written, every command in it is run.
+
+A block is a file if the line above it ends with the file's name, as in "`tasks.jsonl`:", so that each block can be
+copied as it is.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +18,17 @@ from pathlib import Path
 
 from tests.fakes.runs import DEADLINE_S, ROOT, lines
 
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"(?:`([\w./-]+)`:\n\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 STOP_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A fenced block: `kind` is its language, `name` the file that it is, if any."""
+
+    name: str
+    kind: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,23 +46,28 @@ class Followed:
         return sorted(float(str(line["score"])) for line in self.rollouts(name))
 
 
+def blocks(text: str) -> list[Block]:
+    """The fenced blocks of a page, in order."""
+    return [Block(*match) for match in BLOCK.findall(text)]
+
+
 @contextmanager
 def follow(text: str, home: Path, environ: Mapping[str, str] | None = None) -> Iterator[Followed]:
     """Carries a page out in `home`. A block `sh` holds commands; one of `bash` begins what goes on until the end,
-    and each other block is a file, named by its first line."""
+    and each other block is a file."""
     followed = Followed(home, {})
     with ExitStack() as stack:
-        for kind, block in BLOCK.findall(text):
-            if kind == "bash":
-                followed.under_way.append(stack.enter_context(_going_on(block.strip(), home, environ)))
+        for block in blocks(text):
+            if block.kind == "bash":
+                followed.under_way.append(stack.enter_context(_going_on(block.text.strip(), home, environ)))
                 continue
-            if kind != "sh":
-                first, _, content = block.partition("\n")
-                path = home / first.removeprefix("# ")
+            if block.kind != "sh":
+                assert block.name, f"no line above says which file this is: {block.text}"
+                path = home / block.name
                 path.parent.mkdir(exist_ok=True)
-                path.write_text(content, "utf-8")
+                path.write_text(block.text, "utf-8")
                 continue
-            for command in block.replace("\\\n", "").splitlines():
+            for command in block.text.replace("\\\n", "").splitlines():
                 followed.said[command] = run(command, home, environ)
         yield followed
 

@@ -13,10 +13,12 @@ import pytest
 
 from orchestrator.completion.tokenizer import load_tokenizer
 from tests.e2e.endpoint import scripted_endpoint
+from tests.e2e.guide import blocks
 from tests.e2e.leftovers import run_cleanly
 from tests.fakes.runs import ROOT, flags, lines, place, run
 from tests.fakes.tokenizer import tokenizer_folder
 
+PAGE = ROOT / "docs" / "agents.md"
 QUESTION = "How many words has 'one two three', and what does a pen cost?"
 LOOK = "I look.\n```python\nimport os\nprint(os.getuid())\n"
 TRY = """\
@@ -56,18 +58,12 @@ SCRIPTS = {
 def home() -> Iterator[Path]:
     """A directory with the files of docs/agents.md and one task."""
     with place() as directory:
-        for _, text in blocks():
-            if named := re.match(r"# (\w+\.(?:py|yaml))\n", text):
-                (directory / named[1]).write_text(text)
+        for block in blocks(PAGE.read_text("utf-8")):
+            if block.name:
+                (directory / block.name).write_text(block.text)
         task = {"task_id": "t", "question": QUESTION, "answer": "4.5"}
         (directory / "tasks.jsonl").write_text(json.dumps(task) + "\n")
         yield directory
-
-
-def blocks() -> list[tuple[str, str]]:
-    """(language, text) of the fenced blocks of the page."""
-    page = (ROOT / "docs" / "agents.md").read_text()
-    return re.findall(r"^```(\w+)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
 
 
 def members(home: Path) -> list[dict[str, Any]]:
@@ -77,7 +73,8 @@ def members(home: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", SCRIPTS)
 async def test_what_the_page_shows_works(home: Path, name: str) -> None:
-    (command,) = [text for language, text in blocks() if language == "console" and name in text]
+    consoles = [block.text for block in blocks(PAGE.read_text("utf-8")) if block.kind == "console"]
+    (command,) = [text for text in consoles if name in text]
     program, what, *given = shlex.split(command)
     assert (program, what) == ("orchestrator", "process")
     with scripted_endpoint(SCRIPTS[name], "--dialect", "vllm") as endpoint:
@@ -184,7 +181,8 @@ async def test_tool_calling_tools_and_managed_agents_in_a_container(home: Path) 
 
 
 def test_every_block_of_the_page_is_used() -> None:
-    commands = [text for language, text in blocks() if language == "console"]
+    page = blocks(PAGE.read_text("utf-8"))
+    commands = [block.text for block in page if block.kind == "console"]
     assert len(commands) == len(SCRIPTS)
-    assert all(text.startswith(("# ", "orchestrator ")) for _, text in blocks())
+    assert all(block.name or block.text.startswith("orchestrator ") for block in page)
     assert all(any(name in command for command in commands) for name in SCRIPTS)

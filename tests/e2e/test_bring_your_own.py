@@ -61,7 +61,7 @@ def followed() -> Iterator[Followed]:
     with scripted_endpoint(SCRIPT) as endpoint, place() as home:
         text = (
             GUIDE.read_text("utf-8")
-            .replace("http://localhost:8000/v1", endpoint.base_url)
+            .replace("http://localhost:9001/v1", endpoint.base_url)
             .replace("my-model", "scripted")
         )
         text = text.replace("my-sandbox:1", image).replace("rollout-orchestrator-sandbox:0.1.0", DEFAULT_IMAGE)

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.endpoint import answers, says, scripted_endpoint
+from tests.e2e.guide import blocks
 from tests.fakes.runs import DEADLINE_S, ROOT, lines, place
 from tests.fakes.tokenizer import tokenizer_folder
 
 pytestmark = [pytest.mark.long, pytest.mark.docker, pytest.mark.timeout(900)]
 
 GUIDE = ROOT / "docs" / "library.md"
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SCRIPT = {
     "17 plus 25": [[says("I add.", "print(17 + 25)"), answers("42")], [answers("41")]],
     "6 times 8": [[answers("48")], [answers("54")]],
@@ -38,16 +38,15 @@ class Followed:
 @pytest.fixture(scope="module")
 def followed() -> Iterator[Followed]:
     with scripted_endpoint(SCRIPT, "--dialect", "vllm") as endpoint, place() as home:
-        text = GUIDE.read_text("utf-8").replace("http://localhost:8000/v1", endpoint.base_url)
+        text = GUIDE.read_text("utf-8").replace("http://localhost:9001/v1", endpoint.base_url)
         text = text.replace('"tokenizer_name": "my-model"', f'"tokenizer_name": "{tokenizer_folder()}"')
         text = text.replace("my-model", "scripted")
         said = {}
-        for kind, block in BLOCK.findall(text):
-            if kind == "python":
-                first, _, content = block.partition("\n")
-                (home / first.removeprefix("# ")).write_text(content, "utf-8")
+        for block in blocks(text):
+            if block.kind == "python":
+                (home / block.name).write_text(block.text, "utf-8")
                 continue
-            for command in block.splitlines():
+            for command in block.text.splitlines():
                 said[command] = run(command, home)
         yield Followed(home, said)
 

@@ -9,7 +9,8 @@ import pytest
 pytest.importorskip("openenv", reason="needs the extra openenv")
 
 from tests.e2e.endpoint import answers, says, scripted_endpoint
-from tests.e2e.test_library_guide import BLOCK, mypy, run
+from tests.e2e.guide import blocks
+from tests.e2e.test_library_guide import mypy, run
 from tests.fakes.runs import ROOT, lines, place
 from tests.fakes.tokenizer import tokenizer_folder
 
@@ -25,9 +26,9 @@ SCRIPT = {
 
 @pytest.mark.docker
 def test_the_guides_program_is_typed_and_runs() -> None:
-    (text,) = [block for _, block in BLOCK.findall(GUIDE.read_text("utf-8")) if block.startswith(f"# {PROGRAM}\n")]
+    (text,) = [block.text for block in blocks(GUIDE.read_text("utf-8")) if block.name == PROGRAM]
     with scripted_endpoint(SCRIPT, "--dialect", "vllm") as endpoint, place() as home:
-        text = text.replace("http://localhost:8000/v1", endpoint.base_url)
+        text = text.replace("http://localhost:9001/v1", endpoint.base_url)
         text = text.replace('"tokenizer_name": "my-model"', f'"tokenizer_name": "{tokenizer_folder()}"')
         (home / PROGRAM).write_text(text.replace("my-model", "scripted"), "utf-8")
         assert mypy(home, PROGRAM) == []

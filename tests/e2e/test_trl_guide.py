@@ -14,7 +14,8 @@ pytest.importorskip("trl", reason="needs the extra trl")
 pytest.importorskip("peft", reason="needs the extra torch")
 pytest.importorskip("gguf", reason="needs the extra torch")
 
-from tests.e2e.test_library_guide import BLOCK, mypy, run  # noqa: E402
+from tests.e2e.guide import blocks  # noqa: E402
+from tests.e2e.test_library_guide import mypy, run  # noqa: E402
 from tests.fakes.inference import Call  # noqa: E402
 from tests.fakes.policy_server import PolicyServer, serving  # noqa: E402
 from tests.fakes.runs import ROOT, lines, place  # noqa: E402
@@ -45,11 +46,11 @@ def followed() -> Iterator[Followed]:
         text = GUIDE.read_text("utf-8").replace("http://localhost:30000", server.url)
         text = text.replace('"my-model"', f'"{folder}"')
         said = {}
-        for kind, block in BLOCK.findall(text):
-            if kind == "python" and block.startswith("# train_trl.py\n"):
-                (home / "train_trl.py").write_text(block, "utf-8")
-            elif "train_trl.py" in block:
-                for command in block.splitlines():
+        for block in blocks(text):
+            if block.name == "train_trl.py":
+                (home / "train_trl.py").write_text(block.text, "utf-8")
+            elif "train_trl.py" in block.text:
+                for command in block.text.splitlines():
                     said[command] = run(command, home)
         yield Followed(home, said, server)
 

@@ -38,7 +38,6 @@ SCRIPT = {
 def page(name: str, base_url: str, **replaced: str) -> str:
     text = (PAGES / f"{name}.md").read_text("utf-8")
     for told, here in {
-        "http://localhost:8000/v1": base_url,
         "http://localhost:9001/v1": base_url,
         "my-model": "scripted",
         "my-tokenizer": str(tokenizer_folder()),

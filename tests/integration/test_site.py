@@ -8,8 +8,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import pytest
 import yaml
@@ -53,3 +55,37 @@ def test_it_is_built_without_a_warning_and_can_be_searched(tmp_path: Path) -> No
     for word in ("max_cost", "sandbox_lost", "Reinforcement learning", "view_port"):
         assert word in found
     assert (tmp_path / "build" / "site" / "docs" / "tutorials" / "rl" / "index.html").exists()
+    assert dead_links(tmp_path / "build" / "site") == []
+
+
+class Page(HTMLParser):
+    """The links of a page, and the places on it that a link can name."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: set[str] = set()
+        self.places: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name in ("href", "src") and value:
+                self.links.add(value)
+            if name == "id" and value:
+                self.places.add(value)
+
+
+def dead_links(site: Path) -> list[str]:
+    """Links inside the site that lead nowhere, each with its page. A folder is a page only if it has an index."""
+    pages = {path: Page(path.read_text("utf-8")) for path in site.rglob("*.html") if path.name != "404.html"}
+    dead = []
+    for path, page in pages.items():
+        for link in page.links:
+            address, _, place = link.partition("#")
+            if urlsplit(address).scheme or address.startswith("//"):
+                continue
+            target = (path.parent / unquote(address)).resolve() if address else path
+            target = target / "index.html" if target.is_dir() else target
+            if not target.is_file() or (place and target in pages and place not in pages[target].places):
+                dead.append(f"{path.relative_to(site)}: {link}")
+    return sorted(dead)

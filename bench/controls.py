@@ -51,7 +51,7 @@ async def measure(scale: Scale) -> Findings:
                 await completer.aclose()
         found.add(f"{name}: second turn, p50", p50(seconds) * 1e3, "ms", note=f"{AT_ONCE} rollouts at a time")
         found.add(f"{name}: requests per rollout", asked / rollouts, "", note="2 are the rollout's own")
-        found.add(f"{name}: controls per 100 rollouts", 100 * control.asked / rollouts, "")
+        found.add(f"{name}: controls per 100 rollouts", 100 * control.questions / rollouts, "")
     return found
 
 

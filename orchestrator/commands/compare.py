@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from json import dumps
 from pathlib import Path
 
 from rich.table import Table
 
-from orchestrator.comparing.compared import ComparedRun, Difference, as_json
+from orchestrator.comparing.comparison import ComparedRun, Difference, as_json
 from orchestrator.comparing.page import comparison_page
-from orchestrator.comparing.shown import rows
+from orchestrator.comparing.rows import rows
 from orchestrator.errors import OutputError
 from orchestrator.rules.text import printable
 from orchestrator.terminal.console import Console
@@ -28,7 +29,7 @@ def run(runs: tuple[Path, ...], json: bool, html: Path | None) -> int:
         except OSError as error:
             raise OutputError(f"cannot write {html}: {error.strerror}") from error
     if json:
-        print(dumps(as_json(compared, differences), indent=2))
+        print(dumps(as_json(compared, differences), indent=2, default=asdict))
     else:
         _print(compared, differences)
     if html is not None:

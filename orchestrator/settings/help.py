@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 
 from orchestrator import __version__
-from orchestrator.settings.flags import Command
+from orchestrator.settings.flags import CONFIG_FILE, Command
 from orchestrator.settings.kinds import Forms
 from orchestrator.settings.row import AUTO, ENDPOINT, Setting
 
@@ -18,13 +18,6 @@ Flags are --NAME VALUE or --NAME=VALUE; booleans are true, false, yes, no, 1 or
 setting open. The command line wins over the environment, that over YAML, that
 over the defaults. Environment: OPENAI_API_KEY, TAVILY_API_KEY, and for any
 setting ORCHESTRATOR_ENV__NAME or ORCHESTRATOR_OPENAI__NAME; `.env` is read."""
-# What a first run needs, of what its command takes.
-_FIRST_KEYS = (
-    *("env.rollout_server_url", "env.dataset", "openai.base_url", "openai.model_name", "openai.api_key"),
-    *("env.tokenizer_name", "env.group_size", "env.eval_samples", "env.total_steps", "env.max_steps"),
-    *("env.scoring_strategy", "env.max_completion_tokens", "env.max_concurrent_sandboxes", "env.launcher"),
-    *("env.run_dir", "config"),
-)
 _EXAMPLES = {
     "process": ("--env.dataset jsonl:tasks.jsonl --env.group_size 4 --env.total_steps 2",),
     "evaluate": ("--env.dataset jsonl:tasks.jsonl --env.eval_split hash:0.2", "--env.eval_samples 4"),
@@ -84,7 +77,7 @@ def argument(row: Setting) -> str:
 
 def _first_run_help(command: Command, example: Sequence[str]) -> str:
     """What a first run needs, on one screen."""
-    rows = {row.key: row for row in command.rows()}
+    rows = command.rows()
     name = f"orchestrator {command.name}"
     lines = [f"usage: {name} [FLAGS]", "", *_wrapped(f"{command.summary[0].upper()}{command.summary[1:]}.", "")]
     lines += [
@@ -93,7 +86,7 @@ def _first_run_help(command: Command, example: Sequence[str]) -> str:
         " \\\n".join((f"  {name}", *(f"    {part}" for part in (*example, _EXAMPLE_ENDPOINT)))),
     ]
     lines += ["", "what a first run needs:"]
-    for row in (rows[key] for key in _FIRST_KEYS if key in rows):
+    for row in (row for row in rows if row.first_run or row is CONFIG_FILE):
         flag = "--api-key" if row.secret else row.flag
         text = row.valid if isinstance(row.kind, Forms) else ";".join(row.text.split(";")[:2])
         text = text.removeprefix("or --api-key; ")

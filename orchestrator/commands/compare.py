@@ -49,5 +49,5 @@ def _print(compared: list[ComparedRun], differences: list[Difference]) -> None:
         for task, before, now in difference.changed[:SHOWN]:
             console.print(printable(f"{run.name}: {task}: solved {before:.0%}, now {now:.0%}"), markup=False)
     console.print(
-        "intervals of 95 %, over tasks; differences are from the first run, on the tasks of both; * not zero"
+        "95 % intervals over tasks; differences from the first run, on the tasks that both have; * excludes zero"
     )

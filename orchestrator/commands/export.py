@@ -66,7 +66,7 @@ async def _exported(config: Config, run_dir: Path, format: str, choice: Choice, 
     demand_free(path, ASKED)
     growing, notes = is_going_on(run_dir), []
     if growing:
-        notes.append(f"{run_dir.name} is going on; what it held was exported")
+        notes.append(f"{run_dir.name} is still running; its finished rollouts were exported")
     tokenizer = await asyncio.to_thread(_tokenizer, config, described, notes)
     try:
         survey = await asyncio.to_thread(Survey.of, record, growing=growing)

@@ -74,7 +74,7 @@ def _print(files: RunFiles, run: Run, html: Path) -> None:
     outcomes = outcome_counts(totals)
     rows: list[tuple[str, object]] = [("run", files.name)]
     if files.directory is not None and is_going_on(files.directory):
-        rows.append(("state", "going on; what follows is of now"))
+        rows.append(("state", "still running; these are the figures of now"))
     rows.append(("groups", f"{totals.groups}, {totals.written} of them written, {totals.mixed} with mixed scores"))
     rows.append(("outcomes", outcomes_text(outcomes) if outcomes else "none yet"))
     if totals.scored:
@@ -83,6 +83,6 @@ def _print(files: RunFiles, run: Run, html: Path) -> None:
     rows.append(("tokens", f"{totals.tokens} sampled"))
     rows += [("note", warning) for warning in run.warnings]
     if unread := run.skipped.rollout_lines + run.skipped.group_lines:
-        rows.append(("unreadable", f"{unread} lines, passed over"))
+        rows.append(("unreadable", f"{unread} lines, skipped"))
     rows.append(("report", html))
     print_rows(rows, sys.stdout)

@@ -35,7 +35,7 @@ def comparison_page(runs: Sequence[ComparedRun], differences: Sequence[Differenc
     names = [run.name for run in runs]
     body = [
         "<header><h1>Runs side by side</h1>"
-        "<p>intervals of 95 %, over tasks; * its interval leaves out zero</p></header>",
+        "<p>95 % intervals over tasks; * the interval excludes zero</p></header>",
         _section(
             "Solved", _table(["run", "0 % to 100 %"], [(run.name, [_interval(run.solved())]) for run in runs])
         ),

@@ -36,7 +36,7 @@ def rows(runs: Sequence[ComparedRun], differences: Sequence[Difference]) -> list
     if any(run.cost is not None for run in runs):
         shown.append(row("cost", lambda run: "" if run.cost is None else _each(run, run.cost, ",.4f")))
     cells_by_run = [_against(difference) for difference in differences]
-    names = ("tasks of both", "solved, difference", "score, difference", "tasks that changed")
+    names = ("tasks in both", "solved, difference", "score, difference", "tasks that changed")
     shown += [(name, ("", *(cells[i] for cells in cells_by_run))) for i, name in enumerate(names)]
     return [(label, cells) for label, cells in shown if any(cells)]
 

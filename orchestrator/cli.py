@@ -79,31 +79,31 @@ def find_command(argv: Sequence[str], commands: Sequence[Command]) -> tuple[Comm
 
 def run_command(command: Command, argv: Sequence[str], carry_out: CarryOut | None = None) -> int:
     """Reads flags, environment and YAML, then hands over to the command's module."""
-    given = parse(argv, command.flags(), command.arguments, repeats=command.repeats)
-    _warn_of_keys(given)
+    layer = parse(argv, command.flags(), command.arguments, repeats=command.repeats)
+    _warn_of_keys(layer)
     own = {
-        row.name: given[row.key].value if row.key in given else row.default
+        row.name: layer[row.key].value if row.key in layer else row.default
         for row in (*command.options, *command.arguments)
     }
     if not command.uses:
         return int(import_module(command.module).run(**own))
     from orchestrator.settings.sources import resolve
 
-    resumed = given.get("env.resume")
+    resumed = layer.get("env.resume")
     if command.name == "demo" and resumed is not None and resumed.value is not None:
         import_module(command.module).demand_demo(resumed.value)  # before `resolve` asks whose run it is
     run_directory = own[command.settings_of] if command.settings_of else None
-    config = resolve(given, run=run_directory, command=command.name)
+    config = resolve(layer, run=run_directory, command=command.name)
     if command.samples and not command.without_endpoint:
         config.require_endpoint()
     run = (carry_out or {}).get(command.name) or import_module(command.module).run
     return int(run(config, **own))
 
 
-def _warn_of_keys(given: Layer) -> None:
+def _warn_of_keys(layer: Layer) -> None:
     from orchestrator.rules.redact import Secret
 
-    labels = [value.label for value in given.values() if isinstance(value.value, Secret)]
+    labels = [value.label for value in layer.values() if isinstance(value.value, Secret)]
     if labels:
         print(
             f"orchestrator: warning: {' and '.join(labels)}: every user of this machine can see keys on a "

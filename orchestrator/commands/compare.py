@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from json import dumps
 from pathlib import Path
 
 from rich.table import Table
 
-from orchestrator.comparing.compared import ComparedRun, Difference, as_json
+from orchestrator.comparing.comparison import ComparedRun, Difference, as_json
 from orchestrator.comparing.page import comparison_page
-from orchestrator.comparing.shown import rows
+from orchestrator.comparing.rows import rows
 from orchestrator.errors import OutputError
 from orchestrator.rules.text import printable
 from orchestrator.terminal.console import Console
@@ -28,7 +29,7 @@ def run(runs: tuple[Path, ...], json: bool, html: Path | None) -> int:
         except OSError as error:
             raise OutputError(f"cannot write {html}: {error.strerror}") from error
     if json:
-        print(dumps(as_json(compared, differences), indent=2))
+        print(dumps(as_json(compared, differences), indent=2, default=asdict))
     else:
         _print(compared, differences)
     if html is not None:
@@ -48,5 +49,5 @@ def _print(compared: list[ComparedRun], differences: list[Difference]) -> None:
         for task, before, now in difference.changed[:SHOWN]:
             console.print(printable(f"{run.name}: {task}: solved {before:.0%}, now {now:.0%}"), markup=False)
     console.print(
-        "intervals of 95 %, over tasks; differences are from the first run, on the tasks of both; * not zero"
+        "95 % intervals over tasks; differences from the first run, on the tasks that both have; * excludes zero"
     )

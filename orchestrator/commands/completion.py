@@ -71,7 +71,7 @@ def _begins(command: Command) -> str:
 
 
 def _cases(indent: int, words: Mapping[str, str]) -> str:
-    return "\n".join(f"{' ' * indent}{pattern}) words={quote(told)} ;;" for pattern, told in words.items())
+    return "\n".join(f"{' ' * indent}{pattern}) words={quote(values)} ;;" for pattern, values in words.items())
 
 
 def _words(row: Setting) -> tuple[str, ...]:
@@ -86,14 +86,14 @@ def _fish(commands: tuple[Command, ...]) -> str:
 def _fish_lines(commands: tuple[Command, ...]) -> Iterator[str]:
     for command in commands:
         first, _, second = command.name.partition(" ")
-        told = quote(command.summary)
+        summary = quote(command.summary)
         if second:
             yield f"-f -n __fish_use_subcommand -a {first}"
-            yield f"-f -n '__fish_seen_subcommand_from {first}' -a {second} -d {told}"
+            yield f"-f -n '__fish_seen_subcommand_from {first}' -a {second} -d {summary}"
         else:
-            yield f"-f -n __fish_use_subcommand -a {first} -d {told}"
-        seen = " ; and ".join(f"__fish_seen_subcommand_from {word}" for word in command.name.split())
-        within = f"-n {quote(seen)}"
+            yield f"-f -n __fish_use_subcommand -a {first} -d {summary}"
+        context = " ; and ".join(f"__fish_seen_subcommand_from {word}" for word in command.name.split())
+        within = f"-n {quote(context)}"
         for argument in command.arguments:
             if words := _words(argument):
                 yield f"-f {within} -a {quote(' '.join(words))}"

@@ -66,7 +66,7 @@ def demand_demo(directory: Path) -> None:
     """Raises ConfigError for a run directory that is not the demo's."""
     if saved_env(dict(read_run(directory))).get("dataset") != DEMO_TASKS:
         raise ConfigError(
-            f"env.resume: the run in {directory} is none of `orchestrator demo`; go on with it by "
+            f"env.resume: the run in {directory} was not made by `orchestrator demo`; continue it with "
             f"`orchestrator process --env.resume {directory}`"
         )
 

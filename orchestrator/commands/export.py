@@ -66,7 +66,7 @@ async def _exported(config: Config, run_dir: Path, format: str, choice: Choice, 
     demand_free(path, ASKED)
     growing, notes = is_going_on(run_dir), []
     if growing:
-        notes.append(f"{run_dir.name} is going on; what it held was exported")
+        notes.append(f"{run_dir.name} is still running; its finished rollouts were exported")
     tokenizer = await asyncio.to_thread(_tokenizer, config, described, notes)
     try:
         survey = await asyncio.to_thread(Survey.of, record, growing=growing)
@@ -109,14 +109,14 @@ async def _write(form: Format, chooser: Chooser, folder: Path) -> int:
 
 def _tokenizer(config: Config, described: Mapping[str, Any], notes: list[str]) -> Tokenizer | None:
     """The tokenizer asked for, else the run's own where it is on this machine. It finds the end of messages."""
-    asked, ran_with = config.env.tokenizer_name, saved_env(dict(described)).get("tokenizer_name")
-    if asked is not None and asked != ran_with:
-        return None if asked.lower() == "none" else load_tokenizer(asked, config.env.chat_template_kwargs)
-    name, template_arguments = saved_tokenizer(dict(described))
-    tokenizer = tokenizer_here(name, template_arguments)
+    name, own = config.env.tokenizer_name, saved_env(dict(described)).get("tokenizer_name")
+    if name is not None and name != own:
+        return None if name.lower() == "none" else load_tokenizer(name, config.env.chat_template_kwargs)
+    used, template_arguments = saved_tokenizer(dict(described))
+    tokenizer = tokenizer_here(used, template_arguments)
     if tokenizer is None:
         missing = (
-            "the run had no tokenizer" if name in (None, "none") else "the run's tokenizer is not on this machine"
+            "the run had no tokenizer" if used in (None, "none") else "the run's tokenizer is not on this machine"
         )
         notes.append(f"{missing}: messages keep the tokens that end a turn; --env.tokenizer_name names one")
     return tokenizer
@@ -165,8 +165,8 @@ def _provenance(
 
 def _models(described: Mapping[str, Any]) -> list[Any]:
     servers = described["config"].get("openai")
-    found = [server.get("model_name") for server in servers or () if isinstance(server, dict)]
-    return list(dict.fromkeys(_handed_on(name) for name in found))
+    names = [server.get("model_name") for server in servers or () if isinstance(server, dict)]
+    return list(dict.fromkeys(_handed_on(name) for name in names))
 
 
 def _tokenizer_name(described: Mapping[str, Any]) -> str | None:

@@ -66,7 +66,7 @@ def run(config: Config, run_dir: Path) -> int:
 async def _rescored(config: Config, run_dir: Path, described: Mapping[str, Any], record: Path) -> int:
     path = config.env.run_dir or new_run_directory()
     growing = is_going_on(run_dir)
-    notes = [f"{run_dir} is going on; what it held was scored"] if growing else []
+    notes = [f"{run_dir} is still running; its finished rollouts were scored"] if growing else []
     work = _Work()
     demand_free(path, SETTING)
     try:

@@ -1,6 +1,6 @@
 """`orchestrator runs [DIR]`: which runs there are, and how far each is.
 
-Quick however large the runs are: of a run that has ended, `end.json` is read. Of another one the groups are
+Quick however large the runs are: of a run that has end, `end.json` is read. Of another one the groups are
 counted, and its record is read if it is short.
 """
 
@@ -64,9 +64,9 @@ def _directories(folder: Path) -> Iterator[Path]:
 
 def _described(directory: Path) -> dict[str, Any]:
     description = read_description(directory)
-    ended = read_end(directory)
+    end = read_end(directory)
     going_on = is_going_on(directory)
-    known = ended if ended and not going_on else _counted(directory, description)
+    counted = end if end and not going_on else _counted(directory, description)
     command = _command(directory, description)
     unsaid = "broken off" if command in _SAY_THEIR_END else "over"
     servers = objects(mapping(description.get("config")).get("openai"))
@@ -75,8 +75,8 @@ def _described(directory: Path) -> dict[str, Any]:
         "started_at": _started_at(directory),
         "command": command,
         "model": ", ".join(dict.fromkeys(text(server.get("model_name"), 80) for server in servers)),
-        **{name: known.get(name) for name in ("groups", "scored", "solved", "cost")},
-        "state": "running" if going_on else known.get("state", unsaid),
+        **{name: counted.get(name) for name in ("groups", "scored", "solved", "cost")},
+        "state": "running" if going_on else counted.get("state", unsaid),
     }
 
 
@@ -102,11 +102,11 @@ def _command(directory: Path, description: dict[str, Any]) -> str:
 def _counted(directory: Path, description: dict[str, Any]) -> dict[str, Any]:
     """Counts of a run that goes on, was killed, or is of an earlier version; without what would take long."""
     record = record_of(directory)
-    known: dict[str, Any] = {}
+    counted: dict[str, Any] = {}
     if record is not None and record.stat().st_size <= RECORD_BYTES:
-        known = counts(Tally.read(record, Prices.recorded(description)))
+        counted = counts(Tally.read(record, Prices.recorded(description)))
     groups = groups_in(directory, groups_file_of(description))
-    return {**known, "groups": None if groups is None else _lines(groups)}
+    return {**counted, "groups": None if groups is None else _lines(groups)}
 
 
 def _lines(path: Path) -> int | None:

@@ -105,12 +105,12 @@ def _tokenizer(path: Path) -> Tokenizer | None:
 def _files(path: Path, findings: Findings) -> tuple[Path, Path | None]:
     """(groups file, rollouts.jsonl beside it or in the run directory)."""
     directory = path if path.is_dir() else path.parent
-    told = _asked(directory, findings)
+    named = _read_settings(directory, findings)
     if path.is_file():
         return path, record_of(directory)
     if not path.is_dir():
-        raise ConfigError(f"{path} is no groups file and no run directory")
-    groups = groups_in(path, told and Path(told).name) or groups_in(path, told)
+        raise ConfigError(f"{path} is neither a groups file nor a run directory")
+    groups = groups_in(path, named and Path(named).name) or groups_in(path, named)
     if groups is None:
         if read_description(path).get("command") == "evaluate":
             raise ConfigError(f"{path} holds an evaluation, which has no groups; `orchestrator view` shows it")
@@ -118,14 +118,14 @@ def _files(path: Path, findings: Findings) -> tuple[Path, Path | None]:
     return groups, record_of(directory)
 
 
-def _asked(directory: Path, findings: Findings) -> str | None:
+def _read_settings(directory: Path, findings: Findings) -> str | None:
     """Notes what the run was asked for. Returns the groups file that run.json names."""
     if not (directory / RUN_FILE).is_file():
         return None
     try:
-        told = read_run(directory, RUN_FILE)
-        findings.wanted = Wanted.of(told["config"]["env"])
-        return groups_file_of(told)
+        description = read_run(directory, RUN_FILE)
+        findings.wanted = Wanted.of(description["config"]["env"])
+        return groups_file_of(description)
     except (ConfigError, ValueError, KeyError, TypeError, OverflowError) as error:
         findings.check("shape", False, f"{RUN_FILE}: not as this version writes it ({type(error).__name__})")
         return None
@@ -133,15 +133,15 @@ def _asked(directory: Path, findings: Findings) -> str | None:
 
 def _rollouts(path: Path, findings: Findings) -> LinesById:
     """The lines of rollouts.jsonl by rollout id."""
-    found = LinesById(path)
+    lines = LinesById(path)
     for where, place, line in _lines(path, findings):
         if not isinstance(line, dict) or not isinstance(line.get("rollout_id"), str):
             findings.check("record", False, f"{where}: no rollout")
             continue
-        fresh = line["rollout_id"] not in found.offsets
+        fresh = line["rollout_id"] not in lines.offsets
         findings.check("record", fresh, f"{where}: {line['rollout_id']} a second time")
-        found.offsets[line["rollout_id"]] = place
-    return found
+        lines.offsets[line["rollout_id"]] = place
+    return lines
 
 
 def _lines(path: Path, findings: Findings) -> Iterator[tuple[str, int, Any]]:
@@ -165,22 +165,16 @@ def _lines(path: Path, findings: Findings) -> Iterator[tuple[str, int, Any]]:
 def _loads(text: bytes, where: str, findings: Findings) -> Any:
     """NaN and the infinities are no JSON: they are noted, and the rest of their line is checked all the same."""
     demand_modest(text)
-    try:
-        value = loads(text, parse_constant=_refuse)
-        findings.check("shape", True, where)
-    except _NoNumber as error:
-        findings.check("shape", False, f"{where}: no strict JSON ({error})")
-        value = loads(text)
+    constants: list[str] = []
+
+    def note(name: str) -> float:
+        constants.append(name)
+        return float(name)
+
+    value = loads(text, parse_constant=note)
+    findings.check("shape", not constants, f"{where}: no strict JSON ({constants[0]})" if constants else where)
     demand_short_talks(value)
     return value
-
-
-class _NoNumber(Exception):
-    """A constant of JavaScript's that JSON does not have."""
-
-
-def _refuse(name: str) -> None:
-    raise _NoNumber(name)
 
 
 def _print(groups_file: Path, rollouts_file: Path | None, findings: Findings) -> None:

@@ -30,15 +30,15 @@ def run(path: Path, output: Path | None, tokenizer: str | None, browser: bool) -
     files = find_run(path)
     html = output or _beside(files)
     try:
-        told = _write(files, html, _tokenizer(files, tokenizer))
+        summary = _write(files, html, _tokenizer(files, tokenizer))
     except OSError as error:
         raise OutputError(
             f"cannot write the report {html}: {error.strerror}; set --output to another place"
         ) from error
-    empty = not told.totals.attempts and not told.bad_tasks
-    if empty and (told.skipped.rollout_lines or told.skipped.group_lines):
+    empty = not summary.totals.attempts and not summary.bad_tasks
+    if empty and (summary.skipped.rollout_lines or summary.skipped.group_lines):
         raise ConfigError(f"{path} holds lines, but no rollout: is it a groups file or a run directory?")
-    _print(files, told, html)
+    _print(files, summary, html)
     if browser and not webbrowser.open(html.absolute().as_uri()):
         print("no browser could be opened here", file=sys.stderr)
     return 0
@@ -69,20 +69,20 @@ def _tokenizer(files: RunFiles, name: str | None) -> Tokenizer | None:
     return tokenizer_here(*saved_tokenizer(read_description(files.directory))) if files.directory else None
 
 
-def _print(files: RunFiles, told: Run, html: Path) -> None:
-    totals = told.totals
+def _print(files: RunFiles, run: Run, html: Path) -> None:
+    totals = run.totals
     outcomes = outcome_counts(totals)
     rows: list[tuple[str, object]] = [("run", files.name)]
     if files.directory is not None and is_going_on(files.directory):
-        rows.append(("state", "going on; what follows is of now"))
+        rows.append(("state", "still running; these are the figures of now"))
     rows.append(("groups", f"{totals.groups}, {totals.written} of them written, {totals.mixed} with mixed scores"))
     rows.append(("outcomes", outcomes_text(outcomes) if outcomes else "none yet"))
     if totals.scored:
         mean = totals.score / totals.scored
         rows.append(("scores", f"mean {mean:.3f}, {totals.solved} of {totals.scored} correct"))
     rows.append(("tokens", f"{totals.tokens} sampled"))
-    rows += [("note", warning) for warning in told.warnings]
-    if unread := told.skipped.rollout_lines + told.skipped.group_lines:
-        rows.append(("unreadable", f"{unread} lines, passed over"))
+    rows += [("note", warning) for warning in run.warnings]
+    if unread := run.skipped.rollout_lines + run.skipped.group_lines:
+        rows.append(("unreadable", f"{unread} lines, skipped"))
     rows.append(("report", html))
     print_rows(rows, sys.stdout)

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
 
-from orchestrator.comparing.compared import ComparedRun, Difference
-from orchestrator.comparing.shown import rows
+from orchestrator.comparing.comparison import ComparedRun, Difference
+from orchestrator.comparing.rows import rows
 from orchestrator.evaluation.estimates import Estimate
 from orchestrator.report.page import policy
 from orchestrator.rules.text import printable
@@ -35,7 +35,7 @@ def comparison_page(runs: Sequence[ComparedRun], differences: Sequence[Differenc
     names = [run.name for run in runs]
     body = [
         "<header><h1>Runs side by side</h1>"
-        "<p>intervals of 95 %, over tasks; * its interval leaves out zero</p></header>",
+        "<p>95 % intervals over tasks; * the interval excludes zero</p></header>",
         _section(
             "Solved", _table(["run", "0 % to 100 %"], [(run.name, [_interval(run.solved())]) for run in runs])
         ),
@@ -68,17 +68,17 @@ def _table(head: Iterable[str], lines: Iterable[tuple[str, Iterable[str]]]) -> s
     return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _interval(found: Estimate | None) -> str:
-    if found is None:
+def _interval(estimate: Estimate | None) -> str:
+    if estimate is None:
         return ""
-    value, low, high = (round(100 * part, 2) for part in (found.value, found.low, found.high))
-    told = f"{value:.1f} % ({low:.1f} to {high:.1f}), {found.tasks} tasks"
+    value, low, high = (round(100 * part, 2) for part in (estimate.value, estimate.low, estimate.high))
+    label = f"{value:.1f} % ({low:.1f} to {high:.1f}), {estimate.tasks} tasks"
     return (
-        f'<svg viewBox="0 0 100 4" preserveAspectRatio="none" role="img" aria-label="{told}">'
+        f'<svg viewBox="0 0 100 4" preserveAspectRatio="none" role="img" aria-label="{label}">'
         '<rect x="0" y="1.8" width="100" height=".4" fill="var(--line)"/>'
         f'<rect x="{low}" y="1.2" width="{max(0.2, high - low)}" height="1.6" fill="var(--accent)" opacity=".35"/>'
         f'<rect x="{max(0.0, value - 0.2)}" y=".6" width=".4" height="2.8" fill="var(--accent)"/></svg>'
-        f"<small>{told}</small>"
+        f"<small>{label}</small>"
     )
 
 

@@ -59,7 +59,7 @@ def check_temporary() -> Iterator[Finding]:
         return
     asked = os.environ.get("TMPDIR")
     if asked and Path(asked) != folder:
-        yield warn("TMPDIR", f"{asked} is no folder that can be written: {folder} is used instead")
+        yield warn("TMPDIR", f"{asked} cannot be written: {folder} is used instead")
     length = len(os.fsencode(longest_socket(folder)))
     if socket_fits(folder):
         yield ok("TMPDIR", f"{folder}, socket paths of {length} bytes")

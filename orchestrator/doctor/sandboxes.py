@@ -59,7 +59,7 @@ async def check_sandboxes(config: Config, *, image_comes: bool = False) -> Async
     finally:
         await engine.aclose()
     if usable and image_comes:
-        yield warn("sandbox", "none was started: the image is not here")
+        yield warn("sandbox", "no sandbox was started: the image is not here")
     elif usable:
         yield await _check_start(config)
 
@@ -100,7 +100,7 @@ def _limits(info: Mapping[str, Any], waived: frozenset[str]) -> Iterator[Finding
     if missing:
         return
     if unlimited := ", ".join(line.partition(":")[0] for line in missing_features(info)):
-        yield warn("limits", f"none of {unlimited}, as you waived that")
+        yield warn("limits", f"not limited, as you waived it: {unlimited}")
     else:
         version = info.get("CgroupVersion") or "?"
         yield ok("limits", f"memory, swap, CPU and processes by cgroup v{version}; system calls by seccomp")
@@ -124,7 +124,7 @@ async def _check_oci(config: Config) -> AsyncIterator[Finding]:
     if not missing:
         unlimited = ", ".join(line.partition(":")[0] for line in missing_limits())
         if unlimited:
-            yield warn("limits", f"none of {unlimited}, as you waived that; system calls by seccomp")
+            yield warn("limits", f"not limited, as you waived it: {unlimited}; system calls by seccomp")
         else:
             yield ok("limits", "memory, swap, CPU and processes by control groups; system calls by seccomp")
     if problem := does_not_fit(spec):
@@ -147,7 +147,7 @@ async def _check_oci(config: Config) -> AsyncIterator[Finding]:
 
 
 async def _other_launcher(config: Config, engine: Engine) -> Finding:
-    """Whether the launcher that is not asked for would work here."""
+    """Whether the other launcher would work here."""
     if config.env.launcher == "docker":
         reason = why_not_here(config.env.oci_runtime)
         return ok("launchers", f"oci would not work here: {reason}" if reason else "oci would work here too")
@@ -189,7 +189,9 @@ async def _check_start(config: Config) -> Finding:
             async with parked_sandbox(config.sandbox_spec(), launcher, channels.directory):
                 ready_s = time.monotonic() - begun
     except TimeoutError:
-        return fail("sandbox", f"none was ready within {START_TIMEOUT_S:g} s: see what the disk and the CPU do")
+        return fail(
+            "sandbox", f"no sandbox was ready within {START_TIMEOUT_S:g} s: see what the disk and the CPU do"
+        )
     except (RolloutError, EnvironmentUnusable, ConfigError, OSError) as error:
         return fail("sandbox", str(error))
     return ok("sandbox", f"started, confined as it must be, and removed; ready in {ready_s:.2f} s")

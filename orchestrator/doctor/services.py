@@ -28,11 +28,11 @@ def check_keys(config: Config) -> Iterator[Finding]:
     for server in config.openai:
         where = _name(server)
         if server.api_key or server.headers:
-            yield ok("keys", f"one for {where}")
+            yield ok("keys", f"a key for {where}")
         elif server.base_url and not server.base_url.startswith(REPLAY) and endpoint(config.env, server).hosted:
-            yield fail("keys", f"none for {where}, which wants one: set OPENAI_API_KEY")
+            yield fail("keys", f"no key for {where}, which wants one: set OPENAI_API_KEY")
         elif server.base_url:
-            yield ok("keys", f"none for {where}")
+            yield ok("keys", f"no key for {where}")
 
 
 async def check_services(config: Config, tokenizer_digest: str | None = None) -> AsyncIterator[Finding]:
@@ -46,16 +46,18 @@ async def check_services(config: Config, tokenizer_digest: str | None = None) ->
 async def check_tokenizer(config: Config, digest: str | None = None) -> tuple[Finding, HubTokenizer | None]:
     """(what was found, the tokenizer). `digest`: what that of the run has; None: any will do."""
     if not any(server.base_url for server in config.openai) and config.env.tokenizer_name is None:
-        text = "not looked at: set --env.tokenizer_name, or an endpoint and its model's name"
+        text = "not checked: set --env.tokenizer_name, or an endpoint and its model's name"
         return warn("tokenizer", text), None
     try:
         tokenizer = await asyncio.to_thread(find_tokenizer, config)
     except EnvironmentUnusable as error:
         return fail("tokenizer", str(error)), None
     if tokenizer is None:
-        return warn("tokenizer", "none: groups will have no token ids; fine for `evaluate`"), None
+        return warn(
+            "tokenizer", "env.tokenizer_name is none: groups will have no token ids; fine for `evaluate`"
+        ), None
     if digest is not None and await asyncio.to_thread(lambda: tokenizer.digest) != digest:
-        return fail("tokenizer", "is not the run's; put the same files on all nodes"), tokenizer
+        return fail("tokenizer", "differs from the run's; put the same files on all nodes"), tokenizer
     return ok("tokenizer", f"{tokenizer.name}, {tokenizer.size} ids, with a chat template"), tokenizer
 
 
@@ -63,7 +65,7 @@ async def _endpoint(
     config: Config, server: OpenAISettings, tokenizer: HubTokenizer | None, *, tokenizer_missing: bool
 ) -> Finding:
     if not server.base_url:
-        return warn("endpoint", "none is set: --openai.base_url URL and --openai.model_name NAME")
+        return warn("endpoint", "no endpoint is set: --openai.base_url URL and --openai.model_name NAME")
     where, notes = _name(server), list[str]()
     try:
         if server.base_url.startswith(REPLAY):
@@ -82,7 +84,7 @@ async def _endpoint(
             notes=notes,
             like=like(config.env, calls),
         )
-    except NotServing as error:  # whoever asks the doctor wants to know now
+    except NotServing as error:  # the doctor's answer is wanted now
         waits = f"; a run waits {server.startup_timeout:g} s for it" if server.startup_timeout else ""
         return fail("endpoint", f"{error}{waits}")
     except (ConfigError, EnvironmentUnusable, CompletionError) as error:
@@ -98,7 +100,7 @@ async def _endpoint(
 async def check_web_tools(config: Config) -> AsyncIterator[Finding]:
     """Asks Tavily for the key's usage, which costs no credit."""
     if not config.tavily_api_key:
-        yield warn("web tools", "agents get none: set TAVILY_API_KEY for web_search and visit_page")
+        yield warn("web tools", "agents get no web tools: set TAVILY_API_KEY for web_search and visit_page")
         return
     from orchestrator.tools.tavily import ServiceFailed, Tavily
 

@@ -35,7 +35,7 @@ CHECKS: dict[str, str] = {
     "score": "scores are finite and in [0, 1]",
     "outcome": "only outcomes that are scored; each rollout once in the file",
     "messages": "one system message first, roles and texts as they must be and as served (against rollouts.jsonl)",
-    "size": "all groups have the size they say, and that was asked for (against the record, or run.json)",
+    "size": "every group has the size that it states and that was asked for (against the record, or run.json)",
     "record": "each rollout is on record once, with its task, outcome and score (against rollouts.jsonl)",
     "sampled ids": "trained ids are those sampled, or of the text sampled, in place (against rollouts.jsonl)",
     "sampled log-probs": "trained log-probs are the endpoint's (against rollouts.jsonl)",

@@ -31,6 +31,7 @@ class TaskSettings(Settings, group="Tasks", resume=Resume.DATA, commands=RUNS):
         resume=Resume.CODE,
         commands=(*RUNS, "replay", "rescore"),
         from_run=("replay", "rescore"),
+        first_run=True,
     )
     dataset_path: Path = row(
         Path("data/gaia"),
@@ -78,4 +79,5 @@ class TaskSettings(Settings, group="Tasks", resume=Resume.DATA, commands=RUNS):
         "tasks, they come again with new seeds (`evaluate`: each once)",
         resume=Resume.FREE_DATA,
         commands=(*RUNS, "demo"),
+        first_run=True,
     )

@@ -48,9 +48,9 @@ def cost_text(tally: Tally) -> str:
 
 def untrained_text(tally: Tally) -> str:
     """How much of what written rollouts sampled is not trained."""
-    whole = tally.trained_tokens + tally.untrained_tokens
-    part = share(tally.untrained_tokens, whole)
-    return f"{part} of the {whole} tokens sampled in written groups, in lines that the groups file leaves out"
+    total = tally.trained_tokens + tally.untrained_tokens
+    part = share(tally.untrained_tokens, total)
+    return f"{part} of the {total} tokens sampled in written groups, in lines that the groups file leaves out"
 
 
 def draws_text(tally: Tally) -> str:
@@ -61,13 +61,13 @@ def draws_text(tally: Tally) -> str:
     return f"{each}; in {groups} group{'' if groups == 1 else 's'}, at most {most} in one (group {group})"
 
 
-def share(part: int, whole: int) -> str:
+def share(part: int, total: int) -> str:
     """A percentage, rounded; but 0% only for none and 100% only for all."""
-    percent = 100 * part / whole if whole else 0.0
+    percent = 100 * part / total if total else 0.0
     rounded = round(percent)
     if part and not rounded:
         return "<1%"
-    return ">99%" if part < whole and rounded == 100 else f"{rounded}%"
+    return ">99%" if part < total and rounded == 100 else f"{rounded}%"
 
 
 def lost(group: Group) -> str:

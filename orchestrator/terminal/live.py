@@ -90,8 +90,8 @@ class LiveProgress(PlainProgress):
         """Rollouts of the busiest nodes, and which nodes are away."""
         busy = Counter({name: 0 for name, away in self._away.items() if away is None})
         busy.update(node for node in self._running.values() if node)
-        shown = ", ".join(f"{printable(name)} {count}" for name, count in busy.most_common(NODES))
-        text = Text(shown + f" and {len(busy) - NODES} more" * (len(busy) > NODES))
+        names = ", ".join(f"{printable(name)} {count}" for name, count in busy.most_common(NODES))
+        text = Text(names + f" and {len(busy) - NODES} more" * (len(busy) > NODES))
         for name, why in [(name, why) for name, why in self._away.items() if why is not None][:NODES]:
             text.append(f"; away: {one_line(f'{name}: {why}')}", style="yellow")
         return text

@@ -121,7 +121,7 @@ def test_of_a_run_that_is_going_on_the_finished_lines_are_scored(
     with (there / "lock").open("w") as lock:
         flock(lock, LOCK_EX)
         assert rescore(there, home, tasks(home)) == 0
-    assert "is going on; what it held was scored" in capsys.readouterr().out
+    assert "is still running; its finished rollouts were scored" in capsys.readouterr().out
     assert rescore(there, home, tasks(home), name="torn") == 1, "nobody will write the rest of the line"
     assert f"{there / 'rollouts.jsonl'}:{GROUP_SIZE + 1}" in capsys.readouterr().out
 

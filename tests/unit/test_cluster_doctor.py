@@ -231,7 +231,7 @@ async def test_a_node_finds_what_a_machine_finds_and_nothing_of_a_key_comes_back
     }
     assert KEY.reveal().encode() not in pickle.dumps((found, other))
     (wrong,) = [finding for finding in other if finding.what == "tokenizer"]
-    assert (wrong.level, "not the run's" in wrong.text) == ("fail", True)
+    assert (wrong.level, "differs from the run's" in wrong.text) == ("fail", True)
 
 
 async def test_nodes_must_have_the_tokenizer_that_this_machine_loaded() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from orchestrator.cli import main
-from orchestrator.comparing.compared import ComparedRun, Difference
+from orchestrator.comparing.comparison import ComparedRun, Difference
 from orchestrator.evaluation.estimates import estimate_mean
 from tests.fakes.odd_run import an_attempt_line, write_odd_run
 

@@ -383,7 +383,7 @@ def test_of_a_run_that_is_going_on_the_finished_lines_are_exported(
         assert export(copied, tmp_path / "trl", "--format", "trl") == 0
     finally:
         os.close(lock)
-    assert "note: copied is going on; what it held was exported" in capsys.readouterr().out
+    assert "note: copied is still running; its finished rollouts were exported" in capsys.readouterr().out
     assert len(rows(tmp_path / "trl")) == 11
 
 

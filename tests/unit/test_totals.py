@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli import main
-from orchestrator.comparing.compared import ComparedRun
+from orchestrator.comparing.comparison import ComparedRun
 from orchestrator.report import write_report
 from orchestrator.report.summary import RunReader, read_run
 from orchestrator.report.totals import BINS, MOST_NAMES, OTHERS, UNGRADABLE, Totals

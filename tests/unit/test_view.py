@@ -75,7 +75,7 @@ def test_a_run_that_goes_on_is_shown_as_it_is_now(tmp_path: Path, capsys: pytest
     with closing(RunDirectory(tmp_path / "run", resume=True)):
         assert main(["view", str(tmp_path / "run")]) == 0
     printed = capsys.readouterr().out
-    assert "going on" in printed
+    assert "still running" in printed
     assert "finished 1" in printed
     assert (tmp_path / "run" / "report.html").is_file()
 

@@ -93,5 +93,5 @@ def test_limits_that_cannot_be_set_are_told_by_name_and_can_be_waived(archive: P
             line = rf"fail  limits +{measure}: cannot be limited here: .*: let it be delegated"
             assert re.search(line, refused.stdout), refused.stdout
         told = carried_out(user, *doctor, "--env.waive_hardening", LIMITS)
-        assert "warn  limits      none of memory, swap, cpus, pids, as you waived that" in told
+        assert "warn  limits      not limited, as you waived it: memory, swap, cpus, pids" in told
         assert "ok    sandbox     started, confined as it must be, and removed" in told

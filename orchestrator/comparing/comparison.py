@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from orchestrator.run.files import find_run, read_description
 from orchestrator.run.lenient import mapping, objects, text
 from orchestrator.run.prices import Prices
 
-CHANGED = 10  # tasks that are told
+CHANGED = 10  # most tasks in the list of those that changed
 PARTS = ("level", "source")
 
 
@@ -66,13 +66,13 @@ class ComparedRun:
         files = find_run(path)
         if files.directory is None:
             raise ConfigError(f"{path} is a groups file: name the run's directory, which has all rollouts")
-        told = read_description(files.directory)
-        prices = Prices.recorded(told)
+        description = read_description(files.directory)
+        prices = Prices.recorded(description)
         counts = RunCounts(prices)
         totals = read_run(files.directory, None, also=counts).totals
         if not totals.attempts:
             raise ConfigError(f"{path} holds no rollout")
-        servers = objects(mapping(told.get("config")).get("openai"))
+        servers = objects(mapping(description.get("config")).get("openai"))
         return cls(
             name=str(path),
             model=", ".join(dict.fromkeys(text(server.get("model_name"), 80) for server in servers)),
@@ -145,15 +145,15 @@ def _differences(
 
 
 def as_json(runs: Sequence[ComparedRun], differences: Sequence[Difference]) -> dict[str, Any]:
-    """All of it as plain values."""
+    """All of it as plain values and Estimates."""
     return {
         "runs": [_run(run) for run in runs],
         "differences_from_the_first": [
             {
                 "run": run.name,
                 "tasks_of_both": difference.tasks,
-                "solved": _estimate(difference.solved),
-                "score": _estimate(difference.score),
+                "solved": difference.solved,
+                "score": difference.score,
                 "tasks_better": difference.better,
                 "tasks_worse": difference.worse,
                 "changed_most": [
@@ -174,10 +174,10 @@ def _run(run: ComparedRun) -> dict[str, Any]:
         "attempts": run.attempts,
         "scored_rollouts": run.rollouts,
         "tasks": len(run.tasks),
-        "solved": _estimate(run.solved()),
-        "score": _estimate(run.score()),
+        "solved": run.solved(),
+        "score": run.score(),
         **{
-            f"solved_by_{part}": {label: _estimate(run.solved(tasks)) for label, tasks in run.by(part).items()}
+            f"solved_by_{part}": {label: run.solved(tasks) for label, tasks in run.by(part).items()}
             for part in PARTS
         },
         "sampled_tokens": run.sampled_tokens,
@@ -185,7 +185,3 @@ def _run(run: ComparedRun) -> dict[str, Any]:
         "seconds": run.duration_s,
         "cost": run.cost,
     }
-
-
-def _estimate(found: Estimate | None) -> dict[str, float] | None:
-    return None if found is None else asdict(found)

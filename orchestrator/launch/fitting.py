@@ -1,4 +1,4 @@
-"""Whether sandboxes fit into a machine, and whether its runc is old: the same words whoever makes them. Pure."""
+"""Whether sandboxes fit into a machine, and whether its runc is old: one text for all launchers. Pure."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class _Folder:
         if not place.resolve().is_relative_to(self._path.resolve()):
             raise ValueError(f"{name} lies outside")
         if place.exists() and not place.is_file():  # a pipe would never end
-            raise ValueError(f"{name} is no file")
+            raise ValueError(f"{name} is not a file")
         return place.open("rb")
 
 
@@ -157,7 +157,7 @@ class _Tar(AbstractContextManager["_Tar"]):
                 return entry
             else:
                 break
-        raise ValueError(f"{name} is no file")
+        raise ValueError(f"{name} is not a file")
 
 
 def _small(files: _Folder | _Tar, name: str) -> bytes:
@@ -192,13 +192,13 @@ def _manifest(files: _Folder | _Tar) -> tuple[bytes, list[str]]:
 
 def _object(data: object) -> dict[str, Any]:
     if not isinstance(data, dict):
-        raise TypeError(f"{type(data).__name__} in the place of an object")
+        raise TypeError(f"an object was expected, not a {type(data).__name__}")
     return data
 
 
 def _texts(data: object) -> list[str]:
     if not isinstance(data, list) or not all(isinstance(text, str) for text in data):
-        raise TypeError("something else in the place of a list of texts")
+        raise TypeError("a list of texts was expected")
     return data
 
 

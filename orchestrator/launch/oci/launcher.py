@@ -142,7 +142,7 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
                 if await sandbox.has_ended(_ENDING_S):
                     return  # `exited` says how
                 if not looks_left:
-                    raise LaunchError(f"the sandbox cannot be looked at: {error.strerror}") from error
+                    raise LaunchError(f"the sandbox cannot be inspected: {error.strerror}") from error
         if problems and not await sandbox.has_ended(_ENDING_S):
             demand(problems)
         self._warn_of_cpu(clock)

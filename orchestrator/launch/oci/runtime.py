@@ -127,7 +127,7 @@ class Runtime:
                 while line := await reader.readline():
                     self._hear(json.loads(line))
         except (ValueError, LookupError, TypeError) as error:
-            log.error("the process that watches sandboxes told nonsense: %r", error)
+            log.error("the process that watches sandboxes sent an invalid message: %r", error)
         finally:
             if self._writer is not None:  # else we have hung up
                 self._lose()

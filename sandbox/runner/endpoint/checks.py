@@ -164,7 +164,7 @@ def strict_json(text: str | bytes) -> Any:
 
 
 def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"{text[:_MAX_SHOWN]} is no JSON")
+    raise ValueError(f"{text[:_MAX_SHOWN]} is not JSON")
 
 
 def _finite(text: str) -> float:

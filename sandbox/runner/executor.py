@@ -194,7 +194,7 @@ class WorkerExecutor(PythonExecutor):
         if self._killed_in_a_row >= MAX_MEMORY_KILLS:
             raise MemoryUsedUp
         self._set_up_fresh()
-        raise CodeError(f"{self._told(lost, killed)} {_GONE}") from None
+        raise CodeError(f"{self._reason(lost, killed)} {_GONE}") from None
 
     def _reason(self, lost: WorkerLost, killed_for_memory: bool) -> str:
         match lost:

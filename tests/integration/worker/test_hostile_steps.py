@@ -31,14 +31,14 @@ def assert_goes_on(steps: Steps) -> None:
         ("import os\nos.execv('/bin/true', ['true'])", "ended with exit code 0"),
         ("import os\nos.closerange(0, 256)", "ended with exit code"),
         ("import os\nos.write(4, b'\\xff\\xff\\xff\\xff')", "more than a frame may hold"),
-        ("import os\nos.write(4, b'\\0\\0\\0\\2{]')", "no frame"),
-        ("import os\nos.write(4, b'\\0\\0\\0\\2[]')", "no frame"),
-        ("import os\nn = b'[' * 60000\nos.write(4, len(n).to_bytes(4, 'big') + n)", "no frame"),
+        ("import os\nos.write(4, b'\\0\\0\\0\\2{]')", "invalid frame"),
+        ("import os\nos.write(4, b'\\0\\0\\0\\2[]')", "invalid frame"),
+        ("import os\nn = b'[' * 60000\nos.write(4, len(n).to_bytes(4, 'big') + n)", "invalid frame"),
         (
             'import os\nf = b\'{"step":9,"kind":"done"}\'\nos.write(4, len(f).to_bytes(4, \'big\') + f)',
             "another step",
         ),
-        ('import os\nf = b\'{"step":1,"kind":"done"}\'\nos.write(4, len(f).to_bytes(4, \'big\') + f)', "no frame"),
+        ('import os\nf = b\'{"step":1,"kind":"done"}\'\nos.write(4, len(f).to_bytes(4, \'big\') + f)', "invalid frame"),
         (
             'import os\nf = b\'{"step":1,"kind":"call","name":[]}\'\nos.write(4, len(f).to_bytes(4, \'big\') + f)',
             "no frame",

@@ -41,7 +41,7 @@ def assert_goes_on(steps: Steps) -> None:
         ('import os\nf = b\'{"step":1,"kind":"done"}\'\nos.write(4, len(f).to_bytes(4, \'big\') + f)', "invalid frame"),
         (
             'import os\nf = b\'{"step":1,"kind":"call","name":[]}\'\nos.write(4, len(f).to_bytes(4, \'big\') + f)',
-            "no frame",
+            "invalid frame",
         ),
         ("import os\nos.close(4)", "ended with exit code"),
         ("import os\nos.close(4)\nwhile True: pass", "closed its pipe"),

@@ -38,7 +38,10 @@ def assert_goes_on(steps: Steps) -> None:
             'import os\nf = b\'{"step":9,"kind":"done"}\'\nos.write(4, len(f).to_bytes(4, \'big\') + f)',
             "another step",
         ),
-        ('import os\nf = b\'{"step":1,"kind":"done"}\'\nos.write(4, len(f).to_bytes(4, \'big\') + f)', "invalid frame"),
+        (
+            'import os\nf = b\'{"step":1,"kind":"done"}\'\nos.write(4, len(f).to_bytes(4, \'big\') + f)',
+            "an invalid",
+        ),
         (
             'import os\nf = b\'{"step":1,"kind":"call","name":[]}\'\nos.write(4, len(f).to_bytes(4, \'big\') + f)',
             "invalid frame",

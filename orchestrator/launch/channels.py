@@ -74,7 +74,9 @@ class Channels:
     """
 
     def __init__(self, run: str, parent: Path | None = None) -> None:
-        parent = parent or _parent()
+        if parent is None:  # TMPDIR, unless a socket's path below it would be too long for the kernel
+            parent = Path(tempfile.gettempdir())
+            parent = parent if socket_fits(parent) else Path("/tmp")  # noqa: S108
         with ExitStack() as stack:
             try:
                 kind = file_system(parent, MOUNTS.read_text(errors="replace"))
@@ -85,7 +87,10 @@ class Channels:
                     )
                 self.root = make_owned_directory(run, parent)
                 stack.callback(self.close)
-                _try_socket(self.root)
+                # Does once what a sandbox will do.
+                with tether(self.root), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as pid_1:
+                    pid_1.connect(str(self.root / TETHER_NAME))
+                (self.root / TETHER_NAME).unlink()
             except OSError as error:
                 raise EnvironmentUnusable(
                     f"no socket of a sandbox works in {parent} ({error.strerror}); set TMPDIR to a folder of "
@@ -138,13 +143,6 @@ def tether(directory: Path) -> Iterator[None]:
         yield
 
 
-def _try_socket(directory: Path) -> None:
-    """Does once what a sandbox will do. Raises OSError."""
-    with tether(directory), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as pid_1:
-        pid_1.connect(str(directory / TETHER_NAME))
-    (directory / TETHER_NAME).unlink()
-
-
 def file_system(path: Path, mounts: str) -> str:
     """The type of the file system that `path` is on; empty: unknown. `mounts`: the text of MOUNTS. Raises OSError.
 
@@ -157,12 +155,6 @@ def file_system(path: Path, mounts: str) -> str:
         if mount.split()[2] == f"{os.major(device)}:{os.minor(device)}":
             return source.split()[0]
     return ""
-
-
-def _parent() -> Path:
-    """TMPDIR, unless a socket's path below it would be too long for the kernel."""
-    parent = Path(tempfile.gettempdir())
-    return parent if socket_fits(parent) else Path("/tmp")  # noqa: S108
 
 
 def socket_fits(parent: Path) -> bool:

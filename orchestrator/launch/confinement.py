@@ -108,7 +108,7 @@ def _tmpfs(seen: Confinement, places: Iterable[Tmpfs]) -> Iterator[tuple[str, st
     for place in places:
         mount = next((m for m in reversed(seen.mounts) if m.target == place.target), None)
         if mount is None or mount.type != "tmpfs":
-            yield "tmpfs", f"{place.target} is none"
+            yield "tmpfs", f"{place.target} is not a tmpfs"
         elif not (0 < mount.size_bytes <= place.size_bytes and 0 < mount.inodes <= place.inodes):
             yield "tmpfs", f"{place.target} takes {mount.size_bytes} bytes in {mount.inodes} files"
         elif not (mount.no_suid and mount.no_dev and mount.no_exec):
@@ -126,7 +126,7 @@ def _mounts(seen: Confinement, demands: Hardening) -> Iterator[tuple[str, str]]:
                 measure = "read_only_root" if mount.target == "/" else "mounts"
                 yield measure, f"{mount.target} takes writes"
         elif mount.target not in ours:
-            yield "mounts", f"there is {mount.target}"
+            yield "mounts", f"unexpected mount {mount.target}"
 
 
 def _listed(names: Iterable[str]) -> str:

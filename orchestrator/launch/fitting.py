@@ -1,9 +1,8 @@
-"""Whether sandboxes fit into a machine, and whether its runc is old: the same words whoever makes them. Pure."""
+"""Whether sandboxes fit into a machine, and whether its runc is old: one text for all launchers. Pure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 from orchestrator.launch.hardening import MIB
 from orchestrator.types import SandboxSpec
@@ -44,15 +43,14 @@ def old_runc(version: str) -> str | None:
     if version_match is None:
         return None
     number = tuple(map(int, version_match.groups()))
-    missing = [name for name, mended in _RUNC_FIXES if not _is_mended(number, mended)]
+    missing = []
+    for name, fixes in _RUNC_FIXES:
+        same_branch = [first for first in fixes if first[:2] == number[:2]]
+        if number < (same_branch or fixes)[-1]:
+            missing.append(name)
     if not missing:
         return None
     return (
         f"{RUNC}{'.'.join(version_match.groups())} is older than its fixes of {' and '.join(missing)} "
         "(a distribution may have backported them)"
     )
-
-
-def _is_mended(number: tuple[int, ...], mended: Sequence[tuple[int, ...]]) -> bool:
-    same_branch = [first for first in mended if first[:2] == number[:2]]
-    return number >= (same_branch or mended)[-1]

@@ -312,7 +312,7 @@ class WarmPool(Generic[P]):
                     return True
                 if lost.done():
                     self._free.remove(place)  # now it cannot be claimed any more
-                    self._failed(place, LaunchError(f"it was lost while it was parked: {lost.result()}"))
+                    self._failed(place, LaunchError(f"it was lost while it waited: {lost.result()}"))
                     return False
                 if self._target > 1 or len(self._free) > 1:
                     self._free.remove(place)

@@ -14,6 +14,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,9 +56,8 @@ async def reap(*, old_images: bool = False) -> Reaped:
     engine = Engine(threads=_THREADS)
     try:
         containers = [c for c in await engine.containers(f"{LABEL_PROJECT}={PROJECT}") if _is_left(c)]
-        removed = await _remove_containers(engine, containers)
         builds = [c for c in await engine.containers(LABEL_STAGE) if _is_dead(c["Labels"][LABEL_STAGE])]
-        removed += await _remove_containers(engine, builds)
+        removed = await _remove_containers(engine, [*containers, *builds])
         images = await _remove_stages(engine)
         if old_images:
             images += await _remove_old_images(engine)
@@ -156,21 +156,11 @@ async def _remove_images(engine: Engine, images: list[dict[str, Any]]) -> int:
 def _owned_directories() -> Iterator[Path]:
     """Candidates: our prefix, real directories, of this user."""
     for parent in {Path(tempfile.gettempdir()), Path("/tmp")}:  # noqa: S108
-        try:
-            entries = list(os.scandir(parent))
-        except OSError:
-            continue
-        for entry in entries:
-            if entry.name.startswith(PREFIX) and _is_own_directory(entry):
-                yield Path(entry.path)
-
-
-def _is_own_directory(entry: os.DirEntry[str]) -> bool:
-    try:
-        status = entry.stat(follow_symlinks=False)
-    except OSError:  # its run has just ended, or another reaper was faster
-        return False
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+        for directory in parent.glob(f"{PREFIX}*"):
+            with suppress(OSError):  # its run has just ended, or another reaper was faster
+                status = directory.lstat()
+                if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
+                    yield directory
 
 
 def _is_left_directory(directory: Path) -> bool:

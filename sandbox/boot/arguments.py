@@ -53,7 +53,7 @@ def _number(name: str, value: str) -> int:
     try:
         return int(value)
     except ValueError:
-        _refuse(f"{name} {value!r} is no whole number")
+        _refuse(f"{name} {value!r} is not a whole number")
 
 
 def _refuse(why: str) -> NoReturn:

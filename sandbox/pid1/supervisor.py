@@ -18,7 +18,6 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
 from rollout_api.v1 import sandbox_pb2 as pb
@@ -272,12 +271,9 @@ class Supervisor:
         signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self._terminate)
+            signal.signal(number, lambda number, frame: setattr(self, "_terminated_by", number))
         return readable
 
     def _await_signal(self, limit_s: float | None) -> None:
         if select.select([self._wakeup], [], [], limit_s)[0]:
             os.read(self._wakeup, 4096)
-
-    def _terminate(self, number: int, frame: FrameType | None) -> None:
-        self._terminated_by = number

@@ -70,9 +70,10 @@ def clean_process(workspace: Path, cpu_millis: int | None) -> None:
     time.tzset()
     site.USER_BASE = site.USER_SITE = None  # `site` finds them again on demand: these were below pid 1's HOME
     os.chdir(workspace)
-    for module in _our_modules():
-        _kept_alive.append(module)
-        del sys.modules[module.__name__]
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in _OURS:
+            _kept_alive.append(module)
+            del sys.modules[name]
 
 
 def _show_cpus(cpus: int) -> None:
@@ -89,7 +90,3 @@ def _show_cpus(cpus: int) -> None:
     for counted in (cpu_count, sched_getaffinity):
         counted.__qualname__, counted.__module__ = counted.__name__, "os"
         setattr(os, counted.__name__, counted)
-
-
-def _our_modules() -> list[ModuleType]:
-    return [module for name, module in sys.modules.items() if name.partition(".")[0] in _OURS]

@@ -87,7 +87,12 @@ class Client:
 
     def park(self, confinement: pb.Confinement) -> Iterator[pb.ParkResponse]:
         """Waits for an assignment, yields it and its files. Raises ChannelLost, LeaseEnded, EpisodeCrashed."""
-        stream = self._call(lambda: self._begin_parking(confinement))
+
+        def begin() -> Iterator[pb.ParkResponse]:
+            grpc.channel_ready_future(self._channel).result(timeout=PARK_S)
+            return self._stub.Park(pb.ParkRequest(contract=wire.CONTRACT, confinement=confinement))
+
+        stream = self._call(begin)  # a stream that has begun is never begun again
         try:
             yield from stream
         except grpc.RpcError as error:
@@ -189,11 +194,6 @@ class Client:
         request = wire.result_request(result, duration_s)
         request.steps.extend(self._ended_steps())
         self._call(lambda: self._stub.SubmitResult(request, timeout=SUBMIT_LIMIT_S))
-
-    def _begin_parking(self, confinement: pb.Confinement) -> Iterator[pb.ParkResponse]:
-        """Waits for the connection, then begins the stream. A stream that has begun is never begun again."""
-        grpc.channel_ready_future(self._channel).result(timeout=PARK_S)
-        return self._stub.Park(pb.ParkRequest(contract=wire.CONTRACT, confinement=confinement))
 
     def _call(self, attempt: Callable[[], R]) -> R:
         unavailable_since: float | None = None

@@ -147,9 +147,9 @@ class WorkerExecutor(PythonExecutor):
     def _serve_tool(self, frame: Mapping[str, Any]) -> dict[str, Any]:
         name, arguments, number = frame.get("name"), frame.get("arguments"), frame.get("call")
         if frame.get("kind") != "call" or not isinstance(number, int):
-            raise WorkerMisbehaved("it sent what is no frame")
+            raise WorkerMisbehaved("it sent an invalid frame")
         if not isinstance(name, str) or not isinstance(arguments, str):
-            raise WorkerMisbehaved("it sent what is no frame")
+            raise WorkerMisbehaved("it sent an invalid frame")
         output: str | None = None
         error: str | None = None
         try:
@@ -173,7 +173,7 @@ class WorkerExecutor(PythonExecutor):
         try:
             fields = json.loads(arguments)
             if not isinstance(fields, dict):
-                raise TypeError("the arguments are no JSON object")
+                raise TypeError("the arguments are not a JSON object")
             report = str(member(**fields))
         except WorkerLost:
             raise
@@ -194,7 +194,7 @@ class WorkerExecutor(PythonExecutor):
         if self._killed_in_a_row >= MAX_MEMORY_KILLS:
             raise MemoryUsedUp
         self._set_up_fresh()
-        raise CodeError(f"{self._told(lost, killed)} {_GONE}") from None
+        raise CodeError(f"{self._reason(lost, killed)} {_GONE}") from None
 
     def _reason(self, lost: WorkerLost, killed_for_memory: bool) -> str:
         match lost:
@@ -270,7 +270,7 @@ def _checked_done(frame: dict[str, Any]) -> dict[str, Any]:
     texts = [frame.get("value"), frame.get("error"), frame.get("answer")]
     readable = all(text is None or isinstance(text, str) for text in texts)
     if not readable or not isinstance(frame.get("answered"), bool):
-        raise WorkerMisbehaved("it sent what is no frame")
+        raise WorkerMisbehaved("it sent an invalid frame")
     return {name: frame.get(name) for name in ("value", "error", "answer", "answered")}
 
 

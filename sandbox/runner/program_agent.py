@@ -133,7 +133,7 @@ def _run(
     done = link.receive(deadline, bell)
     answer, status, errors = done.get("answer"), done.get("status"), done.get("errors")
     if not (isinstance(status, int) and isinstance(errors, str) and isinstance(answer, str | None)):
-        raise WorkerMisbehaved("it sent what is no frame")
+        raise WorkerMisbehaved("it sent an invalid frame")
     return status, answer, errors
 
 

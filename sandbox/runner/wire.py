@@ -187,14 +187,14 @@ def result_request(result: Result, duration_s: float) -> pb.SubmitResultRequest:
 def _tool(message: pb.HostTool) -> ToolSpec:
     inputs = _object(message.inputs_json, f"the inputs of tool {message.name!r}")
     if not all(isinstance(shape, dict) for shape in inputs.values()):
-        raise ValueError(f"the inputs of tool {message.name!r} are no JSON object of objects")
+        raise ValueError(f"the inputs of tool {message.name!r} must be a JSON object of objects")
     return ToolSpec(message.name, message.description, inputs, message.output_type)
 
 
 def _object(text: str, what: str) -> dict[str, Any]:
     value = json.loads(text)
     if not isinstance(value, dict):
-        raise ValueError(f"{what} are no JSON object")
+        raise ValueError(f"{what} must be a JSON object")
     return value
 
 
@@ -206,7 +206,7 @@ def _of_known_kind(member: pb.ManagedAgent) -> pb.ManagedAgent:
 def agent_kind(number: int) -> AgentKind:
     """Raises ValueError."""
     if number not in _AGENT_KINDS:
-        raise ValueError(f"{number} is no kind of agent")
+        raise ValueError(f"{number} is not a kind of agent")
     return _AGENT_KINDS[number]
 
 

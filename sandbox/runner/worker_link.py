@@ -181,9 +181,9 @@ class WorkerLink:
         try:
             message = json.loads(body)
         except (ValueError, RecursionError):
-            raise WorkerMisbehaved("it sent what is no frame") from None
+            raise WorkerMisbehaved("it sent an invalid frame") from None
         if not isinstance(message, dict):
-            raise WorkerMisbehaved("it sent what is no frame")
+            raise WorkerMisbehaved("it sent an invalid frame")
         return message
 
     # ------------------------------------------------------------ the current worker

@@ -17,7 +17,7 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 from sandbox.texts import ANSWER_CHARS
 
@@ -58,10 +58,10 @@ class Program:
                 self._line.send(os.fsencode(program))
         self._line.close()
         self._stdin.close()
-        status, printed, errors = process.end()
+        status, output, errors = process.end(), process.tails[1], process.tails[2]
         answer = _read(self._answer_file)
         if answer is None and status == 0:
-            lines = printed.decode("utf-8", "surrogateescape").split("\n")
+            lines = output.decode("utf-8", "surrogateescape").split("\n")
             answer = next((line.strip() for line in reversed(lines) if line.strip()), None)
         return status, None if answer is None else answer[:ANSWER_CHARS], errors.decode("utf-8", "replace")
 
@@ -79,37 +79,28 @@ class Program:
 
 
 class _Process:
-    """A process whose output is passed on."""
+    """A process whose output is passed on to this one's. `tails`: the end of what came, by descriptor."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdout is not None
-        assert process.stderr is not None
         self._process = process
-        self._printed = _Passed(process.stdout, 1, _MAX_ANSWER_BYTES + _READ_BYTES)
-        self._errors = _Passed(process.stderr, 2, _MAX_ERRORS_BYTES)
-        self._beside = threading.Thread(target=self._errors.on, name="stderr", daemon=True)
-        self._beside.start()
+        self.tails = {1: b"", 2: b""}
+        self._errors = threading.Thread(
+            target=self._pass_on, args=(process.stderr, 2, _MAX_ERRORS_BYTES), name="stderr", daemon=True
+        )
+        self._errors.start()
 
-    def end(self) -> tuple[int, bytes, bytes]:
-        """Waits for it. Returns (exit code, end of standard output, end of standard error)."""
-        self._printed.on()
+    def end(self) -> int:
+        """Waits for it. Returns its exit code."""
+        self._pass_on(self._process.stdout, 1, _MAX_ANSWER_BYTES + _READ_BYTES)
         status = self._process.wait()
-        self._beside.join(_ERRORS_S)
-        return status, self._printed.tail, self._errors.tail
+        self._errors.join(_ERRORS_S)
+        return status
 
-
-class _Passed:
-    """What comes from a pipe and is passed to a descriptor; `tail` is its end."""
-
-    def __init__(self, source: IO[bytes], target: int, most: int) -> None:
-        self.tail = b""
-        self._source, self._target, self._most = source, target, most
-
-    def on(self) -> None:
+    def _pass_on(self, source: Any, target: int, most: int) -> None:
         """Passes everything on, until nobody can write any more."""
-        while chunk := os.read(self._source.fileno(), _READ_BYTES):
-            _write(self._target, chunk)
-            self.tail = (self.tail + chunk)[-self._most :]
+        while chunk := os.read(source.fileno(), _READ_BYTES):
+            _write(target, chunk)
+            self.tails[target] = (self.tails[target] + chunk)[-most:]
 
 
 def _read(path: Path) -> str | None:

@@ -138,7 +138,7 @@ class Worker:
             try:
                 function = getattr(self._module(tool["module"], tool["source"]), tool["name"])
                 if not callable(function):
-                    raise TypeError(f"{tool['name']} is no function")
+                    raise TypeError(f"{tool['name']} is not a function")
             except BaseException as error:  # running a module may raise anything
                 return f"{tool['module']}: {type(error).__name__}: {error}"[:1000]
             names[tool["name"]] = function

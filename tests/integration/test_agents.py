@@ -503,7 +503,7 @@ sys.exit("it broke")
         (FLOOD, "the program ended with exit code 3: \xff\x00 the reason", 12),
         (
             REFUSED,
-            "the program ended with exit code 0: POST /v1/chat/completions got HTTP 400: the request is no",
+            "the program ended with exit code 0: POST /v1/chat/completions got HTTP 400: the request is not",
             2,
         ),
         (LEFT_BEHIND, "the program ended with exit code 1: it broke", 1),

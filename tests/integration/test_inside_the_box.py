@@ -198,7 +198,7 @@ async def test_what_breaks_in_the_runner_is_submitted_as_a_crash(places: Places)
     end = await run(places, Script([], tools={"search": str}, inputs=["not", "an", "object"]))  # type: ignore[arg-type]
     assert end.code == 1
     assert end.served.stop_reason == "CRASHED"
-    assert "the inputs of tool 'search' are no JSON object" in end.served.results[0].detail
+    assert "the inputs of tool 'search' must be a JSON object" in end.served.results[0].detail
 
 
 async def test_a_cut_completion_is_asked_for_again_under_the_same_number(places: Places) -> None:
@@ -311,7 +311,7 @@ async def test_bad_arguments_are_one_line(places: Places) -> None:
         (["--runner-uid", "5", "--worker-uid", "5", "--channel-gid", "6"], "two different uids"),
         (["--work", "x"], "unrecognized arguments"),
         (["--workspace"], "--workspace needs a value"),
-        (["--worker-processes", "many"], "is no whole number"),
+        (["--worker-processes", "many"], "is not a whole number"),
     ):
         process = await asyncio.create_subprocess_exec(
             *places.command(), *extra, cwd=ROOT, stderr=asyncio.subprocess.PIPE

@@ -271,7 +271,7 @@ async def test_a_task_with_an_image_in_a_file_is_carried_out_in_it_and_a_broken_
     )
     reasons = {name: told[name]["reason"] for name in REFUSED_IMAGES}
     assert "neither what `docker save` writes nor an OCI layout" in reasons["q1"]
-    assert "in the place of a list" in reasons["q3"]
+    assert "a list of texts was expected" in reasons["q3"]
     assert "more than 100 times its size" in reasons["q4"]
     assert "behind a link" in reasons["q5"]
     assert victim.stat().st_mode & 0o777 == 0o700

@@ -179,16 +179,12 @@ class Engine:
         except asyncio.CancelledError:
             if not job.cancel():
                 with suppress(asyncio.CancelledError):
-                    await uninterrupted(_settled(answer))
+                    await uninterrupted(asyncio.wait([answer], timeout=_SETTLE_S))
             raise
         if not answer.done():
             job.cancel()
             raise DockerError(_no_answer(what, timeout_s))
         return answer.result()
-
-
-async def _settled(answer: asyncio.Future[Any]) -> None:
-    await asyncio.wait([answer], timeout=_SETTLE_S)
 
 
 def _no_answer(what: str, timeout_s: float) -> str:

@@ -26,7 +26,7 @@ def engine_info(engine: docker.APIClient) -> dict[str, Any]:
     answers, else None. Blocks. Raises KeyError, TypeError, ValueError where facts are missing that a run needs."""
     facts, version = engine.info(), engine.version()
     if not isinstance(facts, dict) or not isinstance(version, dict):
-        raise TypeError("the Engine describes itself in no object")
+        raise TypeError("the Engine's description of itself is not an object")
     options, parts = facts.get("SecurityOptions"), version.get("Components")
     names = [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
     podman = [str(part.get("Version") or "?") for part in names if "podman" in str(part.get("Name")).lower()]
@@ -54,7 +54,7 @@ def why_unreachable(error: BaseException) -> str:
     if "PermissionError" in text or "Permission denied" in text:
         return (
             "no permission to use Docker: run `sudo usermod -aG docker $USER` and log in again "
-            "(whoever may use Docker is root on this machine)"
+            "(a user who may use Docker is root on this machine)"
         )
     if "FileNotFoundError" in text or "ConnectionRefusedError" in text or "Connection refused" in text:
         return (

@@ -68,5 +68,5 @@ def _read(path: Path, what: str) -> dict[str, Any]:
             f"{what} cannot be read ({path}: {error.strerror}): see `docker context ls`, or set DOCKER_HOST"
         ) from None
     except (ValueError, RecursionError):
-        raise EnvironmentUnusable(f"{what} cannot be read: {path} is no JSON") from None
+        raise EnvironmentUnusable(f"{what} cannot be read: {path} is not JSON") from None
     return data if isinstance(data, dict) else {}

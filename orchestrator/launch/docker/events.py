@@ -137,7 +137,7 @@ class EngineEvents:
         asked_s = self._loop.time()
         listing = client.containers(all=True, filters={"label": self._label})
         if not isinstance(listing, list):  # an empty object would read as no containers at all
-            raise TypeError(f"no list of containers: {listing!r}")
+            raise TypeError(f"the answer is not a list of containers: {listing!r}")
         # A container without names is being removed.
         states = {name.removeprefix("/"): str(c["State"]) for c in listing for name in c["Names"] or ()}
         self._post(self._listener.on_listing, states, asked_s)

@@ -25,8 +25,10 @@ def _host(*keys: str, default: object = None) -> Callable[[Inspected], object]:
 
 
 def _plain(value: object) -> object:
-    """Newer Engines write CAP_ before the names of capabilities."""
-    return sorted(str(one).removeprefix("CAP_") for one in value) if isinstance(value, list) else value
+    """Newer Engines write CAP_ before the names of capabilities. Objects in a list are compared field by field."""
+    if not isinstance(value, list):
+        return value
+    return sorted(str(sorted(x.items())) if isinstance(x, dict) else str(x).removeprefix("CAP_") for x in value)
 
 
 def _security_option(name: str) -> Callable[[Inspected], object]:
@@ -40,10 +42,6 @@ def _security_option(name: str) -> Callable[[Inspected], object]:
     return read
 
 
-def _mounts(inspected: Inspected) -> object:
-    return sorted((m["Type"], m["Destination"], m["RW"]) for m in inspected.get("Mounts") or ())
-
-
 def _terminals(inspected: Inspected) -> object:
     """How their file system is mounted: its options have the limit."""
     mounts = (m for m in inspected["HostConfig"].get("Mounts") or () if m["Target"] == TERMINALS_MOUNT)
@@ -55,21 +53,12 @@ def _network(inspected: Inspected) -> object:
     return inspected["HostConfig"]["NetworkMode"], sorted(joined - {"none"})
 
 
-def _ulimits(inspected: Inspected) -> object:
-    return sorted((u["Name"], u["Soft"], u["Hard"]) for u in inspected["HostConfig"].get("Ulimits") or ())
-
-
-def _log_limits(inspected: Inspected) -> object:
-    log = inspected["HostConfig"]["LogConfig"]
-    return log["Type"], log.get("Config")
-
-
 # Name of a measure → how to read it.
 MEASURES: dict[str, Callable[[Inspected], object]] = {
     "network": _network,
     "read_only_root": _host("ReadonlyRootfs", default=False),
     "tmpfs": _host("Tmpfs"),
-    "mounts": _mounts,
+    "mounts": lambda answer: sorted((m["Type"], m["Destination"], m["RW"]) for m in answer.get("Mounts") or ()),
     "privileged": _host("Privileged", default=False),
     "capabilities": _host("CapAdd", "CapDrop"),
     "no_new_privileges": _security_option("no-new-privileges"),
@@ -80,13 +69,13 @@ MEASURES: dict[str, Callable[[Inspected], object]] = {
     "cpus": _host("NanoCpus"),
     "pids": _host("PidsLimit"),
     "terminals": _terminals,
-    "ulimits": _ulimits,
+    "ulimits": _host("Ulimits"),
     "ipc": _host("IpcMode"),
     "namespaces": _host("PidMode", "UTSMode", "CgroupnsMode", "UsernsMode", default="private"),
     "devices": _host("Devices", "DeviceRequests", "DeviceCgroupRules"),
     "hidden_paths": _host("MaskedPaths", "ReadonlyPaths"),
-    "log_limits": _log_limits,
-    "user": lambda inspected: inspected["Config"].get("User"),
+    "log_limits": lambda answer: [answer["HostConfig"]["LogConfig"].get(key) for key in ("Type", "Config")],
+    "user": lambda answer: answer["Config"].get("User"),
     "oom_score": _host("OomScoreAdj", default=0),
     "runtime": _host("Runtime"),
 }

@@ -63,6 +63,14 @@ class BuiltImage:
     fresh: bool
     seconds: float
 
+    @classmethod
+    def of(
+        cls, tag: str, image_id: str, size_bytes: int, labels: Mapping[str, str], *, fresh: bool, started_s: float
+    ) -> BuiltImage:
+        """`labels`: the image's. `started_s`: when the call began, by time.monotonic."""
+        python, base = labels.get(LABEL_PYTHON, ""), labels.get(LABEL_BASE, "")
+        return cls(tag, image_id, size_bytes, python, base, fresh, time.monotonic() - started_s)
+
 
 async def ensure_image(
     tag: str = DEFAULT_IMAGE,
@@ -104,16 +112,7 @@ async def ensure_image(
         raise EnvironmentUnusable(
             f"{tag} was removed while it was being built: run `orchestrator image build` again"
         )
-    labels = _labels(image)
-    return BuiltImage(
-        tag=tag,
-        image_id=image["Id"],
-        size_bytes=image["Size"],
-        python=labels.get(LABEL_PYTHON, ""),
-        base=labels.get(LABEL_BASE, ""),
-        fresh=fresh,
-        seconds=time.monotonic() - started,
-    )
+    return BuiltImage.of(tag, image["Id"], image["Size"], _labels(image), fresh=fresh, started_s=started)
 
 
 def is_current(labels: Mapping[str, str], context_digest: str, base_image: str | None) -> bool:

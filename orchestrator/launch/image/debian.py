@@ -43,7 +43,9 @@ async def debian_root(out: Path, progress: Callable[[str], None], *, rootless: b
     require_means(installed=shutil.which("mmdebstrap") is not None, root=rootless or os.geteuid() == 0)
     options = out.with_suffix(".apt.conf")  # a file, as arguments can be read by every user
     options.touch(mode=0o600)
-    options.write_text(await _apt_options())
+    # apt's settings for reaching this host's mirror: proxy, certificates, checks that are switched off.
+    lines = await _apt("apt-config", "dump", "Acquire")
+    options.write_text("".join(f"{line}\n" for line in lines if _LENT_OPTIONS.match(line)))
     mirror = await find_mirror()
     argv = ["mmdebstrap", *_RECIPE, f"--aptopt={options}", SUITE, str(out), *([mirror] if mirror else [])]
     # The scratch folder holds a whole root. It is beside the tar, so that both are removed together; but a user's
@@ -68,12 +70,6 @@ def require_means(*, installed: bool, root: bool) -> None:
             "no container registry can be reached, and making a Debian base needs mmdebstrap and root: "
             f"run `{' && '.join(commands)}`"
         )
-
-
-async def _apt_options() -> str:
-    """apt's settings for reaching this host's mirror: proxy, certificates, checks that are switched off."""
-    lines = await _apt("apt-config", "dump", "Acquire")
-    return "".join(f"{line}\n" for line in lines if _LENT_OPTIONS.match(line))
 
 
 async def find_mirror() -> str | None:

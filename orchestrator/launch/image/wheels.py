@@ -65,7 +65,11 @@ async def fetch_wheels(
             )
         with _scratch(cache) as scratch:
             await _download(requirements, python, scratch, progress)
-            _publish(scratch / "wheels", folder)
+            try:
+                (scratch / "wheels").rename(folder)
+            except OSError:
+                if not folder.is_dir():  # otherwise another build was faster
+                    raise
     return tuple(sorted(folder.glob("*.whl")))
 
 
@@ -77,14 +81,6 @@ def _scratch(cache: Path) -> Iterator[Path]:
             yield Path(scratch)
     except OSError as error:
         raise EnvironmentUnusable(f"cannot keep wheels in {cache}: {error.strerror}; set XDG_CACHE_HOME") from None
-
-
-def _publish(downloaded: Path, folder: Path) -> None:
-    try:
-        downloaded.rename(folder)
-    except OSError:
-        if not folder.is_dir():  # otherwise another build was faster
-            raise
 
 
 async def _download(

@@ -14,10 +14,10 @@ import os
 import stat
 import tarfile
 import tempfile
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Protocol, cast
+from typing import IO, Any, cast
 
 from orchestrator.errors import EnvironmentUnusable
 from orchestrator.launch.oci.tar import PIECE_BYTES, Frugal, Layer, entries, uncompressed
@@ -46,7 +46,7 @@ class Archive(AbstractContextManager["Archive"]):
     def __init__(self, path: Path) -> None:
         self._path = path
         with ExitStack() as stack, _reading(path):
-            self._files: _Files = _Folder(path) if path.is_dir() else stack.enter_context(_Tar(path))
+            self._files = _Folder(path) if path.is_dir() else stack.enter_context(_Tar(path))
             content, self._layers = _manifest(self._files)
             self.digest = hashlib.sha256(content).hexdigest()
             data = _object(json.loads(content))
@@ -89,13 +89,6 @@ class Archive(AbstractContextManager["Archive"]):
 # ---------------------------------------------------------------- files of an archive
 
 
-class _Files(Protocol):
-    def size(self, name: str) -> int:
-        """In bytes, as it is stored."""
-
-    def open(self, name: str) -> IO[bytes]: ...
-
-
 class _Folder:
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -108,7 +101,7 @@ class _Folder:
         if not place.resolve().is_relative_to(self._path.resolve()):
             raise ValueError(f"{name} lies outside")
         if place.exists() and not place.is_file():  # a pipe would never end
-            raise ValueError(f"{name} is no file")
+            raise ValueError(f"{name} is not a file")
         return place.open("rb")
 
 
@@ -116,7 +109,7 @@ class _Tar(AbstractContextManager["_Tar"]):
     """A tar file, perhaps compressed: then its content is kept in a temporary file meanwhile."""
 
     def __init__(self, path: Path) -> None:
-        if path.exists() and not path.is_file():
+        if path.exists() and not path.is_file():  # a pipe would never end
             raise ValueError("it is neither a file nor a folder")
         with ExitStack() as stack:
             file: IO[bytes] = stack.enter_context(path.open("rb"))
@@ -164,10 +157,10 @@ class _Tar(AbstractContextManager["_Tar"]):
                 return entry
             else:
                 break
-        raise ValueError(f"{name} is no file")
+        raise ValueError(f"{name} is not a file")
 
 
-def _small(files: _Files, name: str) -> bytes:
+def _small(files: _Folder | _Tar, name: str) -> bytes:
     with files.open(name) as file:
         content = file.read(_CONFIG_BYTES + 1)
     if len(content) > _CONFIG_BYTES:
@@ -175,7 +168,7 @@ def _small(files: _Files, name: str) -> bytes:
     return content
 
 
-def _manifest(files: _Files) -> tuple[bytes, list[str]]:
+def _manifest(files: _Folder | _Tar) -> tuple[bytes, list[str]]:
     """(the configuration, the layers' files, the lowest first)."""
     try:
         (image,) = map(_object, json.loads(_small(files, "manifest.json")))
@@ -199,13 +192,13 @@ def _manifest(files: _Files) -> tuple[bytes, list[str]]:
 
 def _object(data: object) -> dict[str, Any]:
     if not isinstance(data, dict):
-        raise TypeError(f"{type(data).__name__} in the place of an object")
+        raise TypeError(f"an object was expected, not a {type(data).__name__}")
     return data
 
 
 def _texts(data: object) -> list[str]:
     if not isinstance(data, list) or not all(isinstance(text, str) for text in data):
-        raise TypeError("something else in the place of a list of texts")
+        raise TypeError("a list of texts was expected")
     return data
 
 
@@ -322,20 +315,19 @@ def _way(name: str) -> list[str]:
     return way
 
 
-class _reading(AbstractContextManager[None]):
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
     """Whatever is wrong with the image in this block is an EnvironmentUnusable."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, EnvironmentUnusable) or not isinstance(error, Exception):
-            return
-        path = printable(os.fspath(self._path), "?")
+    try:
+        yield
+    except EnvironmentUnusable:
+        raise
+    except Exception as error:
+        name = printable(os.fspath(path), "?")
         if isinstance(error, OSError) and error.strerror:
-            where = f" ({error.filename})" if error.filename not in (None, os.fspath(self._path)) else ""
-            raise EnvironmentUnusable(f"image {path}: {printable(error.strerror + where, '?')[:300]}") from error
-        text = printable(" ".join(str(error).split()), "?")[:300] or type(error).__name__
-        raise EnvironmentUnusable(
-            f"image {path} is neither what `docker save` writes nor an OCI layout: {text}"
-        ) from error
+            where = f" ({error.filename})" if error.filename not in (None, os.fspath(path)) else ""
+            reason = printable(error.strerror + where, "?")[:300]
+        else:
+            text = printable(" ".join(str(error).split()), "?")[:300] or type(error).__name__
+            reason = f"it is neither what `docker save` writes nor an OCI layout: {text}"
+        raise EnvironmentUnusable(f"image {name}: {reason}") from error

@@ -21,8 +21,6 @@ from orchestrator.launch.docker.client import connect, why_unreachable
 from orchestrator.launch.image.base import DEBIAN_BASE, PROBE, parse_probe
 from orchestrator.launch.image.build import (
     ENGINE_TIMEOUT_S,
-    LABEL_BASE,
-    LABEL_PYTHON,
     BuiltImage,
     Progress,
     ensure_image,
@@ -78,15 +76,8 @@ async def ensure_stored(
         progress(f"{tag} is up to date")
     else:
         image = await _build(tag, store, runtime, context, base_image, extras, progress)
-    return BuiltImage(
-        tag=tag,
-        image_id=f"sha256:{image.digest}",
-        size_bytes=image.size_bytes,
-        python=_labels(image).get(LABEL_PYTHON, ""),
-        base=_labels(image).get(LABEL_BASE, ""),
-        fresh=fresh,
-        seconds=time.monotonic() - started,
-    )
+    image_id = f"sha256:{image.digest}"
+    return BuiltImage.of(tag, image_id, image.size_bytes, _labels(image), fresh=fresh, started_s=started)
 
 
 def _save(store: ImageStore, built: BuiltImage, progress: Progress) -> None:

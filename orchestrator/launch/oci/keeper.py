@@ -41,18 +41,17 @@ _GONE = "does not exist"  # what runtimes say of a container they do not know
 
 
 class _Output:
-    """What a container and the runtime that starts it print: the end of it."""
+    """What the runtime prints, and a container that it starts: the end of it. `readable` -1: there is no pipe."""
 
     def __init__(self) -> None:
-        self.readable, self.writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        os.set_blocking(self.writable, True)
+        self.readable = -1
         self.tail = b""
 
     def read(self, most: int = 1) -> bool:
         """Reads at most so many pieces, so that no writer can hold up the others. False: nobody can write any
         more."""
         with contextlib.suppress(BlockingIOError):
-            for _ in range(most):
+            for _ in range(most if self.readable >= 0 else 0):
                 chunk = os.read(self.readable, _LINE_BYTES)
                 if not chunk:
                     return False
@@ -66,17 +65,14 @@ class _Output:
 
 class _Container:
     """From the call that starts it to the one that removes it. `pid` 0: it is being started, did not start, or has
-    ended. `output` None: another keeper started it."""
+    ended. `output` is empty if another keeper started it."""
 
-    def __init__(self, output: _Output | None) -> None:
-        self.output = output
+    def __init__(self, *, starting: bool = False) -> None:
+        self.output = _Output()
         self.pid = 0
-        self.starting = output is not None
+        self.starting = starting
         self.deleting = False
-        self.removals: list[int] = []  # the calls that want it removed
-
-    def said(self) -> str:
-        return "" if self.output is None else self.output.last_words()
+        self.removals: list[int] = []  # the calls that ask for its removal
 
 
 class Keeper:
@@ -122,16 +118,16 @@ class Keeper:
             return
         *lines, self._received = (self._received + chunk).split(b"\n")
         for line in lines:
-            told = json.loads(line)
-            if "start" in told:
-                self._start(told["call"], told["start"], told["bundle"])
+            request = json.loads(line)
+            if "start" in request:
+                self._start(request["call"], request["start"], request["bundle"])
             else:
-                self._remove(told["call"], told["remove"])
+                self._remove(request["call"], request["remove"])
 
-    def _tell(self, **told: Any) -> None:
+    def _tell(self, **message: Any) -> None:
         if self._open:
             with contextlib.suppress(OSError):  # it is gone, which `_receive` finds next
-                self._line.sendall(json.dumps(told).encode() + b"\n")
+                self._line.sendall(json.dumps(message).encode() + b"\n")
 
     def _hang_up(self) -> None:
         """The orchestrator is gone: nothing of it stays."""
@@ -144,28 +140,22 @@ class Keeper:
     # ------------------------------------------------------------ containers
 
     def _start(self, call: int, name: str, bundle: str) -> None:
-        try:
-            output = _Output()
-        except OSError as error:
-            self._tell(call=call, error=f"cannot watch a container: {error.strerror}")
-            return
-        self._containers[name] = _Container(output)
-        self._selector.register(output.readable, selectors.EVENT_READ, lambda: self._read(output))
+        self._containers[name] = _Container(starting=True)
         pid_file = os.path.join(bundle, "pid")
-        told = ("run", "--detach", "--bundle", bundle, "--pid-file", pid_file, name)
-        self._call(told, output, lambda status: self._started(call, name, pid_file, status))
+        argv = ("run", "--detach", "--bundle", bundle, "--pid-file", pid_file, name)
+        self._call(argv, lambda status, output: self._started(call, name, pid_file, status, output))
 
-    def _started(self, call: int, name: str, pid_file: str, status: int) -> None:
+    def _started(self, call: int, name: str, pid_file: str, status: int, output: _Output) -> None:
         container = self._containers[name]
-        container.starting = False
+        container.starting, container.output = False, output
         pid = _number(pid_file) if status == 0 else 0
         end = self._strays.pop(pid, None)
         container.pid = 0 if end is not None else pid
         if pid:
             self._tell(call=call, pid=pid)
         else:
-            why = f"it ended with {_told(status)}" if status else "it told no process id"
-            self._tell(call=call, error=container.said() or why)
+            reason = f"it ended with {_end(status)}" if status else "it reported no process id"
+            self._tell(call=call, error=output.last_words() or reason)
         if not any(other.starting for other in self._containers.values()):
             self._strays.clear()
         if end is not None:
@@ -177,11 +167,11 @@ class Keeper:
         """Its pid 1 was waited for: from now on that number is another's."""
         container = self._containers[name]
         container.pid = 0
-        self._tell(ended=name, status=status, said=container.said())
+        self._tell(ended=name, status=status, said=container.output.last_words())
         self._remove_if_wanted(name)
 
     def _remove(self, call: int, name: str) -> None:
-        self._containers.setdefault(name, _Container(None)).removals.append(call)
+        self._containers.setdefault(name, _Container()).removals.append(call)
         self._remove_if_wanted(name)
 
     def _remove_if_wanted(self, name: str) -> None:
@@ -192,61 +182,56 @@ class Keeper:
         if container.pid:
             os.kill(container.pid, signal.SIGKILL)  # our child, not waited for yet: the number is its own
             return
-        try:
-            output = _Output()
-        except OSError as error:
-            self._gone(name, {"error": f"cannot run the runtime: {error.strerror}"})
-            return
         container.deleting = True
-        self._selector.register(output.readable, selectors.EVENT_READ, lambda: self._read(output))
-        self._call(("delete", "--force", name), output, lambda status: self._deleted(name, status, output))
+        self._call(("delete", "--force", name), lambda status, output: self._deleted(name, status, output))
 
     def _deleted(self, name: str, status: int, output: _Output) -> None:
-        said = output.last_words()
-        self._close(output)
-        existed = _GONE not in said
-        failure = {"error": said or f"it ended with {_told(status)}"}
-        self._gone(name, {"existed": existed} if status == 0 or not existed else failure)
-
-    def _gone(self, name: str, told: dict[str, Any]) -> None:
         """Nothing more can be done about the container here."""
+        message = output.last_words()
+        existed = _GONE not in message
+        answer: dict[str, Any] = {"existed": existed}
+        if status != 0 and existed:
+            answer = {"error": message or f"it ended with {_end(status)}"}
         container = self._containers.pop(name)
-        if container.output is not None:
-            self._close(container.output)
+        for each in (output, container.output):
+            self._forget(each)
+            if each.readable >= 0:
+                os.close(each.readable)
         for call in container.removals:
-            self._tell(call=call, **told)
+            self._tell(call=call, **answer)
 
     def _read(self, output: _Output) -> None:
         if not output.read():
             self._forget(output)
 
     def _forget(self, output: _Output) -> None:
-        with contextlib.suppress(KeyError):  # at its end already
+        with contextlib.suppress(KeyError, ValueError):  # at its end already, or without a pipe
             self._selector.unregister(output.readable)
-
-    def _close(self, output: _Output) -> None:
-        self._forget(output)
-        os.close(output.readable)
 
     # ------------------------------------------------------------ processes
 
-    def _call(self, told: tuple[str, ...], output: _Output, then: Callable[[int], None]) -> None:
-        """Runs the runtime, which prints into `output`. `then` gets its wait status."""
-        actions = [
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            *((os.POSIX_SPAWN_DUP2, output.writable, number) for number in (1, 2)),
-        ]
-        argv = [*self._runtime, *told]
-        ours, pid = [signal.SIGPIPE, *_NOT_OURS], 0
+    def _call(self, arguments: tuple[str, ...], then: Callable[[int, _Output], None]) -> None:
+        """Runs the runtime. `then` gets its wait status and what it prints."""
+        output, argv, pid = _Output(), [*self._runtime, *arguments], 0
         try:
-            pid = os.posix_spawn(argv[0], argv, os.environ, file_actions=actions, setsigdef=ours)
-        except OSError as error:  # no room for a process, or the program is gone
+            output.readable, writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                os.set_blocking(writable, True)
+                self._selector.register(output.readable, selectors.EVENT_READ, lambda: self._read(output))
+                actions = [
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    *((os.POSIX_SPAWN_DUP2, writable, number) for number in (1, 2)),
+                ]
+                defaults = [signal.SIGPIPE, *_NOT_OURS]
+                pid = os.posix_spawn(argv[0], argv, os.environ, file_actions=actions, setsigdef=defaults)
+            finally:
+                os.close(writable)
+        except OSError as error:  # no room for a process or a pipe, or the program is gone
             output.tail = f"cannot start {argv[0]}: {error.strerror}".encode()
-        os.close(output.writable)
         if pid:
-            self._running[pid] = time.monotonic() + CALL_S, then
+            self._running[pid] = time.monotonic() + CALL_S, lambda status: then(status, output)
         else:
-            then(_NOT_STARTED)
+            then(_NOT_STARTED, output)
 
     def _reap(self) -> None:
         while True:
@@ -284,7 +269,7 @@ def _number(file: str) -> int:
         return 0
 
 
-def _told(status: int) -> str:
+def _end(status: int) -> str:
     code = os.waitstatus_to_exitcode(status)
     return f"exit code {code}" if code >= 0 else f"signal {-code}"
 

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.errors import EnvironmentUnusable, LaunchError, RolloutError, SandboxLostError
+from orchestrator.errors import EnvironmentUnusable, LaunchError, RolloutError
 from orchestrator.launch.channels import make_owned_directory, remove_owned_directory
 from orchestrator.launch.container import ContainerLauncher
 from orchestrator.launch.control_groups import path_beside_ours
@@ -34,7 +34,7 @@ from orchestrator.launch.oci.machine import (
     why_no_containers,
 )
 from orchestrator.launch.oci.program import USUAL, find_runtime, own_options
-from orchestrator.launch.oci.runtime import LOST, Runtime
+from orchestrator.launch.oci.runtime import Runtime
 from orchestrator.launch.oci.sandbox import OciSandbox
 from orchestrator.launch.oci.store import ImageStore, StoredImage
 from orchestrator.launch.oci.user_namespace import UserNamespace, user_namespace
@@ -74,7 +74,7 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         writable_places(spec.memory_bytes, UidPair(0, 0))
         if reason := why_no_containers():
             raise EnvironmentUnusable(reason)
-        version = await asyncio.to_thread(runtime_version, self._program())
+        version = await asyncio.to_thread(runtime_version, find_runtime(self._runtime_name))
         demand(missing_limits(self._waived))
         if problem := does_not_fit(spec):
             raise EnvironmentUnusable(problem)
@@ -86,7 +86,7 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
         """Versions and image digest."""
         image = await self._image(spec.image)
         return {
-            "runtime": await asyncio.to_thread(runtime_version, self._program()),
+            "runtime": await asyncio.to_thread(runtime_version, find_runtime(self._runtime_name)),
             "kernel": os.uname().release,
             "image": spec.image,
             "image_id": f"sha256:{image.digest}",
@@ -142,7 +142,7 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
                 if await sandbox.has_ended(_ENDING_S):
                     return  # `exited` says how
                 if not looks_left:
-                    raise LaunchError(f"the sandbox cannot be looked at: {error.strerror}") from error
+                    raise LaunchError(f"the sandbox cannot be inspected: {error.strerror}") from error
         if problems and not await sandbox.has_ended(_ENDING_S):
             demand(problems)
         self._warn_of_cpu(clock)
@@ -171,17 +171,13 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
     async def _open(self) -> Runtime:
         async with self._opening:
             if self._runtime is None:
-                program = self._program()
+                program = find_runtime(self._runtime_name)
                 options = await asyncio.to_thread(own_options, program)
                 self._users = user_namespace()
                 self._directory = _make_directory(self.run_id, program)
                 command = runtime_command(program, self._directory, options)
-                self._runtime = Runtime(command, self._on_end, self._on_loss)
+                self._runtime = Runtime(command, self._live)
             return self._runtime
-
-    def _program(self) -> str:
-        """Raises EnvironmentUnusable."""
-        return find_runtime(self._runtime_name)
 
     def _folder(self, name: str) -> Path:
         assert self._directory is not None
@@ -214,16 +210,6 @@ class OciLauncher(ContainerLauncher[OciSandbox]):
             self._using.enter_context(self._store.using(image))
             self._images[name] = image
         return self._images[name]
-
-    # ------------------------------------------------------------ what the keeper tells, in the loop
-
-    def _on_end(self, name: str, status: int, output: str) -> None:
-        if (sandbox := self._live.get(name)) is not None:
-            sandbox.ended(status, output)
-
-    def _on_loss(self) -> None:
-        for sandbox in self._live.values():
-            sandbox.lose(SandboxLostError(LOST))
 
 
 def _make_directory(run_id: str, program: str) -> Path:

@@ -97,7 +97,7 @@ def _why_not_ours(folder: Path) -> str | None:
 
 def _why_not_handed_on(controller: str, folder: Path, cgroups: Path) -> str | None:
     """Why groups in `folder` cannot have that controller of cgroup v2; None: they have it, or the runtime hands it
-    on to them, from group to group, as runc and crun do for whoever may."""
+    on to them, from group to group, as runc and crun do where they may."""
     for group in (folder, *folder.parents):
         try:
             if controller in (group / "cgroup.subtree_control").read_text().split():

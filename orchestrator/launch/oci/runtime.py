@@ -12,7 +12,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 from orchestrator.errors import LaunchError, SandboxLostError
 from orchestrator.launch.oci.keeper import CALL_S
 from orchestrator.launch.oci.program import HANDED_DOWN
+from orchestrator.launch.oci.sandbox import OciSandbox
 from orchestrator.rules.text import printable
 
 log = logging.getLogger(__name__)
@@ -32,18 +33,14 @@ _ERROR_CHARS = 400
 
 LOST = "the process that watches sandboxes has ended"
 
-OnEnd = Callable[[str, int, str], None]
-
 
 class Runtime:
-    """`command`: the runtime's program and its global options. `on_end` is told, in the event loop, of each
-    container that ends: name, wait status, the last it printed (untrusted). `on_loss`: nobody will learn any more
-    how those that live now end."""
+    """`command`: the runtime's program and its global options. `live`: the sandboxes by name, which learn in the
+    event loop how they ended, or that nobody will learn it any more."""
 
-    def __init__(self, command: Sequence[str], on_end: OnEnd, on_loss: Callable[[], None]) -> None:
+    def __init__(self, command: Sequence[str], live: Mapping[str, OciSandbox]) -> None:
         self._command = command
-        self._on_end = on_end
-        self._on_loss = on_loss
+        self._live = live
         self._opening = asyncio.Lock()
         self._keeper: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -127,17 +124,18 @@ class Runtime:
                 while line := await reader.readline():
                     self._hear(json.loads(line))
         except (ValueError, LookupError, TypeError) as error:
-            log.error("the process that watches sandboxes told nonsense: %r", error)
+            log.error("the process that watches sandboxes sent an invalid message: %r", error)
         finally:
             if self._writer is not None:  # else we have hung up
                 self._lose()
                 log.warning("%s: %s", LOST, await _last_words(keeper))
 
-    def _hear(self, told: dict[str, Any]) -> None:
-        if "ended" in told:
-            self._on_end(str(told["ended"]), int(told["status"]), str(told["said"]))
-        elif (answer := self._answers.get(told["call"])) is not None and not answer.done():
-            answer.set_result(told)
+    def _hear(self, message: dict[str, Any]) -> None:
+        if "ended" in message:
+            if (sandbox := self._live.get(message["ended"])) is not None:
+                sandbox.ended(int(message["status"]), str(message["said"]))
+        elif (answer := self._answers.get(message["call"])) is not None and not answer.done():
+            answer.set_result(message)
 
     def _lose(self) -> None:
         """The keeper is gone. The next call starts another one."""
@@ -147,7 +145,8 @@ class Runtime:
         for answer in self._answers.values():
             if not answer.done():
                 answer.set_exception(SandboxLostError(LOST))
-        self._on_loss()
+        for sandbox in self._live.values():
+            sandbox.lose(SandboxLostError(LOST))
 
 
 async def _last_words(keeper: asyncio.subprocess.Process) -> str:

@@ -68,7 +68,7 @@ class Tree(AbstractContextManager["Tree"]):
                 target = self._link(name)
                 followed += 1
                 if target is None or not links or target.startswith("/") or followed > _LINKS:
-                    raise Outside(f"it lies outside, behind {name}, which is no folder") from None
+                    raise Outside(f"it lies outside, behind {name}, which is not a folder") from None
                 ahead += reversed([part for part in target.split("/") if part not in ("", ".")])
         return "/".join(self._names)
 
@@ -138,7 +138,7 @@ class Tree(AbstractContextManager["Tree"]):
         there = os.dup(self._at)
         try:
             if self.kind(way[-1])[0] != stat.S_IFREG:
-                raise Outside("it is a hard link to no file")
+                raise Outside("it is a hard link to something that is not a file")
             self.enter(way_here)
             os.link(way[-1], name, src_dir_fd=there, dst_dir_fd=self._at, follow_symlinks=False)
         finally:

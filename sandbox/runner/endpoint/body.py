@@ -82,7 +82,7 @@ def _decompressed(name: str, content: bytes) -> bytes:
         _demand_room(len(plain))
         if reader.eof:
             return plain
-    raise BadRequest(f"the request is no {name}")
+    raise BadRequest(f"the request is not valid {name}")
 
 
 def _demand_room(size: int) -> None:

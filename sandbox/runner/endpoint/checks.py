@@ -160,20 +160,18 @@ def shown(value: object) -> str:
 
 def strict_json(text: str | bytes) -> Any:
     """A JSON value as the orchestrator reads it too. Raises ValueError, RecursionError."""
-    return json.loads(text, parse_constant=_no_number, parse_float=_finite, parse_int=_integer)
+
+    def integer(digits: str) -> int:
+        return int(digits) if len(digits) <= _MAX_DIGITS else _no_number(digits)
+
+    def finite(digits: str) -> float:
+        return number if math.isfinite(number := float(digits)) else _no_number(digits)
+
+    return json.loads(text, parse_constant=_no_number, parse_float=finite, parse_int=integer)
 
 
 def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"{text[:_MAX_SHOWN]} is no JSON")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    return number if math.isfinite(number) else _no_number(text)
-
-
-def _integer(text: str) -> int:
-    return int(text) if len(text) <= _MAX_DIGITS else _no_number(text)
+    raise ValueError(f"{text[:_MAX_SHOWN]} is not JSON")
 
 
 def object_of(value: Any, where: str) -> dict[str, Any]:

@@ -120,9 +120,9 @@ class Handler(BaseHTTPRequestHandler):
         try:
             body = strict_json(read_body(self.headers, self.rfile))
         except (ValueError, RecursionError):
-            raise BadRequest("the request is no JSON") from None
+            raise BadRequest("the request is not JSON") from None
         if not isinstance(body, dict):
-            raise BadRequest("the request is no JSON object")
+            raise BadRequest("the request is not a JSON object")
         return body
 
     def _refuse(self, error: BadRequest, answer: dict[str, Any]) -> None:

@@ -73,7 +73,7 @@ def offer(
     if kind == "required" and not tools:
         raise BadRequest("tool_choice asks for a call, and there are no tools", "tool_choice")
     if name is not None and (not isinstance(name, str) or name not in names):
-        raise BadRequest(f"tool_choice names {checks.shown(name)}, which is none of the tools", "tool_choice")
+        raise BadRequest(f"tool_choice names {checks.shown(name)}, which is not one of the tools", "tool_choice")
     return {"tools": sent, "tool_choice": kind, "tool_name": name or ""}
 
 
@@ -138,7 +138,7 @@ def result(one: Mapping[str, Any], id_field: str, text: str, where: str) -> Mess
 
 
 def arguments_object(arguments: str) -> dict[str, Any]:
-    """Arguments for the API that gives them as an object. What is none is kept as text, under `arguments`."""
+    """Arguments for the API that gives them as an object. Text that is not an object is kept under `arguments`."""
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):

@@ -199,16 +199,16 @@ def test_a_directory_that_goes_meanwhile_is_no_error(temporary: Path, monkeypatc
     for directory in (going, left):
         directory.mkdir()
         write_owner(directory, DEAD, "r")
-    listed = os.scandir
+    entries = Path.glob
 
-    def list_then_lose(parent: Path) -> list[os.DirEntry[str]]:
-        entries = list(listed(parent))
+    def list_then_lose(parent: Path, pattern: str) -> list[Path]:
+        listed = list(entries(parent, pattern))
         if going.exists():
             going.rename(temporary / "gone")
-        return entries
+        return listed
 
     with monkeypatch.context() as patched:
-        patched.setattr("orchestrator.launch.reaper.os.scandir", list_then_lose)
+        patched.setattr(Path, "glob", list_then_lose)
         found = list(_owned_directories())
     assert left in found
     assert going not in found

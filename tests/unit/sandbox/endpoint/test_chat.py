@@ -163,7 +163,7 @@ def test_tool_choices(choice: str) -> None:
         ({"tools": [ADD], "tool_choice": "any"}, "must be auto"),
         ({"tools": [ADD], "tool_choice": ["auto"]}, "must be auto"),
         ({"tools": [ADD], "tool_choice": {"type": "allowed_tools"}}, "offer those tools only"),
-        ({"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "sub"}}}, "none of the tools"),
+        ({"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "sub"}}}, "one of the tools"),
         ({"tools": [ADD], "tool_choice": {"type": "function"}}, "must be an object"),
         ({"response_format": {"type": "grammar"}}, "'grammar' is not taken"),
         ({"response_format": {"type": "json_schema"}}, "must be an object"),

@@ -126,7 +126,7 @@ def test_what_else_a_request_asks_for(choice: dict[str, Any], expected: tuple[st
         ({"tools": [{**ADD, "defer_loading": True}]}, "defer_loading"),
         ({"tools": [ADD], "tool_choice": "auto"}, "must be an object"),
         ({"tools": [ADD], "tool_choice": {"type": "function"}}, "one of auto, none, any, tool"),
-        ({"tools": [ADD], "tool_choice": {"type": "tool"}}, "none of the tools"),
+        ({"tools": [ADD], "tool_choice": {"type": "tool"}}, "not one of the tools"),
         ({"tool_choice": {"type": "any"}}, "there are no tools"),
         ({"stop_sequences": "x"}, "must be a list"),
         ({"stop_sequences": ["x"] * 5}, "at most 4"),

@@ -136,7 +136,7 @@ def test_fields_without_an_effect_are_passed_over_and_noted() -> None:
         ({"tools": [{**ADD, "defer_loading": True}]}, "defer_loading"),
         ({"tools": [{**ADD, "allowed_callers": ["programmatic"]}]}, "allowed_callers"),
         ({"tools": [ADD], "tool_choice": {"type": "allowed_tools"}}, "offer those tools only"),
-        ({"tools": [ADD], "tool_choice": {"type": "function"}}, "none of the tools"),
+        ({"tools": [ADD], "tool_choice": {"type": "function"}}, "not one of the tools"),
         ({"text": {"format": {"type": "grammar"}}}, "'grammar' is not taken"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "schema must be an object"),
         ({"include": ["file_search_call.results"]}, "is not taken"),

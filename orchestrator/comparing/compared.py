@@ -66,13 +66,13 @@ class ComparedRun:
         files = find_run(path)
         if files.directory is None:
             raise ConfigError(f"{path} is a groups file: name the run's directory, which has all rollouts")
-        told = read_description(files.directory)
-        prices = Prices.recorded(told)
+        description = read_description(files.directory)
+        prices = Prices.recorded(description)
         counts = RunCounts(prices)
         totals = read_run(files.directory, None, also=counts).totals
         if not totals.attempts:
             raise ConfigError(f"{path} holds no rollout")
-        servers = objects(mapping(told.get("config")).get("openai"))
+        servers = objects(mapping(description.get("config")).get("openai"))
         return cls(
             name=str(path),
             model=", ".join(dict.fromkeys(text(server.get("model_name"), 80) for server in servers)),
@@ -187,5 +187,5 @@ def _run(run: ComparedRun) -> dict[str, Any]:
     }
 
 
-def _estimate(found: Estimate | None) -> dict[str, float] | None:
-    return None if found is None else asdict(found)
+def _estimate(estimate: Estimate | None) -> dict[str, float] | None:
+    return None if estimate is None else asdict(estimate)

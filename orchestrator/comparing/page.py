@@ -68,17 +68,17 @@ def _table(head: Iterable[str], lines: Iterable[tuple[str, Iterable[str]]]) -> s
     return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _interval(found: Estimate | None) -> str:
-    if found is None:
+def _interval(estimate: Estimate | None) -> str:
+    if estimate is None:
         return ""
-    value, low, high = (round(100 * part, 2) for part in (found.value, found.low, found.high))
-    told = f"{value:.1f} % ({low:.1f} to {high:.1f}), {found.tasks} tasks"
+    value, low, high = (round(100 * part, 2) for part in (estimate.value, estimate.low, estimate.high))
+    label = f"{value:.1f} % ({low:.1f} to {high:.1f}), {estimate.tasks} tasks"
     return (
-        f'<svg viewBox="0 0 100 4" preserveAspectRatio="none" role="img" aria-label="{told}">'
+        f'<svg viewBox="0 0 100 4" preserveAspectRatio="none" role="img" aria-label="{label}">'
         '<rect x="0" y="1.8" width="100" height=".4" fill="var(--line)"/>'
         f'<rect x="{low}" y="1.2" width="{max(0.2, high - low)}" height="1.6" fill="var(--accent)" opacity=".35"/>'
         f'<rect x="{max(0.0, value - 0.2)}" y=".6" width=".4" height="2.8" fill="var(--accent)"/></svg>'
-        f"<small>{told}</small>"
+        f"<small>{label}</small>"
     )
 
 

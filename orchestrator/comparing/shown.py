@@ -35,20 +35,22 @@ def rows(runs: Sequence[ComparedRun], differences: Sequence[Difference]) -> list
     ]
     if any(run.cost is not None for run in runs):
         shown.append(row("cost", lambda run: "" if run.cost is None else _each(run, run.cost, ",.4f")))
-    told = [_against(difference) for difference in differences]
+    against = [_against(difference) for difference in differences]
     names = ("tasks of both", "solved, difference", "score, difference", "tasks better, worse")
-    shown += [(name, ("", *(cells[i] for cells in told))) for i, name in enumerate(names)]
+    shown += [(name, ("", *(cells[i] for cells in against))) for i, name in enumerate(names)]
     return [(label, cells) for label, cells in shown if any(cells)]
 
 
 def _by(part: str, runs: Sequence[ComparedRun]) -> list[Row]:
     """Solved tasks by level or source, a row for each that a run has; none where all have the same one."""
     parts = [run.by(part) for run in runs]
-    labels = sorted({label for found in parts for label in found})
+    labels = sorted({label for part_tasks in parts for label in part_tasks})
     return [
         (
             f"  {part} {label}",
-            tuple(percent(run.solved(found.get(label, ()))) for run, found in zip(runs, parts, strict=True)),
+            tuple(
+                percent(run.solved(part_tasks.get(label, ()))) for run, part_tasks in zip(runs, parts, strict=True)
+            ),
         )
         for label in (labels if len(labels) > 1 else ())
     ]
@@ -64,8 +66,8 @@ def _against(difference: Difference) -> tuple[str, ...]:
 
 
 def _count(run: ComparedRun, name: str) -> str:
-    found = run.outcomes[name]
-    return f"{found} ({share(found, sum(run.outcomes.values()))})" if found else ""
+    count = run.outcomes[name]
+    return f"{count} ({share(count, sum(run.outcomes.values()))})" if count else ""
 
 
 def _each(run: ComparedRun, total: float, form: str) -> str:
@@ -74,19 +76,19 @@ def _each(run: ComparedRun, total: float, form: str) -> str:
     return f"{total:{form}}{each}"
 
 
-def percent(found: Estimate | None) -> str:
+def percent(estimate: Estimate | None) -> str:
     """With its interval."""
-    return "" if found is None else f"{found.value:.1%} ({100 * found.low:.1f}–{found.high:.1%})"
+    return "" if estimate is None else f"{estimate.value:.1%} ({100 * estimate.low:.1f}–{estimate.high:.1%})"
 
 
-def plain(found: Estimate | None) -> str:
-    return "" if found is None else f"{found.value:.3f} ({found.low:.3f}–{found.high:.3f})"
+def plain(estimate: Estimate | None) -> str:
+    return "" if estimate is None else f"{estimate.value:.3f} ({estimate.low:.3f}–{estimate.high:.3f})"
 
 
-def signed(found: Estimate | None, unit: str = "") -> str:
+def signed(estimate: Estimate | None, unit: str = "") -> str:
     """A difference with its interval; a mark where the interval leaves out zero."""
-    if found is None:
+    if estimate is None:
         return "too few tasks to tell"
     form = "+.1%" if unit else "+.3f"
-    told = f"{found.value:{form}} ({found.low:{form}} to {found.high:{form}})"
-    return f"{told} *" if found.low > 0 or found.high < 0 else told
+    interval = f"{estimate.value:{form}} ({estimate.low:{form}} to {estimate.high:{form}})"
+    return f"{interval} *" if estimate.low > 0 or estimate.high < 0 else interval

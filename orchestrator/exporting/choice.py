@@ -90,14 +90,14 @@ class Chooser:
         for members in self._groups():
             lines: list[tuple[float, Row, int]] = []
             for member in members:
-                rows, asked = self._rows(member)
+                rows, prompt_size = self._rows(member)
                 if rows:
-                    lines.append((member.score, rows[0], asked))
+                    lines.append((member.score, rows[0], prompt_size))
             lines.sort(key=lambda line: -line[0])
             pairs: list[Pair] = []
-            for number, (high, chosen, size) in enumerate(lines[: len(lines) // 2]):
+            for number, (high, chosen, prompt_size) in enumerate(lines[: len(lines) // 2]):
                 low, rejected, other_size = lines[-1 - number]
-                prompt = chosen.messages[:size]
+                prompt = chosen.messages[:prompt_size]
                 if not self._choice.takes(high):
                     self._leave_out(LeftOut.BELOW, 2)
                 elif not self._choice.prefers(high, low):
@@ -115,30 +115,32 @@ class Chooser:
         """(the rollout's rows, how many messages its main line was asked with). No rows: the reason is counted."""
         place = f"{self._record}, byte {member.offset}"
         try:
-            told = read_attempt(text_at(self._record, member.offset))
+            attempt = read_attempt(text_at(self._record, member.offset))
         except ValueError as error:
             self._survey.refuse(place, str(error))
             return [], 0
-        main, *sides = recorded_rows(told, self._form)
-        if not main.messages and told.record.turns:
+        main, *sides = recorded_rows(attempt, self._form)
+        if not main.messages and attempt.record.turns:
             self._survey.refuse(place, main.reason)
             return [], 0
-        reason = self._reason(told, main)
+        reason = self._reason(attempt, main)
         if reason is not None:
             self._leave_out(reason)
             return [], 0
-        wanted = sides if self._form.trains_sides(told.agent.kind) else []
+        wanted = sides if self._form.trains_sides(attempt.agent.kind) else []
         fitting = [main, *(row for row in wanted if row.messages and self._fits(row))]
         self._leave_out(LeftOut.SIDE, len(wanted) + 1 - len(fitting))
-        whole = sum(row.weight for row in fitting) or 1.0  # of a rollout whose other lines do not fit
-        return [replace(row, weight=row.weight / whole) for row in fitting], _asked(told, main.segment)
+        total = sum(row.weight for row in fitting) or 1.0  # of a rollout whose other lines do not fit
+        return [replace(row, weight=row.weight / total) for row in fitting], _prompt_messages(
+            attempt, main.segment
+        )
 
-    def _reason(self, told: RecordedAttempt, main: Row) -> LeftOut | None:
+    def _reason(self, attempt: RecordedAttempt, main: Row) -> LeftOut | None:
         if not main.messages:
             return LeftOut.NO_LINE
         if not self._is_exact(main):
             return LeftOut.RETOKENIZED
-        if not self._form.trains(told.outcome, told.record):
+        if not self._form.trains(attempt.outcome, attempt.record):
             return LeftOut.UNTRAINED
         return LeftOut.TOO_LONG if self._is_long(main) else None
 
@@ -156,7 +158,7 @@ class Chooser:
         self._survey.left_out[reason] += count
 
 
-def _asked(told: RecordedAttempt, segment: int) -> int:
+def _prompt_messages(attempt: RecordedAttempt, segment: int) -> int:
     """How many messages the segment's first completion was asked with. Some may be the assistant's: an agent's
     program may write examples."""
-    return next(len(talk) for turn, talk in in_lines(told.record.turns) if turn.segment == segment)
+    return next(len(talk) for turn, talk in in_lines(attempt.record.turns) if turn.segment == segment)

@@ -67,30 +67,30 @@ class Survey:
     def of(cls, record: Path, *, growing: bool) -> Survey:
         """From all lines that are there now. The unfinished last one of a `growing` record is not read. Raises
         OSError."""
-        found, seen, digest = cls(), set[str](), hashlib.sha256()
+        survey, ids, digest = cls(), set[str](), hashlib.sha256()
         for line in texts(record, end_now(record, growing=growing)):
-            found.lines += 1
-            found.size_bytes += len(line.text)
+            survey.lines += 1
+            survey.size_bytes += len(line.text)
             digest.update(line.text)
             try:
-                told = read_counted(line.text)
+                head = read_counted(line.text)
             except ValueError as error:
-                found.refuse(line.place, str(error))
+                survey.refuse(line.place, str(error))
                 continue
-            if told.rollout_id in seen:
-                found.refuse(line.place, f"{told.rollout_id} is there a second time")
-            elif isinstance(told, CountedBadTask):
-                found.left_out[LeftOut.BAD_TASK] += 1
-            elif told.score is None:
-                found.left_out[LeftOut.NO_SCORE] += 1
+            if head.rollout_id in ids:
+                survey.refuse(line.place, f"{head.rollout_id} is there a second time")
+            elif isinstance(head, CountedBadTask):
+                survey.left_out[LeftOut.BAD_TASK] += 1
+            elif head.score is None:
+                survey.left_out[LeftOut.NO_SCORE] += 1
             else:
-                places = found.groups.setdefault(told.group, {})
-                places.setdefault(told.index, []).append(Scored(told.score.value, line.offset))
-                if told.group_size is not None:
-                    found.sizes[told.group] = told.group_size
-            seen.add(told.rollout_id)
-        found.sha256 = digest.hexdigest()
-        return found
+                places = survey.groups.setdefault(head.group, {})
+                places.setdefault(head.index, []).append(Scored(head.score.value, line.offset))
+                if head.group_size is not None:
+                    survey.sizes[head.group] = head.group_size
+            ids.add(head.rollout_id)
+        survey.sha256 = digest.hexdigest()
+        return survey
 
     def refuse(self, place: str, reason: str) -> None:
         """Counts a line that cannot be read."""

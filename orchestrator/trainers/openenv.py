@@ -299,9 +299,10 @@ def training_trace(
     a score. A completion without a token has no turn. `question` as for `recorded_rows`. Raises
     ValueError for a record without sampled ids and log-probs.
     """
-    rows = recorded_rows(attempt, form, question=question, dropped=dropped)
-    if rows[0].finish_reason is None:  # no completion, or a record that does not add up
+    broken = isinstance(attempt.outcome, Failed) and attempt.outcome.name is FailedName.RECORD_ERROR
+    if broken:
         return TrainingTrace(turns=[])
+    rows = recorded_rows(attempt, form, question=question, dropped=dropped)
     main, learns = rows[0].segment, {row.segment: any(row.env_mask) for row in rows}
     ids: dict[int, list[int]] = {}
     made: list[tuple[bool, int, TrainingTurn]] = []

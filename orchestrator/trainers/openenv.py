@@ -32,6 +32,7 @@ from orchestrator.run.rows import recorded_rows
 from orchestrator.types import (
     BadTask,
     Ended,
+    Failed,
     FailedName,
     Group,
     Message,

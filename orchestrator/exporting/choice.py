@@ -95,9 +95,9 @@ class Chooser:
                     lines.append((member.score, rows[0], prompt_size))
             lines.sort(key=lambda line: -line[0])
             pairs: list[Pair] = []
-            for number, (high, chosen, size) in enumerate(lines[: len(lines) // 2]):
+            for number, (high, chosen, prompt_size) in enumerate(lines[: len(lines) // 2]):
                 low, rejected, other_size = lines[-1 - number]
-                prompt = chosen.messages[:size]
+                prompt = chosen.messages[:prompt_size]
                 if not self._choice.takes(high):
                     self._leave_out(LeftOut.BELOW, 2)
                 elif not self._choice.prefers(high, low):

@@ -67,11 +67,11 @@ def check(data: Data, against: Against, load: Load = Model.load) -> bool:
     Raises NothingToCompare, EnvironmentUnusable for too little memory, ConfigError for a model that cannot be
     loaded.
     """
-    found = survey(data.groups_file)
-    if not found.lengths:
-        raise NothingToCompare(f"{data.groups_file}: nothing to compare: {found.why_left_out or 'no rollout'}")
-    numbers = chosen(len(found.lengths), against.max_rollouts)
-    tokens = _announce(found, numbers, against)
+    contents = survey(data.groups_file)
+    if not contents.lengths:
+        raise NothingToCompare(f"{data.groups_file}: nothing to compare: {contents.why_left_out or 'no rollout'}")
+    numbers = chosen(len(contents.lengths), against.max_rollouts)
+    tokens = _announce(contents, numbers, against)
     vocabulary = against.weights.vocabulary or data.tokenizer()
 
     def selected() -> Iterator[TrainedLine]:
@@ -80,9 +80,9 @@ def check(data: Data, against: Against, load: Load = Model.load) -> bool:
     if against.weights.vocabulary is not None and (misread := _misread(selected(), against.weights.vocabulary)):
         return _wrong(misread)
     model = load(against.weights, against.adapter)
-    if found.highest_id >= model.vocabulary_size:
+    if contents.highest_id >= model.vocabulary_size:
         return _wrong(
-            f"wrong model: it has {model.vocabulary_size:,} ids, and id {found.highest_id:,} is in the data"
+            f"wrong model: it has {model.vocabulary_size:,} ids, and id {contents.highest_id:,} is in the data"
         )
     speed = model.speed()
     _say(f"about {span(tokens / speed)} at {speed:.0f} tokens/s")
@@ -104,7 +104,7 @@ def check(data: Data, against: Against, load: Load = Model.load) -> bool:
             f"nothing to compare: all lines are longer than the model's {model.context:,} tokens"
         )
     compared.limits = widened(compared.limits, rounding)
-    notes = _notes(found, against, too_long, model)
+    notes = _notes(contents, against, too_long, model)
     if rounding.count:
         notes.append(
             f"what a server's rounding makes on these weights: mean {rounding.mean:.4f}, k3 {rounding.k3:.6f} "
@@ -113,15 +113,16 @@ def check(data: Data, against: Against, load: Load = Model.load) -> bool:
     return print_comparison(compared, against.weights, model.architecture, notes)
 
 
-def _announce(found: Survey, numbers: Container[int], against: Against) -> int:
+def _announce(contents: Survey, numbers: Container[int], against: Against) -> int:
     """Says what it will cost. Returns how many tokens go through the model. Raises EnvironmentUnusable."""
-    taken = [at for at in range(len(found.lengths)) if at in numbers]
-    tokens = sum(found.lengths[at] for at in taken)
-    trained = sum(found.trained[at] for at in taken)
+    selected = [at for at in range(len(contents.lengths)) if at in numbers]
+    tokens = sum(contents.lengths[at] for at in selected)
+    trained = sum(contents.trained[at] for at in selected)
     need = against.weights.parameters * _F32_BYTES
+    longest = max(contents.lengths[at] for at in selected)
     _say(
-        f"{len(taken):,} of {len(found.lengths):,} rollouts: {tokens:,} tokens go through the model, {trained:,} "
-        f"of them are trained, the longest line has {max(found.lengths[at] for at in taken):,}; the weights take "
+        f"{len(selected):,} of {len(contents.lengths):,} rollouts: {tokens:,} tokens go through the model, "
+        f"{trained:,} of them are trained, the longest line has {longest:,}; the weights take "
         f"{need / _GB:.1f} GB in f32; loading takes a minute or more"
     )
     free = _free_bytes()
@@ -136,11 +137,11 @@ def _announce(found: Survey, numbers: Container[int], against: Against) -> int:
 def _free_bytes() -> int | None:
     """Memory that is free or can be freed; None where the kernel does not say."""
     try:
-        told = Path("/proc/meminfo").read_text("ascii")
+        meminfo = Path("/proc/meminfo").read_text("ascii")
     except OSError:
         return None
-    found = [line.split() for line in told.splitlines() if line.startswith("MemAvailable:")]
-    return int(found[0][1]) * 1024 if found else None
+    fields = [line.split() for line in meminfo.splitlines() if line.startswith("MemAvailable:")]
+    return int(fields[0][1]) * 1024 if fields else None
 
 
 def _misread(chosen_lines: Iterator[TrainedLine], vocabulary: Vocabulary) -> str:
@@ -169,14 +170,14 @@ def _difference(read: str, sampled: str) -> str:
     return f"{read[at:end]!r} and not {sampled[at:end]!r}"
 
 
-def _notes(found: Survey, against: Against, too_long: int, model: Model) -> list[str]:
+def _notes(contents: Survey, against: Against, too_long: int, model: Model) -> list[str]:
     """What was left out or could not be looked at."""
     notes = []
-    if against.max_rollouts is not None and against.max_rollouts < len(found.lengths):
-        part = f"{against.max_rollouts:,} of {len(found.lengths):,} rollouts"
+    if against.max_rollouts is not None and against.max_rollouts < len(contents.lengths):
+        part = f"{against.max_rollouts:,} of {len(contents.lengths):,} rollouts"
         notes.append(f"{part}, chosen evenly over the file with seed {SEED}")
-    if found.left_out:
-        notes.append(f"rollouts left out: {found.why_left_out}")
+    if contents.left_out:
+        notes.append(f"rollouts left out: {contents.why_left_out}")
     if too_long:
         notes.append(f"rollouts left out: {too_long:,} longer than the model's {model.context:,} tokens")
     if against.weights.vocabulary is None:

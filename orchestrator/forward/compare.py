@@ -194,8 +194,8 @@ class Comparison:
 
     def nearest(self, controls: Iterable[Control]) -> Figures | None:
         """The figures of that control that comes nearest to the record; None if no token has one."""
-        found = [self.controls[control] for control in controls if control in self.controls]
-        return min(found, key=lambda figures: figures.mean, default=None)
+        figures = [self.controls[control] for control in controls if control in self.controls]
+        return min(figures, key=lambda figures: figures.mean, default=None)
 
     def says(self) -> str:
         """What the figures say, in one sentence."""
@@ -205,13 +205,15 @@ class Comparison:
         if (better := self.better_reading()) is not None:
             return f"recorded are {better}"
         if not wrong:
-            held = "the recorded log-probs are this model's"
-            return f"{held}, as far as these tokens can tell: {fitting[0]} would pass as well" if fitting else held
+            right = "the recorded log-probs are this model's"
+            return (
+                f"{right}, as far as these tokens can tell: {fitting[0]} would pass as well" if fitting else right
+            )
         if fitting:
             return f"recorded are {min(fitting, key=lambda control: self.controls[control].mean)}"
-        held_by = [name for name, figures in self.versions.items() if figures.within(self.limits)]
-        if held_by and len(self.versions) > 1:
-            return f"the model is policy version {' and '.join(sorted(held_by))}; other versions sampled the rest"
+        versions = [name for name, figures in self.versions.items() if figures.within(self.limits)]
+        if versions and len(self.versions) > 1:
+            return f"the model is policy version {' and '.join(sorted(versions))}; other versions sampled the rest"
         if self.all.within(self.limits):
             return f"together the tokens are within the limits, but not at: {', '.join(wrong)}"
         if shifted is not None and self.all.mean > shifted.mean / 2:

@@ -95,19 +95,19 @@ class Survey:
 
 def survey(groups_file: Path) -> Survey:
     """Counts what there is to compare. Raises OSError."""
-    found = Survey()
+    counts = Survey()
     for _, group in _groups(groups_file):
         for index in range(_size(group)):
             member = _member(group, index)
             if isinstance(member, LeftOut):
-                found.left_out[member] += 1
+                counts.left_out[member] += 1
                 continue
-            found.lengths.append(len(member.tokens))
-            found.trained.append(len(member.places))
-            found.highest_id = max(found.highest_id, *member.tokens)
+            counts.lengths.append(len(member.tokens))
+            counts.trained.append(len(member.places))
+            counts.highest_id = max(counts.highest_id, *member.tokens)
         if not _size(group):
-            found.left_out[LeftOut.INVALID] += 1
-    return found
+            counts.left_out[LeftOut.INVALID] += 1
+    return counts
 
 
 def chosen(count: int, wanted: int | None) -> Container[int]:
@@ -171,12 +171,12 @@ def _member(group: Mapping[str, Any], index: int) -> _Member | LeftOut:
     places = [place for place, masked in enumerate(mask) if masked != MASKED and place]
     if not places:
         return LeftOut.UNTRAINED
-    told = _at(group, "inference_logprobs", index)
-    if told is None:
+    column = _at(group, "inference_logprobs", index)
+    if column is None:
         return LeftOut.RETOKENIZED
-    if not isinstance(told, list) or len(told) != len(tokens):
+    if not isinstance(column, list) or len(column) != len(tokens):
         return LeftOut.INVALID
-    logprobs = [told[place] for place in places]
+    logprobs = [column[place] for place in places]
     if not all(isinstance(p, int | float) and not isinstance(p, bool) and isfinite(p) for p in logprobs):
         return LeftOut.INVALID
     sampling = group.get("generation_params")
@@ -212,12 +212,12 @@ class _Run:
 
 
 def _line(where: str, member: _Member, runs: Sequence[_Run], vocabulary: Vocabulary | None) -> TrainedLine:
-    known = {
+    by_place = {
         run.start + at: (number, kind, version)
         for number, run in enumerate(runs, 1)
         for at, (kind, version) in enumerate(zip(_kinds(run, vocabulary), run.versions(), strict=True))
     }
-    turns, kinds, versions = zip(*(known[place] for place in member.places), strict=True)
+    turns, kinds, versions = zip(*(by_place[place] for place in member.places), strict=True)
     return TrainedLine(
         where=f"{where}, {member.facts.get('rollout_id')}",
         tokens=member.tokens,

@@ -97,14 +97,14 @@ class Model:
         import torch
 
         tokens, behind = line.tokens, [*line.tokens[1:], 0]
-        found: list[Any] = []
+        pieces: list[Any] = []
         for places, logits in self._logits(tokens, line.places_P):
             labels = torch.tensor([[tokens[p], tokens[p - 1], behind[p]] for p in places])
             rows = logits.gather(-1, labels) - logits.logsumexp(-1, keepdim=True)
             cooled = logits / line.temperature
             tempered = cooled.gather(-1, labels[:, :1]) - cooled.logsumexp(-1, keepdim=True)
-            found.append(torch.cat([rows, tempered], -1))
-        own, before, later, at_temperature = torch.cat(found).T.tolist()
+            pieces.append(torch.cat([rows, tempered], -1))
+        own, before, later, at_temperature = torch.cat(pieces).T.tolist()
         if line.places_P[-1] == len(tokens) - 1:
             later[-1] = float("nan")
         return Recomputed(own, before, later, at_temperature)
@@ -151,13 +151,13 @@ def _rounding(model: Any) -> Iterator[None]:
 def _layers_kept(model: Any) -> Iterator[None]:
     """Within it, the layers are evaluated once: later calls of the model get what they gave."""
     layers = model.base_model
-    evaluate, given = layers.forward, None
+    evaluate, output = layers.forward, None
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        nonlocal given
-        if given is None:
-            given = evaluate(*args, **kwargs)
-        return given
+        nonlocal output
+        if output is None:
+            output = evaluate(*args, **kwargs)
+        return output
 
     layers.forward = forward
     try:
@@ -170,13 +170,13 @@ def _adapted(model: Any, adapter: Path) -> Any:
     """The model with the adapter merged into it. Raises ConfigError."""
     import peft
 
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as notices:
         warnings.simplefilter("always")
         try:
             adapted = peft.PeftModel.from_pretrained(model, str(adapter.resolve())).merge_and_unload()
         except Exception as error:  # as when a model is loaded
             raise ConfigError(f"--adapter: {adapter} does not fit the model: {_reason(error)}") from error
-    for warning in told:
+    for warning in notices:
         if "missing adapter keys" in str(warning.message):  # PEFT goes on without them
             raise ConfigError(f"--adapter: {adapter} does not fit the model: {_reason(warning.message)}")
     return adapted

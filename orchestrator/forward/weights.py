@@ -69,7 +69,7 @@ def _folder(path: Path) -> Weights:
     for file in _safetensors(path):
         types += _types(file)
     quantised = config.get("quantization_config") if isinstance(config, dict) else None
-    stored = _told(types)
+    stored = _types_text(types)
     if quantised:
         method = quantised.get("quant_method") if isinstance(quantised, dict) else None
         stored = f"{method or 'quantised'}: {stored}"
@@ -96,10 +96,10 @@ def _types(file: Path) -> Counter[str]:
     try:
         with safe_open(file, framework="numpy") as tensors:
             slices = [tensors.get_slice(name) for name in tensors.keys()]  # noqa: SIM118 - it is no dict
-            found: Counter[str] = Counter()
+            types: Counter[str] = Counter()
             for part in slices:
-                found[part.get_dtype()] += math.prod(part.get_shape())
-            return found
+                types[part.get_dtype()] += math.prod(part.get_shape())
+            return types
     except SafetensorError as error:
         raise ConfigError(f"--model: {file} is no whole safetensors file: {error}") from error
 
@@ -111,14 +111,14 @@ def _gguf(path: Path) -> Weights:
         raise ConfigError(f"--model: {path} is no GGUF file that can be read: {error}") from error
     import gguf
 
-    known = {int(kind): kind.name for kind in gguf.GGMLQuantizationType}
+    kinds = {int(kind): kind.name for kind in gguf.GGMLQuantizationType}
     types: Counter[str] = Counter()
     for elements, kind in tensors:
-        types[known.get(kind, f"type {kind}")] += elements
-    return Weights(path, types.total(), _told(types), _precision(types), _gguf_vocabulary(metadata))
+        types[kinds.get(kind, f"type {kind}")] += elements
+    return Weights(path, types.total(), _types_text(types), _precision(types), _gguf_vocabulary(metadata))
 
 
-def _told(types: Counter[str]) -> str:
+def _types_text(types: Counter[str]) -> str:
     """The types that hold at least a hundredth of the numbers, the commonest first."""
     return ", ".join(name for name, count in types.most_common() if 100 * count >= types.total())
 

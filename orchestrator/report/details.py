@@ -29,18 +29,18 @@ def rollout_details(line: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _exit(ended: dict[str, Any]) -> str:
-    said = [
-        f"code {count(ended['exit_code'])}" if number(ended.get("exit_code")) is not None else "",
-        "killed for memory" if ended.get("oom_killed") is True else "",
-        text(ended.get("reason"), 300),
+def _exit(exit: dict[str, Any]) -> str:
+    parts = [
+        f"code {count(exit['exit_code'])}" if number(exit.get("exit_code")) is not None else "",
+        "killed for memory" if exit.get("oom_killed") is True else "",
+        text(exit.get("reason"), 300),
     ]
-    return ", ".join(part for part in said if part)
+    return ", ".join(part for part in parts if part)
 
 
 def _completion(completion: dict[str, Any], main: object) -> dict[str, Any]:
     """`main`: the rollout's main segment; None: unknown."""
-    said, thought = text(completion.get("text")), count(completion.get("reasoning_chars"))
+    sampled, thought = text(completion.get("text")), count(completion.get("reasoning_chars"))
     return {
         "kind": text(completion.get("kind"), 20),
         "messages": [
@@ -50,8 +50,8 @@ def _completion(completion: dict[str, Any], main: object) -> dict[str, Any]:
         "segment": count(completion.get("segment")),
         "aside": main is not None and completion.get("segment") != main,
         "abandoned": completion.get("abandoned") is True,
-        "reasoning": said[:thought],
-        "text": said[thought:],
+        "reasoning": sampled[:thought],
+        "text": sampled[thought:],
         "finish_reason": text(completion.get("finish_reason"), 20),
         "tokens": count(completion.get("completion_tokens")),
         "prompt_tokens": count(completion.get("prompt_tokens")),
@@ -120,12 +120,13 @@ class TokenTable:
         total, ids, masks = len(ids), ids[:MAX_TOKENS], masks[:MAX_TOKENS]
         logprobs = _column(group, "inference_logprobs", place)[:MAX_TOKENS]
         trained = [mask != MASKED for mask in masks]
-        known = len(logprobs) == len(ids)
         return {
             "total": total,
             "tokens": [self._entry(i, piece) for i, piece in zip(ids, self._pieces(ids), strict=True)],
             "runs": _runs(trained),
-            "logprobs": [_thousandths(p) for p, t in zip(logprobs, trained, strict=True) if t] if known else None,
+            "logprobs": [_thousandths(p) for p, t in zip(logprobs, trained, strict=True) if t]
+            if len(logprobs) == len(ids)
+            else None,
         }
 
     def _entry(self, token: int, piece: str | None) -> int:

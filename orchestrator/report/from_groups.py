@@ -49,18 +49,18 @@ def rollout_lines(group: dict[str, Any], number: int) -> Iterator[dict[str, Any]
 
 def _completions(talk: list[dict[str, Any]], facts: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """One completion per assistant message. Token counts are known only in total; the first one gets them."""
-    asked: list[dict[str, Any]] = []
-    said = 0
+    prompt: list[dict[str, Any]] = []
+    answers = 0
     for message in talk:
         if message.get("role") != "assistant":
-            asked.append(message)
+            prompt.append(message)
             continue
         counts = {"completion_tokens": facts.get("completion_tokens"), "prompt_tokens": facts.get("prompt_tokens")}
         yield {
             "kind": "action",
-            "messages": asked,
+            "messages": prompt,
             "text": message.get("content"),
-            **(counts if said == 0 else {}),
+            **(counts if answers == 0 else {}),
         }
-        said += 1
-        asked = [message]
+        answers += 1
+        prompt = [message]

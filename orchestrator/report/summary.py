@@ -7,7 +7,7 @@ but for an id that comes again after it was forgotten.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -213,7 +213,7 @@ class RunReader:
         elif before is None and names:
             run.totals.count_draw(run.rollouts[next(reversed(names))])
         if row["ungraded"]:
-            _keep_last(self._ungraded, place, None, known={})
+            _keep_last(self._ungraded, place, None, keep=())
         for counting in self._counting:
             counting.count(row, group)
         names[name] = None
@@ -236,15 +236,15 @@ class RunReader:
         rollout_id = text(override.get("rollout_id"), 200)
         if is_aside(override) and rollout_id in self.run.written:
             return  # a side line of a rollout whose main line was there
-        _keep_last(self.run.written, rollout_id, (offset, place), known=self.run.rollouts)
-        _keep_last(self._staleness, rollout_id, number(override.get("staleness")), known=self.run.rollouts)
+        _keep_last(self.run.written, rollout_id, (offset, place), keep=self.run.rollouts)
+        _keep_last(self._staleness, rollout_id, number(override.get("staleness")), keep=self.run.rollouts)
         if (row := self.run.rollouts.get(rollout_id)) is not None:
             self._changed.add(row["group"])
 
     def _take_drop(self, group: int, reason: str) -> None:
         self._undrop(group)  # a resume tried it again
         self.run.totals.count_drop(reason)
-        _keep_last(self._dropped, group, reason, known=self.run.groups)
+        _keep_last(self._dropped, group, reason, keep=self.run.groups)
 
     def _undrop(self, group: int) -> None:
         if (reason := self._dropped.pop(group, None)) is not None:
@@ -296,13 +296,13 @@ class _Numbers:
         return new
 
 
-def _keep_last(found: dict[Any, Any], key: object, value: object, *, known: Mapping[Any, Any]) -> None:
+def _keep_last(entries: dict[Any, Any], key: object, value: object, *, keep: Container[Any]) -> None:
     """Adds an entry. Of those whose key is not known, as it was forgotten or is yet to come, the last are kept."""
-    found[key] = value
-    if len(found) >= 3 * MOST_ATTEMPTS:
-        for old in list(found)[:-MOST_ATTEMPTS]:
-            if old not in known:
-                del found[old]
+    entries[key] = value
+    if len(entries) >= 3 * MOST_ATTEMPTS:
+        for old in list(entries)[:-MOST_ATTEMPTS]:
+            if old not in keep:
+                del entries[old]
 
 
 def outcome_kinds() -> dict[str, str]:
@@ -362,13 +362,13 @@ def _sum(completions: list[Row], name: str) -> int:
 
 def _waits(completions: list[Row], calls: list[Row]) -> list[tuple[int, int, int]]:
     """When the agent waited: (0 for a completion, 1 for a tool; begin, end in hundredths of a second)."""
-    found = []
-    for kind, asked in enumerate((completions, calls)):
-        for one in asked[:MAX_WAITS]:
+    waits = []
+    for kind, requests in enumerate((completions, calls)):
+        for one in requests[:MAX_WAITS]:
             begin, end = number(one.get("started_s")), number(one.get("ended_s"))
             if begin is not None and end is not None and 0 <= begin <= end:
-                found.append((kind, round(begin * 100), round(end * 100)))
-    return sorted(found, key=lambda wait: wait[1])
+                waits.append((kind, round(begin * 100), round(end * 100)))
+    return sorted(waits, key=lambda wait: wait[1])
 
 
 def _question(line: dict[str, Any]) -> str:
@@ -381,32 +381,32 @@ def _question(line: dict[str, Any]) -> str:
 
 
 def _describe(run: Run, run_directory: Path) -> None:
-    told = read_description(run_directory)
-    run.notes = [] if told else ["run.json is missing or cannot be read: what ran is not known"]
-    config = mapping(told.get("config"))
+    description = read_description(run_directory)
+    run.notes = [] if description else ["run.json is missing or cannot be read: what ran is not known"]
+    config = mapping(description.get("config"))
     env, openai = mapping(config.get("env")), config.get("openai")
     server = (objects(openai) or [mapping(openai)])[0]
-    sandbox = mapping(told.get("sandbox"))
+    sandbox = mapping(description.get("sandbox"))
     facts: list[tuple[str, object]] = [
         ("model", server.get("model_name")),
         ("endpoint", _host(text(server.get("base_url")))),
-        ("tasks", told.get("tasks") or env.get("dataset")),
+        ("tasks", description.get("tasks") or env.get("dataset")),
         ("group size", env.get("group_size")),
-        ("seed", told.get("seed")),
+        ("seed", description.get("seed")),
         ("temperature", env.get("temperature")),
         ("max steps", env.get("max_steps")),
         ("scoring", env.get("scoring_strategy")),
-        ("token ids", _token_ids(told)),
+        ("token ids", _token_ids(description)),
         ("docker", sandbox.get("docker")),
         ("isolation", sandbox.get("isolation") or sandbox.get("runtime")),
         ("image", sandbox.get("image")),
         ("image id", text(sandbox.get("image_id"), 200).removeprefix("sha256:")[:12]),
-        ("version", told.get("version")),
+        ("version", description.get("version")),
     ]
     run.facts = [(text(name, 40), text(value, 200)) for name, value in facts if value not in (None, "")]
-    run.notes += texts(told.get("notes"))
+    run.notes += texts(description.get("notes"))
     sources = run.totals.token_sources
-    why = f" ({text(told.get('why_text'), 200)})" if told.get("why_text") else ""
+    why = f" ({text(description.get('why_text'), 200)})" if description.get("why_text") else ""
     run.warnings = [f"{sources[s]} rollouts are {note}{why}" for s, note in _TOKEN_SOURCES.items() if sources[s]]
     if untrained := run.totals.untrained_tokens:
         part = 100 * untrained / (untrained + run.totals.trained_tokens)
@@ -416,10 +416,10 @@ def _describe(run: Run, run_directory: Path) -> None:
         )
 
 
-def _token_ids(told: Mapping[str, Any]) -> object:
+def _token_ids(description: Mapping[str, Any]) -> object:
     """Whether they are the sampled ones, and if not, why not."""
-    why = text(told.get("why_text"), 150)
-    return f"{text(told.get('token_ids'), 40)}: {why}" if why else told.get("token_ids")
+    why = text(description.get("why_text"), 150)
+    return f"{text(description.get('token_ids'), 40)}: {why}" if why else description.get("token_ids")
 
 
 def _host(base_url: str) -> str:

@@ -88,9 +88,9 @@ class Totals:
         self.score += by * row["score"]
         self.scored_tokens += by * row["tokens"]
         self.scores[max(0, min(BINS - 1, int(row["score"] * BINS)))][not row["solved"]] += by
-        for part, found in self.parts.items():
+        for part, shares in self.parts.items():
             if group[part]:
-                solved = found.setdefault(_name(group[part], found), [0, 0])
+                solved = shares.setdefault(_name(group[part], shares), [0, 0])
                 solved[0] += by * row["solved"]
                 solved[1] += by
 
@@ -107,10 +107,10 @@ class Totals:
         column = line.get("scores")
         scores = map(number, column if isinstance(column, list) else [])
         parts = (numbers(mapping(one.get("score_parts"))) for one in members)
-        known = [(score, part) for score, part in zip(scores, parts, strict=False) if score is not None]
+        scored = [(score, part) for score, part in zip(scores, parts, strict=False) if score is not None]
         self.written += 1
-        self.mixed += len({score for score, _ in known}) > 1
-        self.divided += len({is_solved(score, part) for score, part in known}) > 1
+        self.mixed += len({score for score, _ in scored}) > 1
+        self.divided += len({is_solved(score, part) for score, part in scored}) > 1
         for one in members:
             sampled, missing = count(one.get("completion_tokens")), number(one.get("untrained_share")) or 0.0
             untrained = round(sampled * max(0.0, min(1.0, missing)))
@@ -130,7 +130,7 @@ class Totals:
             "outcomes": (+self.outcomes).most_common(),
             "not_scored": _most(self.not_scored),
             "drawn_again": _most(self.drawn_again),
-            "parts": {part: dict(sorted(found.items())) for part, found in self.parts.items()},
+            "parts": {part: dict(sorted(shares.items())) for part, shares in self.parts.items()},
             "dropped": (+self.dropped).most_common(),
         }
 
@@ -145,10 +145,10 @@ def outcome_counts(totals: Totals) -> Counter[str]:
     return +totals.outcomes + Counter({FailedName.BAD_TASK: totals.bad_tasks})
 
 
-def _most(told: dict[str, Reason]) -> list[tuple[str, int, str]]:
-    found = sorted(told.items(), key=lambda it: -it[1].times)
-    return [(name, one.times, one.reason) for name, one in found if one.times]
+def _most(reasons: dict[str, Reason]) -> list[tuple[str, int, str]]:
+    ranked = sorted(reasons.items(), key=lambda it: -it[1].times)
+    return [(name, one.times, one.reason) for name, one in ranked if one.times]
 
 
-def _name(name: str, known: dict[str, Any]) -> str:
-    return name if name in known or len(known) < MOST_NAMES else OTHERS
+def _name(name: str, names: dict[str, Any]) -> str:
+    return name if name in names or len(names) < MOST_NAMES else OTHERS

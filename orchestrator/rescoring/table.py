@@ -43,8 +43,8 @@ def _table(changes: Changes) -> Table:
     for column in ("", "rollouts", "changed", "higher", "lower", "mean then", "now", "solved then", "now"):
         table.add_column(column, justify="right" if column else "left")
     parts = [("all", changes.all)]
-    for name, found in (("outcome", changes.by_outcome), ("source", changes.by_source)):
-        largest = sorted(found.items(), key=lambda part: -part[1].rollouts)
+    for name, parts_by_label in (("outcome", changes.by_outcome), ("source", changes.by_source)):
+        largest = sorted(parts_by_label.items(), key=lambda part: -part[1].rollouts)
         parts += [(f"{name} {label or '(none)'}", change) for label, change in largest[:SHOWN]]
     for label, change in parts:
         numbers = (change.rollouts, change.changed, change.higher, change.lower)
@@ -62,14 +62,14 @@ def _counts(
     changed = f"{everything.changed} of {everything.rollouts} changed ({part})"
     rows = [("scores", f"{changed}: {everything.higher} higher, {everything.lower} lower")]
     if changes.gained:
-        rows.append(("scored now", f"{changes.gained.total()} that had no score: {_told(changes.gained)}"))
+        rows.append(("scored now", f"{changes.gained.total()} that had no score: {_counts_text(changes.gained)}"))
     for name, count in changes.lost.items():
         rows.append((name, f"{count} had a score and have none now, the first: {one_line(changes.reasons[name])}"))
     if changes.blamed:
         first = one_line(next(iter(changes.blamed)))
         rows.append(("not gradable", f"{changes.blamed.total()} scored 0, the first: {first}"))
     if changes.unscored:
-        rows.append(("never scored", _told(changes.unscored)))
+        rows.append(("never scored", _counts_text(changes.unscored)))
     if left_out:
         rows.append(("left out", f"{len(left_out)} lines that cannot be used, named above"))
     missing = {number: reason for number, reason in dropped.items() if reason is not None}
@@ -80,5 +80,5 @@ def _counts(
     return [*rows, ("groups", text)]
 
 
-def _told(counts: Counter[str]) -> str:
+def _counts_text(counts: Counter[str]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.most_common())

@@ -32,6 +32,7 @@ from orchestrator.run.rows import recorded_rows
 from orchestrator.types import (
     BadTask,
     Ended,
+    Failed,
     FailedName,
     Group,
     Message,
@@ -103,32 +104,32 @@ class RolloutSessionFactory(ResourceSessionFactory["RolloutSession"]):
         same ones sample the same again, and rollouts of a group need ids or seeds that differ. With neither, the
         sampling seed is one that no session had. Raises ConfigError for an unknown task.
         """
-        found = self._found(task)
+        match = self._task(task)
         call = self.orchestrator.begin(
-            lambda: _rolled_out(self.orchestrator.orchestrator, found, seed, episode_id)
+            lambda: _rolled_out(self.orchestrator.orchestrator, match, seed, episode_id)
         )
-        return RolloutSession(self.orchestrator.orchestrator, found, call)
+        return RolloutSession(self.orchestrator.orchestrator, match, call)
 
     def close(self) -> None:
         """Cancels the sessions under way, removes the sandboxes. Idempotent."""
         self.orchestrator.close()
 
-    def _found(self, task: Any) -> Task | BadTask:
+    def _task(self, task: Any) -> Task | BadTask:
         if isinstance(task, Task | BadTask):
             return task
-        name = _asked(task)
+        name = _name_in(task)
         if name is None:
             raise ConfigError(
                 f"task: {type(task).__name__} is none; give a Task, a task's id or question, or a conversation "
                 "that ends with one of them"
             )
-        found = self._tasks.get(name.strip())
-        if found is None:
+        match = self._tasks.get(name.strip())
+        if match is None:
             why = "several tasks have" if name.strip() in self._tasks else "no task of the factory has"
             raise ConfigError(
                 f"task: {why} the id or question {name.strip()[:SHOWN_CHARS]!r}; give a Task or its id"
             )
-        return found
+        return match
 
 
 class RolloutSession(ResourceSession):
@@ -147,17 +148,17 @@ class RolloutSession(ResourceSession):
         RunUnhealthy and EnvironmentUnusable if no rollout can be made any more. A rollout's own limits of time
         are settings, and no error: it ends with the outcome `timeout`.
         """
-        told = _told(self._group(timeout_s))
-        return 0 if told is not None and isinstance(told.outcome, Ended) else 1
+        attempt = _attempt_of(self._group(timeout_s))
+        return 0 if attempt is not None and isinstance(attempt.outcome, Ended) else 1
 
     def fetch_training_trace(self) -> TrainingTrace:
         """What was sampled, turn by turn; without a turn if the rollout has none. Raises RuntimeError before the
         rollout is over."""
         group = self._over()
-        told, form = _told(group), GroupFormat.of(self._orchestrator.config.env, None)
-        if group is None or told is None:
+        attempt, form = _attempt_of(group), GroupFormat.of(self._orchestrator.config.env, None)
+        if group is None or attempt is None:
             return TrainingTrace(turns=[])
-        return training_trace(told, form, question=group.task.question, dropped=group.dropped)
+        return training_trace(attempt, form, question=group.task.question, dropped=group.dropped)
 
     def verify(self, transcript: list[dict[str, Any]], final_state: Any | None = None) -> VerifyResult:
         """The score. `env_reward` is None where there is none: the rollout broke, or is no training data.
@@ -166,21 +167,21 @@ class RolloutSession(ResourceSession):
         parts of the score. `artifacts`: what became of the rollout. Raises RuntimeError before it is over.
         """
         group = self._over()
-        told = _told(group)
-        if group is None or told is None:
+        attempt = _attempt_of(group)
+        if group is None or attempt is None:
             name = FailedName.CANCELLED if isinstance(self._task, Task) else FailedName.BAD_TASK
             reason = (
                 self._task.reason if isinstance(self._task, BadTask) else "the run was stopped before it ended"
             )
             return VerifyResult(artifacts={"task_id": self._task.task_id, "outcome": str(name), "reason": reason})
-        outcome, score = told.outcome, told.score
+        outcome, score = attempt.outcome, attempt.score
         artifacts = {
-            "rollout_id": told.rollout_id,
-            "task_id": told.task_id,
+            "rollout_id": attempt.rollout_id,
+            "task_id": attempt.task_id,
             "outcome": str(outcome.name),
             "reason": group.dropped or (outcome.detail if isinstance(outcome, Ended) else outcome.reason),
-            "answer": told.record.answer,
-            "policy_versions": list(told.record.policy_versions),
+            "answer": attempt.record.answer,
+            "policy_versions": list(attempt.record.policy_versions),
         }
         return VerifyResult(
             env_reward=None if score is None or group.dropped is not None else score.value,
@@ -227,8 +228,8 @@ async def _rolled_out(
 ) -> Group | None:
     """The group of the one rollout. None: the task is bad, or the run was stopped."""
     async with aclosing(orchestrator.groups([task], epoch=epoch_of(seed, episode_id))) as groups:
-        found = [group async for group in groups]
-    return found[0] if found else None
+        results = [group async for group in groups]
+    return results[0] if results else None
 
 
 def epoch_of(seed: int | None, episode_id: str | None) -> int | None:
@@ -239,7 +240,7 @@ def epoch_of(seed: int | None, episode_id: str | None) -> int | None:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) >> 2
 
 
-def _told(group: Group | None) -> RecordedAttempt | None:
+def _attempt_of(group: Group | None) -> RecordedAttempt | None:
     """The rollout's result: its member, else its last attempt."""
     if group is None:
         return None
@@ -269,17 +270,17 @@ def _demand(config: Config, sampling: Mapping[str, Any]) -> None:
 
 def _by_name(tasks: Iterable[Task | BadTask]) -> dict[str, Task | BadTask | None]:
     """Tasks by id and by question; None where several have it. An id goes before a question."""
-    known = list(tasks)
-    ids = Counter(task.task_id.strip() for task in known)
+    listed = list(tasks)
+    ids = Counter(task.task_id.strip() for task in listed)
     named: dict[str, Task | BadTask | None] = {}
-    for task in known:
+    for task in listed:
         if isinstance(task, Task):
             question = task.question.strip()
             named[question] = None if question in named else task
-    return named | {task.task_id.strip(): task if ids[task.task_id.strip()] == 1 else None for task in known}
+    return named | {task.task_id.strip(): task if ids[task.task_id.strip()] == 1 else None for task in listed}
 
 
-def _asked(task: Any) -> str | None:
+def _name_in(task: Any) -> str | None:
     """The text that names the task: the whole, or the last message of a conversation."""
     if isinstance(task, list | tuple) and task and isinstance(task[-1], Mapping):
         task = task[-1].get("content")
@@ -290,7 +291,7 @@ def _asked(task: Any) -> str | None:
 
 
 def training_trace(
-    told: RecordedAttempt, form: GroupFormat, *, question: str = "", dropped: str | None = None
+    attempt: RecordedAttempt, form: GroupFormat, *, question: str = "", dropped: str | None = None
 ) -> TrainingTrace:
     """One attempt on record as a trace: each completion that somebody got with its whole prompt, line by line, the
     main one last.
@@ -299,52 +300,53 @@ def training_trace(
     a score. A completion without a token has no turn. `question` as for `recorded_rows`. Raises
     ValueError for a record without sampled ids and log-probs.
     """
-    rows = recorded_rows(told, form, question=question, dropped=dropped)
-    if rows[0].finish_reason is None:  # no completion, or a record that does not add up
+    broken = isinstance(attempt.outcome, Failed) and attempt.outcome.name is FailedName.RECORD_ERROR
+    if broken:
         return TrainingTrace(turns=[])
+    rows = recorded_rows(attempt, form, question=question, dropped=dropped)
     main, learns = rows[0].segment, {row.segment: any(row.env_mask) for row in rows}
     ids: dict[int, list[int]] = {}
     made: list[tuple[bool, int, TrainingTurn]] = []
-    for turn, talk in in_lines(told.record.turns):
+    for turn, talk in in_lines(attempt.record.turns):
         completion, line = turn.completion, ids.setdefault(turn.segment, [])
         if turn.prompt_ids is None or completion.tokens_T is None or completion.logprobs_T is None:
             raise ValueError(
-                f"{told.rollout_id}: completion {turn.sequence} has no sampled ids or no log-probs; OpenEnv's "
+                f"{attempt.rollout_id}: completion {turn.sequence} has no sampled ids or no log-probs; OpenEnv's "
                 "traces need an endpoint that gives both (env.token_source exact)"
             )
         line += turn.prompt_ids
         if completion.tokens_T:
-            trace = _turn(told, turn, talk, list(line), learns.get(turn.segment, False))
+            trace = _turn(attempt, turn, talk, list(line), learns.get(turn.segment, False))
             made.append((turn.segment == main, turn.segment, trace))
         line += completion.tokens_T
     return TrainingTrace(turns=[turn for *_, turn in sorted(made, key=lambda one: one[:2])])
 
 
 def _turn(
-    told: RecordedAttempt, turn: Turn, talk: Sequence[Message], prompt: list[int], learns: bool
+    attempt: RecordedAttempt, turn: Turn, talk: Sequence[Message], prompt: list[int], learns: bool
 ) -> TrainingTurn:
     completion = turn.completion
     tokens = list(completion.tokens_T or ())
-    said = {"role": "assistant", "content": completion.visible}
+    answer = {"role": "assistant", "content": completion.visible}
     return TrainingTurn(
-        node_id=f"{told.rollout_id}-c{turn.sequence}",
+        node_id=f"{attempt.rollout_id}-c{turn.sequence}",
         prompt_token_ids=prompt,
         completion_token_ids=tokens,
         per_token_logps=list(completion.logprobs_T or ()),
         loss_mask=[0] * len(prompt) + [int(learns)] * len(tokens),
         request={"messages": [{"role": m.role, "content": m.content} for m in talk], "tools": None},
-        response={"choices": [{"message": said, "finish_reason": completion.finish_reason}]},
+        response={"choices": [{"message": answer, "finish_reason": completion.finish_reason}]},
         metadata={
-            "rollout_id": told.rollout_id,
-            "task_id": told.task_id,
-            "outcome": str(told.outcome.name),
+            "rollout_id": attempt.rollout_id,
+            "task_id": attempt.task_id,
+            "outcome": str(attempt.outcome.name),
             "sequence": turn.sequence,
             "kind": str(turn.kind),
             "agent": turn.agent,
             "segment": turn.segment,
             "policy_version": completion.policy_version,
             "policy_spans": list(map(_span, completion.sampled_by)),
-            "sampling_params": {"temperature": told.sampling.temperature, "top_p": told.sampling.top_p},
+            "sampling_params": {"temperature": attempt.sampling.temperature, "top_p": attempt.sampling.top_p},
         },
     )
 
@@ -368,11 +370,11 @@ def traces(run_dir: Path) -> Iterator[tuple[str, TrainingTrace]]:
         try:
             if isinstance(read_counted(line.text), CountedBadTask):
                 continue
-            told = read_attempt(line.text)
-            trace = training_trace(told, form)
+            attempt = read_attempt(line.text)
+            trace = training_trace(attempt, form)
         except ValueError as error:
             raise ValueError(f"{line.place}: {error}") from error
-        yield told.rollout_id, trace
+        yield attempt.rollout_id, trace
 
 
 def _form(run_dir: Path) -> GroupFormat:

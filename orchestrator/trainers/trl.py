@@ -107,18 +107,18 @@ class Prompts:
             if (task := self._by_id.get(named)) is None:
                 raise ConfigError(f"a prompt has the task_id {_shown(named)}, which none of the tasks has")
             return task
-        found = self._by_question.get(text, []) if isinstance(text, str) else []
-        if not found:
+        tasks = self._by_question.get(text, []) if isinstance(text, str) else []
+        if not tasks:
             raise ConfigError(
                 f"a prompt is none of the tasks: {_shown(text)}; give rollout_func all tasks, and make the "
                 "trainer's dataset with orchestrator.trainers.trl.dataset(tasks)"
             )
-        if len(found) > 1:
+        if len(tasks) > 1:
             raise ConfigError(
-                f"{len(found)} tasks have the question {_shown(text)}; make the trainer's dataset with "
+                f"{len(tasks)} tasks have the question {_shown(text)}; make the trainer's dataset with "
                 "orchestrator.trainers.trl.dataset(tasks), whose prompts tell them apart"
             )
-        return found[0]
+        return tasks[0]
 
     def groups(self, prompts: Sequence[Any], size: int) -> list[Task]:
         """The task of each `size` prompts. Raises ConfigError unless each is repeated so often."""
@@ -152,8 +152,8 @@ def delivered(
     prompt, ids, mask = list(row.prompt_ids) or [pad], list(row.completion_ids), list(row.env_mask)
     if not ids:
         return prompt, [pad], [0], [0.0]
-    told = row.logprobs or [None] * len(ids)
-    logprobs = [p if m else 0.0 for p, m in zip(told, mask, strict=True)]
+    sampled = row.logprobs or [None] * len(ids)
+    logprobs = [p if m else 0.0 for p, m in zip(sampled, mask, strict=True)]
     if row.finish_reason != "length" and ids[-1] not in ends:
         return prompt, [*ids, ends[0]], [*mask, 0], [*logprobs, 0.0]
     return prompt, ids, mask, logprobs
@@ -183,19 +183,19 @@ def answer(rows: Sequence[Row], ends: Sequence[int], pad: int, *, with_logprobs:
 # ---------------------------------------------------------------- settings of both sides
 
 
-def demand_agreement(config: Config, asked: Any, mode: LogprobsMode, *, uses_logprobs: bool) -> bool:
+def demand_agreement(config: Config, args: Any, mode: LogprobsMode, *, uses_logprobs: bool) -> bool:
     """Whether the endpoint's log-probs are what TRL calls so: of logits divided by the sampling temperature.
 
-    `asked`: TRL's arguments. Raises ConfigError where the policy that is trained is not the one that is sampled
+    `args`: TRL's arguments. Raises ConfigError where the policy that is trained is not the one that is sampled
     from, and for log-probs that TRL uses and that are not what it calls so.
     """
     env = config.env
     both = ("group_size", "num_generations"), ("temperature", "temperature"), ("top_p", "top_p")
     for ours, theirs in both:
-        if (one := getattr(env, ours)) != (other := getattr(asked, theirs)):
+        if (one := getattr(env, ours)) != (other := getattr(args, theirs)):
             raise ConfigError(f"env.{ours} is {one:g} and TRL's {theirs} {other:g}; set both alike")
     for name, neutral in (("top_k", (0, -1, None)), ("min_p", (0, None)), ("repetition_penalty", (1,))):
-        if (other := getattr(asked, name)) not in neutral:
+        if (other := getattr(args, name)) not in neutral:
             raise ConfigError(f"TRL's {name} {other:g}: rollouts are sampled without it; leave it out")
     fits = mode == "processed" or env.temperature == 1.0
     if uses_logprobs and not fits:
@@ -241,21 +241,21 @@ class _Rollouts:
 
         self._begin(trainer)
         size = trainer.num_generations if trainer.model.training else trainer.num_generations_eval
-        asked = gather_object(list(prompts))
-        told: list[Any] = [None]
+        all_prompts = gather_object(list(prompts))
+        reply: list[Any] = [None]
         if trainer.accelerator.is_main_process:
             try:
-                told = [self._answer(asked, size, trainer, fits)]
+                reply = [self._answer(all_prompts, size, trainer, fits)]
             except Exception as error:  # the others wait for an answer
                 if trainer.accelerator.num_processes == 1:
                     raise
-                told = [error if isinstance(error, OrchestratorError) else RuntimeError(repr(error))]
-        broadcast_object_list(told)
-        if isinstance(told[0], Exception):
-            raise told[0]
+                reply = [error if isinstance(error, OrchestratorError) else RuntimeError(repr(error))]
+        broadcast_object_list(reply)
+        if isinstance(reply[0], Exception):
+            raise reply[0]
         first = trainer.accelerator.process_index * len(prompts)
         mine = slice(first, first + len(prompts))
-        return {key: None if values is None else values[mine] for key, values in told[0].items()}
+        return {key: None if values is None else values[mine] for key, values in reply[0].items()}
 
     def _demand(self, trainer: Any) -> bool:
         """As `demand_agreement`. Raises ConfigError too for a trainer that would not train on what it is given."""

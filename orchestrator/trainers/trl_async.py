@@ -209,24 +209,24 @@ def samples(rows: Sequence[Row]) -> list[dict[str, Any]]:
     import numpy as np
 
     scores = {row.rollout_id: score for row in rows if row.main and (score := trained_score(row)) is not None}
-    given = advantages(scores)
+    advantage_of = advantages(scores)
     spread = pstdev(scores.values()) if scores else float("nan")
-    found = []
+    fields = []
     for row in rows:
         if row.rollout_id not in scores or not any(row.env_mask):
             continue
         if row.logprobs is None:
             raise RecordError(f"{row.rollout_id}: the endpoint gives no log-probs, which TRL divides by")
-        prompt, completion = _told(row.messages)
+        prompt, completion = _split_messages(row.messages)
         before = len(row.prompt_ids)
-        found.append(
+        fields.append(
             {
                 "prompt": prompt,
                 "completion": completion,
                 "input_ids": np.asarray([*row.prompt_ids, *row.completion_ids], dtype=np.int64),
                 "completion_mask": np.asarray([0] * before + list(row.env_mask), dtype=np.int64),
                 "old_log_probs": np.asarray([0.0] * before + [p or 0.0 for p in row.logprobs], dtype=np.float32),
-                "advantage": given[row.rollout_id],
+                "advantage": advantage_of[row.rollout_id],
                 "model_version": oldest_version(row),
                 "group_id": row.group,
                 "metrics": {
@@ -236,7 +236,7 @@ def samples(rows: Sequence[Row]) -> list[dict[str, Any]]:
                 },
             }
         )
-    return found
+    return fields
 
 
 def advantages(scores: Mapping[str, float]) -> dict[str, float]:
@@ -252,8 +252,8 @@ def oldest_version(row: Row) -> int:
     or no number."""
     ends = [version for span in row.policy_spans for version in (span.oldest, span.newest)]
     if not ends or not all(version is not None and version.isdecimal() for version in ends):
-        told = ", ".join(sorted({str(version) for version in ends})) or "unknown"
-        raise RecordError(f"{row.rollout_id}: sampled by the policy {told}, which is no version of the trainer's")
+        names = ", ".join(sorted({str(version) for version in ends})) or "unknown"
+        raise RecordError(f"{row.rollout_id}: sampled by the policy {names}, which is no version of the trainer's")
     return min(int(version) for version in ends if version is not None)
 
 
@@ -270,7 +270,7 @@ def metrics(rows: Sequence[Row]) -> dict[str, float | tuple[float, float]]:
     }
 
 
-def _told(messages: Sequence[Message]) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+def _split_messages(messages: Sequence[Message]) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
     """(the messages before the first answer, the others), for display."""
     first = next((n for n, message in enumerate(messages) if message.role == "assistant"), len(messages))
     shown = [{"role": str(message.role), "content": message.content} for message in messages]

@@ -60,8 +60,8 @@ class OrchestratorAgentLoop(AgentLoopBase):
     """One sample: a task rolled out once. `env`: settings of ours, `env.*`, without those that are verl's to make.
     `files`: the folder of the files that tasks name."""
 
-    def __init__(self, *given: Any, env: Mapping[str, Any] | None = None, files: str | None = None, **named: Any):
-        super().__init__(*given, **named)
+    def __init__(self, *args: Any, env: Mapping[str, Any] | None = None, files: str | None = None, **named: Any):
+        super().__init__(*args, **named)
         settings = OmegaConf.to_container(env, resolve=True) if isinstance(env, DictConfig) else dict(env or {})
         assert isinstance(settings, dict)
         self._files = None if files is None else Path(files)
@@ -78,7 +78,7 @@ class OrchestratorAgentLoop(AgentLoopBase):
         sample = _Sample(
             self.server_manager, self.rollout_config, asyncio.get_running_loop(), int(row.get("priority") or 0)
         )
-        found = await self._worker.rolled(
+        main = await self._worker.rolled(
             task, sample, float(sampling_params["temperature"]), float(sampling_params["top_p"])
         )
         metrics = AgentLoopMetrics(
@@ -86,7 +86,7 @@ class OrchestratorAgentLoop(AgentLoopBase):
             tool_calls=max(0.0, time.monotonic() - began - sample.generating_s),
             num_preempted=sample.preempted,
         )
-        return self._output(found, metrics, logprobs=bool(sampling_params.get("logprobs")))
+        return self._output(main, metrics, logprobs=bool(sampling_params.get("logprobs")))
 
     def _output(self, row: Row, metrics: AgentLoopMetrics, *, logprobs: bool) -> AgentLoopOutput:
         """The row as verl wants it. `logprobs`: it wants them. Raises RolloutLost."""
@@ -100,12 +100,12 @@ class OrchestratorAgentLoop(AgentLoopBase):
                     f"{self.rollout_config[name]}: set it to {len(ids)} or more"
                 )
         oldest, newest = steps_of(row.policy_versions)
-        known = logprobs and row.logprobs is not None
+        has_logprobs = logprobs and row.logprobs is not None
         return AgentLoopOutput(
             prompt_ids=list(row.prompt_ids),
             response_ids=list(row.completion_ids),
             response_mask=list(row.env_mask),
-            response_logprobs=[p or 0.0 for p in row.logprobs or ()] if known else None,
+            response_logprobs=[p or 0.0 for p in row.logprobs or ()] if has_logprobs else None,
             reward_score=row.score,
             num_turns=sum(message.role != "system" for message in row.messages),
             metrics=metrics,
@@ -190,8 +190,8 @@ class _Sample:
         if self.loop.is_closed():
             work.close()
             raise CompletionError("verl's event loop is closed")
-        given = self.context.run(asyncio.run_coroutine_threadsafe, work, self.loop)
-        return await asyncio.wrap_future(given)
+        future = self.context.run(asyncio.run_coroutine_threadsafe, work, self.loop)
+        return await asyncio.wrap_future(future)
 
 
 def _last_line(error: Exception) -> str:
@@ -286,8 +286,8 @@ _making = threading.Lock()
 def _worker(trainer: Any, env: Mapping[str, Any], tokenizer_name: str) -> _Worker:
     """The worker with these settings, in this process. Raises ConfigError."""
     rollout = trainer.actor_rollout_ref.rollout
-    given = [env, tokenizer_name, str(trainer.actor_rollout_ref.model.path), OmegaConf.to_container(rollout)]
-    key = json.dumps(given, sort_keys=True, default=str)
+    settings = [env, tokenizer_name, str(trainer.actor_rollout_ref.model.path), OmegaConf.to_container(rollout)]
+    key = json.dumps(settings, sort_keys=True, default=str)
     with _making:
         if key not in _workers:
             # Each worker begins a run of its own; one that verl starts again has perhaps the same process id.

@@ -139,15 +139,15 @@ def task_of(row: Mapping[str, Any], files: Path | None) -> Task | BadTask:
     source = str(row.get("data_source") or "verl")
     extra = _mapping(row.get("extra_info"))
     # A parquet file gives every row all keys that some row has.
-    known = {name: _without_nulls(extra[name]) for name in _EXTRA if extra.get(name) is not None}
+    extras = {name: _without_nulls(extra[name]) for name in _EXTRA if extra.get(name) is not None}
     messages = list(row.get("raw_prompt") or ())
     if len(messages) != 1 or messages[0].get("role") != "user" or not isinstance(messages[0].get("content"), str):
         reason = "raw_prompt must be one text of the user: the agent brings its own system prompt"
-        return BadTask(str(known.get("task_id", source)), reason)
+        return BadTask(str(extras.get("task_id", source)), reason)
     columns = {
         "question": messages[0]["content"],
         "answer": _plain(_mapping(row.get("reward_model")).get("ground_truth")),
-        **known,
+        **extras,
     }
     return make_task(columns, source=source, place=source, root=files)
 
@@ -194,9 +194,9 @@ def sampled_of(output: TokenOutput, sampling: Sampling) -> Sampled:
 
 def _spans(fields: Mapping[str, Any], tokens: int) -> tuple[PolicySpan, ...]:
     """The versions of the weights, which verl numbers by its training steps."""
-    found = [fields.get("min_global_steps"), fields.get("max_global_steps")]
-    known = [str(int(step)) for step in found if step is not None]
-    return (PolicySpan(tokens, known[0], known[-1]),) if known and tokens else ()
+    steps = [fields.get("min_global_steps"), fields.get("max_global_steps")]
+    versions = [str(int(step)) for step in steps if step is not None]
+    return (PolicySpan(tokens, versions[0], versions[-1]),) if versions and tokens else ()
 
 
 def steps_of(versions: Sequence[str]) -> tuple[int | None, int | None]:

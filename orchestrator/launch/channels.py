@@ -88,8 +88,8 @@ class Channels:
                 _try_socket(self.root)
             except OSError as error:
                 raise EnvironmentUnusable(
-                    f"no socket of a sandbox works in {parent} ({error.strerror or error}); set TMPDIR to a folder of "
-                    "yours on a local disk"
+                    f"no socket of a sandbox works in {parent} ({error.strerror or error}); set TMPDIR to a "
+                    "folder of yours on a local disk"
                 ) from error
             stack.pop_all()
 

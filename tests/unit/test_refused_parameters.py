@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -39,6 +39,7 @@ class Strict:
 
     says: Callable[[dict[str, Any]], tuple[int, Any] | None] = lambda body: None
     tools: bool = True
+    models: Any = field(default_factory=lambda: {"data": [{"id": "m", "object": "model", "owned_by": "us"}]})
 
     def refusal(self, body: dict[str, Any]) -> tuple[int, Any] | None:
         if body.get("tools") and not self.tools:
@@ -63,7 +64,7 @@ async def serving(service: Strict, text: str = "two") -> AsyncIterator[tuple[str
         return web.json_response({"choices": [{"index": 0, "finish_reason": "stop", "message": message}]})
 
     async def models(request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": "m", "object": "model", "owned_by": "us"}]})
+        return web.json_response(service.models)
 
     app = web.Application()
     app.router.add_post("/v1/chat/completions", chat)
@@ -393,3 +394,15 @@ async def test_reasoning_is_asked_for_as_the_service_takes_it() -> None:
         with pytest.raises(ParameterError, match=r"env\.max_reasoning_tokens.*env\.reasoning_effort"):
             await completer.sample(request())
         await completer.aclose()
+
+
+@pytest.mark.parametrize(
+    "models", [None, [], {}, {"data": None}, {"data": []}, {"data": ["m"]}, {"data": {"id": "m"}}]
+)
+async def test_a_list_of_models_that_nobody_can_read_names_no_server(models: Any) -> None:
+    async with serving(Strict(models=models)) as (address, _):
+        completer = await connect(Endpoint(address, "m"), None, like=trial(SAMPLING), max_token_length=100)
+        try:
+            assert (await completer.sample(request())).text == "two"
+        finally:
+            await completer.aclose()

@@ -101,11 +101,14 @@ def modules() -> dict[str, Path]:
 
 
 @cache
+def parsed() -> dict[str, ast.Module]:
+    return {name: ast.parse(file.read_text("utf-8")) for name, file in modules().items()}
+
+
+@cache
 def targets_of(*, late: bool) -> dict[str, frozenset[str]]:
     """What each module imports, by name."""
-    return {
-        name: frozenset(_targets(ast.parse(file.read_text("utf-8")), late)) for name, file in modules().items()
-    }
+    return {name: frozenset(_targets(tree, late)) for name, tree in parsed().items()}
 
 
 @cache

@@ -14,6 +14,7 @@ from orchestrator.calls.structured import structured
 from orchestrator.completion.base import CompletionRequest
 from orchestrator.completion.base import Refusal as EndpointRefusal
 from orchestrator.completion.line import visible_text
+from orchestrator.completion.shape import tools_text
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.completion.trajectory import trajectory
 from orchestrator.errors import FullContext
@@ -290,6 +291,14 @@ def test_a_template_without_system_messages_may_print_tools() -> None:
     )
     shape = tokenizers.qwen(template).shape
     assert (shape.tools, shape.results, shape.neighbours, shape.late_system) == (True, True, True, False)
+
+
+def test_the_text_of_tools_is_what_the_template_prints_of_them(qwen: HubTokenizer) -> None:
+    with_tools = qwen.render((TASK,), generation_prompt=True, tools=(TOOL,))
+    text = tools_text(qwen, (TOOL,))
+    assert text.count("The weather of a city.") == 1
+    assert with_tools.count(text) == 1
+    assert with_tools.replace(text, "") == qwen.render((TASK,), generation_prompt=True)
 
 
 async def test_the_line_is_what_the_template_prints(qwen: HubTokenizer) -> None:

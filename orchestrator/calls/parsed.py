@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from orchestrator.calls.declared import declared
-from orchestrator.calls.formats import READERS
+from orchestrator.calls.formats import FORMATS
 from orchestrator.calls.source import json_value
 from orchestrator.types import Call, CallFormat, Tools
 
@@ -39,7 +39,7 @@ def parsed(text: str, format: CallFormat, tools: Tools, sequence: int) -> Said:
     pieces: list[str] = []
     calls: list[Call] = []
     try:
-        for part in READERS[format](text, tools):
+        for part in FORMATS[format].read(text, tools):
             if isinstance(part, str):
                 pieces.append(part.strip())
                 continue

@@ -9,11 +9,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, TypeAlias
-
-from orchestrator.types import Tools
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _DIGITS = 4000  # of a number; Python turns longer ones into text and back in quadratic time, or refuses to
@@ -22,8 +19,6 @@ _MISSED_CHARS = 4096  # that such values had when they turned out to be none, be
 
 
 Called: TypeAlias = tuple[str, str]  # a call's name, and the text of its arguments
-# Yields texts around the calls, and the calls. Raises ValueError or RecursionError at a malformed call.
-Reader: TypeAlias = Callable[[str, Tools], Iterator[str | Called]]
 
 
 def _integer(digits: str) -> int:

@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from orchestrator.calls.formats import written
 from orchestrator.calls.parsed import parsed, same_calls
-from orchestrator.calls.written import written
 from orchestrator.completion.base import CompletionRequest
 from orchestrator.completion.finish import FinishReasons, end_of, recorded_end
 from orchestrator.completion.line import cut_at_stop

@@ -15,8 +15,7 @@ from typing import Any
 
 import orjson
 
-from orchestrator.calls.gpt_oss import CALL_ENDS
-from orchestrator.calls.written import written
+from orchestrator.calls.formats import CALL_ENDS, written
 from orchestrator.completion.shape import CALL, TOOLS
 from orchestrator.completion.template import ChatTemplate
 from orchestrator.errors import EnvironmentUnusable, RecordError

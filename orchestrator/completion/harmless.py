@@ -14,8 +14,8 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
+from orchestrator.calls.formats import written
 from orchestrator.calls.structured import calls_in
-from orchestrator.calls.written import written
 from orchestrator.completion.base import Tokenizer
 from orchestrator.errors import RecordError
 from orchestrator.types import Call, Message, Tools

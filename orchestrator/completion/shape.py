@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from orchestrator.calls.formats import written
 from orchestrator.calls.structured import calls_in
-from orchestrator.calls.written import written
 from orchestrator.errors import RecordError
 from orchestrator.types import Call, CallFormat, Message, Role, Tools
 

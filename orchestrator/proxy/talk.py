@@ -11,8 +11,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Hashable, Sequence
 
+from orchestrator.calls.formats import written
 from orchestrator.calls.parsed import Said, parsed, plain_calls
-from orchestrator.calls.written import written
 from orchestrator.proxy.said import Refusal, RequestRefused, Spoken
 from orchestrator.types import CallFormat, Message, Wishes
 

@@ -13,7 +13,7 @@ from orchestrator.calls.parsed import Said
 from orchestrator.completion.base import TOKEN_CHARS, Tokenizer, counted, encoded
 from orchestrator.completion.base import count as tokens_of
 from orchestrator.completion.harmless import completed_by_tools
-from orchestrator.completion.line import Prompt, TokenLine
+from orchestrator.completion.line import Prompt, Segment, Segments, TokenLine
 from orchestrator.completion.prompt_text import Opening
 from orchestrator.errors import RecordError
 from orchestrator.proxy.budgets import Budgets
@@ -21,7 +21,7 @@ from orchestrator.proxy.offers import Offers
 from orchestrator.proxy.said import Asked, Refusal, RequestRefused, Spoken
 from orchestrator.proxy.talk import Talk
 from orchestrator.rules.waits import aside_if
-from orchestrator.types import CallFormat, Completion, Message, RolloutPlan, Tools, Turn, beginnings, shared
+from orchestrator.types import CallFormat, Completion, Message, RolloutPlan, Tools, Turn, shared
 
 _MESSAGE_OVERHEAD = 8  # tokens a chat template puts around a message, roughly; for chat endpoints only
 
@@ -72,7 +72,7 @@ class Turns:
         self._team = team
         self._preparing = asyncio.Lock()  # one request after the other: each is compared with the one before
         self._conversation: tuple[Message, ...] = ()  # of the last request
-        self._talks: dict[int, _Served] = {}  # the last of each segment, for text endpoints
+        self._segments = self._line.segments if self._line else Segments()
         self._counted = 0  # tokens of the last prompt, if the endpoint takes text
 
     @property
@@ -242,10 +242,7 @@ class Turns:
         if self._line is not None and prompt is not None:
             self._line.append(prompt, messages, completion)
         else:
-            before = self._talks.get(prepared.segment)
-            before = before and replace(before, before=None)  # one step back is kept, no more
-            served = _Served(messages, prepared.tools, completion, beginnings(messages)[-1], before)
-            self._talks[prepared.segment] = served
+            self._segments.append(Segment(prepared.segment, messages, prepared.tools, completion))
         self._turns[prepared.place] = Turn(
             sequence=asked.sequence,
             kind=asked.kind,
@@ -270,48 +267,21 @@ class Turns:
             return
         if any(later > place and other.segment == turn.segment for later, other in self._turns.items()):
             return  # also where what continued it was abandoned: two such would make no line
-        if self._line is not None:
-            abandoned = self._line.abandon(turn.segment, turn.completion)
-        else:
-            last = self._talks[turn.segment]
-            if abandoned := last.completion is turn.completion:
-                self._talks[turn.segment] = last.before or _Served()
+        abandoned = self._segments.abandon(turn.segment, turn.completion)
         self._turns[place] = replace(turn, abandoned=abandoned)
 
     def _text_segment(self, messages: tuple[Message, ...], tools: Tools) -> int:
         """The latest segment that these messages continue and no request under way has; else a new one."""
-        busy, hashes = self._busy.values(), beginnings(messages)
-        continued = (
-            segment
-            for segment, last in reversed(self._talks.items())
-            if segment not in busy and self._goes_on(last, messages, tools, hashes)
-        )
-        opened = max((*self._talks, *busy), default=-1) + 1
-        return next(continued, opened)
-
-    def _goes_on(self, last: _Served, messages: tuple[Message, ...], tools: Tools, hashes: list[int]) -> bool:
-        place = len(last.messages)
-        if last.completion is None or len(messages) <= place or last.hash != hashes[place]:
-            return False
-        # A program may rewrite its conversation: smolagents' agents only put their own words around what was said.
-        said = Message(messages[place].role, messages[place].content.strip())
-        if self._program and (
-            said != Message("assistant", last.completion.visible.strip()) or last.tools is not tools
-        ):
-            return False
-        return messages[:place] == last.messages
-
-
-@dataclass(frozen=True, slots=True)
-class _Served:
-    """The last request of a segment, and what it got. `completion` None: nothing that anybody read. `hash`: of the
-    messages. `before`: the request before it."""
-
-    messages: tuple[Message, ...] = ()
-    tools: Tools = ()
-    completion: Completion | None = None
-    hash: int = 0
-    before: _Served | None = None
+        busy = self._busy.values()
+        for segment, completion in self._segments.begin(messages, tools if self._program else None, busy):
+            place = len(segment.messages)
+            # A program may rewrite its conversation: smolagents' agents only put their own words around
+            # completions.
+            message = Message(messages[place].role, messages[place].content.strip())
+            same = not self._program or message == Message("assistant", completion.visible.strip())
+            if same and messages[:place] == segment.messages:
+                return segment.number
+        return self._segments.opened(busy)
 
 
 def _refused(told: str, param: str) -> RequestRefused:

@@ -12,7 +12,7 @@ from rollout_api.v1 import sandbox_pb2 as pb
 from smolagents.models import ChatMessage, MessageRole, parse_json_if_needed
 
 from orchestrator.agents.call_format import call_format
-from orchestrator.calls.written import written
+from orchestrator.calls.formats import written
 from orchestrator.completion.base import CompletionRequest, Refusal
 from orchestrator.completion.shape import Shape
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer

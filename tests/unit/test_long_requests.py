@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rollout_api.v1 import sandbox_pb2 as pb
 
-from orchestrator.calls.formats import READERS
+from orchestrator.calls.formats import FORMATS
 from orchestrator.calls.parsed import parsed
 from orchestrator.completion.line import TokenLine
 from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
@@ -53,7 +53,7 @@ def test_a_schema_is_walked_once_however_many_parameters_have_it() -> None:
     assert Counted.looks == looks, "known from the first time"
 
 
-@pytest.mark.parametrize("format", sorted(READERS))
+@pytest.mark.parametrize("format", sorted(FORMATS))
 def test_a_conversation_reads_its_tools_once(format: Any) -> None:
     """However many messages it has."""
     tools: Tools = tuple(Counted(function=Counted(name=f"f{i}")) for i in range(100))

@@ -13,7 +13,8 @@ from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.engine.health import MAX_KINDS, AgentGate
 from orchestrator.errors import ProtocolError
 from orchestrator.proxy import wire
-from orchestrator.proxy.lease import MAX_COUNTED, Lease
+from orchestrator.proxy.completions import MAX_COUNTED
+from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.said import Asked, Reply
 from orchestrator.proxy.turns import Turns
 from orchestrator.rules.outcome import Submission

@@ -17,7 +17,8 @@ from orchestrator.completion.line import visible_text
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.completion.trajectory import trajectory
 from orchestrator.errors import FullContext
-from orchestrator.proxy.lease import MAX_TOO_LONG, Lease
+from orchestrator.proxy.completions import MAX_TOO_LONG
+from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.said import Asked, Reply, Spoken
 from orchestrator.run.line import recorded_attempt, recorded_line
 from orchestrator.types import (
@@ -585,7 +586,7 @@ async def test_long_arguments_of_a_program_do_not_hold_up_other_rollouts(qwen: H
         for _ in range(served):
             await program.ask(SYSTEM, TASK)
         began = time.process_time()
-        program.lease._turns._talk.plain(talk)
+        program.lease._completions.turns._talk.plain(talk)
         took.append(time.process_time() - began)
     assert took[1] < 8 * took[0]  # it was read again for each completion
 

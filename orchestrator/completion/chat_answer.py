@@ -13,8 +13,8 @@ from typing import Any
 
 from orchestrator.calls.formats import written
 from orchestrator.calls.parsed import parsed, same_calls
-from orchestrator.completion.base import CompletionRequest
-from orchestrator.completion.finish import FinishReasons, end_of, recorded_end
+from orchestrator.completion.base import RECORDED, CompletionRequest, Finish
+from orchestrator.completion.finish import FinishReasons, end_of
 from orchestrator.completion.line import cut_at_stop
 from orchestrator.completion.reasoning import reasoning_chars, tagged
 from orchestrator.completion.retry import Retryable, SpoiltSample
@@ -67,13 +67,15 @@ def completion_of(
     there = bool(text) or sampled > 0
     if error and not there:
         raise Retryable(f"an answer that the server broke off: {quote(error)}")
-    finish = "broken_off" if error else reasons.end(reason, there=there, full=sampled >= most and not calls)
-    cut = finish in ("length", "broken_off", "out_of_time")
+    finish: Finish = (
+        "broken_off" if error else reasons.end(reason, there=there, full=sampled >= most and not calls)
+    )
+    recorded = RECORDED[finish]
     completion = Completion(
         text=text,
         visible=visible,
         # A server that is not told of a stop string goes on behind it.
-        finish_reason="stop" if cut and len(visible) < len(text) - thought else recorded_end(finish),
+        finish_reason="stop" if recorded == "length" and len(visible) < len(text) - thought else recorded,
         tokens_T=tokens,
         logprobs_T=logprobs,
         prompt_tokens=prompt if prompt <= 4 * asked + MAX_TEMPLATE_TOKENS else 0,

@@ -19,10 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from orchestrator.completion.atropos_generate import AtroposDialect
 from orchestrator.completion.base import PROBE_HEADER, Completer, CompletionRequest, Endpoint, Refusal
 from orchestrator.completion.chat import ChatCompleter, trial
-from orchestrator.completion.connect_ids import ids_or_why_not
+from orchestrator.completion.connect_ids import IdProbe
 from orchestrator.completion.http import HttpClient, Unreadable
 from orchestrator.completion.ids import Dialect, IdCompleter
 from orchestrator.completion.llamacpp import LlamaCppDialect
@@ -31,7 +30,7 @@ from orchestrator.completion.sglang import SglangDialect
 from orchestrator.completion.startup import NO_PATIENCE, Patience, Startup
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.completion.versions import Attribution
-from orchestrator.completion.vllm import VllmDialect
+from orchestrator.completion.vllm import AtroposDialect, VllmDialect
 from orchestrator.errors import AuthenticationError, CompletionError, ContextLengthError, EnvironmentUnusable
 from orchestrator.rules.policy import Policy
 from orchestrator.types import CallFormat, Sampling
@@ -82,16 +81,8 @@ async def connect(
         if endpoint.hosted or tokens == "retokenize" or tokenizer is None or dialect is None:
             why = "it was asked for" if tokens == "retokenize" else _why_no_ids(endpoint, tokenizer)
         else:
-            found = await ids_or_why_not(
-                dialect,
-                client,
-                tokenizer,
-                startup,
-                known=owner in _KNOWN,
-                temperature=temperature,
-                notes=notes,
-                policy=policy,
-            )
+            probe = IdProbe(dialect, client, tokenizer, startup, owner in _KNOWN, temperature, notes, policy)
+            found = await probe.ids_or_why_not()
             if isinstance(found, IdCompleter):
                 # llama.cpp tells a completion that fills its context as it tells one whose beginning it dropped.
                 spare = int(isinstance(dialect, LlamaCppDialect))

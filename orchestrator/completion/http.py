@@ -9,7 +9,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, NotRequired, TypedDict, Unpack
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 import aiohttp
@@ -37,6 +37,14 @@ _NO_CONNECTION = (
 )
 _WRONG_PEER = (aiohttp.ClientSSLError, aiohttp.ServerFingerprintMismatch)
 _JSON = {"Content-Type": "application/json"}
+
+
+class Limits(TypedDict):
+    """Of one request: its deadline, and most bytes of its answer (MAX_BODY_BYTES)."""
+
+    timeout_s: float
+    headers: NotRequired[Mapping[str, str] | None]
+    max_bytes: NotRequired[int]
 
 
 class Unreadable(Retryable):
@@ -92,51 +100,31 @@ class HttpClient:
             await self._session.close()
             self._session = None
 
-    async def get(
-        self,
-        path: str,
-        *,
-        timeout_s: float,
-        headers: Mapping[str, str] | None = None,
-        max_bytes: int = MAX_BODY_BYTES,
-    ) -> Any:
-        async with self._request("GET", path, None, timeout_s, headers) as response:
-            return await self._json(response, max_bytes)
+    async def get(self, path: str, **limits: Unpack[Limits]) -> Any:
+        return await self._answer("GET", path, None, **limits)
 
-    async def post(
-        self,
-        path: str,
-        body: Any,
-        *,
-        timeout_s: float,
-        headers: Mapping[str, str] | None = None,
-        max_bytes: int = MAX_BODY_BYTES,
-    ) -> Any:
-        async with self._request("POST", path, body, timeout_s, headers) as response:
-            answer = await self._json(response, max_bytes)
+    async def post(self, path: str, body: Any, **limits: Unpack[Limits]) -> Any:
+        answer = await self._answer("POST", path, body, **limits)
         self._demand_no_error(answer)
         return answer
 
-    async def stream(
-        self,
-        path: str,
-        body: Any,
-        *,
-        timeout_s: float,
-        headers: Mapping[str, str] | None = None,
-        max_bytes: int = MAX_BODY_BYTES,
-    ) -> list[Any]:
+    async def _answer(self, method: str, path: str, body: Any, **limits: Unpack[Limits]) -> Any:
+        async with self._request(method, path, body, limits["timeout_s"], limits.get("headers")) as response:
+            most = limits.get("max_bytes", MAX_BODY_BYTES)
+            return self._loads(b"".join([chunk async for chunk in _chunks(response, most)]))
+
+    async def stream(self, path: str, body: Any, **limits: Unpack[Limits]) -> list[Any]:
         """All events of a server-sent stream, `[DONE]` left out."""
         events: list[Any] = []
         # llama.cpp closes the connection after a stream without saying so: it must not be used again.
-        closing = {**(headers or {}), "Connection": "close"}
-        async with self._request("POST", path, body, timeout_s, closing) as response:
+        closing = {**(limits.get("headers") or {}), "Connection": "close"}
+        async with self._request("POST", path, body, limits["timeout_s"], closing) as response:
             if not response.headers.get("content-type", "").startswith("text/event-stream"):
                 text = await self._text(response)
                 with suppress(ValueError):
                     self._demand_no_error(orjson.loads(text))
                 raise ForeignAnswer(f"no event stream: {self._short(text)}")
-            async for line in _lines(response, max_bytes):
+            async for line in _lines(response, limits.get("max_bytes", MAX_BODY_BYTES)):
                 if line.startswith(b"error:"):
                     raise failure(self.endpoint, 500, line.decode("utf-8", "replace"))
                 if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
@@ -250,9 +238,6 @@ class HttpClient:
                 "name its certificate in SSL_CERT_FILE"
             )
         return f"{self.endpoint.shown} does not speak TLS as https:// needs it: {why}"
-
-    async def _json(self, response: aiohttp.ClientResponse, max_bytes: int) -> Any:
-        return self._loads(b"".join([chunk async for chunk in _chunks(response, max_bytes)]))
 
     async def _text(self, response: aiohttp.ClientResponse) -> str:
         """The beginning of an error; the rest is not read."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from orchestrator.calls.structured import structured
 from orchestrator.completion.base import CompletionRequest, Endpoint
+from orchestrator.completion.shape import folded
 from orchestrator.errors import ParameterError
 from orchestrator.types import Message, Tools, Wishes
 
@@ -118,7 +119,7 @@ class Taken:
             **EXTRAS,
         }
         body = {name: value for name, value in body.items() if name not in self.left_out and value is not None}
-        messages = _folded(request.messages) if self.folds_system else request.messages
+        messages = folded(request.messages) if self.folds_system else request.messages
         told = structured(messages, wishes.tools, request.call_format, for_api=True)
         extras = dict(endpoint.chat_extras)
         if self.asks_effort and (reasoning := extras.pop("reasoning", None)):
@@ -257,16 +258,6 @@ def _param(text: str) -> str:
         match = re.search(r'"param"\s*:\s*"([a-z_]+)"', text)
         param = match[1] if match else ""
     return f"'{param}'" if any(pattern.search(f"'{param}'") for pattern in _NAMES.values()) else ""
-
-
-def _folded(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """The system message as the beginning of the user's first one."""
-    if not messages or messages[0].role != "system":
-        return messages
-    system, rest = messages[0].content, messages[1:]
-    if rest and rest[0].role == "user":
-        return (Message("user", f"{system}\n\n{rest[0].content}"), *rest[1:])
-    return (Message("user", system), *rest)
 
 
 def _wished(wishes: Wishes) -> dict[str, Any]:

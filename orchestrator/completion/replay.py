@@ -32,7 +32,6 @@ Id = tuple[str, Key]  # rollout id and its place
 RECORDING = "rollouts.jsonl"
 MAX_UNPACKED_BYTES = 64 << 20  # of rollouts.jsonl.xz; the demo's has 5 MiB. Parsed, it is some eight times larger
 _XZ_MEMORY_BYTES = 128 << 20  # for unpacking: the strongest preset takes 65 MiB
-_CHUNK_BYTES = 1 << 20
 _PARSED = 64  # rollouts that were asked for last; those at play ask several times
 Recording = tuple[Turn, ...]
 
@@ -181,16 +180,12 @@ def _on_disk(path: Path) -> Lines:
 def _unpacked(path: Path) -> Lines:
     """Raises LZMAError, EOFError, _TooLarge."""
     decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_BYTES)
-    text = bytearray()
     with path.open("rb") as file:
-        while not decoder.eof:
-            packed = file.read(_CHUNK_BYTES) if decoder.needs_input else b""
-            if decoder.needs_input and not packed:
-                raise EOFError("it ends too early")
-            text += decoder.decompress(packed, max_length=_CHUNK_BYTES)
-            if len(text) > MAX_UNPACKED_BYTES:
-                raise _TooLarge(f"it holds more than {MAX_UNPACKED_BYTES >> 20} MiB; unpack it if you trust it")
-    whole = bytes(text)
+        whole = decoder.decompress(file.read(MAX_UNPACKED_BYTES), max_length=MAX_UNPACKED_BYTES + 1)
+    if len(whole) > MAX_UNPACKED_BYTES:
+        raise _TooLarge(f"it holds more than {MAX_UNPACKED_BYTES >> 20} MiB; unpack it if you trust it")
+    if not decoder.eof:
+        raise EOFError("it ends too early")
 
     def lines() -> Iterator[tuple[int, bytes]]:
         offset = 0

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from orchestrator.completion.base import (
+    RECORDED,
     CompletionRequest,
     Endpoint,
     Finish,
@@ -28,7 +29,7 @@ from orchestrator.completion.base import (
     fitted,
     ids_of,
 )
-from orchestrator.completion.finish import FinishReasons, end_of, recorded_end
+from orchestrator.completion.finish import FinishReasons, end_of
 from orchestrator.completion.line import visible_text
 from orchestrator.completion.reasoning import LONGEST_TAG, opened_by
 from orchestrator.completion.retry import (
@@ -196,7 +197,7 @@ class IdCompletions(ABC):
         completion = Completion(
             text=text,
             visible=visible,
-            finish_reason=recorded_end(finish_reason),
+            finish_reason=RECORDED[finish_reason],
             tokens_T=ids[:known],
             logprobs_T=_logprobs(parts, known),
             prompt_tokens=len(prompt),

@@ -61,6 +61,16 @@ class Shape:
         return tuple(Message(role, "\n\n".join(contents)) for role, contents in fitted)
 
 
+def folded(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """The conversation with its first system message at the beginning of the user message behind it."""
+    if not messages or messages[0].role != "system":
+        return messages
+    first, *rest = messages
+    if rest and rest[0].role == "user":
+        return (Message("user", f"{first.content}\n\n{rest[0].content}"), *rest[1:])
+    return (Message("user", first.content), *rest)
+
+
 class Printer(Protocol):
     """A chat template, or a tokenizer that has one."""
 

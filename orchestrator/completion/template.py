@@ -11,14 +11,14 @@ import contextlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property, lru_cache
 from itertools import product
 from typing import Any
 
 from orchestrator.calls.structured import structured
-from orchestrator.completion.shape import Shape, shape_of
+from orchestrator.completion.shape import Shape, folded, shape_of
 from orchestrator.errors import RecordError
 from orchestrator.types import CallFormat, Message, Tools
 
@@ -93,7 +93,7 @@ class ChatTemplate:
     def _rendered(
         self, form: Form, messages: tuple[Message, ...], generation_prompt: bool, tools: Tools, at: float | None
     ) -> str:
-        shown = _folded(messages) if form.folds else messages
+        shown = folded(messages) if form.folds else messages
         told = structured(shown, tools, self.call_format)
         try:
             return self._printed(form, told, generation_prompt, tools, at)
@@ -137,13 +137,3 @@ def _with_date(template: str, at: float) -> str:
     dates = {format: now.strftime(format) for _, format in _FORMAT.findall(template)}
     told = json.dumps(dates, ensure_ascii=False)
     return f"{{%- macro strftime_now(format) -%}}{{{{ {told}[format] }}}}{{%- endmacro -%}}{template}"
-
-
-def _folded(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """The conversation with its first system message at the beginning of the user message behind it."""
-    if not messages or messages[0].role != "system":
-        return messages
-    first, *rest = messages
-    if rest and rest[0].role == "user":
-        return (replace(rest[0], content=f"{first.content}\n\n{rest[0].content}"), *rest[1:])
-    return (Message("user", first.content), *rest)

@@ -17,7 +17,6 @@ from orchestrator.completion.line import learn_end
 from orchestrator.completion.prompt_text import pieces
 from orchestrator.completion.reasoning import reasoning_chars, without_empty
 from orchestrator.completion.shape import implied_system
-from orchestrator.completion.untemplated import demand_plain, untemplated
 from orchestrator.errors import RecordError
 from orchestrator.rules.policy import joined
 from orchestrator.types import (
@@ -31,8 +30,14 @@ from orchestrator.types import (
     Trajectory,
     Turn,
     conversations,
+    shared,
 )
 
+# A model may say what its template refuses to print (a turn of the end token alone, where empty turns are
+# refused). The rollout is scored all the same, so that such a turn earns no second draw. What it sampled is
+# trained.
+UNTEMPLATED_NOTE = "the model's chat template refuses the conversation: its ids are those of its texts alone"
+_PLAIN_TALK = (Message("user", "What is 1 + 1?"), Message("assistant", "2"))
 Asked = tuple[Turn, tuple[Message, ...]]  # a completion, and the whole conversation of its prompt
 
 
@@ -132,7 +137,7 @@ def _trajectory(pairs: list[Asked], tokenizer: Tokenizer | None, closing_tag: st
         line = _retokenized(messages, spoken, tokenizer, pairs[-1][0].tools)
     except Exception:  # the template is a program that comes with the model: it may raise anything
         demand_plain(tokenizer)
-        line = untemplated(pairs, messages, tokenizer)
+        line = _untemplated(pairs, messages, tokenizer)
     return replace(line, segment=chosen, messages=one_system(line.messages))
 
 
@@ -263,3 +268,32 @@ def _retokenized(
     if left:
         raise RecordError("the chat template leaves an assistant message out")
     return Trajectory(tuple(tokens), tuple(trained), None, messages, "retokenized")
+
+
+def demand_plain(tokenizer: Tokenizer) -> None:
+    """The control: raises RecordError where the template refuses a plain conversation too."""
+    tokenizer.render(_PLAIN_TALK, generation_prompt=False)
+
+
+def _untemplated(
+    pairs: list[tuple[Turn, tuple[Message, ...]]], messages: tuple[Message, ...], tokenizer: Tokenizer
+) -> Trajectory:
+    """`pairs`: the line's turns, each with its conversation. `messages`: the trajectory's messages.
+
+    Each turn gives the messages that the turn before did not have, then its sampled text, which alone is trained.
+    Raises RecordError.
+    """
+    tokens: list[int] = []
+    trained: list[bool] = []
+    asked: tuple[Message, ...] = ()
+    said = ""
+    for turn, talk in pairs:
+        new = [message.content for message in talk[shared(asked, talk) :]]
+        if said and new:
+            new[0] = new[0].removeprefix(said)  # the agent sends back the completion it got
+        asked, said = talk, turn.completion.visible
+        for text, learn in (*((text, False) for text in new), (turn.completion.reasoning + said, True)):
+            ids = content_ids(tokenizer, text)
+            tokens += ids
+            trained += [learn] * len(ids)
+    return Trajectory(tuple(tokens), tuple(trained), None, messages, "retokenized", note=UNTEMPLATED_NOTE)

@@ -10,7 +10,7 @@ from typing import Any
 
 from orchestrator.completion.base import CompletionRequest
 from orchestrator.completion.ids import UNFILTERED
-from orchestrator.completion.sampled import Sampled
+from orchestrator.completion.sampled import UNTOLD, Sampled
 from orchestrator.completion.versions import version_text
 
 
@@ -66,4 +66,39 @@ class VllmDialect:
             sampled_tokens=answer["usage"]["completion_tokens"],
             # The string or the id that stopped it; null: the model's own end of text.
             ended=choice["finish_reason"] == "stop" and not isinstance(choice.get("stop_reason", ""), str),
+        )
+
+
+class AtroposDialect:
+    """vLLM's engine behind the `/generate` of Atropos' example trainer and of its `vllm` server type. Takes what
+    vLLM's SamplingParams takes. `logprobs` is completions x tokens x `[{"<id>": log-prob}]`, end token and stop
+    string included."""
+
+    name = "atropos"
+    path = "/generate"
+    streams = False
+    tells_pauses = False
+    seeded = True
+    guides = False
+
+    def body(self, request: CompletionRequest, model: str) -> dict[str, Any]:
+        return {"prompt": {"prompt_token_ids": request.prompt_ids or ()}, **sampling_params(request)}
+
+    def read(self, answer: Any) -> Sampled:
+        ids: list[Any] = []
+        logprobs: list[Any] = []
+        for entry in answer["logprobs"][0]:
+            ((token, logprob),) = (entry[0] if isinstance(entry, list) else entry).items()
+            ids.append(int(token))
+            logprobs.append(logprob)
+        prompt_ids = answer.get("prompt_token_ids")
+        return Sampled(
+            ids=ids,
+            logprobs=logprobs,
+            finish_reason=answer["finish_reasons"][0],
+            # Only newer servers return the prompt's ids; where they are, they are compared with ours.
+            prompt_tokens=len(prompt_ids) if prompt_ids is not None else UNTOLD,
+            prompt_ids=prompt_ids,
+            policy_version=version_text(answer.get("weight_version")),
+            sampled_tokens=len(answer["token_ids"][0]) if "token_ids" in answer else None,
         )

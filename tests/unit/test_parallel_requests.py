@@ -14,7 +14,6 @@ from orchestrator.completion.tokenizer import HubTokenizer, load_tokenizer
 from orchestrator.completion.trajectory import trajectory
 from orchestrator.errors import ProtocolError
 from orchestrator.proxy import budgets
-from orchestrator.proxy.budgets import MAX_RECORDED_CHARS
 from orchestrator.proxy.completions import MAX_GIVEN_UP
 from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.once import SequenceError

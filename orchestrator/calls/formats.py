@@ -215,10 +215,10 @@ def _deepseek_call(source: Source) -> Called:
 
 
 def _begin_deepseek(name: str | None, template: str) -> str:
-    begun = _ALL_BEGIN + _BEGINS
+    opening = _ALL_BEGIN + _BEGINS
     if _FENCE not in template:
-        return begun + ("" if name is None else f"{name}{_SEPARATES}")
-    return f"{begun}{_KIND}{_SEPARATES}" + ("" if name is None else f"{name}\n{_FENCE}\n")
+        return opening + ("" if name is None else f"{name}{_SEPARATES}")
+    return f"{opening}{_KIND}{_SEPARATES}" + ("" if name is None else f"{name}\n{_FENCE}\n")
 
 
 def _write_deepseek(name: str, call: Call) -> str:
@@ -255,8 +255,8 @@ def _gpt_oss_body(source: Source) -> str:
 
 
 def _begin_gpt_oss(name: str | None, template: str) -> str:
-    begun = f"{_CHANNEL}commentary {_TO}{_FUNCTIONS}"
-    return begun if name is None else f"{begun}{name} <|constrain|>json{_MESSAGE}"
+    opening = f"{_CHANNEL}commentary {_TO}{_FUNCTIONS}"
+    return opening if name is None else f"{opening}{name} <|constrain|>json{_MESSAGE}"
 
 
 def _write_gpt_oss(name: str, call: Call) -> str:

@@ -82,15 +82,15 @@ async def connect(
             why = "it was asked for" if tokens == "retokenize" else _why_no_ids(endpoint, tokenizer)
         else:
             probe = IdProbe(dialect, client, tokenizer, startup, owner in _KNOWN, temperature, notes, policy)
-            found = await probe.ids_or_why_not()
-            if isinstance(found, IdCompleter):
+            result = await probe.ids_or_why_not()
+            if isinstance(result, IdCompleter):
                 # llama.cpp tells a completion that fills its context as it tells one whose beginning it dropped.
                 spare = int(isinstance(dialect, LlamaCppDialect))
-                found.context_length = card.context_length and card.context_length - spare
+                result.context_length = card.context_length and card.context_length - spare
                 _demand_no_asked_reasoning(endpoint, "it takes token ids")
                 startup.over()
-                return found
-            why = found
+                return result
+            why = result
         if tokens == "exact":
             raise EnvironmentUnusable(
                 f"the endpoint {endpoint.shown} gives no exact token ids ({why}); "
@@ -146,8 +146,8 @@ async def _card(client: HttpClient, startup: Startup) -> _Card:
         own = cards.get(client.endpoint.model, first if owner in _KNOWN else {})
         base = cards.get(str(own.get("parent")), {})  # of an adapter, which has no length of its own
         # By vLLM and SGLang; by llama.cpp.
-        told = own.get("max_model_len") or base.get("max_model_len") or (own.get("meta") or {}).get("n_ctx")
-        return _Card(owner, told if type(told) is int and told > 0 else None)
+        length = own.get("max_model_len") or base.get("max_model_len") or (own.get("meta") or {}).get("n_ctx")
+        return _Card(owner, length if type(length) is int and length > 0 else None)
     except NONSENSE:
         return _Card("")
 

@@ -51,7 +51,7 @@ class IdProbe:
 
         Raises EnvironmentUnusable for an endpoint that gives ids, but none that can be used.
         """
-        shown = self.client.endpoint.shown
+        address = self.client.endpoint.shown
         try:
             return await self._ids()
         except WrongTokenizer as error:
@@ -73,7 +73,7 @@ class IdProbe:
             return f"as {self.dialect.name} it answered: {error}"
         except CompletionError as error:
             raise EnvironmentUnusable(
-                f"what the endpoint {shown} answers as {self.dialect.name} cannot be used ({error}); set "
+                f"what the endpoint {address} answers as {self.dialect.name} cannot be used ({error}); set "
                 "--env.tokenizer_name to the model's own tokenizer, or --env.token_source retokenize to do "
                 "without ids"
             ) from error
@@ -89,7 +89,7 @@ class IdProbe:
         text = self.tokenizer.render((Message("user", "1+1="),), generation_prompt=True)
         prompt = ids_of(self.tokenizer.encode(text))
 
-        async def asked(seed: int) -> IdCompleter:
+        async def attempt(seed: int) -> IdCompleter:
             sampling = Sampling(temperature=1.0, top_p=1.0, max_tokens=1, seed=seed)
             request = CompletionRequest((), prompt, (), sampling, "probe", "probe", 0, 0)
 
@@ -106,14 +106,14 @@ class IdProbe:
 
         else_do = "" if self.known else "; for an endpoint without token ids set --openai.server_type openai"
         try:
-            completer = await self.startup.answered(partial(asked, 1), else_do)
+            completer = await self.startup.answered(partial(attempt, 1), else_do)
         except Retryable:
             # A fault that passes, or a rare token, may spoil one answer: two decide. One is left for the chat.
             if self.startup.samples_left < 2:
                 raise
-            completer = await self.startup.answered(partial(asked, 2), else_do)
+            completer = await self.startup.answered(partial(attempt, 2), else_do)
         if isinstance(self.dialect, VllmDialect):  # from the first task on: no probe asks for it
-            completer.attribution.asked = Question(self.client, "/weight_info", vllm_version)
+            completer.attribution.question = Question(self.client, "/weight_info", vllm_version)
         if isinstance(completer.dialect, SglangDialect) and not completer.dialect.seeded:
             self.notes.append("this SGLang knows no sampling_seed: rollouts are not repeatable by seed")
         if isinstance(self.dialect, VllmDialect | LlamaCppDialect):

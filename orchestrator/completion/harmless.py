@@ -76,27 +76,27 @@ class Words:
     def message(self, messages: Sequence[Message], place: int, tools: Tools) -> Message:
         """A message with a harmless content, or with harmless arguments of its calls."""
         message, format = messages[place], self._tokenizer.call_format
-        said = calls_in(messages, place, tools, format) if tools else None
-        if said is None or format is None:
+        parsed = calls_in(messages, place, tools, format) if tools else None
+        if parsed is None or format is None:
             return Message(message.role, self.text(message.content))
-        calls = [(call, json.loads(call.arguments)) for call in said.calls]
+        calls = [(call, json.loads(call.arguments)) for call in parsed.calls]
         harmless = [(call, self.value(arguments)) for call, arguments in calls]
-        content = self.text(said.content)
-        if content == said.content and calls == harmless:
+        content = self.text(parsed.content)
+        if content == parsed.content and calls == harmless:
             return message
-        told = [replace(call, arguments=json.dumps(arguments)) for call, arguments in harmless]
-        return Message("assistant", written(content, told, format))
+        replaced = [replace(call, arguments=json.dumps(arguments)) for call, arguments in harmless]
+        return Message("assistant", written(content, replaced, format))
 
 
 def completed(
-    tokenizer: Tokenizer, messages: Mapping[int, Message], shown: tuple[Message, ...], tools: Tools
+    tokenizer: Tokenizer, messages: Mapping[int, Message], conversation: tuple[Message, ...], tools: Tools
 ) -> bool:
     """Whether the template makes control tokens of these messages, of which none spells one. `messages`: them with
     harmless words, by their places. `shown`: the conversation. Raises RecordError."""
-    printed = tokenizer.render(shown, generation_prompt=False, tools=tools)
-    told = tuple(messages.get(place, message) for place, message in enumerate(shown))
+    printed = tokenizer.render(conversation, generation_prompt=False, tools=tools)
+    replaced = tuple(messages.get(place, message) for place, message in enumerate(conversation))
     try:
-        harmless = tokenizer.render(told, generation_prompt=False, tools=tools)
+        harmless = tokenizer.render(replaced, generation_prompt=False, tools=tools)
     except RecordError:
         return True
     return tokenizer.controls(printed) != tokenizer.controls(harmless)

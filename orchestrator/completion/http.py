@@ -72,7 +72,7 @@ class HttpClient:
 
     def session(self) -> aiohttp.ClientSession:
         if self._closed:  # a question that completions share outlives them
-            raise ConnectionFailed("the connections were closed", asked=False)
+            raise ConnectionFailed("the connections were closed", sent=False)
         if self._session is None:
             if self.endpoint.api_key and urlsplit(self.endpoint.base_url).username is not None:
                 raise AuthenticationError(
@@ -132,7 +132,7 @@ class HttpClient:
                     self._demand_no_error(events[-1])
         return events
 
-    def said(self, answer: Any) -> str:
+    def quote(self, answer: Any) -> str:
         """The beginning of an answer that is not as it should be, for an error's text."""
         try:
             return self.endpoint.redact(orjson.dumps(answer)[:4_096].decode("utf-8", "replace"), 200)
@@ -186,21 +186,21 @@ class HttpClient:
                     return
         except aiohttp.ConnectionTimeoutError as error:  # a TimeoutError too, but no request was sent yet
             text = f"connection failed: none within {CONNECT_TIMEOUT_S:g} s"
-            raise ConnectionFailed(text, asked=False) from error
+            raise ConnectionFailed(text, sent=False) from error
         except TimeoutError as error:
             raise CompletionTimeout(f"no answer within {timeout_s:g} s") from error
         except aiohttp.ClientHttpProxyError as error:
             text = f"the proxy {redact(str(proxy_of(url)))} refuses the connection: HTTP {error.status}"
             if error.status >= 500:
-                raise ConnectionFailed(text, asked=False) from error
+                raise ConnectionFailed(text, sent=False) from error
             raise Refusal(text, error.status) from error
         except _WRONG_PEER as error:
             raise Retryable(f"connection failed: {self._why_wrong(error)}") from error
         except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
             text = f"connection failed: {self._short(str(error) or type(error).__name__)}"
             if isinstance(error, _NO_CONNECTION):
-                asked = not isinstance(error, aiohttp.ClientConnectorError)
-                raise ConnectionFailed(text, asked=asked) from error
+                sent = not isinstance(error, aiohttp.ClientConnectorError)
+                raise ConnectionFailed(text, sent=sent) from error
             raise Retryable(text) from error
 
     def _may_follow(self, url: str, target: str) -> bool:
@@ -209,8 +209,8 @@ class HttpClient:
         old, new = urlsplit(url), urlsplit(target)
         if new.scheme not in ("http", "https") or (old.scheme == "https" and new.scheme == "http"):
             return False
-        shown = self.endpoint.shown  # without credentials and keys in its query
-        has_key = self.endpoint.api_key or self.endpoint.headers or shown != self.endpoint.base_url
+        address = self.endpoint.shown  # without credentials and keys in its query
+        has_key = self.endpoint.api_key or self.endpoint.headers or address != self.endpoint.base_url
         upgraded = old.hostname == new.hostname and (old.scheme, new.scheme) == ("http", "https")
         return not has_key or _server(old) == _server(new) or upgraded
 

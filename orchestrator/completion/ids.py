@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from orchestrator.completion.base import PROBE_HEADER, CompletionRequest, answer_bytes
 from orchestrator.completion.http import MAX_BODY_BYTES, HttpClient
 from orchestrator.completion.retry import Aborted, RetryPolicy
-from orchestrator.completion.sampled import IdCompletions, Sampled
+from orchestrator.completion.sampled import IdCompletions, RawSample
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.completion.versions import Attribution, Question, vllm_paused
 from orchestrator.errors import CompletionError
@@ -43,7 +43,7 @@ class Dialect(Protocol):
     def body(self, request: CompletionRequest, model: str) -> dict[str, Any]:
         """The JSON to post. Every sampling parameter is in it."""
 
-    def read(self, answer: Any) -> Sampled:
+    def read(self, answer: Any) -> RawSample:
         """Ids and log-probs of an answer (of the list of events where it streams).
 
         Raises KeyError, TypeError, IndexError, ValueError for an answer of another shape.
@@ -110,7 +110,7 @@ class IdCompleter(IdCompletions):
 
     async def _sampled(
         self, request: CompletionRequest, model: str, timeout_s: float, headers: Mapping[str, str] | None
-    ) -> Sampled:
+    ) -> RawSample:
         return self.dialect.read(await self._sent(request, model, timeout_s, headers))
 
     async def _sent(

@@ -96,7 +96,7 @@ class Segments:
 
 
 @dataclass(frozen=True, slots=True)
-class Following:
+class Continuation:
     """The text that follows a line's ids, not encoded yet. `closing`: the part of it that the agent appended.
     `after`: the line as it was found; None: it is a new one."""
 
@@ -145,7 +145,7 @@ class TokenLine:
         tools: Tools = (),
         opening: Opening | None = None,
         busy: Collection[int] = (),
-    ) -> Following:
+    ) -> Continuation:
         """The line that this conversation continues, and the text to encode for it. `tools`: the same object as
         before where they are the same tools. `busy`: segments that requests under way continue or open. Raises
         RecordError. May run in a thread, while lines are appended to or abandoned."""
@@ -159,11 +159,11 @@ class TokenLine:
                 behind[place] = self._behind(messages, place, tools, opening)
             if (parts := behind.get(place)) is not None and messages[:place] == segment.messages:
                 suffix = self._suffix(completion, appended, parts)
-                return Following(segment.number, segment.ids, *suffix, tools, begins, segment)
+                return Continuation(segment.number, segment.ids, *suffix, tools, begins, segment)
         text = prompt_text(self._tokenizer, messages, tools, opening)
-        return Following(self.segments.opened(busy), ids_of(), "", text, tools, begins)
+        return Continuation(self.segments.opened(busy), ids_of(), "", text, tools, begins)
 
-    def is_after(self, following: Following) -> bool:
+    def is_after(self, following: Continuation) -> bool:
         """Whether it still follows the line as it is now."""
         return self.segments.get(following.segment) is following.after
 
@@ -222,15 +222,15 @@ class TokenLine:
 
         Nothing before that is used, so the template gets words for what the model said, which it might refuse.
         """
-        known = self._tokenizer.call_format if tools else None
-        said = {
+        format = self._tokenizer.call_format if tools else None
+        own_texts = {
             i
             for i, message in enumerate(messages[: index + 1])
-            if message.role == "assistant" and calls_in(messages, i, tools, known) is None
+            if message.role == "assistant" and calls_in(messages, i, tools, format) is None
         }
-        if index not in said:
+        if index not in own_texts:
             return self._behind_calls(messages, index, tools, opening)
-        parts = self._shown(begun(self._tokenizer, messages, opening, said, since=index, tools=tools), tools)
+        parts = self._shown(begun(self._tokenizer, messages, opening, own_texts, since=index, tools=tools), tools)
         places = [place for place, part in enumerate(parts) if part.message == index]
         return parts[places[0] + 1 :] if len(places) == 1 else None
 
@@ -249,10 +249,10 @@ class TokenLine:
         word up to the end of the turn is the same whether the turn is the last one or not. What stands before it
         may differ, as with Qwen3, which prints an empty reasoning in the last turn alone."""
         format, word = self._tokenizer.call_format, absent_marker(messages)
-        said = calls_in(messages, index, tools, format)
+        parsed = calls_in(messages, index, tools, format)
         assert format is not None
-        assert said is not None
-        *others, last = said.calls
+        assert parsed is not None
+        *others, last = parsed.calls
         text = written("", (*others, replace(last, arguments=f'{{"{word}": "{word}"}}')), format)
         marked = (*messages[:index], Message("assistant", text), *messages[index + 1 :])
         if calls_in(marked, index, tools, format) is None:
@@ -285,9 +285,9 @@ def visible_text(
     `opened`: the reasoning tag that the prompt ended with.
     """
     text = tokenizer.decode(tokens_T)
-    said = tokenizer.said(tokens_T)
-    thought = reasoning_chars(said, opened)
-    return text, cut_at_stop(said[thought:], stop), thought
+    content = tokenizer.said(tokens_T)
+    thought = reasoning_chars(content, opened)
+    return text, cut_at_stop(content[thought:], stop), thought
 
 
 def cut_at_stop(text: str, stop: tuple[str, ...]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from orchestrator.completion.base import CompletionRequest
 from orchestrator.completion.ids import UNFILTERED
-from orchestrator.completion.sampled import Sampled
+from orchestrator.completion.sampled import RawSample
 from orchestrator.completion.versions import version_text
 
 
@@ -52,12 +52,12 @@ class SglangDialect:
             "stream": False,
         }
 
-    def read(self, answer: Any) -> Sampled:
+    def read(self, answer: Any) -> RawSample:
         answer = answer[0] if isinstance(answer, list) else answer
         meta = answer["meta_info"]
         pairs = meta["output_token_logprobs"]
         reason = meta["finish_reason"]
-        return Sampled(
+        return RawSample(
             ids=[pair[1] for pair in pairs],
             logprobs=[pair[0] for pair in pairs],
             finish_reason=reason["type"] if isinstance(reason, dict) else reason,

@@ -84,22 +84,24 @@ def implied_system(template: Printer) -> str:
     """The system message that a template prints where a conversation has none; empty: it prints none."""
     user, word = Message("user", "word 31415"), "word 27183"
     try:
-        told = template.render((Message("system", word), user), generation_prompt=False)
+        with_system = template.render((Message("system", word), user), generation_prompt=False)
         untold = template.render((user,), generation_prompt=False)
     except RecordError:
         return ""
-    before, _, behind = told.partition(word)
-    whole = len(untold) > len(before) + len(behind) and untold.startswith(before) and untold.endswith(behind)
-    return untold[len(before) : len(untold) - len(behind)] if whole else ""
+    before, _, behind = with_system.partition(word)
+    implied = len(untold) > len(before) + len(behind) and untold.startswith(before) and untold.endswith(behind)
+    return untold[len(before) : len(untold) - len(behind)] if implied else ""
 
 
 def tools_text(template: Printer, tools: Tools) -> str:
     """What the template prints of the tools before a first question. Raises RecordError."""
-    asked = (Message("user", "31415"),)
-    shown = template.render(asked, generation_prompt=True, tools=tools)
-    bare = template.render(asked, generation_prompt=True)
-    start = next((at for at, (one, other) in enumerate(zip(shown, bare, strict=False)) if one != other), len(bare))
-    return shown[start : start + len(shown) - len(bare)]
+    question = (Message("user", "31415"),)
+    with_tools = template.render(question, generation_prompt=True, tools=tools)
+    bare = template.render(question, generation_prompt=True)
+    start = next(
+        (at for at, (one, other) in enumerate(zip(with_tools, bare, strict=False)) if one != other), len(bare)
+    )
+    return with_tools[start : start + len(with_tools) - len(bare)]
 
 
 def shape_of(template: Printer) -> Shape:

@@ -10,7 +10,7 @@ from typing import Any
 
 from orchestrator.completion.base import CompletionRequest
 from orchestrator.completion.ids import UNFILTERED
-from orchestrator.completion.sampled import UNTOLD, Sampled
+from orchestrator.completion.sampled import UNTOLD, RawSample
 from orchestrator.completion.versions import version_text
 
 
@@ -53,9 +53,9 @@ class VllmDialect:
             **({"response_format": request.wishes.response_format} if request.wishes.response_format else {}),
         }
 
-    def read(self, answer: Any) -> Sampled:
+    def read(self, answer: Any) -> RawSample:
         choice = answer["choices"][0]
-        return Sampled(
+        return RawSample(
             ids=choice["token_ids"],
             logprobs=choice["logprobs"]["token_logprobs"],
             finish_reason=choice["finish_reason"],
@@ -84,7 +84,7 @@ class AtroposDialect:
     def body(self, request: CompletionRequest, model: str) -> dict[str, Any]:
         return {"prompt": {"prompt_token_ids": request.prompt_ids or ()}, **sampling_params(request)}
 
-    def read(self, answer: Any) -> Sampled:
+    def read(self, answer: Any) -> RawSample:
         ids: list[Any] = []
         logprobs: list[Any] = []
         for entry in answer["logprobs"][0]:
@@ -92,7 +92,7 @@ class AtroposDialect:
             ids.append(int(token))
             logprobs.append(logprob)
         prompt_ids = answer.get("prompt_token_ids")
-        return Sampled(
+        return RawSample(
             ids=ids,
             logprobs=logprobs,
             finish_reason=answer["finish_reasons"][0],

@@ -32,11 +32,11 @@ from orchestrator.errors import (
     ParameterError,
     ProtocolError,
 )
-from orchestrator.proxy.budgets import Budgets, Over
+from orchestrator.proxy.budgets import Budgets, LimitReached
 from orchestrator.proxy.clock import OwnClock
-from orchestrator.proxy.once import Once
-from orchestrator.proxy.said import Asked, Refusal, Reply, RequestRefused, Spoken
-from orchestrator.proxy.turns import Prepared, Turns
+from orchestrator.proxy.once import NumberedCalls
+from orchestrator.proxy.requests import AgentRequest, CallMessage, Refusal, Reply, RequestRefused
+from orchestrator.proxy.turns import ReadyPrompt, Turns
 from orchestrator.rules.blame import control_age_s, may_pass, needs_control, verdict
 from orchestrator.rules.control import ControlAnswer
 from orchestrator.rules.purse import Purse
@@ -55,8 +55,8 @@ _GONE = Reply(refused=Refusal("the client of this request hung up"))
 class _Sampling:
     """A request that is ready to be sampled. `started_s`: since the start of the rollout."""
 
-    asked: Asked
-    prompt: Prepared
+    ask: AgentRequest
+    prompt: ReadyPrompt
     request: CompletionRequest
     started_s: float
 
@@ -107,7 +107,7 @@ class Completions:
         self._control = control
         self._purse = purse
         self._end = end
-        self._replies: Once[Reply] = Once(self.parallel)
+        self._replies: NumberedCalls[Reply] = NumberedCalls(self.parallel)
         self._running: dict[int, asyncio.Timeout] = {}  # by number
         self._given_up: set[int] = set()  # numbers that nobody waits for any more
         self._counts: set[int] = set()  # numbers of requests of which only the tokens are wanted
@@ -129,38 +129,38 @@ class Completions:
         """Cancels what is being sampled. Idempotent."""
         await self._replies.aclose()
 
-    async def reply(self, asked: Asked, content: bytes, note: Callable[[Asked], None]) -> Reply:
+    async def reply(self, ask: AgentRequest, content: bytes, note: Callable[[AgentRequest], None]) -> Reply:
         """The answer to one numbered request, whose bytes are `content`. `note` is called with each request once.
         Raises SequenceError; ProtocolError for a request that the plan's agent does not make."""
-        asked = self._of_agent(asked)
-        if asked.sequence in self._given_up and not self._replies.came(asked.sequence):
-            note(asked)  # it was given up while it was read: another one may have its place already
+        ask = self._of_agent(ask)
+        if ask.sequence in self._given_up and not self._replies.came(ask.sequence):
+            note(ask)  # it was given up while it was read: another one may have its place already
             return _GONE
 
         async def make() -> Reply:
-            note(asked)
-            return await self._once(asked)
+            note(ask)
+            return await self._once(ask)
 
-        return await self._replies.answer(asked.sequence, content, make)
+        return await self._replies.answer(ask.sequence, content, make)
 
-    def _of_agent(self, asked: Asked) -> Asked:
+    def _of_agent(self, ask: AgentRequest) -> AgentRequest:
         """The request with the stop strings of its agent. Raises ProtocolError."""
-        agent, tools = self._plan.agent, asked.wishes.tools
-        if asked.agent and asked.agent not in {managed.name for managed in agent.managed_agents}:
-            raise ProtocolError(f"there is no managed agent {asked.agent[:80]!r}")
+        agent, tools = self._plan.agent, ask.wishes.tools
+        if ask.agent and ask.agent not in {managed.name for managed in agent.managed_agents}:
+            raise ProtocolError(f"there is no managed agent {ask.agent[:80]!r}")
         if self._program:
-            return asked
-        kind = agent.kind_of(asked.agent)
-        calls = kind == "tool_calling" and asked.kind is CompletionKind.ACTION and agent.call_format is not None
-        if asked.stop or asked.count_only:
+            return ask
+        kind = agent.kind_of(ask.agent)
+        calls = kind == "tool_calling" and ask.kind is CompletionKind.ACTION and agent.call_format is not None
+        if ask.stop or ask.count_only:
             raise ProtocolError("only a program may bring stop strings, or have tokens counted")
-        if asked.wishes != Wishes(tools) or (tools and not calls):
+        if ask.wishes != Wishes(tools) or (tools and not calls):
             raise ProtocolError("only a program may bring other wishes than an agent's tools")
-        if not tools and any(isinstance(message, Spoken) for message in asked.messages):
+        if not tools and any(isinstance(message, CallMessage) for message in ask.messages):
             raise ProtocolError("calls and results in a request without tools")
         # Calls end with the turn, and their arguments may hold any text: nothing stops them before.
         tags = agent.code_tags if kind == "code" else None
-        return replace(asked, stop=() if tools else stop_strings(asked.kind, tags))
+        return replace(ask, stop=() if tools else stop_strings(ask.kind, tags))
 
     async def give_up(self, sequence: int) -> None:
         """Takes note that nobody waits for this completion: its client hung up. What is being sampled is
@@ -180,16 +180,16 @@ class Completions:
             await self._replies.ended(sequence)
         self.turns.abandon(sequence)
 
-    async def _once(self, asked: Asked) -> Reply:
-        number = asked.sequence
-        if asked.count_only:
+    async def _once(self, ask: AgentRequest) -> Reply:
+        number = ask.sequence
+        if ask.count_only:
             self._counts.add(number)
         if number in self._given_up:
             return _GONE
         try:
             async with asyncio.timeout(None) as patience:
                 self._running[number] = patience
-                reply = await (self._count(asked) if asked.count_only else self._answer(asked))
+                reply = await (self._count(ask) if ask.count_only else self._answer(ask))
         except TimeoutError:
             if not patience.expired():
                 raise
@@ -202,15 +202,15 @@ class Completions:
             self._answered = max(self._answered, number)
         return reply
 
-    async def _count(self, asked: Asked) -> Reply:
+    async def _count(self, ask: AgentRequest) -> Reply:
         """The tokens of the prompt."""
         self._counted += 1
         if self._counted > MAX_COUNTED:
             return self._refuse(Refusal(f"the tokens of {MAX_COUNTED} prompts were counted, and that is all"))
         with self._clock.waiting():
             try:
-                tokens = (await self.turns.prepared(asked)).tokens
-            except Over as over:
+                tokens = (await self.turns.prepared(ask)).tokens
+            except LimitReached as over:
                 return self._refuse(Refusal(over.detail, "messages", too_long=over.name == "context_length"))
             except RequestRefused as error:
                 return self._refuse(error.refusal)
@@ -221,13 +221,13 @@ class Completions:
             return self._refuse(Refusal("this run has no tokenizer: tokens are not counted"))
         return Reply(counted=tokens)
 
-    async def _answer(self, asked: Asked) -> Reply:
+    async def _answer(self, ask: AgentRequest) -> Reply:
         sampling = None
         with self._clock.waiting(sampling=True):
             try:
-                sampling = await self._prepared(asked)
+                sampling = await self._prepared(ask)
                 return await self._sampled(sampling)
-            except Over as over:
+            except LimitReached as over:
                 if over.name == "context_length" and (reply := self._too_long_for_now(over.detail)) is not None:
                     return reply
                 return Reply(ended=self._end(over.name, over.detail))
@@ -236,31 +236,31 @@ class Completions:
             except Exception as error:  # else the sandbox's call would fail, and the rollout be scored for it
                 return await self._failed(error, sampling)
 
-    async def _prepared(self, asked: Asked) -> _Sampling:
-        """Raises Over, RequestRefused, RecordError."""
+    async def _prepared(self, ask: AgentRequest) -> _Sampling:
+        """Raises LimitReached, RequestRefused, RecordError."""
         await self._budgets.check_cpu()
         plan, started_s = self._plan, self._clock.elapsed_s
-        prompt = await self.turns.prepared(asked)
-        self._demand_guidance(asked.wishes)
+        prompt = await self.turns.prepared(ask)
+        self._demand_guidance(ask.wishes)
         request = CompletionRequest(
             messages=prompt.messages,
             prompt_ids=prompt.line.ids if prompt.line else None,
-            stop=asked.stop,
+            stop=ask.stop,
             sampling=replace(
                 plan.sampling,
-                max_tokens=await self._budgets.begin(asked, prompt.tokens),
-                seed=plan.sampling.seed + asked.sequence,
+                max_tokens=await self._budgets.begin(ask, prompt.tokens),
+                seed=plan.sampling.seed + ask.sequence,
             ),
             rollout_id=plan.rollout_id,
             task_id=plan.task.task_id,
             index=plan.index,
-            sequence=asked.sequence,
+            sequence=ask.sequence,
             split=plan.split,
-            wishes=self._held_to_schema(asked.wishes),
-            call_format=self.turns.call_format if self._program or asked.wishes.tools else None,
+            wishes=self._held_to_schema(ask.wishes),
+            call_format=self.turns.call_format if self._program or ask.wishes.tools else None,
             prompt_tokens=prompt.tokens,
         )
-        return _Sampling(asked, prompt, request, started_s)
+        return _Sampling(ask, prompt, request, started_s)
 
     def _held_to_schema(self, wishes: Wishes) -> Wishes:
         """What an endpoint that takes ids is asked for: of a demanded call, which the prompt begins, the arguments
@@ -306,14 +306,14 @@ class Completions:
 
     def _kept(self, sampling: _Sampling, completion: Completion) -> Reply:
         """The reply with this completion, which goes on record."""
-        asked = sampling.asked
-        self.turns.record(asked, sampling.prompt, sampling.started_s, self._clock.elapsed_s, completion)
-        self._budgets.spend(asked.sequence, completion)
+        ask = sampling.ask
+        self.turns.record(ask, sampling.prompt, sampling.started_s, self._clock.elapsed_s, completion)
+        self._budgets.spend(ask.sequence, completion)
         return Reply(
             completion=completion,
-            said=self.turns.said(asked, sampling.prompt, completion),
-            logprobs=self.turns.logprobs(completion) if asked.wishes.logprobs else (),
-            stop=next(filter(completion.unseen.startswith, asked.stop), ""),
+            parsed=self.turns.parsed(ask, sampling.prompt, completion),
+            logprobs=self.turns.logprobs(completion) if ask.wishes.logprobs else (),
+            stop=next(filter(completion.unseen.startswith, ask.stop), ""),
         )
 
     # ------------------------------------------------------------ refusals and failures
@@ -323,10 +323,10 @@ class Completions:
         its first completion the operator's tools are at fault, as those of the whole team are looked at then;
         after it, the conversation that the policy wrote."""
         if not self._program:
-            return Reply(ended=self._end("budget" if self.turns.any else "record_error", refusal.told))
+            return Reply(ended=self._end("budget" if self.turns.any else "record_error", refusal.text))
         self._refused += 1
         if self._refused > MAX_REFUSED:
-            return Reply(ended=self._end("budget", f"{MAX_REFUSED} refused requests; the last: {refusal.told}"))
+            return Reply(ended=self._end("budget", f"{MAX_REFUSED} refused requests; the last: {refusal.text}"))
         return Reply(refused=refusal)
 
     def _too_long_for_now(self, detail: str, limit: str = "") -> Reply | None:

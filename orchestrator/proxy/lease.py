@@ -17,12 +17,12 @@ from orchestrator.agents.equipment import Equipment
 from orchestrator.completion.base import Completer, Tokenizer
 from orchestrator.completion.control import EndpointControl
 from orchestrator.errors import AuthenticationError, CostReached, ProtocolError, ToolError, ToolServiceError
-from orchestrator.proxy.budgets import Budgets, Over
+from orchestrator.proxy.budgets import Budgets, LimitReached
 from orchestrator.proxy.clock import OwnClock
 from orchestrator.proxy.completions import Completions
 from orchestrator.proxy.left_files import OutputIntake, OutputRule
-from orchestrator.proxy.once import Once
-from orchestrator.proxy.said import Asked, Reply, ToolReply
+from orchestrator.proxy.once import NumberedCalls
+from orchestrator.proxy.requests import AgentRequest, Reply, ToolReply
 from orchestrator.rules.outcome import Refused, Submission
 from orchestrator.rules.purse import Purse
 from orchestrator.rules.redact import redact
@@ -77,7 +77,7 @@ class Lease:
             purse=purse,
             end=self.refuse,
         )
-        self._tool_replies: Once[ToolReply] = Once()
+        self._tool_replies: NumberedCalls[ToolReply] = NumberedCalls()
         self._step_chars = 0
         self._unused_fields: dict[str, None] = {}
         self._refusals: dict[str, None] = {}
@@ -140,19 +140,19 @@ class Lease:
         """Spends bytes that pass between sandbox and orchestrator. False: too many, and the lease has ended."""
         try:
             self._budgets.carry(size)
-        except Over as over:
+        except LimitReached as over:
             self.refuse(over.name, over.detail)
             return False
         return True
 
-    async def complete(self, asked: Asked, content: bytes) -> Reply:
+    async def complete(self, ask: AgentRequest, content: bytes) -> Reply:
         """As `Completions.reply`."""
-        return await self._completions.reply(asked, content, self._note_request)
+        return await self._completions.reply(ask, content, self._note_request)
 
-    def _note_request(self, asked: Asked) -> None:
-        for step in asked.steps:
+    def _note_request(self, ask: AgentRequest) -> None:
+        for step in ask.steps:
             self.record_step(step)
-        self._note(asked.notes)
+        self._note(ask.notes)
 
     async def give_up(self, sequence: int) -> None:
         """As `Completions.give_up`."""
@@ -184,7 +184,7 @@ class Lease:
                     raise ToolError(f"there is no tool {name[:80]!r}")
                 output = (await tool.call(arguments))[:MAX_TOOL_CHARS]
                 self._budgets.tool_text(len(output))
-            except Over as over:
+            except LimitReached as over:
                 return ToolReply(ended=self.refuse(over.name, over.detail))
             except ToolError as failure:
                 error = str(failure)[:MAX_ERROR_CHARS]

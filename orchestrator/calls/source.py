@@ -136,7 +136,7 @@ class Source:
         while going:
             key, _ = self.json()
             if not isinstance(key, str):
-                raise ValueError("a key that is no text")
+                raise ValueError("a key is not a text")
             self.take(":")
             members[key] = self.json()
             if going := not self.has("}"):
@@ -157,7 +157,7 @@ def _arguments(value: Any, text: str) -> str:
     if isinstance(value, str):
         value, text = json_value(value)
     if not isinstance(value, dict):
-        raise ValueError("arguments that are no object")
+        raise ValueError("the arguments are not an object")
     return text
 
 

@@ -106,7 +106,7 @@ class ChatCompleter:
     @property
     def left_out(self) -> tuple[str, ...]:
         """Sampling parameters that this endpoint does not know and does not get, whatever is asked for."""
-        return tuple(sorted(self._taken(_PLAIN).left_out))
+        return tuple(sorted(self._form(_PLAIN).left_out))
 
     async def aclose(self) -> None:
         await self._client.aclose()
@@ -128,7 +128,7 @@ class ChatCompleter:
         """
         url = self.endpoint.shown
         request = neutral(like or trial(Sampling(1.0, 1.0, 1, 1)), 1)
-        form = self._taken(_PLAIN)
+        form = self._form(_PLAIN)
         for left in reversed(range(requests)):
             try:
                 await startup.answered(partial(startup.sample, partial(self._probed, request, form)))
@@ -184,7 +184,7 @@ class ChatCompleter:
         async def call() -> Completion:
             nonlocal attempt
             while True:
-                form = self._taken(kind)
+                form = self._form(kind)
                 try:
                     completion = await self._call(attempt, form, self.endpoint.timeout_s)
                 except ContextLengthError as error:
@@ -203,12 +203,12 @@ class ChatCompleter:
         completion, retries = await with_retries(call, self._retry, self.endpoint.timeout_s, self._limiter)
         return replace(completion, retries=retries) if retries else completion
 
-    def _taken(self, kind: Kind) -> RequestForm:
+    def _form(self, kind: Kind) -> RequestForm:
         return self._kinds.get(_PLAIN, RequestForm()).beside(self._kinds.get(kind, RequestForm()))
 
     def _learn(self, kind: Kind, form: RequestForm) -> None:
         """Requests of this kind look so from now on."""
-        before, self._kinds[kind] = self._taken(kind), form
+        before, self._kinds[kind] = self._form(kind), form
         if names := sorted(form.left_out - before.left_out):
             log.warning("%s does not know %s: left out", self.endpoint.shown, ", ".join(names))
         if form.most_stops not in (None, before.most_stops):
@@ -229,7 +229,7 @@ class ChatCompleter:
         is sent with the same parameters, and only its refusals count.
         """
         kind = kind_of(request.wishes)
-        if self._taken(kind) != form:
+        if self._form(kind) != form:
             return True
         if error.status not in _REFUSING and (isinstance(error, Retryable) or error.moved):
             return False
@@ -241,41 +241,50 @@ class ChatCompleter:
         if not names_parameter and (kind in self._served or not blind):
             return False
         async with self._learning:
-            if self._taken(kind) != form:
+            if self._form(kind) != form:
                 return True
             now = asyncio.get_running_loop().time()
             if now - self._controlled.get(kind, -CACHE_S) < CACHE_S:
                 return False
-            served_form = await self._found(form, neutral(request, CONTROL_TOKENS))
+            served_form = await self._served_form(form, neutral(request, CONTROL_TOKENS))
             if served_form is None or served_form == form:
                 self._controlled[kind] = now
                 return False
             self._learn(kind, served_form)
             return True
 
-    async def _found(self, form: RequestForm, request: CompletionRequest) -> RequestForm | None:
+    async def _served_form(self, form: RequestForm, request: CompletionRequest) -> RequestForm | None:
         """How a neutral request has to look to be served; None: that is not to be found out. Raises
         ParameterError."""
-        while True:
-            try:
-                await self._call(request, form, PROBE_TIMEOUT_S)
-            except UnusableSample:
-                return form
-            except (Refusal, Retryable) as error:
-                if isinstance(error, Retryable) and error.status not in _REFUSING:
-                    return None
-                changed = self._after(form, error, request)
-                if changed is None and self._may_be_extras(error, form):
-                    changed = form.without_extras()
-                elif changed is None and error.status in _OF_TEMPLATE and form.may_fold(request):
-                    changed = replace(form, folds_system=True)  # the server's template may refuse the role
-                if changed is None:
-                    return None
-                form = changed
-            except (CompletionError, ContextLengthError):
+        folds = False  # by a guess
+        while (error := await self._refusal(form, request)) is not None:
+            if not isinstance(error, Refusal | Retryable) or (
+                isinstance(error, Retryable) and error.status not in _REFUSING
+            ):
                 return None
-            else:
-                return form
+            changed = self._after(form, error, request)
+            if changed is None and self._may_be_extras(error, form):
+                changed = form.without_extras()
+            elif changed is None and error.status in _OF_TEMPLATE and form.may_fold(request):
+                folds, changed = True, replace(form, folds_system=True)  # its template may refuse the role
+            if changed is None:
+                return None
+            form = changed
+        plain = replace(form, folds_system=False)
+        # What was refused may have passed by the next request.
+        return plain if folds and await self._refusal(plain, request) is None else form
+
+    async def _refusal(
+        self, form: RequestForm, request: CompletionRequest
+    ) -> CompletionError | ContextLengthError | None:
+        """Why a request that looks so is not served; None: it is."""
+        try:
+            await self._call(request, form, PROBE_TIMEOUT_S)
+        except UnusableSample:
+            return None
+        except (CompletionError, ContextLengthError) as error:
+            return error
+        return None
 
     def _after(
         self, form: RequestForm, error: Refusal | Retryable, request: CompletionRequest

@@ -8,7 +8,7 @@ always nothing is printed for it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
@@ -52,26 +52,19 @@ class Words:
             self._words[text] = f"word_{63914 + len(self._words)}"
         return self._words[text]
 
-    def value(self, value: Any) -> Any:
-        """A JSON value with harmless texts and keys."""
+    def value(self, value: Any, spare: Container[str] = (), *, names: bool = False) -> Any:
+        """A JSON value with harmless texts and keys, but for those to `spare`. `names`: its keys are names that
+        somebody chose, as those of a schema's properties."""
         if isinstance(value, str):
-            return self.text(value)
-        if isinstance(value, Mapping):
-            return {self.text(key): self.value(item) for key, item in value.items()}
-        return [self.value(item) for item in value] if isinstance(value, list | tuple) else value
-
-    def schema(self, value: Any, *, names: bool = False) -> Any:
-        """A tool or a schema with harmless texts and keys. `names`: its keys are names that somebody chose."""
-        if isinstance(value, str):
-            return value if value in _WORDS else self.text(value)
+            return value if value in spare else self.text(value)
         if isinstance(value, Mapping):
             return {
-                key if key in _WORDS and not names else self.text(key): self.schema(
-                    item, names=key in _NAMED and not names
+                key if key in spare and not names else self.text(key): self.value(
+                    item, spare, names=bool(spare) and key in _NAMED and not names
                 )
                 for key, item in value.items()
             }
-        return [self.schema(item) for item in value] if isinstance(value, list | tuple) else value
+        return [self.value(item, spare) for item in value] if isinstance(value, list | tuple) else value
 
     def message(self, messages: Sequence[Message], place: int, tools: Tools) -> Message:
         """A message with a harmless content, or with harmless arguments of its calls."""
@@ -105,7 +98,7 @@ def completed(
 def completed_by_tools(tokenizer: Tokenizer, tools: Tools) -> bool:
     """Whether the template, or the beginning of a call that is demanded, makes control tokens of the tools."""
     words = Words(tokenizer)
-    harmless = tuple(map(words.schema, tools))
+    harmless = tuple(words.value(tool, _WORDS) for tool in tools)
     if not words.any:
         return False
     question, answer = Message("user", "word"), Message("assistant", "word")

@@ -254,7 +254,7 @@ class HttpClient:
                 return json.loads(data)  # slower, but takes the half character with which some servers end a text
             except (ValueError, RecursionError) as error:
                 begins = self.endpoint.redact(data[:4_096].decode("utf-8", "replace"), 100)
-                raise Unreadable(f"an answer that is no JSON: {begins!r}") from error
+                raise Unreadable(f"the answer is not JSON: {begins!r}") from error
 
 
 def _way_to(url: str) -> dict[str, Any]:

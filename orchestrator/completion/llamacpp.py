@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.completion.base import CompletionRequest, Part, Refusal, ids_of
-from orchestrator.completion.ids import IdCompleter
+from orchestrator.completion.ids import Dialect, IdCompleter
 from orchestrator.completion.retry import NONSENSE, Retryable
 from orchestrator.completion.sampled import RawSample
 from orchestrator.completion.versions import Question, llamacpp_adapters
@@ -32,15 +32,13 @@ from orchestrator.types import PolicySpan
 log = logging.getLogger(__name__)
 
 
-class LlamaCppDialect:
+class LlamaCppDialect(Dialect):
     """llama.cpp's own server, `xllamacpp` included."""
 
     name = "llamacpp"
     keeps_prompts = True  # in the server's cache, for the next turn
     path = "/completion"
     streams = True
-    tells_pauses = False
-    seeded = True
     guides = True
 
     def body(self, request: CompletionRequest, model: str) -> dict[str, Any]:
@@ -169,7 +167,9 @@ class LlamaCppCompleter(IdCompleter):
             logprobs = _aligned(ids, entries, _places(events))
             complete = self.dialect.read([{**answer, "tokens": [], "completion_probabilities": []}])
         except NONSENSE as error:
-            raise Retryable(f"an answer that is none of llama.cpp: {type(error).__name__}") from error
+            raise Retryable(
+                f"llama.cpp's answer lacks its token ids or log-probs: {type(error).__name__}"
+            ) from error
         if complete.logprobs is None:
             return replace(complete, ids=ids, text=None)
         untold = [place for place, value in enumerate(logprobs) if value is None]

@@ -290,7 +290,7 @@ def _checked(sampled: RawSample, request: CompletionRequest) -> tuple[tuple[int,
     ids = tuple(sampled.ids)
     # Whole lists are checked at a time: one by one, the checks were a fifth of a completion's cost here.
     if not set(map(type, ids)) <= {int} or min(ids, default=0) < 0:
-        raise Retryable("an id that is none")
+        raise Retryable("the server returned a token id that is not a non-negative integer")
     if sampled.sampled_tokens not in (None, len(ids)):
         raise Retryable(f"{_number(sampled.sampled_tokens)} ids were sampled, {len(ids)} came")
     logprobs = None if sampled.logprobs is None else _checked_logprobs(sampled.logprobs, len(ids))
@@ -309,7 +309,7 @@ def _checked_logprobs(values: list[Any], count: int) -> tuple[float, ...]:
     if len(values) != count:
         raise Retryable(f"{count} ids but {len(values)} log-probs")
     if not set(map(type, values)) <= {int, float} or not all(map(math.isfinite, values)):
-        raise Retryable("a log-prob that is no number")
+        raise Retryable("the server returned a log-prob that is not a finite number")
     if (highest := max(values, default=0.0)) > ROUNDING:
         raise Retryable(f"a log-prob above zero ({highest})")
     logprobs = tuple(map(float, values))
@@ -319,5 +319,5 @@ def _checked_logprobs(values: list[Any], count: int) -> tuple[float, ...]:
 def _number(value: int | None) -> int:
     """The value, for an error message. Raises TypeError where it is no number."""
     if not isinstance(value, int):
-        raise TypeError("a number that is none")
+        raise TypeError("not a number")
     return value

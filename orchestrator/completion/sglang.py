@@ -10,19 +10,16 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.completion.base import CompletionRequest
-from orchestrator.completion.ids import UNFILTERED
+from orchestrator.completion.ids import UNFILTERED, Dialect
 from orchestrator.completion.sampled import RawSample
 from orchestrator.completion.versions import version_text
 
 
-class SglangDialect:
+class SglangDialect(Dialect):
     """SGLang's own endpoint."""
 
     name = "sglang"
     path = "/generate"
-    streams = False
-    tells_pauses = False
-    guides = False
 
     def __init__(self, *, seeded: bool = True) -> None:
         # Servers before 0.5.2 do not know sampling_seed and refuse a request that has it.

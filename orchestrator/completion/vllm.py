@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.completion.base import CompletionRequest
-from orchestrator.completion.ids import UNFILTERED
+from orchestrator.completion.ids import UNFILTERED, Dialect
 from orchestrator.completion.sampled import UNTOLD, RawSample
 from orchestrator.completion.versions import version_text
 
@@ -30,14 +30,12 @@ def sampling_params(request: CompletionRequest) -> dict[str, Any]:
     }
 
 
-class VllmDialect:
+class VllmDialect(Dialect):
     """vLLM's OpenAI server, as released."""
 
     name = "vllm"
     path = "/v1/completions"
-    streams = False
     tells_pauses = True
-    seeded = True
     guides = True
 
     def body(self, request: CompletionRequest, model: str) -> dict[str, Any]:
@@ -69,17 +67,13 @@ class VllmDialect:
         )
 
 
-class AtroposDialect:
+class AtroposDialect(Dialect):
     """vLLM's engine behind the `/generate` of Atropos' example trainer and of its `vllm` server type. Takes what
     vLLM's SamplingParams takes. `logprobs` is completions x tokens x `[{"<id>": log-prob}]`, end token and stop
     string included."""
 
     name = "atropos"
     path = "/generate"
-    streams = False
-    tells_pauses = False
-    seeded = True
-    guides = False
 
     def body(self, request: CompletionRequest, model: str) -> dict[str, Any]:
         return {"prompt": {"prompt_token_ids": request.prompt_ids or ()}, **sampling_params(request)}

@@ -230,7 +230,8 @@ class Completions:
             except LimitReached as over:
                 if over.name == "context_length" and (reply := self._too_long_for_now(over.detail)) is not None:
                     return reply
-                return Reply(ended=self._end(over.name, over.detail))
+                advice = ": raise env.max_token_length" if over.name == "context_length" else ""
+                return Reply(ended=self._end(over.name, over.detail + advice))
             except RequestRefused as error:
                 return self._refuse(error.refusal)
             except Exception as error:  # else the sandbox's call would fail, and the rollout be scored for it

@@ -270,7 +270,7 @@ def _object(text: str) -> str:
     """The text of a JSON object, which may not hold what no record can. Raises ProtocolError."""
     value = _json(text, "arguments of a call")
     if not isinstance(value, dict):
-        raise ProtocolError("arguments of a call that are no JSON object")
+        raise ProtocolError("the arguments of a call must be a JSON object")
     return text
 
 
@@ -279,11 +279,13 @@ def _wishes(request: pb.CompleteRequest) -> Wishes:
     if choice is None:
         raise ProtocolError(f"unknown tool choice {request.tool_choice}")
     tools = _tools(_json(request.tools_json, "tools")) if request.tools_json else ()
-    response_format = _json(request.response_format_json, "a format") if request.response_format_json else {}
+    response_format = (
+        _json(request.response_format_json, "response format") if request.response_format_json else {}
+    )
     if not isinstance(response_format, dict) or not _is_format(response_format):
-        raise ProtocolError("a response format that is none of OpenAI's")
+        raise ProtocolError("the response format is not one of OpenAI's")
     if request.tool_name and request.tool_name not in {tool["function"]["name"] for tool in tools}:
-        raise ProtocolError("a tool is demanded that is none of the tools")
+        raise ProtocolError("the demanded tool is not among the tools")
     return Wishes(tools, choice, request.tool_name, response_format, request.logprobs)
 
 
@@ -296,11 +298,11 @@ def _is_format(form: Mapping[str, Any]) -> bool:
 
 def _tools(value: Any) -> Tools:
     if not isinstance(value, list) or len(value) > MAX_TOOLS:
-        raise ProtocolError(f"tools that are no list of at most {MAX_TOOLS}")
+        raise ProtocolError(f"tools must be a list of at most {MAX_TOOLS}")
     for tool in value:
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise ProtocolError("a tool that is no function with a name")
+            raise ProtocolError("each tool must be a function with a name")
     return tuple(value)
 
 
@@ -308,9 +310,9 @@ def _json(text: str, what: str) -> Any:
     try:
         value = orjson.loads(text)  # strict: no NaN, no lone surrogates, bounded depth
     except orjson.JSONDecodeError as error:
-        raise ProtocolError(f"{what} that are no JSON") from error
+        raise ProtocolError(f"{what}: not JSON") from error
     if is_deeper(value, MAX_DEPTH):  # orjson reads deeper values than it writes
-        raise ProtocolError(f"{what} nested more than {MAX_DEPTH} deep")
+        raise ProtocolError(f"{what}: nested more than {MAX_DEPTH} deep")
     return value
 
 
@@ -361,9 +363,9 @@ def tool_request(data: bytes) -> tuple[int, str, dict[str, Any]]:
     try:
         arguments = json.loads(request.arguments_json or "{}", parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise ProtocolError("tool arguments that are no JSON") from error
+        raise ProtocolError("tool arguments are not JSON") from error
     if not isinstance(arguments, dict):
-        raise ProtocolError("tool arguments that are no JSON object")
+        raise ProtocolError("tool arguments must be a JSON object")
     return request.sequence, request.name[:200], arguments
 
 

@@ -144,8 +144,8 @@ async def never(request: CompletionRequest) -> RawSample:
     [
         ({}, {"base_url": "http://localhost:1/v1"}, r"openai\.base_url: the program samples"),
         ({"cluster": "ray"}, {}, r"env\.cluster: the program samples in this process"),
-        ({"tokenizer_name": "none"}, {}, r"env\.tokenizer_name: the program samples ids"),
-        ({"token_source": "retokenize"}, {}, r"env\.tokenizer_name: the program samples ids"),
+        ({"tokenizer_name": "none"}, {}, r"env\.tokenizer_name: the program samples token ids"),
+        ({"token_source": "retokenize"}, {}, r"env\.tokenizer_name: the program samples token ids"),
     ],
     ids=["an endpoint besides", "a cluster", "no tokenizer", "ids of text"],
 )
@@ -163,7 +163,7 @@ async def test_errors_of_awaited_work_reach_the_other_loop() -> None:
     async def work() -> None:
         await asyncio.sleep(0)
 
-    with pytest.raises(ConfigError, match="name the tokenizer"):
+    with pytest.raises(ConfigError, match="set it to the tokenizer"):
         await orchestrator.awaited(work)
     orchestrator.close()
     with pytest.raises(RuntimeError, match="closed: make a new one"):

@@ -395,3 +395,16 @@ async def test_reasoning_is_asked_for_as_the_service_takes_it() -> None:
         with pytest.raises(ParameterError, match=r"env\.max_reasoning_tokens.*env\.reasoning_effort"):
             await completer.sample(request())
         await completer.aclose()
+
+
+async def test_an_error_that_passes_teaches_no_folding() -> None:
+    failures = iter(range(2))
+
+    def says(body: dict[str, Any]) -> tuple[int, Any] | None:
+        return (500, error("worker died")) if next(failures, None) is not None else None
+
+    async with serving(Strict(says)) as (address, bodies):
+        completer = ChatCompleter(HttpClient(Endpoint(address, "m")), RetryPolicy(attempts=2))
+        assert (await completer.sample(request())).text == "two"
+        await completer.aclose()
+    assert [message["role"] for message in bodies[-1]["messages"]] == ["system", "user"]

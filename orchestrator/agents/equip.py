@@ -41,9 +41,9 @@ def check_team(env: EnvSettings, equipment: Equipment, tools: Mapping[str, HostT
     """Raises ConfigError unless all names differ and managed agents name existing tools."""
     brought = [tool.name for tool in equipment.sandbox_tools]
     demand_tool_names(brought, tools, (agent.name for agent in env.managed_agents))
-    known = (*FILE_TOOLS, *brought, *tools)
+    names = (*FILE_TOOLS, *brought, *tools)
     for agent in env.managed_agents:
-        if unknown := sorted(set(agent.tools or ()) - set(known)):
+        if unknown := sorted(set(agent.tools or ()) - set(names)):
             raise ConfigError(
-                f"env.managed_agents: {agent.name} is given {', '.join(unknown)}; there are {', '.join(known)}"
+                f"env.managed_agents: {agent.name} is given {', '.join(unknown)}; there are {', '.join(names)}"
             )

@@ -47,6 +47,12 @@ TOKEN_CHARS = 8  # more than a token of any prose or code has on average
 
 Ids: TypeAlias = "array[int]"
 Finish: TypeAlias = Literal["stop", "length", "content_filter", "broken_off", "out_of_time"]
+# What is on record of each.
+RECORDED: Mapping[Finish, Literal["stop", "length", "content_filter"]] = {
+    "stop": "stop",
+    "content_filter": "content_filter",
+    **dict.fromkeys(("length", "broken_off", "out_of_time"), "length"),
+}
 Span: TypeAlias = tuple[int, int]  # characters of a text, from the first to behind the last
 
 

@@ -47,13 +47,13 @@ async def open_completer(
     """
     try:
         async with asyncio.TaskGroup() as meanwhile:
-            asked = [
+            tasks = [
                 meanwhile.create_task(_reach(config, server, tokenizer, stack, tell, policy), name="endpoint")
                 for server in config.openai
             ]
     except BaseExceptionGroup as errors:
         raise first_error(errors) from errors
-    reached = [task.result() for task in asked]
+    reached = [task.result() for task in tasks]
     for one in reached:
         notes.extend(note for note in one.notes if note not in notes)
     completers = [one.completer for one in reached]
@@ -145,9 +145,9 @@ def _chat_extras(env: EnvSettings) -> dict[str, Any]:
     effort, most = env.reasoning_effort, env.max_reasoning_tokens
     if not env.thinking_mode and effort is None and most is None:
         return extras
-    asked = {"effort": effort, "max_tokens": most}
-    named = {name: value for name, value in asked.items() if value is not None}
-    return {**extras, "reasoning": {"enabled": effort != "none", **named}}
+    fields = {"effort": effort, "max_tokens": most}
+    present = {name: value for name, value in fields.items() if value is not None}
+    return {**extras, "reasoning": {"enabled": effort != "none", **present}}
 
 
 def openai_root(address: str) -> str:

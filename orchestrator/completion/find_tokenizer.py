@@ -25,9 +25,11 @@ def find_tokenizer(config: Config) -> HubTokenizer | None:
     name = config.env.tokenizer_name
     if name is not None and name.lower() == "none":
         return None
-    found = _loaded(name, config) if name is not None else _first_usable(config, partial(_loaded, config=config))
-    found.demand_usable()
-    return found
+    tokenizer = (
+        _loaded(name, config) if name is not None else _first_usable(config, partial(_loaded, config=config))
+    )
+    tokenizer.demand_usable()
+    return tokenizer
 
 
 def _loaded(name: str, config: Config) -> HubTokenizer:

@@ -66,11 +66,6 @@ def end_of(reason: object) -> End | None:
     return _END_OF.get(word) or _END_OF.get(_PREFIX.sub("", word))
 
 
-def recorded_end(end: Finish) -> Literal["stop", "length", "content_filter"]:
-    """The end as the record has it: what a server broke off was cut off."""
-    return "length" if end == "broken_off" or end == "out_of_time" else end
-
-
 class FinishReasons:
     """The finish reasons of one endpoint. `who`: the endpoint, for people."""
 

@@ -179,7 +179,7 @@ def may_have_sampled(error: CompletionError) -> bool:
     if isinstance(error, Refusal | AuthenticationError):
         return False
     if isinstance(error, ConnectionFailed):
-        return error.asked
+        return error.sent
     if isinstance(error, Aborted):
         return error.sampled
     return not (isinstance(error, Retryable) and error.status is not None)

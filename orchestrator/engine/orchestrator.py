@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import AsyncExitStack, ExitStack, aclosing
 from types import TracebackType
 
-from orchestrator.completion.called import Sampler
+from orchestrator.completion.callback import Sampler
 from orchestrator.engine.description import describe
 from orchestrator.engine.draws import Draw, Draws
 from orchestrator.engine.groups import GroupStream

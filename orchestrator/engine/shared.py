@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.completion.called import Sampler
+from orchestrator.completion.callback import Sampler
 from orchestrator.engine.health import AgentGate
 from orchestrator.engine.spending import Spending
 from orchestrator.host.base import Hosts

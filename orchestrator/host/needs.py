@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from orchestrator.agents.equipment import Equipment
-from orchestrator.completion.called import Sampler
+from orchestrator.completion.callback import Sampler
 from orchestrator.completion.startup import Wait
 from orchestrator.rules.policy import Policy
 from orchestrator.rules.purse import Purse

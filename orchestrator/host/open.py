@@ -11,7 +11,7 @@ from pathlib import Path
 
 from orchestrator.agents.equip import brought_host_tools, check_team, equip
 from orchestrator.completion.base import Completer
-from orchestrator.completion.called import CalledCompleter
+from orchestrator.completion.callback import CallbackCompleter
 from orchestrator.completion.connect import one_answers
 from orchestrator.completion.control import EndpointControl
 from orchestrator.completion.endpoints import REPLAY, endpoint, open_completer
@@ -94,7 +94,7 @@ async def _completer(
     assert tokenizer is not None  # the registry has refused a sampler without one
     needs.notes.append("completions are sampled by the program itself")
     server = config.openai[0]
-    return CalledCompleter(
+    return CallbackCompleter(
         needs.sampler, tokenizer, model=server.model_name, timeout_s=server.timeout, policy=needs.policy
     ), ""
 

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 
 from orchestrator.calls.declared import text_of
-from orchestrator.proxy.said import Refusal, RequestRefused
+from orchestrator.proxy.requests import Refusal, RequestRefused
 from orchestrator.rules.text import objects_in
 from orchestrator.types import Tools
 
@@ -23,19 +23,19 @@ class Offers:
         self._sets: dict[bytes, Tools | Refusal] = {}
         self._bytes = self._objects = 0
 
-    def kept(self, tools: Tools) -> Tools:
+    def same(self, tools: Tools) -> Tools:
         """The same tools, as they came first. Raises RequestRefused."""
         if not tools:
             return ()
         text = text_of(tools)
         key = hashlib.sha256(text).digest()
-        found = self._sets.get(key)
-        if found is None:
+        entry = self._sets.get(key)
+        if entry is None:
             # A request that was given up may still be looked at in a thread: what came first stays.
-            found = self._sets.setdefault(key, self._refusal(tools, text) or tools)
-        if isinstance(found, Refusal):
-            raise RequestRefused(found)
-        return found
+            entry = self._sets.setdefault(key, self._refusal(tools, text) or tools)
+        if isinstance(entry, Refusal):
+            raise RequestRefused(entry)
+        return entry
 
     def _refusal(self, tools: Tools, text: bytes) -> Refusal | None:
         size, objects = self._bytes + len(text), self._objects + objects_in(text)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.trajectory import (
-    Asked,
+    TurnTalk,
     in_lines,
     main_segment,
     sampled_by,
@@ -265,7 +265,7 @@ def _spans(member: Member) -> list[dict[str, Any]]:
     return [{"tokens": span.tokens, "oldest": span.oldest, "newest": span.newest} for span in spans]
 
 
-def other_segments(lines: Sequence[Asked], segment: int) -> list[dict[str, Any]]:
+def other_segments(lines: Sequence[TurnTalk], segment: int) -> list[dict[str, Any]]:
     """Summaries of the other segments: plans, managed agents, and whatever a program or its code asked."""
     summaries: dict[int, dict[str, Any]] = {}
     for turn, talk in lines:

@@ -17,7 +17,7 @@ from orchestrator.agents.equip import brought_host_tools, check_team, equip
 from orchestrator.errors import ConfigError, ProtocolError, ToolError
 from orchestrator.proxy import wire
 from orchestrator.proxy.lease import Lease
-from orchestrator.proxy.said import Asked
+from orchestrator.proxy.requests import AgentRequest
 from orchestrator.settings.sources import load_config
 from orchestrator.settings.table import EnvSettings
 from orchestrator.tools.base import FILE_TOOLS
@@ -374,11 +374,11 @@ async def test_managed_agents_have_steps_and_segments_of_their_own() -> None:
     lease = Lease(a_plan(agent=agent), completer, None, {})
     inner = (Message("user", "inner"),)
     longer = (*TALK, Message("assistant", "one"), Message("user", "told"))
-    await lease.complete(Asked(1, ACTION, TALK), b"1")
-    await lease.complete(Asked(2, ACTION, inner, (), "helper"), b"2")
+    await lease.complete(AgentRequest(1, ACTION, TALK), b"1")
+    await lease.complete(AgentRequest(2, ACTION, inner, (), "helper"), b"2")
     more = (*inner, Message("assistant", "two"), Message("user", "go on"))
-    await lease.complete(Asked(3, ACTION, more, (), "helper"), b"3")
-    await lease.complete(Asked(4, ACTION, longer), b"4")
+    await lease.complete(AgentRequest(3, ACTION, more, (), "helper"), b"3")
+    await lease.complete(AgentRequest(4, ACTION, longer), b"4")
     assert [(turn.agent, turn.segment) for turn in lease.turns] == [("", 0), ("helper", 1), ("helper", 1), ("", 0)]
     assert [request.stop[-1] for request in completer.requests] == [
         "</code>",
@@ -387,15 +387,15 @@ async def test_managed_agents_have_steps_and_segments_of_their_own() -> None:
         "</code>",
     ]
     with pytest.raises(ProtocolError, match="no managed agent 'stranger'"):
-        await lease.complete(Asked(5, ACTION, longer, (), "stranger"), b"5")
+        await lease.complete(AgentRequest(5, ACTION, longer, (), "stranger"), b"5")
     with pytest.raises(ProtocolError, match="only a program"):
-        await lease.complete(Asked(5, ACTION, longer, ("x",)), b"5")
-    assert (await lease.complete(Asked(5, ACTION, longer), b"5")).ended == "max_steps"
+        await lease.complete(AgentRequest(5, ACTION, longer, ("x",)), b"5")
+    assert (await lease.complete(AgentRequest(5, ACTION, longer), b"5")).ended == "max_steps"
 
 
 async def test_a_program_brings_its_own_stop_strings_and_no_others_hold() -> None:
     completer = ScriptedCompleter(["one", "two"])
     lease = Lease(a_plan(agent=an_agent(kind="program")), completer, None, {})
-    await lease.complete(Asked(1, ACTION, TALK, ("END",)), b"1")
-    await lease.complete(Asked(2, ACTION, TALK), b"2")
+    await lease.complete(AgentRequest(1, ACTION, TALK, ("END",)), b"1")
+    await lease.complete(AgentRequest(2, ACTION, TALK), b"2")
     assert [request.stop for request in completer.requests] == [("END",), ()]

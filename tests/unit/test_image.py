@@ -125,7 +125,7 @@ def test_dockerfile_and_code_agree() -> None:
 @pytest.mark.parametrize("name", [REQUIREMENTS, *map(extra_requirements, EXTRAS)])
 def test_requirements_are_pinned_hashed_and_the_same_for_every_machine(name: str) -> None:
     text = BuildContext.read(context_root(), EXTRAS)[name].decode()
-    entries = [e for e in re.split(r"\n(?=\S)", text.replace("\\n", "")) if not e.startswith("#")]
+    entries = [e for e in re.split(r"\n(?=\S)", text.replace("\\\n", "")) if not e.startswith("#")]
     assert len(entries) > 10
     for entry in entries:
         assert re.match(r"[a-z0-9-]+==\S+ +--hash=sha256:[0-9a-f]{64}", entry), entry[:60]

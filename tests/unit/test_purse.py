@@ -12,7 +12,7 @@ import pytest
 from orchestrator.engine.orchestrator import Orchestrator
 from orchestrator.errors import ConfigError, CostReached
 from orchestrator.proxy.lease import Lease
-from orchestrator.proxy.said import Asked
+from orchestrator.proxy.requests import AgentRequest
 from orchestrator.rules.observer import Observer
 from orchestrator.rules.purse import Purse
 from orchestrator.run.prices import Prices
@@ -174,7 +174,7 @@ async def test_tools_and_formats_in_a_prompt_are_paid_too(known: bool) -> None:
         completer = ScriptedCompleter(["hello"])
         completer.guides = True
         lease = Lease(plan, completer, WordTokenizer() if known else None, {}, purse=purse)
-        reply = await lease.complete(Asked(1, CompletionKind.ACTION, TALK, wishes=wishes), b"1")
+        reply = await lease.complete(AgentRequest(1, CompletionKind.ACTION, TALK, wishes=wishes), b"1")
         assert reply.ended == FailedName.CANCELLED
         assert isinstance(lease.fatal, CostReached)
 

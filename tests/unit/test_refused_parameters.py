@@ -18,7 +18,7 @@ from orchestrator.completion.http import HttpClient
 from orchestrator.completion.retry import RetryPolicy
 from orchestrator.errors import CompletionError, ContextLengthError, EnvironmentUnusable, ParameterError
 from orchestrator.proxy.lease import Lease
-from orchestrator.proxy.said import Asked
+from orchestrator.proxy.requests import AgentRequest
 from orchestrator.types import AgentSpec, CompletionKind, Message, Sampling, Wishes
 from tests.fakes.plans import a_plan
 
@@ -329,13 +329,15 @@ async def test_a_parameter_that_one_kind_alone_does_not_take_is_no_end_of_the_po
             agent = AgentSpec(kind=kind, call_format="hermes")  # type: ignore[arg-type]
             plan = a_plan(agent=agent, sampling=replace(SAMPLING, temperature=0.7))
             lease = Lease(plan, completer, None, {})
-            first = await lease.complete(Asked(1, CompletionKind.PLAN, TALK), b"1")
+            first = await lease.complete(AgentRequest(1, CompletionKind.PLAN, TALK), b"1")
             assert first.completion is not None
             more = (*TALK, Message("assistant", "two"), Message("user", "And?"))
-            second = await lease.complete(Asked(2, CompletionKind.ACTION, more, wishes=Wishes(tools=TOOL)), b"2")
+            second = await lease.complete(
+                AgentRequest(2, CompletionKind.ACTION, more, wishes=Wishes(tools=TOOL)), b"2"
+            )
             if kind == "program":
                 assert second.refused is not None
-                assert "env.temperature" in second.refused.told
+                assert "env.temperature" in second.refused.text
                 assert lease.live
             else:
                 assert second.ended == "llm_error"
@@ -406,3 +408,16 @@ async def test_a_list_of_models_that_nobody_can_read_names_no_server(models: Any
             assert (await completer.sample(request())).text == "two"
         finally:
             await completer.aclose()
+
+
+async def test_an_error_that_passes_teaches_no_folding() -> None:
+    failures = iter(range(2))
+
+    def says(body: dict[str, Any]) -> tuple[int, Any] | None:
+        return (500, error("worker died")) if next(failures, None) is not None else None
+
+    async with serving(Strict(says)) as (address, bodies):
+        completer = ChatCompleter(HttpClient(Endpoint(address, "m")), RetryPolicy(attempts=2))
+        assert (await completer.sample(request())).text == "two"
+        await completer.aclose()
+    assert [message["role"] for message in bodies[-1]["messages"]] == ["system", "user"]

@@ -14,7 +14,7 @@ from orchestrator.completion.replay import ReplayCompleter
 from orchestrator.demo import recording, tokenizer
 from orchestrator.errors import EnvironmentUnusable, RecordError
 from orchestrator.proxy.lease import Lease
-from orchestrator.proxy.said import Asked
+from orchestrator.proxy.requests import AgentRequest
 from orchestrator.rules.outcome import Refused
 from orchestrator.types import (
     Completion,
@@ -118,7 +118,7 @@ async def test_a_call_beyond_the_recording_is_named_and_never_invented(
 
 async def test_a_rollout_that_goes_beyond_its_recording_is_neither_scored_nor_tried_again(run: Path) -> None:
     lease = Lease(a_plan(index=7), ReplayCompleter.open(run), None, {})
-    reply = await lease.complete(Asked(1, CompletionKind.ACTION, TALK), b"")
+    reply = await lease.complete(AgentRequest(1, CompletionKind.ACTION, TALK), b"")
     assert reply.ended == FailedName.RECORD_ERROR
     ended = await lease.ended()
     assert isinstance(ended, Refused)

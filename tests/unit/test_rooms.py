@@ -22,6 +22,7 @@ NEEDED = {
     ("proxy.turns", "completion.prompt_text"): "a lease says how an answer begins",
     ("proxy.turns", "completion.harmless"): "a lease looks once at the tools that a program brings",
     ("proxy.lease", "completion.control"): "a lease asks the endpoint's control who is to blame",
+    ("proxy.completions", "completion.control"): "its completions ask that",
     ("proxy.lease", "tools.arguments"): "what a sandbox gives a tool must fit the record before it is called",
     ("proxy.server", "launch.names"): "both sides agree on the name of the socket",
     ("proxy.service", "tasks.attachments"): "one place opens attachments, and never through a link",

@@ -19,8 +19,8 @@ from orchestrator.completion.retry import RetryPolicy
 from orchestrator.errors import CompletionError, ContextLengthError, EnvironmentUnusable, ParameterError
 from orchestrator.proxy.lease import Lease
 from orchestrator.proxy.requests import AgentRequest
-from orchestrator.types import AgentSpec, CompletionKind, Message, Sampling, Wishes
-from tests.fakes.plans import a_plan
+from orchestrator.types import CompletionKind, Message, Sampling, Wishes
+from tests.fakes.plans import a_plan, an_agent
 
 ONCE = RetryPolicy(attempts=1, pauses=0)
 SAMPLING = Sampling(temperature=1.0, top_p=1.0, max_tokens=64, seed=1)
@@ -326,7 +326,7 @@ async def test_a_parameter_that_one_kind_alone_does_not_take_is_no_end_of_the_po
     async with serving(Strict(says)) as (address, _):
         for kind in ("program", "tool_calling"):
             completer = ChatCompleter(HttpClient(Endpoint(address, "m")), ONCE)
-            agent = AgentSpec(kind=kind, call_format="hermes")  # type: ignore[arg-type]
+            agent = an_agent(kind=kind, call_format="hermes")
             plan = a_plan(agent=agent, sampling=replace(SAMPLING, temperature=0.7))
             lease = Lease(plan, completer, None, {})
             first = await lease.complete(AgentRequest(1, CompletionKind.PLAN, TALK), b"1")

@@ -181,8 +181,8 @@ class OrchestratorEnv(BaseEnv):  # type: ignore[misc]
         """As in Atropos, but with no more rollouts than the group has."""
         if not self.service.tracking.wanted:
             return
-        asked = self.config.num_rollouts_per_group_for_logging
-        count = len(scored_data["tokens"]) if asked == -1 else min(asked, len(scored_data["tokens"]))
+        limit = self.config.num_rollouts_per_group_for_logging
+        count = len(scored_data["tokens"]) if limit == -1 else min(limit, len(scored_data["tokens"]))
         rows = [(self.tokenizer.decode(scored_data["tokens"][i]), scored_data["scores"][i]) for i in range(count)]
         self.rollouts_for_wandb.append(rows)
         del self.rollouts_for_wandb[: -self.config.num_rollouts_to_keep or None]
@@ -207,5 +207,5 @@ def _folder(name: str) -> str:
     """The folder of a tokenizer loaded by this name: Atropos would ask the hub again, and wait without network."""
     if tokenizer_folder(name):
         return name
-    found = try_to_load_from_cache(name, "tokenizer_config.json")
-    return str(Path(found).parent) if isinstance(found, str) else name
+    cached = try_to_load_from_cache(name, "tokenizer_config.json")
+    return str(Path(cached).parent) if isinstance(cached, str) else name

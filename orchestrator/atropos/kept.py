@@ -38,8 +38,8 @@ class Kept(Listener):
 
     def result(self, plan: RolloutPlan, tokenizer: Tokenizer | None) -> Result | None:
         """The result of this attempt; None: it is still to be made."""
-        known = self._results.get(plan.group, {}).get(plan.rollout_id)
-        return known or self._earlier.result(plan, tokenizer)
+        result = self._results.get(plan.group, {}).get(plan.rollout_id)
+        return result or self._earlier.result(plan, tokenizer)
 
     def read(self, output: OpenRun, is_done: Callable[[int], bool]) -> None:
         """Reads the files of a run that is continued."""

@@ -214,9 +214,11 @@ def _waits() -> Any:
     """Limits: by default wandb waits 90 s at the start, and without limit at the end."""
     import wandb
 
-    known = getattr(wandb.Settings, "model_fields", {})  # older versions have not all of them
+    settings = getattr(wandb.Settings, "model_fields", {})  # older versions have not all of them
     set_outside = {name for name in _WAITS_S if os.environ.get(f"WANDB_{name.upper()}")}
-    waits: dict[str, Any] = {name: s for name, s in _WAITS_S.items() if name in known and name not in set_outside}
+    waits: dict[str, Any] = {
+        name: s for name, s in _WAITS_S.items() if name in settings and name not in set_outside
+    }
     return wandb.Settings(**waits)
 
 

@@ -42,9 +42,9 @@ def run(config: Config, run_dir: Path, rollout: str | None) -> int:
 def _replaying(config: Config, path: Path, recorded: Replayable) -> Config:
     """The run's settings with its recording as endpoint. Web tools are offered if the run had them, and answer
     from the record: offering them takes a key, which is never sent."""
-    given = config.openai[0]
+    recording = config.openai[0]
     server = OpenAISettings(
-        base_url=f"replay:{path}", model_name=given.model_name, startup_timeout=given.startup_timeout
+        base_url=f"replay:{path}", model_name=recording.model_name, startup_timeout=recording.startup_timeout
     )
     key = Secret("recorded") if recorded.web_tools else Secret()
     return replace(config, openai=(server,), tavily_api_key=key)
@@ -53,10 +53,10 @@ def _replaying(config: Config, path: Path, recorded: Replayable) -> Config:
 def _tasks(config: Config, path: Path, recorded: Replayable) -> dict[str, Task]:
     """The recording's tasks that the data set still has. Raises ConfigError where it has none."""
     source = tasks_of(config.env, read_description(path))
-    found = {name: task for name, task in source.named(recorded.tasks).items() if isinstance(task, Task)}
-    if not found:
+    tasks = {name: task for name, task in source.named(recorded.tasks).items() if isinstance(task, Task)}
+    if not tasks:
         raise ConfigError(f"none of the run's tasks is in {source.name}; name the data set with --env.dataset")
-    return found
+    return tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +136,9 @@ async def _played(
         counts["broken"] += 1
         _say(then, f"broke: {failure.name}: {failure.reason}")
         return True
-    found = differences(then, results[-1])
-    counts["different" if found else "same"] += 1
-    _say(then, f"differs: {'; '.join(found)}" if found else f"same, {then.outcome.name}")
+    unlike = differences(then, results[-1])
+    counts["different" if unlike else "same"] += 1
+    _say(then, f"differs: {'; '.join(unlike)}" if unlike else f"same, {then.outcome.name}")
     return True
 
 

@@ -23,7 +23,7 @@ from orchestrator.rescoring.grouping import Grouping
 from orchestrator.rescoring.output import SETTING, NewRun, new_run
 from orchestrator.rescoring.rescore import LeftOut, Overview, Rescored, Rescorer, Result
 from orchestrator.rescoring.table import print_changes
-from orchestrator.rules.text import printable, told
+from orchestrator.rules.text import error_line, printable
 from orchestrator.run.directory import new_run_directory
 from orchestrator.run.files import (
     GROUPS_FILE,
@@ -189,5 +189,5 @@ def _report(run: NewRun, path: Path) -> str:
     try:
         write_report(run.folder, run.groups, html)
     except Exception as error:  # the data are written: a failing report must not fail them
-        return f"none, it could not be written: {told(error)}"
+        return f"none, it could not be written: {error_line(error)}"
     return str(path / html.name)

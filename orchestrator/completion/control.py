@@ -22,9 +22,9 @@ class EndpointControl:
         self._controls: dict[int, Control] = {}
 
     @property
-    def asked(self) -> int:
+    def questions(self) -> int:
         """How many neutral prompts were sent."""
-        return sum(control.asked for control in self._controls.values())
+        return sum(control.questions for control in self._controls.values())
 
     async def answer(self, plan: RolloutPlan, *, age_s: float = 0.0) -> ControlAnswer:
         """The answer of this rollout's server to the neutral prompt. `age_s`: as for `Control.answer`."""

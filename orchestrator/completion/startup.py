@@ -67,7 +67,7 @@ class WaitLines:
         return f"still waiting for {wait.who}, {wait.waited_s:.0f} of {wait.timeout_s:g} s: {wait.answer}"
 
 
-def said(say: Callable[[str], None]) -> Callable[[Wait], None]:
+def wait_sayer(say: Callable[[str], None]) -> Callable[[Wait], None]:
     """Tells people of waits, line by line."""
     lines = WaitLines()
 

@@ -50,12 +50,12 @@ class Draws:
         """At most `wanted` groups of good tasks. With `rounds` the tasks come again if there are fewer, each round
         with an epoch of its own unless it is named: the next one may be named by another call. Bad tasks come in
         the first round only."""
-        good, seen = 0, Counter[str]()
+        good, counts = 0, Counter[str]()
         for number in itertools.count():
             round_epoch, good_before = self._begin(epoch), good
             if epoch is None:
-                seen.clear()
-            for task, again in self._read(tasks, seen, 0 if epoch is None else number):
+                counts.clear()
+            for task, again in self._read(tasks, counts, 0 if epoch is None else number):
                 if good >= wanted:
                     return
                 if number == 0 or isinstance(task, Task):
@@ -65,15 +65,15 @@ class Draws:
                 return
 
     def _read(
-        self, tasks: Iterable[Task | BadTask], seen: Counter[str], rounds: int = 0
+        self, tasks: Iterable[Task | BadTask], counts: Counter[str], rounds: int = 0
     ) -> Iterator[tuple[Task | BadTask, int]]:
-        """(task, how often it came before). `seen`: how often each one did; `rounds`: how often all did."""
+        """(task, how often it came before). `counts`: how often each one did; `rounds`: how often all did."""
         for row in tasks:
             task, again = self._fitting(row), rounds
             # A source has no task twice, and to count them would keep all ids in memory.
             if not isinstance(tasks, Source):
-                again = seen[task.task_id]
-                seen[task.task_id] += 1
+                again = counts[task.task_id]
+                counts[task.task_id] += 1
             yield task, again
 
     def _begin(self, epoch: int | None) -> int:

@@ -139,11 +139,11 @@ class Executor:
         results: list[Result] = []
         failures = excuses = agent_errors = 0
         sampled: Attempt | None = None  # by an earlier process, not graded yet
-        known = await asyncio.to_thread(self._earlier, plan)
+        earlier = await asyncio.to_thread(self._earlier, plan)
         while True:
-            made_now, host = known is None, None
-            if known is not None:
-                result = known
+            made_now, host = earlier is None, None
+            if earlier is not None:
+                result = earlier
             else:
                 attempt, host = await self._attempt(plan, turn, sampled)
                 if attempt is None:
@@ -166,8 +166,8 @@ class Executor:
             agent_errors += made_now and failure.name is FailedName.AGENT_ERROR
             following = next_attempt(plan)
             # If an earlier process made the next attempt, that one counts, whatever the retries left here.
-            known = await asyncio.to_thread(self._earlier, following)
-            if known is None and (failures > self._max_retries or agent_errors >= MAX_AGENT_ERRORS):
+            earlier = await asyncio.to_thread(self._earlier, following)
+            if earlier is None and (failures > self._max_retries or agent_errors >= MAX_AGENT_ERRORS):
                 break
             plan = following
             if made_now:

@@ -12,10 +12,10 @@ from orchestrator.types import Attempt, Failed, FailedName, Group
 
 WINDOW = 32
 LEAST = 16
-GROUPS = 12  # so many broken tasks in a row are no accident; ten may well be
+GROUPS = 12  # this many broken tasks in a row are no accident; ten may be one
 UNHEALTHY = 0.75
 GROUPS_WITHOUT_COMPLETION = 3  # in a row: by then it is neither the task nor chance
-KINDS_TOLD = 8  # of refused requests
+MAX_KINDS = 8  # of refused requests
 _PARTICULARS = re.compile(r"\d+|'[^']*'|\"[^\"]*\"")  # of one request: numbers, and what it said
 _OTHERS_FAULT = frozenset((FailedName.BAD_TASK, FailedName.CANCELLED))
 
@@ -25,7 +25,7 @@ class HealthGate:
 
     Each rollout counts once, by its last attempt. Some tasks always break, and may come in a row: so the failures
     must come from at least `groups` groups, and groups that broke in an earlier process of the run do not count.
-    `window`: how many rollouts are looked back at; no verdict before there were `least` of them. After a verdict
+    `window`: how many rollouts are window back at; no verdict before there were `least` of them. After a verdict
     it counts anew.
     """
 
@@ -53,17 +53,17 @@ class HealthGate:
             return
         (name, count), *_ = Counter(failed.name for failed in failures).most_common(1)
         reason = next(failed.reason for failed in reversed(failures) if failed.name is name)
-        looked = len(self._last)
+        window = len(self._last)
         self._last.clear()  # a program may go on when the cause is mended
         raise RunUnhealthy(
-            f"{len(failures)} of the last {looked} rollouts broke, {count} of them by {name}, "
+            f"{len(failures)} of the last {window} rollouts broke, {count} of them by {name}, "
             f"in {groups} groups, the last one so: {reason}"
         )
 
 
 class AgentGate:
-    """Ends a run whose agent never gets to a completion, and says at the first such rollout why. `say` is told. So
-    it is of each kind of request that a program was refused after its first completion: such a rollout is scored.
+    """Ends a run whose agent never gets to a completion. `say` gets the reason at the first such rollout. It also
+    gets each kind of request that was refused after a program's first completion: such a rollout is scored.
 
     A group counts if it is dropped, a rollout of it ended as `agent_error` and none sampled anything. A rollout of
     any group that has sampled begins the count anew.
@@ -72,14 +72,14 @@ class AgentGate:
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._said = False
-        self._refusals: set[str] = set()  # the kinds that were told
+        self._refusals: set[str] = set()  # the kinds that were reported
         self._in_a_row = 0
 
     def attempt(self, attempt: Attempt) -> None:
         """One attempt is over."""
         for text in attempt.record.requests.refusals:
             kind = _PARTICULARS.sub("", text)
-            if kind not in self._refusals and len(self._refusals) < KINDS_TOLD:
+            if kind not in self._refusals and len(self._refusals) < MAX_KINDS:
                 self._refusals.add(kind)
                 self._say(f"a request was refused after a completion, the rollout is scored: {one_line(text)}")
         if attempt.record.turns:

@@ -54,7 +54,7 @@ class EvaluationFiles:
         env: EnvSettings,
         *,
         resume: bool,
-        counted: Callable[[Counted | CountedBadTask], None] = lambda told: None,
+        counted: Callable[[Counted | CountedBadTask], None] = lambda line: None,
     ) -> None:
         self.path = directory
         self.target = env.data_dir_to_save_evals or directory

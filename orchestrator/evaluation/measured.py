@@ -122,27 +122,27 @@ class Evaluation(Listener):
     def metrics(self) -> dict[str, float]:
         """Flat names and finite numbers, for metrics.json and Weights & Biases. Shares without a judged sample are
         left out."""
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for k in sizes_of_k(self.samples_per_task):
-            _add(found, f"eval/pass@{k}", self.pass_at(k))
-        _add(found, "eval/accuracy", self.pass_at(1))
+            _add(metrics, f"eval/pass@{k}", self.pass_at(k))
+        _add(metrics, "eval/accuracy", self.pass_at(1))
         if (mean := self.mean_score()) is not None:
-            found["eval/score_mean"] = mean
+            metrics["eval/score_mean"] = mean
         if self.missing:
-            found["eval/accuracy_missing_wrong"] = self.least_accuracy
+            metrics["eval/accuracy_missing_wrong"] = self.least_accuracy
         for part in ("level", "source"):
             for label, tasks in by_part(self.tasks, part).items():
-                _add(found, f"eval/accuracy_{part}_{label}", self.pass_at(1, tasks))
-        found |= {
+                _add(metrics, f"eval/accuracy_{part}_{label}", self.pass_at(1, tasks))
+        metrics |= {
             "eval/tasks": len(self.tasks),
             "eval/samples": self.samples,
             "eval/samples_missing": self.missing,
             "eval/bad_tasks": self.bad_tasks,
             "eval/retries": self.retries,
         }
-        found |= {f"eval/outcome_{name}": count for name, count in sorted(self.outcomes.items())}
-        found |= {f"eval/{name}": self.mean(name) for name in SPENT} if self.samples else {}
-        return found | ({"eval/cost": self.cost} if self.prices is not None else {})
+        metrics |= {f"eval/outcome_{name}": count for name, count in sorted(self.outcomes.items())}
+        metrics |= {f"eval/{name}": self.mean(name) for name in SPENT} if self.samples else {}
+        return metrics | ({"eval/cost": self.cost} if self.prices is not None else {})
 
 
 def spent(attempt: Attempt) -> dict[str, float]:

@@ -35,9 +35,9 @@ def _accuracies(evaluation: Evaluation) -> Table:
         table.add_column(column, justify="left" if not column or "@" in column else "right")
     parts: list[tuple[str, list[MeasuredTask]]] = [("all", evaluation.tasks)]
     for name in ("level", "source"):
-        found = by_part(evaluation.tasks, name)
-        if len(found) > 1 or name == "level":
-            parts += [(f"{name} {label}", tasks) for label, tasks in found.items()]
+        labels = by_part(evaluation.tasks, name)
+        if len(labels) > 1 or name == "level":
+            parts += [(f"{name} {label}", tasks) for label, tasks in labels.items()]
     for label, tasks in parts:
         shown = [str(len(tasks)), str(sum(t.samples for t in tasks)), str(sum(t.correct for t in tasks))]
         mean = evaluation.mean_score(tasks)

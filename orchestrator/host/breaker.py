@@ -1,7 +1,7 @@
 """Pauses launching while Docker or the endpoint does not work.
 
-A failed rollout alone proves nothing: its prompt or its image may be at fault. So the service behind the failure
-is asked without any rollout. Launching pauses only if that fails too, and until it succeeds.
+A failed rollout alone proves nothing: its prompt or its image may be at fault. So the service is asked a question
+of its own. Launching pauses only if that fails too, and until it succeeds.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ class Breaker:
             return
         loop = asyncio.get_running_loop()
         async with self._asking:  # one caller asks, the others wait for the answer
-            asked = 0
+            looks = 0
             while self._away_since is not None:
-                asked += 1
-                await asyncio.sleep(self._backoff.pause_s(asked))
+                looks += 1
+                await asyncio.sleep(self._backoff.pause_s(looks))
                 away_s = loop.time() - self._away_since
                 error = await self._failure()
                 if error is None:
@@ -84,8 +84,8 @@ class Breaker:
                     self._say(f"{self.what} {back} after {away_s:.0f} s, {goes_on}")
                     return
                 self._refuses = isinstance(error, LaunchError)
-                if isinstance(error, EngineUnfitError) and asked >= LOOKS:
-                    raise RunUnhealthy(f"no waiting helps: {error}")
+                if isinstance(error, EngineUnfitError) and looks >= LOOKS:
+                    raise RunUnhealthy(f"waiting does not help: {error}")
                 if away_s > self._patience_s:
                     how = "made no sandbox" if self._refuses else "been away"
                     raise RunUnhealthy(f"{self.what} has {how} for {away_s:.0f} s: {error}")

@@ -16,7 +16,7 @@ from orchestrator.completion.connect import one_answers
 from orchestrator.completion.control import EndpointControl
 from orchestrator.completion.endpoints import REPLAY, endpoint, open_completer
 from orchestrator.completion.find_tokenizer import check_tokenizer, find_tokenizer
-from orchestrator.completion.startup import said
+from orchestrator.completion.startup import wait_sayer
 from orchestrator.completion.tokenizer import HubTokenizer
 from orchestrator.errors import DockerError, EnvironmentUnusable, RolloutError
 from orchestrator.host.advice import is_new
@@ -89,7 +89,7 @@ async def _completer(
     """(the completer, why it asks for text; empty: it asks for ids)."""
     config = needs.config
     if needs.sampler is None:
-        wait = needs.on_wait or said(needs.say)
+        wait = needs.on_wait or wait_sayer(needs.say)
         return await open_completer(config, tokenizer, stack, needs.notes, wait, needs.policy)
     assert tokenizer is not None  # the registry has refused a sampler without one
     needs.notes.append("completions are sampled by the program itself")

@@ -29,7 +29,7 @@ async def run_rollout(plan: RolloutPlan, resources: Resources, provision: Provis
     afterwards."""
     launched_at, loop = time(), asyncio.get_running_loop()
     launch_start = loop.time()
-    async with resources.sandbox(plan.sandbox) as parked:
+    async with resources.sandbox(plan.sandbox) as box:
         launch_s = loop.time() - launch_start
         started_at = launched_at + launch_s
         lease = Lease(
@@ -37,20 +37,20 @@ async def run_rollout(plan: RolloutPlan, resources: Resources, provision: Provis
             resources.completer,
             resources.tokenizer and resources.tokenizer.dated(started_at),
             resources.tools if provision.tools is None else provision.tools,
-            parked.sandbox.cpu_s,
+            box.sandbox.cpu_s,
             resources.equipment,
             output=provision.output,
             control=resources.control,
             purse=resources.purse,
         )
-        parked.server.assign(lease)
+        box.server.assign(lease)
         resources.leases.add(lease)
         try:
-            ending = await _ending(lease, parked.sandbox)
+            ending = await _ending(lease, box.sandbox)
             duration_s, waiting_s = lease.clock.elapsed_s, lease.clock.waiting_s
             awaited = lease.awaited
             await lease.stop()  # nothing comes on record while the files are sent
-            ending, output = await _output(ending, lease, parked.sandbox)
+            ending, output = await _output(ending, lease, box.sandbox)
         finally:
             resources.leases.discard(lease)
             await lease.aclose()  # stops sampling at once, however long the removal of the sandbox takes
@@ -59,12 +59,12 @@ async def run_rollout(plan: RolloutPlan, resources: Resources, provision: Provis
             turns=tuple(lease.turns),
             tool_calls=tuple(lease.tool_calls),
             steps=tuple(lease.steps),
-            sandbox_id=parked.sandbox.sandbox_id,
+            sandbox_id=box.sandbox.sandbox_id,
             exit=ending if isinstance(ending, SandboxExit) else None,
             launch_s=launch_s,
             duration_s=duration_s,
             waiting_s=waiting_s,
-            cpu_s=await parked.sandbox.cpu_s(),
+            cpu_s=await box.sandbox.cpu_s(),
             notes=(SHARED_IDENTITY, *lease.notes) if plan.agent.kind == "program" else (),
             requests=lease.requests,
             output=output,
@@ -95,8 +95,8 @@ async def _ending(lease: Lease, sandbox: Sandbox) -> Ending:
 
 
 async def _impatient(ending: Submission, lease: Lease) -> Submission:
-    """The submission of a program that ended while a completion was awaited. If the endpoint may be the cause, it
-    has the endpoint's answer to a control."""
+    """The submission of a program that ended while a completion was awaited, with the endpoint's answer to a
+    control if the endpoint may be the cause."""
     if ending.answer is not None or not lease.turns:
         return ending
     return replace(ending, control=await lease.control.answer(lease.plan))

@@ -57,12 +57,12 @@ async def parked_sandbox(
             server = await stack.enter_async_context(SandboxServer(directory))
             sandbox = await stack.enter_async_context(launcher.launch(spec, directory))
             late = asyncio.sleep(PARK_TIMEOUT_S, None)
-            parked = await first_of(server.parked(), standstill(), sandbox.exited(), late)
-            if parked is None:
+            start = await first_of(server.parked(), standstill(), sandbox.exited(), late)
+            if start is None:
                 raise LaunchError(f"the sandbox was not ready within {PARK_TIMEOUT_S:g} s")
-            if isinstance(parked, float):  # the sandbox has given up meanwhile
-                raise stood_still(parked)
-            if isinstance(parked, SandboxExit):
-                raise LaunchError(f"the sandbox ended at start: {parked.reason or parked.exit_code}")
-        launcher.demand_confined(parked, spec)
+            if isinstance(start, float):  # the sandbox has given up meanwhile
+                raise stood_still(start)
+            if isinstance(start, SandboxExit):
+                raise LaunchError(f"the sandbox ended at start: {start.reason or start.exit_code}")
+        launcher.demand_confined(start, spec)
         yield ParkedSandbox(sandbox, server)

@@ -18,7 +18,7 @@ from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.trajectory import main_line
 from orchestrator.engine.health import HealthGate
 from orchestrator.errors import RecordError, ScorerError
-from orchestrator.rules.text import told as error_text
+from orchestrator.rules.text import error_line as error_text
 from orchestrator.rules.waits import first_error
 from orchestrator.run.compared import plan_of
 from orchestrator.run.line import (

@@ -68,7 +68,7 @@ def verdict(error: Exception, control: ControlAnswer | None, *, sampled: bool) -
     what = str(error) if isinstance(error, OrchestratorError) else f"no completion: {type(error).__name__}"
     if control is None:
         return Verdict("context_length" if isinstance(error, ContextLengthError) else ours, what)
-    what, cause = f"{what}; {control.told()}", _cause(error)
+    what, cause = f"{what}; {control.remark()}", _cause(error)
     both = isinstance(control.failure, AuthenticationError)
     fatal = cause if both and isinstance(cause, AuthenticationError) else None
     # A parameter was refused to a neutral request, too: of the same kind, which only the operator chooses.

@@ -17,9 +17,9 @@ CACHE_S = 5.0  # how old an answer may be after an outright refusal: a refusal i
 
 @dataclass(frozen=True, slots=True)
 class ControlAnswer:
-    """`failure`: how the control question failed; None: the service answered `said`."""
+    """`failure`: how the control question failed; None: the service answered `reply`."""
 
-    said: str = ""
+    reply: str = ""
     failure: Exception | None = None
 
     @property
@@ -27,11 +27,11 @@ class ControlAnswer:
         """Whether the service works, so that the failure was the policy's own doing."""
         return self.failure is None
 
-    def told(self) -> str:
+    def remark(self) -> str:
         """For the record, appended to the failure's text."""
         if self.failure is not None:
             return f"a neutral question fails too: {self.failure or type(self.failure).__name__}"
-        return f"a neutral question was answered: {' '.join(self.said.split())[:80]!r}"
+        return f"a neutral question was answered: {' '.join(self.reply.split())[:80]!r}"
 
 
 class Control:
@@ -44,7 +44,7 @@ class Control:
         self._lock = asyncio.Lock()
         self._asked_at = float("-inf")
         self._answer = ControlAnswer()
-        self.asked = 0
+        self.questions = 0
 
     async def answer(self, *, age_s: float = 0.0) -> ControlAnswer:
         """An answer to a question asked no longer than `age_s` seconds ago; 0: after this call."""
@@ -53,12 +53,12 @@ class Control:
         async with self._lock:
             if self._asked_at < since:
                 asked_at = loop.time()
-                self._answer = await self._asked()
+                self._answer = await self._put()
                 self._asked_at = asked_at
             return self._answer
 
-    async def _asked(self) -> ControlAnswer:
-        self.asked += 1
+    async def _put(self) -> ControlAnswer:
+        self.questions += 1
         try:
             async with asyncio.timeout(self._timeout_s):
                 return ControlAnswer(await self._ask())

@@ -132,8 +132,8 @@ def decide(
 
 def _of_program(ending: Ending, ended: Ended, *, awaited: bool) -> Failed:
     """Why there is no completion. What the sandbox says of it is for display alone."""
-    said = redact(ending.detail) if isinstance(ending, Submission) else f"{ended.name}, {ended.detail}"
-    why = "\n".join([line for line in said.split("\n") if line.strip()][:MAX_LINES]) or str(ended.name)
+    words = redact(ending.detail) if isinstance(ending, Submission) else f"{ended.name}, {ended.detail}"
+    why = "\n".join([line for line in words.split("\n") if line.strip()][:MAX_LINES]) or str(ended.name)
     # A completion that cannot be served ends the rollout by another name. Requests that were refused are the
     # program's, also where the orchestrator or the endpoint refused them.
     if awaited:
@@ -148,7 +148,7 @@ def _unsampled(ended: Ended) -> str:
 def _decide(ending: Ending, record: Record) -> tuple[Outcome, str | None]:
     match ending:
         case Submission(detail=detail, control=ControlAnswer(served=False) as control):
-            what = f"a completion was still awaited: {redact(detail)}; {control.told()}"
+            what = f"a completion was still awaited: {redact(detail)}; {control.remark()}"
             return Failed(FailedName.LLM_ERROR, what), None
         case Submission(reason="final_answer", answer=answer):
             return _answered(answer)
@@ -169,7 +169,7 @@ def _decide(ending: Ending, record: Record) -> tuple[Outcome, str | None]:
         case DeadlineExpired(sampling_s=sampling_s, control=control):
             if sampling_s <= record.duration_s / 2:
                 return Ended(EndedName.TIMEOUT, "the deadline"), None
-            what = "the deadline, mostly waiting for the endpoint" + (f"; {control.told()}" if control else "")
+            what = "the deadline, mostly waiting for the endpoint" + (f"; {control.remark()}" if control else "")
             # The endpoint works: the policy chose how many completions it waited for, and how long they were.
             if record.sampled_tokens and control is not None and control.served:
                 return Ended(EndedName.TIMEOUT, what), None

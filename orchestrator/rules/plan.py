@@ -108,5 +108,5 @@ def server_of(rollout_id: str, weights: Sequence[float]) -> int:
 
 def _with_own(spec: T, task: Task, own: Mapping[str, tuple[str, type]]) -> T:
     """`spec` with the task's own limits in place of the run's."""
-    known = {field: kind(task.limits[name]) for name, (field, kind) in own.items() if name in task.limits}
-    return replace(spec, **known)
+    values = {field: kind(task.limits[name]) for name, (field, kind) in own.items() if name in task.limits}
+    return replace(spec, **values)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import ConfigError
-from orchestrator.rules.text import told
+from orchestrator.rules.text import error_line
 
 PREFIX = "python:"
 
@@ -27,17 +27,17 @@ def load_object(spec: str, flag: str) -> Any:
     module_name, separator, name = spec.removeprefix(PREFIX).rpartition(":")
     if not spec.startswith(PREFIX) or not separator or not module_name or not name:
         raise ConfigError(f"{flag}: {spec!r} is not of the form python:MODULE:NAME")
-    here = str(Path.cwd())
-    if here not in sys.path:
+    folder = str(Path.cwd())
+    if folder not in sys.path:
         # A console script has its own folder in sys.path, not the current directory.
-        sys.path.append(here)
+        sys.path.append(folder)
     try:
-        found: Any = importlib.import_module(module_name)
+        plugin: Any = importlib.import_module(module_name)
         for part in name.split("."):
-            found = getattr(found, part)
+            plugin = getattr(plugin, part)
     except Exception as error:  # importing runs the operator's code, which may raise anything
-        raise ConfigError(f"{flag}: cannot load {spec!r}: {told(error)}") from error
-    return found
+        raise ConfigError(f"{flag}: cannot load {spec!r}: {error_line(error)}") from error
+    return plugin
 
 
 def raised_at(error: BaseException) -> str:
@@ -56,5 +56,5 @@ def defined_at(function: Callable[..., object]) -> str:
 
 
 def _place(file: str, line: int) -> str:
-    here = Path.cwd()
-    return f" ({Path(file).relative_to(here) if Path(file).is_relative_to(here) else file}:{line})"
+    folder = Path.cwd()
+    return f" ({Path(file).relative_to(folder) if Path(file).is_relative_to(folder) else file}:{line})"

@@ -49,11 +49,11 @@ class Policy:
         named = str(version) if type(version) is int else version
         self.served = Served(_name("version", named), None if model is None else _name("model", model))
         self.saw(self.served.version)
-        await asyncio.gather(*(told(self.served) for told in self._listeners))
+        await asyncio.gather(*(call(self.served) for call in self._listeners))
 
-    def changed(self, told: Callable[[Served], Awaitable[None]]) -> None:
-        """`told` is called with what is served, each time that changes."""
-        self._listeners.append(told)
+    def changed(self, call: Callable[[Served], Awaitable[None]]) -> None:
+        """`call` is called with what is served, each time that changes."""
+        self._listeners.append(call)
 
     def saw(self, version: str | None) -> None:
         """A completion was sampled by this version, or a trainer named it."""
@@ -96,23 +96,23 @@ class Policy:
         Where a server went back to older weights, a span's `newest` is the older one.
         """
         ends = ((span.oldest, span.newest or span.oldest) for span in spans if span.tokens)
-        found = [self.behind(version) for both in ends for version in both]
-        if not found or None in found:
+        distances = [self.behind(version) for both in ends for version in both]
+        if not distances or None in distances:
             return None
-        return max(number for number in found if number is not None)
+        return max(number for number in distances if number is not None)
 
 
 def joined(spans: Sequence[PolicySpan], tokens: int) -> tuple[PolicySpan, ...]:
     """The spans of the first `tokens` tokens, with neighbours of the same policy as one."""
-    whole: list[PolicySpan] = []
+    merged: list[PolicySpan] = []
     for span in spans:
         count = min(span.tokens, tokens)
         tokens -= count
-        if count and whole and (whole[-1].oldest, whole[-1].newest) == (span.oldest, span.newest):
-            whole[-1] = PolicySpan(whole[-1].tokens + count, span.oldest, span.newest)
+        if count and merged and (merged[-1].oldest, merged[-1].newest) == (span.oldest, span.newest):
+            merged[-1] = PolicySpan(merged[-1].tokens + count, span.oldest, span.newest)
         elif count:
-            whole.append(PolicySpan(count, span.oldest, span.newest))
-    return tuple(whole)
+            merged.append(PolicySpan(count, span.oldest, span.newest))
+    return tuple(merged)
 
 
 def _name(what: str, value: object) -> str:

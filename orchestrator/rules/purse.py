@@ -41,13 +41,13 @@ class Purse:
         """Within this block a completion is asked for, of at most so many tokens. Yields a function that takes the
         tokens it really had. Waits for others under way where these may leave enough. Raises CostReached before
         anything is asked."""
-        held = self._price(rollout_id, prompt_tokens, most_tokens)
-        while self.spent + math.fsum(self._held) + held > self.most:
+        price = self._price(rollout_id, prompt_tokens, most_tokens)
+        while self.spent + math.fsum(self._held) + price > self.most:
             if not self._held:
                 raise self.reached
             self._settled.clear()
             await self._settled.wait()
-        self._held.append(held)
+        self._held.append(price)
 
         def settle(prompt: int, sampled: int) -> None:
             self.spent += self._price(rollout_id, prompt, sampled)
@@ -55,7 +55,7 @@ class Purse:
         try:
             yield settle
         finally:
-            self._held.remove(held)
+            self._held.remove(price)
             self._settled.set()
 
     @property

@@ -105,7 +105,7 @@ def one_line(text: str) -> str:
     return plain if len(plain) <= LINE_CHARS else plain[: LINE_CHARS - 1] + "…"
 
 
-def told(error: BaseException, chars: int = 300) -> str:
+def error_line(error: BaseException, chars: int = 300) -> str:
     """An exception of somebody else's code on one line: its type and its text."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:chars]
 

@@ -115,7 +115,7 @@ class ControlledScorer:
 
 def evidence(failure: str, answer: str | None, control: ControlAnswer) -> dict[str, Any]:
     """The evidence of a score that a control decided: the failure, and the control's answer and score."""
-    return {"failure": failure, "control": {"answer": answer, "got": control.said}}
+    return {"failure": failure, "control": {"answer": answer, "got": control.reply}}
 
 
 def first_control(plan: RolloutPlan, *, ids: bool, output: bool) -> Record:

@@ -10,7 +10,7 @@ from pathlib import Path
 from orchestrator.completion.base import Tokenizer
 from orchestrator.completion.trajectory import main_line
 from orchestrator.errors import RecordError, ScorerError
-from orchestrator.rules.text import told
+from orchestrator.rules.text import error_line
 from orchestrator.scorers.base import Scorer
 from orchestrator.types import Attempt, Ended, Failed, FailedName, Member, Output, Trajectory
 
@@ -54,4 +54,4 @@ async def _trajectory(attempt: Attempt, tokenizer: Tokenizer | None) -> Trajecto
     except RecordError:
         raise
     except Exception as error:
-        raise RecordError(f"no trajectory can be made of it: {told(error)}") from error
+        raise RecordError(f"no trajectory can be made of it: {error_line(error)}") from error

@@ -198,7 +198,7 @@ def _blamed(plan: RolloutPlan, parts: Mapping[str, float], judging: _Asked, cont
         **judging.evidence(),
         "verdict": "incorrect",
         "reason": "the judge gives no verdict on this answer, and one on the reference answer",
-        "control": [control.said],
+        "control": [control.reply],
     }
     failure_evidence = evidence(judging.failure(), str(plan.task.answer), control)
     return Score(0.0, {**parts, "judge": 0.0}, {**failure_evidence, "judge": verdict_evidence})

@@ -13,7 +13,7 @@ from orchestrator.completion.base import Endpoint
 from orchestrator.completion.chat import ChatCompleter
 from orchestrator.completion.endpoints import judge_serves, openai_root
 from orchestrator.completion.http import HttpClient
-from orchestrator.completion.startup import Patience, said
+from orchestrator.completion.startup import Patience, wait_sayer
 from orchestrator.errors import ConfigError
 from orchestrator.rules.plugins import PREFIX
 from orchestrator.scorers.base import Scorer
@@ -95,7 +95,7 @@ async def _judge(
     if not judge.hosted:
         # The judge is as likely to be loading as the models that are judged.
         timeout_s = max(server.startup_timeout for server in config.openai)
-        serves = judge_serves(completer, Patience(timeout_s, said(say)))
+        serves = judge_serves(completer, Patience(timeout_s, wait_sayer(say)))
         if meanwhile is None:
             await serves
         else:

@@ -24,7 +24,7 @@ from typing import IO, Any
 
 from orchestrator.errors import ConfigError, ScorerError
 from orchestrator.rules.plugins import defined_at, load_object, raised_at
-from orchestrator.rules.text import told
+from orchestrator.rules.text import error_line
 from orchestrator.scorers.strategies import StrategyScorer
 from orchestrator.types import Ended, Record, RolloutPlan, Score
 
@@ -100,7 +100,7 @@ def _reply(name: str, at: str, function: Function, rollout: bytes) -> dict[str, 
 def _error_text(error: BaseException) -> str:
     """The exception on one line. Its text is made by its own code, which may fail too."""
     try:
-        return told(error)
+        return error_line(error)
     except BaseException:
         return type(error).__name__
 

@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import Any
 
 from orchestrator.errors import ConfigError
-from orchestrator.rules.text import told
+from orchestrator.rules.text import error_line
 from orchestrator.rules.waits import running_timeout
 from orchestrator.scorers.process import FLAG, LENGTH
 from orchestrator.scorers.strategies import StrategyScorer, needed
@@ -53,7 +53,7 @@ def packed(scorer: StrategyScorer | str, plan: RolloutPlan, record: Record, ende
         return pickle.dumps((*values, ended))
     except Exception as error:  # metadata of a `python:` source may be unpicklable
         name = scorer if isinstance(scorer, str) else scorer.strategy
-        raise Ungraded(f"{name}: the task cannot be handed over: {told(error, _MAX_REASON)}") from error
+        raise Ungraded(f"{name}: the task cannot be handed over: {error_line(error, _MAX_REASON)}") from error
 
 
 class GradingProcesses:

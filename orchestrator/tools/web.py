@@ -47,7 +47,7 @@ class _WebTool(ABC):
         as `tool_error` only if the control fails too."""
         if not self._fail_rollouts or (control := await self._control.answer(age_s=CACHE_S)).served:
             return ToolError(str(failure))
-        return ToolServiceError(f"{failure}; {control.told()}")
+        return ToolServiceError(f"{failure}; {control.remark()}")
 
 
 class WebSearch(_WebTool):

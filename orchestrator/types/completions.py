@@ -67,8 +67,8 @@ class Completion:
         tokens, logprobs = self.tokens_T, self.logprobs_T
         if tokens is not None and logprobs is not None and len(tokens) != len(logprobs):
             raise ValueError(f"{len(tokens)} tokens but {len(logprobs)} log-probs")
-        if self.spans and tokens is not None and (told := sum(span.tokens for span in self.spans)) != len(tokens):
-            raise ValueError(f"{len(tokens)} tokens but spans of {told}")
+        if self.spans and tokens is not None and (count := sum(span.tokens for span in self.spans)) != len(tokens):
+            raise ValueError(f"{len(tokens)} tokens but spans of {count}")
 
     def sampled_from(self, spans: tuple[PolicySpan, ...]) -> Completion:
         """The same, attributed to these policies. `spans` is kept only where it says more than a version."""

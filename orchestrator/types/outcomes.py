@@ -95,7 +95,7 @@ def last_attempts(attempts: Iterable[Attempt]) -> list[Attempt]:
     """The last attempt of each rollout of a group, in the order of the places."""
     last: dict[int, Attempt] = {}
     for attempt in attempts:
-        known = last.get(attempt.plan.index)
-        if known is None or attempt.plan.attempt > known.plan.attempt:
+        latest = last.get(attempt.plan.index)
+        if latest is None or attempt.plan.attempt > latest.plan.attempt:
             last[attempt.plan.index] = attempt
     return [last[index] for index in sorted(last)]

@@ -10,7 +10,7 @@ from rollout_api.v1 import sandbox_pb2 as pb
 
 from orchestrator.agents.equipment import Equipment
 from orchestrator.completion.tokenizer import HubTokenizer
-from orchestrator.engine.health import KINDS_TOLD, AgentGate
+from orchestrator.engine.health import MAX_KINDS, AgentGate
 from orchestrator.errors import ProtocolError
 from orchestrator.proxy import wire
 from orchestrator.proxy.lease import MAX_COUNTED, Lease
@@ -163,7 +163,7 @@ def test_what_a_sandbox_makes_up_cannot_flood_a_terminal() -> None:
     gate = AgentGate(told.append)
     for number in range(100):
         gate.attempt(an_attempt("\x1b[31m" + "x" * number + "\nmore"))
-    assert len(told) == KINDS_TOLD
+    assert len(told) == MAX_KINDS
     assert not any("\x1b" in line or "\n" in line for line in told)
 
 

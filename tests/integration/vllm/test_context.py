@@ -74,7 +74,7 @@ async def test_a_rollout_ends_where_the_context_does(
         reply = await rollout.ask()
         if room < 1:
             assert (await ended(rollout))[0] == reply.ended == "context_length"
-            assert rollout.lease.control.asked == 0, "nothing needed to be tried"
+            assert rollout.lease.control.questions == 0, "nothing needed to be tried"
         else:
             assert reply.completion is not None
             assert len(reply.completion.tokens_T or ()) <= room
@@ -95,7 +95,10 @@ async def test_so_it_does_where_the_server_did_not_say_what_it_holds(
         assert (await rollout.ask()).completion is not None
         await rollout.fill(room)
         assert (await rollout.ask()).ended == "context_length"
-        assert "the endpoint answered a neutral prompt" in (await ended(rollout))[1] or rollout.lease.control.asked
+        assert (
+            "the endpoint answered a neutral prompt" in (await ended(rollout))[1]
+            or rollout.lease.control.questions
+        )
 
 
 async def test_a_program_may_shorten_its_conversation(plain: VllmServer, tokenizer: HubTokenizer) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from orchestrator.cluster.image import SavedImages, image_id, nowhere
 from orchestrator.cluster.node import Node
-from orchestrator.cluster.order import Broken, Opening, demand_same
+from orchestrator.cluster.order import Broken, NodeFacts, Opening, demand_same
 from orchestrator.cluster.remote import Link, ListedNode, NodeLost
 from orchestrator.completion.replay import Replayed
 from orchestrator.completion.startup import Wait, WaitLines
@@ -25,7 +25,6 @@ from orchestrator.host.breaker import PATIENCE_S
 from orchestrator.host.needs import HostNeeds
 from orchestrator.rules.policy import Served
 from orchestrator.rules.waits import first_of, uninterrupted
-from orchestrator.tools.base import ToolFacts
 
 log = logging.getLogger(__name__)
 
@@ -57,10 +56,7 @@ class Members:
         self.nodes: dict[str, Node] = {}
         self.ended: BaseException | None = None
         self.replayed: Replayed | None = None
-        self.takes_ids = False
-        self.why_text = ""
-        self.tools: Mapping[str, ToolFacts] = {}
-        self.sandbox: Mapping[str, Any] = {}
+        self.facts: NodeFacts | None = None  # of the first node that was opened: all are alike
         self._env = needs.config.env
         self._spec = needs.config.sandbox_spec()
         self._needs = needs
@@ -268,11 +264,9 @@ class Members:
         facts = await remote.open(self._opening)
         if isinstance(facts, Broken):
             raise facts.error(node.name)
-        if self.sandbox and facts.takes_ids != self.takes_ids:
+        self.facts = self.facts or facts
+        if facts.takes_ids != self.facts.takes_ids:
             raise EnvironmentUnusable("its endpoint gives token ids and that of the others not, or the reverse")
-        if not self.sandbox:
-            self.sandbox, self.takes_ids, self.tools = facts.sandbox, facts.takes_ids, facts.tools
-            self.why_text = facts.why_text
         for note in facts.notes:
             if note not in self._noted:  # the nodes of a cluster are alike
                 self._noted.add(note)

@@ -28,7 +28,7 @@ from orchestrator.agents.equip import equip
 from orchestrator.cluster.image import SavedImages
 from orchestrator.cluster.members import Members
 from orchestrator.cluster.node import Node
-from orchestrator.cluster.order import Broken, Opening, Order, for_node, software
+from orchestrator.cluster.order import Broken, NodeFacts, Opening, Order, for_node, software
 from orchestrator.cluster.parcels import Desk
 from orchestrator.cluster.placement import Rooms
 from orchestrator.cluster.remote import Link
@@ -167,16 +167,21 @@ class Nodes:
     # ------------------------------------------------------------ as `Hosts`
 
     @property
+    def _facts(self) -> NodeFacts:
+        assert self._members.facts is not None  # a run opens with at least one node
+        return self._members.facts
+
+    @property
     def takes_ids(self) -> bool:
-        return self._members.takes_ids
+        return self._facts.takes_ids
 
     @property
     def why_text(self) -> str:
-        return self._members.why_text
+        return self._facts.why_text
 
     @property
     def tools(self) -> Mapping[str, ToolFacts]:
-        return self._members.tools
+        return self._facts.tools
 
     @contextmanager
     def following(self, demand: Callable[[], float], changed: Callable[[], None]) -> Iterator[None]:
@@ -204,7 +209,7 @@ class Nodes:
 
     async def describe(self) -> dict[str, Any]:
         names = sorted(node.name for node in self._members.nodes.values())
-        return {"agent": self._equipment.describe(), "sandbox": dict(self._members.sandbox), "nodes": names}
+        return {"agent": self._equipment.describe(), "sandbox": dict(self._facts.sandbox), "nodes": names}
 
     def summary(self) -> str:
         warm = self._env.most_warm

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -63,58 +63,37 @@ async def run_group(
 
     `refill` gives the plan of a new rollout for the place of another.
     """
-    drawn = await _draw(plans, executor, policy, refill)
-    attempts = drawn.attempts
-    if policy.zero_variance == "resample" and _enough(drawn, plans, policy) and same(drawn.scores):
-        second = await _draw([refill(plan) for plan in drawn.latest.values()], executor, policy, refill)
+    size = len(plans)
+    draw = await _draw(plans, executor, policy, refill)
+    attempts = draw.attempts
+    if policy.zero_variance == "resample" and draw.is_enough and same(draw.scores):
+        second = await _draw([refill(plan) for plan in draw.latest], executor, policy, refill)
         attempts = attempts + second.attempts
         # If too many rollouts of the second draw break, the first draw is kept.
-        drawn = second if _enough(second, plans, policy) else drawn
-    return Group(
-        number=plans[0].group,
-        task=task,
-        members_G=drawn.members,
-        attempts=attempts,
-        dropped=verdict(
-            policy,
-            len(plans),
-            drawn.scores,
-            [attempt.outcome for attempt in attempts if isinstance(attempt.outcome, Failed)],
-        ),
-    )
+        draw = second if second.is_enough else draw
+    failures = [attempt.outcome for attempt in attempts if isinstance(attempt.outcome, Failed)]
+    dropped = verdict(policy, size, draw.scores, failures)
+    return Group(plans[0].group, task, draw.members, attempts, dropped)
 
 
-@dataclass(frozen=True, slots=True)
-class _Drawn:
-    """Results of one rollout for each place. `latest`: the last plan carried out, by place."""
-
-    members: tuple[Member, ...]
-    attempts: tuple[Attempt, ...]
-    latest: Mapping[int, RolloutPlan]
-
-    @property
-    def scores(self) -> list[float]:
-        return [member.score.value for member in self.members]
-
-
-async def _draw(plans: Sequence[RolloutPlan], executor: Executor, policy: GroupPolicy, refill: Refill) -> _Drawn:
+async def _draw(plans: Sequence[RolloutPlan], executor: Executor, policy: GroupPolicy, refill: Refill) -> _Draw:
     draw = _Draw(policy, len(plans), refill)
     async with asyncio.TaskGroup() as tg:
-        begun = list(plans)
+        following = list(plans)
         running: set[asyncio.Task[tuple[Member | Attempt, ...] | None]] = set()
-        while begun or running:
-            running |= {tg.create_task(executor.execute(plan), name=plan.rollout_id) for plan in begun}
+        while following or running:
+            running |= {tg.create_task(executor.execute(plan), name=plan.rollout_id) for plan in following}
             ended, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             for run in ended:
                 draw.take(run.result())
-            begun = draw.refills()
+            following = draw.refills()
     if draw.unfinished:
         raise Unfinished
-    return draw.drawn()
+    return draw
 
 
 class _Draw:
-    """Decides which broken rollouts are replaced, and when.
+    """One rollout for each place of the group. Decides which broken rollouts are replaced, and when.
 
     Once a rollout of the group has succeeded, the task can be rolled out, and broken ones are replaced at once.
     Until then one at a time is, and no more than MOST_IN_VAIN: a task that always breaks must cost little.
@@ -122,11 +101,11 @@ class _Draw:
 
     def __init__(self, policy: GroupPolicy, size: int, refill: Refill) -> None:
         self.unfinished = False
-        self._refill = refill
+        self._policy, self._size, self._refill = policy, size, refill
         self._left = size if policy.kind == "backfill" else 0
         self._members: dict[int, Member] = {}
         self._attempts: list[Attempt] = []
-        self._latest: dict[int, RolloutPlan] = {}
+        self._latest: dict[int, RolloutPlan] = {}  # the last plan carried out, by place
         self._broken: list[Attempt] = []  # not replaced yet
         self._refilled: set[int] = set()  # places whose refill is running
         self._in_vain = 0  # refills begun before any rollout succeeded
@@ -163,11 +142,29 @@ class _Draw:
         self._refilled |= {attempt.plan.index for attempt in replaced}
         return [self._refill(attempt.plan) for attempt in replaced]
 
-    def drawn(self) -> _Drawn:
-        """All results, in the order of the places."""
-        members = tuple(self._members[index] for index in sorted(self._members))
-        attempts = sorted(self._attempts, key=lambda attempt: (attempt.plan.index, attempt.plan.attempt))
-        return _Drawn(members, tuple(attempts), self._latest)
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """In the order of the places."""
+        return tuple(self._members[index] for index in sorted(self._members))
+
+    @property
+    def scores(self) -> list[float]:
+        return [member.score.value for member in self.members]
+
+    @property
+    def attempts(self) -> tuple[Attempt, ...]:
+        """In the order of the places."""
+        return tuple(sorted(self._attempts, key=lambda attempt: (attempt.plan.index, attempt.plan.attempt)))
+
+    @property
+    def latest(self) -> list[RolloutPlan]:
+        """The last plan of each place."""
+        return list(self._latest.values())
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether the group needs no more members."""
+        return len(self._members) >= self._policy.enough(self._size)
 
 
 def verdict(
@@ -189,7 +186,3 @@ def verdict(
 def same(scores: Sequence[float]) -> bool:
     """Whether there are several scores and all are the same."""
     return len(scores) > 1 and len(set(scores)) == 1
-
-
-def _enough(drawn: _Drawn, plans: Sequence[RolloutPlan], policy: GroupPolicy) -> bool:
-    return len(drawn.members) >= policy.enough(len(plans))

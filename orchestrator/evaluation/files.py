@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.errors import ConfigError, OutputError
 from orchestrator.evaluation.measured import Evaluation, spent
 from orchestrator.rules.waits import uninterrupted
-from orchestrator.run.directory import RunDirectory
 from orchestrator.run.earlier import Earlier, read_earlier
 from orchestrator.run.ending import read_end, small_object
 from orchestrator.run.files import is_going_on, read_description, read_run
@@ -27,6 +26,7 @@ from orchestrator.run.groups import check_writable
 from orchestrator.run.lenient import mapping, numbers
 from orchestrator.run.line import Counted, CountedBadTask
 from orchestrator.run.lines import JsonLines, write_whole
+from orchestrator.run.output import open_directory
 from orchestrator.run.prices import Prices
 from orchestrator.types import Attempt, Ended, Group, Member, last_attempts
 
@@ -62,13 +62,7 @@ class EvaluationFiles:
         if resume and read_run(directory).get("command") != COMMAND:
             raise ConfigError(f"env.resume: {directory} holds no evaluation; is it one of `orchestrator process`?")
         self._env = env
-        self.run = RunDirectory(
-            directory,
-            resume=resume,
-            fsync=env.fsync,
-            full_traces=env.save_full_traces,
-            compress=env.compress == "zstd",
-        )
+        self.run = open_directory(env, directory, resume=resume)
         try:
             # An evaluation has no groups file: recorded attempts are counted again, and none is made again.
             groups = directory / "groups.jsonl"

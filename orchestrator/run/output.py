@@ -45,13 +45,7 @@ def open_run(config: Config, run_path: Path, tally: Tally, form: GroupFormat) ->
     named = packed_name(named) if named is not None and packed else named
     groups_path = fresh_path(named) if named is not None else None  # before the run directory, as it may fail
     try:
-        directory = RunDirectory(
-            run_path,
-            resume=env.resume is not None,
-            fsync=env.fsync,
-            full_traces=env.save_full_traces,
-            compress=packed,
-        )
+        directory = open_directory(env, run_path, resume=env.resume is not None)
     except OrchestratorError:
         if groups_path is not None:
             groups_path.unlink()
@@ -69,6 +63,12 @@ def open_run(config: Config, run_path: Path, tally: Tally, form: GroupFormat) ->
                 tally.earlier_group(written)
         with closing(GroupsFile(groups_path, form=form, fsync=env.fsync)) as groups:
             yield OpenRun(run, groups, earlier)
+
+
+def open_directory(env: EnvSettings, path: Path, *, resume: bool) -> RunDirectory:
+    """The run directory in `path`, to be closed. Raises ConfigError, RunLocked."""
+    packed = env.compress == "zstd"
+    return RunDirectory(path, resume=resume, fsync=env.fsync, full_traces=env.save_full_traces, compress=packed)
 
 
 def program_run_path(env: EnvSettings) -> Path | None:

@@ -347,7 +347,7 @@ async def test_engine_whose_storage_fails_for_good_ends_the_run_at_once_and_by_n
             proxy.door = Door.FULL
             ended = await started.ended()
         assert (ended.code, ended.traceback) == (1, False), ended.stderr
-        assert "no waiting helps: Docker's storage fails: " in ended.stderr
+        assert "waiting does not help: Docker's storage fails: " in ended.stderr
         assert "/dev/fuse" in ended.stderr
         assert "is away" not in ended.stderr
         again = await run("--env.resume", "run", directory=home, environ=environ)

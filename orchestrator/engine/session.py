@@ -90,13 +90,11 @@ class Session:
     ) -> int:
         """The exit code of `work`, or 128 + n after a signal. Raises what ends the run, with the way on."""
         try:
-            return await stoppable(work, drain=drain, drain_timeout_s=drain_timeout_s)
+            return await stoppable(_ungrouped(work), drain=drain, drain_timeout_s=drain_timeout_s)
         except Stopped as stopped:
             begun = f"go on with `{self.way_on}`" if (self.path / RUN_FILE).exists() else "nothing had begun"
             self.say(f"stopped by {stopped}" + (f"; {begun}" if self.command else ""))
             return stopped.exit_code
-        except BaseExceptionGroup as errors:
-            raise first_error(errors) from errors
         except (CostReached, RunUnhealthy) as error:
             if not self.command:
                 raise
@@ -104,3 +102,11 @@ class Session:
                 raise CostReached(f"{error}: `{self.way_on} --env.max_cost MORE`") from error
             way_on = f"`{self.way_on}` goes on, and gets past tasks that are at fault alone"
             raise RunUnhealthy(f"{error}; {way_on}") from error
+
+
+async def _ungrouped(work: Coroutine[Any, Any, int]) -> int:
+    """The result of `work`, or the first error of a group that it raises."""
+    try:
+        return await work
+    except BaseExceptionGroup as errors:
+        raise first_error(errors) from errors

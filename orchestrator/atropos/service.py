@@ -239,7 +239,7 @@ class Service:
             )
             made = max((len(m.trajectory.tokens_T) for m in group.members_G), default=0)
             if group.dropped is None and longest is not None and made > longest:  # made for an earlier trainer
-                group = replace(group, dropped=f"a line of {made} tokens, the trainer takes {longest}")
+                group = replace(group, dropped=f"a line has {made} tokens, the trainer takes {longest}")
             self._kept.made[item.number] = group
         lines = [] if group.dropped is not None else await asyncio.to_thread(maker.group_format.groups, group)
         if self._feed is None:
@@ -288,7 +288,7 @@ class Service:
                 return written
             groups = await self._make(item)
             if not groups:
-                await self._over(item.number, "postprocess_histories left nothing of it")
+                await self._over(item.number, "postprocess_histories returned no group")
             return [_named(group, item.number) for group in groups]
         finally:
             self.work.executor.end(item.number)

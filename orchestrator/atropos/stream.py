@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+import sys
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from orchestrator.engine.draws import Draws
 from orchestrator.errors import ConfigError
 from orchestrator.rules.waits import uninterrupted
 from orchestrator.types import BadTask, Task
 
-BadTaskSeen = Callable[[BadTask, int], Coroutine[Any, Any, None]]
+OnBadTask = Callable[[BadTask, int], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -34,12 +36,12 @@ class TaskStream:
         self,
         tasks: Iterable[Task | BadTask],
         is_done: Callable[[int], bool],
-        bad_task: BadTaskSeen,
+        bad_task: OnBadTask,
         fitting: Callable[[Task | BadTask], Task | BadTask] = lambda task: task,
     ) -> None:
         self._is_done = is_done
         self._bad_task = bad_task
-        self._numbered = _numbered(tasks, fitting)
+        self._draws = Draws(fitting).several(tasks, sys.maxsize, epoch=None, rounds=True)
         self._back: list[Item] = []
         self._reading = asyncio.Lock()
 
@@ -50,32 +52,16 @@ class TaskStream:
         async with self._reading:
             while True:
                 # Sources read files or the network: off the event loop, one task at a time.
-                task, number, epoch = await asyncio.to_thread(next, self._numbered)
-                if self._is_done(number):
+                draw = await asyncio.to_thread(next, self._draws, None)
+                if draw is None:
+                    raise ConfigError("env.dataset: no task of it can be used")
+                if self._is_done(draw.number):
                     continue
-                if isinstance(task, BadTask):
-                    await uninterrupted(self._bad_task(task, number))
+                if isinstance(draw.task, BadTask):
+                    await uninterrupted(self._bad_task(draw.task, draw.number))
                     continue
-                return Item(number, epoch, task)
+                return Item(draw.number, draw.epoch, draw.task)
 
     def put_back(self, item: Item) -> None:
         """Makes the item come again before new ones."""
         heapq.heappush(self._back, replace(item, returned=item.returned + 1))
-
-
-def _numbered(
-    tasks: Iterable[Task | BadTask], fitting: Callable[[Task | BadTask], Task | BadTask]
-) -> Iterator[tuple[Task | BadTask, int, int]]:
-    number = epoch = 0
-    while True:
-        good = 0
-        for row in tasks:
-            task = fitting(row)
-            if epoch and isinstance(task, BadTask):
-                continue  # reported in the first round
-            yield task, number, epoch
-            number += 1
-            good += isinstance(task, Task)
-        if not good:
-            raise ConfigError("env.dataset: it has no task a group could be made of")
-        epoch += 1

@@ -106,7 +106,7 @@ class _Doctor:
 
     async def _findings(self, node: ListedNode, remote: Remote) -> AsyncIterator[Finding]:
         if node.draining:
-            yield warn("node", "it is to be left, and gets no rollouts")
+            yield warn("node", "it is leaving the cluster, and gets no rollouts")
         docker, image_comes = self._config.env.launcher == "docker", False
         inspection = await remote.look(self._config.env.sandbox_image, docker=docker)
         try:

@@ -186,7 +186,7 @@ class Members:
                 node.lose("it left the cluster")
             elif listed[node_id].draining and not node.draining:
                 node.draining = True
-                self._say(f"node {node.name} is to be left: its rollouts come to their ends, and none are begun")
+                self._say(f"node {node.name} is leaving the cluster: its rollouts end there, and none begin")
                 self._changed(node)
                 self._start(self._drain_node(node), f"draining {node.name}")
         for node_id, one in listed.items():
@@ -266,7 +266,7 @@ class Members:
             raise facts.error(node.name)
         self.facts = self.facts or facts
         if facts.takes_ids != self.facts.takes_ids:
-            raise EnvironmentUnusable("its endpoint gives token ids and that of the others not, or the reverse")
+            raise EnvironmentUnusable("its endpoint gives token ids and the others' do not, or the reverse")
         for note in facts.notes:
             if note not in self._noted:  # the nodes of a cluster are alike
                 self._noted.add(note)

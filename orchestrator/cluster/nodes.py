@@ -283,7 +283,7 @@ class RoomOnNode:
 def _why_away(node: Node) -> str:
     if node.loading is not None and node.lost is None:
         return f"waiting for {node.loading.who}: {node.loading.answer}"
-    return node.lost or node.away or ("it is to be left" if node.draining else "it is being opened")
+    return node.lost or node.away or ("it is leaving the cluster" if node.draining else "it is being opened")
 
 
 def _raised(broken: Broken, node: Node) -> RolloutError:

@@ -18,7 +18,7 @@ class NodeLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ListedNode:
-    """A node as the cluster lists it. `draining`: it is to be left soon."""
+    """A node as the cluster lists it. `draining`: it will leave soon."""
 
     node_id: str
     name: str

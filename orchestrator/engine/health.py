@@ -57,7 +57,7 @@ class HealthGate:
         self._last.clear()  # a program may go on when the cause is mended
         raise RunUnhealthy(
             f"{len(failures)} of the last {window} rollouts broke, {count} of them by {name}, "
-            f"in {groups} groups, the last one so: {reason}"
+            f"in {groups} groups, the last one with: {reason}"
         )
 
 
@@ -101,7 +101,7 @@ class AgentGate:
             return
         groups, self._in_a_row = self._in_a_row, 0  # a program may go on when the cause is mended
         raise AgentUnusable(
-            f"env.agent: no rollout of {groups} groups in a row got a completion, the last one so: "
+            f"env.agent: no rollout of {groups} groups in a row got a completion; the last one ended with: "
             f"{errors[-1].headline}"
         )
 

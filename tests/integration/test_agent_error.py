@@ -115,7 +115,7 @@ async def test_three_groups_in_a_row_end_the_run_with_the_reason(home: Path, com
     assert (ended.code, asked) == (3, 0), ended.stderr
     *_, last = ended.stderr.splitlines()
     assert last == (
-        "orchestrator: env.agent: no rollout of 3 groups in a row got a completion, the last one so: "
+        "orchestrator: env.agent: no rollout of 3 groups in a row got a completion; the last one ended with: "
         "no completion: the program ended with exit code 1: ZeroDivisionError: division by zero"
     )
     counted = outcomes(home / "run")

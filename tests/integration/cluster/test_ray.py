@@ -200,7 +200,7 @@ async def test_a_node_that_is_told_to_end_ends_its_rollouts_first(
         ended = await started.ended()
     assert ended.code == 0, ended.stderr
     assert set(demand_whole(home)) == {"finished"}, "its rollouts came to their ends"
-    assert "node a is to be left" in ended.stderr
+    assert "node a is leaving the cluster" in ended.stderr
     assert states_of("a") == {}
 
 

@@ -10,10 +10,11 @@ import asyncio
 import shutil
 import tempfile
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from orchestrator.cluster.image import has_engine, image_id, load_image
 from orchestrator.cluster.order import (
@@ -84,11 +85,7 @@ class HostActor:
 
     async def add_image(self, piece: bytes, *, begins: bool, ends: bool) -> Broken | None:
         """Takes the next piece of an image; after the last one, the node's Engine has it."""
-        try:
-            await asyncio.to_thread(self._add_image, piece, begins, ends)
-        except OrchestratorError as error:
-            return Broken.of(error)
-        return None
+        return await _broken(asyncio.to_thread(self._add_image, piece, begins, ends))
 
     def _add_image(self, piece: bytes, begins: bool, ends: bool) -> None:
         path = self._place() / "image.tar"
@@ -174,11 +171,7 @@ class HostActor:
 
     async def add_file(self, digest: str, piece: bytes, *, begins: bool, ends: bool) -> Broken | None:
         """Takes the next piece of a file that a task brings."""
-        try:
-            await asyncio.to_thread(lambda: self._shelf.add(digest, piece, begins=begins, ends=ends))
-        except OrchestratorError as error:
-            return Broken.of(error)
-        return None
+        return await _broken(asyncio.to_thread(lambda: self._shelf.add(digest, piece, begins=begins, ends=ends)))
 
     async def carry_out(self, order: Order) -> Delivery:
         """One attempt, under this node's budget of sandboxes. A cancel removes the sandbox."""
@@ -240,11 +233,7 @@ class HostActor:
 
     async def works(self) -> Broken | None:
         """Returns once all that rollouts need on this node works, or has been away for too long."""
-        try:
-            await self.local.works()
-        except OrchestratorError as error:
-            return Broken.of(error)
-        return None
+        return await _broken(self.local.works())
 
     # ------------------------------------------------------------ the node's life
 
@@ -279,6 +268,15 @@ class HostActor:
             return None
         before, self._replayed = self._replayed, now
         return now - before
+
+
+async def _broken(work: Coroutine[Any, Any, None]) -> Broken | None:
+    """An error of ours as a value; None: it went well."""
+    try:
+        await work
+    except OrchestratorError as error:
+        return Broken.of(error)
+    return None
 
 
 def _size(record: Record) -> int:

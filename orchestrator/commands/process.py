@@ -12,7 +12,6 @@ from orchestrator.engine.session import Session
 from orchestrator.host.base import Hosts
 from orchestrator.report import write_report
 from orchestrator.rules.observer import Observer
-from orchestrator.rules.waits import uninterrupted
 from orchestrator.run.files import report_beside
 from orchestrator.run.output import OpenRun, open_run, run_directory_path
 from orchestrator.run.prices import Prices
@@ -20,7 +19,6 @@ from orchestrator.run.tally import Tally
 from orchestrator.tasks.demand import tasks_to_train
 from orchestrator.terminal.closing import closing_table, dropped_text
 from orchestrator.terminal.open import open_progress
-from orchestrator.types import Group
 
 if TYPE_CHECKING:
     from orchestrator.settings.config import Config
@@ -58,15 +56,10 @@ async def work(config: Config, command: str = "process") -> int:
             if wanted is None:
                 progress.wanted = observer.wanted = await asyncio.to_thread(tasks.count)
             session.after.push_async_callback(_report, engine.hosts, output, rows)
-
-            async def finished(group: Group) -> None:
-                if group.dropped is None:
-                    await output.groups.append(group)
-                await observer.group(group)
-
+            engine.record_to(output)
             async with aclosing(engine.groups(tasks, output.earlier)) as groups:
-                async for group in groups:
-                    await uninterrupted(finished(group))  # a written group is counted even when cancelled here
+                async for _ in groups:
+                    pass
         complete = tally.groups and not tally.dropped and (wanted is None or tally.groups >= wanted)
         return 0 if complete else EXIT_INCOMPLETE  # bad tasks alone do not make a run incomplete
 

@@ -78,9 +78,10 @@ class Orchestrator:
             self.maker.agent_spec()  # raises ConfigError
             if run_path is not None:
                 form = self.maker.group_format
-                self._output = files.enter_context(open_run(self.config, run_path, Tally(), form))
-                await describe(self._output.run, self.maker, "tasks of a program", self._output.about)
-                self.observer.writer = self._output.run
+                output = files.enter_context(open_run(self.config, run_path, Tally(), form))
+                await describe(output.run, self.maker, "tasks of a program", output.about)
+                self.observer.writer = output.run
+                self.record_to(output)
             self._stack = stack.pop_all()
         return self
 
@@ -181,8 +182,15 @@ class Orchestrator:
         """Groups as they end, on disk if the orchestrator records."""
         async with aclosing(GroupStream(self.maker, draws, earlier).groups()) as groups:
             async for group in groups:
-                if self._output is not None and group.dropped is None:
-                    await uninterrupted(self._output.groups.append(group))
                 if self._records:
-                    await uninterrupted(self.observer.group(group))
+                    await uninterrupted(self._record(group))  # a written group is counted even when cancelled here
                 yield group
+
+    async def _record(self, group: Group) -> None:
+        if self._output is not None and group.dropped is None:
+            await self._output.groups.append(group)
+        await self.observer.group(group)
+
+    def record_to(self, output: OpenRun) -> None:
+        """Writes groups there as they end, and tells the observer, before `groups` yields them."""
+        self._output, self._records = output, True

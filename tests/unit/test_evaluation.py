@@ -273,6 +273,16 @@ def right_on_even_seeds(request: CompletionRequest) -> str:
     return "42" if request.sampling.seed % 2 else "41"
 
 
+async def test_an_evaluation_of_a_resumed_run_begins_in_a_directory_of_its_own(tmp_path: Path) -> None:
+    home = Home(right_on_even_seeds, resume=tmp_path, eval_samples=2)
+    directory = tmp_path / "evals" / "step-000007"
+    async with asyncio.timeout(120):
+        evaluation = await evaluate(home.orchestrator, tasks("e1"), directory)
+    assert evaluation is not None
+    assert evaluation.complete
+    assert (directory / "metrics.json").exists()
+
+
 async def test_an_evaluation_beside_training_keeps_to_its_budget(tmp_path: Path) -> None:
     home = Home(
         right_on_even_seeds,

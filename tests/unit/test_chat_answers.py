@@ -194,6 +194,13 @@ def test_an_unknown_word_is_judged_by_what_came_with_it(reason: Any) -> None:
         reasons.end("abort", there=True, full=False)
 
 
+@pytest.mark.parametrize("reason", ["error", "cancelled", "network_error", {"type": "timeout"}])
+def test_what_the_service_broke_off_is_no_sample_however_much_came(reason: Any) -> None:
+    for full in (True, False):
+        with pytest.raises(Retryable, match="broke off"):
+            FinishReasons("an endpoint").end(reason, there=True, full=full)
+
+
 @pytest.mark.parametrize(
     "function", [{"name": None, "arguments": "{}"}, {"arguments": "{}"}, {"name": "f", "arguments": [1]}]
 )

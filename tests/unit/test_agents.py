@@ -6,7 +6,6 @@ import asyncio
 import json
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -347,16 +346,12 @@ def test_agents_travel_whole(here: Path) -> None:
     got = sandbox_wire.assignment(pb.Assignment.FromString(sent.SerializeToString()))
     assert (got.agent.kind, got.agent.code_tags) == ("code", ("<py>", "</py>"))
     assert got.agent.prompt_templates == {"managed_agent": {"task": "Do {{task}}."}}
-    assert [asdict(member) for member in got.agent.managed_agents] == [
-        {
-            "name": "helper",
-            "description": "Helps.",
-            "tools": (*FILE_TOOLS, "area"),
-            "max_steps": 5,
-            "kind": "code",
-        },
-        {"name": "caller", "description": "Calls.", "tools": ("area",), "max_steps": 2, "kind": "tool_calling"},
+    members = got.agent.managed_agents
+    assert [(m.name, m.description, tuple(m.tools), m.max_steps) for m in members] == [
+        ("helper", "Helps.", (*FILE_TOOLS, "area"), 5),
+        ("caller", "Calls.", ("area",), 2),
     ]
+    assert [sandbox_wire.agent_kind(member.kind) for member in members] == ["code", "tool_calling"]
     assert (got.sandbox_tools[0].spec.name, got.sandbox_tools[0].source) == ("area", TOOLS)
 
 

@@ -98,7 +98,7 @@ class GroupFormat:
         return kind == "program" if self.all_segments is None else self.all_segments
 
     def trains(self, outcome: Outcome, record: Record) -> bool:
-        """Whether a rollout that ended so is trained on; otherwise all of it is masked."""
+        """Whether a rollout with this outcome is trained on; otherwise all of it is masked."""
         unwanted = isinstance(outcome, Ended) and outcome.name in self.untrained
         return not unwanted and (self.mixed_versions or len(record.policy_versions) < 2)
 

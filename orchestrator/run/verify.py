@@ -150,7 +150,7 @@ def check_group(group: Line, where: str, findings: Findings, rollouts: Mapping[s
         try:
             recorded = read_attempt(text)
         except ValueError as error:
-            findings.check("record", False, f"{place}: its line is no rollout ({error})")
+            findings.check("record", False, f"{place}: its line is not a rollout ({error})")
             continue
         wanted = recorded.group_size or wanted
         _check_record(tokens[index], member, facts, recorded, place, findings)

@@ -261,5 +261,5 @@ def test_a_file_that_leaves_its_folder_is_none(path: str) -> None:
     """A scorer that scores a record again may open what it names."""
     line = attempt_line(a_member())
     line["output"] = {"files": [{"path": path, "size_bytes": 1}], "left_out": 0, "complete": True}
-    with pytest.raises(ValueError, match="no path inside a folder"):
+    with pytest.raises(ValueError, match="not a path inside the folder"):
         read_attempt(dumps(line))

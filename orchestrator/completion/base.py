@@ -281,7 +281,7 @@ class Tokenizer(Protocol):
         """How a completion begins that calls a tool: this one, or (None) any. Raises RecordError."""
 
     def last_end(self, text: str) -> int | None:
-        """Where the token begins that ends the text's last turn; None: no such token is its end."""
+        """Where the token begins that ends the text's last turn; None: the text does not end with one."""
 
     @property
     def call_format(self) -> CallFormat | None:

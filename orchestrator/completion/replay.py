@@ -113,7 +113,7 @@ class ReplayCompleter:
         return cls(line_at, episodes, exact, by_id)
 
     async def sample(self, request: CompletionRequest) -> Completion:
-        """The recorded completion of this call. Raises RecordError where there is none."""
+        """The recorded completion of this call. Raises RecordError where it was not recorded."""
         place = (request.task_id, request.index)
         offset = self._by_id.get((request.rollout_id, place), self._episodes.get(place))
         episode = () if offset is None else await self._episode(offset, place)

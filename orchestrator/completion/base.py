@@ -145,8 +145,8 @@ def fitted(request: CompletionRequest, context_length: int | None) -> Completion
         return request
     if exact and prompt >= context_length:
         raise FullContext(f"a prompt of {prompt} tokens for an endpoint that holds {context_length}")
-    # Of a text the endpoint alone knows the length: what is counted here may be too much.
-    most = max(1, context_length - prompt)
+    # Of a text the endpoint alone knows the length: what is counted here may be too much, and it may still fit.
+    most = max(1, context_length // 16, context_length - prompt)
     return replace(request, sampling=replace(request.sampling, max_tokens=most))
 
 
@@ -281,7 +281,7 @@ class Tokenizer(Protocol):
         """How a completion begins that calls a tool: this one, or (None) any. Raises RecordError."""
 
     def last_end(self, text: str) -> int | None:
-        """Where the token begins that ends the text's last turn; None: no such token is its end."""
+        """Where the token begins that ends the text's last turn; None: the text does not end with one."""
 
     @property
     def call_format(self) -> CallFormat | None:

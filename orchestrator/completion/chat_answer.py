@@ -1,4 +1,4 @@
-"""An answer of a chat endpoint as a completion: text, reasoning, calls, ids, why it ended.
+"""Reads the answer of a chat endpoint: text, reasoning, calls, ids, why it ended.
 
 Services word the same answer in many ways. What is not used is not checked: an endpoint's log-probs are recorded
 where they are whole, and left out elsewhere.

@@ -72,7 +72,7 @@ class Ends:
         return self._declared | self._special
 
     def last_in(self, text: str) -> int | None:
-        """Where the token begins that ends a text; None: no such token is its end."""
+        """Where the token begins that ends a text; None: the text does not end with such a token."""
         text = text.rstrip()
         ends = [end for end in self._texts if text.endswith(end)]
         return len(text) - max(map(len, ends)) if ends else None
@@ -103,7 +103,7 @@ class Ends:
         return frozenset(self._ids[text] for text in self.printed)
 
     def _behind_call(self) -> list[str]:
-        """The template's end of a turn that calls a tool. Marks of the call itself are none."""
+        """The template's end of a turn that calls a tool. Marks of the call itself do not count."""
         if self._call_format is None:
             return []
         call = written("", (CALL,), self._call_format)

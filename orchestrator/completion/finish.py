@@ -1,4 +1,4 @@
-"""Why a sample ended, in the words of many services, as one of the few ends that there are here.
+"""Translates the finish reasons of many services into the few that the product knows.
 
 A word that is not in the table, an empty one and none at all are judged by what came with them: an answer that has
 as many tokens as were asked for was cut off, any other answer with text or ids ended by itself. An answer with

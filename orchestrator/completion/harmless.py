@@ -109,7 +109,7 @@ def completed_by_tools(tokenizer: Tokenizer, tools: Tools) -> bool:
         called = ((Message("assistant", text), Message("tool", "word"), answer, question) for text in texts)
         return (question, *chain.from_iterable(called))
 
-    for talk in (calls, lambda offered: (question,)):  # some templates take no such calls
+    for talk in (calls, lambda offered: (question,)):  # some templates refuse such calls
         with suppress(RecordError):
             printed = tokenizer.render(talk(tools), generation_prompt=True, tools=tools)
             other = tokenizer.render(talk(harmless), generation_prompt=True, tools=harmless)

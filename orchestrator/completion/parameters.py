@@ -1,4 +1,4 @@
-"""Which parts of a chat request an endpoint takes, and how a request looks without the others.
+"""Builds chat requests without the parts that an endpoint does not take.
 
 OpenAI's relatives refuse what they do not know, each in its own words. What they refuse is left out, or said in
 another way: the product cuts at stop strings itself, and puts a system message before the user's. This module

@@ -74,9 +74,7 @@ class ReplayCompleter:
         self._by_id = by_id
         self._parsed: OrderedDict[int, Recording] = OrderedDict()
         self.takes_ids = takes_ids
-        self.served = 0
-        self.differing = 0
-        self.missing = 0
+        self.replayed = Replayed(0, 0, 0)  # so far
 
     @classmethod
     def open(cls, run_directory: Path) -> ReplayCompleter:
@@ -115,13 +113,13 @@ class ReplayCompleter:
         return cls(line_at, episodes, exact, by_id)
 
     async def sample(self, request: CompletionRequest) -> Completion:
-        """The recorded completion of this call. Raises RecordError where there is none."""
+        """The recorded completion of this call. Raises RecordError where it was not recorded."""
         place = (request.task_id, request.index)
         offset = self._by_id.get((request.rollout_id, place), self._episodes.get(place))
         episode = () if offset is None else await self._episode(offset, place)
         number = _number(episode, request)
         if number is None:
-            self.missing += 1
+            self.replayed += Replayed(0, 0, 1)
             raise RecordError(
                 f"the recording of task {request.task_id!r}, rollout {request.index}, "
                 + (
@@ -130,8 +128,7 @@ class ReplayCompleter:
                     else "does not exist"
                 )
             )
-        self.served += 1
-        self.differing += not _answers(episode[:number], request)
+        self.replayed += Replayed(1, int(not _answers(episode[:number], request)), 0)
         return episode[number - 1].completion
 
     async def _episode(self, offset: int, place: Key) -> Recording:
@@ -145,11 +142,6 @@ class ReplayCompleter:
         while len(self._parsed) > _PARSED:
             self._parsed.popitem(last=False)
         return recording
-
-    @property
-    def replayed(self) -> Replayed:
-        """What was replayed so far."""
-        return Replayed(self.served, self.differing, self.missing)
 
     async def aclose(self) -> None:
         """Nothing is open."""

@@ -1,4 +1,4 @@
-"""What was sampled as ids, as one completion: checks on every answer, retries, and what was aborted continued.
+"""Checks, retries and joins the parts of one completion given as ids.
 
 Who samples, an endpoint or a function, is left to subclasses; this module refuses answers that do not hold one
 log-prob per sampled id. Sampled text is decoded from the ids here, never taken from the server: the token that
@@ -78,7 +78,7 @@ class RawSample:
 
 
 class IdCompletions(ABC):
-    """Completions as ids: checked, continued behind what was aborted, tried again. Who samples is a subclass's.
+    """Completions as ids. A subclass says how an endpoint, or a function, is asked for one answer.
 
     `seeded`: the same request with the same seed gets the same sample. `joins`: who samples may continue what was
     aborted itself, and then misses a stop string that was begun before.

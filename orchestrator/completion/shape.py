@@ -81,7 +81,7 @@ class Printer(Protocol):
 
 
 def implied_system(template: Printer) -> str:
-    """The system message that a template prints where a conversation has none; empty: it prints none."""
+    """The system message that a template prints for a conversation without one; empty: it prints nothing."""
     user, word = Message("user", "word 31415"), "word 27183"
     try:
         with_system = template.render((Message("system", word), user), generation_prompt=False)

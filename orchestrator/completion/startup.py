@@ -142,7 +142,7 @@ class Startup:
         return result
 
     def over(self) -> None:
-        """The endpoint serves: whoever was told of a wait is told of its end."""
+        """Tells that the endpoint serves, if a wait for it was told."""
         if self._failures:
             self._patience.tell(self._wait(""))
 

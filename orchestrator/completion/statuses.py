@@ -36,7 +36,7 @@ _QUOTA_WORDS = re.compile(
     r"|billing_not_active|account is not active|payment required",
     re.IGNORECASE,
 )
-# Words of a 400 that no text causes: of a server that has not the model, takes no tools, or has none behind it.
+# Words of a 400 that no text causes: the server lacks the model, takes no tools, or is a gateway without a server.
 _PLACE_WORDS = re.compile(
     r"model[_ ]not[_ ]found|invalid model name|(model|deployment)\W.{0,80}\b(does not exist|not found|not loaded)"
     r"|unknown model|no healthy upstream|no available server"
@@ -44,7 +44,7 @@ _PLACE_WORDS = re.compile(
     re.IGNORECASE,
 )
 _UNKNOWN_MODEL = 404
-# What is in an answer that is no error, in the dialects: then an `error` beside it means nothing.
+# Fields of answers in the dialects: beside one of them an `error` means nothing.
 _RESULTS = ("choices", "data", "models", "meta_info", "logprobs", "tokens", "content", "text")
 _OF_TYPE = (("rate", 429), ("auth", 401), ("permission", 403), ("invalid_request", 400), ("badrequest", 400))
 

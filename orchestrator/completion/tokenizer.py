@@ -369,7 +369,7 @@ def tokenizer_folder(name: str) -> Path | None:
 
 
 def _check_json(file: Path, key: str | None) -> None:
-    """Raises EnvironmentUnusable for a file that is no JSON object with `key` in it."""
+    """Raises EnvironmentUnusable unless the file is a JSON object with `key` in it."""
     try:
         content = orjson.loads(file.read_bytes()) if file.is_file() else {key: None}
     except (OSError, ValueError) as error:

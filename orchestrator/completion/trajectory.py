@@ -1,7 +1,7 @@
 """Recorded turns to one token-level trajectory. Pure.
 
 Its only input is what the proxy was asked and what it served. Served completions are trained, in their place in
-the line. What was asked is context, whoever wrote it according to the sandbox.
+the line. Prompts are context, whatever the sandbox says about who wrote them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TurnTalk = tuple[Turn, tuple[Message, ...]]  # a completion, and the whole conve
 
 
 def in_lines(turns: Sequence[Turn]) -> list[TurnTalk]:
-    """The completions that lines are made of: without those that nobody got, unless there is no other."""
+    """The completions that lines are made of: those that were given up only if there is no other."""
     pairs = list(zip(turns, conversations(turns), strict=True))
     return [one for one in pairs if not one[0].abandoned] or pairs
 

@@ -1,4 +1,4 @@
-"""The tools that the requests of one rollout offer: each set is kept once, however many requests bring it."""
+"""Keeps each set of tools of a rollout once, however many requests bring it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_BYTES, MAX_OBJECTS = 2 << 20, 50_000
 
 
 class Offers:
-    """Requests that offer the same tools get the same object, so that nobody has to compare them again."""
+    """Requests that offer the same tools get the same object: it need not be compared again."""
 
     def __init__(self, flaw: Callable[[Tools], Refusal | None]) -> None:
         """`flaw`: why the model cannot be shown these tools. Each set is looked at once."""

@@ -1,4 +1,4 @@
-"""A conversation with calls as data in the words of the record: calls as the text that the model sampled for them.
+"""Replaces the tool calls that an agent sends back by the text that the model sampled.
 
 Programs get a completion's calls as data, and send them back in their own way: other spaces, another order of
 keys, other ids, without the text beside them. What was sampled is on record, so here the completion itself takes

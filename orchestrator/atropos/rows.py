@@ -26,6 +26,7 @@ class AtroposSettings(Settings, group=ATROPOS, resume=Resume.FREE, commands=("se
         URL,
         "Atropos' run-api, which hands groups to the trainer",
         resume=Resume.FREE_CONFIRM,
+        first_run=("serve",),
     )
     policy_address: str | None = row(
         None,

@@ -9,7 +9,7 @@ from orchestrator.launch.names import EXTRAS
 from orchestrator.settings.flags import OPTIONS, Command
 from orchestrator.settings.kinds import Choice, File, Files, Flag, Kind, Number, Text, Whole
 from orchestrator.settings.row import Setting
-from orchestrator.settings.table import EnvSettings
+from orchestrator.settings.sandbox import SandboxSettings
 
 _LEVELS = re.compile(r"[123](, ?[123])*").fullmatch
 _SCORE = Number(at_least=0, at_most=1)
@@ -100,7 +100,7 @@ COMMANDS = (
             _JSON,
             _option(
                 "ray_address",
-                EnvSettings.rows()["ray_address"].kind,
+                SandboxSettings.rows()["ray_address"].kind,
                 "look at all nodes of this Ray cluster that carry out rollouts; short for --env.cluster ray "
                 "--env.ray_address ADDRESS",
                 unset="none: this machine",

@@ -78,7 +78,7 @@ class Orchestrator:
             self.maker.agent_spec()  # raises ConfigError
             if run_path is not None:
                 form = self.maker.group_format
-                self._output = files.enter_context(open_run(self.config, run_path, Tally(), form))
+                self._output = files.enter_context(open_run(self.config.env, run_path, Tally(), form))
                 await describe(self._output.run, self.maker, "tasks of a program", self._output.about)
                 self.observer.writer = self._output.run
             self._stack = stack.pop_all()

@@ -32,12 +32,16 @@ class OpenAISettings(
         Text("a URL with http:// or https://, or replay:RUN_DIR", "URL", _is_endpoint),
         "where completions come from, like http://localhost:8000/v1",
         resume=Resume.FREE_CONFIRM,
+        first_run=RUNS,
     )
-    model_name: str = row("default", Text("a name", "NAME"), "the model to ask for", resume=Resume.DATA)
+    model_name: str = row(
+        "default", Text("a name", "NAME"), "the model to ask for", resume=Resume.DATA, first_run=RUNS
+    )
     api_key: Secret = row(
         Secret(),
         Key(),
         "or --api-key; x or nothing: the environment's OPENAI_API_KEY, which other users cannot see",
+        first_run=RUNS,
     )
     headers: Secret = row(
         Secret(), Headers(), 'sent with every request, like {"api-key": "KEY"}; a secret, as the key is'

@@ -14,7 +14,7 @@ from orchestrator.settings.section import Settings
 class EvaluationSettings(Settings, group=EVALUATION, resume=Resume.DATA, commands=("evaluate", "serve")):
     """How a model is measured."""
 
-    eval_samples: int = row(1, Whole(1, 1024), "rollouts per task: the k of pass@k")
+    eval_samples: int = row(1, Whole(1, 1024), "rollouts per task: the k of pass@k", first_run=("evaluate",))
     eval_temperature: float | None = row(
         None, Number(at_least=0), "of sampling in evaluations", unset="none: env.temperature"
     )

@@ -15,13 +15,18 @@ from orchestrator.errors import ConfigError
 from orchestrator.rules.redact import shown
 from orchestrator.settings.hints import flag_hint
 from orchestrator.settings.kinds import BOOLEANS, File, Flag
-from orchestrator.settings.row import ATROPOS, ENDPOINT, Layer, Setting, give
+from orchestrator.settings.row import ATROPOS, ENDPOINT, RUNS, Layer, Setting, give
 from orchestrator.settings.table import SECTIONS, TAVILY_KEY, section_rows
 
 OPTIONS = "Options"
 GENERAL = "General"
 CONFIG_FILE = Setting(
-    None, File(), GENERAL, "YAML with `env:` and `openai:` (one server or a list)", name="config"
+    None,
+    File(),
+    GENERAL,
+    "YAML with `env:` and `openai:` (one server or a list)",
+    name="config",
+    first_run=RUNS,
 )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from orchestrator import __version__
 from orchestrator.settings.flags import Command
 from orchestrator.settings.kinds import Forms
-from orchestrator.settings.row import AUTO, ENDPOINT, Setting
+from orchestrator.settings.row import AUTO, ENDPOINT, TASKS, Setting
 
 WIDTH = 80
 LONGEST_METAVAR = 30
@@ -18,30 +18,11 @@ Flags are --NAME VALUE or --NAME=VALUE; booleans are true, false, yes, no, 1 or
 setting open. The command line wins over the environment, that over YAML, that
 over the defaults. Environment: OPENAI_API_KEY, TAVILY_API_KEY, and for any
 setting ORCHESTRATOR_ENV__NAME or ORCHESTRATOR_OPENAI__NAME; `.env` is read."""
-_ENDPOINT_KEYS = ("openai.base_url", "openai.model_name", "openai.api_key", "env.tokenizer_name")
-_SIZE_KEYS = ("env.max_completion_tokens", "env.max_concurrent_sandboxes", "env.launcher")
-# Command: what a first run needs, and an example of it.
-_FIRST_RUNS = {
-    "process": (
-        (
-            *("env.dataset", *_ENDPOINT_KEYS, "env.group_size", "env.total_steps", "env.max_steps"),
-            *("env.scoring_strategy", *_SIZE_KEYS, "env.run_dir", "env.resume", "config"),
-        ),
-        ("--env.dataset jsonl:tasks.jsonl --env.group_size 4 --env.total_steps 2",),
-    ),
-    "evaluate": (
-        (
-            *("env.dataset", *_ENDPOINT_KEYS, "env.eval_split", "env.eval_samples", "env.max_tasks"),
-            *("env.max_steps", "env.scoring_strategy", *_SIZE_KEYS, "env.run_dir", "env.resume", "config"),
-        ),
-        ("--env.dataset jsonl:tasks.jsonl --env.eval_split hash:0.2", "--env.eval_samples 4"),
-    ),
+_EXAMPLES = {
+    "process": ("--env.dataset jsonl:tasks.jsonl --env.group_size 4 --env.total_steps 2",),
+    "evaluate": ("--env.dataset jsonl:tasks.jsonl --env.eval_split hash:0.2", "--env.eval_samples 4"),
     "serve": (
-        (
-            *("env.rollout_server_url", "env.dataset", *_ENDPOINT_KEYS, "env.group_size", "env.eval_split"),
-            *("env.max_steps", "env.scoring_strategy", *_SIZE_KEYS, "env.run_dir", "config"),
-        ),
-        ("--env.rollout_server_url http://127.0.0.1:8000", "--env.dataset jsonl:tasks.jsonl --env.group_size 8"),
+        *("--env.rollout_server_url http://127.0.0.1:8000", "--env.dataset jsonl:tasks.jsonl --env.group_size 8"),
     ),
 }
 _EXAMPLE_ENDPOINT = "--openai.base_url http://localhost:9001/v1 --openai.model_name NAME"
@@ -68,8 +49,8 @@ def overview(commands: Sequence[Command]) -> str:
 
 def command_help(command: Command, *, full: bool = False) -> str:
     """What `orchestrator COMMAND --help` prints, and with `full` `--help all`."""
-    if command.name in _FIRST_RUNS and not full:
-        return _first_run_help(command, *_FIRST_RUNS[command.name])
+    if command.name in _EXAMPLES and not full:
+        return _first_run_help(command, _EXAMPLES[command.name])
     rows = command.rows()
     words = "".join(map(argument, command.arguments)) + " ..." * command.repeats
     lines = [f"usage: orchestrator {command.name}{words}{' [FLAGS]' * bool(rows)}", ""]
@@ -93,9 +74,9 @@ def argument(row: Setting) -> str:
     return f" {row.name.upper()}" if row.default is None else f" [{row.name.upper()}]"
 
 
-def _first_run_help(command: Command, keys: Sequence[str], example: Sequence[str]) -> str:
+def _first_run_help(command: Command, example: Sequence[str]) -> str:
     """What a first run needs, on one screen."""
-    rows = {row.key: row for row in command.rows()}
+    rows = command.rows()
     name = f"orchestrator {command.name}"
     lines = [f"usage: {name} [FLAGS]", "", *_wrapped(f"{command.summary[0].upper()}{command.summary[1:]}.", "")]
     lines += [
@@ -104,7 +85,9 @@ def _first_run_help(command: Command, keys: Sequence[str], example: Sequence[str
         " \\\n".join((f"  {name}", *(f"    {part}" for part in (*example, _EXAMPLE_ENDPOINT)))),
     ]
     lines += ["", "what a first run needs:"]
-    for row in (rows[key] for key in keys):
+    for row in sorted(rows, key=lambda row: (row.group != TASKS, row.group != ENDPOINT)):
+        if command.name not in row.first_run:
+            continue
         flag = "--api-key" if row.secret else row.flag
         text = row.valid if isinstance(row.kind, Forms) else ";".join(row.text.split(";")[:2])
         text = text.removeprefix("or --api-key; ")

@@ -33,9 +33,14 @@ class OutputSettings(Settings, group="Output", resume=Resume.FREE, commands=RUNS
         "the run directory: settings, and a record of all that happened",
         unset="runs/TIME",
         commands=(*RUNS, "demo", "doctor", "replay", "rescore"),
+        first_run=RUNS,
     )
     resume: Path | None = row(
-        None, File(), "a run directory, to continue its run with its settings", commands=(*RUNS, "demo")
+        None,
+        File(),
+        "a run directory, to continue its run with its settings",
+        commands=(*RUNS, "demo"),
+        first_run=("process", "evaluate"),
     )
     fsync: bool = row(
         False,

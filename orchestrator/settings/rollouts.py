@@ -27,9 +27,16 @@ class RolloutSettings(Settings, group="Rollouts and groups", resume=Resume.DATA,
         "rollouts per task, compared with each other",
         commands=("process", "serve", "export"),
         from_run=("demo", "export", "rescore"),
+        first_run=("process", "serve"),
     )
     max_steps: int = row(
-        12, Whole(1, 10_000), "agent steps", commands=RUNS, to=(AgentSpec, "max_steps"), from_run=("demo",)
+        12,
+        Whole(1, 10_000),
+        "agent steps",
+        commands=RUNS,
+        to=(AgentSpec, "max_steps"),
+        from_run=("demo",),
+        first_run=RUNS,
     )
     max_cost: float | None = row(
         None,

@@ -16,6 +16,7 @@ from orchestrator.rules.redact import shown
 from orchestrator.settings.kinds import Choice, Key, Kind
 
 AUTO = "auto"
+TASKS = "Tasks"
 ENDPOINT = "Endpoint"
 EVALUATION = "Evaluation"
 ATROPOS = "Atropos"  # Atropos' names: every command takes them; most have an effect in `serve` only
@@ -53,7 +54,7 @@ class Setting:
     `unset`: what None means, in words, for a setting that may be left open; None for the others. `resume`: None
     for options and keys. `commands`: those that take it. `from_run`: those that take it from the run they look at,
     if it is not given. `to`: a spec and the field of it that the value is copied to. `only_for`: the agents that
-    it has a meaning for.
+    it has a meaning for. `first_run`: the commands whose short help shows it.
     """
 
     default: Any
@@ -67,6 +68,7 @@ class Setting:
     from_run: tuple[CommandName, ...] = ()
     to: tuple[type, str] | None = None
     only_for: Literal["smolagents", "program"] | None = None
+    first_run: tuple[CommandName, ...] = ()
     section: str = ""
     name: str = ""
 
@@ -168,11 +170,12 @@ def row(
     from_run: tuple[CommandName, ...] = (),
     to: tuple[type, str] | None = None,
     only_for: Literal["smolagents", "program"] | None = None,
+    first_run: tuple[CommandName, ...] = (),
     group: str = "",
 ) -> Any:
     """One row, as a field of a section; `Setting` says what the arguments are. With a default of None the setting
     may be left open. `resume`, `commands`, `group`: left out for those of its section."""
     if default is None and unset is None:
         unset = "none"
-    setting = Setting(default, kind, group, text, unset, also, resume, commands, from_run, to, only_for)
+    setting = Setting(default, kind, group, text, unset, also, resume, commands, from_run, to, only_for, first_run)
     return field(default=default, metadata={"row": setting})

@@ -56,7 +56,9 @@ class SamplingSettings(Settings, group="Sampling and tokens", resume=Resume.DATA
     top_p: float = row(
         1.0, Number(above=0, at_most=1), "nucleus sampling; 1: off", to=(Sampling, "top_p"), from_run=("demo",)
     )
-    max_completion_tokens: int = row(1024, Whole(1, MAX_TOKENS), "tokens of one completion", from_run=("demo",))
+    max_completion_tokens: int = row(
+        1024, Whole(1, MAX_TOKENS), "tokens of one completion", from_run=("demo",), first_run=RUNS
+    )
     max_token_length: int = row(
         16_384,
         Whole(16, MAX_TOKENS),
@@ -78,6 +80,7 @@ class SamplingSettings(Settings, group="Sampling and tokens", resume=Resume.DATA
         unset=AUTO,
         commands=(*RUNS, "doctor", "replay", "rescore", "export"),
         from_run=("replay", "export", "rescore"),
+        first_run=RUNS,
     )
     token_source: Literal["auto", "exact", "retokenize"] = row(
         "auto",

@@ -30,6 +30,7 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
         "rollouts at a time; each has a sandbox of its own",
         also=("max_concurrent_processes",),
         commands=(*RUNS, "demo", "doctor", "replay"),
+        first_run=RUNS,
     )
     warm_sandboxes: int | None = row(
         None,
@@ -44,6 +45,7 @@ class SandboxSettings(Settings, group="Sandbox", resume=Resume.FREE, commands=(*
         "code runs as you",
         resume=Resume.CONFIRM,
         commands=(*RUNS, "demo", "image check", "doctor", "replay", "cleanup"),
+        first_run=RUNS,
     )
     cluster: Literal["none", "ray"] = row(
         "none",

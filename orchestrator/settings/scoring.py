@@ -30,6 +30,7 @@ class ScoringSettings(Settings, group="Scoring", resume=Resume.DATA, commands=(*
         "how answers are scored; correctness: 1 for the right answer, else 0",
         resume=Resume.CODE,
         from_run=("demo", "replay", "rescore"),
+        first_run=RUNS,
     )
     combined_weights: Mapping[str, float] | None = row(
         None,

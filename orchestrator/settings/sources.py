@@ -23,6 +23,7 @@ from orchestrator.settings.flags import CONFIG_FILE, dotted_flags, parse
 from orchestrator.settings.row import Layer, give, nearest
 from orchestrator.settings.saved import MODEL, SavedSettings
 from orchestrator.settings.table import JUDGE_KEY, SECTIONS, TAVILY_KEY, EnvSettings, section_rows
+from orchestrator.tasks.base import Source
 
 OPENAI_KEY = OpenAISettings.rows()["api_key"]
 _KEYS = (("OPENAI_API_KEY", OPENAI_KEY), ("TAVILY_API_KEY", TAVILY_KEY), ("JUDGE_API_KEY", JUDGE_KEY))
@@ -52,6 +53,13 @@ def load_config(
     elif openai is not None:
         servers = _servers(list(openai), "")
     return resolve(given | called, environ=environ, cwd=cwd, servers=servers)
+
+
+def load_tasks(config: Config) -> Source:
+    """The tasks that a program's settings name: `env.dataset` without what is held out. Raises ConfigError."""
+    from orchestrator.tasks.demand import tasks_to_train
+
+    return tasks_to_train(config.env)
 
 
 def resolve(

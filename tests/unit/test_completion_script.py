@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.cli import main
 from orchestrator.commands.table import COMMANDS
-from orchestrator.settings.kinds import Words
+from orchestrator.settings.json_kinds import Words
 
 
 def completed(script: Path, *words: str) -> list[str]:

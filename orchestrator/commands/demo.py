@@ -55,18 +55,18 @@ def run(config: Config, live: bool) -> int:
     if not live:
         server = OpenAISettings(base_url=f"replay:{RECORDING}", model_name=recording.model)
         return process.run(_demo(config, recording, server, str(unpack())))
-    with _local_model() as told:
-        server = OpenAISettings(base_url=told["base_url"], model_name=told["model_name"])
+    with _local_model() as model:
+        server = OpenAISettings(base_url=model["base_url"], model_name=model["model_name"])
         env = config.env  # one group at a time, so that the first one ends soon
         env = replace(env, max_concurrent_sandboxes=min(env.max_concurrent_sandboxes, recording.env["group_size"]))
-        return process.run(_demo(replace(config, env=env), recording, server, told["tokenizer"]), "demo --live")
+        return process.run(_demo(replace(config, env=env), recording, server, model["tokenizer"]), "demo --live")
 
 
 def demand_demo(directory: Path) -> None:
     """Raises ConfigError for a run directory that is not the demo's."""
     if saved_env(dict(read_run(directory))).get("dataset") != DEMO_TASKS:
         raise ConfigError(
-            f"env.resume: the run in {directory} is none of `orchestrator demo`; go on with it by "
+            f"env.resume: the run in {directory} was not made by `orchestrator demo`; continue it with "
             f"`orchestrator process --env.resume {directory}`"
         )
 

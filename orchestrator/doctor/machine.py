@@ -40,7 +40,7 @@ def check_room(
     try:
         disk = os.statvfs(place)
     except OSError as error:
-        return warn(what, f"{folder}: free space is not known ({error.strerror})")
+        return warn(what, f"{folder}: the free space is unknown ({error.strerror})")
     free, inodes = disk.f_bavail * disk.f_frsize, disk.f_favail if disk.f_files else math.inf  # inf: btrfs
     few = f" and {inodes} inodes" if inodes < ENOUGH_INODES else ""
     text = f"{free / GIB:.1f} GiB{few} free for {folder}"
@@ -57,9 +57,9 @@ def check_temporary() -> Iterator[Finding]:
     except EnvironmentUnusable as error:
         yield fail("TMPDIR", str(error))
         return
-    asked = os.environ.get("TMPDIR")
-    if asked and Path(asked) != folder:
-        yield warn("TMPDIR", f"{asked} is no folder that can be written: {folder} is used instead")
+    setting = os.environ.get("TMPDIR")
+    if setting and Path(setting) != folder:
+        yield warn("TMPDIR", f"{setting} is not a writable folder: {folder} is used instead")
     length = len(os.fsencode(longest_socket(folder)))
     if socket_fits(folder):
         yield ok("TMPDIR", f"{folder}, socket paths of {length} bytes")

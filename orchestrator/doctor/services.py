@@ -84,8 +84,8 @@ async def _endpoint(
     await completer.aclose()
     if tokenizer_missing:
         return warn("endpoint", f"{where} answers; without a tokenizer it was not asked for token ids")
-    told = "; ".join([f"{where} answers, {'with exact token ids' if exact else 'with text only'}", *notes])
-    return ok("endpoint", told) if exact and not notes else warn("endpoint", told)
+    text = "; ".join([f"{where} answers, {'with exact token ids' if exact else 'with text only'}", *notes])
+    return ok("endpoint", text) if exact and not notes else warn("endpoint", text)
 
 
 async def check_web_tools(config: Config) -> AsyncIterator[Finding]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from orchestrator.settings.kinds import Choice, File, Flag, Text, Whole
+from orchestrator.settings.kinds import Choice, File, Flag, Integer, Text
 from orchestrator.settings.row import RUNS, Resume, row
 from orchestrator.settings.section import Settings
 from orchestrator.types import AgentSpec
@@ -58,7 +58,7 @@ class OutputSettings(Settings, group="Output", resume=Resume.FREE, commands=RUNS
     )
     save_full_traces: bool = row(True, Flag(), "the agent's steps in rollouts.jsonl")
     agent_verbosity: int = row(
-        0, Whole(0, 3), "how much the agent logs in its sandbox", to=(AgentSpec, "verbosity")
+        0, Integer(0, 3), "how much the agent logs in its sandbox", to=(AgentSpec, "verbosity")
     )
     metrics_port: str | None = row(
         None,

@@ -111,8 +111,8 @@ class Setting:
 
     def refusal(self, raw: object, label: str = "") -> str:
         """The error line for `raw`, given as `label`."""
-        given = "this one is not" if self.secret else f"not {shown(raw)}"
-        return f"{label or self.key}: must be {self.valid}; {given}"
+        value = "this one is not" if self.secret else f"not {shown(raw)}"
+        return f"{label or self.key}: must be {self.valid}; {value}"
 
     @property
     def unset_words(self) -> tuple[str, ...]:
@@ -126,17 +126,17 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class Entry:
     """A value that was read, and the name of its place (a flag, a variable, a YAML key) for error texts."""
 
     value: Any
     label: str
 
 
-Layer = dict[str, Given]  # by the row's key
+Layer = dict[str, Entry]  # by the row's key
 
 
-def give(layer: Layer, row: Setting, raw: object, label: str) -> None:
+def put(layer: Layer, row: Setting, raw: object, label: str) -> None:
     """Adds a value to a layer. A setting given twice must have the same value. Raises ConfigError."""
     try:
         value = row.read(raw)
@@ -148,14 +148,14 @@ def give(layer: Layer, row: Setting, raw: object, label: str) -> None:
     if earlier is not None and earlier.value != value:
         twice = "is given twice" if earlier.label == label else f"and {earlier.label} are the same setting"
         raise ConfigError(f"{label} {twice}, with different values")
-    layer[row.key] = Given(value, label)
+    layer[row.key] = Entry(value, label)
 
 
-def nearest(name: str, known: Iterable[str], similarity: float = 0.6) -> str:
-    """`; did you mean ...?`, or an empty text if no known name is that similar."""
+def nearest(name: str, names: Iterable[str], similarity: float = 0.6) -> str:
+    """`; did you mean ...?`, or an empty text if no name is that similar."""
     from difflib import get_close_matches
 
-    return "".join(f"; did you mean {match}?" for match in get_close_matches(name, list(known), 1, similarity))
+    return "".join(f"; did you mean {match}?" for match in get_close_matches(name, list(names), 1, similarity))
 
 
 def row(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.settings.json_kinds import Table, Texts
-from orchestrator.settings.kinds import NAME, OBJECT, File, Text, Whole, forms
+from orchestrator.settings.kinds import NAME, OBJECT, File, Integer, Text, forms
 from orchestrator.settings.row import RUNS, TASKS, Resume, row
 from orchestrator.settings.section import Settings
 from orchestrator.tasks.base import COLUMNS
@@ -68,16 +68,16 @@ class TaskSettings(Settings, group=TASKS, resume=Resume.DATA, commands=RUNS):
     )
     shuffle_seed: int | None = row(
         None,
-        Whole(0, 2**63 - 1),
+        Integer(0, 2**63 - 1),
         "shuffles the tasks; the same seed gives the same order",
         unset="none: as they come",
     )
     max_tasks: int | None = row(
-        None, Whole(1), "no more tasks than these", unset="none: all of them", first_run=("evaluate",)
+        None, Integer(1), "no more tasks than these", unset="none: all of them", first_run=("evaluate",)
     )
     total_steps: int = row(
         -1,
-        Whole(1, special=(-1,)),
+        Integer(1, special=(-1,)),
         "groups to make (`evaluate`: tasks); -1: every task once (`serve`: without end); if there are fewer "
         "tasks, they come again with new seeds (`evaluate`: each once)",
         resume=Resume.FREE_DATA,

@@ -143,7 +143,7 @@ def test_a_run_of_anything_else_is_not_gone_on_with(played) -> None:
     (other / "run.json").write_text(json.dumps(facts))
     result = orchestrator("demo", "--env.resume=other", cwd=run.parent)
     assert result.returncode == 2
-    assert "other is none of `orchestrator demo`" in result.stderr
+    assert "other was not made by `orchestrator demo`" in result.stderr
 
 
 @pytest.mark.long

@@ -91,7 +91,7 @@ def test_a_long_tmpdir_is_told_of_and_nothing_is_left_in_it(
     monkeypatch.setattr("tempfile.tempdir", None)
     first, second = check_temporary()
     assert (first.level, second.level) == ("warn", "ok")
-    assert "absent is no folder" in first.text
+    assert "absent is not a writable folder" in first.text
 
 
 def test_a_tmpdir_where_no_socket_works_fails_with_the_run_s_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
